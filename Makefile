@@ -1,0 +1,68 @@
+# Tuskline. `make` alone lists what there is. Everything runs from .venv, which `make venv` makes from
+# Python 3.11+, pip and the package registries.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+
+# The first Python that is new enough; `make PYTHON=python3.13 venv` chooses another.
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
+  command -v $$p >/dev/null 2>&1 && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+  && { echo $$p; break; }; done)
+READY := .venv/.ready
+BIN := .venv/bin
+WORKERS ?= 2
+MINUTES ?= 10
+SEED ?= 1
+SECONDS ?= 45
+ARGS ?=
+TESTS ?= tests
+
+.PHONY: help
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: venv
+venv: $(READY)  ## .venv with the locked dependencies, the project itself and Spark's jars
+
+$(READY): requirements.lock pyproject.toml
+	@PYTHON="$(PYTHON)" bash tests/support/make_venv.sh .venv
+	@touch $@
+
+.PHONY: demo
+demo: $(READY)  ## a real PostgreSQL, clients, the log, Spark, and the proof (SECONDS=45, ARGS=--kill)
+	@$(BIN)/tuskline demo --seconds $(SECONDS) $(ARGS)
+
+.PHONY: check
+check: $(READY)  ## style, types, imports, unit tests and a short simulation (under 3 minutes)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile -m 'not long' tests/test_tidy.py tests/unit tests/simulation
+
+.PHONY: test
+test: $(READY)  ## every test but the long ones, on real servers (TESTS=tests/unit narrows it)
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile --durations=15 -m 'not long' $(TESTS) $(ARGS)
+
+.PHONY: test-all
+test-all: $(READY)  ## every test, the long ones too; stopped and started again, it goes on (SEED=1)
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile --durations=15 --resume .cache/test-all --seed $(SEED) $(TESTS) $(ARGS)
+
+.PHONY: soak
+soak: $(READY)  ## the demo with seeded kills (MINUTES=10 SEED=1)
+	$(BIN)/tuskline demo --seconds $$(( $(MINUTES) * 60 )) --kill --seed $(SEED) --json $(ARGS)
+
+.PHONY: fmt
+fmt: $(READY)  ## format, and mend what a tool can mend
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+.PHONY: lock
+lock:  ## resolve the dependencies again into requirements.lock
+	$(BIN)/uv pip compile pyproject.toml --all-extras --group dev --universal --python-version 3.11 \
+	  --generate-hashes --no-emit-index-url --no-header --no-annotate --upgrade --quiet -o requirements.lock
+
+.PHONY: clean
+clean:  ## remove what was built and every cache here, but not .venv
+	rm -rf build dist .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache spark-warehouse
+	find . -name __pycache__ -type d -not -path './.venv/*' -prune -exec rm -rf {} +

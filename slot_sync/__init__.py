@@ -1,0 +1,1 @@
+"""Logical slots kept on every failover candidate, and proven ready there."""

@@ -1,0 +1,236 @@
+"""The initial copy of tables: exact at one LSN, while everything else goes on.
+
+A table is copied from a snapshot that PostgreSQL exports at an LSN. Changes of transactions whose commit
+record starts before that LSN are in the copy and are skipped later; all others come from the log. For
+nothing to fall in between,
+
+- the copy starts only when the stream's slot is known to exist: the log then holds whatever commits after
+  the snapshot;
+- it notes the offset of the lake's cut *before* the snapshot was exported: all that the log has below it
+  was committed before, so it is in the copy;
+- the table is shown at the first epoch whose cut has passed the LSN: at an earlier one it would hold what
+  other tables do not have yet.
+
+A copy goes into a new folder. Until a manifest names it, nothing but this process knows it.
+"""
+
+import time
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+from urllib.parse import quote
+
+import psycopg
+import pyarrow as pa
+import structlog
+from pyspark.sql import SparkSession
+
+from spark_consumers.lakehouse.copy_out import write_source
+from spark_consumers.lakehouse.manifest import COPIED, TableVersion
+from spark_consumers.lakehouse.table_format import ROW_ID, TableFormat, TableWrite
+from spark_consumers.snapshot import ExportedSnapshot, PublishedTable
+from spark_consumers.snapshot_source import SnapshotSource
+from spark_consumers.types import arrow_schema, spark_schema, text_columns
+from walsender_bridge.change_log.client import ReplicaClient
+from walsender_bridge.errors import NotSupportedError, TusklineError, UnavailableError
+from walsender_bridge.sql import load
+
+#: Tables of this schema are ours: they mark moments in the log, and are no part of the lake.
+OWN_SCHEMA = "tuskline"
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True)
+class Source:
+    """A database that is captured: its stream, a DSN to copy from, and the publication that names tables."""
+
+    stream: str
+    dsn: str = field(repr=False)
+    publication: str
+
+
+@dataclass(frozen=True)
+class CopyRequest:
+    """Copy these tables of a source (`schema.table`).
+
+    `replica` is the address of its stream's replica, `offset` the lake's cut of it before the snapshot.
+    """
+
+    source: Source
+    tables: frozenset[str]
+    replica: str
+    offset: int
+    term: int
+
+
+@dataclass(frozen=True)
+class Copies:
+    """What became of a request: tables by `stream.schema.table`, and errors by the same names."""
+
+    tables: dict[str, TableVersion]
+    failed: dict[str, TusklineError]
+
+
+def published(source: Source) -> set[str]:
+    """The publication's tables, `schema.table`, without our own. Raises `UnavailableError`."""
+    try:
+        with psycopg.connect(source.dsn, connect_timeout=10, autocommit=True) as connection:
+            rows = connection.execute(
+                load("source_published"), {"publication": source.publication}
+            ).fetchall()
+    except psycopg.Error as error:
+        raise UnavailableError(
+            str(error).strip() or type(error).__name__,
+            where=source.stream,
+            repair="see that the server accepts connections",
+        ) from None
+    return {name for (name,) in rows if name.partition(".")[0] != OWN_SCHEMA}
+
+
+class Copier:
+    """Copies tables into the lake at `root`, an absolute path."""
+
+    def __init__(self, spark: SparkSession, root: Path, tables: TableFormat) -> None:
+        self._spark = spark
+        self._root = root
+        self._format = tables
+
+    def copy(self, request: CopyRequest) -> Copies:
+        """Copy all tables of the request from one snapshot; one that fails does not stop the others.
+
+        Raises `UnavailableError` while the stream's slot is not there yet, and the errors of the server.
+        """
+        source = request.source
+        with ReplicaClient(request.replica) as replica:
+            if replica.stream_status(source.stream).confirmed_to is None:
+                raise UnavailableError(
+                    "its slot has not been made yet",
+                    where=source.stream,
+                    repair="see that `tuskline bridge run` is running",
+                )
+        copies = Copies({}, {})
+        with ExportedSnapshot(source.dsn) as snapshot:
+            for table in snapshot.tables(source.publication):
+                if table.full_name in request.tables:
+                    name = f"{source.stream}.{table.full_name}"
+                    try:
+                        copies.tables[name] = self._copy(request, snapshot, table)
+                    except TusklineError as error:
+                        copies.failed[name] = error
+                    except Exception as error:
+                        copies.failed[name] = _copy_error(name, error)
+        self._mark(source)
+        return copies
+
+    def _copy(
+        self, request: CopyRequest, snapshot: ExportedSnapshot, table: PublishedTable
+    ) -> TableVersion:
+        began = time.monotonic()
+        stream = request.source.stream
+        name = f"{stream}.{table.full_name}"
+        columns = arrow_schema(table.columns)
+        key = usable_key(table)
+        path = new_path(self._root, stream, table)
+        folder = str(self._root / path)
+        layout = columns if key else columns.append(pa.field(ROW_ID, pa.string()))
+        self._format.create(folder, layout)
+        reading = SnapshotSource(
+            {
+                "dsn": request.source.dsn,
+                "snapshot": snapshot.snapshot,
+                "table": table.full_name,
+                "publication": request.source.publication,
+            }
+        )
+        files = write_source(
+            self._spark,
+            reading.reader(spark_schema(columns)),
+            f"{folder}/data/copy-t{request.term}",
+            self._format.schemas(folder)[1],
+            None if key else "copy",
+        )
+        _remove_others(Path(folder) / "data", request.term, {file.path for file in files})
+        # Version 0: a copy is of no range of the log.
+        write = TableWrite(0, None, key or (ROW_ID,), "", files)
+        made = self._format.write(folder, request.term, write).snapshot
+        rows = sum(file.rows for file in files)
+        seconds = round(time.monotonic() - began, 3)
+        log.info("table copied", table=name, rows=rows, lsn=snapshot.lsn, seconds=seconds)
+        return TableVersion(
+            path=path,
+            format=self._format.name,
+            snapshot_id=made,
+            schema_hash=schema_hash(columns, key),
+            key=key,
+            text_columns=tuple(text_columns(table.columns)),
+            start_lsn=snapshot.lsn,
+            offset=request.offset,
+            rows=rows,
+            relation_id=table.oid,
+            state=COPIED,
+        )
+
+    def _mark(self, source: Source) -> None:
+        """Commit something behind the snapshot: on an idle server no cut would ever pass its LSN."""
+        try:
+            with psycopg.connect(source.dsn, connect_timeout=10, autocommit=True) as connection:
+                connection.execute(load("flush_write"))
+        except psycopg.Error as error:
+            # Then the tables are shown with the next commit of somebody else.
+            log.warning("no mark behind the copy", stream=source.stream, error=str(error).strip())
+
+
+def usable_key(table: PublishedTable) -> tuple[str, ...]:
+    """The columns that tell rows apart in the lake; none for a bag.
+
+    Raises `NotSupportedError` for a key that Iceberg cannot delete by.
+    """
+    if table.key is None:
+        return ()
+    schema = arrow_schema(table.columns)
+    for name in table.key:
+        if pa.types.is_nested(schema.field(name).type):
+            raise NotSupportedError(
+                f"its key has the array {name!r}, which rows of the lake cannot be told apart by",
+                where=table.full_name,
+                repair="leave the table out of the publication, or give it another replica identity",
+            )
+    return table.key
+
+
+def schema_hash(columns: pa.Schema, key: Collection[str]) -> str:
+    """A digest of a table's columns, types and key."""
+    told = "\n".join([*(f"{f.name}\t{f.type}" for f in columns), *key])
+    return blake2b(told.encode(), digest_size=16).hexdigest()
+
+
+def new_path(root: Path, stream: str, table: PublishedTable) -> str:
+    """A path for the table below the lake, of a folder that does not exist yet.
+
+    Names that are no plain folder names are written with `%`. A table that is copied again gets a number.
+    """
+    parts = [quote(part, safe=" $~").replace(".", "%2E") for part in (table.schema, table.name)]
+    path = f"tables/{stream}/{parts[0]}/{parts[1]}"
+    number = 1
+    while (root / path).exists():
+        number += 1
+        path = f"tables/{stream}/{parts[0]}/{parts[1]}%{number}"
+    return path
+
+
+def _remove_others(folder: Path, term: int, wanted: Collection[str]) -> None:
+    """Remove what this term's own failed attempts have left: a newer writer's files are not ours to judge."""
+    for file in folder.glob(f"copy-t{term}-*") if folder.exists() else ():
+        if str(file) not in wanted:
+            file.unlink()
+
+
+def _copy_error(name: str, error: Exception) -> TusklineError:
+    text = str(error).strip().splitlines()
+    # Spark wraps what an executor raised; our own errors begin a line with their class.
+    named = [line for line in text if "Error: " in line]
+    return UnavailableError(
+        (named or text or [type(error).__name__])[-1][:500], where=name, repair="it is tried again"
+    )

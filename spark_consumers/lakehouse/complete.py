@@ -1,0 +1,192 @@
+"""What only the table itself can complete, on the executors, from its data files.
+
+- A *patch* is a row of which some columns were never sent (unchanged TOAST). Their values are those that
+  the row had before this epoch, under the key `source`.
+- A *removal* takes so many rows away from a bag that are equal in every column. Which of several equal rows
+  goes is all the same; the hidden column `ROW_ID` tells them apart.
+- *Compaction* writes the table's rows anew, without those that files of deletes have taken away.
+
+Every patch must find its row and every removal its rows (the driver counts them): anything else means that
+the table and the log do not belong together, and is an error, never a row less or more.
+
+The files are read here rather than through a Spark query: a query that finds ten rows costs seconds of
+planning and waiting, and an epoch has one for each such table.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from spark_consumers.lakehouse.files import sync, write_data
+from spark_consumers.lakehouse.stage import Target
+from spark_consumers.lakehouse.table_format import ROW_ID, FileInfo, ScanFile
+from spark_consumers.row_codes import row_codes
+
+
+@dataclass(frozen=True)
+class CompleteTask:
+    """Look at some of a table's files, as it was before the epoch. `number` tells the tasks apart.
+
+    `patches` and `removals` are files that the staging wrote, and `rows` those that go into one file with
+    the patched ones.
+    """
+
+    target: Target
+    number: int
+    files: tuple[ScanFile, ...]
+    patches: str | None = None
+    rows: str | None = None
+    removals: str | None = None
+    compact: bool = False
+
+
+@dataclass(frozen=True)
+class Completed:
+    """What was found.
+
+    How many rows were patched, and the file that has them; for each removal the `ROW_ID`s of rows like
+    it; the table's rows anew.
+    """
+
+    table: str
+    patched: int = 0
+    rows: FileInfo | None = None
+    compacted: FileInfo | None = None
+    gone: dict[int, list[str]] = field(default_factory=dict)
+
+
+def run_complete(task: CompleteTask) -> Completed:
+    """Do all that is asked of these files."""
+    prefix = f"{task.target.prefix}-{{}}-{task.number}.parquet"
+    count, rows = (0, None) if task.patches is None else _patch(task, prefix.format("rows"))
+    return Completed(
+        task.target.name,
+        patched=count,
+        rows=rows,
+        compacted=_compact(task, prefix.format("compacted")) if task.compact else None,
+        gone={} if task.removals is None else _find(task, task.removals),
+    )
+
+
+def _patch(task: CompleteTask, path: str) -> tuple[int, FileInfo | None]:
+    target = task.target
+    schema = target.file_schema
+    patches = pq.read_table(task.patches)
+    wanted = [
+        _one(patches, f"s{i}").cast(schema.field(name).type) for i, name in enumerate(target.key)
+    ]
+    parts: list[list[pa.Array]] = []
+    for group, deleted in _groups(task, list(target.key)):
+        keys = [_one(group.keys, name) for name in target.key]
+        here, there, gone = row_codes([keys, wanted, deleted])
+        place = np.full(int(max(c.max(initial=-1) for c in (here, there, gone))) + 1, -1)
+        place[there] = np.arange(len(there))
+        # A deleted row of that key is an older one: the row itself is elsewhere.
+        place[gone] = -1
+        rows = np.flatnonzero(place[here] >= 0)
+        if not len(rows):
+            continue
+        found = pa.array(place[here[rows]])
+        before = group.read().take(pa.array(rows))
+        part = []
+        for i, column in enumerate(schema):
+            sent = _one(patches, f"c{i}").take(found).cast(column.type)
+            unset = _one(patches, f"u{i}").take(found)
+            part.append(pc.if_else(unset, _one(before, column.name), sent))
+        parts.append(part)
+    count = sum(len(part[0]) for part in parts)
+    if task.rows is not None:
+        whole = pq.read_table(task.rows)
+        parts.append([_one(whole, name) for name in schema.names])
+    if not parts:
+        return 0, None
+    columns = [pa.concat_arrays(list(same)) for same in zip(*parts, strict=True)]
+    return count, write_data(path, columns, schema)
+
+
+def _find(task: CompleteTask, removals: str) -> dict[int, list[str]]:
+    schema = task.target.file_schema
+    names = [name for name in schema.names if name != ROW_ID]
+    table = pq.read_table(removals)
+    wanted = [_one(table, f"c{i}").cast(schema.field(n).type) for i, n in enumerate(names)]
+    counts = table.column("n").to_pylist()
+    found: dict[int, list[str]] = defaultdict(list)
+    for group, deleted in _groups(task, schema.names):
+        here, there = row_codes([[_one(group.keys, n) for n in names], wanted])
+        place = np.full(int(max(here.max(initial=-1), there.max(initial=-1))) + 1, -1)
+        place[there] = np.arange(len(there))
+        rows = np.flatnonzero(place[here] >= 0)
+        ids = _one(group.keys, ROW_ID).take(pa.array(rows))
+        alive = pc.invert(pc.is_in(ids, value_set=deleted[0])).to_pylist()
+        for number, row_id, is_there in zip(
+            place[here[rows]].tolist(), ids.to_pylist(), alive, strict=True
+        ):
+            if is_there and len(found[number]) < counts[number]:
+                found[number].append(row_id)
+    return dict(found)
+
+
+def _compact(task: CompleteTask, path: str) -> FileInfo | None:
+    target = task.target
+    identity = list(target.key) or [ROW_ID]
+    rows = 0
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    with (
+        open(path, "xb") as file,
+        pq.ParquetWriter(file, target.file_schema, compression="zstd") as writer,
+    ):
+        for group, deleted in _groups(task, identity):
+            here, gone = row_codes([[_one(group.keys, name) for name in identity], deleted])
+            kept = np.flatnonzero(~np.isin(here, gone))
+            if len(kept):
+                writer.write_table(group.read().take(pa.array(kept)).cast(target.file_schema))
+                rows += len(kept)
+    if not rows:
+        Path(path).unlink()
+        return None
+    return FileInfo(path, rows, sync(Path(path)))
+
+
+@dataclass(frozen=True)
+class _Group:
+    """A row group of a data file: some columns, and the way to all of them."""
+
+    file: pq.ParquetFile
+    number: int
+    keys: pa.Table
+
+    def read(self) -> pa.Table:
+        """All columns."""
+        return self.file.read_row_group(self.number)
+
+
+def _groups(task: CompleteTask, columns: list[str]) -> Iterator[tuple[_Group, list[pa.Array]]]:
+    """Each row group with its `columns`, and the identities that are deleted from its file."""
+    identity = task.target.key or (ROW_ID,)
+    fields = [task.target.file_schema.field(name) for name in identity]
+    for scanned in task.files:
+        deletes = [pq.read_table(path, columns=list(identity)) for path in scanned.deletes]
+        deleted = [
+            pa.concat_arrays(
+                [
+                    pa.array([], f.type),
+                    *(chunk for d in deletes for chunk in d.column(f.name).chunks),
+                ]
+            )
+            for f in fields
+        ]
+        with pq.ParquetFile(scanned.path) as file:
+            for number in range(file.num_row_groups):
+                yield _Group(file, number, file.read_row_group(number, columns=columns)), deleted
+
+
+def _one(table: pa.Table, name: str) -> pa.Array:
+    column = table.column(name)
+    chunks = column.chunks
+    return chunks[0] if len(chunks) == 1 else pa.concat_arrays([pa.array([], column.type), *chunks])

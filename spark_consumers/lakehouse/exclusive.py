@@ -1,0 +1,30 @@
+"""A file that is created whole, durable and by one writer only: the lake's compare-and-swap on a local disk."""
+
+import os
+import uuid
+from pathlib import Path
+
+
+def create_exclusively(path: Path, content: bytes) -> bool:
+    """Create the file whole and durable, or find that it exists (False).
+
+    The content is synced under a name of its own and then linked: `link` fails if the name is taken, on
+    every local file system, where a rename would replace.
+    """
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    with open(temporary, "xb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        return False
+    finally:
+        temporary.unlink(missing_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+    return True

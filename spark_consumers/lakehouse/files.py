@@ -1,0 +1,98 @@
+"""Data files and partial folds, as the executors write them.
+
+A data file's name begins with its *stage*: the link that it is written for, the writer's term, the attempt.
+A manifest names for each table the stage of its last write. So a file is garbage if the manifest of the link
+in its name names another stage for its table: that is how what a crash or a failed attempt has left behind
+is told from data (`orphans`). Data files are synced before they are handed to a table.
+"""
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.ipc
+import pyarrow.parquet as pq
+
+from spark_consumers.lakehouse.table_format import FileInfo
+
+_STAGE = re.compile(r"(\d{20})-t(\d+)-a(\d+)")
+_ROW_GROUP = 128 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One attempt at one link by one writer."""
+
+    link: int
+    term: int
+    attempt: int
+
+    def __str__(self) -> str:
+        return f"{self.link:020d}-t{self.term}-a{self.attempt}"
+
+    @classmethod
+    def of(cls, name: str) -> "Stage | None":
+        """The stage that a file's or a folder's name begins with."""
+        match = _STAGE.match(name)
+        return cls(*(int(part) for part in match.groups())) if match else None
+
+
+def write_data(path: str, columns: list[pa.Array], schema: pa.Schema) -> FileInfo | None:
+    """Write one data file; None, and no file, if there are no rows.
+
+    `schema` is the table's (`TableFormat.file_schema`) or a part of it: small integers are widened to it.
+    """
+    if not len(columns[0]):
+        return None
+    widened = [
+        column if column.type == field.type else column.cast(field.type)
+        for column, field in zip(columns, schema, strict=True)
+    ]
+    return write_table(path, pa.table(widened, schema=schema))
+
+
+def write_table(path: str, table: pa.Table) -> FileInfo:
+    """Write a Parquet file, synced."""
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with open(target, "xb") as file:
+        pq.write_table(table, file, compression="zstd", row_group_size=_ROW_GROUP)
+    return FileInfo(path, table.num_rows, sync(target))
+
+
+def sync(path: Path) -> int:
+    """Make a written file durable; its size in bytes."""
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+        return os.fstat(file.fileno()).st_size
+
+
+def write_partial(path: str, table: pa.Table) -> str:
+    """Write what another task of the same round reads; not synced, since a crash starts anew."""
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with pa.OSFile(path, "wb") as sink, pa.ipc.new_file(sink, table.schema, options=options) as out:
+        out.write_table(table)
+    return path
+
+
+def read_partial(path: str) -> pa.Table:
+    """What `write_partial` wrote."""
+    with pa.memory_map(path) as source:
+        return pa.ipc.open_file(source).read_all()
+
+
+def orphans(folder: Path, stages: Mapping[int, str]) -> Iterator[Path]:
+    """The data files in a table's folder that belong to nobody.
+
+    `stages`: for some links the stage that the link's manifest names for this table. Files for other links
+    are left alone.
+    """
+    for file in (folder / "data").glob("*.parquet"):
+        stage = Stage.of(file.name)
+        if stage is not None and stage.link in stages and str(stage) != stages[stage.link]:
+            yield file

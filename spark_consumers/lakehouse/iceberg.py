@@ -1,0 +1,386 @@
+"""Iceberg tables: what the pipeline writes becomes snapshots, each commit a compare-and-set.
+
+Rows are taken away by *equality deletes*: a file of keys. Writing them needs no look at the table, so an
+epoch costs what its changes cost, however large the table is; readers join them, and compaction folds them
+in (docs/decisions).
+
+The fence. Each writer's term has a branch of its own in every table, made at the takeover from the snapshot
+that the manifest names, when all older branches are dropped. A write goes to the writer's branch and is
+refused where that is gone. Checking and committing are one step, because a commit makes the next metadata
+file *exclusively* (`link`): if anything was committed since the table was looked at, the number is taken
+and the writer looks again. Iceberg's own catalog in a folder renames, and a rename would replace what a
+newer writer has written in between; so its libraries build the metadata here, and only the last step is
+ours.
+
+`main` shows the plain reader of the table the last *published* snapshot. A tag `epoch_N` keeps a snapshot
+from being expired by others.
+"""
+
+import base64
+import contextlib
+import json
+import os
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+import pyarrow.ipc
+from pyspark.sql import SparkSession
+
+from spark_consumers.lakehouse.exclusive import create_exclusively
+from spark_consumers.lakehouse.iceberg_schema import arrow_schema, iceberg_schema
+from spark_consumers.lakehouse.table_format import ROW_ID, FileInfo, ScanFile, TableWrite, Written
+from walsender_bridge.errors import FencedError, LakeError, NotSupportedError
+
+_BRANCH = "tuskline_t"
+_TAG = "epoch_"
+#: The table property that has PostgreSQL's columns as Arrow types, which are finer than Iceberg's.
+_COLUMNS = "tuskline.columns"
+#: How often a commit is built again because somebody else committed to the table meanwhile.
+_ATTEMPTS = 20
+#: Metadata files that are kept behind the newest: far more than a reader can be behind while it opens one.
+_KEPT_METADATA = 100
+_PROPERTIES = {
+    "format-version": "2",
+    "write.parquet.compression-codec": "zstd",
+    # What expires is said by the manifests, never by age alone.
+    "history.expire.max-snapshot-age-ms": str(2**62),
+}
+
+
+class IcebergFormat:
+    """Iceberg tables in folders, through the Iceberg library in the session's JVM.
+
+    `lake` is the lake's UUID; every snapshot's summary has it, with the table's name and the version.
+    """
+
+    name = "iceberg"
+
+    def __init__(self, spark: SparkSession, lake: str) -> None:
+        self._spark = spark
+        self._lake = lake
+        jvm: Any = spark._jvm  # noqa: SLF001  # PySpark has no public way to its JVM
+        self._jvm = jvm
+        self._new_array = spark.sparkContext._gateway.new_array  # type: ignore[union-attr]  # noqa: SLF001
+        self._iceberg = jvm.org.apache.iceberg
+        self._unpartitioned = self._iceberg.PartitionSpec.unpartitioned()
+        # Hadoop's local file system starts a `chmod` for each file it makes, and two where it writes a
+        # checksum beside it: a commit has half a dozen. Iceberg's files are checked by their readers.
+        session = spark._jsc.hadoopConfiguration()  # noqa: SLF001  # as above
+        configuration = jvm.org.apache.hadoop.conf.Configuration(session)
+        configuration.set("fs.file.impl", "org.apache.hadoop.fs.RawLocalFileSystem")
+        configuration.set("fs.file.impl.disable.cache", "true")
+        self._tables = self._iceberg.hadoop.HadoopTables(configuration)
+        self._loaded: dict[str, Any] = {}
+
+    def create(self, path: str, columns: pa.Schema) -> None:
+        """Make an empty table in a new folder. Raises `FencedError` if another writer made it."""
+        schema = self._iceberg.SchemaParser.fromJson(json.dumps(iceberg_schema(columns)))
+        properties = self._jvm.java.util.HashMap()
+        layout = base64.b64encode(columns.serialize().to_pybytes()).decode()
+        for name, value in {**_PROPERTIES, _COLUMNS: layout}.items():
+            properties.put(name, value)
+        metadata = self._iceberg.TableMetadata.newTableMetadata(
+            schema, self._unpartitioned, path, properties
+        )
+        (Path(path) / "metadata").mkdir(parents=True, exist_ok=True)
+        if not self._link(path, 1, metadata):
+            raise FencedError("another writer made this table", where=path)
+
+    def schemas(self, path: str) -> tuple[pa.Schema, pa.Schema]:
+        """The columns that it was created with, and the data files' schema with Iceberg's field numbers."""
+        table = self._table(path)
+        layout = base64.b64decode(table.properties().get(_COLUMNS))
+        columns = pa.ipc.read_schema(pa.py_buffer(layout))
+        files = arrow_schema(json.loads(self._iceberg.SchemaParser.toJson(table.schema())))
+        if columns.names[-1] == ROW_ID:
+            columns = columns.remove(len(columns) - 1)
+        return columns, files
+
+    def take_over(self, path: str, snapshot: int, term: int, epoch: int) -> None:
+        """Drop the branches of lower terms and what they wrote after `epoch`; make this term's branch.
+
+        Raises `FencedError` if a higher term has the table, `LakeError` if the snapshot is not there.
+        """
+        ours = f"{_BRANCH}{term}"
+
+        def change(table: Any) -> Any:
+            base = table.operations().current()
+            if base.snapshot(snapshot) is None:
+                raise LakeError(f"snapshot {snapshot} is not there", where=path)
+            builder = self._iceberg.TableMetadata.buildFrom(base)
+            for name in _refs(base):
+                if name.startswith(_BRANCH):
+                    if int(name.removeprefix(_BRANCH)) > term:
+                        raise _fenced(path, term)
+                    builder.removeRef(name)
+                elif name.startswith(_TAG) and int(name.removeprefix(_TAG)) > epoch:
+                    builder.removeRef(name)
+            for name in (ours, "main"):
+                builder.setRef(name, self._iceberg.SnapshotRef.branchBuilder(snapshot).build())
+            return builder.build()
+
+        before = self._commit(path, change)
+        _remove_unlinked(before)
+
+    def write(self, path: str, term: int, write: TableWrite) -> Written:
+        """Commit the write to this term's branch. The same write again is a no-op.
+
+        Raises `FencedError` when the term's branch is gone.
+        """
+        branch = f"{_BRANCH}{term}"
+        made: list[Written] = []
+
+        def change(table: Any) -> Any:
+            base = table.operations().current()
+            head = base.ref(branch)
+            if head is None:
+                if write.base is not None or _refs(base):
+                    raise _fenced(path, term)
+            elif self._is_done(base.snapshot(head.snapshotId()), path, write):
+                summary = base.snapshot(head.snapshotId()).summary()
+                made.append(Written(head.snapshotId(), summary.get("tuskline.stage")))
+                return None
+            transaction = table.newTransaction()
+            if head is not None and head.snapshotId() != write.base:
+                # What an attempt at another range has left on our branch was never published.
+                transaction.manageSnapshots().replaceBranch(branch, write.base).commit()
+            self._snapshot(table, transaction, branch, path, write)
+            metadata = transaction.currentMetadata()
+            snapshot = metadata.ref(branch).snapshotId()
+            made.append(Written(snapshot, write.stage))
+            tag = self._iceberg.SnapshotRef.tagBuilder(snapshot).build()
+            builder = self._iceberg.TableMetadata.buildFrom(metadata)
+            return builder.setRef(f"{_TAG}{write.version}", tag).build()
+
+        self._commit(path, change)
+        return made[-1]
+
+    def _identity(self, path: str) -> str:
+        return f"{self._lake}:{'/'.join(Path(path).parts[-3:])}"
+
+    def _is_done(self, snapshot: Any, path: str, write: TableWrite) -> bool:
+        """Whether this snapshot already is that write: the same table, base and end version."""
+        if write.compaction:
+            return False
+        summary = snapshot.summary()
+        return bool(
+            summary.get("tuskline.table") == self._identity(path)
+            and summary.get("tuskline.version") == str(write.version)
+            and summary.get("tuskline.base") == str(write.base)
+            and snapshot.parentId() == write.base
+        )
+
+    def _snapshot(
+        self, table: Any, transaction: Any, branch: str, path: str, write: TableWrite
+    ) -> None:
+        if write.truncate:
+            update = transaction.newOverwrite()
+            update.overwriteByRowFilter(self._iceberg.expressions.Expressions.alwaysTrue())
+            for file in write.rows:
+                update.addFile(self._data_file(table, file))
+        else:
+            update = transaction.newRowDelta()
+            for file in write.rows:
+                update.addRows(self._data_file(table, file))
+            for file in write.deletes:
+                update.addDeletes(self._delete_file(table, file, write.identity))
+        update.set("tuskline.table", self._identity(path))
+        update.set("tuskline.version", str(write.version))
+        update.set("tuskline.stage", write.stage)
+        update.set("tuskline.base", str(write.base))
+        update.toBranch(branch)
+        update.commit()
+
+    def _data_file(self, table: Any, file: FileInfo) -> Any:
+        return self._described(
+            self._iceberg.DataFiles.builder(self._unpartitioned), table, file
+        ).build()
+
+    def _delete_file(self, table: Any, file: FileInfo, identity: tuple[str, ...]) -> Any:
+        numbers = self._new_array(self._jvm.int, len(identity))
+        for position, column in enumerate(identity):
+            numbers[position] = table.schema().findField(column).fieldId()
+        builder = self._iceberg.FileMetadata.deleteFileBuilder(self._unpartitioned)
+        return self._described(builder.ofEqualityDeletes(numbers), table, file).build()
+
+    def _described(self, builder: Any, table: Any, file: FileInfo) -> Any:
+        # The bounds of each column come from the file's own footer, read by Iceberg's own code.
+        metrics = self._jvm.org.apache.iceberg.parquet.ParquetUtil.fileMetrics(
+            table.io().newInputFile(file.path), self._iceberg.MetricsConfig.forTable(table)
+        )
+        return (
+            builder.withPath(file.path)
+            .withFormat("parquet")
+            .withFileSizeInBytes(file.size)
+            .withMetrics(metrics)
+        )
+
+    def show(self, path: str, term: int, snapshot: int) -> None:
+        """Move `main` to a published snapshot. Raises `FencedError`."""
+
+        def change(table: Any) -> Any:
+            base = table.operations().current()
+            if base.ref(f"{_BRANCH}{term}") is None:
+                raise _fenced(path, term)
+            main = base.ref("main")
+            if main is not None and main.snapshotId() == snapshot:
+                return None
+            moved = self._iceberg.SnapshotRef.branchBuilder(snapshot).build()
+            return self._iceberg.TableMetadata.buildFrom(base).setRef("main", moved).build()
+
+        self._commit(path, change)
+
+    def expire(self, path: str, term: int, kept: Collection[int]) -> int:
+        """Drop snapshots that are not `kept` and not the head of a branch. Raises `FencedError`."""
+        doomed: list[Any] = []
+
+        def change(table: Any) -> Any:
+            base = table.operations().current()
+            if base.ref(f"{_BRANCH}{term}") is None:
+                raise _fenced(path, term)
+            refs = {name: base.ref(name).snapshotId() for name in _refs(base)}
+            wanted = set(kept) | {s for name, s in refs.items() if not name.startswith(_TAG)}
+            gone = [s.snapshotId() for s in base.snapshots() if s.snapshotId() not in wanted]
+            if not gone:
+                return None
+            transaction = table.newTransaction()
+            refs_update = transaction.manageSnapshots()
+            for name, snapshot in refs.items():
+                if snapshot not in wanted:
+                    refs_update.removeTag(name)
+            refs_update.commit()
+            update = transaction.expireSnapshots()
+            for snapshot in gone:
+                update.expireSnapshotId(snapshot)
+            # The files are told to this, not removed: the metadata that forgets them is not there yet.
+            found = self._jvm.java.util.stream.Stream.builder()
+            update.deleteWith(found).cleanExpiredFiles(True).commit()
+            doomed[:] = list(found.build().toArray())
+            return transaction.currentMetadata()
+
+        self._commit(path, change)
+        for file in doomed:
+            _local(str(file)).unlink(missing_ok=True)
+        return len(doomed)
+
+    def scan(
+        self, path: str, snapshot: int, column: str | None = None, values: Sequence[Any] = ()
+    ) -> list[ScanFile]:
+        """The data files of a snapshot: all, or those that may have one of `values` in `column`.
+
+        Raises `NotSupportedError` for deletes by position, which only others can have written.
+        """
+        scan = self._table(path, snapshot).newScan().useSnapshot(snapshot)
+        if column is not None:
+            wanted = self._jvm.java.util.ArrayList()
+            for value in values:
+                wanted.add(value)
+            # `in` is no name that Python lets stand behind a dot.
+            within = getattr(self._iceberg.expressions.Expressions, "in")
+            scan = scan.filter(within(column, wanted))
+        found = []
+        tasks = scan.planFiles()
+        for task in tasks.iterator():
+            deletes = list(task.deletes())
+            if any(d.content().toString() != "EQUALITY_DELETES" for d in deletes):
+                raise NotSupportedError(
+                    "has deletes by position, which Tuskline does not write",
+                    where=path,
+                    repair="let only Tuskline write to the lake's tables",
+                )
+            found.append(
+                ScanFile(
+                    str(_local(task.file().location())),
+                    task.file().fileSizeInBytes(),
+                    tuple(str(_local(d.location())) for d in deletes),
+                )
+            )
+        tasks.close()
+        return found
+
+    def small_files(self, path: str, snapshot: int) -> tuple[int, int]:
+        """How many files of deletes a reader of the snapshot has to apply, and its data in bytes."""
+        summary = self._table(path, snapshot).snapshot(snapshot).summary()
+        return int(summary.get("total-delete-files") or 0), int(
+            summary.get("total-files-size") or 0
+        )
+
+    def _table(self, path: str, snapshot: int | None = None) -> Any:
+        """The table as it was when it was last looked at, or since, if `snapshot` is not in that yet."""
+        if path not in self._loaded:
+            self._loaded[path] = self._tables.load(path)
+        table = self._loaded[path]
+        if snapshot is not None and table.snapshot(snapshot) is None:
+            table.refresh()
+        return table
+
+    def _commit(self, path: str, change: Callable[[Any], Any]) -> Path:
+        """Commit what `change` makes of the table, and again for as long as others come in between.
+
+        `change` gets the table as it is now and returns its new metadata, or None to leave it. Returns
+        the metadata file that was the newest before.
+        """
+        for _ in range(_ATTEMPTS):
+            table = self._table(path)
+            # Cheap when nobody else has committed: it looks whether there is a next metadata file.
+            table.refresh()
+            before = _local(table.operations().current().metadataFileLocation())
+            metadata = change(table)
+            if metadata is None:
+                return before
+            number = int(before.name.removeprefix("v").partition(".")[0])
+            if self._link(path, number + 1, metadata):
+                return before
+        raise LakeError(
+            f"others commit to this table all the time: gave up after {_ATTEMPTS} attempts",
+            where=path,
+            repair="let only Tuskline write to the lake's tables",
+        )
+
+    def _link(self, path: str, number: int, metadata: Any) -> bool:
+        """Make `metadata` the table's version `number`, exclusively."""
+        folder = Path(path) / "metadata"
+        content = self._iceberg.TableMetadataParser.toJson(metadata)
+        if not create_exclusively(folder / f"v{number}.metadata.json", content.encode()):
+            return False
+        # The hint only saves readers a listing: they look for greater numbers behind it.
+        hint = folder / f".hint-{number}-{os.getpid()}"
+        hint.write_text(str(number))
+        hint.replace(folder / "version-hint.text")
+        (folder / f"v{number - _KEPT_METADATA}.metadata.json").unlink(missing_ok=True)
+        return True
+
+
+def read_snapshot(spark: SparkSession, path: str, snapshot: int) -> Any:
+    """The Iceberg table in folder `path` at a snapshot, as a Spark DataFrame."""
+    return spark.read.format("iceberg").option("versionAsOf", snapshot).load(path)
+
+
+def _refs(metadata: Any) -> list[str]:
+    return [str(name) for name in metadata.refs().keySet()]
+
+
+def _local(location: str) -> Path:
+    return Path(urlsplit(location).path if location.startswith("file:") else location)
+
+
+def _fenced(path: str, term: int) -> FencedError:
+    return FencedError(
+        f"term {term} may not write this table any more",
+        where=path,
+        repair="nothing: the newer writer goes on",
+    )
+
+
+def _remove_unlinked(metadata: Path) -> None:
+    """Remove what was prepared for a commit that never came: it is newer than the metadata before ours."""
+    with contextlib.suppress(FileNotFoundError):
+        moment = metadata.stat().st_mtime_ns
+        for pattern in ("*.avro", ".v*.tmp", ".hint-*"):
+            for file in metadata.parent.glob(pattern):
+                with contextlib.suppress(FileNotFoundError):
+                    if file.stat().st_mtime_ns > moment:
+                        file.unlink()

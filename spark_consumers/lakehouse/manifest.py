@@ -1,0 +1,432 @@
+"""The chain of manifests: what an epoch is, and who may publish the next one.
+
+A lake's state is a chain of immutable files, `<lake>/_tuskline/epochs/<link, 20 digits>.json`. Each link
+names an epoch, the snapshot of every table that makes it, and the term of its writer. The newest link is
+the lake: readers resolve it once and read every table at the snapshot that it names.
+
+Why a table set is never torn and never goes back:
+
+- A link is published by creating its file *exclusively* under the number after the head's, complete and
+  synced before it gets that name. Of two writers one gets the number; the other is fenced.
+- A writer's first act is a *takeover link*: the head's content under a higher term. Whatever an older
+  writer does from then on, the number that it means to publish is taken.
+- Epochs and terms never fall along the chain; `publish` refuses a link that would.
+- Links are removed from the old end only, in order. A writer that slept until then could create a removed
+  number again; it finds after creating that the link before its own is gone, and takes its own away.
+  Readers never saw it, for they start at the greatest number.
+
+Half-written files have temporary names and are not links. A damaged link is an error that names it, not a
+reason to read an older one.
+"""
+
+import json
+import os
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+from spark_consumers.lakehouse.exclusive import create_exclusively
+from walsender_bridge.errors import (
+    CorruptError,
+    DeadlineError,
+    FencedError,
+    LakeError,
+    NotSupportedError,
+    TrimmedError,
+)
+
+FORMAT_VERSION = 1
+_LINK_DIGITS = 20
+#: How often a waiting reader looks for a new link, in seconds: one listing of one folder.
+_LOOK_AGAIN = 0.05
+
+#: States of a table. Only live ones are readable.
+LIVE = "live"
+#: Copied, but the epoch's cut is still before the copy's LSN.
+COPIED = "copied"
+#: No longer in the publication: its rows are those of the last epoch before.
+LEFT = "left"
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPosition:
+    """The cut of one stream: everything below `offset` (exclusive, a local offset) is in the epoch.
+
+    `lsn` is the end LSN of the last transaction in it (an int, 0 if none), `commit_time` that
+    transaction's, in microseconds since the Unix epoch.
+    """
+
+    timeline: int
+    lsn: int
+    commit_time: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class TableVersion:
+    """One table of an epoch.
+
+    `path` is relative to the lake. `key` is empty for a table without one (a bag). `text_columns` are kept
+    as PostgreSQL's text. Changes of transactions whose commit record starts before `start_lsn` are in the
+    initial copy; `offset` is where in the stream the changes after the copy begin (used while `copied`).
+    `rows` is the exact number of rows, `stage` the name that the files of its last write carry, `relation_id`
+    PostgreSQL's OID of the table that was copied.
+    """
+
+    path: str
+    format: str
+    snapshot_id: int
+    schema_hash: str
+    key: tuple[str, ...]
+    text_columns: tuple[str, ...]
+    start_lsn: int
+    offset: int
+    rows: int
+    relation_id: int
+    state: str = LIVE
+    stage: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """One link of the chain.
+
+    `published_at` is in seconds since the Unix epoch; `seconds` is how long the round took that wrote it;
+    `changes` counts the row changes of the log in this epoch's range (0 in a takeover link); `stage` is the
+    name that the round's data files carry. `tables` is keyed by `stream.schema.table`.
+    """
+
+    lake: str
+    link: int
+    epoch: int
+    previous_epoch: int
+    term: int
+    published_at: float
+    seconds: float = 0.0
+    changes: int = 0
+    stage: str = ""
+    streams: dict[str, StreamPosition] = field(default_factory=dict)
+    tables: dict[str, TableVersion] = field(default_factory=dict)
+    views: dict[str, Any] = field(default_factory=dict)
+    set_aside: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> int:
+        """Rows that a reader of this epoch sees, over all tables."""
+        return sum(table.rows for table in self.readable.values())
+
+    @property
+    def readable(self) -> dict[str, TableVersion]:
+        """The tables that a reader of this epoch sees."""
+        return {name: t for name, t in self.tables.items() if t.state != COPIED}
+
+    def to_json(self) -> dict[str, Any]:
+        """The manifest as its file has it."""
+        return {"format_version": FORMAT_VERSION, **asdict(self), "rows": self.rows}
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any], where: str) -> Self:
+        """The manifest in a file's JSON. Raises `CorruptError`, or `NotSupportedError` for a newer format."""
+        version = record.get("format_version")
+        if isinstance(version, int) and version > FORMAT_VERSION:
+            raise NotSupportedError(
+                f"the lake's format is {version}, this version knows {FORMAT_VERSION}",
+                where=where,
+                repair="install a newer tuskline",
+            )
+        values = {k: v for k, v in record.items() if k not in {"format_version", "rows"}}
+        try:
+            values["streams"] = {k: StreamPosition(**v) for k, v in values["streams"].items()}
+            values["tables"] = {
+                name: TableVersion(
+                    **{
+                        **table,
+                        "key": tuple(table["key"]),
+                        "text_columns": tuple(table["text_columns"]),
+                    }
+                )
+                for name, table in values["tables"].items()
+            }
+            return cls(**values)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise CorruptError(f"not a manifest: {error}", where=where, repair=_REPAIR) from None
+
+    def next(self, **changes: Any) -> "Manifest":
+        """The link after this one: same content but for `changes`."""
+        return replace(
+            self,
+            **{
+                "link": self.link + 1,
+                "previous_epoch": self.epoch,
+                "published_at": time.time(),
+                "seconds": 0.0,
+                "changes": 0,
+                "stage": "",
+                **changes,
+            },
+        )
+
+
+_REPAIR = "restore the file from a backup; the lake cannot be read past it"
+
+
+def local_root(lake: str | Path) -> Path:
+    """The lake's folder. Raises `NotSupportedError` for a store without an exclusive create that we use."""
+    text = os.fspath(lake)
+    parts = urlsplit(text)
+    if len(parts.scheme) <= 1:
+        return Path(text).absolute()
+    if parts.scheme == "file" and parts.netloc in {"", "localhost"}:
+        return Path(parts.path)
+    raise NotSupportedError(
+        f"a lake on {parts.scheme}:// is not supported by this version",
+        where=text,
+        repair="use a folder on a local disk",
+    )
+
+
+def open_chain(lake: str | Path) -> "Chain":
+    """The chain of the lake in folder `lake`. The folder need not exist yet."""
+    return Chain(local_root(lake))
+
+
+class Chain:
+    """The manifests of one lake on a local disk."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._state = root / "_tuskline"
+        self._epochs = self._state / "epochs"
+        #: Where a round's unfinished work is; nothing of it outlives the round.
+        self.staging = self._state / "staging"
+
+    def initialise(self, log_id: str, table_format: str) -> str:
+        """Make this folder a lake of that change log, or check that it is one; the lake's UUID.
+
+        Raises `LakeError` if it belongs to another log or holds another format.
+        """
+        made = {
+            "format_version": FORMAT_VERSION,
+            "lake": str(uuid.uuid4()),
+            "log_id": log_id,
+            "format": table_format,
+        }
+        self._epochs.mkdir(parents=True, exist_ok=True)
+        where = self._state / "lake.json"
+        # Whether we made it or found it, what counts is what is there.
+        create_exclusively(where, _dump(made))
+        found = _load(where)
+        for name, wanted in (("log_id", log_id), ("format", table_format)):
+            if found.get(name) != wanted:
+                raise LakeError(
+                    f"this lake's {name} is {found.get(name)!r}, not {wanted!r}",
+                    where=str(self.root),
+                    repair="name another folder for the lake, or attach the one that wrote it",
+                )
+        lake: str = found["lake"]
+        return lake
+
+    def identity(self) -> dict[str, Any]:
+        """What `lake.json` says. Raises `LakeError` if this is no lake, `CorruptError`."""
+        where = self._state / "lake.json"
+        if not where.exists():
+            raise LakeError(
+                "no lake is here",
+                where=str(self.root),
+                repair="name the folder that `tuskline lake run` writes",
+            )
+        return _load(where)
+
+    def numbers(self) -> list[int]:
+        """The numbers of the links that are there, ascending."""
+        try:
+            names = [path.name for path in self._epochs.iterdir()]
+        except FileNotFoundError:
+            return []
+        return sorted(
+            int(stem)
+            for stem, _, ending in (name.partition(".") for name in names)
+            if ending == "json" and len(stem) == _LINK_DIGITS and stem.isdecimal()
+        )
+
+    def head(self) -> Manifest | None:
+        """The newest link; None if nothing was ever published. Raises `CorruptError`."""
+        while True:
+            numbers = self.numbers()
+            if not numbers:
+                return None
+            found = self._read(numbers[-1])
+            if found is not None:
+                return found
+
+    def links(self) -> Iterator[Manifest]:
+        """All links that are kept, oldest first."""
+        for number in self.numbers():
+            found = self._read(number)
+            if found is not None:
+                yield found
+
+    def newest(self, limit: int) -> list[Manifest]:
+        """The newest `limit` links, newest first."""
+        found = (self._read(number) for number in reversed(self.numbers()[-limit:]))
+        return [manifest for manifest in found if manifest is not None]
+
+    def at_epoch(self, epoch: int) -> Manifest:
+        """The last link of that epoch.
+
+        Raises `TrimmedError` for one that is past its retention, `LakeError` for one that never was.
+        """
+        numbers = self.numbers()
+        # Epochs never fall along the chain, so the last link at or below the epoch is found by halves.
+        low, high = 0, len(numbers)
+        best: Manifest | None = None
+        while low < high:
+            middle = (low + high) // 2
+            manifest = self._read(numbers[middle])
+            if manifest is None or manifest.epoch <= epoch:
+                best = manifest or best
+                low = middle + 1
+            else:
+                high = middle
+        if best is not None and best.epoch == epoch:
+            return best
+        oldest = self._read(numbers[0]) if numbers else None
+        if oldest is not None and epoch < oldest.epoch:
+            raise TrimmedError(
+                f"epoch {epoch} has expired; the oldest that is kept is {oldest.epoch}",
+                where=str(self.root),
+                repair="read a later epoch, or set a longer [lake] retention",
+            )
+        nearest = f"; the one before is {best.epoch}" if best is not None else ""
+        raise LakeError(
+            f"there is no epoch {epoch}{nearest}",
+            where=str(self.root),
+            repair="list them with `tuskline epochs list`",
+        )
+
+    def as_of(self, moment: float) -> Manifest:
+        """The link that was the newest at `moment`, in seconds since the Unix epoch.
+
+        Raises `TrimmedError` if that is before the oldest kept link, `LakeError` if nothing is published.
+        """
+        oldest: Manifest | None = None
+        for number in reversed(self.numbers()):
+            manifest = self._read(number)
+            if manifest is None:
+                continue
+            if manifest.published_at <= moment:
+                return manifest
+            oldest = manifest
+        if oldest is None:
+            raise LakeError("nothing is published yet", where=str(self.root))
+        raise TrimmedError(
+            f"nothing is kept from that time; the oldest epoch that is kept is {oldest.epoch}",
+            where=str(self.root),
+            repair="read a later epoch, or set a longer [lake] retention",
+        )
+
+    def publish(self, manifest: Manifest, head: Manifest | None) -> None:
+        """Make `manifest` the link after `head`, durably.
+
+        Raises `FencedError` if another writer has published since `head`, and `AssertionError` for a link
+        that could not follow `head`.
+        """
+        if head is not None:
+            assert manifest.link == head.link + 1, "links are consecutive"
+            assert manifest.epoch >= head.epoch, "epochs never go back"
+            assert manifest.term >= head.term, "terms never go back"
+        path = self._path(manifest.link)
+        taken = not create_exclusively(path, _dump(manifest.to_json()))
+        newest = self.numbers()[-1]
+        retired = not self._path(head.link).exists() if head is not None else newest > manifest.link
+        if retired and not taken:
+            path.unlink()
+        if taken or retired:
+            now = self._read(newest)
+            raise FencedError(
+                f"link {manifest.link} is not ours to publish: term {manifest.term} is over"
+                + (f", term {now.term} is at link {now.link}" if now is not None else ""),
+                where=str(self.root),
+                repair="nothing: the newer writer goes on",
+            )
+
+    def sweep(self) -> None:
+        """Remove what writers that died in the middle of a publication left behind."""
+        for leftover in self._epochs.glob(".*.tmp"):
+            leftover.unlink(missing_ok=True)
+
+    def retire(self, before: float) -> int:
+        """Remove the links that were already succeeded at `before` (seconds); how many.
+
+        The newest link published at or before that time stays, for it was current then; so does the head.
+        """
+        kept = self.numbers()
+        removed = 0
+        for number, following in pairwise(kept):
+            after = self._read(following)
+            if after is None or after.published_at > before:
+                break
+            self._path(number).unlink(missing_ok=True)
+            removed += 1
+        return removed
+
+    def _path(self, link: int) -> Path:
+        return self._epochs / f"{link:0{_LINK_DIGITS}d}.json"
+
+    def _read(self, link: int) -> Manifest | None:
+        """The link; None if it has been removed in between."""
+        path = self._path(link)
+        try:
+            record = _load(path)
+        except FileNotFoundError:
+            return None
+        manifest = Manifest.from_json(record, str(path))
+        if manifest.link != link:
+            raise CorruptError(f"holds link {manifest.link}", where=str(path), repair=_REPAIR)
+        return manifest
+
+
+def wait_for_epoch(
+    lake: str | Path, version: int, *, timeout: float, stop: threading.Event | None = None
+) -> Manifest:
+    """Wait until an epoch at or past `version` is published; the newest then. `timeout` is in seconds.
+
+    Raises `DeadlineError`, also when `stop` is set before.
+    """
+    chain = open_chain(lake)
+    stop = stop or threading.Event()
+    deadline = time.monotonic() + timeout
+    while True:
+        head = chain.head()
+        if head is not None and head.epoch >= version:
+            return head
+        left = deadline - time.monotonic()
+        # The lake's writer is another process, on a disk that tells nobody: looking again is all there is.
+        if left <= 0 or stop.wait(min(left, _LOOK_AGAIN)):
+            raise DeadlineError(
+                f"version {version} was not published in time; the newest epoch is "
+                f"{head.epoch if head is not None else 'none'}",
+                where=str(chain.root),
+                repair="see that `tuskline lake run` is running",
+            )
+
+
+def _dump(record: dict[str, Any]) -> bytes:
+    return json.dumps(record, indent=1).encode()
+
+
+def _load(path: Path) -> dict[str, Any]:
+    content = path.read_bytes()
+    try:
+        record = json.loads(content)
+    except ValueError as error:
+        raise CorruptError(f"not JSON: {error}", where=str(path), repair=_REPAIR) from None
+    if not isinstance(record, dict):
+        raise CorruptError("not an object", where=str(path), repair=_REPAIR)
+    return record

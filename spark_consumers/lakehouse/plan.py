@@ -1,0 +1,143 @@
+"""What one epoch is to hold: from the lake's cut to a version of the log, as tasks for the executors.
+
+Pure: the log's answers come in, tasks go out. A range ends at a commit of the log, so a transaction is
+never in two ranges of which one is written without the other, and never split by the epoch's end.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from spark_consumers.lakehouse.manifest import COPIED, LIVE, Manifest, StreamPosition, TableVersion
+from spark_consumers.lakehouse.stage import RangeTask, Target
+from walsender_bridge.change_log.client import CutPoint, StreamCut
+
+#: Bytes of the log, as stored, that one task reads.
+RANGE_BYTES = 8 << 20
+
+
+@dataclass(frozen=True)
+class StreamRange:
+    """A stream's part of an epoch: offsets from `start` to the last of `cuts`, each a commit's end."""
+
+    stream: str
+    address: str
+    start: int
+    cuts: tuple[CutPoint, ...]
+    end: StreamPosition
+
+
+@dataclass(frozen=True)
+class Plan:
+    """An epoch: its version, the streams' new positions, and which tables it shows (name -> version)."""
+
+    version: int
+    streams: dict[str, StreamPosition]
+    tables: dict[str, TableVersion]
+    ranges: tuple[StreamRange, ...]
+    #: Copies that this epoch shows for the first time: they lag behind the lake's cut.
+    fresh: frozenset[str]
+
+
+def choose(
+    head: Manifest,
+    version: int,
+    cuts: Mapping[str, StreamCut],
+    commits: Mapping[str, Sequence[CutPoint]],
+    copied: Mapping[str, TableVersion],
+) -> Plan:
+    """The epoch after `head` that ends at `version` of the log, or before if there is too much.
+
+    `cuts`: where `version` cuts each stream. `commits`: each stream's commits after the head's cut, at
+    most as many as one epoch may hold: the epoch ends where the first of them ends.
+    """
+    ends = [
+        listed[-1].version
+        for stream, listed in commits.items()
+        if listed and listed[-1].end_offset < cuts[stream].end_offset
+    ]
+    end = min([version, *ends])
+    streams, ranges = {}, []
+    for stream, cut in cuts.items():
+        before = head.streams.get(stream)
+        if before is None:
+            # Nothing of this stream is in the lake: it begins where the log is now.
+            streams[stream] = _position(cut)
+            continue
+        within = tuple(c for c in commits.get(stream, ()) if c.version <= end)
+        after = before
+        if within and within[-1].end_offset == cut.end_offset:
+            after = _position(cut)
+        elif within:
+            last = within[-1]
+            after = StreamPosition(
+                cut.timeline, last.last_end_lsn, last.last_commit_time, last.end_offset
+            )
+        streams[stream] = after
+        if within:
+            ranges.append(StreamRange(stream, cut.address, before.offset, within, after))
+    streams = {**head.streams, **streams}
+    tables = {**head.tables, **copied}
+    fresh = set()
+    for name, table in tables.items():
+        stream = name.partition(".")[0]
+        if table.state == COPIED and streams[stream].lsn >= table.start_lsn:
+            tables[name] = replace(table, state=LIVE)
+            fresh.add(name)
+    return Plan(end, streams, tables, tuple(ranges), frozenset(fresh))
+
+
+def _position(cut: StreamCut) -> StreamPosition:
+    return StreamPosition(cut.timeline, cut.last_end_lsn, cut.last_commit_time, cut.end_offset)
+
+
+def tasks(
+    plan: Plan,
+    targets: Mapping[str, Target],
+    addresses: Mapping[str, str],
+    late: Mapping[str, Sequence[CutPoint]],
+    scratch: str,
+) -> list[RangeTask]:
+    """The ranges to read. `late`: for each fresh table the commits from its offset to the head's cut."""
+    pieces: list[tuple[str, int, int, tuple[str, ...]]] = []
+    for name in sorted(plan.fresh):
+        stream = name.partition(".")[0]
+        pieces += [
+            (stream, first, last, (name,))
+            for first, last in _pieces(plan.tables[name].offset, late.get(name, ()))
+        ]
+    for part in plan.ranges:
+        names = tuple(
+            name
+            for name, table in plan.tables.items()
+            if table.state == LIVE and name.partition(".")[0] == part.stream
+        )
+        if names:
+            pieces += [(part.stream, a, b, names) for a, b in _pieces(part.start, part.cuts)]
+    count = {name: sum(name in piece[3] for piece in pieces) for name in targets}
+    return [
+        RangeTask(
+            stream,
+            addresses[stream],
+            first,
+            last,
+            number,
+            plan.version,
+            scratch,
+            tuple(targets[name] for name in names),
+            frozenset(name for name in names if count[name] == 1),
+        )
+        for number, (stream, first, last, names) in enumerate(pieces)
+    ]
+
+
+def _pieces(start: int, cuts: Sequence[CutPoint]) -> list[tuple[int, int]]:
+    """Ranges of about `RANGE_BYTES`, each from one commit's end to another's."""
+    found: list[tuple[int, int]] = []
+    begin: int | None = None
+    for cut in cuts:
+        if begin is None or cut.bytes_total - begin > RANGE_BYTES:
+            found.append((found[-1][1] if found else start, cut.end_offset))
+            begin = cut.bytes_total
+        else:
+            found[-1] = (found[-1][0], cut.end_offset)
+    return found

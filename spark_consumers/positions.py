@@ -1,0 +1,313 @@
+"""Where a reader stands in the change log, and how far its next step goes.
+
+A position is a cut at a version: for each stream the offset up to which (exclusive) everything is read.
+Invariant: every position made here lies at a commit's end in every stream, at the same version in all of
+them; so no transaction is split, and each version is read whole or not at all.
+"""
+
+import heapq
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import groupby, pairwise
+from operator import itemgetter
+from types import TracebackType
+from typing import Any, Self
+
+from spark_consumers.tables import WantedTable
+from walsender_bridge.change_log.client import (
+    CutPoint,
+    LogClient,
+    LogStatus,
+    ReplicaClient,
+    StreamCut,
+)
+from walsender_bridge.errors import ConfigError, TrimmedError, UnknownStreamError
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A cut: `streams` maps each stream to its exclusive end offset."""
+
+    log_id: str
+    version: int
+    streams: Mapping[str, int] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """The form in which Spark keeps it in a checkpoint."""
+        streams = dict(sorted(self.streams.items()))
+        return {"log_id": self.log_id, "version": self.version, "streams": streams}
+
+    @classmethod
+    def from_json(cls, record: Mapping[str, Any]) -> "Position":
+        """A position from a checkpoint. Raises `ConfigError`."""
+        try:
+            streams = {str(name): int(end) for name, end in record["streams"].items()}
+            return cls(str(record["log_id"]), int(record["version"]), streams)
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise ConfigError(
+                f"{record!r:.200} is not a position in a change log",
+                where="checkpoint",
+                repair="use a checkpoint that this source wrote",
+            ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Entries [first, end) of one stream, to be read from the replica at `address`."""
+
+    stream: str
+    address: str
+    first: int
+    end: int
+
+
+class LogReader:
+    """What planning needs of a log: its status, and cuts of its streams. One for each driver process.
+
+    Raises the client's errors. With `tables` only their streams are seen; `relations` then has the
+    wanted tables (`schema.table`) of each stream, and is empty otherwise.
+    """
+
+    def __init__(self, address: str, tables: Iterable[WantedTable] | None = None) -> None:
+        self._log = LogClient(address)
+        self.relations: dict[str, tuple[str, ...]] = {}
+        for table in tables or ():
+            names = self.relations.get(table.stream, ())
+            self.relations[table.stream] = (*names, table.relation.full_name)
+        self._replicas: dict[str, ReplicaClient] = {}
+        self.address = self._log.address
+
+    @property
+    def client(self) -> LogClient:
+        """The repository."""
+        return self._log
+
+    def replica(self, address: str) -> ReplicaClient:
+        """The client of a keeper, made once."""
+        if address not in self._replicas:
+            self._replicas[address] = ReplicaClient(address)
+        return self._replicas[address]
+
+    def close(self) -> None:
+        """End all connections."""
+        for client in (self._log, *self._replicas.values()):
+            client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def status(self) -> LogStatus:
+        """The newest version, with the wanted streams only."""
+        status = self._log.status()
+        if not self.relations:
+            return status
+        streams = {name: cut for name, cut in status.streams.items() if name in self.relations}
+        return LogStatus(status.log_id, status.version, status.forced_version, streams)
+
+    # -- positions ----------------------------------------------------------------------------------
+
+    def newest(self, status: LogStatus) -> Position:
+        """Everything up to the newest version."""
+        ends = {name: cut.end_offset for name, cut in status.streams.items()}
+        return Position(status.log_id, status.version, ends)
+
+    def oldest(self, status: LogStatus) -> Position:
+        """Before everything that is still kept."""
+        return Position(
+            status.log_id, 0, {name: max(c.low_offset, 1) for name, c in status.streams.items()}
+        )
+
+    def at(self, status: LogStatus, version: int) -> Position:
+        """The cut at `version` (its end). Raises `TrimmedError` where that is gone."""
+        if version >= status.version:
+            return self.newest(status)
+        ends = {}
+        for name, cut in status.streams.items():
+            point = self.replica(cut.address).cut_before(name, version + 1)
+            low = max(cut.low_offset, 1)
+            if point is None and low > 1:
+                raise trimmed(name, low, f"version {version + 1}", self.address)
+            ends[name] = 1 if point is None else point.end_offset
+        position = Position(status.log_id, version, ends)
+        self.check_kept(status, position)
+        return position
+
+    def version_at(self, status: LogStatus, commit_time: int) -> int | None:
+        """The first version with a commit at that time or later (microseconds); None if there is none."""
+        found = [
+            self.replica(cut.address).version_at(name, commit_time)
+            for name, cut in status.streams.items()
+        ]
+        return min((point.version for point in found if point is not None), default=None)
+
+    def check_log(self, status: LogStatus, position: Position) -> None:
+        """Raise `ConfigError` if the position is one of another log."""
+        if position.log_id != status.log_id:
+            raise ConfigError(
+                f"the position is one of log {position.log_id}, but this is log {status.log_id}",
+                where=self.address,
+                repair="read the log that the checkpoint began with, or begin with a new checkpoint",
+            )
+
+    def check_kept(self, status: LogStatus, position: Position) -> None:
+        """Raise `TrimmedError` if something behind the position has been trimmed."""
+        for name, cut in status.streams.items():
+            first = position.streams.get(name, 1)
+            if first < cut.low_offset:
+                raise trimmed(name, cut.low_offset, f"offset {first}", self.address)
+
+    # -- steps --------------------------------------------------------------------------------------
+
+    def step(
+        self,
+        status: LogStatus,
+        here: Position,
+        *,
+        max_bytes: int | None = None,
+        max_versions: int | None = None,
+        last_version: int | None = None,
+    ) -> Position:
+        """How far to go from `here`: at least one version if there is one, within the limits.
+
+        `max_bytes` are bytes of the log as it is stored. `here` itself if nothing new is there.
+        """
+        goal = (
+            self.newest(status)
+            if last_version is None or last_version >= status.version
+            else self.at(status, max(last_version, here.version))
+        )
+        starts = {name: here.streams.get(name, 1) for name in goal.streams}
+        if all(goal.streams[name] <= starts[name] for name in starts):
+            return here
+        if max_bytes is None and max_versions is None:
+            return goal
+        points: dict[str, list[CutPoint]] = {}
+        known = goal.version
+        for name, cut in status.streams.items():
+            if goal.streams[name] <= starts[name]:
+                points[name] = []
+                continue
+            replica = self.replica(cut.address)
+            points[name] = replica.plan(name, starts[name], goal.version, max_bytes, max_versions)
+            if points[name] and points[name][-1].end_offset < goal.streams[name]:
+                # What follows in this stream is not known: no version beyond may be chosen.
+                known = min(known, points[name][-1].version)
+        bases = {name: self._bytes_before(status.streams[name], p) for name, p in points.items()}
+        version = choose(points, bases, known, max_bytes, max_versions)
+        if version is None or version >= goal.version:
+            return goal
+        ends = {
+            name: max(
+                (p.end_offset for p in points[name] if p.version <= version), default=starts[name]
+            )
+            for name in starts
+        }
+        return goal if ends == goal.streams else Position(status.log_id, version, ends)
+
+    def _bytes_before(self, cut: StreamCut, points: list[CutPoint]) -> int:
+        if not points:
+            return 0
+        before = self.replica(cut.address).cut_before(cut.stream, points[0].version)
+        if before is not None:
+            return before.bytes_total
+        # The commit before it is trimmed: the first commit is taken whatever its size.
+        return 0 if cut.low_offset <= 1 else points[0].bytes_total
+
+    def ranges(self, status: LogStatus, start: Position, end: Position, size: int) -> list[Range]:
+        """What lies between two positions, in ranges of about `size` bytes that end at commits."""
+        found: list[Range] = []
+        for name, last in end.streams.items():
+            first = start.streams.get(name, 1)
+            if last <= first:
+                continue
+            cut = status.streams.get(name)
+            if cut is None:
+                raise UnknownStreamError(
+                    f"the log has no stream {name}", where=self.address, repair="restore it"
+                )
+            replica = self.replica(cut.address)
+
+            def page(
+                after: int, replica: ReplicaClient = replica, name: str = name
+            ) -> list[CutPoint]:
+                return replica.plan(name, after, end.version)
+
+            found += [
+                Range(name, cut.address, *bounds) for bounds in split(page, first, last, size)
+            ]
+        return found
+
+
+def choose(
+    points: Mapping[str, list[CutPoint]],
+    bases: Mapping[str, int],
+    known: int,
+    max_bytes: int | None,
+    max_versions: int | None,
+) -> int | None:
+    """The last version up to `known` that stays within the limits; the first one always does.
+
+    `points` are each stream's commits in order, `bases` its bytes before the first of them. None if
+    there are no commits.
+    """
+    merged = heapq.merge(
+        *([(p.version, name, p.bytes_total) for p in found] for name, found in points.items())
+    )
+    totals = dict(bases)
+    base, chosen = sum(bases.values()), None
+    for number, (version, commits) in enumerate(groupby(merged, key=itemgetter(0)), 1):
+        if version > known:
+            break
+        totals.update((name, bytes_total) for _, name, bytes_total in commits)
+        too_many = max_versions is not None and number > max_versions
+        too_big = max_bytes is not None and sum(totals.values()) - base > max_bytes
+        if chosen is not None and (too_many or too_big):
+            break
+        chosen = version
+    return chosen
+
+
+def split(
+    page: Callable[[int], list[CutPoint]], first: int, last: int, size: int
+) -> list[tuple[int, int]]:
+    """[first, last) in ranges of about `size` bytes, each of which ends at a commit.
+
+    `page(offset)` gives the next commits behind an offset, some at a time.
+    """
+    bounds = [first]
+    begun: int | None = None
+    after = first
+    total = 0
+    while after < last:
+        commits = [point for point in page(after) if point.end_offset <= last]
+        if not commits:
+            break
+        for point in commits:
+            if begun is None:
+                # What the first commit takes is not known; it is not counted.
+                begun = point.bytes_total
+            elif point.bytes_total - begun > size and after > bounds[-1]:
+                bounds.append(after)
+                begun = total
+            after, total = point.end_offset, point.bytes_total
+    if bounds[-1] < last:
+        bounds.append(last)
+    return list(pairwise(bounds))
+
+
+def trimmed(stream: str, low: int, asked: str, where: str) -> TrimmedError:
+    """The error for what the log has dropped."""
+    return TrimmedError(
+        f"stream {stream} is kept from offset {low} on, and {asked} was asked for",
+        where=where,
+        repair="begin again from a snapshot with a new checkpoint; give this reader a consumer name, "
+        "or the log a longer retention",
+    )

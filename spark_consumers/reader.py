@@ -1,0 +1,180 @@
+"""Reading a lake: all tables of one epoch, or none.
+
+`read` resolves one manifest, once, and every table of the `Snapshot` is read at the snapshot that this
+manifest names. So whatever is joined, at whatever time, is of one epoch; and a Spark session that has read
+an epoch is never given an older one by a later `read` that does not ask for it.
+"""
+
+import difflib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from spark_consumers.lakehouse.manifest import Manifest, StreamPosition, TableVersion, open_chain
+from walsender_bridge.errors import LakeError, NotSupportedError, TrimmedError, UsageError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+#: How long a reader waits for a link that it has seen already, in seconds.
+_PATIENCE = 10.0
+_LOOK_AGAIN = 0.1
+
+#: For each Spark application and lake the newest epoch that it has read.
+_seen: "WeakKeyDictionary[Any, dict[str, int]]" = WeakKeyDictionary()
+
+
+def read(
+    spark: "SparkSession",
+    lake: str | Path,
+    epoch: int | None = None,
+    as_of: float | None = None,
+    live: bool = False,
+) -> "Snapshot":
+    """All tables of the lake at one epoch: the newest, or that of number `epoch`, or of the time `as_of`.
+
+    `as_of` is in seconds since the Unix epoch: what was the newest then. Raises `LakeError` (no lake, no
+    such epoch), `TrimmedError` (past its retention), `CorruptError`, `NotSupportedError` (`live`).
+    """
+    if live:
+        raise NotSupportedError(
+            "live reads are not in this version", repair="read the newest epoch: leave live out"
+        )
+    if epoch is not None and as_of is not None:
+        raise UsageError("epoch and as_of exclude each other", repair="give one of them")
+    chain = open_chain(lake)
+    identity: str = chain.identity()["lake"]
+    seen = _seen.setdefault(spark.sparkContext, {})
+    if epoch is not None:
+        manifest = chain.at_epoch(epoch)
+    elif as_of is not None:
+        manifest = chain.as_of(as_of)
+    else:
+        manifest = _newest(chain.head, seen.get(identity, 0), str(chain.root))
+    seen[identity] = max(seen.get(identity, 0), manifest.epoch)
+    return Snapshot(spark, chain.root, manifest)
+
+
+def _newest(head: Callable[[], Manifest | None], least: int, where: str) -> Manifest:
+    """The newest link, once it is as new as what this session has read.
+
+    On a disk that several machines share, a listing may be older than one seen before.
+    """
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        found = head()
+        if found is not None and found.epoch >= least:
+            return found
+        if found is None and not least:
+            raise LakeError(
+                "nothing is published yet",
+                where=where,
+                repair="see that `tuskline lake run` is running",
+            )
+        if time.monotonic() > deadline:
+            raise LakeError(
+                f"this session has read epoch {least}, but the newest here is "
+                f"{found.epoch if found is not None else 'gone'}",
+                where=where,
+                repair="see that this is the same lake, not an older copy of it",
+            )
+        time.sleep(_LOOK_AGAIN)
+
+
+class Snapshot(Mapping[str, "DataFrame"]):
+    """The tables of one epoch, as DataFrames by name: `snapshot["public.orders"]`.
+
+    A name is `stream.schema.table`, or a shorter end of it that only one table has.
+    """
+
+    def __init__(self, spark: "SparkSession", root: Path, manifest: Manifest) -> None:
+        self._spark = spark
+        self._root = root
+        self.manifest = manifest
+
+    @property
+    def epoch(self) -> int:
+        """The epoch's number: the log's version that it ends with."""
+        return self.manifest.epoch
+
+    @property
+    def positions(self) -> dict[str, StreamPosition]:
+        """Where the epoch cuts each stream."""
+        return dict(self.manifest.streams)
+
+    @property
+    def tables(self) -> list[str]:
+        """The names of all tables, `stream.schema.table`, ordered."""
+        return sorted(self.manifest.readable)
+
+    def __getitem__(self, name: str) -> "DataFrame":
+        """The table as a DataFrame. Raises `LakeError` for an unknown or ambiguous name."""
+        from spark_consumers.lakehouse.iceberg import read_snapshot
+        from spark_consumers.lakehouse.table_format import ROW_ID
+
+        full = self.resolve(name)
+        table: TableVersion = self.manifest.readable[full]
+        if not self._root.joinpath(table.path).exists():
+            raise TrimmedError(
+                f"epoch {self.epoch} has expired", where=full, repair="read it again"
+            )
+        frame: DataFrame = read_snapshot(
+            self._spark, str(self._root / table.path), table.snapshot_id
+        )
+        return frame if table.key else frame.drop(ROW_ID)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tables)
+
+    def __len__(self) -> int:
+        return len(self.tables)
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and len(self._matches(name)) == 1
+
+    def resolve(self, name: str) -> str:
+        """The full name of the table that is meant. Raises `LakeError`."""
+        found = self._matches(name)
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise LakeError(
+                f"{name!r} is ambiguous", where=str(self._root), repair=f"name one of {found}"
+            )
+        ends = {end: full for full in self.tables for end in _ends(full)}
+        close = difflib.get_close_matches(name, ends, n=3, cutoff=0.5)
+        nearest = sorted({ends[c] for c in close}) or self.tables[:10]
+        reason = self.manifest.set_aside.get(name)
+        raise LakeError(
+            f"no table {name!r} in epoch {self.epoch}" + (f": {reason}" if reason else ""),
+            where=str(self._root),
+            repair=f"the nearest are {nearest}" if nearest else "no table is published yet",
+        )
+
+    def _matches(self, name: str) -> list[str]:
+        tables = self.tables
+        return [name] if name in tables else [t for t in tables if name in _ends(t)]
+
+    def register_views(self, prefix: str = "") -> list[str]:
+        """Make a temporary view of each table, `prefix_schema_table`; their names.
+
+        With several streams the stream is in the name: `prefix_stream_schema_table`. The views stay at this
+        epoch.
+        """
+        several = len({name.partition(".")[0] for name in self.tables}) > 1
+        names = []
+        for full in self.tables:
+            parts = full.split(".") if several else full.split(".")[1:]
+            view = "_".join([prefix, *parts] if prefix else parts)
+            self[full].createOrReplaceTempView(f"`{view}`")
+            names.append(view)
+        return names
+
+
+def _ends(full: str) -> list[str]:
+    """`stream.schema.table`, `schema.table`, `table`: a table's own name may have dots too."""
+    stream, _, relation = full.partition(".")
+    del stream
+    return [full, relation, relation.partition(".")[2]]

@@ -1,0 +1,53 @@
+"""Folds as Arrow tables, to be written by one task and read by another."""
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from spark_consumers.bags import BagFold
+from spark_consumers.fold import Fold
+
+_TRUNCATED = b"truncated"
+
+
+def fold_to_table(fold: Fold | BagFold) -> pa.Table:
+    """One column each for what the fold holds; `from_table` reads it back."""
+    arrays: dict[str, Any] = {f"c{i}": column for i, column in enumerate(fold.columns)}
+    if isinstance(fold, BagFold):
+        arrays["delta"] = pa.array(fold.delta)
+    else:
+        arrays["existed"] = pa.array(fold.existed)
+        arrays["state"] = pa.array(fold.state)
+        if fold.unset is not None and fold.source is not None:
+            arrays |= {f"u{i}": pa.array(fold.unset[:, i]) for i in range(len(fold.columns))}
+            arrays |= {f"s{i}": column for i, column in enumerate(fold.source)}
+    table = pa.table(arrays)
+    return table.replace_schema_metadata({_TRUNCATED: b"1" if fold.truncated else b"0"})
+
+
+def fold_from_table(table: pa.Table, key: tuple[int, ...]) -> Fold | BagFold:
+    """The fold that `fold_to_table` wrote; `key` is empty for a bag."""
+    truncated = table.schema.metadata[_TRUNCATED] == b"1"
+
+    def column(name: str) -> pa.Array:
+        return pa.concat_arrays(table.column(name).chunks) if len(table) else _empty(table, name)
+
+    width = sum(name.startswith("c") for name in table.column_names)
+    columns = [column(f"c{i}") for i in range(width)]
+    if not key:
+        return BagFold(truncated, columns, np.asarray(column("delta")))
+    unset = source = None
+    if "u0" in table.column_names:
+        unset = np.column_stack([_bools(column(f"u{i}")) for i in range(width)])
+        source = [column(f"s{i}") for i in range(len(key))]
+    state = np.asarray(column("state"))
+    return Fold(key, truncated, _bools(column("existed")), state, columns, unset, source)
+
+
+def _empty(table: pa.Table, name: str) -> pa.Array:
+    return pa.array([], table.schema.field(name).type)
+
+
+def _bools(array: pa.Array) -> Any:
+    return array.to_numpy(zero_copy_only=False).astype(np.bool_)

@@ -1,0 +1,109 @@
+"""A Spark session that can read and write a lake: Java, jars, catalog and time zone set up.
+
+Tuskline's sources are found in any PySpark 4.1 session without this. It is for those who have no session
+yet: the pipeline, the demo, the tests, a notebook on a laptop.
+"""
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
+
+from spark_consumers import jars, java
+from walsender_bridge.errors import UsageError
+
+CATALOG = "tuskline"
+_EXTENSIONS = (
+    "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
+    "io.delta.sql.DeltaSparkSessionExtension",
+)
+
+
+def catalog_settings(lake: str | Path, catalog: str = CATALOG) -> dict[str, str]:
+    """The settings that make `catalog` the lake's tables: an Iceberg catalog in the folder `<lake>/tables`.
+
+    Without `cache-enabled=false` a session goes on seeing the snapshots that it saw first.
+    """
+    name = f"spark.sql.catalog.{catalog}"
+    return {
+        name: "org.apache.iceberg.spark.SparkCatalog",
+        f"{name}.type": "hadoop",
+        f"{name}.warehouse": f"{str(lake).rstrip('/')}/tables",
+        f"{name}.cache-enabled": "false",
+    }
+
+
+def settings(
+    *,
+    lake: str | Path | None = None,
+    catalog: str = CATALOG,
+    progress: jars.Progress = jars.say,
+) -> dict[str, str]:
+    """Everything `session` sets beyond name and master, for those who build their own session."""
+    common = {
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.memory": "1g",
+        "spark.jars": ",".join(str(jar) for jar in jars.paths(progress)),
+        "spark.pyspark.driver.python": sys.executable,
+        "spark.pyspark.python": sys.executable,
+        "spark.python.worker.reuse": "true",
+        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        "spark.sql.extensions": ",".join(_EXTENSIONS),
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+    }
+    return common | (catalog_settings(lake, catalog) if lake is not None else {})
+
+
+def session(
+    app_name: str = "tuskline",
+    master: str = "local[2]",
+    *,
+    lake: str | Path | None = None,
+    catalog: str = CATALOG,
+    conf: Mapping[str, str] | None = None,
+    progress: jars.Progress = jars.say,
+) -> SparkSession:
+    """The process's Spark session, started if there is none.
+
+    `lake` names the lake's root folder or URI and makes its tables the catalog `catalog`; on a session that
+    runs already the catalog is added to it, so several lakes can be read at once under different names.
+    `conf` overrides any setting; on a running session only what Spark can change then. Driver memory and
+    jars are set when the JVM starts. Raises `NotSupportedError` without a Java, `UnavailableError` without
+    the jars, `UsageError` for a catalog name that a running session uses for another lake.
+    """
+    if SparkContext._active_spark_context is not None:  # noqa: SLF001  # a session is active in its thread only
+        running = SparkSession.builder.getOrCreate()
+        wanted = catalog_settings(lake, catalog) if lake is not None else {}
+        for key, value in (wanted | dict(conf or {})).items():
+            _set(running, key, value, fixed=key in wanted)
+        return running
+    os.environ["JAVA_HOME"] = str(java.find().home)
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    builder = SparkSession.builder.appName(app_name).master(master)
+    for key, value in (
+        settings(lake=lake, catalog=catalog, progress=progress) | dict(conf or {})
+    ).items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()
+
+
+def _set(running: SparkSession, key: str, value: str, *, fixed: bool) -> None:
+    """Set it, unless it is so already; a `fixed` one may not be something else already."""
+    now = running.conf.get(key, None)
+    if now == value:
+        return
+    if fixed and now is not None:
+        raise UsageError(
+            f"this Spark session has {key} = {now}, not {value}",
+            repair="name another catalog for the second lake, or stop the session first",
+        )
+    running.conf.set(key, value)

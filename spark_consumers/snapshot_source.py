@@ -1,0 +1,262 @@
+"""`format("tuskline-snapshot")`: one table of an exported snapshot, read by the executors in parallel.
+
+    spark.read.format("tuskline-snapshot").option("dsn", ...).option("snapshot", exported.snapshot)
+         .option("table", "public.orders").load()
+
+Each task imports the snapshot and copies a range of the table's blocks into Arrow. Types that arrive
+exactly in PostgreSQL's binary form are read so; of all others the server sends the text that their
+output function writes, and `types.from_text`, which the change stream uses too, converts it: snapshot
+and stream agree.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from psycopg import sql
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from spark_consumers import types
+from spark_consumers.options import Options
+from spark_consumers.snapshot import (
+    Part,
+    PublishedTable,
+    ReadColumn,
+    failure,
+    one_table,
+    parts,
+    reader_conninfo,
+    reading,
+)
+from spark_consumers.types import arrow_schema, checked_utf8, column_type, from_text, spark_schema
+from spark_consumers.unfit import UnfitValueError
+from walsender_bridge.errors import SnapshotError, UnsupportedValueError
+from walsender_bridge.sql import load
+from walsender_bridge.wire.connection import describe
+
+if TYPE_CHECKING:
+    from adbc_driver_manager.dbapi import Connection
+
+NAME = "tuskline-snapshot"
+OPTIONS = ("dsn", "snapshot", "table", "publication", "partitions", "partitionBytes", "columns")
+#: Bytes of a table for one task.
+PARTITION_BYTES = 64 * 2**20
+#: Bytes of a record batch.
+_BATCH_BYTES = 8 * 2**20
+
+#: Types whose binary form ADBC turns into the Arrow type that `types` gives them, exactly.
+_BINARY = frozenset(
+    {
+        types.BOOL,
+        types.BYTEA,
+        types.INT2,
+        types.INT4,
+        types.INT8,
+        types.FLOAT4,
+        types.FLOAT8,
+        types.TEXT,
+        types.VARCHAR,
+        types.BPCHAR,
+        types.DATE,
+        types.TIMESTAMP,
+        types.TIMESTAMPTZ,
+    }
+)
+#: 0001-01-01 and 9999-12-31 in days, and the first and last microsecond of them, since 1970. What lies
+#: outside, infinity too, has no text in the stream that a target could hold.
+_DAYS = (-719162, 2932896)
+_MICROSECONDS = (_DAYS[0] * 86_400_000_000, (_DAYS[1] + 1) * 86_400_000_000 - 1)
+
+
+@dataclass
+class _Piece(InputPartition):
+    """What one task reads: everything it needs, so that it asks nobody but PostgreSQL."""
+
+    part: Part
+    query: str
+
+
+class SnapshotSource(DataSource):
+    """The data source. Raises `UsageError`, `SnapshotError`, and the errors of connections."""
+
+    def __init__(self, options: dict[str, str]) -> None:
+        super().__init__(options)
+        given = Options(NAME, options, OPTIONS)
+        self.dsn = given.required("dsn")
+        self.snapshot = given.required("snapshot")
+        self.name_of_table = given.required("table")
+        self.publication = given.text("publication")
+        self.partitions = given.number("partitions")
+        self.partition_bytes = given.number("partitionBytes") or PARTITION_BYTES
+        self.chosen = given.names("columns")
+        if self.partitions is not None and given.text("partitionBytes") is not None:
+            raise given.wrong("partitions", "give either this or partitionBytes")
+
+    @classmethod
+    def name(cls) -> str:
+        """The format's name."""
+        return NAME
+
+    def schema(self) -> StructType:
+        """The table's columns, as they are in the snapshot."""
+        with reading(self.dsn, self.snapshot) as connection:
+            table = one_table(connection, self.name_of_table, self.publication)
+        return spark_schema(arrow_schema(c.column for c in self.wanted(table)))
+
+    def wanted(self, table: PublishedTable) -> tuple[ReadColumn, ...]:
+        """The columns to read. Raises `UsageError` for one that the table does not have."""
+        if self.chosen is None:
+            return table.read_columns
+        by_name = {c.column.name: c for c in table.read_columns}
+        given = Options(NAME, {}, OPTIONS)
+        for name in self.chosen:
+            if name not in by_name:
+                raise given.wrong("columns", f"{table.full_name} has no column {name!r} to read")
+        return tuple(by_name[name] for name in self.chosen)
+
+    def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002  # Spark's interface
+        """The reader, for Spark."""
+        return _Reader(self)
+
+
+class _Reader(DataSourceReader):
+    """Plans on the driver, reads on the executors."""
+
+    def __init__(self, source: SnapshotSource) -> None:
+        self._dsn = source.dsn
+        self._snapshot = source.snapshot
+        self._table = source.name_of_table
+        with reading(source.dsn, source.snapshot) as connection:
+            table = one_table(connection, source.name_of_table, source.publication)
+            self._columns = source.wanted(table)
+            self._pieces = [
+                _Piece(part, _query(part, self._columns, table.row_filter))
+                for part in parts(
+                    connection, table, count=source.partitions, size=source.partition_bytes
+                )
+            ]
+
+    def partitions(self) -> Sequence[InputPartition]:
+        return self._pieces
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if not isinstance(partition, _Piece):
+            raise TypeError(partition)
+        yield from self._read(partition)
+
+    def _read(self, piece: _Piece) -> Iterator[pa.RecordBatch]:
+        from adbc_driver_manager import Error
+        from adbc_driver_postgresql import StatementOptions, dbapi
+
+        where = describe(self._dsn)
+        try:
+            with closing(dbapi.connect(reader_conninfo(self._dsn), autocommit=False)) as connection:
+                self._begin(connection, piece.part)
+                with connection.cursor() as cursor:
+                    cursor.adbc_statement.set_options(
+                        **{StatementOptions.BATCH_SIZE_HINT_BYTES.value: str(_BATCH_BYTES)}
+                    )
+                    cursor.execute(piece.query)
+                    row = 0
+                    for batch in cursor.fetch_record_batch():
+                        yield self._converted(batch, piece.part, row)
+                        row += batch.num_rows
+        except Error as error:
+            raise failure(error.sqlstate, str(error), where, self._snapshot) from None
+        except pa.ArrowException as error:
+            # An error of the server in the middle of a COPY comes this way.
+            raise failure(None, str(error), where) from None
+
+    def _begin(self, connection: "Connection", part: Part) -> None:
+        with connection.cursor() as cursor:
+            begin = sql.SQL(load("snapshot_begin")).format(
+                snapshot=sql.Literal(self._snapshot), relation=sql.Identifier(*part.relation)
+            )
+            cursor.executescript(begin.as_string())
+            check = sql.SQL(load("snapshot_check")).format(oid=sql.Literal(part.oid))
+            cursor.execute(check.as_string().strip().rstrip(";"))
+            if cursor.fetchall() != [(True,)]:
+                raise SnapshotError(
+                    f"{'.'.join(part.relation)} was truncated or rewritten after the snapshot",
+                    where=describe(self._dsn),
+                    repair="export a new snapshot and copy the table again",
+                )
+
+    def _converted(self, batch: pa.RecordBatch, part: Part, row: int) -> pa.RecordBatch:
+        arrays = []
+        for read, array in zip(self._columns, batch.columns, strict=True):
+            column = read.column
+            try:
+                arrays.append(converted(array, column.type_oid, column.typmod))
+            except UnfitValueError as fault:
+                raise UnsupportedValueError(
+                    fault.what,
+                    where=f"{self._table}.{column.name}, row {row + fault.index + 1} of "
+                    f"{'.'.join(part.relation)} from block {part.first} on",
+                    repair="change the value at the source, or leave the column out (columns)",
+                ) from fault
+        return pa.RecordBatch.from_arrays(
+            arrays, schema=arrow_schema(c.column for c in self._columns)
+        )
+
+
+def _query(part: Part, columns: Sequence[ReadColumn], row_filter: str | None) -> str:
+    """The query for a part of a table; generated, quoted, complete."""
+    wanted: list[sql.Composable] = []
+    for read in columns:
+        name = sql.Identifier(read.column.name)
+        if read.column.type_oid in _BINARY:
+            wanted.append(name)
+        else:
+            # The type's own output function: a cast to text differs for some (inet, bpchar, bool).
+            wanted.append(
+                sql.SQL("{}({})::pg_catalog.text").format(sql.Identifier(*read.output), name)
+            )
+    bounds = []
+    if part.first:
+        bounds.append(sql.SQL("ctid >= {}").format(sql.Literal(f"({part.first},0)")))
+    if part.last is not None:
+        bounds.append(sql.SQL("ctid < {}").format(sql.Literal(f"({part.last},0)")))
+    query = sql.SQL(load("snapshot_read")).format(
+        columns=sql.SQL(", ").join(wanted),
+        relation=sql.Identifier(*part.relation),
+        range=sql.SQL(" AND ").join(bounds) if bounds else sql.SQL("true"),
+        filter=sql.SQL(f"({row_filter})") if row_filter else sql.SQL("true"),
+    )
+    return query.as_string()
+
+
+def converted(array: pa.Array, type_oid: int, typmod: int) -> pa.Array:
+    """A column as ADBC gives it, as the stream has it. Raises `UnfitValueError`."""
+    kind = column_type(type_oid, typmod)
+    if type_oid not in _BINARY:
+        return from_text(array, kind)
+    if array.type != kind.arrow:
+        array = array.cast(kind.arrow)
+    if pa.types.is_string(kind.arrow):
+        return checked_utf8(array)
+    if pa.types.is_floating(kind.arrow):
+        # PostgreSQL prints every NaN alike; the stream knows one.
+        return pc.if_else(pc.is_nan(array), pa.scalar(np.nan, kind.arrow), array)
+    if pa.types.is_date(kind.arrow):
+        return _within(array, pa.int32(), _DAYS)
+    if pa.types.is_timestamp(kind.arrow):
+        return _within(array, pa.int64(), _MICROSECONDS)
+    return array
+
+
+def _within(array: pa.Array, plain: pa.DataType, limits: tuple[int, int]) -> pa.Array:
+    """The array, once every value lies within the limits (those of its plain numbers)."""
+    numbers = array.view(plain)
+    least, most = limits
+    bounds: dict[str, Any] = pc.min_max(numbers).as_py()
+    if bounds["min"] is not None and (bounds["min"] < least or bounds["max"] > most):
+        outside = pc.or_(pc.less(numbers, least), pc.greater(numbers, most))
+        at = pc.index(pc.fill_null(outside, False), True).as_py()
+        raise UnfitValueError(at, f"infinity or a year that {array.type} lacks", malformed=False)
+    return array

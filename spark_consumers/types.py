@@ -1,0 +1,247 @@
+"""PostgreSQL's types in Arrow and Spark, and PostgreSQL's text turned into them, a column at a time.
+
+Invariant: a value arrives exactly, or as PostgreSQL's own text, or as an error that names it. Nothing
+becomes NULL or loses a digit in silence. Which columns are kept as text is said (`kept_as_text`).
+
+The text is what a type's output function writes with the settings of `SESSION_SETTINGS`; capture and
+snapshot both pin them. Formats: PostgreSQL documentation, chapter 8 "Data Types" and 8.15.6 for arrays.
+"""
+
+import binascii
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from spark_consumers.arrays import elements
+from spark_consumers.spans import contents, validity
+from spark_consumers.unfit import UnfitValueError
+from walsender_bridge.wire.pgoutput import Column
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+#: What a session must set so that equal values have equal text, whoever reads them. On servers before
+#: 12, `extra_float_digits` has to be 3 for floats to be exact; since 12 anything above 0 is the
+#: shortest exact form.
+SESSION_SETTINGS = {
+    "TimeZone": "UTC",
+    "DateStyle": "ISO, YMD",
+    "IntervalStyle": "postgres",
+    "extra_float_digits": "3",
+    "bytea_output": "hex",
+    "client_encoding": "UTF8",
+}
+
+BOOL, BYTEA, NAME, INT8, INT2, INT4, TEXT = 16, 17, 19, 20, 21, 23, 25
+JSON, FLOAT4, FLOAT8, BPCHAR, VARCHAR, DATE = 114, 700, 701, 1042, 1043, 1082
+TIMESTAMP, TIMESTAMPTZ, NUMERIC, UUID, JSONB = 1114, 1184, 1700, 2950, 3802
+INT2_ARRAY, INT4_ARRAY, TEXT_ARRAY, VARCHAR_ARRAY, INT8_ARRAY = 1005, 1007, 1009, 1015, 1016
+
+#: The widest decimal that Arrow's decimal128 and Spark hold.
+MAX_DECIMAL = 38
+
+_ARROW: dict[int, pa.DataType] = {
+    BOOL: pa.bool_(),
+    INT2: pa.int16(),
+    INT4: pa.int32(),
+    INT8: pa.int64(),
+    FLOAT4: pa.float32(),
+    FLOAT8: pa.float64(),
+    TEXT: pa.string(),
+    VARCHAR: pa.string(),
+    BPCHAR: pa.string(),
+    NAME: pa.string(),
+    UUID: pa.string(),
+    JSON: pa.string(),
+    JSONB: pa.string(),
+    BYTEA: pa.binary(),
+    DATE: pa.date32(),
+    TIMESTAMP: pa.timestamp("us"),
+    TIMESTAMPTZ: pa.timestamp("us", "UTC"),
+    INT2_ARRAY: pa.list_(pa.int16()),
+    INT4_ARRAY: pa.list_(pa.int32()),
+    INT8_ARRAY: pa.list_(pa.int64()),
+    TEXT_ARRAY: pa.list_(pa.string()),
+    VARCHAR_ARRAY: pa.list_(pa.string()),
+}
+
+#: Values that PostgreSQL has and the target has not.
+_BEYOND = re.compile(r"-?infinity|.* BC|\d{5,}-.*|NaN|-?Infinity", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnType:
+    """What a column becomes. `kept_as_text`: its values are PostgreSQL's own text, exactly."""
+
+    type_oid: int
+    typmod: int
+    arrow: pa.DataType
+    kept_as_text: bool
+
+
+def column_type(type_oid: int, typmod: int) -> ColumnType:
+    """The Arrow type for a PostgreSQL type OID and modifier (`pg_attribute.atttypmod`)."""
+    if type_oid == NUMERIC:
+        limits = numeric_limits(typmod)
+        if limits is None:
+            return ColumnType(type_oid, typmod, pa.string(), kept_as_text=True)
+        return ColumnType(type_oid, typmod, pa.decimal128(*limits), kept_as_text=False)
+    found = _ARROW.get(type_oid)
+    return ColumnType(type_oid, typmod, found or pa.string(), kept_as_text=found is None)
+
+
+def numeric_limits(typmod: int) -> tuple[int, int] | None:
+    """(precision, scale) of a `numeric(p, s)` that a decimal holds, otherwise None.
+
+    None for `numeric` without limits, more than 38 digits, and the scales below 0 or above the
+    precision that PostgreSQL 15 brought: those are kept as text.
+    """
+    if typmod < 4:
+        return None
+    packed = typmod - 4
+    precision = packed >> 16 & 0xFFFF
+    # Since 15 the scale has 11 bits and a sign: one below 0 reads as more than any precision here.
+    scale = packed & 0x7FF
+    if precision > MAX_DECIMAL or scale > precision:
+        return None
+    return precision, scale
+
+
+def arrow_schema(columns: Iterable[Column]) -> pa.Schema:
+    """The Arrow schema of a table's columns; every field may be NULL."""
+    return pa.schema([pa.field(c.name, column_type(c.type_oid, c.typmod).arrow) for c in columns])
+
+
+def spark_schema(schema: pa.Schema) -> "StructType":
+    """The same schema for Spark: `timestamp` is `TIMESTAMP_NTZ`, `timestamptz` is `TIMESTAMP`."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    return from_arrow_schema(schema, prefer_timestamp_ntz=True)
+
+
+def text_columns(columns: Iterable[Column]) -> list[str]:
+    """The names of the columns that are kept as PostgreSQL's own text."""
+    return [c.name for c in columns if column_type(c.type_oid, c.typmod).kept_as_text]
+
+
+def from_text(values: pa.Array, kind: ColumnType) -> pa.Array:
+    """PostgreSQL's text (a `pa.string()` array, UTF-8 not yet checked) as `kind.arrow`.
+
+    Raises `UnfitValueError` with the position of the first value that does not fit.
+    """
+    arrow = kind.arrow
+    if pa.types.is_string(arrow):
+        return checked_utf8(values)
+    if pa.types.is_boolean(arrow):
+        return _booleans(values)
+    if pa.types.is_binary(arrow):
+        return _bytea(values)
+    if pa.types.is_list(arrow):
+        return _lists(values, arrow)
+    return _cast(values, arrow)
+
+
+def checked_utf8(values: pa.Array) -> pa.Array:
+    """The same array, once every byte of it is known to be UTF-8 (a SQL_ASCII database may differ)."""
+    raw = values.cast(pa.binary())
+    try:
+        raw.cast(pa.string())
+    except pa.ArrowInvalid:
+        at = _first_unfit(raw, pa.string())
+        raise UnfitValueError(at, "bytes that are not UTF-8", malformed=False) from None
+    return values
+
+
+def _cast(values: pa.Array, arrow: pa.DataType) -> pa.Array:
+    try:
+        return values.cast(arrow)
+    except pa.ArrowInvalid:
+        at = _first_unfit(values, arrow)
+        text = values.cast(pa.binary())[at].as_py().decode("utf-8", "replace")
+        beyond = _BEYOND.fullmatch(text) is not None
+        shown = text if len(text) <= 60 else f"{text[:57]}..."
+        raise UnfitValueError(at, f"{shown!r} is not in {arrow}", malformed=not beyond) from None
+
+
+def _first_unfit(values: pa.Array, arrow: pa.DataType) -> int:
+    """Where the first value is that does not cast: by halves, since a cast does not tell."""
+    low, high = 0, len(values)
+    while high - low > 1:
+        middle = (low + high) // 2
+        try:
+            values.slice(low, middle - low).cast(arrow)
+        except pa.ArrowInvalid:
+            high = middle
+        else:
+            low = middle
+    return low
+
+
+def _booleans(values: pa.Array) -> pa.Array:
+    offsets, data, valid = contents(values)
+    starts, lengths = offsets[:-1], np.diff(offsets)
+    rows = np.arange(len(values)) if valid is None else np.flatnonzero(valid)
+    bad = rows[lengths[rows] != 1]
+    if not len(bad):
+        letters = data[starts[rows]]
+        bad = rows[(letters != ord("t")) & (letters != ord("f"))]
+    if len(bad):
+        raise UnfitValueError(int(bad[0]), "not a boolean", malformed=True)
+    truth = np.zeros(len(values), np.bool_)
+    truth[rows] = letters == ord("t")
+    bits = pa.py_buffer(np.packbits(truth, bitorder="little"))
+    return pa.Array.from_buffers(pa.bool_(), len(truth), [validity(valid), bits])
+
+
+def _bytea(values: pa.Array) -> pa.Array:
+    r"""`\x` and two hexadecimal digits a byte (8.4.1, "bytea Hex Format")."""
+    offsets, data, valid = contents(values)
+    lengths = np.diff(offsets)
+    rows = np.arange(len(values)) if valid is None else np.flatnonzero(valid)
+    bad = rows[(lengths[rows] < 2) | (lengths[rows] % 2 != 0)]
+    if not len(bad):
+        heads = offsets[rows]
+        bad = rows[(data[heads] != ord("\\")) | (data[heads + 1] != ord("x"))]
+    if len(bad):
+        raise UnfitValueError(int(bad[0]), "not bytea in hex form", malformed=True)
+    digits = np.ones(len(data), np.bool_)
+    digits[heads] = False
+    digits[heads + 1] = False
+    try:
+        decoded = binascii.a2b_hex(data[digits].data)
+    except binascii.Error:
+        for row in rows.tolist():
+            try:
+                binascii.a2b_hex(data[offsets[row] + 2 : offsets[row + 1]].data)
+            except binascii.Error:
+                raise UnfitValueError(row, "not bytea in hex form", malformed=True) from None
+        raise
+    sizes = np.zeros(len(values) + 1, np.int64)
+    sizes[1:][rows] = (lengths[rows] - 2) // 2
+    ends = np.cumsum(sizes).astype(np.int32)
+    return pa.Array.from_buffers(
+        pa.binary(), len(values), [validity(valid), pa.py_buffer(ends), pa.py_buffer(decoded)]
+    )
+
+
+def _lists(values: pa.Array, arrow: pa.DataType) -> pa.Array:
+    offsets, texts, valid = elements(values)
+    try:
+        items = (
+            checked_utf8(texts)
+            if pa.types.is_string(arrow.value_type)
+            else _cast(texts, arrow.value_type)
+        )
+    except UnfitValueError as fault:
+        row = int(np.searchsorted(offsets, fault.index, side="right")) - 1
+        raise UnfitValueError(row, fault.what, malformed=fault.malformed) from None
+    return pa.ListArray.from_buffers(
+        arrow,
+        len(values),
+        [validity(valid), pa.py_buffer(offsets.astype(np.int32))],
+        children=[items],
+    )

@@ -1,0 +1,1 @@
+ALTER PUBLICATION {publication} ADD TABLE {tables};

@@ -1,0 +1,1 @@
+CREATE PUBLICATION {publication} FOR TABLE {tables};

@@ -1,0 +1,1 @@
+CREATE PUBLICATION {publication} FOR ALL TABLES;

@@ -1,0 +1,20 @@
+-- The metadata repository's own file (SQLite): see walsender_bridge/change_log/repository_store.py.
+CREATE TABLE record (
+    number INTEGER PRIMARY KEY,
+    body TEXT NOT NULL
+) STRICT;
+
+CREATE TABLE checkpoint (
+    one INTEGER PRIMARY KEY CHECK (one = 1),
+    number INTEGER NOT NULL, -- of the last record that is folded in
+    body TEXT NOT NULL
+) STRICT;
+
+-- The checkpoint's commits: version -> stream, local range, global range (JSON arrays).
+CREATE TABLE commits (
+    stream TEXT NOT NULL,
+    version INTEGER NOT NULL,
+    context TEXT NOT NULL,
+    position TEXT NOT NULL,
+    PRIMARY KEY (stream, version)
+) STRICT, WITHOUT ROWID;

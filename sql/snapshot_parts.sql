@@ -1,0 +1,17 @@
+-- What holds a table's rows: itself, or the partitions at the end of its tree; size in blocks.
+WITH RECURSIVE parts AS (
+    SELECT %(table)s::oid AS oid
+    UNION ALL
+    SELECT i.inhrelid
+    FROM parts
+    JOIN pg_class AS p ON p.oid = parts.oid AND p.relkind = 'p'
+    JOIN pg_inherits AS i ON i.inhparent = p.oid
+)
+SELECT n.nspname, c.relname, c.oid::bigint, c.relkind::text,
+       coalesce(pg_relation_size(c.oid), 0) / current_setting('block_size')::bigint AS blocks,
+       current_setting('block_size')::bigint AS block_size
+FROM parts
+JOIN pg_class AS c ON c.oid = parts.oid
+JOIN pg_namespace AS n ON n.oid = c.relnamespace
+WHERE c.relkind <> 'p'
+ORDER BY 1, 2;

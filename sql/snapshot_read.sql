@@ -1,0 +1,1 @@
+SELECT {columns} FROM ONLY {relation} WHERE {range} AND {filter}

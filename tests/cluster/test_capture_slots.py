@@ -1,0 +1,207 @@
+"""Capture and its slot and publication: made, adopted, refused; a log is never continued by guess."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from tests.support.capture_stack import (
+    PUBLICATION,
+    SLOT,
+    CaptureProcess,
+    ChangeLog,
+    check_equal,
+    make_tables,
+)
+from tests.support.servers import Database, MakeServer, each_major
+from tests.support.waiting import wait_for
+from walsender_bridge.errors import Cause
+
+TABLES = ("public.orders", "public.audit")
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Iterator[ChangeLog]:
+    with ChangeLog(tmp_path) as log:
+        yield log
+
+
+@pytest.fixture
+def shop(database: Database) -> Database:
+    with database.connect() as connection:
+        make_tables(connection)
+    return database
+
+
+def captured(capture: CaptureProcess, log: ChangeLog, dsn: str, *statements: str) -> None:
+    """Run the capture, then the statements, until the log is equal; then stop it."""
+    capture.start()
+    wait_for(capture.streams, 30, "capture streams")
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        for statement in statements:
+            connection.execute(statement.encode())
+    check_equal(log, dsn)
+    assert capture.stop() == 0
+
+
+@each_major
+def test_29_a_slot_that_was_dropped_and_made_again_is_refused(
+    tmp_path: Path, log: ChangeLog, shop: Database
+) -> None:
+    capture = CaptureProcess(tmp_path, log, shop.dsn, *TABLES)
+    captured(capture, log, shop.dsn, "INSERT INTO orders VALUES (1, 'logged')")
+    before = log.replica_status()
+    shop.execute(f"SELECT pg_drop_replication_slot('{SLOT}')")
+    capture.start()
+    assert capture.wait() == Cause.DIVERGED
+    assert "the slot is gone" in capture.output.read_text()
+    # What commits now is in no slot: a new one would skip it in silence.
+    shop.execute(
+        "INSERT INTO orders VALUES (2, 'skipped')",
+        f"SELECT pg_create_logical_replication_slot('{SLOT}', 'pgoutput')",
+        "INSERT INTO orders VALUES (3, 'sent')",
+    )
+    capture.start()
+    assert capture.wait() == Cause.DIVERGED
+    assert "made anew" in capture.output.read_text()
+    assert capture.status()["error"]["code"] == "DIVERGED"
+    after = log.replica_status()
+    assert (after.end_offset, after.confirmed_to) == (before.end_offset, before.confirmed_to)
+
+
+def test_29_a_server_that_lost_what_the_log_has_is_refused_and_listed(
+    tmp_path: Path, log: ChangeLog, make_server: MakeServer
+) -> None:
+    server = make_server(fsync="off")
+    server.start()
+    with psycopg.connect(server.dsn(), autocommit=True) as connection:
+        make_tables(connection)
+    capture = CaptureProcess(tmp_path, log, server.dsn(), *TABLES)
+    captured(capture, log, server.dsn())
+    server.stop()
+    old = server.data_dir.with_name("old")
+    shutil.copytree(server.data_dir, old, copy_function=_copy)
+    server.start()
+    captured(
+        capture,
+        log,
+        server.dsn(),
+        *(f"INSERT INTO orders VALUES ({n}, pg_current_xact_id()::text)" for n in range(3)),
+    )
+    with psycopg.connect(server.dsn()) as connection:
+        xids = [xid for (xid,) in connection.execute("SELECT pad FROM orders").fetchall()]
+    server.stop()
+    shutil.rmtree(server.data_dir)
+    old.rename(server.data_dir)
+    _give(server.data_dir, server.folder.resolve())
+    server.start()
+    capture.start()
+    assert capture.wait() == Cause.DIVERGED
+    said = capture.output.read_text()
+    assert "restored or replaced" in said
+    for xid in xids:
+        assert f"xid {xid}," in said
+
+
+def _copy(source: str, target: str) -> str:
+    return str(shutil.copy2(source, target))
+
+
+def _give(folder: Path, like: Path) -> None:
+    """The copy belongs to the server's account, as the original did."""
+    owner = like.stat()
+    for path in (folder, *folder.rglob("*")):
+        shutil.chown(path, owner.st_uid, owner.st_gid)
+    folder.chmod(0o700)
+
+
+@each_major
+def test_an_existing_slot_and_publication_are_adopted(
+    tmp_path: Path, log: ChangeLog, shop: Database
+) -> None:
+    shop.execute(
+        f"CREATE PUBLICATION {PUBLICATION} FOR TABLE orders",
+        f"SELECT pg_create_logical_replication_slot('{SLOT}', 'pgoutput')",
+        "INSERT INTO orders VALUES (1, 'since the slot')",
+    )
+    capture = CaptureProcess(tmp_path, log, shop.dsn, *TABLES)
+    captured(capture, log, shop.dsn)
+    with shop.connect() as connection:
+        rows = connection.execute(
+            "SELECT schemaname || '.' || tablename FROM pg_publication_tables WHERE pubname = %s",
+            [PUBLICATION],
+        ).fetchall()
+    assert {name for (name,) in rows} == {*TABLES, "tuskline.flush"}
+
+
+def test_all_tables_are_captured_when_none_is_named(
+    tmp_path: Path, log: ChangeLog, shop: Database
+) -> None:
+    capture = CaptureProcess(tmp_path, log, shop.dsn)
+    shop.execute("INSERT INTO orders VALUES (1, 'before')")
+    captured(capture, log, shop.dsn, "TRUNCATE orders", "INSERT INTO orders VALUES (2, 'after')")
+
+
+def test_a_table_that_publishing_would_break_is_refused(
+    tmp_path: Path, log: ChangeLog, shop: Database
+) -> None:
+    shop.execute("CREATE TABLE bare (id int)")
+    capture = CaptureProcess(tmp_path, log, shop.dsn, "public.bare")
+    capture.start()
+    assert capture.wait() == Cause.PUBLICATION
+    assert "REPLICA IDENTITY FULL" in capture.output.read_text()
+    shop.execute("INSERT INTO bare VALUES (1)", "UPDATE bare SET id = 2")
+
+
+@pytest.mark.parametrize(
+    ("statement", "cause", "word"),
+    [
+        ("CREATE ROLE {0} LOGIN PASSWORD 'planted-secret'", Cause.PRIVILEGE, "permission"),
+        ("SELECT 1", Cause.AUTHENTICATION, "password"),
+    ],
+    ids=["role without REPLICATION", "unknown role"],
+)
+def test_a_role_that_may_not_is_refused_by_name_and_its_password_is_not_shown(
+    tmp_path: Path, log: ChangeLog, shop: Database, statement: str, cause: Cause, word: str
+) -> None:
+    role = f"weak_{shop.name}"
+    shop.execute(statement.format(role))
+    try:
+        dsn = shop.server.dsn(shop.name, user=role, password="planted-secret")
+        capture = CaptureProcess(tmp_path, log, dsn, *TABLES)
+        capture.start()
+        assert capture.wait() == cause
+        said = capture.output.read_text() + capture.status_file.read_text()
+        assert word in said
+        assert "planted-secret" not in said
+    finally:
+        shop.execute(f"DROP ROLE IF EXISTS {role}")
+
+
+def test_a_second_capture_waits_for_the_slot_and_takes_over(
+    tmp_path: Path, log: ChangeLog, shop: Database
+) -> None:
+    first = CaptureProcess(tmp_path, log, shop.dsn, *TABLES)
+    with first:
+        wait_for(first.streams, 30, "the first streams")
+        shop.execute("INSERT INTO orders VALUES (1, 'x')")
+        second = CaptureProcess(tmp_path, log, shop.dsn, *TABLES)
+        second.status_file = tmp_path / "second.json"
+        with second:
+            # The slot is the first's: the second waits and takes over when it dies.
+            first.kill()
+            check_equal(log, shop.dsn)
+            assert second.stop() == 0
+
+
+def test_a_server_below_wal_level_logical_is_refused(
+    tmp_path: Path, log: ChangeLog, make_server: MakeServer
+) -> None:
+    server = make_server(fsync="off", wal_level="replica")
+    server.start()
+    capture = CaptureProcess(tmp_path, log, server.dsn())
+    capture.start()
+    assert capture.wait() == Cause.SERVER_SETTING
+    assert "wal_level" in capture.output.read_text()

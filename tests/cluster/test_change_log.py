@@ -1,0 +1,661 @@
+"""The change log as processes: killed under load, restarted, trimmed, fenced, forced."""
+
+import contextlib
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Self
+
+import pyarrow as pa
+import pytest
+from pyarrow import flight
+
+from tests.support.log_entries import SCHEMAS, EntryMaker
+from walsender_bridge.change_log import entry, protocol
+from walsender_bridge.change_log.client import AppendWriter, LogClient, ReplicaClient
+from walsender_bridge.errors import (
+    ConfigError,
+    DeadlineError,
+    FencedError,
+    MalformedMessageError,
+    NotSupportedError,
+    TrimmedError,
+    TusklineError,
+    UnavailableError,
+    UnknownStreamError,
+    UsageError,
+)
+from walsender_bridge.local_server import free_port
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+STREAM = "shop"
+PATIENCE = 30.0
+
+
+def eventually(check: Callable[[], bool], what: str, seconds: float = PATIENCE) -> None:
+    """Until `check` holds; services that are not up yet count as no."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        with contextlib.suppress(UnavailableError):
+            if check():
+                return
+        time.sleep(0.02)
+    pytest.fail(f"not within {seconds} s: {what}")
+
+
+class Processes:
+    """A keeper and a repository, each a process."""
+
+    def __init__(self, folder: Path, *, retention: float = 3600.0) -> None:
+        self.folder = folder
+        self.retention = retention
+        self.keeper_listen = f"127.0.0.1:{free_port()}"
+        self.listen = f"127.0.0.1:{free_port()}"
+        self.running: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start_keeper(self) -> None:
+        self._start(
+            "keeper",
+            *("-m", "walsender_bridge.change_log.keeper", "--listen", self.keeper_listen),
+            *("--data-dir", str(self.folder / "keeper"), "--segment-bytes", str(16 << 20)),
+        )
+
+    def start_repository(self) -> None:
+        self._start(
+            "repository",
+            *("-m", "tests.support.repository_process", str(self.folder / "repository")),
+            *(self.listen, str(self.retention), self.keeper_listen),
+        )
+
+    def _start(self, name: str, *arguments: str) -> None:
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self.running[name] = subprocess.Popen(
+                [sys.executable, *arguments], stdout=log, stderr=log, cwd=ROOT
+            )
+
+    def kill(self, name: str) -> None:
+        process = self.running.pop(name)
+        process.kill()
+        process.wait()
+
+    def stop(self) -> None:
+        for name in list(self.running):
+            self.kill(name)
+
+    def log(self) -> LogClient:
+        return LogClient(self.listen)
+
+    def replica(self) -> ReplicaClient:
+        return ReplicaClient(self.keeper_listen)
+
+    @property
+    def disk_bytes(self) -> int:
+        return sum(f.stat().st_size for f in (self.folder / "keeper").rglob("data.mdb"))
+
+
+@pytest.fixture
+def processes(tmp_path: Path) -> Iterator[Processes]:
+    made = Processes(tmp_path)
+    try:
+        made.start_keeper()
+        made.start_repository()
+        create(made, STREAM)
+        yield made
+    finally:
+        made.stop()
+        for path in tmp_path.glob("*.log"):
+            print(path.name, path.read_text()[-3000:], sep="\n")
+
+
+def create(processes: Processes, *streams: str) -> None:
+    def done() -> bool:
+        with processes.log() as log:
+            for stream in streams:
+                log.create_stream(stream)
+        return True
+
+    eventually(done, "the streams are made")
+
+
+def answers(log: LogClient) -> None:
+    """Until the repository is there."""
+    eventually(lambda: log.status() is not None, "it answers")
+
+
+def reaches(log: LogClient, end: int) -> None:
+    """Until the stream is committed up to `end`."""
+    eventually(lambda: log.status().streams[STREAM].end_offset == end, f"{end} is committed")
+
+
+def open_writer(processes: Processes, make: EntryMaker, stream: str = STREAM) -> AppendWriter:
+    opened: list[AppendWriter] = []
+
+    def done() -> bool:
+        with processes.log() as log, processes.replica() as replica:
+            opened.append(replica.open_writer(stream, log.writer_term(stream)))
+        return True
+
+    eventually(done, "the writer is open")
+    make.follow(opened[0].status)
+    return opened[0]
+
+
+def send(writer: AppendWriter, *entries: bytes) -> int:
+    """Append, and wait for the acknowledgement; the durable end."""
+    writer.send(entries, schemas=list(SCHEMAS.values()), confirm_to=(1, 1))
+    ack = writer.next_ack(PATIENCE)
+    assert ack is not None
+    return ack.durable_end_offset
+
+
+# -- crashes ----------------------------------------------------------------------------------------
+
+
+class Load:
+    """Appends until it is stopped, over any crash of the keeper, remembering what was acknowledged."""
+
+    def __init__(self, processes: Processes, seed: int) -> None:
+        self.processes = processes
+        self.choose = random.Random(seed)
+        self.acknowledged: dict[int, bytes] = {}
+        self.count = 0
+        self.stopping = threading.Event()
+        self.restarts = 0
+        self.problem: BaseException | None = None
+        self.thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Self:
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stopping.set()
+        self.thread.join()
+
+    def goes_on(self) -> None:
+        """Until more is acknowledged than now."""
+        before = self.count
+        eventually(lambda: self.count > before or self.problem is not None, "the load goes on")
+
+    def _run(self) -> None:
+        try:
+            while not self.stopping.is_set():
+                with contextlib.suppress(UnavailableError):
+                    self._session()
+                self.restarts += 1
+        except BaseException as error:
+            self.problem = error
+
+    def _session(self) -> None:
+        make = EntryMaker(self.choose.randrange(2**32))
+        with contextlib.closing(open_writer(self.processes, make)) as writer:
+            end = writer.status.end_offset
+            # Only an unfinished transaction may have gone.
+            gone = [data for offset, data in self.acknowledged.items() if offset >= end]
+            assert not any(entry.read_header(data).ends_transaction for data in gone)
+            self.acknowledged = {o: d for o, d in self.acknowledged.items() if o < end}
+            while not self.stopping.is_set():
+                batch = [make.whole(self.choose.randint(1, 20), size=2000)]
+                if self.choose.random() < 0.3:
+                    batch += [make.start(size=100_000), make.middle(size=100_000), make.end()]
+                writer.send(batch, schemas=list(SCHEMAS.values()))
+                ack = writer.next_ack(PATIENCE)
+                assert ack is not None
+                start = ack.durable_end_offset - len(batch)
+                self.acknowledged |= {start + i: data for i, data in enumerate(batch)}
+                self.count += 1
+
+
+def check_log(processes: Processes, acknowledged: dict[int, bytes]) -> None:
+    """Everything acknowledged gets committed, and reads as it was sent, in one chain."""
+    with processes.log() as log, processes.replica() as replica:
+        last = max(acknowledged)
+        eventually(lambda: log.status().streams[STREAM].end_offset > last, "all is committed")
+        cut = log.status().streams[STREAM]
+        entries = list(replica.read(STREAM, 1, cut.end_offset))
+        assert [e.offset for e in entries] == list(range(1, cut.end_offset))
+        assert [e.global_offset for e in entries] == list(range(1, cut.end_offset))
+        versions = [e.version for e in entries]
+        assert versions == sorted(versions)
+        previous, lsn = 0, 0
+        for each in entries:
+            header = entry.verify(each.data, previous)
+            previous = header.crc
+            if header.last_end_lsn:
+                assert header.first_end_lsn > lsn
+                lsn = header.last_end_lsn
+            if each.offset in acknowledged:
+                assert bytes(each.data) == acknowledged[each.offset], f"entry {each.offset}"
+
+
+def test_a_keeper_killed_under_load_loses_nothing_acknowledged(
+    processes: Processes, seed: int
+) -> None:
+    choose = random.Random(seed)
+    with Load(processes, seed) as load:
+        for _ in range(4):
+            load.goes_on()
+            time.sleep(choose.uniform(0.0, 0.7))
+            processes.kill("keeper")
+            processes.start_keeper()
+        load.goes_on()
+    assert load.problem is None
+    assert load.restarts >= 4
+    check_log(processes, load.acknowledged)
+
+
+def test_a_repository_killed_under_load_goes_on_where_it_was(
+    processes: Processes, seed: int
+) -> None:
+    choose = random.Random(seed)
+    seen = 0
+    with Load(processes, seed) as load:
+        for _ in range(4):
+            load.goes_on()
+            time.sleep(choose.uniform(0.0, 0.7))
+            with processes.log() as log:
+                seen = max(seen, log.status().version)
+            processes.kill("repository")
+            processes.start_repository()
+            with processes.log() as log:
+                answers(log)
+                assert log.status().version >= seen, "what was readable stays readable"
+    assert load.problem is None
+    check_log(processes, load.acknowledged)
+
+
+def test_a_keeper_that_is_behind_gets_the_commits_it_missed(processes: Processes) -> None:
+    make = EntryMaker()
+    create(processes, "other")
+    with contextlib.closing(open_writer(processes, make)) as writer, processes.log() as log:
+        for _ in range(3):
+            send(writer, make.whole())
+            log.barrier({STREAM: make.end_lsn}, 10)
+        version = log.status().version
+        # Empty commits wait a second in memory: a kill loses them, and nothing else.
+        for _ in range(3):
+            log.barrier({}, 10)
+        processes.kill("keeper")
+        assert log.status().version >= version
+        processes.start_keeper()
+        forced = log.barrier({}, 10)
+        with processes.replica() as replica:
+            eventually(lambda: replica.stream_status(STREAM).version >= forced, "it caught up")
+    with contextlib.closing(open_writer(processes, make)) as writer, processes.log() as log:
+        send(writer, make.whole())
+        log.barrier({STREAM: make.end_lsn}, 10)
+        assert log.status().streams[STREAM].end_offset == 5
+
+
+# -- versions and barriers --------------------------------------------------------------------------
+
+
+def test_two_streams_share_versions_and_global_offsets(processes: Processes) -> None:
+    create(processes, "north", "south")
+    with processes.log() as log:
+        makers = {name: EntryMaker(n) for n, name in enumerate(("north", "south"))}
+        writers = {n: open_writer(processes, make, n) for n, make in makers.items()}
+        for _ in range(10):
+            for name, make in makers.items():
+                send(writers[name], make.whole(), make.whole())
+        version = log.barrier({n: make.end_lsn for n, make in makers.items()}, 10)
+        status = log.status()
+        assert status.version >= version == status.forced_version
+        with processes.replica() as replica:
+            places = sorted(
+                (e.global_offset, e.version)
+                for n in makers
+                for e in replica.read(n, 1, status.streams[n].end_offset)
+            )
+        assert [place for place, _ in places] == list(range(1, 41))
+        assert [v for _, v in places] == sorted(v for _, v in places)
+        assert max(c.global_end for c in status.streams.values()) == 41
+        for writer in writers.values():
+            writer.close()
+
+
+def test_ten_barriers_at_once_make_one_version(processes: Processes) -> None:
+    make = EntryMaker()
+    with contextlib.closing(open_writer(processes, make)) as writer, processes.log() as log:
+        send(writer, make.whole())
+        log.barrier({STREAM: make.end_lsn}, 10)
+        before = log.status().version
+        position = make.end_lsn + 0x100
+        versions: list[int] = []
+        threads = [
+            threading.Thread(target=lambda: versions.append(log.barrier({STREAM: position}, 20)))
+            for _ in range(10)
+        ]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.3)
+        assert versions == []
+        send(writer, make.whole())
+        for thread in threads:
+            thread.join()
+        assert set(versions) == {before + 1}
+        assert log.status().forced_version == before + 1
+
+
+def test_a_barrier_is_quick_and_names_what_it_waits_for(processes: Processes) -> None:
+    make = EntryMaker()
+    with contextlib.closing(open_writer(processes, make)) as writer, processes.log() as log:
+        seconds = []
+        for _ in range(15):
+            send(writer, make.whole())
+            start = time.monotonic()
+            log.barrier({STREAM: make.end_lsn}, 10)
+            seconds.append(time.monotonic() - start)
+        assert sorted(seconds)[7] < 0.15
+        with pytest.raises(DeadlineError, match=STREAM):
+            log.barrier({STREAM: make.end_lsn + 1}, 0.3)
+        with pytest.raises(UnknownStreamError):
+            log.barrier({"nowhere": 1}, 0.3)
+
+
+def test_a_commit_follows_an_append_within_a_tick(processes: Processes) -> None:
+    make = EntryMaker()
+    with contextlib.closing(open_writer(processes, make)) as writer, processes.log() as log:
+        seconds = []
+        for _ in range(10):
+            end = send(writer, make.whole())
+            start = time.monotonic()
+            reaches(log, end)
+            seconds.append(time.monotonic() - start)
+        assert sorted(seconds)[5] < 0.3
+
+
+def test_what_the_gate_holds_back_is_durable_and_not_committed(processes: Processes) -> None:
+    make = EntryMaker()
+    with contextlib.closing(open_writer(processes, make)) as writer, processes.log() as log:
+        first = make.whole()
+        open_until = make.end_lsn
+        writer.send([first, make.whole()], schemas=list(SCHEMAS.values()), gate_lsn=open_until)
+        ack = writer.next_ack(PATIENCE)
+        assert ack is not None
+        assert (ack.durable_end_offset, ack.durable_last_end_lsn) == (3, make.end_lsn)
+        log.barrier({STREAM: open_until}, 10)
+        assert log.status().streams[STREAM].end_offset == 2
+        writer.send([], gate_lsn=make.end_lsn)
+        ack = writer.next_ack(PATIENCE)
+        assert ack is not None
+        assert ack.committed_end_lsn == open_until
+        log.barrier({STREAM: make.end_lsn}, 10)
+
+
+# -- writers ----------------------------------------------------------------------------------------
+
+
+def test_an_old_writer_is_fenced_while_it_writes(processes: Processes) -> None:
+    make = EntryMaker()
+    old = open_writer(processes, make)
+    send(old, make.whole(), make.start())
+    new = open_writer(processes, make)
+    assert new.status.end_offset == 2
+    assert new.status.term > old.term
+    with pytest.raises(FencedError, match="taken over"):
+        send(old, make.whole())
+    with pytest.raises(FencedError):
+        old.send([])
+    with processes.replica() as replica, pytest.raises(FencedError, match="older than"):
+        replica.open_writer(STREAM, old.term)
+    make.follow(new.status)
+    assert send(new, make.whole()) == 3
+    old.close()
+    new.close()
+
+
+def test_terms_grow_over_restarts_of_the_repository(processes: Processes) -> None:
+    with processes.log() as log:
+        terms = [log.writer_term(STREAM) for _ in range(3)]
+    processes.kill("repository")
+    processes.start_repository()
+    with processes.log() as log:
+        answers(log)
+        terms.append(log.writer_term(STREAM))
+    assert terms == sorted(set(terms))
+
+
+def test_a_wrong_entry_ends_the_writer_and_writes_nothing(processes: Processes) -> None:
+    make = EntryMaker()
+    with contextlib.closing(open_writer(processes, make)) as writer:
+        send(writer, make.whole())
+        writer.send([EntryMaker(5).middle()])
+        with pytest.raises(TusklineError, match="follows"):
+            writer.next_ack(PATIENCE)
+    with contextlib.closing(open_writer(processes, make)) as writer:
+        assert writer.status.end_offset == 2
+        make.crc = writer.status.last_crc
+        writer.send([rebuilt(make.whole())])
+        with pytest.raises(MalformedMessageError, match="was not sent"):
+            writer.next_ack(PATIENCE)
+
+
+def rebuilt(data: bytes) -> bytes:
+    """The entry with schemas that nobody has sent."""
+    header = entry.read_header(data)
+    return entry.build_entry(
+        entry.split_messages(entry.read_payload(data)),
+        timeline=header.timeline,
+        previous_crc=header.previous_crc,
+        schema_hashes={r.relation_id: bytes(16) for r in header.relations},
+    )
+
+
+# -- reading and trimming ---------------------------------------------------------------------------
+
+
+def test_a_stalled_reader_blocks_neither_trim_nor_its_disk(tmp_path: Path) -> None:
+    processes = Processes(tmp_path, retention=1.0)
+    try:
+        processes.start_keeper()
+        processes.start_repository()
+        create(processes, STREAM)
+        make = EntryMaker()
+        with contextlib.closing(open_writer(processes, make)) as writer, processes.log() as log:
+            log.register_consumer("slow", None, 600.0)
+            for _ in range(64):
+                send(writer, make.whole(size=1 << 20))
+            log.barrier({STREAM: make.end_lsn}, 10)
+            stalled = processes.replica().read(STREAM, 1, 65)
+            assert next(stalled).offset == 1
+            # The consumer's lease holds everything, then ends.
+            time.sleep(1.5)
+            assert log.status().streams[STREAM].low_offset == 1
+            log.register_consumer("slow", None, 0.2)
+            for _ in range(136):
+                send(writer, make.whole(size=1 << 20))
+            log.barrier({STREAM: make.end_lsn}, 10)
+
+            def trimmed() -> bool:
+                log.barrier({}, 5)
+                return log.status().streams[STREAM].low_offset > 180
+
+            eventually(trimmed, "the log is trimmed")
+            # 200 MB were written; what is left is at most two segments of 16 MB and a little.
+            eventually(lambda: processes.disk_bytes < 50 << 20, "the disk is back")
+            with pytest.raises(TrimmedError, match="is the first that is kept"):
+                list(processes.replica().read(STREAM, 1, 65))
+            # The reader that stalled gets what was sent to it, then learns the same.
+            with pytest.raises(TrimmedError):
+                list(stalled)
+    finally:
+        processes.stop()
+
+
+def test_a_consumers_published_version_holds_trim_there(tmp_path: Path) -> None:
+    processes = Processes(tmp_path, retention=0.5)
+    try:
+        processes.start_keeper()
+        processes.start_repository()
+        create(processes, STREAM)
+        make = EntryMaker()
+        with contextlib.closing(open_writer(processes, make)) as writer, processes.log() as log:
+            log.register_consumer("lake", None, 60.0)
+            versions = []
+            for _ in range(5):
+                send(writer, make.whole())
+                versions.append(log.barrier({STREAM: make.end_lsn}, 10))
+            time.sleep(1.0)
+            assert log.status().streams[STREAM].low_offset == 1
+            log.register_consumer("lake", versions[2], 60.0)
+            eventually(lambda: log.status().streams[STREAM].low_offset == 4, "up to the consumer")
+            time.sleep(0.7)
+            assert log.status().streams[STREAM].low_offset == 4
+            log.drop_consumer("lake")
+            eventually(lambda: log.status().streams[STREAM].low_offset == 6, "all of it")
+            with pytest.raises(UsageError, match="never issued"):
+                log.register_consumer("lake", 10_000, 60.0)
+    finally:
+        processes.stop()
+
+
+def test_an_idle_stream_neither_grows_nor_slows_the_restart(processes: Processes) -> None:
+    create(processes, "busy")
+    make = EntryMaker()
+    with contextlib.closing(open_writer(processes, make, "busy")) as writer, processes.log() as log:
+        send(writer, make.whole())
+        log.barrier({"busy": make.end_lsn}, 10)
+        folder = processes.folder / "keeper" / "streams" / STREAM
+        before = sum(f.stat().st_size for f in folder.rglob("data.mdb"))
+        first = log.status().version
+        while log.status().version < first + 1500:
+            log.barrier({}, 10)
+        assert sum(f.stat().st_size for f in folder.rglob("data.mdb")) <= before + (64 << 10)
+    processes.kill("keeper")
+    start = time.monotonic()
+    from walsender_bridge.change_log.host import HostedReplica
+
+    host = HostedReplica(folder)
+    host.recover()
+    assert time.monotonic() - start < 0.1
+    assert host.status().version > first
+    host.close()
+
+
+# -- the wire ---------------------------------------------------------------------------------------
+
+
+def test_errors_cross_the_wire_as_what_they_are(processes: Processes) -> None:
+    with processes.replica() as replica, processes.log() as log:
+        with pytest.raises(UnknownStreamError, match="nowhere"):
+            replica.stream_status("nowhere")
+        with pytest.raises(UnknownStreamError):
+            list(replica.read("nowhere", 1, 2))
+        with pytest.raises(UnknownStreamError):
+            replica.open_writer("nowhere", 1)
+        with pytest.raises(UnknownStreamError):
+            log.writer_term("nowhere")
+        with pytest.raises(ConfigError, match="no name for a stream"):
+            log.create_stream("../up")
+        with pytest.raises(UsageError, match="above 1"):
+            list(replica.read(STREAM, 1, 5))
+        with pytest.raises(NotSupportedError, match="no action"):
+            log._call("drop_everything")
+        with pytest.raises(MalformedMessageError, match="more than a request"):
+            log._call("status", ballast="x" * protocol.MAX_ACTION_BYTES)
+    with pytest.raises(UnavailableError, match="does not answer"):
+        LogClient(f"127.0.0.1:{free_port()}").status()
+
+
+def test_any_flight_client_can_read_the_log(processes: Processes) -> None:
+    make = EntryMaker()
+    with contextlib.closing(open_writer(processes, make)) as writer, processes.log() as log:
+        entries = [make.whole() for _ in range(3)]
+        send(writer, *entries)
+        log.barrier({STREAM: make.end_lsn}, 10)
+        address = log.status().streams[STREAM].address
+    with flight.FlightClient(address) as client:
+        ticket = flight.Ticket(b'{"v": 1, "stream": "shop", "from": 1, "to": 4}')
+        table: pa.Table = client.do_get(ticket).read_all()
+    assert table["offset"].to_pylist() == [1, 2, 3]
+    assert table["data"].to_pylist() == entries
+
+
+def test_two_keepers_never_share_a_data_directory(processes: Processes) -> None:
+    other = subprocess.run(
+        [
+            *(sys.executable, "-m", "walsender_bridge.change_log.keeper"),
+            *("--data-dir", str(processes.folder / "keeper")),
+            *("--listen", f"127.0.0.1:{free_port()}"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=ROOT,
+    )
+    assert other.returncode == int(ConfigError.cause)
+    assert "another keeper uses this data directory" in other.stderr
+
+
+def test_a_keeper_that_hangs_blocks_neither_its_writer_nor_the_repository(
+    processes: Processes,
+) -> None:
+    make = EntryMaker()
+    writer = open_writer(processes, make)
+    send(writer, make.whole())
+    processes.running["keeper"].send_signal(signal.SIGSTOP)
+    start = time.monotonic()
+    for _ in range(100):
+        writer.send([make.whole(size=1 << 20)])
+    assert writer.next_ack(0.2) is None
+
+    def wait() -> None:
+        with pytest.raises(UnavailableError):
+            writer.next_ack()
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    writer.close()
+    waiting.join(1)
+    assert not waiting.is_alive()
+    assert time.monotonic() - start < 5
+    with pytest.raises(UnavailableError, match="closed"):
+        writer.send([])
+    with ReplicaClient(processes.keeper_listen, timeout=0.5) as replica:
+        with pytest.raises(UnavailableError):
+            replica.open_writer(STREAM, 99)
+        with pytest.raises(UnavailableError):
+            replica.stream_status(STREAM)
+    with processes.log() as log:
+        assert log.status().log_id
+    processes.running["keeper"].send_signal(signal.SIGCONT)
+    with contextlib.closing(open_writer(processes, make)) as again, processes.log() as log:
+        send(again, make.whole())
+        log.barrier({STREAM: make.end_lsn}, 20)
+
+
+def test_a_keeper_ends_politely_with_an_open_writer(processes: Processes) -> None:
+    make = EntryMaker()
+    with contextlib.closing(open_writer(processes, make)) as writer:
+        send(writer, make.whole())
+        keeper = processes.running.pop("keeper")
+        keeper.terminate()
+        assert keeper.wait(10) == 0
+        with pytest.raises(UnavailableError):
+            writer.next_ack(PATIENCE)
+    processes.start_keeper()
+    with contextlib.closing(open_writer(processes, make)) as writer:
+        assert writer.status.end_offset == 2
+
+
+def test_a_client_brings_neither_pandas_nor_a_server(processes: Processes) -> None:
+    # pyarrow.array() imports pandas on first use: a second of CPU in every keeper and executor.
+    program = f"""
+import sys
+from walsender_bridge.change_log.client import ReplicaClient
+with ReplicaClient({processes.keeper_listen!r}) as replica, replica.open_writer("shop", 9) as writer:
+    writer.send([])
+    assert writer.next_ack(30) is not None
+    assert list(replica.read("shop", 1, 1)) == []
+print(sorted({{"pandas", "lmdb", "sqlite3", "typer", "psycopg", "pyspark"}} & set(sys.modules)))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, timeout=60
+    )
+    assert done.stdout.strip() == "[]", done.stderr

@@ -1,0 +1,54 @@
+"""Fixtures of every folder, and what this machine has and lacks for the tests, printed."""
+
+import os
+
+import pytest
+
+from tests.support import containers, resume, servers
+from tests.support.containers import container_dsn
+from tests.support.servers import database, make_server, pg_server, pg_servers
+from tests.support.spark import spark
+from walsender_bridge.local_server import by_major
+from walsender_bridge.local_server import free_port as find_free_port
+
+__all__ = ["container_dsn", "database", "make_server", "pg_server", "pg_servers", "spark"]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    resume.add_options(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    resume.configure(config)
+
+
+@pytest.fixture
+def seed() -> int:
+    """The run's seed (`--seed`), for tests that draw at random; a failure is repeated with it."""
+    return int(os.environ[resume.SEED])
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A port of 127.0.0.1 on which nothing listens."""
+    return find_free_port()
+
+
+def _inventory() -> list[str]:
+    found = [f"{each.version} ({each.origin})" for each in by_major().values()]
+    lacking = ", ".join(map(str, servers.missing()))
+    return [
+        f"seed: {os.environ[resume.SEED]}",
+        f"PostgreSQL: {', '.join(found)}" + (f"; not here: {lacking}" if lacking else ""),
+        f"containers: {containers.missing() or containers.IMAGE}",
+    ]
+
+
+def pytest_report_header() -> list[str]:
+    return _inventory()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    terminalreporter.section("servers")
+    for line in _inventory():
+        terminalreporter.line(line)

@@ -1,0 +1,295 @@
+"""Replicas on a real disk and the repository's core, with a crash between any two of their steps.
+
+A writer per stream sends numbered transactions as capture does: it goes on behind the log's last end
+LSN. Crashes hit between the effects of a transaction of the store, before and after its commit, within
+a roll and within a trim; answers get lost; the repository restarts from its records. Whatever happens:
+what was acknowledged and whole is there, every transaction is committed once and in order, versions
+grow, and every restart finds a valid replica.
+"""
+
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.support import pgoutput_messages as pg
+from tests.support.log_entries import ACCOUNTS, HASHES, SCHEMAS
+from walsender_bridge.change_log import entry
+from walsender_bridge.change_log.host import HostedReplica
+from walsender_bridge.change_log.protocol import Report
+from walsender_bridge.change_log.replica_disk import Judgement
+from walsender_bridge.change_log.repository import Created, Record, Repository, StreamCreated, Tick
+
+STREAMS = ("a", "b")
+FOREVER = 2**62
+
+
+class Crash(BaseException):
+    """The process is gone. Not an Exception: nobody in it can catch it."""
+
+
+class Simulation:
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.choose = random.Random(seed)
+        self.folder = folder
+        self.steps_left: int | None = None
+        self.crashes: dict[str, int] = {}
+        self.now = 0.0
+        self.records: list[Record] = [Created("log")]
+        self.repository = Repository()
+        self.repository.apply(self.records[0])
+        for stream in STREAMS:
+            self._record(StreamCreated(stream, ("k",)))
+        self.hosts: dict[str, HostedReplica] = {}
+        self.writers: dict[str, Writer] = {stream: Writer(self, stream) for stream in STREAMS}
+        self.versions = dict.fromkeys(STREAMS, 0)
+        self.readable: dict[str, dict[int, bytes]] = {stream: {} for stream in STREAMS}
+        for stream in STREAMS:
+            self.hosts[stream] = self._host(stream)
+            self.hosts[stream].create(stream, "log")
+
+    def _host(self, stream: str) -> HostedReplica:
+        return HostedReplica(
+            self.folder / stream,
+            segment_bytes=60_000,
+            clock=lambda: self.now,
+            step=self._step,
+        )
+
+    def _record(self, record: Record) -> None:
+        if self.repository.apply(record):
+            self.records.append(record)
+
+    def _step(self, name: str) -> None:
+        if self.steps_left is None:
+            return
+        self.steps_left -= 1
+        if self.steps_left < 0:
+            self.crashes[name] = self.crashes.get(name, 0) + 1
+            self.steps_left = None
+            raise Crash(name)
+
+    def restart_keeper(self) -> None:
+        """After a SIGKILL: nothing of the process is left but its files."""
+        for stream, host in self.hosts.items():
+            host._store.close()
+            self.hosts[stream] = self._host(stream)
+            self.hosts[stream].recover()
+            judgement, reason = self.hosts[stream].judgement
+            assert judgement != Judgement.INVALID, reason
+            status = self.hosts[stream].status()
+            assert status.version >= self.versions[stream], "I5: a reported version went back"
+            self.check_acknowledged(stream)
+            self.writers[stream].open = self.writers[stream].taking_over = False
+
+    def check_acknowledged(self, stream: str) -> None:
+        host, writer = self.hosts[stream], self.writers[stream]
+        status = host.status()
+        there = range(status.low_offset, status.end_offset)
+        stored = dict(zip(there, host._store.scan(there.start, there.stop), strict=True))
+        if writer.taking_over:
+            # The crash hit a take-over, which may have cut off the unfinished transaction.
+            writer.forget_unfinished(status.end_offset)
+        for offset, data in writer.acknowledged.items():
+            assert offset < status.low_offset or stored.get(offset) == data, f"lost {offset}"
+
+    def restart_repository(self) -> None:
+        again = Repository()
+        for record in self.records:
+            again.apply(record)
+        assert again.to_record() == self.repository.to_record(), "I11"
+        self.repository = again
+
+    def tick(self) -> None:
+        self.now += 0.1
+        reports: list[Report] = []
+        for stream in STREAMS:
+            report = self.hosts[stream].report("k")
+            if report is not None and self.choose.random() < 0.9:
+                self.versions[stream] = max(self.versions[stream], report.version)
+                reports.append(report)
+        barriers: tuple[dict[str, int], ...] = ({},) if self.choose.random() < 0.1 else ()
+        assert [v for v in self.repository.judge(reports) if v.reason] == []
+        self._record(Tick(self.now, tuple(reports), barriers))
+        for report in reports:
+            if self.choose.random() < 0.9:
+                missed = self.repository.streams[report.stream].missed(report.version)
+                self.hosts[report.stream].commit(missed)
+                if self.choose.random() < 0.9:
+                    taken = self.hosts[report.stream].report("k")
+                    assert taken is not None
+                    self._record(Tick(self.now, (taken,), issue=False))
+        self.check_readable()
+
+    def check_readable(self) -> None:
+        """What is published can be read, and is for ever what it was."""
+        for stream in STREAMS:
+            cut = self.repository.streams[stream].at(self.repository.published)
+            assert cut is not None
+            status = self.hosts[stream].status()
+            known = self.readable[stream]
+            start = max(status.low_offset, max(known, default=0) + 1)
+            for batch in self.hosts[stream].read(start, cut.context.end, None):
+                for each in batch:
+                    known[each.offset] = each.data
+
+    def trim(self) -> None:
+        stream = self.choose.choice(STREAMS)
+        limit = self.repository.trim_limit(stream, self.now)
+        self.hosts[stream].trim(self.choose.randint(1, limit), FOREVER)
+
+    def run(self, actions: int) -> None:
+        for _ in range(actions):
+            if self.choose.random() < 0.25:
+                self.steps_left = self.choose.randint(0, 12)
+            try:
+                action = self.choose.random()
+                if action < 0.55:
+                    self.writers[self.choose.choice(STREAMS)].act()
+                elif action < 0.9:
+                    self.tick()
+                elif action < 0.95:
+                    self.trim()
+                elif action < 0.97:
+                    self.restart_repository()
+                else:
+                    self.restart_keeper()
+            except Crash:
+                self.restart_keeper()
+
+    def finish(self) -> None:
+        """Everything calms down: the rest is written and committed."""
+        self.steps_left = None
+        for writer in self.writers.values():
+            writer.finish()
+        for _ in range(60):
+            self.tick()
+        for stream, writer in self.writers.items():
+            committed = [self.readable[stream][o] for o in sorted(self.readable[stream])]
+            assert sorted(self.readable[stream]) == list(range(1, len(committed) + 1)), "I2"
+            previous = 0
+            for data in committed:
+                previous = entry.verify(data, previous).crc
+            messages = [
+                m for data in committed for m in entry.split_messages(entry.read_payload(data))
+            ]
+            assert messages == writer.expected(), "each transaction once, in order"
+
+
+class Writer:
+    """Sends transactions of one to six entries, some of them together."""
+
+    def __init__(self, simulation: Simulation, stream: str) -> None:
+        self.simulation = simulation
+        self.stream = stream
+        self.choose = simulation.choose
+        self.rows: list[list[bytes]] = []
+        self.open = False
+        self.taking_over = False
+        self.term = 0
+        self.sent = 0
+        self.pieces: list[list[bytes]] = []
+        self.acknowledged: dict[int, bytes] = {}
+
+    def transaction(self, number: int) -> list[bytes]:
+        while len(self.rows) <= number:
+            size, count = self.choose.choice(((10, 1), (10, 3), (3000, 6), (20_000, 2)))
+            self.rows.append(
+                [pg.insert(ACCOUNTS, [self.choose.randbytes(size)]) for _ in range(count)]
+            )
+        return pg.transaction(0x1000 + 0x100 * number, 700 + number, self.rows[number])
+
+    def expected(self) -> list[bytes]:
+        return [m for n in range(self.sent) for m in self.transaction(n)]
+
+    def _take_over(self) -> None:
+        host = self.simulation.hosts[self.stream]
+        self.term += 1
+        self.taking_over = True
+        self.session, status = host.open_writer(self.term)
+        self.taking_over = False
+        self.open = True
+        self.crc = status.last_crc
+        self.forget_unfinished(status.end_offset)
+        self.end = status.end_offset
+        # As capture: go on behind the last transaction that the log has.
+        last = status.last_end_lsn
+        self.sent = (last - pg.COMMIT_RECORD - 0x1000) // 0x100 + 1 if last else 0
+        self.pieces = []
+
+    def forget_unfinished(self, end: int) -> None:
+        for offset in [o for o in self.acknowledged if o >= end]:
+            data = self.acknowledged.pop(offset)
+            assert not entry.read_header(data).ends_transaction, f"lost {offset}"
+
+    def act(self) -> None:
+        if not self.open or self.choose.random() < 0.03:
+            self._take_over()
+        if not self.pieces:
+            messages = self.transaction(self.sent)
+            if self.choose.random() < 0.5:
+                self.pieces = [[m] for m in messages]
+            else:
+                self.pieces = [messages]
+            self.sent += 1
+        count = self.choose.randint(1, 3)
+        pieces, self.pieces = self.pieces[:count], self.pieces[count:]
+        self._append(pieces)
+
+    def _append(self, pieces: list[list[bytes]]) -> None:
+        entries = []
+        crc = self.crc
+        for piece in pieces:
+            data = entry.build_entry(
+                piece,
+                timeline=1,
+                previous_crc=crc,
+                schema_hashes=HASHES,
+                codec=entry.Codec.NONE,
+            )
+            crc = entry.read_header(data).crc
+            entries.append(data)
+        host = self.simulation.hosts[self.stream]
+        host.append(self.session, entries, list(SCHEMAS.values()), None, 2**64 - 1)
+        for data in entries:
+            self.acknowledged[self.end] = data
+            self.end += 1
+        self.crc = crc
+
+    def finish(self) -> None:
+        self._take_over()
+        for number in range(self.sent, self.sent + 3):
+            self._append([self.transaction(number)])
+        self.sent += 3
+
+
+def run(folder: Path, seed: int, actions: int) -> dict[str, int]:
+    print(f"seed {seed}")
+    simulation = Simulation(folder, seed)
+    simulation.run(actions)
+    simulation.finish()
+    for host in simulation.hosts.values():
+        host.close()
+    shutil.rmtree(folder)
+    return simulation.crashes
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_crashes_between_any_two_steps(tmp_path: Path, seed: int, number: int) -> None:
+    run(tmp_path / "sim", seed * 1000 + number, 250)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+def test_crashes_between_any_two_steps_for_long(tmp_path: Path, seed: int) -> None:
+    crashes: dict[str, int] = {}
+    for number in range(25):
+        for name, count in run(tmp_path / "sim", seed * 10_000 + number, 600).items():
+            crashes[name] = crashes.get(name, 0) + count
+    print(crashes)
+    assert set(crashes) == {
+        *("log-effect", "log-before-commit", "log-after-commit"),
+        *("log-roll-copied", "log-roll-durable", "log-roll-renamed"),
+        *("log-trim-durable", "log-trim-dropped"),
+    }

@@ -1,0 +1,61 @@
+"""`tuskline demo`, the whole of it: what the README promises first."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def _demo(directory, *arguments, seconds):
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "walsender_bridge.cli",
+            "demo",
+            "--json",
+            "--dir",
+            str(directory),
+            *arguments,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
+        env={**os.environ, "COLUMNS": "200"},
+    )
+    print(done.stderr[-6000:])
+    assert done.stdout, done.stderr[-2000:]
+    return done.returncode, json.loads(done.stdout.splitlines()[-1])
+
+
+def _assert_whole(code, figures):
+    assert figures["invariant_violations"] == 0
+    assert figures["tables_compared"] == 12
+    assert figures["tables_equal"] == 12
+    assert figures["planted_error_found"] is True
+    assert figures["transactions"] > 0
+    assert figures["changes"] > figures["transactions"]
+    assert figures["epochs"] == figures["epochs_checked"] > 1
+    assert 0 < figures["freshness_seconds"]["p50"] <= figures["freshness_seconds"]["p99"]
+    assert code == 0
+
+
+@pytest.mark.timeout(600)
+def test_the_demo_ends_equal(tmp_path):
+    code, figures = _demo(tmp_path / "demo", "--seconds", "15", "--seed", "11", seconds=540)
+    _assert_whole(code, figures)
+    assert Path(figures["lake"]).is_dir()
+
+
+@pytest.mark.timeout(900)
+def test_the_demo_ends_equal_when_everything_is_killed(tmp_path):
+    code, figures = _demo(
+        tmp_path / "demo", "--seconds", "100", "--kill", "--seed", "12", seconds=840
+    )
+    _assert_whole(code, figures)
+    assert set(figures["kills"]) == {"bridge", "capture", "keeper", "driver", "postgres"}
+    assert all(times >= 3 for times in figures["kills"].values()), figures["kills"]

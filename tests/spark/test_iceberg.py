@@ -1,0 +1,245 @@
+"""Iceberg tables as the pipeline writes them: whole, once, fenced by term, and readable until they expire."""
+
+import threading
+import uuid
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from spark_consumers.lakehouse.files import write_data
+from spark_consumers.lakehouse.iceberg import IcebergFormat, read_snapshot
+from spark_consumers.lakehouse.table_format import ROW_ID, TableWrite
+from walsender_bridge.errors import FencedError, LakeError
+
+COLUMNS = pa.schema(
+    [
+        pa.field("id", pa.int16()),
+        pa.field("amount", pa.decimal128(20, 4)),
+        pa.field("at", pa.timestamp("us", "UTC")),
+        pa.field("local", pa.timestamp("us")),
+        pa.field("day", pa.date32()),
+        pa.field("tags", pa.list_(pa.string())),
+        pa.field("raw", pa.binary()),
+        pa.field("real", pa.float32()),
+    ]
+)
+
+
+class Table:
+    """A table of one test, and writes to it."""
+
+    def __init__(self, spark, folder, columns=COLUMNS):
+        self.spark = spark
+        self.format = IcebergFormat(spark, "lake-uuid")
+        self.path = str(folder / "tables" / "shop" / "public" / "Odd %name")
+        self.format.create(self.path, columns)
+        self.columns, self.schema = self.format.schemas(self.path)
+
+    def file(self, ids, schema=None):
+        schema = schema or self.schema
+        rows = [[i, None, None, None, None, ["a", None], b"\0", i / 2] for i in ids]
+        columns = [pa.array([r[n] for r in rows], f.type) for n, f in enumerate(schema)]
+        written = write_data(f"{self.path}/data/{uuid.uuid4()}.parquet", columns, schema)
+        return [written] if written else []
+
+    def write(self, version, base, *, add=(), delete=(), term=1, truncate=False):
+        key = pa.schema([self.schema.field("id")])
+        write = TableWrite(
+            version,
+            base,
+            ("id",),
+            f"stage-{version}",
+            self.file(add),
+            self.file(delete, key),
+            truncate,
+        )
+        return self.format.write(self.path, term, write).snapshot
+
+    def ids(self, snapshot):
+        return sorted(r.id for r in read_snapshot(self.spark, self.path, snapshot).collect())
+
+    def main(self):
+        return sorted(r.id for r in self.spark.read.format("iceberg").load(self.path).collect())
+
+
+@pytest.fixture
+def table(spark, tmp_path):
+    return Table(spark, tmp_path)
+
+
+def test_writes_follow_one_another_and_each_snapshot_stays(table):
+    first = table.write(1, None, add=[1, 2, 3])
+    second = table.write(2, first, add=[2, 4], delete=[2, 3])
+    third = table.write(3, second, add=[9], truncate=True)
+    empty = table.write(4, third, truncate=True)
+    assert table.ids(first) == [1, 2, 3]
+    assert table.ids(second) == [1, 2, 4]
+    assert table.ids(third) == [9]
+    assert table.ids(empty) == []
+
+
+def test_types_survive(table):
+    assert table.columns == COLUMNS
+    snapshot = table.write(1, None, add=[7])
+    frame = read_snapshot(table.spark, table.path, snapshot)
+    assert [t for _, t in frame.dtypes] == [
+        "int",
+        "decimal(20,4)",
+        "timestamp",
+        "timestamp_ntz",
+        "date",
+        "array<string>",
+        "binary",
+        "float",
+    ]
+    (row,) = frame.collect()
+    assert (row.id, row.tags, row.raw, row.real) == (7, ["a", None], bytearray(b"\0"), 3.5)
+
+
+def test_an_empty_table_has_a_snapshot(table):
+    assert table.ids(table.write(0, None)) == []
+
+
+def test_7_a_replayed_write_is_a_no_op(table):
+    first = table.write(1, None, add=[1])
+    second = table.write(2, first, add=[2])
+    assert table.write(2, first, add=[2]) == second
+    assert table.ids(second) == [1, 2]
+
+
+def test_a_write_at_another_version_replaces_one_that_was_not_published(table):
+    first = table.write(1, None, add=[1])
+    table.write(2, first, add=[2])
+    third = table.write(3, first, add=[2, 3])
+    assert table.ids(third) == [1, 2, 3]
+
+
+def test_plain_readers_see_what_is_shown(table):
+    first = table.write(1, None, add=[1])
+    table.format.show(table.path, 1, first)
+    second = table.write(2, first, add=[2])
+    assert table.main() == [1]
+    table.format.show(table.path, 1, second)
+    assert table.main() == [1, 2]
+
+
+def test_13_a_writer_of_an_older_term_is_refused(table):
+    first = table.write(1, None, add=[1])
+    stale = table.write(2, first, add=[2])
+    table.format.take_over(table.path, first, 2, 1)
+    for attempt in (
+        lambda: table.write(2, first, add=[2]),
+        lambda: table.write(3, stale, add=[3]),
+        lambda: table.format.show(table.path, 1, stale),
+        lambda: table.format.expire(table.path, 1, {stale}),
+        lambda: table.format.take_over(table.path, first, 1, 1),
+    ):
+        with pytest.raises(FencedError):
+            attempt()
+    assert table.main() == [1]
+    assert table.ids(table.write(2, first, add=[5], term=2)) == [1, 5]
+
+
+def test_13_a_writer_that_slept_before_its_last_step_is_refused(table, monkeypatch):
+    """Paused when all is checked and only the new metadata file is missing, then woken up."""
+    first = table.write(1, None, add=[1])
+    newer = IcebergFormat(table.spark, "lake-uuid")
+    link = table.format._link
+    slept: list[int] = []
+
+    def sleep_first(path, number, metadata):
+        if not slept:
+            slept.append(number)
+            newer.take_over(table.path, first, 2, 1)
+        return link(path, number, metadata)
+
+    monkeypatch.setattr(table.format, "_link", sleep_first)
+    with pytest.raises(FencedError):
+        table.write(2, first, add=[2])
+    assert slept
+    write = TableWrite(2, first, ("id",), "stage", table.file([7]))
+    assert table.ids(newer.write(table.path, 2, write).snapshot) == [1, 7]
+
+
+def test_two_writers_of_one_table_lose_nothing(table):
+    """Commits of two threads that meet: each is a compare-and-set, so both are there."""
+    first = table.write(1, None, add=[1])
+    second = table.write(2, first, add=[2])
+    errors = []
+
+    def show():
+        other = IcebergFormat(table.spark, "lake-uuid")
+        try:
+            for snapshot in [first, second] * 6:
+                other.show(table.path, 1, snapshot)
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=show)
+    thread.start()
+    snapshots = [table.write(v, first, add=[v]) for v in range(3, 9)]
+    thread.join()
+    assert not errors
+    assert [table.ids(s) for s in snapshots] == [[1, v] for v in range(3, 9)]
+
+
+def test_what_expires_takes_only_its_own_files(table):
+    snapshots = [table.write(1, None, add=range(10))]
+    for version in range(2, 8):
+        snapshots.append(
+            table.write(
+                version, snapshots[-1], add=[version], delete=[version], truncate=version == 5
+            )
+        )
+    expected = [table.ids(s) for s in snapshots]
+    # A snapshot that no manifest came to name.
+    table.write(9, snapshots[-1], add=[100])
+    table.format.take_over(table.path, snapshots[-1], 2, 8)
+    removed = table.format.expire(table.path, 2, set(snapshots))
+    assert removed > 0
+    assert [table.ids(s) for s in snapshots] == expected
+    for snapshot in snapshots:
+        for file in table.format.scan(table.path, snapshot):
+            assert Path(file.path).exists()
+            assert all(Path(d).exists() for d in file.deletes)
+    # Before the truncation: its data files are needed by nobody then.
+    data = sorted(Path(table.path, "data").iterdir())
+    table.format.expire(table.path, 2, set(snapshots[4:]))
+    assert [table.ids(s) for s in snapshots[4:]] == expected[4:]
+    assert len(list(Path(table.path, "data").iterdir())) < len(data)
+    with pytest.raises(Exception, match="snapshot"):
+        table.ids(snapshots[0])
+
+
+def test_a_takeover_from_a_snapshot_that_is_not_there_is_refused(table):
+    table.write(1, None, add=[1])
+    with pytest.raises(LakeError, match="is not there"):
+        table.format.take_over(table.path, 12345, 2, 1)
+
+
+def test_files_are_left_out_by_the_bounds_of_their_columns(table):
+    first = table.write(1, None, add=range(10))
+    second = table.write(2, first, add=range(20, 30))
+    assert len(table.format.scan(table.path, second)) == 2
+    assert len(table.format.scan(table.path, second, "id", [25])) == 1
+    assert table.format.scan(table.path, second, "id", [15]) == []
+
+
+def test_the_hidden_column_is_no_column_of_the_table(spark, tmp_path):
+    layout = pa.schema([pa.field("a", pa.int32()), pa.field(ROW_ID, pa.string())])
+    bag = Table(spark, tmp_path, layout)
+    assert bag.columns.names == ["a"]
+    assert bag.schema.names == ["a", ROW_ID]
+
+
+def test_a_compaction_is_never_taken_over_from_an_earlier_attempt(table):
+    first = table.write(1, None, add=[1, 2])
+
+    def compact():
+        rows = table.file([1, 2])
+        write = TableWrite(2, first, ("id",), "stage", rows, truncate=True, compaction=True)
+        return table.format.write(table.path, 1, write).snapshot
+
+    # An attempt that fails later leaves its files to be removed: the next one must not build on them.
+    assert compact() != compact()

@@ -1,0 +1,130 @@
+"""The lake's driver is killed at every stage of an epoch, under load: real processes, SIGKILL."""
+
+import os
+import random
+import signal
+import threading
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from spark_consumers import read
+from spark_consumers.flush import flush
+from spark_consumers.lakehouse.manifest import open_chain
+from tests.support.lake_check import assert_equal, assert_no_orphans
+from tests.support.stack import Stack
+from tests.support.waiting import wait_for
+
+ACCOUNTS = 50
+TABLES = (
+    "CREATE TABLE accounts (id int PRIMARY KEY, balance int NOT NULL, moves int NOT NULL, note text)",
+    "ALTER TABLE accounts ALTER note SET STORAGE EXTERNAL",
+    f"INSERT INTO accounts SELECT g, 100, 0, repeat('n', 3000) FROM generate_series(1, {ACCOUNTS}) g",
+    "CREATE TABLE moves (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, amount int NOT NULL)",
+    "CREATE TABLE audit (account int, amount int)",
+    "ALTER TABLE audit REPLICA IDENTITY FULL",
+)
+
+
+def _transfer(dsn, stop, seed):
+    """Transactions over three tables, each of which keeps every sum that `_check` knows."""
+    draw = random.Random(seed)
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        while not stop.is_set():
+            giver, taker = draw.sample(range(1, ACCOUNTS + 1), 2)
+            amount = draw.randint(1, 9)
+            with connection.transaction():
+                for account, change in sorted([(giver, -amount), (taker, amount)]):
+                    connection.execute(
+                        "UPDATE accounts SET balance = balance + %s, moves = moves + 1 WHERE id = %s",
+                        [change, account],
+                    )
+                    connection.execute("INSERT INTO audit VALUES (%s, %s)", [account, change])
+                connection.execute("INSERT INTO moves (amount) VALUES (%s)", [amount])
+            stop.wait(0.01)
+
+
+def _check(snapshot):
+    """The sums that hold in any state between two transactions, and in none inside one."""
+    accounts = snapshot["accounts"].select("balance", "moves").collect()
+    moves = snapshot["moves"].count()
+    audit = [row.amount for row in snapshot["audit"].select("amount").collect()]
+    assert len(accounts) == ACCOUNTS
+    assert sum(row.balance for row in accounts) == 100 * ACCOUNTS
+    assert sum(row.moves for row in accounts) == 2 * moves == len(audit)
+    assert sum(audit) == 0
+
+
+def _head(stack):
+    return open_chain(stack.lake).head()
+
+
+def _shown(stack):
+    head = _head(stack)
+    return head is not None and len(head.readable) == 3 and head
+
+
+@pytest.mark.timeout(400)
+def test_3_4_5_6_a_driver_killed_anywhere_leaves_whole_epochs(tmp_path, database, spark, seed):
+    database.execute(*TABLES)
+    stop = threading.Event()
+    with Stack(tmp_path, {"shop": database.dsn}, epoch_interval=0.5) as stack:
+        stack.start("keeper", "bridge", "lake")
+        wait_for(lambda: _shown(stack), 120, "the first epoch")
+        load = threading.Thread(target=_transfer, args=(database.dsn, stop, seed))
+        load.start()
+        try:
+            stack.kill("lake")
+            # 4: the executors die in the middle of their ranges, and then the driver, which waits.
+            before = _head(stack)
+            stack.start("lake", env={"TUSKLINE_FAIL_POINT": "staging"})
+            wait_for(lambda: _head(stack).link > before.link, 60, "the takeover")
+            wait_for(lambda: "round failed" in stack.logs(), 60, "a task's death")
+            stack.kill("lake")
+            assert _head(stack).epoch == before.epoch
+            _check(read(spark, stack.lake))
+            # 5, 6: before and after the tables are written, and on both sides of the manifest.
+            for place in ("staged", "table-written", "before-manifest", "after-manifest"):
+                before = _head(stack)
+                stack.start("lake", env={"TUSKLINE_FAIL_POINT": place})
+                assert stack.wait("lake", 90) == -9
+                # One link for the takeover, and the epoch's own only if the manifest was reached.
+                published = place == "after-manifest"
+                assert _head(stack).link == before.link + 1 + published
+                assert (_head(stack).epoch > before.epoch) == published
+                _check(read(spark, stack.lake))
+            stack.start("lake")
+            after = _head(stack).link + 3
+            wait_for(lambda: _head(stack).link >= after, 90, "epochs go on")
+        finally:
+            stop.set()
+            load.join()
+        flush(stack.lake, stack.log_address, {"shop": database.dsn}, timeout=90)
+        assert stack.stop("lake") == 0
+        assert_equal(database.dsn, read(spark, stack.lake))
+        for manifest in open_chain(stack.lake).links():
+            if len(manifest.readable) == 3:
+                _check(read(spark, stack.lake, epoch=manifest.epoch))
+        assert_no_orphans(spark, stack.lake)
+
+
+def _children(pid):
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for task in tasks for child in task.read_text().split()]
+
+
+@pytest.mark.timeout(200)
+def test_a_driver_whose_jvm_dies_ends_with_an_error(tmp_path, database):
+    database.execute("CREATE TABLE one (id int PRIMARY KEY)")
+    with Stack(tmp_path, {"shop": database.dsn}, epoch_interval=0.5) as stack:
+        stack.start("keeper", "bridge", "lake")
+        wait_for(lambda: _head(stack) is not None, 120, "the first link")
+        (jvm,) = [
+            child
+            for child in _children(stack.pid("lake"))
+            if b"java" in Path(f"/proc/{child}/cmdline").read_bytes()
+        ]
+        os.kill(jvm, signal.SIGKILL)
+        database.execute("INSERT INTO one VALUES (1)")
+        assert stack.wait("lake", 60) > 0

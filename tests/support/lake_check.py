@@ -1,0 +1,47 @@
+"""Is a lake what it should be: equal to PostgreSQL, and nothing on its disk that nobody needs."""
+
+from datetime import UTC
+
+import psycopg
+
+from spark_consumers.lakehouse.iceberg import IcebergFormat
+from spark_consumers.lakehouse.manifest import open_chain
+from walsender_bridge.demo.compare import comparable, difference, postgres_rows, shape_of
+
+
+def assert_equal(dsn, snapshot):
+    """Every table of the snapshot has PostgreSQL's rows, value by value; and as many as it says."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        for name in snapshot.tables:
+            shape = shape_of(connection, name.partition(".")[2])
+            expected = [comparable(row) for row in postgres_rows(connection, shape)]
+            actual = [comparable(row) for row in _rows(snapshot[name])]
+            found = difference(shape, expected, actual)
+            assert found.equal, found
+            assert snapshot.manifest.tables[name].rows == len(expected)
+
+
+def _rows(frame):
+    """The rows with times as moments: Spark hands out the local time of one, without its zone."""
+    moments = [kind == "timestamp" for _, kind in frame.dtypes]
+    for row in frame.collect():
+        yield tuple(
+            value.astimezone(UTC) if is_moment and value is not None else value
+            for value, is_moment in zip(row, moments, strict=True)
+        )
+
+
+def assert_no_orphans(spark, lake):
+    """Every data file of the lake is one of a snapshot that some manifest names."""
+    chain = open_chain(lake)
+    tables = IcebergFormat(spark, "")
+    wanted = set()
+    snapshots = {(t.path, t.snapshot_id) for m in chain.links() for t in m.tables.values()}
+    for path, snapshot in snapshots:
+        for file in tables.scan(str(chain.root / path), snapshot):
+            wanted |= {file.path, *file.deletes}
+    found = {str(file) for file in chain.root.glob("tables/*/*/*/data/*")}
+    assert found - wanted == set()
+    assert wanted - found == set()
+    assert not list(chain.staging.glob("*"))
+    assert not list(chain.root.glob("_tuskline/epochs/.*"))

@@ -1,0 +1,82 @@
+"""A change log with content of a test's choice: entries are appended as capture does it."""
+
+import time
+from collections.abc import Iterable, Sequence
+
+from tests.support import pgoutput_messages as pm
+from tests.support.capture_stack import ChangeLog
+from tests.support.change_entries import Table
+from walsender_bridge.change_log.client import AppendWriter, LogClient, ReplicaClient
+from walsender_bridge.change_log.entry import build_entry, read_header, schema_hash
+from walsender_bridge.errors import UnavailableError
+
+
+class LogWriter:
+    """Appends to one stream; each call waits until what it wrote can be read.
+
+    `began` is the commit time of everything for which no other is given: now, in microseconds. What is
+    older than the log's retention (an hour in `ChangeLog`) is soon trimmed.
+    """
+
+    def __init__(self, log: ChangeLog, stream: str) -> None:
+        self.stream = stream
+        self.began = time.time_ns() // 1000
+        self._log = LogClient(log.address)
+        self._replica = ReplicaClient(_stream_address(self._log, stream))
+        self._writer: AppendWriter = self._replica.open_writer(
+            stream, self._log.writer_term(stream)
+        )
+        self._crc = self._writer.status.last_crc
+        self._lsn = max(self._writer.status.last_end_lsn, 0x1000)
+        self._xid = 700
+
+    def close(self) -> None:
+        self._writer.close()
+        self._replica.close()
+        self._log.close()
+
+    def commit(
+        self,
+        tables: Iterable[Table],
+        *transactions: Sequence[bytes],
+        commit_time: int | None = None,
+        entries: int = 1,
+    ) -> int:
+        """Append these transactions as one commit of the log; the version that holds them.
+
+        `entries`: into how many entries the messages are cut.
+        """
+        messages: list[bytes] = []
+        moment = self.began if commit_time is None else commit_time
+        for changes in transactions:
+            self._lsn += 0x1000
+            self._xid += 1
+            messages += pm.transaction(self._lsn, self._xid, changes, moment)
+        known = list(tables)
+        hashes = {table.oid: schema_hash(table.record) for table in known}
+        step = -(-len(messages) // entries)
+        built = []
+        for first in range(0, len(messages), step):
+            data = build_entry(
+                messages[first : first + step],
+                timeline=1,
+                previous_crc=self._crc,
+                schema_hashes=hashes,
+            )
+            self._crc = read_header(data).crc
+            built.append(data)
+        self._writer.send(built, schemas=[table.record for table in known])
+        end = self._lsn + pm.COMMIT_RECORD
+        self._lsn = end
+        return self._log.barrier({self.stream: end}, 30.0)
+
+
+def _stream_address(log: LogClient, stream: str) -> str:
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            return log.create_stream(stream).address
+        except UnavailableError:
+            # The keeper is still starting.
+            assert time.monotonic() < deadline
+            time.sleep(0.05)

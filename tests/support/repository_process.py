@@ -1,0 +1,18 @@
+"""The metadata repository as a process of its own, which a test may kill.
+
+python -m tests.support.repository_process DATA_DIR LISTEN RETENTION KEEPER...
+"""
+
+import sys
+import threading
+from pathlib import Path
+
+from walsender_bridge import supervisor
+from walsender_bridge.change_log.repository_service import RepositoryServer
+
+if __name__ == "__main__":
+    supervisor.exit_with_parent()
+    data_dir, listen, retention, *keepers = sys.argv[1:]
+    server = RepositoryServer(Path(data_dir), listen, keepers=keepers, retention=float(retention))
+    server.start()
+    threading.Event().wait()

@@ -1,0 +1,31 @@
+"""Spark for tests: one session in a worker, with a lake of its own as the catalog `tuskline`."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator["SparkSession"]:
+    """The worker's session. A test that wants a lake of its own asks `session(lake=..., catalog=...)`."""
+    from spark_consumers.session import session
+
+    with tempfile.TemporaryDirectory(prefix="tuskline-spark-") as folder:
+        running = session(
+            "tuskline tests",
+            lake=f"{folder}/lake",
+            conf={
+                "spark.driver.memory": os.environ.get("TUSKLINE_TEST_SPARK_MEMORY", "1g"),
+                "spark.local.dir": f"{folder}/local",
+                "spark.log.level": "ERROR",
+                "spark.sql.warehouse.dir": f"{folder}/warehouse",
+            },
+        )
+        yield running
+        running.stop()

@@ -1,0 +1,124 @@
+"""The parts of Tuskline as processes, as a user runs them, for tests from end to end."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from walsender_bridge.local_server import free_port
+
+PARTS = ("keeper", "bridge", "lake")
+
+
+class Stack:
+    """Keeper, bridge and lake over one configuration in `directory`; everything ends with the block."""
+
+    def __init__(
+        self, directory: Path, sources: Mapping[str, str], *, epoch_interval: float = 1.0
+    ) -> None:
+        self.directory = directory
+        self.sources = dict(sources)
+        self.log_address = f"grpc://127.0.0.1:{free_port()}"
+        self.lake = str(directory / "lake")
+        self.config = directory / "tuskline.toml"
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        lines = [
+            f'[log]\ndata_dir = "log"\nlisten = "{self.log_address.removeprefix("grpc://")}"\n',
+            f'[[keeper]]\ndata_dir = "keeper"\nlisten = "127.0.0.1:{free_port()}"\n',
+            f'[lake]\nuri = "lake"\nepoch_interval = {epoch_interval}\n',
+        ]
+        lines += [f'[[source]]\nname = "{n}"\ndsn = "{dsn}"\n' for n, dsn in self.sources.items()]
+        self.config.write_text("\n".join(lines))
+
+    def start(self, *parts: str, env: Mapping[str, str] | None = None) -> None:
+        """Start parts by name (`PARTS`), with `env` added to their environment."""
+        for part in parts:
+            with (self.directory / f"{part}.log").open("ab") as log:
+                self._running[part] = subprocess.Popen(
+                    [
+                        sys.executable,
+                        "-m",
+                        "walsender_bridge.cli",
+                        part,
+                        "run",
+                        "-c",
+                        str(self.config),
+                    ],
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    stdin=subprocess.DEVNULL,
+                    env={**os.environ, **(env or {})},
+                )
+
+    def pid(self, part: str) -> int:
+        """The pid of a started part."""
+        return self._running[part].pid
+
+    def kill(self, part: str) -> None:
+        """SIGKILL a part and wait for its end."""
+        process = self._running.pop(part)
+        process.kill()
+        process.wait()
+
+    def stop(self, part: str, seconds: float = 60.0) -> int:
+        """SIGTERM a part; its exit code."""
+        process = self._running.pop(part)
+        process.send_signal(signal.SIGTERM)
+        return process.wait(seconds)
+
+    def wait(self, part: str, seconds: float = 60.0) -> int:
+        """Wait until a part ends by itself; its exit code."""
+        code = self._running[part].wait(seconds)
+        del self._running[part]
+        return code
+
+    def cli(self, *arguments: str, seconds: float = 120.0) -> subprocess.CompletedProcess[str]:
+        """Run `tuskline ARGUMENTS --config ...`."""
+        return subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "walsender_bridge.cli",
+                *arguments,
+                "--config",
+                str(self.config),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            check=False,
+        )
+
+    def logs(self, lines: int = 30) -> str:
+        """The ends of the parts' logs, for a failure's message."""
+        texts = []
+        for part in PARTS:
+            with contextlib.suppress(OSError):
+                tail = (self.directory / f"{part}.log").read_text(errors="replace").splitlines()
+                texts.append(f"--- {part}\n" + "\n".join(tail[-lines:]))
+        return "\n".join(texts)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for part in reversed(list(self._running)):
+            process = self._running.pop(part)
+            process.terminate()
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        if error is not None:
+            print(self.logs())

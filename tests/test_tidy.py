@@ -1,0 +1,113 @@
+"""Our few hard rules about text, where a linter has none."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+LONGEST_FILE = 450
+#: Statements of SQL that belong in sql/ once they are longer than a line.
+_SQL = re.compile(
+    r"^\s*(CREATE|SELECT|INSERT INTO|UPDATE|DELETE FROM|ALTER|WITH|DO) ", re.MULTILINE
+)
+
+
+def _files() -> list[Path]:
+    """What is in the repository, or will be with the next commit."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found = [ROOT / name for name in listed.stdout.split("\0") if name]
+    return sorted(path for path in found if path.is_file())
+
+
+def _texts() -> list[tuple[str, str]]:
+    result = []
+    for path in _files():
+        try:
+            result.append((str(path.relative_to(ROOT)), path.read_text(encoding="utf-8")))
+        except UnicodeDecodeError:
+            continue  # a golden file, a picture
+    return result
+
+
+if not (ROOT / ".git").exists():
+    pytest.skip("not a git work tree", allow_module_level=True)
+TEXTS = _texts()
+PYTHON = [(name, text) for name, text in TEXTS if name.endswith(".py")]
+PRODUCT = [(name, text) for name, text in PYTHON if not name.startswith("tests/")]
+
+
+def _lines(pattern: str, texts: list[tuple[str, str]]) -> list[str]:
+    wanted = re.compile(pattern)
+    return [
+        f"{name}:{number}: {line.strip()[:100]}"
+        for name, text in texts
+        for number, line in enumerate(text.splitlines(), 1)
+        if wanted.search(line)
+    ]
+
+
+def _others() -> list[tuple[str, str]]:
+    """Everything but this file, which has to name what it forbids, and the hashes of the lock."""
+    return [each for each in TEXTS if each[0] not in {"tests/test_tidy.py", "requirements.lock"}]
+
+
+def test_a_file_is_one_thing():
+    long = {
+        name: len(text.splitlines())
+        for name, text in PRODUCT
+        if len(text.splitlines()) > LONGEST_FILE
+    }
+    assert not long, f"split these (limit {LONGEST_FILE} lines): {long}"
+
+
+def test_nothing_is_left_for_later():
+    assert not _lines(r"\b(TODO|FIXME|XXX|HACK)\b|\bNotImplementedError\b", _others())
+
+
+def test_no_path_of_one_machine():
+    assert not _lines(r"(?<![\w.])/(root|home/\w+|work)/", _others())
+
+
+def test_the_lock_names_no_host():
+    lock = (ROOT / "requirements.lock").read_text()
+    assert "://" not in lock
+    for line in lock.splitlines():
+        assert re.match(r"[\w.-]+==\S+|    --hash=sha256:[0-9a-f]{64}", line), line
+
+
+def test_sql_of_many_lines_is_in_sql():
+    """A triple-quoted text that begins with a statement of SQL belongs into a file of its own."""
+    found = [
+        f"{name}: {body.strip().splitlines()[0]}"
+        for name, text in PYTHON
+        if name.startswith(("walsender_bridge/", "slot_sync/"))
+        for body in re.findall(r'(?<!^)(?:[fb]?)"""(.*?)"""', text, flags=re.DOTALL)
+        if _SQL.match(body) and body.count("\n") > 1
+    ]
+    assert not found
+
+
+def test_every_module_says_what_it_is():
+    empty = [name for name, text in PRODUCT if not text.startswith(('"""', 'r"""', "#!"))]
+    assert not empty, "no docstring: " + ", ".join(empty)
+
+
+def test_an_exception_to_a_rule_has_its_reason():
+    bare = [
+        line
+        for line in _lines(r"#\s*(noqa|type: ignore)", PRODUCT)
+        if not re.search(r"#\s*(noqa: [A-Z0-9, ]+|type: ignore\[[\w, -]+\])\s+#\s*\S", line)
+    ]
+    assert not bare, "\n" + "\n".join(bare)
+
+
+def test_threads_and_sockets_listen_on_this_machine_only():
+    assert not _lines(r"0\.0\.0\.0|\[::\]", [t for t in PYTHON if t in _others()])

@@ -1,0 +1,380 @@
+"""Capture's core, one rule a test; whole histories with crashes are in tests/simulation."""
+
+import random
+import struct
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support import pgoutput_messages as pg
+from tests.support.capture_model import MOOD, Replica, keepalive, messages_of, schema, xlog
+from walsender_bridge.capture import core
+from walsender_bridge.capture.core import Acknowledged, Append, Received, Report, State, Tick, step
+from walsender_bridge.change_log import entry
+from walsender_bridge.errors import DivergedError, MalformedMessageError
+from walsender_bridge.wire.lsn import MAX_LSN
+
+T = 16385
+
+
+def new_state(**changes: object) -> State:
+    values: dict[str, object] = {
+        "timeline": 1,
+        "logged_lsn": 0,
+        "committed_lsn": 0,
+        "previous_crc": 0,
+        "confirmed": (1, 100),
+        "now": 0.0,
+    }
+    state = State(**{**values, **changes})  # type: ignore[arg-type]
+    step(state, Tick(0.0, MAX_LSN))
+    return state
+
+
+def payloads(*messages: bytes) -> list[bytes]:
+    return [xlog(message) for message in messages]
+
+
+def appends(effects: list[core.Effect]) -> list[Append]:
+    return [effect for effect in effects if isinstance(effect, Append)]
+
+
+def reports(effects: list[core.Effect]) -> list[Report]:
+    return [effect for effect in effects if isinstance(effect, Report)]
+
+
+def entries(effects: list[core.Effect]) -> list[bytes]:
+    return [data for append in appends(effects) for data in append.entries]
+
+
+def all_entries(state: State, *messages: bytes) -> tuple[list[bytes], list[bytes]]:
+    """The entries and schema records of these messages, with a replica that answers at once."""
+    found: list[bytes] = []
+    records: list[bytes] = []
+    waiting = step(state, Received(0.0, payloads(*messages)))
+    waiting += step(state, Tick(0.03, MAX_LSN))
+    while waiting:
+        effect = waiting.pop(0)
+        if isinstance(effect, Append):
+            found += effect.entries
+            records += effect.schemas
+            waiting += step(state, Acknowledged(0.06, 0, 0, None))
+    return found, records
+
+
+def rows(count: int, width: int = 20) -> list[bytes]:
+    return [pg.insert(T, [b"%d" % i, b"x" * width]) for i in range(count)]
+
+
+def one(start_lsn: int, count: int = 2, width: int = 20) -> list[bytes]:
+    begin, *rest = pg.transaction(start_lsn, start_lsn, rows(count, width))
+    return payloads(begin, *schema(T, 0), *rest)
+
+
+def test_small_transactions_share_an_entry_that_is_cut_after_20_ms() -> None:
+    state = new_state()
+    assert not entries(step(state, Received(0.001, one(1000))))
+    assert state.deadline == pytest.approx(0.021)
+    assert not entries(step(state, Received(0.010, one(2000))))
+    found = entries(step(state, Tick(0.0211, MAX_LSN)))
+    assert len(found) == 1
+    header = entry.read_header(found[0])
+    assert header.starts_transaction
+    assert header.ends_transaction
+    assert (header.first_end_lsn, header.last_end_lsn) == (1000 + 0x30, 2000 + 0x30)
+    assert messages_of(found[0])[0] == pg.begin(1000, 1000)
+
+
+def test_while_the_replica_is_busy_small_transactions_gather() -> None:
+    state = new_state()
+    step(state, Received(0.0, one(1000)))
+    assert len(entries(step(state, Tick(0.021, MAX_LSN)))) == 1
+    assert not entries(step(state, Received(0.03, one(2000))))
+    assert not entries(step(state, Received(0.06, one(3000))))
+    assert state.deadline > 0.06
+    found = entries(step(state, Acknowledged(0.07, 1048, 0, None)))
+    assert [entry.read_header(data).last_end_lsn for data in found] == [3000 + 0x30]
+
+
+def test_a_transaction_of_several_entries_is_cut_by_size_and_none_is_larger() -> None:
+    state = new_state()
+    begin, *rest = pg.transaction(1000, 7, rows(5000, 1000))
+    found, _ = all_entries(state, begin, *schema(T, 0), *rest)
+    headers = [entry.read_header(data) for data in found]
+    assert len(found) == 5
+    assert max(h.raw_length for h in headers) <= core.ENTRY_BYTES
+    assert [h.starts_transaction for h in headers] == [True, False, False, False, False]
+    assert [h.ends_transaction for h in headers] == [False, False, False, False, True]
+    assert [h.last_end_lsn for h in headers] == [0, 0, 0, 0, 1000 + 0x30]
+
+
+def test_an_unfinished_transaction_is_not_cut_by_time() -> None:
+    state = new_state()
+    step(state, Received(0.0, one(1000)[:-1]))
+    assert not entries(step(state, Tick(5.0, MAX_LSN)))
+
+
+def test_under_load_every_entry_ends_a_transaction() -> None:
+    state = new_state()
+    found: list[bytes] = []
+    for number in range(200):
+        found += entries(step(state, Received(0.0, one(1000 + number * 1000, width=9000))))
+    assert len(found) >= 3
+    assert all(entry.read_header(data).ends_transaction for data in found)
+
+
+def test_a_message_larger_than_an_entry_stands_alone() -> None:
+    state = new_state()
+    big = pg.insert(T, [b"1", b"x" * (core.ENTRY_BYTES + 5)])
+    begin, *rest = pg.transaction(2000, 8, [*rows(1), big, *rows(1)])
+    found, _ = all_entries(state, begin, *schema(T, 0), *rest)
+    alone = [messages_of(data) for data in found if len(messages_of(data)) == 1]
+    assert alone == [[big]]
+
+
+def test_entries_are_chained_and_name_the_timeline() -> None:
+    state = new_state(previous_crc=77, timeline=5)
+    found = entries(step(state, Received(0.0, one(1000, 3000, 1000))))
+    crc = 77
+    for data in found:
+        entry.verify(data, crc)
+        header = entry.read_header(data)
+        assert header.timeline == 5
+        crc = header.crc
+
+
+def test_a_changed_schema_starts_a_new_entry_and_is_registered_before_it() -> None:
+    state = new_state()
+    step(state, Received(0.0, payloads(pg.begin(1000, 7), *schema(T, 0), *rows(1))))
+    found, records = all_entries(state, *schema(T, 1), *rows(1), pg.commit(1000, 1048))
+    hashes = [entry.read_header(data).relations[0].schema_hash for data in found]
+    assert hashes == [entry.schema_hash(record) for record in records]
+    types, relation = schema(T, 1)[0], schema(T, 1)[1]
+    assert entry.split_schema_record(records[1]) == [relation, types]
+
+
+def test_a_schema_that_is_sent_again_is_registered_once() -> None:
+    state = new_state()
+    effects = step(state, Received(0.0, [*one(1000), *one(2000)]))
+    effects += step(state, Tick(0.03, MAX_LSN))
+    assert [len(append.schemas) for append in appends(effects)] == [1]
+    assert MOOD in state.types
+
+
+def test_28_what_the_log_has_is_skipped_and_its_schemas_are_followed() -> None:
+    state = new_state(logged_lsn=1048, committed_lsn=1048, confirmed=(1, 1000))
+    effects = step(state, Received(0.0, [*one(1000), *payloads(*pg.transaction(1048, 8, rows(1)))]))
+    effects += step(state, Tick(0.03, MAX_LSN))
+    assert [messages_of(data)[0] for data in entries(effects)] == [pg.begin(1048, 8)]
+
+
+def test_32_the_last_transaction_is_not_doubled() -> None:
+    # The log's position is the end of the commit record; the Begin names its start, which is below.
+    state = new_state(logged_lsn=1048, committed_lsn=1048)
+    effects = step(state, Received(0.0, one(1000)))
+    effects += step(state, Tick(0.03, MAX_LSN))
+    assert entries(effects) == []
+    assert state.transactions == 0
+
+
+def test_a_transaction_without_a_published_change_is_only_a_position() -> None:
+    state = new_state()
+    effects = step(state, Received(0.0, payloads(*pg.transaction(1000, 7, []))))
+    effects += step(state, Tick(1.5, MAX_LSN))
+    assert entries(effects) == []
+    assert appends(effects)[-1].confirm_to == (1, 1048)
+
+
+def test_the_server_hears_of_a_position_only_when_the_replica_has_recorded_it() -> None:
+    state = new_state()
+    step(state, Received(0.0, one(1000)))
+    effects = step(state, Tick(0.03, MAX_LSN))
+    assert appends(effects)[0].confirm_to is None
+    # Durable, not committed: nothing to confirm, and the next question is due soon.
+    effects = step(state, Acknowledged(0.04, 1048, 0, (1, 100)))
+    assert not effects
+    assert state.deadline == pytest.approx(0.13)
+    effects = step(state, Tick(0.14, MAX_LSN))
+    assert appends(effects) == [Append((), (), None, MAX_LSN)]
+    # Committed: it is written down, and only then reported.
+    effects = step(state, Acknowledged(0.15, 1048, 1048, (1, 100)))
+    effects += step(state, Tick(0.25, MAX_LSN))
+    assert appends(effects)[0].confirm_to == (1, 1048)
+    assert all(report.flush == 100 for report in reports(effects))
+    effects = step(state, Acknowledged(0.26, 1048, 1048, (1, 1048)))
+    assert effects == [Report(1048, 1048)]
+
+
+def test_33_what_is_durable_but_not_committed_is_never_confirmed() -> None:
+    state = new_state()
+    step(state, Received(0.0, one(1000)))
+    now = 0.0
+    for _ in range(50):
+        now += 0.11
+        for append in appends(step(state, Tick(now, MAX_LSN))):
+            assert append.confirm_to is None
+            step(state, Acknowledged(now, 1048, 0, (1, 100)))
+    assert state.confirmed == (1, 100)
+
+
+def test_an_idle_stream_is_confirmed_to_the_lesser_of_keepalive_and_gate() -> None:
+    for gate, expected in ((MAX_LSN, 5000), (3000, 3000)):
+        state = new_state()
+        step(state, Tick(0.0, gate))
+        step(state, Received(0.1, [keepalive(5000)]))
+        effects = step(state, Tick(1.2, gate))
+        assert appends(effects)[0].confirm_to == (1, expected)
+
+
+@pytest.mark.parametrize("waiting", ["buffer", "open", "uncommitted"])
+def test_a_keepalive_counts_only_when_nothing_waits(waiting: str) -> None:
+    state = new_state(logged_lsn=1048 if waiting == "uncommitted" else 0)
+    messages = {"buffer": one(2000), "open": one(2000)[:-1], "uncommitted": []}[waiting]
+    step(state, Received(0.0, messages))
+    step(state, Received(0.001, [keepalive(5000)]))
+    for now in (0.01, 1.2, 2.4):
+        for append in appends(step(state, Tick(now, MAX_LSN))):
+            assert append.confirm_to is None
+            step(state, Acknowledged(now, state.logged_lsn, 0, (1, 100)))
+
+
+def test_a_keepalive_inside_a_transaction_does_not_confirm_it() -> None:
+    state = new_state()
+    step(state, Received(0.0, [*one(2000)[:-1], keepalive(9000), one(2000)[-1]]))
+    assert state.idle_lsn == 0
+
+
+def test_keepalives_are_answered_at_once_and_each_second_without_one() -> None:
+    state = new_state()
+    effects = step(state, Received(0.2, [keepalive(100, reply=True)]))
+    assert reports(effects) == [Report(100, 100)]
+    assert not reports(step(state, Tick(1.1, MAX_LSN)))
+    assert reports(step(state, Tick(1.3, MAX_LSN)))
+
+
+def test_reports_go_on_while_the_replica_does_not_answer_and_reading_stops() -> None:
+    state = new_state()
+    lsn, now = 1000, 0.0
+    noise = random.Random(1)
+    while state.reading:
+        big = pg.insert(T, [b"1", noise.randbytes(1 << 20)])
+        begin, *rest = pg.transaction(lsn, 7, [big])
+        step(state, Received(now, payloads(begin, *schema(T, 0), *rest)))
+        lsn += 1000
+        now += 0.001
+    assert state.in_flight_bytes < core.IN_FLIGHT_BYTES + (2 << 20)
+    heard = sum(len(reports(step(state, Tick(now + s, MAX_LSN)))) for s in range(1, 11))
+    assert heard == 10
+    for _ in range(10):
+        step(state, Acknowledged(now + 11, lsn, 0, None))
+    assert state.reading
+
+
+def test_heartbeats_do_not_pile_up_behind_a_silent_replica() -> None:
+    state = new_state()
+    step(state, Received(0.0, [keepalive(5000)]))
+    found = [a for s in range(1, 20) for a in appends(step(state, Tick(float(s), MAX_LSN)))]
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [pg.insert(T, [b"1"])],
+        [pg.commit(1, 2)],
+        [pg.begin(1000, 7), pg.begin(2000, 8)],
+        [pg.begin(1000, 7)[:-1]],
+        [pg.begin(1000, 7), *rows(1), pg.commit(1000, 1048)[:-1]],
+        [b"Zxx"],
+        [b""],
+        [pg.begin(1000, 7), *rows(1), pg.commit(1000, 1048)],
+    ],
+    ids=["row outside", "commit outside", "nested", "short B", "short C", "kind", "empty", "no R"],
+)
+def test_what_is_not_the_protocol_is_refused_by_name(messages: list[bytes]) -> None:
+    with pytest.raises(MalformedMessageError):
+        _take(new_state(), messages)
+
+
+@pytest.mark.parametrize(
+    ("logged", "begin_lsn", "commit_lsn", "end_lsn"),
+    [
+        # A commit record that would overlap the log's last one; one that is not the Begin's.
+        (1048, 1020, 1020, 1068),
+        (1048, 2000, 1999, 2048),
+        (3000, 2000, 2000, 3001),
+    ],
+)
+def test_a_transaction_that_cannot_follow_the_log_is_a_divergence(
+    logged: int, begin_lsn: int, commit_lsn: int, end_lsn: int
+) -> None:
+    state = new_state(logged_lsn=logged, committed_lsn=logged)
+    messages = [pg.begin(begin_lsn, 7), *schema(T, 0), *rows(1), pg.commit(commit_lsn, end_lsn)]
+    with pytest.raises(DivergedError):
+        _take(state, messages)
+
+
+def _take(state: State, messages: list[bytes]) -> None:
+    step(state, Received(0.0, payloads(*messages)))
+    step(state, Tick(0.03, MAX_LSN))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.binary(max_size=80), max_size=8))
+def test_any_bytes_are_taken_or_refused_by_name(noise: list[bytes]) -> None:
+    state = new_state()
+    try:
+        step(state, Received(0.0, [*one(1000), *noise, *map(xlog, noise)]))
+        step(state, Tick(0.03, MAX_LSN))
+    except (MalformedMessageError, DivergedError):
+        return
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.integers(0, 600)), min_size=1, max_size=12),
+    st.lists(st.integers(1, 9), min_size=1, max_size=9),
+    st.data(),
+)
+def test_28_a_resend_from_any_point_leaves_each_transaction_once(
+    shapes: list[tuple[int, int]], chunks: list[int], data: st.DataObject
+) -> None:
+    original, core.ENTRY_BYTES = core.ENTRY_BYTES, 800  # type: ignore[misc]
+    try:
+        transactions = [
+            pg.transaction(1000 * (i + 1), i, rows(count, width))
+            for i, (count, width) in enumerate(shapes)
+        ]
+        replica = Replica(confirmed_to=(1, 100), gate=MAX_LSN)
+        for _ in range(3):
+            # The connection breaks after any number of messages, and everything is sent again.
+            replica.open_writer(seal=False)
+            state = replica.session(0.0)
+            stream = payloads(*schema(T, 0)) + [m for t in transactions for m in payloads(*t)]
+            stop = data.draw(st.integers(0, len(stream)))
+            _run(state, stream[:stop], chunks, replica)
+        replica.open_writer(seal=False)
+        _run(replica.session(0.0), stream, chunks, replica)
+        wanted = [m for t in transactions if len(t) > 2 for m in t]
+        assert replica.messages() == wanted
+    finally:
+        core.ENTRY_BYTES = original  # type: ignore[misc]
+
+
+def _run(state: State, stream: list[bytes], chunks: list[int], replica: Replica) -> None:
+    at, turn, now = 0, 0, 0.0
+    while at <= len(stream):
+        size = chunks[turn % len(chunks)]
+        now += 0.007
+        for append in appends(step(state, Received(now, stream[at : at + size]))):
+            replica.append(append)
+            replica.tick()
+            step(state, replica.acknowledge(now))
+        at, turn = at + size, turn + 1
+    for append in appends(step(state, Tick(now + 1, MAX_LSN))):
+        replica.append(append)
+
+
+def test_the_layout_of_the_model_is_the_servers() -> None:
+    assert xlog(b"B", 7) == b"w" + struct.pack(">QQq", 7, 7, 0) + b"B"

@@ -1,0 +1,58 @@
+"""Whether a slot continues a log: every rule of `judge`, each broken alone."""
+
+import pytest
+
+from walsender_bridge.capture.source import Fork, LogPosition, judge
+from walsender_bridge.wire.replication import History, SystemIdentity
+
+LOG = LogPosition(timeline=2, last_end_lsn=900, confirmed_to=(2, 800))
+IDENTITY = SystemIdentity(system_id=1, timeline=3, flush_lsn=2000, database="db")
+HISTORY = History(3, ((1, 500), (2, 1000)))
+
+
+def test_a_slot_behind_its_log_on_the_same_history_goes_on() -> None:
+    assert judge(LOG, 800, IDENTITY, HISTORY) is None
+    assert judge(LOG, 100, IDENTITY, HISTORY) is None
+
+
+def test_an_idle_log_may_be_confirmed_past_its_last_transaction() -> None:
+    assert judge(LogPosition(1, 400, (2, 990)), 990, IDENTITY, HISTORY) is None
+
+
+def test_a_new_log_takes_any_slot_and_none() -> None:
+    new = LogPosition(0, 0, None)
+    assert judge(new, None, IDENTITY, HISTORY) is None
+    assert judge(new, 5000, IDENTITY, HISTORY) is None
+
+
+@pytest.mark.parametrize(
+    ("log", "slot", "flush", "history", "fork_at", "word"),
+    [
+        # 29: dropped; dropped and made again (or moved by somebody).
+        (LOG, None, 2000, HISTORY, (2, 800), "gone"),
+        (LOG, 801, 2000, HISTORY, (2, 800), "made anew"),
+        # A failover that lost the end of the log, and one that lost more.
+        (LOG, 700, 2000, History(3, ((1, 500), (2, 850))), (2, 850), "left at"),
+        (LOG, 700, 2000, History(3, ((1, 500), (2, 750))), (2, 750), "left at"),
+        # Another server: never on that timeline.
+        (LOG, 700, 2000, History(1), (2, 0), "never"),
+        # Restored from an old copy: the same timeline, but behind the log.
+        (LogPosition(3, 900, (3, 800)), 700, 850, HISTORY, (3, 850), "restored"),
+        (LogPosition(3, 600, (3, 900)), 700, 850, HISTORY, (3, 850), "restored"),
+        # Entries without a word on what the slot was confirmed to.
+        (LogPosition(3, 900, None), 700, 2000, HISTORY, (3, 0), "confirmed"),
+    ],
+)
+def test_29_what_does_not_continue_the_log_is_refused(
+    log: LogPosition,
+    slot: int | None,
+    flush: int,
+    history: History,
+    fork_at: tuple[int, int],
+    word: str,
+) -> None:
+    identity = SystemIdentity(1, history.timeline, flush, "db")
+    fork = judge(log, slot, identity, history)
+    assert isinstance(fork, Fork)
+    assert (fork.timeline, fork.lsn) == fork_at
+    assert word in fork.reason

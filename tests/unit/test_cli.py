@@ -1,0 +1,63 @@
+"""Exit codes by cause, JSON on stdout's last line, errors with a repair."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from walsender_bridge.errors import Cause
+
+
+def _run(*arguments, cwd):
+    return subprocess.run(
+        [sys.executable, "-m", "walsender_bridge.cli", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=cwd,
+    )
+
+
+@pytest.mark.parametrize(
+    "command", [["keeper", "run"], ["bridge", "run"], ["lake", "run"], ["flush"], ["log", "status"]]
+)
+def test_no_configuration_is_its_own_exit_code(tmp_path, command):
+    done = _run(*command, cwd=tmp_path)
+    assert done.returncode == Cause.CONFIG
+    assert "tuskline.toml" in done.stderr
+    assert "repair: name it with --config" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_errors_as_json(tmp_path):
+    done = _run("flush", "--json", cwd=tmp_path)
+    assert done.returncode == Cause.CONFIG
+    assert json.loads(done.stderr)["error"]["code"] == "CONFIG"
+    assert done.stdout == ""
+
+
+def test_a_lake_command_without_a_lake(tmp_path):
+    (tmp_path / "tuskline.toml").write_text(
+        '[log]\ndata_dir = "log"\n[[keeper]]\nlisten = "127.0.0.1:1"\ndata_dir = "k"\n'
+        '[[source]]\nname = "s"\ndsn = ""\n'
+    )
+    done = _run("epochs", "list", cwd=tmp_path)
+    assert done.returncode == Cause.LAKE
+    assert "[lake]" in done.stderr
+
+
+def test_help_needs_no_spark(tmp_path):
+    done = _run("--help", cwd=tmp_path)
+    assert done.returncode == 0
+    for command in ("demo", "flush", "keeper", "bridge", "lake", "epochs", "log"):
+        assert command in done.stdout
+
+
+def test_a_full_folder_is_not_used_by_the_demo(tmp_path):
+    (tmp_path / "mine").write_text("precious")
+    done = _run("demo", "--dir", str(tmp_path), cwd=tmp_path)
+    assert done.returncode == Cause.LAKE
+    assert "not empty" in done.stderr
+    assert (tmp_path / "mine").read_text() == "precious"

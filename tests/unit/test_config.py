@@ -1,0 +1,103 @@
+"""The configuration is strict, and says the nearest name for a wrong one."""
+
+from pathlib import Path
+
+import pytest
+
+from walsender_bridge.config import RESERVED, load_config
+from walsender_bridge.errors import ConfigError, NotSupportedError
+
+GOOD = """
+[log]
+data_dir = "log"
+listen = "127.0.0.1:7400"
+
+[[keeper]]
+listen = "127.0.0.1:7401"
+data_dir = "/var/lib/tuskline/keeper"
+
+[[source]]
+name = "shop"
+dsn = "host=/tmp dbname=shop"
+
+[lake]
+uri = "lake"
+"""
+
+
+def _load(tmp_path: Path, text: str):
+    path = tmp_path / "tuskline.toml"
+    path.write_text(text)
+    return load_config(path)
+
+
+def test_good_file_and_its_defaults(tmp_path):
+    config = _load(tmp_path, GOOD)
+    assert config.source[0].slot_name == "tuskline_shop"
+    assert config.source[0].publication_name == "tuskline_shop"
+    assert config.log_address == "grpc://127.0.0.1:7400"
+    # Relative to the file; absolute ones as they are.
+    assert config.log.data_dir == tmp_path / "log"
+    assert config.keeper[0].data_dir == Path("/var/lib/tuskline/keeper")
+    assert config.lake is not None
+    assert config.lake.uri == str(tmp_path / "lake")
+
+
+def test_a_lake_uri_with_a_scheme_is_left_alone(tmp_path):
+    config = _load(tmp_path, GOOD.replace('uri = "lake"', 'uri = "file:///x/lake"'))
+    assert config.lake is not None
+    assert config.lake.uri == "file:///x/lake"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("data_dir =", "datadir =", "did you mean 'data_dir'"),
+        ("[lake]", "[leke]", "did you mean 'lake'"),
+        ("dsn =", "dns =", "did you mean 'dsn'"),
+        ('uri = "lake"', 'uri = "lake"\nepoch_intervall = 5', "did you mean 'epoch_interval'"),
+        ('name = "shop"', 'name = "../etc"', "source.0.name"),
+        ('listen = "127.0.0.1:7400"', 'listen = "nowhere"', "log.listen"),
+        ('data_dir = "log"', "", "log.data_dir"),
+        ("[log]", "[log", "not TOML"),
+        ('uri = "lake"', 'uri = "lake"\nepoch_interval = -1', "lake.epoch_interval"),
+    ],
+)
+def test_a_wrong_file_is_named(tmp_path, old, new, message):
+    assert old in GOOD
+    with pytest.raises(ConfigError) as caught:
+        _load(tmp_path, GOOD.replace(old, new, 1))
+    assert message in str(caught.value)
+    assert "tuskline.toml" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", RESERVED)
+def test_sections_of_other_parts_are_refused_by_name(tmp_path, name):
+    with pytest.raises(NotSupportedError, match=rf"\[{name}\]"):
+        _load(tmp_path, f"{GOOD}\n[{name}]\n")
+
+
+def test_the_environment_wins_over_the_file(tmp_path, monkeypatch):
+    monkeypatch.setenv("TUSKLINE_LAKE__EPOCH_INTERVAL", "7.5")
+    config = _load(tmp_path, GOOD)
+    assert config.lake is not None
+    assert config.lake.epoch_interval == 7.5
+    assert config.lake.uri.endswith("/lake")
+
+
+def test_missing_file(tmp_path):
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_config(tmp_path / "none.toml")
+
+
+def test_two_sources_of_one_name(tmp_path):
+    again = '\n[[source]]\nname = "shop"\ndsn = "dbname=other"\n'
+    with pytest.raises(ConfigError, match="two sources"):
+        _load(tmp_path, GOOD + again)
+
+
+def test_no_password_in_errors(tmp_path):
+    secret = GOOD.replace("dbname=shop", "dbname=shop password=s3cr3t-planted")
+    with pytest.raises(ConfigError) as caught:
+        _load(tmp_path, secret + "\n[[source]]\nname = 5\ndsn = 'password=s3cr3t-planted'\n")
+    assert "s3cr3t" not in str(caught.value)

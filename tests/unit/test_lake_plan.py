@@ -1,0 +1,106 @@
+"""What an epoch holds: ranges that end at commits, in every stream at the same version."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pyarrow as pa
+
+from spark_consumers.lakehouse import plan
+from spark_consumers.lakehouse.bootstrap import _remove_others
+from spark_consumers.lakehouse.manifest import COPIED, LIVE, Manifest, StreamPosition, TableVersion
+from spark_consumers.lakehouse.stage import Target
+from walsender_bridge.change_log.client import CutPoint, StreamCut
+
+
+def cut(stream, end, lsn):
+    return StreamCut(stream, f"grpc://{stream}", end, end, lsn, lsn, 1, 1, end * 100)
+
+
+def commit(version, end, size=100):
+    return CutPoint(version, end, end * size, version * 10, version * 10)
+
+
+def table(state=LIVE, start_lsn=0, offset=1):
+    return TableVersion("path", "iceberg", 1, "", ("id",), (), start_lsn, offset, 0, 1, state)
+
+
+def head(**tables):
+    streams = {s: StreamPosition(1, 10, 10, 5) for s in "ab"}
+    return Manifest("lake", 3, 1, 0, 1, 0.0, streams=streams, tables=tables)
+
+
+def target(name):
+    return Target(name, "public.t", "", pa.schema([]), pa.schema([]), ("id",), 0, 1)
+
+
+CUTS = {"a": cut("a", 20, 70), "b": cut("b", 9, 60)}
+
+
+def test_all_streams_end_at_the_version():
+    commits = {"a": [commit(3, 10), commit(7, 20)], "b": [commit(6, 9)]}
+    chosen = plan.choose(head(), 8, CUTS, commits, {})
+    assert chosen.version == 8
+    assert {s: p.offset for s, p in chosen.streams.items()} == {"a": 20, "b": 9}
+
+
+def test_3_one_stream_that_is_cut_short_ends_the_epoch_for_all():
+    """Stream a has more than an epoch may hold: b ends at the same version, not at its own end."""
+    commits = {"a": [commit(3, 10)], "b": [commit(2, 6), commit(6, 9)]}
+    chosen = plan.choose(head(), 8, CUTS, commits, {})
+    assert chosen.version == 3
+    assert {s: p.offset for s, p in chosen.streams.items()} == {"a": 10, "b": 6}
+    assert [c.version for r in chosen.ranges for c in r.cuts] == [3, 2]
+
+
+def test_a_copy_is_shown_when_the_cut_has_passed_its_lsn():
+    commits = {"a": [commit(7, 20)]}
+    cuts = {"a": CUTS["a"]}
+    for start, state in ((70, LIVE), (71, COPIED)):
+        copied = {"a.public.t": table(COPIED, start)}
+        chosen = plan.choose(head(), 7, cuts, commits, copied)
+        assert chosen.tables["a.public.t"].state == state
+        assert chosen.fresh == ({"a.public.t"} if state == LIVE else set())
+
+
+def test_a_stream_that_is_new_begins_where_the_log_is():
+    chosen = plan.choose(head(), 8, {**CUTS, "c": cut("c", 50, 80)}, {}, {})
+    assert chosen.streams["c"].offset == 50
+    assert not [r for r in chosen.ranges if r.stream == "c"]
+
+
+def test_ranges_end_at_commits_and_leave_nothing_out(monkeypatch):
+    monkeypatch.setattr(plan, "RANGE_BYTES", 250)
+    commits = {"a": [commit(v, v + 5) for v in range(2, 16)]}
+    chosen = plan.choose(head(**{"a.public.t": table()}), 15, {"a": CUTS["a"]}, commits, {})
+    tasks = plan.tasks(chosen, {"a.public.t": target("a.public.t")}, {"a": "grpc://a"}, {}, "")
+    edges = [(t.start, t.end) for t in tasks]
+    assert edges[0][0] == 5
+    assert edges[-1][1] == 20
+    assert all(before[1] == after[0] for before, after in pairwise(edges))
+    assert {end for _, end in edges} <= {c.end_offset for c in commits["a"]}
+    assert len(tasks) > 2
+    assert all(not t.whole for t in tasks)
+
+
+def test_a_fresh_copy_reads_what_the_lake_has_already_and_the_rest_once():
+    copied = {"a.public.new": table(COPIED, 60, offset=2)}
+    commits = {"a": [commit(7, 20)]}
+    start = head(**{"a.public.t": table()})
+    chosen = plan.choose(start, 7, {"a": CUTS["a"]}, commits, copied)
+    targets = {name: replace(target(name)) for name in chosen.tables}
+    late = {"a.public.new": [commit(1, 5)]}
+    tasks = plan.tasks(chosen, targets, {"a": "grpc://a"}, late, "")
+    assert [(t.start, t.end, sorted(x.name for x in t.targets)) for t in tasks] == [
+        (2, 5, ["a.public.new"]),
+        (5, 20, ["a.public.new", "a.public.t"]),
+    ]
+    assert [sorted(t.whole) for t in tasks] == [[], ["a.public.t"]]
+
+
+def test_a_copy_removes_its_own_terms_files_only(tmp_path):
+    for name in ("copy-t1-0-7.parquet", "copy-t1-0-8.parquet", "copy-t2-0-1.parquet"):
+        (tmp_path / name).touch()
+    _remove_others(tmp_path, 1, {str(tmp_path / "copy-t1-0-8.parquet")})
+    left = {path.name for path in tmp_path.iterdir()}
+    # A writer that slept must not take away what its successor has copied.
+    assert left == {"copy-t1-0-8.parquet", "copy-t2-0-1.parquet"}

@@ -1,0 +1,201 @@
+"""The chain of manifests: one writer at a time, epochs that never go back, and what is damaged is named."""
+
+import json
+import multiprocessing
+import threading
+import time
+
+import pytest
+
+from spark_consumers.lakehouse.manifest import (
+    COPIED,
+    Manifest,
+    StreamPosition,
+    TableVersion,
+    open_chain,
+    wait_for_epoch,
+)
+from walsender_bridge.errors import (
+    CorruptError,
+    DeadlineError,
+    FencedError,
+    LakeError,
+    NotSupportedError,
+    TrimmedError,
+)
+
+
+@pytest.fixture
+def chain(tmp_path):
+    chain = open_chain(tmp_path / "lake")
+    chain.initialise("log", "iceberg")
+    return chain
+
+
+def table(snapshot, state="live"):
+    return TableVersion(
+        "tables/s/p/t", "iceberg", snapshot, "hash", ("id",), (), 5, 1, 10, 7, state
+    )
+
+
+def first(**values):
+    streams = {"shop": StreamPosition(1, 100, 7, 3)}
+    tables = {"shop.public.t": table(1)}
+    return Manifest("lake", 1, 0, 0, 1, 1000.0, streams=streams, tables=tables, **values)
+
+
+def grow(chain, epochs, *, start=1000.0):
+    """Publish a link for each epoch, a second apart."""
+    head = None
+    for number, epoch in enumerate(epochs):
+        made = first() if head is None else head.next()
+        made = Manifest(**{**_fields(made), "epoch": epoch, "published_at": start + number})
+        chain.publish(made, head)
+        head = made
+    return head
+
+
+def _fields(manifest):
+    return {name: getattr(manifest, name) for name in manifest.__dataclass_fields__}
+
+
+def test_what_is_published_is_read_again(chain):
+    manifest = first(set_aside={"shop.public.x": "why"})
+    chain.publish(manifest, None)
+    assert chain.head() == manifest
+    assert manifest.rows == 10
+
+
+def test_a_copy_that_is_not_shown_is_no_table_of_the_epoch(chain):
+    manifest = first()
+    manifest.tables["shop.public.u"] = table(2, COPIED)
+    assert list(manifest.readable) == ["shop.public.t"]
+    assert manifest.rows == 10
+
+
+def test_of_two_writers_one_gets_the_link(chain):
+    head = grow(chain, [1, 2])
+    chain.publish(head.next(term=2), head)
+    with pytest.raises(FencedError, match="term 2 is at link 3"):
+        chain.publish(head.next(epoch=9), head)
+    assert chain.head().term == 2
+
+
+def _race(root, number, gate, results):
+    chain = open_chain(root)
+    head = chain.head()
+    assert head is not None
+    gate.wait()
+    try:
+        chain.publish(head.next(term=number + 1), head)
+        results.put(number)
+    except FencedError:
+        results.put(None)
+
+
+def test_of_many_processes_one_gets_the_link(chain):
+    grow(chain, [1])
+    context = multiprocessing.get_context("spawn")
+    gate, results = context.Barrier(4), context.Queue()
+    racers = [context.Process(target=_race, args=(chain.root, n, gate, results)) for n in range(4)]
+    for racer in racers:
+        racer.start()
+    won = [results.get(timeout=60) for _ in racers]
+    for racer in racers:
+        racer.join()
+    (winner,) = [n for n in won if n is not None]
+    assert chain.head().term == winner + 1
+
+
+def test_a_writer_that_slept_past_the_retention_is_refused(chain):
+    stale = grow(chain, [1, 2])
+    head = stale
+    for _ in range(3):
+        following = head.next(term=2)
+        chain.publish(following, head)
+        head = following
+    assert chain.retire(time.time() + 100) == 4
+    with pytest.raises(FencedError):
+        chain.publish(stale.next(epoch=7), stale)
+    assert chain.numbers() == [5]
+
+
+def test_retention_keeps_what_was_current_then(chain):
+    grow(chain, [10, 20, 30, 40])
+    assert chain.retire(1001.5) == 1
+    assert [m.epoch for m in chain.links()] == [20, 30, 40]
+    with pytest.raises(TrimmedError, match="epoch 10 has expired"):
+        chain.at_epoch(10)
+    with pytest.raises(TrimmedError):
+        chain.as_of(1000.5)
+    assert chain.as_of(1001.5).epoch == 20
+
+
+def test_epochs_are_found(chain):
+    head = grow(chain, [10, 20, 20, 40])
+    assert chain.at_epoch(20).link == 3
+    assert chain.at_epoch(40) == head
+    assert [m.link for m in chain.newest(2)] == [4, 3]
+    for missing in (15, 41):
+        with pytest.raises(LakeError, match=f"no epoch {missing}"):
+            chain.at_epoch(missing)
+
+
+def test_an_epoch_that_would_go_back_is_refused(chain):
+    head = grow(chain, [5])
+    with pytest.raises(AssertionError):
+        chain.publish(head.next(epoch=4), head)
+
+
+def test_half_written_links_are_not_links(chain):
+    grow(chain, [1])
+    epochs = chain.root / "_tuskline" / "epochs"
+    leftover = epochs / ".00000000000000000002.json.abc.tmp"
+    leftover.write_text("{")
+    assert chain.numbers() == [1]
+    chain.sweep()
+    assert not leftover.exists()
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"streams": {}, "tables": {"a": 1}}'])
+def test_a_damaged_link_is_named_and_nothing_older_is_read(chain, content):
+    grow(chain, [1, 2])
+    path = chain.root / "_tuskline" / "epochs" / "00000000000000000002.json"
+    path.write_text(content)
+    with pytest.raises(CorruptError, match=r"00000000000000000002\.json"):
+        chain.head()
+
+
+def test_a_newer_format_is_refused_by_name(chain):
+    grow(chain, [1])
+    path = chain.root / "_tuskline" / "epochs" / "00000000000000000001.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format_version": 2}))
+    with pytest.raises(NotSupportedError, match="format is 2"):
+        chain.head()
+
+
+def test_a_lake_belongs_to_one_log(chain):
+    assert chain.initialise("log", "iceberg") == chain.identity()["lake"]
+    with pytest.raises(LakeError, match="log_id"):
+        chain.initialise("another", "iceberg")
+
+
+@pytest.mark.parametrize("store", ["s3://bucket/lake", "hdfs://host/lake", "gs://b/l"])
+def test_stores_that_are_not_supported_are_refused_by_name(store):
+    with pytest.raises(NotSupportedError, match=store.partition(":")[0]):
+        open_chain(store)
+
+
+def test_no_lake_is_an_error(tmp_path):
+    with pytest.raises(LakeError, match="no lake"):
+        open_chain(tmp_path).identity()
+
+
+def test_waiting_for_an_epoch(chain):
+    head = grow(chain, [1])
+    with pytest.raises(DeadlineError, match="version 7"):
+        wait_for_epoch(chain.root, 7, timeout=0.1)
+    timer = threading.Timer(0.2, lambda: chain.publish(head.next(epoch=8), head))
+    timer.start()
+    assert wait_for_epoch(f"file://{chain.root}", 7, timeout=30).epoch == 8
+    timer.join()

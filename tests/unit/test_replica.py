@@ -1,0 +1,471 @@
+"""The replica's core: recovery, appends, commits, reports, sealing, and the invariants of the design."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from tests.support.log_entries import ACCOUNTS, AUDIT, HASHES, SCHEMAS, EntryMaker
+from walsender_bridge.change_log.protocol import CommitContext, Position
+from walsender_bridge.change_log.replica import TRANSITIONS, Event, Replica, State
+from walsender_bridge.change_log.replica_disk import (
+    DropFrom,
+    Durable,
+    Effect,
+    Found,
+    Judgement,
+    PutDurable,
+    PutEntry,
+    PutIndex,
+    PutSchema,
+    judge,
+)
+from walsender_bridge.errors import (
+    CorruptError,
+    FencedError,
+    InvalidReplicaError,
+    MalformedMessageError,
+)
+
+
+def new_replica(term: int = 1) -> Replica:
+    replica = Replica(Found(Durable("s", "log"), None, None, None), (), ())
+    replica.open_writer(term)
+    return replica
+
+
+def append(replica: Replica, *entries: bytes, gate: int = 2**64 - 1) -> list[Effect]:
+    return replica.append(entries, list(SCHEMAS.values()), None, gate)
+
+
+def commit_all(replica: Replica, version: int, start: int = 1) -> CommitContext:
+    """Commit what the replica reports."""
+    report = replica.report("k")
+    assert report is not None
+    known = replica.current.context.global_end if replica.current.context else start
+    context = CommitContext(version, report.local_offset, known, report.length)
+    replica.commit(context)
+    return context
+
+
+# -- recovery ---------------------------------------------------------------------------------------
+
+# One character an offset, from 1.  x trimmed   C committed   U uncommitted   . lost
+# ] the end of the commit context (none: there is no context)   ) the end of the index, where it differs
+RECOVERY = [
+    ("", Judgement.NEW),
+    ("UU", Judgement.VALID),
+    ("CCC]", Judgement.VALID),
+    ("CCC]UU", Judgement.VALID),
+    ("xxCC]", Judgement.VALID),
+    ("xxCC]U", Judgement.VALID),
+    ("xxxx]", Judgement.ALL_TRIMMED),
+    ("xxxx]UU", Judgement.VALID),
+    ("....]", Judgement.INVALID),  # total loss is no trim
+    ("x...]", Judgement.INVALID),
+    ("..CC]", Judgement.INVALID),  # a prefix is lost, not trimmed
+    ("x.CC]", Judgement.INVALID),
+    ("CC..]", Judgement.INVALID),  # the context is ahead
+    ("CC]CC)", Judgement.INVALID),  # the context is behind the index
+    ("CC)CC]", Judgement.INVALID),  # the index is behind the context
+    ("CC)", Judgement.INVALID),  # commits without a context
+]
+
+
+def found_in(picture: str) -> Found:
+    cells = [c for c in picture if c not in "])"]
+    context_end = next((i + 1 for i, c in enumerate(picture.replace(")", "")) if c == "]"), None)
+    index_end = next((i + 1 for i, c in enumerate(picture.replace("]", "")) if c == ")"), None)
+    low = 1 + cells.count("x")
+    there = [i + 1 for i, c in enumerate(cells) if c in "CU"]
+    if index_end is None and "C" in cells:
+        index_end = context_end
+    context = None if context_end is None else CommitContext(9, low, low, context_end - low)
+    position = Position(end_offset=context_end or 1)
+    durable = Durable("s", "log", low_offset=low, context=context, position=position)
+    first, last = (there[0], there[-1]) if there else (None, None)
+    return Found(durable, first, last, index_end)
+
+
+@pytest.mark.parametrize(("picture", "expected"), RECOVERY)
+def test_recovery_judges_what_it_finds(picture: str, expected: Judgement) -> None:
+    judgement, reason = judge(found_in(picture))
+    assert judgement == expected
+    assert bool(reason) == (expected == Judgement.INVALID)
+
+
+def test_what_the_store_found_damaged_is_invalid_whatever_the_rest_says() -> None:
+    found = replace(found_in("CCC]"), damage="segment-7 was damaged")
+    assert judge(found) == (Judgement.INVALID, "segment-7 was damaged")
+
+
+def test_an_invalid_replica_is_silent_and_refuses_everything() -> None:
+    replica = Replica(found_in("CC..]"), (), ())
+    assert replica.state == State.LEARNING
+    assert replica.report("k") is None
+    refused = [
+        lambda: replica.commit(CommitContext(10, 5, 5, 1)),
+        lambda: replica.commit(CommitContext(10, 5, 5, 0)),
+        lambda: replica.open_writer(9),
+        lambda: replica.append([EntryMaker().whole()]),
+        lambda: replica.trim(3),
+        replica.check_readable,
+        lambda: replica.seal(5),
+    ]
+    for event in refused:
+        with pytest.raises(InvalidReplicaError, match="learning"):
+            event()
+    assert replica.persist() == []
+
+
+def test_a_crash_keeps_the_tail_and_it_is_reported_again() -> None:
+    make, replica = EntryMaker(), new_replica()
+    tail = [make.whole(), make.start(), make.end(), make.start()]
+    append(replica, *tail)
+    again = Replica(Found(replica.durable, 1, 4, None), tail, HASHES.values())
+    report = again.report("k")
+    assert report is not None
+    assert (report.local_offset, report.length) == (1, 3)
+    assert again.status() == replica.status()
+
+
+# -- appends ----------------------------------------------------------------------------------------
+
+
+def test_an_append_is_its_schemas_its_entries_and_what_the_writer_knows() -> None:
+    make, replica = EntryMaker(), new_replica()
+    entries = [make.whole(), make.whole()]
+    effects = replica.append(entries, [SCHEMAS[ACCOUNTS]], (1, 77))
+    kinds = [type(effect) for effect in effects]
+    assert kinds == [PutSchema, PutEntry, PutEntry, PutDurable]
+    assert [e.offset for e in effects if isinstance(e, PutEntry)] == [1, 2]
+    assert replica.durable.confirmed_to == (1, 77)
+    assert replica.ack().durable_last_end_lsn == make.end_lsn
+
+
+def test_a_heartbeat_that_says_nothing_new_writes_nothing() -> None:
+    replica = new_replica()
+    assert replica.append([], [], (1, 50)) != []
+    assert replica.append([], [], (1, 50)) == []
+    assert replica.append([], [], (1, 40), 5) == []  # confirmed_to never goes back
+    assert replica.status().confirmed_to == (1, 50)
+
+
+def test_an_entry_that_does_not_continue_the_log_changes_nothing() -> None:
+    make, replica = EntryMaker(), new_replica()
+    first = make.whole()
+    append(replica, first)
+    before = replica.status()
+    stranger = EntryMaker(seed=9)
+    stranger.crc, stranger.lsn = make.crc, make.lsn - 0x100
+    resent = EntryMaker(seed=9)
+    resent.crc, resent.lsn = make.crc, make.lsn
+    middle, second = resent.middle(), make.whole()
+    wrong: list[tuple[bytes, type[Exception], str]] = [
+        (first, CorruptError, "follows"),
+        (stranger.whole(), MalformedMessageError, "already passed"),
+        (middle, MalformedMessageError, "starts no transaction"),
+        (second[:-1] + bytes([second[-1] ^ 1]), CorruptError, "CRC32C"),
+    ]
+    for data, error, message in wrong:
+        with pytest.raises(error, match=message):
+            append(replica, data)
+        assert replica.status() == before
+    append(replica, second)
+    append(replica, make.start())
+    with pytest.raises(MalformedMessageError, match="inside a transaction"):
+        append(replica, make.whole())
+
+
+def test_rows_without_their_schema_are_refused() -> None:
+    make, replica = EntryMaker(), new_replica()
+    with pytest.raises(MalformedMessageError, match=f"relation {AUDIT}"):
+        replica.append([make.whole(table=AUDIT)], [SCHEMAS[ACCOUNTS]])
+
+
+def test_a_newer_term_fences_the_older_and_cuts_off_the_unfinished() -> None:
+    make, replica = EntryMaker(), new_replica(term=3)
+    append(replica, make.whole())
+    crc = make.crc
+    append(replica, make.start(), make.middle())
+    effects = replica.open_writer(4)
+    assert effects == [DropFrom(2), PutDurable(replica.durable)]
+    status = replica.status()
+    assert (status.term, status.end_offset, status.last_crc) == (4, 2, crc)
+    with pytest.raises(FencedError, match="term 3"):
+        replica.open_writer(3)
+    make.follow(status)
+    append(replica, make.start(), make.end())
+    assert replica.open_writer(5) == [PutDurable(replica.durable)]
+
+
+# -- reports and commits ----------------------------------------------------------------------------
+
+
+def test_only_whole_transactions_that_the_gate_has_passed_are_reported() -> None:
+    make, replica = EntryMaker(), new_replica()
+    append(replica, make.whole())
+    first = make.end_lsn
+    append(replica, make.start(), make.end())
+    second = make.end_lsn
+    append(replica, make.start())
+    for gate, length in [(first - 1, 0), (first, 1), (second - 1, 1), (second, 3), (2**64 - 1, 3)]:
+        append(replica, gate=gate)
+        report = replica.report("k")
+        assert report is not None
+        assert (report.local_offset, report.length, report.version) == (1, length, 0)
+
+
+def test_an_empty_commit_is_written_with_the_next_thing_and_reported_only_then() -> None:
+    make, replica = EntryMaker(), new_replica()
+    append(replica, make.whole())
+    commit_all(replica, 1)
+    assert replica.commit(CommitContext(2, 2, 5, 0)) == []
+    report = replica.report("k")
+    assert report is not None
+    assert report.version == 1
+    assert replica.status().version == 2
+    assert replica.persist() == [PutDurable(replica.durable)]
+    report = replica.report("k")
+    assert report is not None
+    assert report.version == 2
+    assert replica.persist() == []
+
+
+def test_commits_that_do_not_follow_are_refused_and_old_ones_ignored() -> None:
+    make, replica = EntryMaker(), new_replica()
+    append(replica, make.whole(), make.start(), make.end())
+    assert replica.commit(CommitContext(1, 1, 1, 1))
+    before = replica.status()
+    assert replica.commit(CommitContext(1, 1, 1, 1)) == []  # a duplicate
+    assert replica.commit(CommitContext(0, 1, 1, 0)) == []  # stale
+    wrong = {
+        "stands at 2": [CommitContext(2, 1, 2, 2), CommitContext(2, 3, 2, 1)],
+        "global 2": [CommitContext(2, 2, 1, 2)],
+        "no transaction ends at 3": [CommitContext(2, 2, 2, 1)],
+        "no transaction ends at 9": [CommitContext(2, 2, 2, 7)],
+    }
+    for message, contexts in wrong.items():
+        for context in contexts:
+            with pytest.raises(InvalidReplicaError, match=message):
+                replica.commit(context)
+            assert replica.status() == before
+    effects = replica.commit(CommitContext(7, 2, 40, 2))  # versions and global offsets may skip
+    row = next(e.row for e in effects if isinstance(e, PutIndex))
+    assert row.position.end_lsn == make.end_lsn
+    assert row.size == row.position.bytes_total - before.bytes_total
+
+
+def test_trimming_is_durable_and_only_of_what_is_committed() -> None:
+    make, replica = EntryMaker(), new_replica()
+    append(replica, make.whole(), make.whole())
+    commit_all(replica, 1)
+    append(replica, make.whole())
+    with pytest.raises(InvalidReplicaError, match="only 3 is committed"):
+        replica.trim(4)
+    assert replica.trim(3) == [PutDurable(replica.durable)]
+    assert replica.trim(2) == []
+    assert replica.durable.low_offset == 3
+
+
+# -- sealing ----------------------------------------------------------------------------------------
+
+
+def test_a_new_replica_is_sealed_at_once_and_again_with_the_same_answer() -> None:
+    replica = new_replica()
+    replica.seal(1)
+    assert replica.state == State.SEALED
+    before = replica.durable
+    assert replica.seal(1) == []
+    assert replica.durable == before
+
+
+# C committed, U uncommitted; seal at this end -> state, offsets that are left
+SEALS = [
+    ("CC", 3, State.SEALED, 3),
+    ("CCUU", 3, State.SEALED, 3),  # the tail is rejected
+    ("CCUU", 4, State.SEALING, 5),  # a commit is missing: it is awaited
+    ("CCUU", 5, State.SEALING, 5),
+    ("UU", 1, State.SEALED, 1),
+]
+
+
+@pytest.mark.parametrize(("picture", "end", "state", "left"), SEALS)
+@pytest.mark.parametrize("restarted", [False, True])
+def test_sealing(picture: str, end: int, state: State, left: int, restarted: bool) -> None:
+    make, replica = EntryMaker(), new_replica()
+    entries = [make.whole() for _ in picture]
+    committed = picture.count("C")
+    if committed:
+        append(replica, *entries[:committed])
+        commit_all(replica, 1)
+    append(replica, *entries[committed:])
+    effects = replica.seal(end)
+    if restarted:
+        kept = entries[: replica.tail.end_offset - 1]
+        first, last = (1, len(kept)) if kept else (None, None)
+        found = Found(replica.durable, first, last, committed + 1 if committed else None)
+        replica = Replica(found, kept[committed:], HASHES.values())
+    assert replica.state == state
+    assert replica.tail.end_offset == left
+    assert (DropFrom(left) in effects) == (left < len(picture) + 1)
+    with pytest.raises(InvalidReplicaError, match="cannot append"):
+        append(replica, make.whole())
+    if state == State.SEALING:
+        length = end - committed - 1
+        dropped = replica.commit(CommitContext(2, committed + 1, committed + 1, length))
+        assert replica.state == State.SEALED
+        assert replica.tail.end_offset == end
+        assert (DropFrom(end) in dropped) == (end < len(picture) + 1)
+    replica.commit(CommitContext(3, end, end, 0))  # a sealed stream learns versions
+    assert replica.persist()
+    report = replica.report("k")
+    assert report is not None
+    assert (report.version, report.length) == (3, 0)
+    replica.unseal()
+    make.follow(replica.status())
+    append(replica, make.whole())
+
+
+def test_a_replica_with_more_commits_than_the_seal_is_not_cut() -> None:
+    make, replica = EntryMaker(), new_replica()
+    append(replica, make.whole())
+    commit_all(replica, 1)
+    with pytest.raises(InvalidReplicaError, match="committed up to 2"):
+        replica.seal(1)
+
+
+def test_every_transition_leads_to_a_state_and_closed_is_the_end() -> None:
+    assert set(TRANSITIONS) == set(State)
+    assert TRANSITIONS[State.CLOSED] == {}
+    for state, events in TRANSITIONS.items():
+        if state != State.CLOSED:
+            assert events[Event.CLOSE] == State.CLOSED
+    for silent in (State.LEARNING, State.CLOSED):
+        assert Event.REPORT not in TRANSITIONS[silent]
+        assert Event.COMMIT not in TRANSITIONS[silent]
+
+
+# -- invariants -------------------------------------------------------------------------------------
+
+
+class ReplicaMachine(RuleBasedStateMachine):
+    """Any order of events, restarts between effects included; the disk is a dictionary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.make = EntryMaker()
+        self.entries: dict[int, bytes] = {}
+        self.rows: list[CommitContext] = []
+        self.durable = Durable("s", "log")
+        self.acknowledged: dict[int, bytes] = {}
+        self.committed: dict[int, bytes] = {}
+        self.version = 0
+        self.reported: set[int] = set()
+        self.open = False
+        self.replica = self._recovered()
+
+    def _recovered(self) -> Replica:
+        offsets = sorted(self.entries)
+        first, last = (offsets[0], offsets[-1]) if offsets else (None, None)
+        indexed = self.rows[-1].end if self.rows else None
+        found = Found(self.durable, first, last, indexed)
+        tail = [self.entries[o] for o in offsets if o >= self.durable.committed_end]
+        replica = Replica(found, tail, HASHES.values())
+        assert replica.judgement != Judgement.INVALID, replica.reason
+        return replica
+
+    def _do(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case DropFrom(offset):
+                    gone = [o for o in self.entries if o >= offset]
+                    assert offset >= self.durable.committed_end, "a committed entry was removed"
+                    for o in gone:
+                        del self.entries[o]
+                        self.acknowledged.pop(o, None)
+                case PutEntry(offset, data):
+                    assert offset not in self.entries, "an entry was overwritten"
+                    self.entries[offset] = data
+                case PutIndex(row):
+                    self.rows.append(row.context)
+                case PutDurable(durable):
+                    assert durable.version >= self.durable.version, "I5"
+                    assert durable.low_offset >= self.durable.low_offset
+                    self.durable = durable
+
+    @rule()
+    def take_over(self) -> None:
+        self._do(self.replica.open_writer(self.durable.term + 1))
+        self.make.follow(self.replica.status())
+        self.open = True
+
+    @precondition(lambda self: self.open)
+    @rule(kinds=st.lists(st.sampled_from(["whole", "long"]), min_size=1, max_size=3))
+    def write(self, kinds: list[str]) -> None:
+        entries: list[bytes] = []
+        for kind in kinds:
+            if self.replica.tail.unfinished and not entries:
+                entries += [self.make.middle(), self.make.end()]
+            entries += [self.make.whole()] if kind == "whole" else [self.make.start()]
+            if kind == "long":
+                break
+        self._do(append(self.replica, *entries))
+        start = self.replica.tail.end_offset - len(entries)
+        self.acknowledged |= {start + i: data for i, data in enumerate(entries)}
+
+    @rule(empty=st.booleans(), lazy=st.booleans())
+    def commit(self, empty: bool, lazy: bool) -> None:
+        report = self.replica.report("k")
+        assert report is not None
+        self.version += 1
+        known = self.replica.current.context.global_end if self.replica.current.context else 1
+        length = 0 if empty else report.length
+        start = report.local_offset
+        assert not set(range(start, start + length)) & self.reported, "I7"
+        self._do(self.replica.commit(CommitContext(self.version, start, known, length)))
+        for offset in range(start, start + length):
+            self.committed[offset] = self.entries[offset]
+            self.reported.add(offset)
+        if not lazy:
+            self._do(self.replica.persist())
+
+    @rule(part=st.floats(0, 1))
+    def trim(self, part: float) -> None:
+        ends = [row.end for row in self.rows if row.end > self.durable.low_offset]
+        if ends:
+            low = ends[int(part * (len(ends) - 1))]
+            self._do(self.replica.trim(low))
+            self.entries = {o: d for o, d in self.entries.items() if o >= low}
+            self.rows = [row for row in self.rows if row.end > low]
+
+    @rule()
+    def restart(self) -> None:
+        self.replica = self._recovered()
+        self.version = max(self.version, self.durable.version)
+        self.open = False
+
+    @invariant()
+    def holds(self) -> None:
+        status = self.replica.status()
+        context = self.replica.current.context
+        assert status.committed_end == (context.end if context else 1), "I1"
+        expected = set(range(status.low_offset, status.end_offset))
+        assert set(self.entries) == expected, "I2"
+        for offset, data in self.committed.items():
+            assert offset < status.low_offset or self.entries[offset] == data, "I9"
+        for offset, data in self.acknowledged.items():
+            assert offset < status.low_offset or self.entries[offset] == data, "acked entry lost"
+        report = self.replica.report("k")
+        assert report is not None
+        assert report.local_offset == status.committed_end, "I7"
+        assert report.version <= self.durable.version, "only durable versions are reported"
+        for end in (status.committed_end, report.local_offset + report.length):
+            if status.low_offset < end:
+                assert self.entries[end - 1][-26:-25] == b"C", "I14"
+
+
+ReplicaMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestReplicaMachine = ReplicaMachine.TestCase

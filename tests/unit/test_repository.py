@@ -1,0 +1,326 @@
+"""The metadata repository's core: the seed's exchange, which reports count, barriers, history."""
+
+import json
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from walsender_bridge.change_log.protocol import CommitContext, Position, Report
+from walsender_bridge.change_log.repository import (
+    ConsumerDropped,
+    ConsumerSeen,
+    Created,
+    KeeperSeen,
+    Record,
+    Repository,
+    StreamCreated,
+    TermGiven,
+    Tick,
+    record_from_json,
+    record_to_json,
+)
+
+
+def report(
+    stream: str, version: int, local: int, length: int, *, keeper: str = "k", lsn: int | None = None
+) -> Report:
+    """A report whose entries end at LSN 100 * offset, of 10 bytes each."""
+    end = local + length
+    position = Position(end, 100 * (end - 1) if lsn is None else lsn, end, end, 1, 10 * (end - 1))
+    return Report(keeper, stream, "log", 1, version, local, length, position, 1)
+
+
+def log_of(*streams: str, keepers: tuple[str, ...] = ("k",)) -> Repository:
+    state = Repository()
+    state.apply(Created("log"))
+    for stream in streams:
+        state.apply(StreamCreated(stream, keepers))
+    return state
+
+
+def tick(state: Repository, *reports: Report, barriers: tuple[dict[str, int], ...] = ()) -> bool:
+    return state.apply(Tick(0.0, reports, barriers))
+
+
+def contexts(state: Repository, version: int) -> dict[str, CommitContext]:
+    assert state.version == version
+    return {name: stream.latest for name, stream in state.streams.items()}
+
+
+def test_the_exchange_of_the_seed_with_its_figures() -> None:
+    state = log_of("ls1", "ls2")
+    tick(state, report("ls1", 0, 1, 1), report("ls2", 0, 1, 1))  # 1, 2
+    assert contexts(state, 1) == {
+        "ls1": CommitContext(version=1, local_offset=1, global_offset=1, length=1),  # 3
+        "ls2": CommitContext(version=1, local_offset=1, global_offset=2, length=1),  # 4
+    }
+    tick(state, report("ls1", 1, 2, 0), report("ls2", 1, 2, 1))  # 5, 6
+    assert contexts(state, 2) == {
+        "ls1": CommitContext(version=2, local_offset=2, global_offset=3, length=0),  # 7
+        "ls2": CommitContext(version=2, local_offset=2, global_offset=3, length=1),  # 8
+    }
+
+
+def test_nothing_new_is_no_version_and_no_record() -> None:
+    state = log_of("a")
+    assert not tick(state, report("a", 0, 1, 0))
+    assert tick(state, report("a", 0, 1, 2))
+    assert not tick(state, report("a", 0, 1, 2))  # the same again: it was committed (I7)
+    assert tick(state, report("a", 1, 3, 0))  # it has taken the commit: version 1 is published
+    assert not tick(state, report("a", 1, 3, 0))
+    assert (state.version, state.published) == (1, 1)
+
+
+IGNORED = {
+    "never issued": report("a", 9, 3, 1),
+    "of another log": replace(report("a", 1, 3, 1), log_id="other"),
+    "of no stream": report("b", 1, 3, 1),
+    "of a keeper without a replica": report("a", 1, 3, 1, keeper="x"),
+    "behind its version": report("a", 1, 2, 2),
+    "ahead of its version": report("a", 1, 4, 1),
+    "older than what it told before": report("a", 0, 1, 3),
+    "of an inconsistent length": replace(report("a", 1, 3, 1), length=5),
+}
+
+
+@pytest.mark.parametrize("case", list(IGNORED))
+def test_a_report_that_cannot_be_placed_is_ignored(case: str) -> None:
+    state = log_of("a")
+    state.apply(ConsumerSeen("lake", None, until=9.0))  # the history of version 0 is kept
+    tick(state, report("a", 0, 1, 2))
+    tick(state, report("a", 1, 3, 0))
+    before = json.dumps(state.to_record())
+    assert state.judge([IGNORED[case]])[0].reason
+    assert not tick(state, IGNORED[case])
+    assert json.dumps(state.to_record()) == before
+
+
+def test_a_replica_that_is_behind_gets_what_it_missed_and_then_takes_part() -> None:
+    state = log_of("a", "b")
+    tick(state, report("a", 0, 1, 2))
+    tick(state, report("b", 0, 1, 1))
+    tick(state, report("a", 1, 3, 3))
+    behind = report("a", 1, 3, 9)
+    assert not tick(state, behind)
+    behind = report("a", 0, 1, 9)
+    stream = state.streams["a"]
+    assert stream.missed(behind.version) == [
+        CommitContext(1, 1, 1, 2),
+        CommitContext(3, 3, 4, 3),
+    ]
+    assert stream.missed(1) == [CommitContext(3, 3, 4, 3)]
+    assert stream.missed(3) == []
+    assert state.streams["b"].missed(0) == [CommitContext(2, 1, 3, 1), CommitContext(3, 2, 7, 0)]
+    # Its nine entries are not offered again below what was committed of them.
+    tick(state, report("a", 3, 6, 4))
+    assert state.streams["a"].latest == CommitContext(4, 6, 7, 4)
+
+
+def test_what_all_replicas_hold_is_committed_and_silence_of_one_commits_nothing() -> None:
+    state = log_of("a", keepers=("k", "l", "m"))
+    assert not tick(state, report("a", 0, 1, 5), report("a", 0, 1, 7, keeper="l"))
+    tick(
+        state,
+        report("a", 0, 1, 5),
+        report("a", 0, 1, 3, keeper="l"),
+        report("a", 0, 1, 7, keeper="m"),
+    )
+    assert state.streams["a"].latest == CommitContext(1, 1, 1, 3)
+    tick(state, report("a", 1, 4, 2), report("a", 1, 4, 0, keeper="l"))
+    assert state.published == 0  # m has not got it yet (I12)
+    tick(state, report("a", 1, 4, 4, keeper="m"))
+    assert (state.version, state.published) == (1, 1)
+
+
+def test_a_stream_learns_the_version_at_its_birth() -> None:
+    state = log_of("a")
+    tick(state, report("a", 0, 1, 4))
+    state.apply(StreamCreated("b", ("k",)))
+    assert state.streams["b"].missed(0) == [CommitContext(1, 1, 5, 0)]
+    assert not state.apply(StreamCreated("b", ("k",)))
+
+
+# -- barriers ---------------------------------------------------------------------------------------
+
+
+def test_a_barrier_waits_for_its_positions_and_forces_one_version_for_all() -> None:
+    state = log_of("a", "b")
+    two = ({"a": 200, "b": 100}, {"a": 100})
+    assert not tick(state, report("a", 0, 1, 0), barriers=two)
+    tick(state, report("a", 0, 1, 2), barriers=(two[0],))
+    assert (state.version, state.forced_version) == (1, 0)
+    assert not state.satisfied(two[0])
+    # The commit that completes it is the forced version itself; ten that wait get the same.
+    tick(state, report("b", 0, 1, 1), barriers=(two[0],) * 10)
+    assert (state.version, state.forced_version) == (2, 2)
+    assert state.satisfied(two[0])
+
+
+def test_a_barrier_forces_a_version_where_nothing_is_to_be_committed() -> None:
+    state = log_of("a")
+    assert tick(state, report("a", 0, 1, 0), barriers=({},))
+    assert (state.version, state.forced_version, state.published) == (1, 1, 1)
+    assert state.streams["a"].latest == CommitContext(1, 1, 1, 0)
+
+
+# -- history ----------------------------------------------------------------------------------------
+
+
+def committed(state: Repository, now: float, *reports: Report) -> None:
+    """One commit for these, taken by their replicas at once."""
+    state.apply(Tick(now, reports))
+    taken = [
+        report(r.stream, state.version, r.local_offset + r.length, 0, keeper=r.replica)
+        for r in reports
+    ]
+    state.apply(Tick(now, tuple(taken), issue=False))
+
+
+def test_history_is_kept_for_replicas_and_live_consumers_and_no_longer() -> None:
+    state = log_of("a")
+    for n in range(1, 6):
+        committed(state, 0.0, report("a", state.version, n, 1))
+    assert [c.context.version for c in state.streams["a"].history] == [5]
+    state.apply(ConsumerSeen("lake", 5, until=100.0))
+    for n in range(6, 10):
+        committed(state, 50.0, report("a", state.version, n, 1))
+    assert [c.context.version for c in state.streams["a"].history] == [5, 6, 7, 8, 9]
+    assert state.trim_limit("a", 50.0) == 6
+    assert state.trim_limit("a", 101.0) == 10
+    state.apply(ConsumerSeen("lake", 7, until=100.0))
+    assert state.trim_limit("a", 50.0) == 8
+    committed(state, 60.0, report("a", 9, 10, 1))
+    assert [c.context.version for c in state.streams["a"].history] == [7, 8, 9, 10]
+    committed(state, 101.0, report("a", 10, 11, 1))  # its lease has ended
+    assert [c.context.version for c in state.streams["a"].history] == [11]
+    assert state.consumers == {}
+
+
+def test_a_consumer_that_has_published_nothing_holds_everything_until_it_is_dropped() -> None:
+    state = log_of("a")
+    state.apply(ConsumerSeen("new", None, until=100.0))
+    committed(state, 0.0, report("a", 0, 1, 3))
+    assert state.trim_limit("a", 0.0) == 1
+    assert state.apply(ConsumerDropped("new"))
+    assert not state.apply(ConsumerDropped("new"))
+    assert state.trim_limit("a", 0.0) == 4
+
+
+def test_an_idle_stream_costs_nothing_however_many_versions_pass() -> None:
+    state = log_of("busy", "idle")
+    committed(state, 0.0, report("busy", 0, 1, 1), report("idle", 0, 1, 1))
+    sizes = []
+    for n in range(2, 36_002):
+        committed(state, 0.0, report("busy", state.version, n, 1))
+        if n in (100, 36_001):
+            sizes.append(len(json.dumps(state.to_record())))
+    assert state.version == 36_001
+    assert len(state.streams["idle"].history) == 1
+    # One empty commit brings the idle stream to the newest version.
+    assert len(state.streams["idle"].missed(1)) == 1
+    assert sizes[1] - sizes[0] < 100  # numbers have more digits, and that is all
+
+
+# -- invariants -------------------------------------------------------------------------------------
+
+
+class Replicas:
+    """Replicas that write, lose commits, answer late and restart, by a seed."""
+
+    def __init__(self, choose: random.Random, streams: list[str], keepers: list[str]) -> None:
+        self.choose = choose
+        self.written = dict.fromkeys(streams, 0)
+        self.held = {(s, k): 0 for s in streams for k in keepers}
+        self.at = {(s, k): CommitContext(0, 1, 1, 0) for s in streams for k in keepers}
+        self.old: list[Report] = []
+
+    def reports(self) -> list[Report]:
+        found = []
+        for (stream, keeper), context in self.at.items():
+            self.written[stream] += self.choose.choice((0, 0, 1, 3))
+            self.held[stream, keeper] = self.choose.randint(
+                max(self.held[stream, keeper], context.end - 1), self.written[stream]
+            )
+            if self.choose.random() < 0.8:
+                length = self.held[stream, keeper] + 1 - context.end
+                found.append(report(stream, context.version, context.end, length, keeper=keeper))
+        self.old += found
+        extra = [self.choose.choice(self.old)] if self.old and self.choose.random() < 0.3 else []
+        mixed = found + extra
+        self.choose.shuffle(mixed)
+        return mixed
+
+    def take(self, state: Repository) -> None:
+        for (stream, keeper), context in self.at.items():
+            if self.choose.random() < 0.7:
+                for missed in state.streams[stream].missed(context.version):
+                    assert missed.version > self.at[stream, keeper].version, "I5"
+                    assert missed.local_offset == self.at[stream, keeper].end, "dense"
+                    assert missed.end - 1 <= self.held[stream, keeper], "I6: not held by this one"
+                    self.at[stream, keeper] = missed
+
+
+@given(seed=st.integers(0, 2**32))
+@settings(max_examples=60, deadline=None)
+def test_any_run_keeps_the_invariants_and_is_a_function_of_its_log(seed: int) -> None:
+    choose = random.Random(seed)
+    streams, keepers = ["a", "b", "c"], ["k", "l"]
+    records: list[Record] = [Created("log"), KeeperSeen("k", "here")]
+    records += [StreamCreated(s, tuple(keepers)) for s in streams]
+    state = Repository()
+    for record in records:
+        state.apply(record)
+    replicas = Replicas(choose, streams, keepers)
+    ranges: list[tuple[int, int, str, int]] = []
+    published = 0
+    for step in range(80):
+        barriers = ({choose.choice(streams): choose.randint(0, 5000)},) * choose.randint(0, 2)
+        extra: list[Record] = [
+            ConsumerSeen("lake", choose.choice((None, published)), step + choose.randint(1, 9)),
+            ConsumerDropped("lake"),
+            TermGiven("a", step),
+        ]
+        tick_ = Tick(float(step), tuple(replicas.reports()), barriers, issue=choose.random() < 0.8)
+        for drawn in [tick_, *choose.sample(extra, choose.randint(0, 1))]:
+            version = state.version
+            # What is kept went through its stored form.
+            record = record_from_json(json.loads(json.dumps(record_to_json(drawn))))
+            if state.apply(record):
+                records.append(record)
+            assert state.version - version in (0, 1)
+            if state.version > version:
+                for name in sorted(streams):
+                    context = state.streams[name].latest
+                    if context.length:
+                        ranges.append(
+                            (context.global_offset, context.length, name, context.version)
+                        )
+        replicas.take(state)
+        assert state.published >= published, "what was readable stays readable"
+        published = state.published
+        for (stream, keeper), context in replicas.at.items():
+            history = state.streams[stream]
+            assert history.at(context.version) is not None, "I10: a replica's version is gone"
+            assert history.at(published) is not None
+            assert keeper in history.replicas
+        for consumer in state.consumers.values():
+            if consumer.version is not None and consumer.until > step:
+                for stream in streams:
+                    at = state.streams[stream].at(consumer.version)
+                    assert at is None or state.trim_limit(stream, step) <= at.context.end, "I10"
+    following = 1
+    for start, length, _, _ in sorted(ranges):
+        assert start == following, "I4: global ranges have no gap and no overlap"
+        following += length
+    assert [r[3] for r in sorted(ranges)] == sorted(r[3] for r in ranges), "I4: in version order"
+    assert published > 0
+
+    again = Repository()
+    for number, record in enumerate(records):
+        assert again.apply(record)
+        if number == len(records) // 2:
+            again = Repository.from_record(json.loads(json.dumps(again.to_record())))
+    assert again.to_record() == state.to_record(), "I11"

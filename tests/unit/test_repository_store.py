@@ -1,0 +1,162 @@
+"""The repository's file: a restart finds the state as it was; what is damaged or newer is named."""
+
+import json
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.unit.test_repository import report
+from walsender_bridge.change_log.repository import (
+    ConsumerSeen,
+    Created,
+    Repository,
+    StreamCreated,
+    Tick,
+)
+from walsender_bridge.change_log.repository_store import RepositoryStore
+from walsender_bridge.errors import ConfigError, CorruptError, NotSupportedError, UnavailableError
+
+
+def fill(store: RepositoryStore, commits: int) -> None:
+    if not store.state.log_id:
+        store.append(Created("log"))
+        store.append(StreamCreated("a", ("k",)))
+        store.append(StreamCreated("idle", ("k",)))
+    for _ in range(commits):
+        last = store.state.streams["a"].last.context
+        version, end = store.state.version, last.end
+        store.append(Tick(0.0, (report("a", version, end, 1),)))
+        store.append(Tick(0.0, (report("a", version + 1, end + 1, 0),), issue=False))
+
+
+@pytest.mark.parametrize("checkpoint_every", [1, 2, 7, 1000])
+def test_a_restart_at_any_moment_finds_the_same_state(
+    tmp_path: Path, checkpoint_every: int
+) -> None:
+    path = tmp_path / "repository.sqlite"
+    expected: dict[str, object] | None = None
+    for _ in range(10):
+        store = RepositoryStore(path, checkpoint_every=checkpoint_every)
+        if expected is not None:
+            assert store.state.to_record() == expected
+        fill(store, 3)
+        expected = store.state.to_record()
+        store.close()
+    assert store.state.version == 30
+
+
+def test_history_that_a_consumer_needs_survives_checkpoints(tmp_path: Path) -> None:
+    path = tmp_path / "r"
+    store = RepositoryStore(path, checkpoint_every=7)
+    fill(store, 1)
+    store.append(ConsumerSeen("lake", 1, until=100.0))
+    fill(store, 30)
+    history = store.state.streams["a"].history
+    store.append(ConsumerSeen("lake", 20, until=100.0))
+    fill(store, 1)
+    history = store.state.streams["a"].history
+    assert [c.context.version for c in history] == list(range(20, 33))
+    store.close()
+    again = RepositoryStore(path)
+    assert again.state.streams["a"].history == history
+    again.close()
+
+
+def test_versions_do_not_grow_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "r"
+    sizes = []
+    for _ in range(3):
+        store = RepositoryStore(path, checkpoint_every=20)
+        fill(store, 120)
+        store.close()
+        sizes.append(path.stat().st_size)
+    assert sizes[2] <= sizes[0] + 8192
+
+
+def _newer(path: Path) -> None:
+    with sqlite3.connect(path) as db:
+        db.execute("PRAGMA user_version = 2")
+    db.close()
+
+
+def _rubbish(path: Path) -> None:
+    path.write_bytes(b"rubbish" * 1000)
+
+
+def _hole(path: Path) -> None:
+    with sqlite3.connect(path) as db:
+        db.execute("DELETE FROM record WHERE number = 3")
+    db.close()
+
+
+def _wrong(path: Path) -> None:
+    with sqlite3.connect(path) as db:
+        db.execute("UPDATE record SET body = ? WHERE number = 3", [json.dumps({"kind": "No"})])
+    db.close()
+
+
+@pytest.mark.parametrize(
+    ("harm", "error", "message"),
+    [
+        (_newer, NotSupportedError, "format 2"),
+        (_rubbish, CorruptError, "not a database"),
+        (_hole, CorruptError, "record 3 is missing"),
+        (_wrong, CorruptError, "No"),
+    ],
+)
+def test_a_file_that_is_not_what_was_written_is_named(
+    tmp_path: Path, harm: Callable[[Path], None], error: type[Exception], message: str
+) -> None:
+    path = tmp_path / "r"
+    store = RepositoryStore(path)
+    fill(store, 5)
+    store.close()
+    harm(path)
+    with pytest.raises(error, match=message):
+        RepositoryStore(path)
+
+
+def test_two_repositories_never_share_a_file(tmp_path: Path) -> None:
+    store = RepositoryStore(tmp_path / "r")
+    fill(store, 1)
+    with pytest.raises(ConfigError, match="another repository"):
+        RepositoryStore(tmp_path / "r")
+    store.close()
+
+
+def test_what_cannot_be_kept_did_not_happen(tmp_path: Path) -> None:
+    store = RepositoryStore(tmp_path / "r")
+    fill(store, 2)
+    before = store.state.to_record()
+    store._db.execute("PRAGMA query_only = 1")
+    with pytest.raises(UnavailableError, match="cannot be written"):
+        fill(store, 1)
+    assert store.state.to_record() == before
+    assert isinstance(store.state, Repository)
+    store._db.execute("PRAGMA query_only = 0")
+    fill(store, 1)
+    assert store.state.version == 3
+    store.close()
+
+
+def test_a_record_is_kept_when_its_checkpoint_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "repository.sqlite"
+    store = RepositoryStore(path, checkpoint_every=5)
+
+    def full() -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "checkpoint", full)
+        fill(store, 10)
+    fill(store, 1)
+    state = store.state.to_record()
+    assert state["version"] == 11
+    store.close()
+    again = RepositoryStore(path)
+    assert again.state.to_record() == state
+    again.close()

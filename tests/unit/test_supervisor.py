@@ -1,0 +1,107 @@
+"""Children are restarted, never outlive their supervisor, and are told of by name."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from walsender_bridge.supervisor import Child, Supervisor, read_states
+
+CHILD = """
+import sys, time
+from walsender_bridge.supervisor import exit_with_parent
+exit_with_parent()
+open(sys.argv[1], "a").write(f"{__import__('os').getpid()}\\n")
+time.sleep(600)
+"""
+
+PARENT = """
+import asyncio, sys
+from pathlib import Path
+from walsender_bridge.supervisor import Child, Supervisor, stop_on_signals
+async def main():
+    stop = asyncio.Event()
+    stop_on_signals(stop)
+    child = Child("c", [sys.executable, "-c", sys.argv[1], sys.argv[2]])
+    await Supervisor("p", [child], run_dir=Path(sys.argv[3])).run(stop)
+asyncio.run(main())
+"""
+
+
+def _wait(what, seconds=20.0):
+    deadline = time.monotonic() + seconds
+    while not (found := what()):
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)
+    return found
+
+
+def _gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def _pids(path: Path) -> list[int]:
+    return [int(line) for line in path.read_text().split()] if path.exists() else []
+
+
+def test_a_child_dies_with_a_killed_supervisor(tmp_path):
+    told = tmp_path / "pids"
+    parent = subprocess.Popen([sys.executable, "-c", PARENT, CHILD, str(told), str(tmp_path)])
+    try:
+        pid = _wait(lambda: _pids(told))[0]
+        parent.kill()
+        parent.wait()
+        _wait(lambda: _gone(pid))
+    finally:
+        parent.kill()
+        parent.wait()
+
+
+def test_a_killed_child_is_started_again_and_stopped_at_the_end(tmp_path):
+    told = tmp_path / "pids"
+
+    async def run():
+        stop = asyncio.Event()
+        child = Child("c", [sys.executable, "-c", CHILD, str(told)], log_file=tmp_path / "c.log")
+        supervisor = Supervisor("s", [child], run_dir=tmp_path)
+        running = asyncio.create_task(supervisor.run(stop))
+        first = (await asyncio.to_thread(_wait, lambda: _pids(told)))[0]
+        os.kill(first, signal.SIGKILL)
+        second = (await asyncio.to_thread(_wait, lambda: _pids(told)[1:]))[0]
+        state = read_states(tmp_path, "s")["children"]["c"]
+        assert state["pid"] == second
+        assert state["restarts"] == 1
+        assert state["exit_code"] == -signal.SIGKILL
+        stop.set()
+        await running
+        assert _gone(second)
+        return read_states(tmp_path, "s")["children"]["c"]
+
+    assert asyncio.run(run())["state"] == "stopped"
+
+
+def test_a_child_that_ignores_sigterm_is_killed(tmp_path):
+    script = "import signal, time, sys; signal.signal(15, 1); open(sys.argv[1], 'w').write('1'); time.sleep(600)"
+    told = tmp_path / "told"
+
+    async def run():
+        stop = asyncio.Event()
+        child = Child("c", [sys.executable, "-c", script, str(told)])
+        supervisor = Supervisor("s", [child], run_dir=tmp_path, grace=0.3)
+        running = asyncio.create_task(supervisor.run(stop))
+        await asyncio.to_thread(_wait, told.exists)
+        stop.set()
+        await running
+        return supervisor.states["c"].exit_code
+
+    assert asyncio.run(run()) == -signal.SIGKILL
+
+
+def test_states_of_a_supervisor_that_never_ran(tmp_path):
+    assert read_states(tmp_path, "none") == {}

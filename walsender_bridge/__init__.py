@@ -1,0 +1,1 @@
+"""Everything in Tuskline that speaks PostgreSQL replication: capture, change log, bridge."""

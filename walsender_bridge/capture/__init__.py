@@ -1,0 +1,1 @@
+"""Capture: the committed transactions of one database, exactly once and in order, into its stream."""

@@ -1,0 +1,289 @@
+"""Runs capture's core: sockets, threads and clocks, and nothing that decides.
+
+A session is a walsender's stream, a writer of the log's stream, and a `core.State`. It ends when either
+side breaks, and the next one starts from what the log holds; the pause between them grows to
+`LONGEST_PAUSE`. Errors that another attempt cannot mend are raised out of `Capture.run`.
+
+The keeper's acknowledgements may stay away for `ACK_SECONDS`; then the process is better started anew
+than left with a call that may hang for ever.
+"""
+
+import select
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import structlog
+
+from walsender_bridge.capture import core, source
+from walsender_bridge.capture.handover import Handover, Waker
+from walsender_bridge.capture.source import LogPosition, Source
+from walsender_bridge.capture.status import StatusFile, WalEnd
+from walsender_bridge.change_log.client import AppendWriter, LogClient, ReplicaClient
+from walsender_bridge.errors import (
+    ConnectionFailedError,
+    DeadlineError,
+    DivergedError,
+    SlotInUseError,
+    TusklineError,
+    UnavailableError,
+)
+from walsender_bridge.gate import Gate
+from walsender_bridge.wire.connection import ReplicationConnection
+from walsender_bridge.wire.lsn import format_lsn
+from walsender_bridge.wire.replication import status_update
+
+#: Seconds between two sessions: the first pause, and what it doubles up to.
+FIRST_PAUSE = 0.1
+LONGEST_PAUSE = 5.0
+#: Seconds of streaming after which the next pause is the first again.
+GOOD_SESSION = 5.0
+#: Seconds that a slot may be in somebody's use: longer than a server's default wal_sender_timeout.
+SLOT_PATIENCE = 90.0
+#: Seconds without an acknowledgement after which a keeper counts as hung.
+ACK_SECONDS = 120.0
+#: Transactions that a `DivergedError` lists.
+LISTED = 20
+#: Seconds to let messages gather after a small read. A walsender writes a few rows at a time; reading
+#: each write costs both sides twice the CPU that reading a hundred does (measured: 0.8M messages a
+#: CPU-second become 1.4M). An entry waits for `core.ENTRY_SECONDS` anyway.
+GATHER_SECONDS = 0.003
+#: Messages that make a read large: more is there already, and the walsender must not wait for us.
+MANY = 500
+
+_RETRIED = (ConnectionFailedError, UnavailableError, DeadlineError, SlotInUseError)
+
+_log = structlog.get_logger(__name__)
+
+
+class HungKeeperError(TusklineError):
+    """A keeper that is connected and does not acknowledge."""
+
+    cause = UnavailableError.cause
+
+
+class Capture:
+    """Captures one source into its stream, until `stop`."""
+
+    def __init__(
+        self, source: Source, *, log: str, gate: Gate, status_file: Path | None = None
+    ) -> None:
+        self._source = source
+        self._log_address = log
+        self._gate = gate
+        self._status = StatusFile(status_file, source.name)
+        self._stopped = False
+        self.waker = Waker()
+
+    def stop(self) -> None:
+        """End `run` soon. May be called from a signal handler or another thread."""
+        self._stopped = True
+        self.waker.wake()
+
+    def run(self) -> None:
+        """Stream until `stop`; raises what another attempt cannot mend."""
+        pause, in_use_since = FIRST_PAUSE, None
+        try:
+            while not self._stopped:
+                began = time.monotonic()
+                try:
+                    self._session()
+                except _RETRIED as error:
+                    now = time.monotonic()
+                    if not isinstance(error, SlotInUseError):
+                        in_use_since = None
+                    elif in_use_since is None:
+                        in_use_since = now
+                    elif now - in_use_since > SLOT_PATIENCE:
+                        raise
+                    if now - began > GOOD_SESSION:
+                        pause = FIRST_PAUSE
+                    self._status.state("waiting", error)
+                    _log.warning("session ended", error=error.what, where=error.where, again=pause)
+                    self._sleep(pause)
+                    pause = min(pause * 2, LONGEST_PAUSE)
+        except TusklineError as error:
+            self._status.state("stopped", error)
+            raise
+        self._status.state("stopped")
+
+    def _sleep(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        poll = select.poll()
+        poll.register(self.waker, select.POLLIN)
+        while not self._stopped and (left := deadline - time.monotonic()) > 0:
+            poll.poll(left * 1000)
+            self.waker.clear()
+
+    # -- one session --------------------------------------------------------------------------------
+
+    def _session(self) -> None:
+        own = self._source
+        self._status.state("connecting")
+        with ExitStack() as stack:
+            connection = stack.enter_context(source.connect(own))
+            source.prepare(connection, own)
+            slot_confirmed = source.slot_position(connection, own)
+            name = f"tuskline-capture-{own.name}"
+            walsender = stack.enter_context(
+                ReplicationConnection.connect(own.dsn, application_name=name)
+            )
+            log = stack.enter_context(LogClient(self._log_address))
+            address = log.create_stream(own.name).address
+            replica = stack.enter_context(ReplicaClient(address))
+            writer = replica.open_writer(own.name, log.writer_term(own.name))
+            try:
+                state = self._begin(walsender, replica, writer, slot_confirmed)
+                handover = Handover(writer, self.waker)
+            except BaseException:
+                writer.close()
+                raise
+            stack.callback(handover.close)
+            walsender.start_logical(own.slot, [own.publication])
+            self._status.state("streaming")
+            _log.info("streaming", source=own.name, confirmed=format_lsn(state.confirmed[1]))
+            self._stream(walsender, handover, state, WalEnd(connection, own.where))
+
+    def _begin(
+        self,
+        walsender: ReplicationConnection,
+        replica: ReplicaClient,
+        writer: AppendWriter,
+        slot_confirmed: int | None,
+    ) -> core.State:
+        """The session's state, if the slot continues the log; a new stream's slot is made here."""
+        own, status = self._source, writer.status
+        identity = walsender.identify()
+        history = walsender.history(identity.timeline)
+        position = LogPosition(status.last_timeline, status.last_end_lsn, status.confirmed_to)
+        fork = source.judge(position, slot_confirmed, identity, history)
+        if fork is not None:
+            raise self._diverged(fork, replica)
+        confirmed = status.confirmed_to
+        if confirmed is None:
+            if slot_confirmed is None:
+                # May wait for old transactions to end, for as long as they like.
+                slot_confirmed = walsender.create_slot(own.slot)
+            confirmed = (identity.timeline, slot_confirmed)
+            self._record(writer, confirmed)
+        return core.State(
+            timeline=identity.timeline,
+            logged_lsn=status.last_end_lsn,
+            committed_lsn=status.committed_end_lsn,
+            previous_crc=status.last_crc,
+            confirmed=confirmed,
+            now=time.monotonic(),
+            gate=self._gate.position(),
+        )
+
+    @staticmethod
+    def _record(writer: AppendWriter, confirmed: tuple[int, int]) -> None:
+        """Make a new stream's first `confirm_to` durable, before anything streams."""
+        writer.send([], confirm_to=confirmed)
+        ack = writer.next_ack(ACK_SECONDS)
+        if ack is None or ack.confirmed_to != confirmed:
+            raise UnavailableError(
+                "the keeper did not record where the stream starts", where=writer.address
+            )
+
+    def _diverged(self, fork: source.Fork, replica: ReplicaClient) -> DivergedError:
+        """The error, with the log's transactions behind the fork."""
+        found = replica.list_transactions_after(
+            self._source.name, fork.timeline, fork.lsn, limit=LISTED + 1
+        )
+        lines = [
+            f"xid {xid}, ends at {format_lsn(end)}, committed {_utc(commit_time)}"
+            for end, xid, commit_time in found[:LISTED]
+        ]
+        lines += ["and more"] if len(found) > LISTED else []
+        listed = "\n  ".join(["transactions of the log behind that point:", *(lines or ["none"])])
+        return DivergedError(
+            f"stream {self._source.name} has diverged: {fork.reason}\n  {listed}",
+            where=f"{self._source.where}, slot {self._source.slot}",
+            repair="nothing was skipped; a source under a new name starts from the server as it is now",
+        )
+
+    def _stream(
+        self,
+        walsender: ReplicationConnection,
+        handover: Handover,
+        state: core.State,
+        wal_end: WalEnd,
+    ) -> None:
+        """The poll loop: the walsender's socket, and the waker for acknowledgements and `stop`."""
+        poll = select.poll()
+        poll.register(self.waker, select.POLLIN)
+        poll.register(walsender, select.POLLIN)
+        socket, watched = walsender.fileno(), select.POLLIN
+        sent, published_at = True, 0.0
+        while not self._stopped:
+            wanted = (select.POLLIN if state.reading else 0) | (0 if sent else select.POLLOUT)
+            if wanted != watched:
+                poll.modify(walsender, wanted)
+                watched = wanted
+            left = max(state.deadline - time.monotonic(), 0.0)
+            ready = dict(poll.poll(left * 1000 + 0.5))
+            now = time.monotonic()
+            effects: list[core.Effect] = []
+            payloads: list[bytes] = []
+            if self.waker.fileno() in ready:
+                self.waker.clear()
+                for ack in handover.acks():
+                    effects += core.step(
+                        state,
+                        core.Acknowledged(
+                            now, ack.durable_last_end_lsn, ack.committed_end_lsn, ack.confirmed_to
+                        ),
+                    )
+            if state.reading:
+                # Also when nothing seems to be there: TLS may hold bytes that poll does not see.
+                if socket in ready or not ready:
+                    payloads = walsender.receive()
+                if payloads:
+                    effects += core.step(state, core.Received(now, payloads))
+            elif ready.get(socket, 0) & (select.POLLERR | select.POLLHUP):
+                raise ConnectionFailedError("the connection broke", where=walsender.where)
+            if now >= state.deadline or not ready:
+                effects += core.step(state, core.Tick(now, self._gate.position()))
+            _perform(effects, walsender, handover)
+            sent = walsender.flush()
+            if now >= published_at + core.REPORT_SECONDS:
+                published_at = now
+                wal_end.refresh()
+                self._status.progress(state, wal_end.lsn)
+                self._check_keeper(state, now)
+            if 0 < len(payloads) < MANY:
+                time.sleep(GATHER_SECONDS)
+        self._status.progress(state, wal_end.lsn)
+
+    def _check_keeper(self, state: core.State, now: float) -> None:
+        since = state.waiting_since
+        if since is not None and now - since > ACK_SECONDS:
+            raise HungKeeperError(
+                f"no acknowledgement from the keeper in {ACK_SECONDS:.0f} s",
+                where=f"stream {self._source.name}",
+                repair="see whether the keeper hangs, or its disk",
+            )
+
+
+def _perform(
+    effects: Sequence[core.Effect], walsender: ReplicationConnection, handover: Handover
+) -> None:
+    for effect in effects:
+        if isinstance(effect, core.Append):
+            handover.put(effect)
+        else:
+            walsender.send(
+                status_update(
+                    write=effect.write,
+                    flush=effect.flush,
+                    apply=effect.flush,
+                    now_us=time.time_ns() // 1000,
+                )
+            )
+
+
+def _utc(microseconds: int) -> str:
+    seconds, rest = divmod(microseconds, 1_000_000)
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(seconds)) + f".{rest:06d} UTC"

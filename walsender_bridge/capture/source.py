@@ -1,0 +1,285 @@
+"""The source as capture needs it: publication, slot, and a history that is the log's own.
+
+The publication is there before the slot, since pgoutput looks it up as of each change. What exists is
+adopted if it fits, and never made smaller. `judge` decides, without I/O, whether the slot continues the
+log; its rules are the only ones by which a session may start:
+
+- the slot is confirmed to no more than the log's `confirmed_to`: nothing was skipped;
+- the server's timelines contain `confirmed_to` and the end of the log, and its WAL reaches both: what
+  the log holds happened there too.
+
+Otherwise the stream has diverged. Nothing is skipped or repaired here.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from walsender_bridge.errors import (
+    ConfigError,
+    NotSupportedError,
+    PublicationError,
+    ServerSettingError,
+    SlotError,
+    SlotInUseError,
+)
+from walsender_bridge.sql import load
+from walsender_bridge.wire.connection import (
+    connection_error,
+    describe,
+    pinned_conninfo,
+    server_error,
+)
+from walsender_bridge.wire.lsn import format_lsn, parse_lsn
+from walsender_bridge.wire.replication import History, SystemIdentity
+
+#: The table that a flush writes to; published with the others.
+FLUSH_TABLE = "tuskline.flush"
+#: Oldest server that pgoutput and this code are tested with: its version number.
+OLDEST_VERSION = 110000
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A database to capture. `tables` are `schema.table`; none means all of them."""
+
+    name: str
+    dsn: str
+    slot: str
+    publication: str
+    tables: tuple[str, ...] = ()
+
+    @property
+    def where(self) -> str:
+        """`host:port/database`, for messages."""
+        return describe(self.dsn)
+
+
+@dataclass(frozen=True, slots=True)
+class LogPosition:
+    """Where a log stream stands: its last transaction, and what it let the slot be confirmed to."""
+
+    timeline: int
+    last_end_lsn: int
+    confirmed_to: tuple[int, int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """Why a slot does not continue a log, and after which point of it the histories differ."""
+
+    reason: str
+    timeline: int
+    lsn: int
+
+
+def judge(
+    log: LogPosition, slot_confirmed: int | None, identity: SystemIdentity, history: History
+) -> Fork | None:
+    """None if the slot continues the log; `slot_confirmed` is None when there is no such slot."""
+    if log.confirmed_to is None:
+        if log.last_end_lsn:
+            reason = "the log holds transactions, but not what the slot was confirmed to"
+            return Fork(reason, log.timeline, 0)
+        return None
+    timeline, confirmed = log.confirmed_to
+    for own_timeline, lsn in (log.confirmed_to, (log.timeline, log.last_end_lsn)):
+        if lsn and not history.contains(own_timeline, lsn):
+            end = history.end_of(own_timeline) or 0
+            return Fork(
+                f"the log reaches {format_lsn(lsn)} on timeline {own_timeline}, which the server "
+                + (f"left at {format_lsn(end)}" if end else "never was on"),
+                own_timeline,
+                end,
+            )
+    reached = max(confirmed, log.last_end_lsn)
+    if identity.flush_lsn < reached:
+        return Fork(
+            f"the server's WAL ends at {format_lsn(identity.flush_lsn)}, before the log's position "
+            f"{format_lsn(reached)}: it was restored or replaced",
+            log.timeline or timeline,
+            identity.flush_lsn,
+        )
+    if slot_confirmed is None:
+        return Fork(
+            f"the slot is gone; the log was confirmed to {format_lsn(confirmed)}",
+            timeline,
+            confirmed,
+        )
+    if slot_confirmed > confirmed:
+        return Fork(
+            f"the slot starts at {format_lsn(slot_confirmed)}, the log was confirmed to "
+            f"{format_lsn(confirmed)}: the slot was made anew or moved, and what committed between "
+            "them would be missing",
+            timeline,
+            confirmed,
+        )
+    return None
+
+
+# -- what talks to the server -----------------------------------------------------------------------
+
+
+@contextmanager
+def connect(source: Source) -> Iterator[psycopg.Connection[Any]]:
+    """An ordinary connection for checks; its failures are raised as Tuskline's errors."""
+    try:
+        conninfo = pinned_conninfo(source.dsn, application_name=f"tuskline-{source.name}")
+        # Closed, not left as a context: that would end a transaction, and a question of `status.WalEnd`
+        # may be under way.
+        with closing(psycopg.connect(conninfo, autocommit=True)) as connection:
+            yield connection
+    except psycopg.Error as error:
+        if error.sqlstate is None:
+            raise connection_error(str(error), source.where) from None
+        text = error.diag.message_primary or str(error)
+        raise server_error(error.sqlstate, text, source.where) from None
+
+
+def prepare(connection: psycopg.Connection[Any], source: Source) -> None:
+    """Check the server, and make or adopt the publication and the flush table.
+
+    Raises `ServerSettingError`, `NotSupportedError`, `PublicationError`, `ConfigError` (no such
+    table), `PrivilegeError`.
+    """
+    version = connection.info.server_version
+    if version < OLDEST_VERSION:
+        raise NotSupportedError(
+            f"the server's version is {version // 10000}",
+            where=source.where,
+            repair="PostgreSQL 11 or later is needed",
+        )
+    wal_level, in_recovery, _, has_flush_table = _row(connection, "source_facts")
+    if wal_level != "logical":
+        raise ServerSettingError(
+            f"wal_level is {wal_level}",
+            where=source.where,
+            repair="set wal_level = logical and restart the server",
+        )
+    if in_recovery:
+        raise NotSupportedError(
+            "the server is a standby", where=source.where, repair="name the primary in the DSN"
+        )
+    with connection.transaction():
+        if not has_flush_table:
+            connection.execute(load("flush").encode())
+        _prepare_publication(connection, source, version)
+
+
+def _prepare_publication(connection: psycopg.Connection[Any], source: Source, version: int) -> None:
+    names = {"publication": source.publication}
+    found = connection.execute(load("source_publication").encode(), names).fetchone()
+    if found is None:
+        tables = _checked_tables(connection, source, source.tables)
+        if source.tables:
+            _publish(connection, "publication_create", source, [*tables, FLUSH_TABLE])
+        else:
+            _publish(connection, "publication_create_all", source, [])
+        if version >= 130000:
+            _publish(connection, "publication_via_root", source, [])
+        return
+    facts: dict[str, Any] = found[0]
+    missing = [op for op in ("insert", "update", "delete", "truncate") if not facts[f"pub{op}"]]
+    if missing:
+        raise PublicationError(
+            f"publication {source.publication!r} leaves out {', '.join(missing)}",
+            where=source.where,
+            repair="ALTER PUBLICATION ... SET (publish = 'insert, update, delete, truncate')",
+        )
+    rows = connection.execute(load("source_published").encode(), names).fetchall()
+    published = {name for (name,) in rows}
+    absent = [name for name in (*source.tables, FLUSH_TABLE) if name not in published]
+    if absent:
+        own = [name for name in absent if name != FLUSH_TABLE]
+        if own:
+            _checked_tables(connection, source, tuple(own))
+        _publish(connection, "publication_add", source, absent)
+
+
+def _checked_tables(
+    connection: psycopg.Connection[Any], source: Source, tables: tuple[str, ...]
+) -> list[str]:
+    """The tables, if publishing them is possible and breaks no application."""
+    rows = connection.execute(load("source_tables").encode(), {"tables": list(tables)}).fetchall()
+    unknown = sorted(set(tables) - {name for name, _, _ in rows})
+    if unknown:
+        raise ConfigError(
+            f"no such table: {', '.join(unknown)}",
+            where=source.where,
+            repair="write schema.table as the server spells it",
+        )
+    unfit = [name for name, publishable, _ in rows if not publishable]
+    if unfit:
+        raise PublicationError(
+            f"not an ordinary, logged table: {', '.join(unfit)}",
+            where=source.where,
+            repair="leave it out of `tables`",
+        )
+    bare = sorted({name for _, _, unidentified in rows for name in unidentified})
+    if bare:
+        raise PublicationError(
+            f"without a replica identity: {', '.join(bare)}; once published, their UPDATEs and "
+            "DELETEs would be refused",
+            where=source.where,
+            repair="; ".join(f"ALTER TABLE {name} REPLICA IDENTITY FULL" for name in bare),
+        )
+    return [name for name, _, _ in rows]
+
+
+def _publish(
+    connection: psycopg.Connection[Any], text: str, source: Source, tables: Sequence[str]
+) -> None:
+    names = [sql.Identifier(*name.split(".", 1)) for name in tables]
+    connection.execute(
+        sql.SQL(load(text)).format(
+            publication=sql.Identifier(source.publication), tables=sql.SQL(", ").join(names)
+        )
+    )
+
+
+def _row(connection: psycopg.Connection[Any], text: str) -> tuple[Any, ...]:
+    row = connection.execute(load(text).encode()).fetchone()
+    assert row is not None, text
+    return tuple(row)
+
+
+def slot_position(connection: psycopg.Connection[Any], source: Source) -> int | None:
+    """What the slot is confirmed to (an LSN), or None when there is none.
+
+    Raises `SlotError` if the slot is not one that capture can use, or is in use.
+    """
+    row = connection.execute(load("source_slot").encode(), {"slot": source.slot}).fetchone()
+    if row is None:
+        return None
+    slot: dict[str, Any] = row[0]
+    database = connection.info.dbname
+    where = f"{source.where}, slot {source.slot}"
+    if slot["plugin"] != "pgoutput" or slot["database"] != database or slot["temporary"]:
+        raise SlotError(
+            f"not a lasting pgoutput slot of database {database}",
+            where=where,
+            repair="choose another slot name",
+        )
+    if slot.get("two_phase"):
+        raise SlotError(
+            "the slot sends prepared transactions at PREPARE",
+            where=where,
+            repair="choose another slot name, and let Tuskline create the slot",
+        )
+    if slot.get("wal_status") == "lost" or slot["confirmed_flush_lsn"] is None:
+        raise SlotError(
+            "the server has removed WAL that the slot needs",
+            where=where,
+            repair="raise max_slot_wal_keep_size; a source under a new name starts over",
+        )
+    if slot["active"]:
+        raise SlotInUseError(
+            f"the slot is in use by process {slot['active_pid']}",
+            where=where,
+            repair="stop the other consumer; each stream needs its own slot",
+        )
+    return parse_lsn(slot["confirmed_flush_lsn"])

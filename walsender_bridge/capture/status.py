@@ -1,0 +1,104 @@
+"""What a capture says of itself: one JSON file, replaced as a whole.
+
+Keys: `source`, `pid`, `state` (`connecting`, `streaming`, `waiting`, `stopped`), `error` (`code`, `what`,
+`where`, `repair`; null when all is well), `timeline`, the LSNs `server_lsn` (durable end of the server's
+WAL), `received_lsn`, `logged_lsn`, `committed_lsn`, `confirmed_lsn` (end LSNs, as integers), `lag_bytes`
+(`server_lsn` - `confirmed_lsn`), `transactions` and `messages` (of this session), `in_flight_bytes`,
+`updated_at` (seconds since the Unix epoch). A position that is not known yet is 0.
+"""
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from psycopg import pq
+
+from walsender_bridge.capture.core import State
+from walsender_bridge.errors import ConnectionFailedError, TusklineError
+from walsender_bridge.sql import load
+
+
+class StatusFile:
+    """Writes the file; without a path it does nothing."""
+
+    def __init__(self, path: Path | None, source: str) -> None:
+        self._path = path
+        self._record: dict[str, Any] = {
+            "source": source,
+            "pid": os.getpid(),
+            "state": "connecting",
+            "error": None,
+            "timeline": 0,
+            **dict.fromkeys(
+                ("server_lsn", "received_lsn", "logged_lsn", "committed_lsn", "confirmed_lsn"), 0
+            ),
+            **dict.fromkeys(("lag_bytes", "transactions", "messages", "in_flight_bytes"), 0),
+        }
+
+    def state(self, name: str, error: TusklineError | None = None) -> None:
+        """A change of state, and why."""
+        self._write(state=name, error=None if error is None else error.to_wire())
+
+    def progress(self, session: State, server_lsn: int) -> None:
+        """How far a streaming session is."""
+        confirmed = session.confirmed[1]
+        server_lsn = max(server_lsn, session.received_lsn, session.idle_lsn)
+        self._write(
+            timeline=session.timeline,
+            server_lsn=server_lsn,
+            received_lsn=session.received_lsn,
+            logged_lsn=session.logged_lsn,
+            committed_lsn=session.committed_lsn,
+            confirmed_lsn=confirmed,
+            lag_bytes=server_lsn - confirmed,
+            transactions=session.transactions,
+            messages=session.messages,
+            in_flight_bytes=session.in_flight_bytes,
+        )
+
+    def _write(self, **changes: Any) -> None:
+        self._record |= changes
+        if self._path is None:
+            return
+        draft = self._path.with_suffix(f".{os.getpid()}.tmp")
+        draft.write_text(json.dumps({**self._record, "updated_at": time.time()}))
+        draft.rename(self._path)
+
+
+class WalEnd:
+    """Asks the server for its end of WAL without waiting for the answer."""
+
+    def __init__(self, connection: psycopg.Connection[Any], where: str) -> None:
+        self._pgconn = connection.pgconn
+        self._where = where
+        self._asked = False
+        self._query = load("source_wal_end").encode()
+        self.lsn = 0
+
+    def refresh(self) -> None:
+        """Take the answer to the last question, if it is there, and ask again.
+
+        Raises `ConnectionFailedError`.
+        """
+        try:
+            if self._asked:
+                self._pgconn.consume_input()
+                while not self._pgconn.is_busy():
+                    result = self._pgconn.get_result()
+                    if result is None:
+                        self._asked = False
+                        break
+                    if result.status == pq.ExecStatus.TUPLES_OK:
+                        self.lsn = int(result.get_value(0, 0) or b"0")
+            if not self._asked:
+                self._pgconn.send_query(self._query)
+                self._pgconn.flush()
+                self._asked = True
+        except psycopg.OperationalError as error:
+            text = " ".join(str(error).split())
+            raise ConnectionFailedError(
+                f"the connection broke: {text}"[:400], where=self._where
+            ) from None

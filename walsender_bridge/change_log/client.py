@@ -1,0 +1,385 @@
+"""The change log from outside: the repository (`LogClient`) and a replica (`ReplicaClient`).
+
+Safe on a Spark executor: it needs pyarrow, numpy, zstandard and google-crc32c only, and every object is
+used by the process that made it. All methods raise the errors of `walsender_bridge.errors`, whatever
+side they come from: `UnavailableError` when a service does not answer (it may be restarting: try
+again), `TrimmedError`, `FencedError`, `UnknownStreamError`, `InvalidReplicaError` and so on. Timeouts
+are seconds, times microseconds since the Unix epoch, offsets local and exclusive at the end.
+"""
+
+import contextlib
+import queue
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import flight
+
+from walsender_bridge.change_log import protocol
+from walsender_bridge.change_log.entry import (
+    EntryHeader,
+    EntryKind,
+    read_header,
+    read_payload,
+    split_messages,
+    split_schema_record,
+    verify,
+)
+from walsender_bridge.change_log.protocol import (
+    Ack,
+    CutPoint,
+    LogStatus,
+    ReplicaStatus,
+    StreamCut,
+)
+from walsender_bridge.errors import TusklineError, UnavailableError
+from walsender_bridge.wire.lsn import MAX_LSN
+
+__all__ = [
+    "Ack",
+    "AppendWriter",
+    "CutPoint",
+    "EntryHeader",
+    "EntryKind",
+    "LogClient",
+    "LogEntry",
+    "LogStatus",
+    "ReplicaClient",
+    "ReplicaStatus",
+    "StreamCut",
+    "read_header",
+    "read_payload",
+    "split_messages",
+    "split_schema_record",
+    "verify",
+]
+
+#: Seconds beyond a barrier's own timeout in which its answer may arrive.
+_GRACE = 5.0
+#: Seconds that the end of an append may take.
+_CLOSING = 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class LogEntry:
+    """A committed entry: its place, the version that committed it, and all of its bytes."""
+
+    offset: int
+    version: int
+    global_offset: int
+    data: bytes | memoryview
+
+
+class _Client:
+    """A connection to one service; `address` like `grpc://127.0.0.1:7400`."""
+
+    def __init__(self, address: str, *, timeout: float = 10.0) -> None:
+        self.address = protocol.address_of(address)
+        self.timeout = timeout
+        with protocol.at(self.address):
+            self._flight = _connect(self.address)
+
+    def _call(self, action: str, *, within: float | None = None, **fields: Any) -> dict[str, Any]:
+        within = self.timeout if within is None else within
+        return protocol.call(self._flight, self.address, action, within, **fields)
+
+    def close(self) -> None:
+        """End the connection."""
+        self._flight.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _connect(address: str) -> flight.FlightClient:
+    return flight.FlightClient(address, generic_options=protocol.CHANNEL_OPTIONS)
+
+
+class LogClient(_Client):
+    """The metadata repository: versions, streams, barriers, consumers."""
+
+    def status(self) -> LogStatus:
+        """The newest version that can be read whole, and where it cuts each stream."""
+        return protocol.load(LogStatus, self._call("status"))
+
+    def create_stream(self, stream: str) -> StreamCut:
+        """Make the stream unless it is there. Raises `ConfigError` for a bad name."""
+        return protocol.load(StreamCut, self._call("create_stream", stream=stream))
+
+    def writer_term(self, stream: str) -> int:
+        """A term for a new writer of the stream, greater than any given before."""
+        return protocol.number(self._call("writer_term", stream=stream), "term")
+
+    def barrier(self, positions: Mapping[str, int], timeout: float) -> int:
+        """Wait until each stream is committed up to its position (an end LSN), then force a version.
+
+        Returns that version when it can be read. Barriers that wait together get one version. Raises
+        `DeadlineError` after `timeout`.
+        """
+        answer = self._call(
+            "barrier", within=timeout + _GRACE, positions=dict(positions), timeout=timeout
+        )
+        return protocol.number(answer, "version")
+
+    def register_consumer(self, name: str, version: int | None, lease_seconds: float) -> None:
+        """Hold back trimming above what this consumer has published, until the lease ends.
+
+        `version`: the last that it published; None: nothing yet, so everything is held. Called again
+        before the lease ends, it renews it.
+        """
+        self._call("register_consumer", name=name, version=version, lease_seconds=lease_seconds)
+
+    def drop_consumer(self, name: str) -> None:
+        """End the consumer's lease now."""
+        self._call("drop_consumer", name=name)
+
+
+class ReplicaClient(_Client):
+    """A keeper's replicas: append, read, plan."""
+
+    def stream_status(self, stream: str) -> ReplicaStatus:
+        """What this keeper has of the stream."""
+        return protocol.load(ReplicaStatus, self._call("stream_status", stream=stream))
+
+    def open_writer(self, stream: str, term: int) -> "AppendWriter":
+        """Become the stream's writer: older terms are refused, an unfinished transaction is cut off.
+
+        Raises `FencedError` if a newer writer is known.
+        """
+        return AppendWriter(self.address, stream, term, self.timeout)
+
+    def read(
+        self,
+        stream: str,
+        from_offset: int,
+        to_offset: int,
+        relations: Sequence[str] | None = None,
+    ) -> Iterator[LogEntry]:
+        """The committed entries [from, to), in order. Raises `TrimmedError` below the low watermark.
+
+        With `relations` ("schema.table") the keeper leaves out entries that hold none of them and that
+        no transaction begins in and leaves unfinished; offsets then have gaps.
+        """
+        ticket = protocol.encode(
+            stream=stream,
+            **{"from": from_offset, "to": to_offset},
+            relations=None if relations is None else list(relations),
+        )
+        with protocol.at(self.address):
+            reader = self._flight.do_get(flight.Ticket(ticket))
+        try:
+            while True:
+                with protocol.at(self.address):
+                    try:
+                        batch = reader.read_chunk().data
+                    except StopIteration:
+                        return
+                yield from _entries(batch)
+        finally:
+            # A reader that was left in the middle must not keep the keeper's call open.
+            reader.cancel()
+
+    def schemas(self, stream: str, hashes: Iterable[bytes]) -> dict[bytes, bytes]:
+        """Schema records by their hashes. Raises `UnknownStreamError` or `CorruptError`."""
+        answer = self._call("schema", stream=stream, hashes=[digest.hex() for digest in hashes])
+        return {bytes.fromhex(k): bytes.fromhex(r) for k, r in answer["schemas"].items()}
+
+    def relations(self, stream: str) -> list[bytes]:
+        """The newest schema record of each relation that the stream ever had, ordered by name."""
+        return [bytes.fromhex(r) for r in self._call("relations", stream=stream)["schemas"]]
+
+    def plan(
+        self,
+        stream: str,
+        after_offset: int,
+        up_to_version: int,
+        max_bytes: int | None = None,
+        max_versions: int | None = None,
+    ) -> list[CutPoint]:
+        """The commits whose ends lie behind `after_offset`, up to a version, in order.
+
+        `max_bytes` counts from `after_offset`; at least one commit is returned whatever its size. At
+        most `protocol.MAX_PLAN` commits at once. Raises `TrimmedError`.
+        """
+        answer = self._call(
+            "plan",
+            stream=stream,
+            after_offset=after_offset,
+            up_to_version=up_to_version,
+            max_bytes=max_bytes,
+            max_versions=max_versions,
+        )
+        return [CutPoint(*row) for row in answer["cuts"]]
+
+    def version_at(self, stream: str, commit_time_us: int) -> CutPoint | None:
+        """The first commit whose last transaction was committed at that time or later."""
+        return self._cut("version_at", stream=stream, commit_time=commit_time_us)
+
+    def cut_before(self, stream: str, version: int) -> CutPoint | None:
+        """The last commit below `version` that is still kept."""
+        return self._cut("cut_before", stream=stream, version=version)
+
+    def _cut(self, action: str, **fields: Any) -> CutPoint | None:
+        cut = self._call(action, **fields)["cut"]
+        return None if cut is None else CutPoint(*cut)
+
+    def list_transactions_after(
+        self, stream: str, timeline: int, lsn: int, limit: int = 100
+    ) -> list[tuple[int, int, int]]:
+        """(end LSN, xid, commit time) of transactions behind `lsn` on this timeline or a later one.
+
+        Committed or not; the oldest first.
+        """
+        answer = self._call("transactions", stream=stream, timeline=timeline, lsn=lsn, limit=limit)
+        return [(end, xid, time) for end, xid, time in answer["transactions"]]
+
+
+def _entries(batch: pa.RecordBatch) -> Iterator[LogEntry]:
+    offsets, versions, globals_, data = batch.columns
+    for offset, version, place, value in zip(
+        offsets.to_pylist(), versions.to_pylist(), globals_.to_pylist(), data, strict=True
+    ):
+        # A view of the batch's memory: an entry is copied by nobody who only reads it.
+        yield LogEntry(offset, version, place, memoryview(value.as_buffer()))
+
+
+class AppendWriter:
+    """The writing end of a stream. `send` and `next_ack` may be called from different threads.
+
+    `status` is the replica after it was opened: what is sent follows from there. Two threads of its own
+    speak with the keeper, so that nothing here waits for a keeper that hangs; the caller bounds what it
+    has sent and not got acknowledged. Any error ends the writer, and every later call raises it.
+    """
+
+    def __init__(self, address: str, stream: str, term: int, timeout: float) -> None:
+        self.address = address
+        self.stream = stream
+        self.term = term
+        self._error: TusklineError | None = None
+        self._batches: queue.SimpleQueue[tuple[pa.RecordBatch, bytes] | None] = queue.SimpleQueue()
+        self._opened: queue.SimpleQueue[ReplicaStatus | TusklineError] = queue.SimpleQueue()
+        self._acks: queue.SimpleQueue[Ack | TusklineError] = queue.SimpleQueue()
+        self._sender = threading.Thread(
+            target=self._send_all, name=f"appends to {stream}", daemon=True
+        )
+        self._sender.start()
+        try:
+            first = self._opened.get(timeout=timeout)
+        except queue.Empty:
+            first = UnavailableError("it did not open the append in time", where=address)
+        if isinstance(first, TusklineError):
+            self.close()
+            raise first
+        self.status = first
+
+    def send(
+        self,
+        entries: Sequence[bytes],
+        *,
+        schemas: Sequence[bytes] = (),
+        confirm_to: tuple[int, int] | None = None,
+        gate_lsn: int = MAX_LSN,
+    ) -> None:
+        """Append the entries, in one durable step with their schemas; one ack answers each call.
+
+        `confirm_to`: (timeline, LSN) to be recorded before the slot is confirmed. `gate_lsn`: what ends
+        above it may not be committed yet. No entries: a heartbeat. Does not wait for the keeper.
+        """
+        if self._error is not None:
+            raise self._error.with_traceback(None)
+        kinds = [protocol.KIND_SCHEMA] * len(schemas) + [protocol.KIND_ENTRY] * len(entries)
+        batch = pa.record_batch(
+            [
+                protocol.int_array(kinds, pa.uint8(), np.uint8),
+                protocol.binary_array([*schemas, *entries]),
+            ],
+            schema=protocol.APPEND_SCHEMA,
+        )
+        self._batches.put((batch, protocol.encode(confirm_to=confirm_to, gate_lsn=gate_lsn)))
+
+    def next_ack(self, timeout: float | None = None) -> Ack | None:
+        """The next acknowledgement, in the order of `send`; None if there is none within `timeout`."""
+        try:
+            ack = self._acks.get(timeout=timeout) if timeout != 0 else self._acks.get_nowait()
+        except queue.Empty:
+            return None
+        if isinstance(ack, TusklineError):
+            self._acks.put(ack)
+            raise ack.with_traceback(None)
+        return ack
+
+    def close(self) -> None:
+        """End the append, and a `next_ack` that waits.
+
+        What was acknowledged stays; what was not may or may not be written. Does not wait longer than a
+        second for a keeper that hangs.
+        """
+        self._batches.put(None)
+        self._sender.join(_CLOSING)
+        self._fail(UnavailableError("the writer is closed", where=self.address))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _fail(self, error: TusklineError) -> None:
+        """The first reason is the one that is told."""
+        self._error = self._error or error
+        self._opened.put(self._error)
+        self._acks.put(self._error)
+
+    def _send_all(self) -> None:
+        """Send what is handed over; the reason of an end is told by `_listen`, which hears the keeper."""
+        path = flight.FlightDescriptor.for_path("append", self.stream, str(self.term))
+        try:
+            with protocol.at(self.address), _connect(self.address) as client:
+                writer, reader = client.do_put(path, protocol.APPEND_SCHEMA)
+                listener = threading.Thread(
+                    target=self._listen, args=(writer, reader), name="acks", daemon=True
+                )
+                listener.start()
+                with contextlib.suppress(flight.FlightError, pa.ArrowException, OSError):
+                    while (handed := self._batches.get()) is not None:
+                        writer.write_with_metadata(*handed)
+                    writer.done_writing()
+                listener.join()
+        except TusklineError as error:
+            self._fail(error)
+
+    def _listen(self, writer: Any, reader: Any) -> None:
+        """Hand over acknowledgements until the keeper ends the call; its reason is the last one."""
+        try:
+            with protocol.at(self.address):
+                buffer = reader.read()
+                if buffer is not None:
+                    status = protocol.load(ReplicaStatus, protocol.decode(buffer.to_pybytes()))
+                    self._opened.put(status)
+                while buffer is not None and (buffer := reader.read()) is not None:
+                    self._acks.put(protocol.load(Ack, protocol.decode(buffer.to_pybytes())))
+                # Flight tells why a call ended only here.
+                writer.close()
+            self._fail(UnavailableError("the append has ended", where=self.address))
+        except TusklineError as error:
+            self._fail(error)
+        finally:
+            # The sender waits for more to send.
+            self._batches.put(None)

@@ -1,0 +1,413 @@
+"""One entry of the change log: a header, and a run of raw pgoutput messages.
+
+    fixed header (86 bytes, little-endian) | relations (36 bytes each) | payload
+
+The payload is the codec's form of (u32 length + message) repeated, in the order of the server.
+Relation and Type messages are not in it: they are schema records, kept in a registry by their hash,
+and the header names for each relation the one schema that its rows have. So any entry decodes alone.
+
+Invariant: `crc` is the CRC32C of every other byte of the entry, seeded with the `crc` of the entry
+before it (0 for the first). An entry that verifies is what was written, in the place where it was
+written: a lost, doubled or exchanged entry breaks the chain as a flipped bit does.
+
+Positions are end LSNs: where the Commit message says that its record *ends*. Times are microseconds
+since the Unix epoch, UTC. Lengths are bytes.
+"""
+
+import struct
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from hashlib import blake2b
+
+import google_crc32c
+import numpy as np
+import zstandard
+from numpy.typing import NDArray
+
+from walsender_bridge.errors import CorruptError, MalformedMessageError, NotSupportedError
+from walsender_bridge.wire import pgoutput
+
+MAGIC = b"TLE1"
+VERSION = 1
+FLAG_STARTS_TRANSACTION = 1
+FLAG_ENDS_TRANSACTION = 2
+SCHEMA_HASH_SIZE = 16
+#: A pgoutput message stays below 1 GiB (PostgreSQL's limit on one allocation), an entry is one
+#: message or about 1 MiB of them: no honest entry is longer than this.
+MAX_RAW_LENGTH = 1 << 30
+#: More relations than a transaction of 1 MiB can touch with messages of at least five bytes.
+MAX_RELATIONS = 1 << 18
+ZSTD_LEVEL = 1
+
+_FIXED = struct.Struct("<4sHBBHIQQqqIIIQQIII")
+_CRC = struct.Struct("<I")
+_RELATION = struct.Struct("<I16sIIII")
+_PREFIX = bytes(4)
+_BEGIN_SIZE = 21
+_COMMIT_SIZE = 26
+_I, _U, _D = pgoutput.INSERT, pgoutput.UPDATE, pgoutput.DELETE
+#: What a message may be, by its first byte; anything else has no place in a payload.
+_ALLOWED = np.zeros(256, np.bool_)
+_ALLOWED[[_I, _U, _D, pgoutput.BEGIN, pgoutput.COMMIT, pgoutput.TRUNCATE]] = True
+_ALLOWED[[pgoutput.ORIGIN, pgoutput.MESSAGE]] = True
+_IS_ROW = np.zeros(256, np.bool_)
+_IS_ROW[[_I, _U, _D]] = True
+
+
+class EntryKind(IntEnum):
+    """What an entry is. Values from 4 are reserved for prepared transactions."""
+
+    DATA = 1
+    MARKER = 2
+    SNAPSHOT_MARK = 3
+
+
+class Codec(IntEnum):
+    """How the payload is stored."""
+
+    NONE = 0
+    ZSTD = 1
+
+
+_KINDS = frozenset(map(int, EntryKind))
+_CODECS = frozenset(map(int, Codec))
+
+
+@dataclass(frozen=True, slots=True)
+class RelationCounts:
+    """How many changes of one relation an entry holds, and the schema that they have."""
+
+    relation_id: int
+    schema_hash: bytes
+    inserts: int
+    updates: int
+    deletes: int
+    truncates: int
+
+
+@dataclass(frozen=True, slots=True)
+class EntryHeader:
+    """A header as it was read.
+
+    The LSNs and commit times are those of the first and last transaction that *finishes* in the entry,
+    the xids the least and greatest of those that *begin* in it (as numbers); 0 where there is none.
+    """
+
+    kind: EntryKind
+    codec: Codec
+    flags: int
+    timeline: int
+    first_end_lsn: int
+    last_end_lsn: int
+    first_commit_time: int
+    last_commit_time: int
+    min_xid: int
+    max_xid: int
+    message_count: int
+    raw_length: int
+    payload_length: int
+    previous_crc: int
+    crc: int
+    relations: tuple[RelationCounts, ...]
+
+    @property
+    def starts_transaction(self) -> bool:
+        """The first message begins a transaction (or the entry is a mark between two)."""
+        return bool(self.flags & FLAG_STARTS_TRANSACTION)
+
+    @property
+    def ends_transaction(self) -> bool:
+        """The last message ends a transaction (or the entry is a mark between two)."""
+        return bool(self.flags & FLAG_ENDS_TRANSACTION)
+
+    @property
+    def header_length(self) -> int:
+        """Bytes before the payload."""
+        return _FIXED.size + _RELATION.size * len(self.relations)
+
+    @property
+    def length(self) -> int:
+        """Bytes of the whole entry."""
+        return self.header_length + self.payload_length
+
+
+class _Codecs(threading.local):
+    """One compressor and decompressor a thread: they are not safe to share, and dear to make."""
+
+    def __init__(self) -> None:
+        self.compressor = zstandard.ZstdCompressor(level=ZSTD_LEVEL)
+        self.decompressor = zstandard.ZstdDecompressor()
+
+
+_codecs = _Codecs()
+
+
+# -- writing ----------------------------------------------------------------------------------------
+
+
+def build_entry(
+    messages: Sequence[bytes],
+    *,
+    timeline: int,
+    previous_crc: int,
+    schema_hashes: Mapping[int, bytes],
+    kind: EntryKind = EntryKind.DATA,
+    codec: Codec = Codec.ZSTD,
+) -> bytes:
+    """The entry that holds `messages`; everything else in its header comes from them.
+
+    `schema_hashes` has the hash of each relation's schema, by its OID. An entry of no messages is a
+    mark between transactions and needs another kind than DATA. Raises `MalformedMessageError`.
+    """
+    if not messages:
+        if kind == EntryKind.DATA:
+            raise MalformedMessageError("an entry of data needs a message", where="entry")
+        flags = FLAG_STARTS_TRANSACTION | FLAG_ENDS_TRANSACTION
+        return _assemble(
+            (kind, codec, flags, timeline, 0, 0, 0, 0, 0, 0, 0), b"", [], codec, previous_crc
+        )
+    raw, data, starts, lengths = _frame(messages)
+    kinds = data[starts]
+    if not _ALLOWED[kinds].all():
+        bad = messages[int(np.argmin(_ALLOWED[kinds]))]
+        raise MalformedMessageError(
+            f"a message of kind {bad[:1]!r} cannot be in an entry", where="entry"
+        )
+    begins = starts[kinds == pgoutput.BEGIN]
+    commits = np.flatnonzero(kinds == pgoutput.COMMIT)
+    _check_lengths(kinds, lengths)
+    first_lsn = last_lsn = first_time = last_time = min_xid = max_xid = 0
+    if len(commits):
+        first = pgoutput.parse_commit(messages[int(commits[0])])
+        last = pgoutput.parse_commit(messages[int(commits[-1])])
+        first_lsn, last_lsn = first.end_lsn, last.end_lsn
+        first_time, last_time = first.commit_time, last.commit_time
+    if len(begins):
+        xids = _u32_at(data, begins + 17)
+        min_xid, max_xid = int(xids.min()), int(xids.max())
+    flags = FLAG_STARTS_TRANSACTION if kinds[0] == pgoutput.BEGIN else 0
+    flags |= FLAG_ENDS_TRANSACTION if kinds[-1] == pgoutput.COMMIT else 0
+    truncates = [messages[int(i)] for i in np.flatnonzero(kinds == pgoutput.TRUNCATE)]
+    relations = _count(data, starts, kinds, truncates, schema_hashes)
+    fields = (
+        *(kind, codec, flags, timeline, first_lsn, last_lsn, first_time, last_time),
+        *(min_xid, max_xid, len(messages)),
+    )
+    return _assemble(fields, raw, relations, codec, previous_crc)
+
+
+def _frame(
+    messages: Sequence[bytes],
+) -> tuple[bytearray, NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
+    """(length + message) repeated, the same as an array, and where each message starts in it."""
+    lengths = np.fromiter(map(len, messages), np.int64, len(messages))
+    if not lengths.all():
+        raise MalformedMessageError("a message is empty", where="entry")
+    raw = bytearray(_PREFIX + _PREFIX.join(messages))
+    if len(raw) > MAX_RAW_LENGTH:
+        raise MalformedMessageError(
+            f"{len(raw)} bytes are more than an entry can hold", where="entry"
+        )
+    data = np.frombuffer(raw, np.uint8)
+    starts = np.cumsum(lengths + 4) - lengths
+    data[(starts - 4)[:, None] + np.arange(4)] = lengths.astype("<u4").view(np.uint8).reshape(-1, 4)
+    return raw, data, starts, lengths
+
+
+def _check_lengths(kinds: NDArray[np.uint8], lengths: NDArray[np.int64]) -> None:
+    for kind, size in ((pgoutput.BEGIN, _BEGIN_SIZE), (pgoutput.COMMIT, _COMMIT_SIZE)):
+        if (lengths[kinds == kind] != size).any():
+            raise MalformedMessageError(f"a message of kind {chr(kind)} has a wrong length")
+    if (lengths[_IS_ROW[kinds]] < 5).any():
+        raise MalformedMessageError("a row is cut short", where="entry")
+
+
+def _u32_at(data: NDArray[np.uint8], at: NDArray[np.int64]) -> NDArray[np.uint32]:
+    """The big-endian u32 at each of these places."""
+    numbers: NDArray[np.uint32] = data[at[:, None] + np.arange(4)].view(">u4").ravel()
+    return numbers
+
+
+def _count(
+    data: NDArray[np.uint8],
+    starts: NDArray[np.int64],
+    kinds: NDArray[np.uint8],
+    truncates: Sequence[bytes],
+    schema_hashes: Mapping[int, bytes],
+) -> list[RelationCounts]:
+    """What happens to each relation, by OID."""
+    counts: dict[int, list[int]] = {}
+    rows = _IS_ROW[kinds]
+    if rows.any():
+        keys = _u32_at(data, starts[rows] + 1).astype(np.uint64) << np.uint64(8) | kinds[rows]
+        for key, number in zip(*np.unique(keys, return_counts=True), strict=True):
+            oid, op = divmod(int(key), 256)
+            counts.setdefault(oid, [0, 0, 0, 0])[(_I, _U, _D).index(op)] += int(number)
+    for message in truncates:
+        for oid in _truncated(message):
+            counts.setdefault(oid, [0, 0, 0, 0])[3] += 1
+    found = []
+    for oid in sorted(counts):
+        digest = schema_hashes.get(oid)
+        if digest is None or len(digest) != SCHEMA_HASH_SIZE:
+            raise MalformedMessageError(f"changes of relation {oid}, whose schema is not known")
+        found.append(RelationCounts(oid, digest, *counts[oid]))
+    return found
+
+
+def _truncated(message: bytes) -> tuple[int, ...]:
+    """The OIDs in a Truncate message."""
+    number = int.from_bytes(message[1:5], "big")
+    if len(message) != 6 + 4 * number:
+        raise MalformedMessageError("a Truncate message has a wrong length", where="entry")
+    return struct.unpack_from(f">{number}I", message, 6)
+
+
+def _assemble(
+    fields: tuple[int, ...],
+    raw: bytes | bytearray,
+    relations: Sequence[RelationCounts],
+    codec: Codec,
+    previous_crc: int,
+) -> bytes:
+    payload = _codecs.compressor.compress(raw) if codec == Codec.ZSTD else bytes(raw)
+    fixed = _FIXED.pack(
+        *(MAGIC, VERSION, *fields, len(raw), len(payload), len(relations), previous_crc, 0)
+    )
+    records = b"".join(
+        _RELATION.pack(
+            *(r.relation_id, r.schema_hash, r.inserts, r.updates, r.deletes, r.truncates)
+        )
+        for r in relations
+    )
+    head, tail = fixed[: -_CRC.size], records + payload
+    return b"".join((head, _CRC.pack(_chain(previous_crc, head, tail)), tail))
+
+
+def _chain(seed: int, *parts: bytes) -> int:
+    for part in parts:
+        seed = google_crc32c.extend(seed, part)
+    return seed
+
+
+# -- reading ----------------------------------------------------------------------------------------
+
+
+def _corrupt(what: str) -> CorruptError:
+    return CorruptError(
+        what,
+        where="entry",
+        repair="its bytes changed since they were written: check that disk and memory",
+    )
+
+
+def read_header(buf: bytes | memoryview) -> EntryHeader:
+    """The header of the entry that `buf` is, without a look at its checksum (see `verify`).
+
+    Raises `CorruptError`, or `NotSupportedError` for a version that is newer than this code.
+    """
+    if len(buf) < _FIXED.size:
+        raise _corrupt(f"{len(buf)} bytes are not an entry")
+    magic, version, kind, codec, flags, timeline, *positions = _FIXED.unpack_from(buf)
+    first_lsn, last_lsn, first_time, last_time, min_xid, max_xid, *lengths = positions
+    message_count, raw_length, payload_length, count, previous_crc, crc = lengths
+    if magic != MAGIC:
+        raise _corrupt(f"an entry starts with {MAGIC!r}, not with {bytes(magic)!r}")
+    if version != VERSION:
+        raise NotSupportedError(
+            f"entry format {version} is not known (this is {VERSION})",
+            where="entry",
+            repair="use the version of Tuskline that wrote the log, or a newer one",
+        )
+    if raw_length > MAX_RAW_LENGTH or count > MAX_RELATIONS:
+        raise _corrupt(f"{raw_length} bytes of {count} relations are more than an entry holds")
+    if _FIXED.size + _RELATION.size * count + payload_length != len(buf):
+        raise _corrupt(f"the lengths in the header do not add up to {len(buf)} bytes")
+    if kind not in _KINDS or codec not in _CODECS:
+        raise _corrupt(f"kind {kind} or codec {codec} is not known")
+    if first_lsn > last_lsn or flags & ~(FLAG_STARTS_TRANSACTION | FLAG_ENDS_TRANSACTION):
+        raise _corrupt("LSNs or flags make no sense")
+    return EntryHeader(
+        *(EntryKind(kind), Codec(codec), flags, timeline, first_lsn, last_lsn),
+        *(first_time, last_time, min_xid, max_xid, message_count, raw_length, payload_length),
+        *(previous_crc, crc),
+        tuple(
+            RelationCounts(*_RELATION.unpack_from(buf, _FIXED.size + _RELATION.size * i))
+            for i in range(count)
+        ),
+    )
+
+
+def read_payload(buf: bytes | memoryview, header: EntryHeader | None = None) -> bytes:
+    """(u32 little-endian length + message) repeated. Raises `CorruptError`.
+
+    Memory is bounded by the header's `raw_length`, whatever the compressed bytes claim.
+    """
+    header = header or read_header(buf)
+    stored = memoryview(buf)[header.header_length :]
+    if header.codec == Codec.NONE:
+        raw = bytes(stored)
+    elif not header.payload_length or not header.raw_length:
+        raw = b""
+    else:
+        try:
+            if zstandard.frame_content_size(bytes(stored[:32])) != header.raw_length:
+                raise _corrupt("the payload is not of the length that the header names")
+            raw = _codecs.decompressor.decompress(stored, max_output_size=header.raw_length)
+        except zstandard.ZstdError as error:
+            raise _corrupt(f"the payload does not decompress: {error}") from error
+    if len(raw) != header.raw_length:
+        raise _corrupt(f"{len(raw)} bytes of payload, where {header.raw_length} were written")
+    return raw
+
+
+def verify(buf: bytes | memoryview, previous_crc: int) -> EntryHeader:
+    """Check the entry's bytes and its place in the chain. Raises `CorruptError`."""
+    header = read_header(buf)
+    if header.previous_crc != previous_crc:
+        raise _corrupt(
+            f"it follows an entry with CRC {header.previous_crc:08x}, not {previous_crc:08x}"
+        )
+    head = bytes(buf[: _FIXED.size - _CRC.size])
+    if _chain(previous_crc, head, bytes(buf[_FIXED.size :])) != header.crc:
+        raise _corrupt("its bytes are not those that were written (CRC32C)")
+    return header
+
+
+def split_messages(raw: bytes) -> list[bytes]:
+    """The messages of a payload or of a schema record. Raises `CorruptError`."""
+    messages, at = [], 0
+    while at < len(raw):
+        end = at + 4 + int.from_bytes(raw[at : at + 4], "little")
+        if end > len(raw) or end < at + 5:
+            raise _corrupt("a message is cut short")
+        messages.append(raw[at + 4 : end])
+        at = end
+    return messages
+
+
+# -- schemas ----------------------------------------------------------------------------------------
+
+
+def schema_record(relation: bytes, types: Iterable[bytes] = ()) -> bytes:
+    """A Relation message and the Type messages of its columns, as the registry keeps them.
+
+    The same schema is the same record: types are put in the order of their OIDs, each once.
+    """
+    ordered = sorted(set(types), key=pgoutput.relation_oid)
+    return b"".join(len(m).to_bytes(4, "little") + m for m in (relation, *ordered))
+
+
+def schema_hash(record: bytes) -> bytes:
+    """The name of a schema record in the registry (16 bytes)."""
+    return blake2b(record, digest_size=SCHEMA_HASH_SIZE).digest()
+
+
+def split_schema_record(record: bytes) -> list[bytes]:
+    """The Relation message, then its Type messages. Raises `CorruptError`."""
+    messages = split_messages(record)
+    if not messages or messages[0][0] != pgoutput.RELATION:
+        raise _corrupt("a schema record starts with a Relation message")
+    return messages

@@ -1,0 +1,412 @@
+"""The metadata repository without clock, disk or network: records in, commits out.
+
+The state is a function of the log of records (I11): each record carries everything that its decision
+needs, the time included, and folding the same records again gives the same state. What a step would not
+change is not recorded.
+
+A version cuts every stream at once. It is issued when something can be committed or a barrier is ready,
+and gives each stream, in the order of names, the next global offsets for what *all* replicas of its set
+hold (I6), so global ranges follow each other without gaps (I4). A stream with nothing new gets an empty
+commit, which is kept only as the stream's latest context: an idle stream costs nothing (the seed).
+
+A report counts if the repository can place it: its version is one that was issued, and its entries
+start where that version ended the stream. Anything else is stale, doubled or of another history, and is
+ignored. A replica that is behind is offered the commits it missed; it takes part again when it has them.
+
+`published` is the newest version of which every replica has every commit durably: what readers may see.
+History is kept for the laggards and for every live consumer (I10).
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from walsender_bridge.change_log.protocol import START, CommitContext, Position, Report, load
+
+# -- records ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Created:
+    """The log begins."""
+
+    log_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class StreamCreated:
+    """A stream, and the keepers of its replicas."""
+
+    stream: str
+    replicas: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TermGiven:
+    """A writer got this term."""
+
+    stream: str
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerSeen:
+    """A consumer has published `version` (None: nothing yet), and is alive until `until`.
+
+    Times here are seconds since the Unix epoch.
+    """
+
+    name: str
+    version: int | None
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerDropped:
+    """A consumer's lease ended."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class KeeperSeen:
+    """A keeper answered at this address."""
+
+    keeper: str
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """What the replicas report at a moment, and the barriers that wait: stream -> end LSN each.
+
+    Without `issue` the reports only tell what the replicas have taken.
+    """
+
+    now: float
+    reports: tuple[Report, ...]
+    barriers: tuple[dict[str, int], ...] = ()
+    issue: bool = True
+
+
+Record = Created | KeeperSeen | StreamCreated | TermGiven | ConsumerSeen | ConsumerDropped | Tick
+
+
+# -- state ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A commit that is not empty, and where it leaves its stream."""
+
+    context: CommitContext
+    position: Position
+
+
+@dataclass(slots=True)
+class Stream:
+    """One stream. `history` starts with the newest commit that nobody needs any more."""
+
+    replicas: tuple[str, ...]
+    term: int = 0
+    history: list[Commit] = field(
+        default_factory=lambda: [Commit(CommitContext(0, 1, 1, 0), START)]
+    )
+    #: The context of the newest version, empty or not.
+    latest: CommitContext = field(default_factory=lambda: CommitContext(0, 1, 1, 0))
+    #: The highest version that each replica has durably, as far as it was recorded.
+    applied: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def last(self) -> Commit:
+        """The last commit that is not empty."""
+        return self.history[-1]
+
+    def at(self, version: int) -> Commit | None:
+        """The commit that stands at that version; None: that is history nobody kept."""
+        place = bisect_right(self.history, version, key=lambda c: c.context.version)
+        return self.history[place - 1] if place else None
+
+    def missed(self, version: int) -> list[CommitContext]:
+        """What a replica at that version has to be sent, in order."""
+        place = bisect_right(self.history, version, key=lambda c: c.context.version)
+        contexts = [commit.context for commit in self.history[place:]]
+        if self.latest.version > max(version, self.last.context.version):
+            contexts.append(self.latest)
+        return contexts
+
+
+@dataclass(frozen=True, slots=True)
+class Consumer:
+    """A consumer's lease; see `ConsumerSeen`."""
+
+    version: int | None
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether a report counts; `reason` if it does not."""
+
+    report: Report
+    reason: str = ""
+
+
+class Repository:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self.log_id = ""
+        self.version = 0
+        self.forced_version = 0
+        self.published = 0
+        self.next_global = 1
+        self.keepers: dict[str, str] = {}
+        self.streams: dict[str, Stream] = {}
+        self.consumers: dict[str, Consumer] = {}
+
+    # -- the fold -----------------------------------------------------------------------------------
+
+    def apply(self, record: Record) -> bool:
+        """Fold one record. False: it changed nothing, so it need not be kept."""
+        match record:
+            case Created(log_id):
+                self.log_id = log_id
+            case KeeperSeen(keeper, address):
+                if self.keepers.get(keeper) == address:
+                    return False
+                self.keepers[keeper] = address
+            case StreamCreated(stream, replicas):
+                if stream in self.streams:
+                    return False
+                latest = CommitContext(self.version, 1, self.next_global, 0)
+                self.streams[stream] = Stream(replicas, latest=latest)
+            case TermGiven(stream, term):
+                self.streams[stream].term = term
+            case ConsumerSeen(name, version, until):
+                self.consumers[name] = Consumer(version, until)
+            case ConsumerDropped(name):
+                return self.consumers.pop(name, None) is not None
+            case Tick():
+                return self._tick(record)
+        return True
+
+    def _tick(self, tick: Tick) -> bool:
+        reports = [v.report for v in self.judge(tick.reports) if not v.reason]
+        ready = self._committable(reports) if tick.issue else {}
+        forced = tick.issue and self._forced(tick.barriers, ready)
+        if ready or forced:
+            self._issue(ready)
+            if forced:
+                self.forced_version = self.version
+        applied = {(report.stream, report.replica): report.version for report in reports}
+        if not ready and not forced and not self._progress(applied):
+            return False
+        self.published = self._published(applied)
+        for (stream, replica), version in applied.items():
+            self.streams[stream].applied[replica] = version
+        self._forget(tick.now)
+        return True
+
+    def judge(self, reports: Iterable[Report]) -> list[Verdict]:
+        """Which reports count, and why the others do not. Changes nothing."""
+        return [Verdict(report, self._fault(report)) for report in reports]
+
+    def _fault(self, report: Report) -> str:
+        stream = self.streams.get(report.stream)
+        if stream is None or report.log_id != self.log_id:
+            return f"stream {report.stream} of log {report.log_id} is not of this log"
+        if report.replica not in stream.replicas:
+            return f"keeper {report.replica} has no replica of stream {report.stream}"
+        if report.position.end_offset != report.local_offset + report.length:
+            return "its position is not where its entries end"
+        if report.version > self.version:
+            return f"version {report.version} was never issued; the newest is {self.version}"
+        if report.version < stream.applied.get(report.replica, 0):
+            return f"version {report.version} is older than what this replica had"
+        at = stream.at(report.version)
+        if at is None:
+            return f"version {report.version} is older than what is kept"
+        if report.local_offset != at.context.end:
+            return (
+                f"at version {report.version} the stream ends at {at.context.end}, the replica at "
+                f"{report.local_offset}"
+            )
+        return ""
+
+    def _committable(self, reports: Sequence[Report]) -> dict[str, Report]:
+        """For each stream with something new: the report of the replica that holds the least of it."""
+        ready = {}
+        for name in sorted(self.streams):
+            stream = self.streams[name]
+            last = stream.last.context
+            # The last report of a replica is its word.
+            current = {r.replica: r for r in reports if r.stream == name}
+            told = [r for r in current.values() if r.version >= last.version]
+            if len(told) < len(stream.replicas):
+                continue
+            least = min(told, key=lambda r: r.local_offset + r.length)
+            if least.local_offset + least.length > last.end:
+                ready[name] = least
+        return ready
+
+    def _forced(self, barriers: Sequence[Mapping[str, int]], ready: Mapping[str, Report]) -> bool:
+        """Some barrier's positions are all committed, this step's commits included."""
+
+        def reached(name: str, lsn: int) -> bool:
+            if name not in self.streams:
+                return False
+            last = ready[name].position if name in ready else self.streams[name].last.position
+            return last.end_lsn >= lsn
+
+        return any(all(reached(*item) for item in barrier.items()) for barrier in barriers)
+
+    def _issue(self, ready: Mapping[str, Report]) -> None:
+        self.version += 1
+        for name in sorted(self.streams):
+            stream = self.streams[name]
+            end = stream.last.context.end
+            report = ready.get(name)
+            length = report.position.end_offset - end if report else 0
+            stream.latest = CommitContext(self.version, end, self.next_global, length)
+            self.next_global += length
+            if report is not None:
+                stream.history.append(Commit(stream.latest, report.position))
+
+    def _progress(self, applied: Mapping[tuple[str, str], int]) -> bool:
+        """Some replica has taken a commit that is not empty."""
+        return any(
+            self.streams[stream].at(version) is not self.streams[stream].at(known)
+            for (stream, replica), version in applied.items()
+            if (known := self.streams[stream].applied.get(replica, 0)) != version
+        )
+
+    def _published(self, applied: Mapping[tuple[str, str], int]) -> int:
+        """The newest version of which every replica has every commit; it never goes back."""
+        limits = [self.version]
+        for name, stream in self.streams.items():
+            for replica in stream.replicas:
+                version = applied.get((name, replica), stream.applied.get(replica, 0))
+                place = bisect_right(stream.history, version, key=lambda c: c.context.version)
+                if place < len(stream.history):
+                    limits.append(stream.history[place].context.version - 1)
+        return max(self.published, min(limits))
+
+    def _forget(self, now: float) -> None:
+        """Drop history that no replica and no live consumer needs, and leases that have ended."""
+        self.consumers = {n: c for n, c in self.consumers.items() if c.until > now}
+        wanted = [c.version or 0 for c in self.consumers.values()]
+        for stream in self.streams.values():
+            applied = [stream.applied.get(replica, 0) for replica in stream.replicas]
+            floor = min([self.published, *applied, *wanted])
+            place = bisect_right(stream.history, floor, key=lambda c: c.context.version)
+            # The newest commit at or below the floor is what the floor's version means.
+            del stream.history[: max(place - 1, 0)]
+
+    # -- questions ----------------------------------------------------------------------------------
+
+    def satisfied(self, barrier: Mapping[str, int]) -> bool:
+        """All of the barrier's positions are committed."""
+        return self._forced([barrier], {})
+
+    def cut(self, stream: str, version: int) -> Commit | None:
+        """Where a version cuts a stream; None if that history is gone."""
+        return self.streams[stream].at(version)
+
+    def trim_limit(self, stream: str, now: float) -> int:
+        """The local offset up to which no live consumer needs the stream any more."""
+        end = self.streams[stream].at(self.published)
+        limits = [end.context.end if end else 1]
+        for consumer in self.consumers.values():
+            if consumer.until > now:
+                at = self.streams[stream].at(consumer.version or 0) if consumer.version else None
+                limits.append(at.context.end if at else 1)
+        return min(limits)
+
+    # -- a checkpoint -------------------------------------------------------------------------------
+
+    def to_record(self) -> dict[str, Any]:
+        """The whole state as JSON."""
+        return {
+            "log_id": self.log_id,
+            "version": self.version,
+            "forced_version": self.forced_version,
+            "published": self.published,
+            "next_global": self.next_global,
+            "keepers": self.keepers,
+            "streams": {
+                name: {
+                    "replicas": list(stream.replicas),
+                    "term": stream.term,
+                    "latest": _fields(stream.latest),
+                    "applied": stream.applied,
+                    "history": [[_fields(c.context), _fields(c.position)] for c in stream.history],
+                }
+                for name, stream in self.streams.items()
+            },
+            "consumers": {n: [c.version, c.until] for n, c in self.consumers.items()},
+        }
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> "Repository":
+        """The state of such a record."""
+        state = cls()
+        for name in ("log_id", "version", "forced_version", "published", "next_global"):
+            setattr(state, name, record[name])
+        for name, stream in record["streams"].items():
+            history = [Commit(CommitContext(*c), Position(*p)) for c, p in stream["history"]]
+            state.streams[name] = Stream(
+                tuple(stream["replicas"]),
+                stream["term"],
+                history,
+                CommitContext(*stream["latest"]),
+                dict(stream["applied"]),
+            )
+        state.keepers = dict(record["keepers"])
+        state.consumers = {n: Consumer(*c) for n, c in record["consumers"].items()}
+        return state
+
+
+def _fields(value: CommitContext | Position) -> list[int]:
+    return [getattr(value, name) for name in type(value).__slots__]
+
+
+_KINDS: dict[str, type[Any]] = {
+    kind.__name__: kind
+    for kind in (Created, KeeperSeen, StreamCreated, TermGiven, ConsumerSeen, ConsumerDropped)
+}
+
+
+def record_to_json(record: Record) -> dict[str, Any]:
+    """A record as it is kept."""
+    if isinstance(record, Tick):
+        reports = [report_to_json(report) for report in record.reports]
+        return {
+            "kind": "Tick",
+            "now": record.now,
+            "reports": reports,
+            "barriers": list(record.barriers),
+            "issue": record.issue,
+        }
+    values = {name: getattr(record, name) for name in type(record).__slots__}
+    return {"kind": type(record).__name__, **values}
+
+
+def record_from_json(values: Mapping[str, Any]) -> Record:
+    """The record of such a form."""
+    fields = {k: v for k, v in values.items() if k != "kind"}
+    if values["kind"] == "Tick":
+        reports = tuple(load(Report, report) for report in fields["reports"])
+        return Tick(fields["now"], reports, tuple(fields["barriers"]), fields["issue"])
+    if "replicas" in fields:
+        fields["replicas"] = tuple(fields["replicas"])
+    record: Record = _KINDS[values["kind"]](**fields)
+    return record
+
+
+def report_to_json(report: Report) -> dict[str, Any]:
+    """A report as it travels and is kept."""
+    values = {name: getattr(report, name) for name in type(report).__slots__}
+    position = {name: getattr(report.position, name) for name in Position.__slots__}
+    return {**values, "position": position}

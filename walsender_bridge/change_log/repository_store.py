@@ -1,0 +1,165 @@
+"""The metadata repository on disk: a log of records and a checkpoint, in SQLite.
+
+Each record is durable when `append` returns. A restart reads the checkpoint and folds the records
+behind it, so the state is what it was. A checkpoint follows every thousand records and takes the
+records before it along, in one transaction. The commits, the larger part of the state, are rows of
+their own (version -> stream, local range, global range): a checkpoint adds and removes only those that
+changed.
+"""
+
+import json
+import sqlite3
+from pathlib import Path
+
+import structlog
+
+from walsender_bridge import sql
+from walsender_bridge.change_log.repository import (
+    Record,
+    Repository,
+    record_from_json,
+    record_to_json,
+)
+from walsender_bridge.errors import ConfigError, CorruptError, NotSupportedError, UnavailableError
+
+FORMAT = 1
+CHECKPOINT_EVERY = 1000
+
+_log = structlog.get_logger()
+
+
+class RepositoryStore:
+    """See the module. One thread at a time.
+
+    Raises `CorruptError` if the file is damaged, `NotSupportedError` if it is of a newer format.
+    """
+
+    def __init__(self, path: Path, *, checkpoint_every: int = CHECKPOINT_EVERY) -> None:
+        self._path = path
+        self._checkpoint_every = checkpoint_every
+        try:
+            self._db = sqlite3.connect(
+                path, timeout=1.0, isolation_level=None, check_same_thread=False
+            )
+            self._open()
+            self.state = self._load()
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error):
+                raise
+            raise ConfigError(
+                "another repository uses it",
+                where=str(path),
+                repair="stop the other bridge, or give each its own [log] data_dir",
+            ) from None
+        except (sqlite3.DatabaseError, ValueError, KeyError, TypeError) as error:
+            raise CorruptError(
+                f"the repository cannot be read: {error}",
+                where=str(path),
+                repair="put back a copy of it, or give a new [log] data_dir to a new log",
+            ) from error
+
+    def _open(self) -> None:
+        # FULL: a record is on disk when its transaction returns, also in WAL mode.
+        for pragma in ("journal_mode = WAL", "synchronous = FULL", "locking_mode = EXCLUSIVE"):
+            self._db.execute(f"PRAGMA {pragma}")
+        (version,) = self._db.execute("PRAGMA user_version").fetchone()
+        if version == 0:
+            self._db.executescript(
+                f"BEGIN; {sql.load('repository')}; PRAGMA user_version = {FORMAT}; COMMIT;"
+            )
+        elif version != FORMAT:
+            self._db.close()
+            raise NotSupportedError(
+                f"format {version} of the repository is not known (this is {FORMAT})",
+                where=str(self._path),
+                repair="use the version of Tuskline that wrote it, or a newer one",
+            )
+
+    def _load(self) -> Repository:
+        row = self._db.execute("SELECT number, body FROM checkpoint").fetchone()
+        state, self._checkpointed = Repository(), 0
+        if row is not None:
+            self._checkpointed, record = row[0], json.loads(row[1])
+            for name, stream in record["streams"].items():
+                stream["history"] = [
+                    [json.loads(context), json.loads(position)]
+                    for context, position in self._db.execute(
+                        "SELECT context, position FROM commits WHERE stream = ? ORDER BY version",
+                        [name],
+                    )
+                ]
+            state = Repository.from_record(record)
+        self._number = self._checkpointed
+        for number, body in self._db.execute(
+            "SELECT number, body FROM record WHERE number > ? ORDER BY number",
+            [self._checkpointed],
+        ):
+            if number != self._number + 1:
+                raise ValueError(f"record {self._number + 1} is missing")
+            state.apply(record_from_json(json.loads(body)))
+            self._number = number
+        return state
+
+    def append(self, record: Record) -> bool:
+        """Fold a record into `state`, and keep it durably if it changed anything.
+
+        Raises `UnavailableError` if it cannot be kept; `state` is then what the disk says.
+        """
+        if not self.state.apply(record):
+            return False
+        body = json.dumps(record_to_json(record), separators=(",", ":"))
+        try:
+            self._db.execute(
+                "INSERT INTO record (number, body) VALUES (?, ?)", [self._number + 1, body]
+            )
+        except sqlite3.DatabaseError as error:
+            self.state = self._load()
+            raise UnavailableError(
+                f"the repository cannot be written: {error}",
+                where=str(self._path),
+                repair="see whether its disk is full",
+            ) from error
+        self._number += 1
+        if self._number - self._checkpointed >= self._checkpoint_every:
+            # The record is durable already; a checkpoint that fails is tried again with the next one.
+            try:
+                self.checkpoint()
+            except sqlite3.DatabaseError as error:
+                _log.warning("no checkpoint", error=str(error), where=str(self._path))
+        return True
+
+    def reload(self) -> None:
+        """Take `state` from the disk again."""
+        self.state = self._load()
+
+    def checkpoint(self) -> None:
+        """Write the state, and let the records before it go."""
+        record = self.state.to_record()
+        histories = {name: stream.pop("history") for name, stream in record["streams"].items()}
+        with self._db:
+            self._db.execute("BEGIN")
+            for name, history in histories.items():
+                kept = self._db.execute(
+                    "SELECT max(version) FROM commits WHERE stream = ?", [name]
+                ).fetchone()[0]
+                self._db.execute(
+                    "DELETE FROM commits WHERE stream = ? AND version < ?", [name, history[0][0][0]]
+                )
+                self._db.executemany(
+                    "INSERT INTO commits (stream, version, context, position) VALUES (?, ?, ?, ?)",
+                    [
+                        (name, context[0], json.dumps(context), json.dumps(position))
+                        for context, position in history
+                        if kept is None or context[0] > kept
+                    ],
+                )
+            self._db.execute(
+                "INSERT OR REPLACE INTO checkpoint (one, number, body) VALUES (1, ?, ?)",
+                [self._number, json.dumps(record)],
+            )
+            self._db.execute("DELETE FROM record WHERE number <= ?", [self._number])
+        self._checkpointed = self._number
+
+    def close(self) -> None:
+        """Close the file."""
+        self._db.close()

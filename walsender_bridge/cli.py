@@ -1,0 +1,270 @@
+"""`tuskline`: one command, its exit codes by cause (`errors.Cause`).
+
+Each command is a thin call into the part that does the work; a part is imported when its command runs, so
+that `tuskline --help` needs neither Spark nor PostgreSQL's client library.
+"""
+
+import asyncio
+import dataclasses
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from walsender_bridge.config import Config, LakeSection, load_config
+from walsender_bridge.errors import Cause, LakeError, TusklineError, UsageError
+from walsender_bridge.output import Output
+from walsender_bridge.supervisor import Child, Supervisor, exit_with_parent, stop_on_signals
+from walsender_bridge.wire.lsn import format_lsn
+
+app = typer.Typer(
+    name="tuskline",
+    help="Committed changes of a running PostgreSQL as consistent tables in Spark.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+keeper_app = typer.Typer(help="The service that keeps replicas of the log streams.")
+bridge_app = typer.Typer(help="The service that captures the sources and orders the log.")
+lake_app = typer.Typer(help="The Spark job that publishes epochs.")
+epochs_app = typer.Typer(help="Published epochs of a lake.")
+log_app = typer.Typer(help="The change log.")
+for name, group in (
+    ("keeper", keeper_app),
+    ("bridge", bridge_app),
+    ("lake", lake_app),
+    ("epochs", epochs_app),
+    ("log", log_app),
+):
+    app.add_typer(group, name=name, no_args_is_help=True)
+
+ConfigPath = Annotated[
+    Path, typer.Option("--config", "-c", envvar="TUSKLINE_CONFIG", help="The TOML file.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON; the result is the last line.")]
+DEFAULT_CONFIG = Path("tuskline.toml")
+
+
+@keeper_app.command("run")
+def keeper_run(config: ConfigPath = DEFAULT_CONFIG) -> None:
+    """Run the keeper until it is told to stop (SIGTERM, SIGINT)."""
+    exit_with_parent()
+    settings = load_config(config)
+    keeper = settings.keeper[0]
+    child = Child(
+        "replicas",
+        [
+            sys.executable,
+            "-m",
+            "walsender_bridge.change_log.keeper",
+            "--data-dir",
+            str(keeper.data_dir),
+            "--listen",
+            keeper.listen,
+        ],
+    )
+    _supervise("keeper", [child], settings)
+
+
+@bridge_app.command("run")
+def bridge_run(config: ConfigPath = DEFAULT_CONFIG) -> None:
+    """Run the bridge: the metadata repository, and one capture for each source."""
+    exit_with_parent()
+    settings = load_config(config)
+    from walsender_bridge.change_log.repository_service import RepositoryServer
+
+    repository = RepositoryServer(
+        settings.log.data_dir,
+        settings.log.listen,
+        keepers=[f"grpc://{keeper.listen}" for keeper in settings.keeper],
+        retention=settings.log.retention,
+    )
+    repository.start()
+    try:
+        _supervise("bridge", _captures(settings), settings)
+    finally:
+        repository.stop()
+
+
+def _captures(settings: Config) -> list[Child]:
+    children = []
+    for source in settings.source:
+        argv = [sys.executable, "-m", "walsender_bridge.capture", "--source", source.name]
+        argv += ["--slot", source.slot_name, "--publication", source.publication_name]
+        argv += ["--log", settings.log_address]
+        argv += ["--status-file", str(settings.run_dir / f"capture-{source.name}.status.json")]
+        for table in source.tables:
+            argv += ["--table", table]
+        # The DSN may hold a password, and arguments are everybody's to read.
+        children.append(
+            Child(f"capture-{source.name}", argv, env={"TUSKLINE_SOURCE_DSN": source.dsn})
+        )
+    return children
+
+
+def _supervise(name: str, children: list[Child], settings: Config) -> None:
+    async def serve() -> None:
+        stop = asyncio.Event()
+        stop_on_signals(stop)
+        await Supervisor(name, children, run_dir=settings.run_dir).run(stop)
+
+    asyncio.run(serve())
+
+
+@lake_app.command("run")
+def lake_run(config: ConfigPath = DEFAULT_CONFIG) -> None:
+    """Run the Spark job that keeps the lake: copies tables once, then publishes epochs."""
+    exit_with_parent()
+    settings = load_config(config)
+    lake = _lake_section(settings)
+    from spark_consumers.lakehouse.pipeline import Lakehouse, Source
+    from spark_consumers.session import session
+
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    signal.signal(signal.SIGINT, lambda *_: stop.set())
+    spark = session("tuskline-lake", master=lake.spark_master, lake=lake.uri)
+    try:
+        Lakehouse(
+            spark,
+            lake.uri,
+            settings.log_address,
+            [Source(s.name, s.dsn, s.publication_name) for s in settings.source],
+            epoch_interval=lake.epoch_interval,
+            retention_seconds=lake.retention,
+            format=lake.format,
+        ).run(stop)
+    finally:
+        spark.stop()
+
+
+def _lake_section(settings: Config) -> LakeSection:
+    if settings.lake is None:
+        raise LakeError("no [lake] is configured", repair="add [lake] with a uri to the file")
+    return settings.lake
+
+
+@app.command()
+def flush(
+    config: ConfigPath = DEFAULT_CONFIG,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait.")] = 60.0,
+    as_json: AsJson = False,
+) -> None:
+    """Wait until everything committed before this call is readable in the lake."""
+    settings = load_config(config)
+    lake = _lake_section(settings)
+    from spark_consumers.flush import flush as flush_sources
+
+    began = time.monotonic()
+    epoch = flush_sources(
+        lake.uri,
+        settings.log_address,
+        {source.name: source.dsn for source in settings.source},
+        timeout=timeout,
+    )
+    Output(as_json=as_json).record({"epoch": epoch, "seconds": round(time.monotonic() - began, 3)})
+
+
+@epochs_app.command("list")
+def epochs_list(
+    config: ConfigPath = DEFAULT_CONFIG,
+    limit: Annotated[int, typer.Option(help="The newest so many.", min=1)] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """The newest published epochs."""
+    lake = _lake_section(load_config(config))
+    from spark_consumers.lakehouse.manifest import open_chain
+
+    chain = open_chain(lake.uri)
+    rows = [
+        {
+            "epoch": manifest.epoch,
+            "link": manifest.link,
+            "term": manifest.term,
+            "published_at": manifest.published_at,
+            "tables": len(manifest.tables),
+        }
+        for manifest in chain.newest(limit)
+    ]
+    Output(as_json=as_json).rows("epochs", rows)
+
+
+@epochs_app.command("show")
+def epochs_show(epoch: int, config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
+    """One epoch: each stream's position and each table's snapshot."""
+    lake = _lake_section(load_config(config))
+    from spark_consumers.lakehouse.manifest import open_chain
+
+    manifest = open_chain(lake.uri).at_epoch(epoch)
+    Output(as_json=as_json).record(manifest.to_json())
+
+
+@log_app.command("status")
+def log_status(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
+    """The log's version, and each stream's committed end."""
+    settings = load_config(config)
+    from walsender_bridge.change_log.client import LogClient
+
+    with LogClient(settings.log_address) as log:
+        status = log.status()
+    rows = []
+    for cut in status.streams.values():
+        row = dataclasses.asdict(cut)
+        row["last_end_lsn"] = format_lsn(cut.last_end_lsn)
+        rows.append({"version": status.version, **row})
+    Output(as_json=as_json).rows("streams", rows)
+
+
+@app.command()
+def demo(
+    seconds: Annotated[float, typer.Option(help="Seconds of load.", min=5)] = 60.0,
+    kill: Annotated[
+        bool, typer.Option("--kill", help="SIGKILL each kind of process on the way.")
+    ] = False,
+    seed: Annotated[int | None, typer.Option(help="Seed of the load and of the kills.")] = None,
+    rate: Annotated[float, typer.Option(help="Transactions a second and database.", min=1)] = 120.0,
+    directory: Annotated[
+        Path | None, typer.Option("--dir", help="A new or empty folder for everything it makes.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Everything on this machine: a real PostgreSQL, a bank, real clients, and the lake."""
+    from walsender_bridge.demo.run import DemoOptions, run_demo
+
+    options = DemoOptions(seconds=seconds, kill=kill, seed=seed, rate=rate, directory=directory)
+    output = Output(as_json=as_json)
+    result = run_demo(options, output)
+    output.record(result)
+    if result["invariant_violations"] or result["tables_equal"] != result["tables_compared"]:
+        raise typer.Exit(Cause.DIFFERENT)
+    if not result["planted_error_found"]:
+        raise typer.Exit(Cause.DIFFERENT)
+
+
+def main() -> None:
+    """The entry point: runs the command and turns an error into its exit code."""
+    as_json = "--json" in sys.argv
+    try:
+        app()
+    except TusklineError as error:
+        Output(as_json=as_json).error(error)
+        _leave(int(error.cause))
+    except KeyboardInterrupt:
+        Output(as_json=as_json).error(UsageError("interrupted"))
+        _leave(130)
+
+
+def _leave(code: int) -> None:
+    # Threads of gRPC or of the JVM's gateway must not hold up a process that has failed.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

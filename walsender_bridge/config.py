@@ -1,0 +1,203 @@
+"""The configuration: a TOML file < `TUSKLINE_*` in the environment < flags.
+
+Sections and keys are strict: an unknown one is an error that names the nearest. Sections that belong to
+parts which are not in this version are known by name and refused by name, so that a file written for a
+newer version is never half understood. Relative paths are relative to the file's folder.
+"""
+
+import difflib
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from walsender_bridge.errors import ConfigError, NotSupportedError
+
+#: Sections of parts that this version does not have.
+RESERVED = ("candidate", "safekeepers", "gate", "tls", "metrics")
+
+#: A stream's name is a folder name, a Flight path and an Iceberg namespace, so it is kept plain.
+StreamName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,39}$")]
+SlotName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9_]{1,63}$")]
+HostPort = Annotated[str, StringConstraints(pattern=r"^[^\s/]+:\d{1,5}$")]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class LogSection(_Section):
+    """`[log]`: the metadata repository and what holds for the whole change log."""
+
+    data_dir: Path
+    #: Where the repository listens, `host:port`.
+    listen: HostPort = "127.0.0.1:7400"
+    #: Seconds that committed entries are kept for consumers which hold no lease.
+    retention: float = Field(default=86_400.0, gt=0)
+
+
+class SourceSection(_Section):
+    """`[[source]]`: one database that is captured into one log stream."""
+
+    name: StreamName
+    #: libpq's own ways: a URI, `key=value` pairs, `service=`; a password is better in `.pgpass`.
+    dsn: str
+    #: `schema.table` names; empty means every ordinary table of the database.
+    tables: tuple[str, ...] = ()
+    slot: SlotName | None = None
+    publication: str | None = None
+
+    @property
+    def slot_name(self) -> str:
+        """The logical slot, `tuskline_<name>` unless configured."""
+        return self.slot or f"tuskline_{self.name}"
+
+    @property
+    def publication_name(self) -> str:
+        """The publication, `tuskline_<name>` unless configured."""
+        return self.publication or f"tuskline_{self.name}"
+
+
+class KeeperSection(_Section):
+    """`[[keeper]]`: a service that keeps replicas of the log streams."""
+
+    listen: HostPort
+    data_dir: Path
+
+
+class LakeSection(_Section):
+    """`[lake]`: where the tables are published, and how often."""
+
+    uri: str
+    format: Literal["iceberg"] = "iceberg"
+    #: Seconds between epochs when there is data.
+    epoch_interval: float = Field(default=60.0, gt=0)
+    #: Seconds that an epoch stays readable after a newer one was published.
+    retention: float = Field(default=86_400.0, gt=0)
+    #: Spark's master for `tuskline lake run`; a cluster's own settings win under spark-submit.
+    spark_master: str = "local[2]"
+
+
+class Config(BaseSettings):
+    """The whole configuration. Load it with `load_config`."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="TUSKLINE_", env_nested_delimiter="__", extra="forbid", frozen=True
+    )
+
+    log: LogSection
+    source: tuple[SourceSection, ...] = Field(min_length=1)
+    keeper: tuple[KeeperSection, ...] = Field(min_length=1)
+    lake: LakeSection | None = None
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """The environment before the file (which arrives as init values)."""
+        del settings_cls, dotenv_settings, file_secret_settings
+        return env_settings, init_settings
+
+    @property
+    def log_address(self) -> str:
+        """The repository's Flight address."""
+        return f"grpc://{self.log.listen}"
+
+    @property
+    def run_dir(self) -> Path:
+        """Where the supervisors say what they run (see `supervisor`)."""
+        return self.log.data_dir / "run"
+
+
+def _nearest(word: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(word, known, n=1)
+    return f"did you mean {close[0]!r}?" if close else ""
+
+
+def _fields_at(location: tuple[int | str, ...]) -> list[str]:
+    model: Any = Config
+    for part in location[:-1]:
+        if isinstance(part, int):
+            continue
+        model = {
+            "log": LogSection,
+            "source": SourceSection,
+            "keeper": KeeperSection,
+            "lake": LakeSection,
+        }.get(part, Config)
+    return [*model.model_fields]
+
+
+def _explain(error: ValidationError, where: str) -> ConfigError:
+    found = error.errors(include_url=False, include_input=False)
+    # A misspelt key is also a missing one; the misspelling is the better news.
+    first = next((e for e in found if e["type"] == "extra_forbidden"), found[0])
+    key = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        repair = _nearest(str(first["loc"][-1]), _fields_at(first["loc"]))
+        return ConfigError(f"unknown key {key!r}", where=where, repair=repair or "remove it")
+    if first["type"] == "missing":
+        return ConfigError(f"{key!r} is missing", where=where, repair=f"add {key}")
+    return ConfigError(f"{key}: {first['msg']}", where=where, repair=f"correct {key}")
+
+
+def _resolve(base: Path, values: dict[str, Any]) -> None:
+    for section in (values.get("log"), *_tables(values.get("keeper"))):
+        if isinstance(section, dict) and isinstance(section.get("data_dir"), str):
+            section["data_dir"] = str(base / section["data_dir"])
+    lake = values.get("lake")
+    if isinstance(lake, dict) and isinstance(lake.get("uri"), str) and "://" not in lake["uri"]:
+        lake["uri"] = str(base / lake["uri"])
+
+
+def _tables(value: object) -> list[object]:
+    return value if isinstance(value, list) else []
+
+
+def load_config(path: Path) -> Config:
+    """The configuration in a TOML file, completed from the environment.
+
+    Raises `ConfigError` (unreadable, not TOML, an unknown or missing key, a wrong value) and
+    `NotSupportedError` (a section of a part that this version does not have).
+    """
+    where = str(path)
+    try:
+        values = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(
+            f"cannot be read: {error.strerror}", where=where, repair="name it with --config"
+        ) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"not TOML: {error}", where=where, repair="correct that line") from None
+    for name in RESERVED:
+        if name in values:
+            raise NotSupportedError(
+                f"section [{name}] belongs to a part that this version does not have",
+                where=where,
+                repair=f"remove [{name}], or install a version that has it",
+            )
+    _resolve(path.resolve().parent, values)
+    try:
+        config = Config(**values)
+    except ValidationError as error:
+        raise _explain(error, where) from None
+    names = [source.name for source in config.source]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(
+                f"two sources are called {name!r}", where=where, repair="give each its own name"
+            )
+    if len(config.keeper) > 1:
+        raise NotSupportedError(
+            "several keepers need replicated streams, which this version does not have",
+            where=where,
+            repair="configure one [[keeper]]",
+        )
+    return config

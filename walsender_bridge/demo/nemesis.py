@@ -1,0 +1,78 @@
+"""Kills processes with SIGKILL, in an order that its seed decides.
+
+Each kind of process dies at least `ROUNDS` times. A kind with several processes (the keeper and its
+server, the Spark driver's Python and its JVM, one capture for each source) has one of them chosen each
+time, in turn, so that each is met.
+"""
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROUNDS = 3
+
+
+@dataclass(slots=True)
+class Victim:
+    """A kind of process. `pids` finds those that live now; `strike` kills one of them."""
+
+    kind: str
+    pids: Callable[[], Sequence[int]]
+    #: What kills it and brings it back, where a SIGKILL alone does not (PostgreSQL has no supervisor).
+    strike: Callable[[], None] | None = None
+    killed: int = field(default=0)
+
+
+class Nemesis:
+    """Kills each victim `ROUNDS` times, spread evenly over `seconds`."""
+
+    def __init__(self, victims: Sequence[Victim], *, seconds: float, seed: int) -> None:
+        self.victims = victims
+        self._dice = random.Random(seed)
+        self._pause = seconds / (ROUNDS * len(victims) + 1)
+
+    @property
+    def kills(self) -> dict[str, int]:
+        """How often each kind was killed."""
+        return {victim.kind: victim.killed for victim in self.victims}
+
+    async def run(self) -> None:
+        """Do all kills. A victim that is down at its moment is waited for, so that no kill is missed."""
+        order = [victim for victim in self.victims for _ in range(ROUNDS)]
+        self._dice.shuffle(order)
+        for victim in order:
+            await asyncio.sleep(self._pause * self._dice.uniform(0.6, 1.0))
+            await self._kill(victim)
+
+    async def _kill(self, victim: Victim) -> None:
+        if victim.strike is not None:
+            await asyncio.to_thread(victim.strike)
+            victim.killed += 1
+            return
+        while True:
+            alive = victim.pids()
+            if alive:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(alive[victim.killed % len(alive)], signal.SIGKILL)
+                    victim.killed += 1
+                    return
+            await asyncio.sleep(0.1)
+
+
+def children_of(pid: int) -> list[int]:
+    """The living direct children of a process, by `/proc`; none when it is gone."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        with contextlib.suppress(OSError):
+            # The name in parentheses may hold spaces; the parent's pid is the second field after it.
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            if int(fields[1]) == pid and fields[0] != "Z":
+                found.append(int(entry.name))
+    return sorted(found)

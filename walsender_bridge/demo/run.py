@@ -1,0 +1,369 @@
+"""`tuskline demo` from start to end: servers, load, kills, FLUSH, proof, figures.
+
+The parts run exactly as a user runs them, `tuskline keeper run`, `bridge run`, `lake run` with a
+configuration file that is left in the demo's folder, under the same supervisor.
+"""
+
+import asyncio
+import contextlib
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psycopg
+
+from spark_consumers.flush import flush
+from spark_consumers.lakehouse.manifest import open_chain
+from walsender_bridge.change_log.client import LogClient
+from walsender_bridge.demo.bank import TABLES, Clients, open_bank
+from walsender_bridge.demo.nemesis import Nemesis, Victim, children_of
+from walsender_bridge.demo.view import Progress, View
+from walsender_bridge.errors import DeadlineError, LakeError, TusklineError
+from walsender_bridge.local_server import LocalServer, by_major, free_port
+from walsender_bridge.output import Output
+from walsender_bridge.sql import load
+from walsender_bridge.supervisor import Child, Supervisor, read_states, stop_on_signals
+
+STREAMS = ("north", "south")
+EPOCH_INTERVAL = 2.0
+#: Seconds that the first epoch (Spark's start and the initial copy) and the last FLUSH may take.
+FIRST_EPOCH_TIMEOUT = 240.0
+FLUSH_TIMEOUT = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class DemoOptions:
+    """What the command line asked for. `rate` is transactions a second and database."""
+
+    seconds: float
+    kill: bool
+    seed: int | None
+    rate: float
+    directory: Path | None
+
+
+def run_demo(options: DemoOptions, output: Output) -> dict[str, Any]:
+    """Run the demo and return its figures. Raises a `TusklineError` when a part cannot be run."""
+    seed = options.seed if options.seed is not None else random.SystemRandom().randrange(2**31)
+    directory = _prepare(options.directory)
+    output.note(f"seed {seed}, everything is in {directory}")
+    with _postgres(directory, output) as server:
+        sources = {}
+        for stream in STREAMS:
+            with psycopg.connect(server.dsn("postgres"), autocommit=True) as connection:
+                connection.execute(f"CREATE DATABASE {stream}")
+            sources[stream] = server.dsn(stream)
+            open_bank(sources[stream])
+        demo = _Demo(options, output, directory, server, sources, seed)
+        figures = asyncio.run(demo.run())
+        output.note("comparing every table, and the sums at every epoch")
+        figures |= _verify(demo, output)
+    _print_snippet(output, demo.lake)
+    return figures
+
+
+def _prepare(directory: Path | None) -> Path:
+    if directory is None:
+        made = Path(tempfile.mkdtemp(prefix="tuskline-demo-"))
+    else:
+        made = directory.absolute()
+        if made.exists() and any(made.iterdir()):
+            raise LakeError(
+                "is not empty", where=str(made), repair="name a new folder, or leave --dir out"
+            )
+        made.mkdir(parents=True, exist_ok=True)
+    # The server's account is another one where the demo runs as root; it must get through.
+    made.chmod(0o755)
+    return made
+
+
+@contextlib.contextmanager
+def _postgres(directory: Path, output: Output) -> Iterator[LocalServer]:
+    found = by_major()
+    server = LocalServer.create(found[max(found)], directory / "postgres", progress=output.note)
+    server.start()
+    try:
+        yield server
+    finally:
+        # The lake is what stays; the bank's own data may lie elsewhere (see `LocalServer.create`).
+        server.destroy()
+
+
+class _Demo:
+    """The running parts, and what is seen of them."""
+
+    def __init__(
+        self,
+        options: DemoOptions,
+        output: Output,
+        directory: Path,
+        server: LocalServer,
+        sources: dict[str, str],
+        seed: int,
+    ) -> None:
+        self.options = options
+        self.output = output
+        self.server = server
+        self.sources = sources
+        self.seed = seed
+        self.lake = str(directory / "lake")
+        self.directory = directory
+        self.log_address = f"grpc://127.0.0.1:{free_port()}"
+        self.progress = Progress()
+        self.clients = {
+            stream: Clients(dsn, rate=options.rate, seed=seed + number)
+            for number, (stream, dsn) in enumerate(sources.items())
+        }
+        self.config = self._write_config()
+
+    @property
+    def run_dir(self) -> Path:
+        return self.directory / "log" / "run"
+
+    def _write_config(self) -> Path:
+        lines = [
+            "[log]",
+            'data_dir = "log"',
+            f'listen = "{self.log_address.removeprefix("grpc://")}"',
+            "",
+            "[[keeper]]",
+            'data_dir = "keeper"',
+            f'listen = "127.0.0.1:{free_port()}"',
+            "",
+            "[lake]",
+            'uri = "lake"',
+            f"epoch_interval = {EPOCH_INTERVAL}",
+        ]
+        for stream, dsn in self.sources.items():
+            lines += ["", "[[source]]", f'name = "{stream}"', f'dsn = "{dsn}"']
+        path = self.directory / "tuskline.toml"
+        path.write_text("\n".join(lines) + "\n")
+        path.chmod(0o600)
+        return path
+
+    async def run(self) -> dict[str, Any]:
+        """Load, kills and FLUSH; the figures of the run."""
+        stop = asyncio.Event()
+        stop_on_signals(stop)
+        supervisor = Supervisor("demo", self._children(), run_dir=self.run_dir)
+        running = asyncio.create_task(supervisor.run(stop))
+        kills: dict[str, int] = {}
+        try:
+            with View(self.progress, self.output.progress) as view:
+                watching = asyncio.create_task(self._watch(view))
+                try:
+                    await self._first_epoch(stop)
+                    kills = await self._load(stop)
+                    self.progress.phase = "flush"
+                    began = time.monotonic()
+                    await self._flush()
+                    flush_seconds = time.monotonic() - began
+                finally:
+                    watching.cancel()
+                    await asyncio.gather(watching, return_exceptions=True)
+        finally:
+            stop.set()
+            await running
+        return {
+            "seed": self.seed,
+            "seconds": self.options.seconds,
+            "transactions": sum(c.figures.transactions for c in self.clients.values()),
+            "kills": kills,
+            "flush_seconds": round(flush_seconds, 2),
+            "restarts": {name: state.restarts for name, state in supervisor.states.items()},
+        }
+
+    def _children(self) -> list[Child]:
+        logs = self.directory / "logs"
+        return [
+            Child(
+                part,
+                [
+                    sys.executable,
+                    "-m",
+                    "walsender_bridge.cli",
+                    part,
+                    "run",
+                    "--config",
+                    str(self.config),
+                ],
+                log_file=logs / f"{part}.log",
+            )
+            for part in ("keeper", "bridge", "lake")
+        ]
+
+    async def _first_epoch(self, stop: asyncio.Event) -> None:
+        self.progress.phase = "starting Spark, copying the tables"
+        deadline = time.monotonic() + FIRST_EPOCH_TIMEOUT
+        while self.progress.tables < len(STREAMS) * len(TABLES):
+            if time.monotonic() > deadline or stop.is_set():
+                raise DeadlineError(
+                    "no epoch with all tables was published",
+                    where=self.lake,
+                    repair=f"read the logs in {self.directory / 'logs'}",
+                )
+            await asyncio.sleep(0.2)
+
+    async def _load(self, stop: asyncio.Event) -> dict[str, int]:
+        self.progress.phase = "load"
+        ended = asyncio.Event()
+        clients = [asyncio.create_task(c.run(ended)) for c in self.clients.values()]
+        nemesis = self._nemesis()
+        killing = asyncio.create_task(nemesis.run()) if nemesis else None
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), self.options.seconds)
+        if killing is not None:
+            # The load goes on until the last kill, however late a busy machine makes it.
+            await killing
+        ended.set()
+        await asyncio.gather(*clients)
+        return nemesis.kills if nemesis else {}
+
+    def _nemesis(self) -> Nemesis | None:
+        if not self.options.kill:
+            return None
+
+        def of_supervisor(name: str, prefix: str) -> Callable[[], list[int]]:
+            def pids() -> list[int]:
+                children = read_states(self.run_dir, name).get("children", {})
+                return [
+                    c["pid"]
+                    for n, c in children.items()
+                    if n.startswith(prefix) and c["pid"] is not None
+                ]
+
+            return pids
+
+        def with_children(name: str) -> Callable[[], list[int]]:
+            def pids() -> list[int]:
+                own = of_supervisor("demo", name)()
+                return own + [child for pid in own for child in children_of(pid)]
+
+            return pids
+
+        def power_cut() -> None:
+            self.server.kill()
+            self.server.start()
+
+        victims = [
+            Victim("bridge", of_supervisor("demo", "bridge")),
+            Victim("capture", of_supervisor("bridge", "capture-")),
+            Victim("keeper", with_children("keeper")),
+            Victim("driver", with_children("lake")),
+            Victim("postgres", list, power_cut),
+        ]
+        nemesis = Nemesis(victims, seconds=self.options.seconds, seed=self.seed)
+        self.progress.kills = {}
+        return nemesis
+
+    async def _flush(self) -> None:
+        deadline = time.monotonic() + FLUSH_TIMEOUT
+        while True:
+            try:
+                left = max(1.0, deadline - time.monotonic())
+                await asyncio.to_thread(
+                    flush, self.lake, self.log_address, self.sources, timeout=left
+                )
+                return
+            except TusklineError:
+                # A part that was killed last may still be coming back.
+                if time.monotonic() > deadline:
+                    raise
+                await asyncio.sleep(0.5)
+
+    async def _watch(self, view: View) -> None:
+        while True:
+            await asyncio.to_thread(self._look)
+            view.tick()
+            await asyncio.sleep(0.4)
+
+    def _look(self) -> None:
+        progress = self.progress
+        progress.transactions = sum(c.figures.transactions for c in self.clients.values())
+        # Any part may be down at this moment; then its figures stay as they were.
+        with contextlib.suppress(TusklineError, psycopg.Error):
+            with LogClient(self.log_address, timeout=2.0) as log:
+                status = log.status()
+            progress.version = status.version
+            for stream, dsn in self.sources.items():
+                with psycopg.connect(dsn, connect_timeout=2, autocommit=True) as connection:
+                    row = connection.execute(load("flush_position")).fetchone()
+                if row is not None and stream in status.streams:
+                    progress.lag[stream] = max(0, row[0] - status.streams[stream].last_end_lsn)
+        with contextlib.suppress(TusklineError):
+            manifest = open_chain(self.lake).head()
+            if manifest is not None and manifest.readable:
+                progress.epochs += manifest.epoch != progress.epoch
+                progress.epoch = manifest.epoch
+                progress.rows = manifest.rows
+                progress.tables = len(manifest.readable)
+                newest = max(position.commit_time for position in manifest.streams.values())
+                progress.freshness = max(0.0, manifest.published_at - newest / 1e6)
+
+
+def _verify(demo: _Demo, output: Output) -> dict[str, Any]:
+    from spark_consumers import read
+    from spark_consumers.session import session
+    from walsender_bridge.demo import verify
+
+    spark = session("tuskline-demo-verify", lake=demo.lake)
+    # Each new table makes Iceberg's hadoop catalog warn that it was not there before.
+    spark.sparkContext.setLogLevel("ERROR")
+    try:
+        epochs = verify.published_epochs(demo.lake)
+        snapshot = read(spark, demo.lake)
+        tables = verify.compare_all(snapshot, demo.sources)
+        for table in tables:
+            for example in table.examples:
+                output.note(f"{table.table}: {example}")
+        planted = verify.planted_error_found(
+            spark, snapshot, STREAMS[0], demo.sources[STREAMS[0]], demo.directory / "planted"
+        )
+        violations = verify.check_epochs(spark, demo.lake, epochs, STREAMS)
+        for violation in violations:
+            output.note(f"epoch {violation.epoch}, {violation.stream}: {violation.what}")
+    finally:
+        spark.stop()
+    shutil.rmtree(demo.directory / "planted", ignore_errors=True)
+    commits = {stream: client.figures.commits for stream, client in demo.clients.items()}
+    delays = verify.freshness(epochs, commits)
+    gaps = np.diff([manifest.published_at for manifest in epochs])
+    return {
+        "changes": sum(manifest.changes for manifest in epochs),
+        "epochs": len(epochs),
+        "epoch_gap_seconds": _quantiles(gaps, p50=50, max=100),
+        "invariant_violations": len(violations),
+        "epochs_checked": len(epochs),
+        "tables_compared": len(tables),
+        "tables_equal": sum(table.equal for table in tables),
+        "rows_compared": sum(table.rows for table in tables),
+        "planted_error_found": planted,
+        "freshness_seconds": _quantiles(delays, p50=50, p99=99),
+        "commits_timed": len(delays),
+        "lake": demo.lake,
+    }
+
+
+def _quantiles(values: "np.ndarray[Any, Any]", **percentiles: int) -> dict[str, float | None]:
+    return {
+        name: round(float(np.percentile(values, percentile)), 2) if len(values) else None
+        for name, percentile in percentiles.items()
+    }
+
+
+def _print_snippet(output: Output, lake: str) -> None:
+    output.note(
+        "\nRead it yourself:\n\n"
+        "    from spark_consumers import read\n"
+        "    from spark_consumers.session import session\n"
+        f'    spark = session("me", lake={lake!r})\n'
+        f'    bank = read(spark, {lake!r})["north.bank.accounts"]\n'
+        '    bank.selectExpr("count(*)", "sum(balance)").show()\n'
+    )

@@ -1,0 +1,56 @@
+"""What a command prints: text for people or JSON for programs, behind one class.
+
+Results go to stdout, everything else (progress, errors) to stderr. With `--json` the result is one object
+on stdout's last line, and an error is one object on stderr.
+"""
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from walsender_bridge.errors import TusklineError
+
+
+class Output:
+    """Prints results as text or as JSON."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self.as_json = as_json
+        self.console = Console(soft_wrap=True)
+        self.progress = Console(stderr=True, soft_wrap=True)
+
+    def record(self, record: Mapping[str, Any]) -> None:
+        """One result: `name: value` lines, or one JSON object."""
+        if self.as_json:
+            print(json.dumps(record), flush=True)
+            return
+        for name, value in record.items():
+            self.console.print(f"{name.replace('_', ' ')}: {value}", markup=False, highlight=False)
+
+    def rows(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """A list of equal records: a table, or one JSON object `{name: [...]}`."""
+        if self.as_json:
+            print(json.dumps({name: list(rows)}), flush=True)
+            return
+        if not rows:
+            self.console.print(f"no {name}")
+            return
+        table = Table(*[str(column).replace("_", " ") for column in rows[0]])
+        for row in rows:
+            table.add_row(*[str(value) for value in row.values()])
+        self.console.print(table)
+
+    def note(self, text: str) -> None:
+        """A line of progress, on stderr."""
+        self.progress.print(text, markup=False, highlight=False)
+
+    def error(self, error: TusklineError) -> None:
+        """An error, on stderr: its sentence and its repair, or one JSON object."""
+        if self.as_json:
+            print(json.dumps({"error": error.to_wire()}), file=sys.stderr, flush=True)
+        else:
+            self.progress.print(f"error: {error}", markup=False, highlight=False)

@@ -1,0 +1,196 @@
+"""Runs child processes, restarts those that end, and says what it runs.
+
+Invariant: a child never outlives its supervisor. Each child inherits the read end of a pipe whose write
+end only the supervisor holds; when the supervisor is gone, whatever killed it, the pipe closes and
+`exit_with_parent` ends the child. So a restarted supervisor never meets a second copy of its children.
+
+A child that ends is started again after a pause that grows from 0.2 s to 15 s and is forgotten after a
+minute of good life. What runs is written to `<run_dir>/<name>.json` at each change (name, pid, state,
+restarts, last exit code of each child), by rename, so a reader sees a whole file.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+PARENT_FD = "TUSKLINE_PARENT_FD"
+FIRST_PAUSE = 0.2
+LONGEST_PAUSE = 15.0
+GOOD_LIFE = 60.0
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """A process to keep running. `env` is added to the supervisor's own environment."""
+
+    name: str
+    argv: Sequence[str]
+    env: Mapping[str, str] = field(default_factory=dict)
+    #: File that takes stdout and stderr (appended); None: they go where the supervisor's go.
+    log_file: Path | None = None
+
+
+@dataclass(slots=True)
+class ChildState:
+    """What a supervisor knows of one child."""
+
+    pid: int | None = None
+    state: str = "starting"
+    restarts: int = 0
+    exit_code: int | None = None
+    started_at: float = 0.0
+
+
+class Supervisor:
+    """Keeps children running until `stop` is set; then ends them, politely first.
+
+    `grace` is the seconds a child has between SIGTERM and SIGKILL.
+    """
+
+    def __init__(
+        self, name: str, children: Sequence[Child], *, run_dir: Path, grace: float = 20.0
+    ) -> None:
+        self.name = name
+        self.states = {child.name: ChildState() for child in children}
+        self._children = children
+        self._run_dir = run_dir
+        self._grace = grace
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Run all children until `stop` is set."""
+        self._run_dir.mkdir(parents=True, exist_ok=True)
+        read_end, write_end = os.pipe()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for child in self._children:
+                    tasks.create_task(self._keep(child, read_end, stop))
+        finally:
+            os.close(read_end)
+            os.close(write_end)
+            self._write()
+
+    async def _keep(self, child: Child, read_end: int, stop: asyncio.Event) -> None:
+        state = self.states[child.name]
+        pause = FIRST_PAUSE
+        while not stop.is_set():
+            process = await self._start(child, read_end)
+            state.pid, state.state, state.started_at = process.pid, "running", time.time()
+            self._write()
+            born = time.monotonic()
+            await self._wait(process, stop)
+            state.pid, state.exit_code = None, process.returncode
+            state.state = "stopped" if stop.is_set() else "restarting"
+            self._write()
+            if stop.is_set():
+                return
+            if time.monotonic() - born > GOOD_LIFE:
+                pause = FIRST_PAUSE
+            state.restarts += 1
+            _log.warning("child ended", child=child.name, exit_code=process.returncode, again=pause)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), pause)
+            pause = min(pause * 2, LONGEST_PAUSE)
+
+    async def _start(self, child: Child, read_end: int) -> asyncio.subprocess.Process:
+        environment = {**os.environ, **child.env, PARENT_FD: str(read_end)}
+        if child.log_file is None:
+            return await asyncio.create_subprocess_exec(
+                *child.argv,
+                env=environment,
+                pass_fds=(read_end,),
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        child.log_file.parent.mkdir(parents=True, exist_ok=True)
+        with child.log_file.open("ab") as log:
+            return await asyncio.create_subprocess_exec(
+                *child.argv,
+                env=environment,
+                pass_fds=(read_end,),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    async def _wait(self, process: asyncio.subprocess.Process, stop: asyncio.Event) -> None:
+        ended = asyncio.create_task(process.wait())
+        stopped = asyncio.create_task(stop.wait())
+        await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if not ended.done():
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+            done, _ = await asyncio.wait({ended}, timeout=self._grace)
+            if not done:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+        await ended
+
+    def _write(self) -> None:
+        record = {
+            "pid": os.getpid(),
+            "children": {
+                name: {
+                    "pid": s.pid,
+                    "state": s.state,
+                    "restarts": s.restarts,
+                    "exit_code": s.exit_code,
+                    "started_at": s.started_at,
+                }
+                for name, s in self.states.items()
+            },
+        }
+        path = self._run_dir / f"{self.name}.json"
+        draft = path.with_suffix(f".{os.getpid()}.tmp")
+        draft.write_text(json.dumps(record))
+        draft.rename(path)
+
+
+def read_states(run_dir: Path, name: str) -> dict[str, Any]:
+    """What the supervisor `name` last wrote, or `{}` when it never ran there."""
+    try:
+        record: dict[str, Any] = json.loads((run_dir / f"{name}.json").read_text())
+    except FileNotFoundError:
+        return {}
+    return record
+
+
+def stop_on_signals(stop: asyncio.Event) -> None:
+    """SIGTERM and SIGINT set `stop`, in the running loop."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+
+
+def exit_with_parent() -> None:
+    """In a supervised process: end at once when the supervisor is gone. Elsewhere: nothing.
+
+    A thread, because a process may be blocked in the JVM, in gRPC or in libpq at that moment.
+    """
+    text = os.environ.pop(PARENT_FD, "")
+    if not text:
+        return
+    descriptor = int(text)
+    # The process's own children must not hold the pipe's read end; it is theirs to make another.
+    os.set_inheritable(descriptor, False)
+
+    def watch() -> None:
+        with contextlib.suppress(OSError):
+            os.read(descriptor, 1)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="exit-with-parent", daemon=True).start()

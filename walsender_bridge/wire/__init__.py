@@ -1,0 +1,1 @@
+"""PostgreSQL's replication protocol without I/O: bytes in, values out."""

@@ -1,0 +1,378 @@
+"""A connection to a walsender, over libpq: commands, the replication stream, exported snapshots.
+
+The one place that does I/O in `wire`. Values that a server turns into text are the same on every
+connection made here, whatever the server, the database or the role is set to: `PINNED_OPTIONS`.
+
+Invariant: nothing blocks without a limit. A stream is non-blocking in both directions: `receive` takes
+everything that libpq holds (a socket may never turn readable again for bytes that libpq has already
+read), `send` queues, `flush` pushes what the socket takes. Errors say which server, never a password.
+"""
+
+import secrets
+import select
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+import psycopg
+from psycopg import pq
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from walsender_bridge.errors import (
+    AuthenticationError,
+    ConfigError,
+    ConnectionFailedError,
+    DeadlineError,
+    PrivilegeError,
+    PublicationError,
+    ServerSettingError,
+    SlotError,
+    SlotInUseError,
+    TusklineError,
+)
+from walsender_bridge.wire import replication
+from walsender_bridge.wire.lsn import parse_lsn
+from walsender_bridge.wire.replication import History, Row, SystemIdentity
+
+#: What every connection sets, so that a value has one text. 3 is exact on 11, and means shortest
+#: exact on 12 and later.
+PINNED_OPTIONS = (
+    "-c TimeZone=UTC -c DateStyle=ISO,YMD -c IntervalStyle=postgres "
+    "-c extra_float_digits=3 -c bytea_output=hex"
+)
+#: Seconds for a TCP connection and the server's greeting, unless the DSN says otherwise.
+CONNECT_TIMEOUT = 10
+#: Milliseconds without a TCP acknowledgement after which a connection counts as broken.
+TCP_USER_TIMEOUT_MS = 30_000
+#: Bytes after which `receive` returns what it has, though there may be more.
+RECEIVE_BYTES = 1 << 20
+
+_COPY_BOTH = pq.ExecStatus.COPY_BOTH
+_GOOD = (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK, pq.ExecStatus.EMPTY_QUERY)
+
+
+def pinned_conninfo(dsn: str, **settings: str) -> str:
+    """`dsn` with the pinned settings, and `settings` over it. Raises `ConfigError`."""
+    try:
+        own = conninfo_to_dict(dsn)
+        options = " ".join(filter(None, (str(own.get("options") or ""), PINNED_OPTIONS)))
+        defaults = {
+            "connect_timeout": str(CONNECT_TIMEOUT),
+            "tcp_user_timeout": str(TCP_USER_TIMEOUT_MS),
+        }
+        fixed = {"options": options, "client_encoding": "UTF8", **settings}
+        return make_conninfo("", **{**defaults, **own, **fixed})
+    except psycopg.Error:
+        # libpq's own text quotes the part it did not understand: that may be a password.
+        raise ConfigError(
+            "the DSN is not one that libpq reads",
+            repair="write a URI (postgresql://user@host/db) or key=value pairs",
+        ) from None
+
+
+def describe(dsn: str) -> str:
+    """`host:port/database` of a DSN, for messages."""
+    try:
+        own = conninfo_to_dict(dsn)
+    except psycopg.Error:
+        return "PostgreSQL"
+    host = own.get("host") or own.get("hostaddr") or own.get("service") or "localhost"
+    return f"{host}:{own.get('port') or 5432}/{own.get('dbname') or own.get('user') or ''}"
+
+
+class ReplicationConnection:
+    """A connection that speaks to a walsender of one database. Make it with `connect`."""
+
+    def __init__(self, pgconn: pq.abc.PGconn, where: str) -> None:
+        self._pgconn = pgconn
+        self.where = where
+
+    @classmethod
+    def connect(cls, dsn: str, *, application_name: str = "tuskline") -> "ReplicationConnection":
+        """Connect with `replication=database`, within the DSN's `connect_timeout` (10 s).
+
+        Raises `ConfigError`, `AuthenticationError` (user, password, pg_hba.conf), `PrivilegeError`
+        (no REPLICATION), `ConnectionFailedError` (not there, starting, no such database).
+        """
+        conninfo = pinned_conninfo(dsn, replication="database", application_name=application_name)
+        where = describe(dsn)
+        pgconn = pq.PGconn.connect(conninfo.encode())
+        if pgconn.status != pq.ConnStatus.OK:
+            text = pgconn.get_error_message()
+            pgconn.finish()
+            raise connection_error(text, where)
+        pgconn.notice_handler = None
+        pgconn.nonblocking = 1
+        return cls(pgconn, where)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection; a temporary slot and an exported snapshot end with it."""
+        self._pgconn.finish()
+
+    def fileno(self) -> int:
+        """The socket, for a poll loop."""
+        return self._pgconn.socket
+
+    @property
+    def server_version(self) -> int:
+        """The server's version number, 160014 for 16.14."""
+        return self._pgconn.server_version
+
+    # -- commands -----------------------------------------------------------------------------------
+
+    def command(self, sql: str, *, timeout: float | None = None) -> list[Row]:
+        """Run one replication command or simple query and return its (last) result's rows.
+
+        `timeout` is in seconds; None waits for as long as the connection lives. Raises the error that
+        the server's answer means (`server_error`), `ConnectionFailedError`, `DeadlineError`.
+        """
+        result = self._ask(sql, timeout)
+        return [
+            tuple(_text(result.get_value(row, column)) for column in range(result.nfields))
+            for row in range(result.ntuples)
+        ]
+
+    def identify(self) -> SystemIdentity:
+        """The server's system identifier, timeline and durable end of WAL."""
+        return replication.parse_identity(self.command(replication.IDENTIFY_SYSTEM))
+
+    def history(self, timeline: int) -> History:
+        """The history that leads to `timeline` (which `identify` told)."""
+        if timeline == 1:
+            return History(1)
+        rows = self.command(replication.timeline_history(timeline))
+        return replication.parse_history(timeline, rows[0][1] or "")
+
+    def create_slot(self, slot: str, *, timeout: float | None = None) -> int:
+        """Create a permanent logical slot; returns its consistent point, an LSN.
+
+        The server waits until the transactions that run now have ended.
+        """
+        rows = self.command(replication.create_logical_slot(slot), timeout=timeout)
+        return parse_lsn(rows[0][1] or "")
+
+    def create_temporary_slot_with_snapshot(
+        self, *, timeout: float | None = None
+    ) -> tuple[int, str]:
+        """Export a snapshot: (consistent point, name for `SET TRANSACTION SNAPSHOT`).
+
+        The snapshot holds exactly the transactions whose commit record starts below the consistent
+        point. It lives until the next command on this connection, its temporary slot (which holds back
+        WAL) until `close`.
+        """
+        slot = f"tuskline_snapshot_{secrets.token_hex(8)}"
+        text = replication.create_logical_slot(slot, temporary=True, export_snapshot=True)
+        rows = self.command(text, timeout=timeout)
+        return parse_lsn(rows[0][1] or ""), rows[0][2] or ""
+
+    # -- the stream ---------------------------------------------------------------------------------
+
+    def start_logical(
+        self, slot: str, publications: Sequence[str], *, start_lsn: int = 0, timeout: float = 60.0
+    ) -> None:
+        """Start streaming; from here on only `receive`, `send` and `flush` make sense."""
+        self._ask(
+            replication.start_logical(slot, publications, start_lsn=start_lsn),
+            timeout,
+            streaming=True,
+        )
+
+    def receive(self) -> list[bytes]:
+        """What has arrived: CopyData payloads, in order; about `RECEIVE_BYTES` at most. Never blocks.
+
+        Raises the server's error when it ended the stream, `ConnectionFailedError` when it is gone;
+        what arrived before that is returned first.
+        """
+        payloads: list[bytes] = []
+        take, append = self._pgconn.get_copy_data, payloads.append
+        held = 0
+        try:
+            while held < RECEIVE_BYTES:
+                before = held
+                self._pgconn.consume_input()
+                size, data = take(1)
+                while size > 0:
+                    append(bytes(data))
+                    held += size
+                    size, data = take(1)
+                if size < 0 or held == before:
+                    break
+        except psycopg.OperationalError as error:
+            # libpq keeps the error: the next call raises it again, after these have been used.
+            if payloads:
+                return payloads
+            raise self._broken(str(error)) from None
+        if size < 0 and not payloads:
+            raise self._ended()
+        return payloads
+
+    def send(self, payload: bytes) -> None:
+        """Queue one CopyData payload; `flush` sends it."""
+        try:
+            self._pgconn.put_copy_data(payload)
+        except psycopg.OperationalError as error:
+            raise self._broken(str(error)) from None
+
+    def flush(self) -> bool:
+        """Send what is queued; True when all of it is out, False when the socket is full."""
+        try:
+            return self._pgconn.flush() == 0
+        except psycopg.OperationalError as error:
+            raise self._broken(str(error)) from None
+
+    # -- inside -------------------------------------------------------------------------------------
+
+    def _ask(self, sql: str, timeout: float | None, *, streaming: bool = False) -> pq.abc.PGresult:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        pgconn = self._pgconn
+        last: pq.abc.PGresult | None = None
+        refused: TusklineError | None = None
+        try:
+            pgconn.send_query(sql.encode())
+            while pgconn.flush():
+                self._wait(select.POLLIN | select.POLLOUT, deadline)
+                pgconn.consume_input()
+            while True:
+                while pgconn.is_busy():
+                    self._wait(select.POLLIN, deadline)
+                    pgconn.consume_input()
+                result = pgconn.get_result()
+                if result is None:
+                    break
+                if result.status not in (*_GOOD, _COPY_BOTH):
+                    # The rest of the answer is read too: the connection stays usable.
+                    refused = refused or self._refused(result)
+                last = result
+                if result.status == _COPY_BOTH:
+                    break
+        except psycopg.OperationalError as error:
+            raise refused or self._broken(str(error)) from None
+        if refused is not None:
+            raise refused
+        if last is None or (last.status == _COPY_BOTH) != streaming:
+            raise self._broken("the server's answer does not fit the command")
+        return last
+
+    def _wait(self, events: int, deadline: float | None) -> None:
+        poll = select.poll()
+        poll.register(self._pgconn.socket, events)
+        left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+        if not poll.poll(None if left is None else left * 1000):
+            raise DeadlineError(
+                "the server did not answer in time",
+                where=self.where,
+                repair="a slot waits for the transactions that were running: end the oldest",
+            )
+
+    def _refused(self, result: pq.abc.PGresult) -> TusklineError:
+        code = _text(result.error_field(pq.DiagnosticField.SQLSTATE)) or ""
+        text = _text(result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY)) or ""
+        return server_error(code, text or result.get_error_message(), self.where)
+
+    def _ended(self) -> TusklineError:
+        result = self._pgconn.get_result()
+        if result is not None and result.status == pq.ExecStatus.FATAL_ERROR:
+            return self._refused(result)
+        return self._broken("the server ended the stream")
+
+    def _broken(self, text: str) -> ConnectionFailedError:
+        return ConnectionFailedError(
+            f"the connection broke: {_one_line(text)}",
+            where=self.where,
+            repair="see that the server runs; the stream goes on when it is back",
+        )
+
+
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else value.decode("utf-8", "replace")
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())[:400]
+
+
+# -- what a server's refusal means ----------------------------------------------------------------------
+
+#: Parts of the text of a refused connection. libpq keeps no SQLSTATE for these; a server that answers
+#: in another language ends as `ConnectionFailedError`, with its text.
+_CONNECTION_TEXTS: tuple[tuple[tuple[str, ...], type[TusklineError], str], ...] = (
+    (
+        ("password", "SASL", "pg_hba.conf", 'role "', "authentication"),
+        AuthenticationError,
+        "correct the user and password (.pgpass, PGPASSWORD, service file), or allow it in pg_hba.conf",
+    ),
+    (
+        ("must be superuser or replication role", "permission denied to start WAL sender"),
+        PrivilegeError,
+        "ALTER ROLE ... REPLICATION",
+    ),
+    (
+        ("max_wal_senders", "number of requested standby connections"),
+        ServerSettingError,
+        "raise max_wal_senders and restart the server",
+    ),
+    (("permission denied for database",), PrivilegeError, "GRANT CONNECT ON DATABASE ... TO ..."),
+)
+
+
+def connection_error(text: str, where: str) -> TusklineError:
+    """The error that libpq's text about a failed connection means."""
+    line = _one_line(text)
+    if "does not exist" in line and 'database "' in line:
+        return ConfigError(
+            f"no such database: {line}", where=where, repair="correct dbname in the DSN"
+        )
+    # The more special text first: a missing REPLICATION also speaks of a "role".
+    for parts, kind, repair in sorted(
+        _CONNECTION_TEXTS, key=lambda row: row[1] is AuthenticationError
+    ):
+        if any(part in line for part in parts):
+            return kind(line, where=where, repair=repair)
+    return ConnectionFailedError(
+        line, where=where, repair="see that the server runs and that host and port are right"
+    )
+
+
+def server_error(sqlstate: str, text: str, where: str) -> TusklineError:
+    """The error that a server's refusal of a command means (PostgreSQL documentation, appendix A)."""
+    line = _one_line(text)
+    match sqlstate:
+        case "42501":
+            return PrivilegeError(line, where=where, repair="grant the role what it lacks")
+        case "55006":
+            return SlotInUseError(
+                line, where=where, repair="stop the other consumer; each stream needs its own slot"
+            )
+        case "42704" if "publication" in line:
+            return PublicationError(line, where=where, repair="create it before the slot")
+        case "42704":
+            return SlotError(line, where=where, repair="see pg_replication_slots")
+        case "42710":
+            return SlotError(line, where=where, repair="choose another slot name")
+        case "55000" if "wal_level" in line:
+            return ServerSettingError(
+                line, where=where, repair="set wal_level = logical and restart the server"
+            )
+        case "53400":
+            return ServerSettingError(
+                line, where=where, repair="raise max_replication_slots and restart the server"
+            )
+        case "55000" | "58P01":
+            return SlotError(
+                line,
+                where=where,
+                repair="the slot has lost WAL: see wal_status in pg_replication_slots",
+            )
+    return ConnectionFailedError(f"{line} (SQLSTATE {sqlstate})", where=where)
