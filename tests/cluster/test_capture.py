@@ -25,7 +25,7 @@ from tests.support.capture_stack import (
     slot_lsn,
     wal_end,
 )
-from tests.support.servers import MakeServer, majors
+from tests.support.servers import MAJORS_IN_TURN, MakeServer, majors
 from tests.support.waiting import wait_for
 from walsender_bridge.local_server import LocalServer
 
@@ -186,7 +186,7 @@ def test_33_what_the_repository_has_not_committed_is_not_confirmed(
     check_equal(log, server.dsn())
 
 
-@each_major
+@pytest.mark.parametrize("server", MAJORS_IN_TURN, indirect=True, ids="pg{}".format)
 def test_keepalives_are_answered_while_the_keeper_hangs(
     log: ChangeLog, server: LocalServer, capture: CaptureProcess
 ) -> None:

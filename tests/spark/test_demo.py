@@ -46,15 +46,16 @@ def _assert_whole(code, figures):
 
 @pytest.mark.timeout(600)
 def test_the_demo_ends_equal(tmp_path):
-    code, figures = _demo(tmp_path / "demo", "--seconds", "15", "--seed", "11", seconds=540)
+    code, figures = _demo(tmp_path / "demo", "--seconds", "6", "--seed", "11", seconds=540)
     _assert_whole(code, figures)
     assert Path(figures["lake"]).is_dir()
 
 
 @pytest.mark.timeout(900)
-def test_the_demo_ends_equal_when_everything_is_killed(tmp_path):
+@pytest.mark.parametrize("load", ["45", pytest.param("120", marks=pytest.mark.long)])
+def test_the_demo_ends_equal_when_everything_is_killed(tmp_path, load):
     code, figures = _demo(
-        tmp_path / "demo", "--seconds", "100", "--kill", "--seed", "12", seconds=840
+        tmp_path / "demo", "--seconds", load, "--kill", "--seed", "12", seconds=840
     )
     _assert_whole(code, figures)
     assert set(figures["kills"]) == {"bridge", "capture", "keeper", "driver", "postgres"}

@@ -64,7 +64,9 @@ def test_the_machine_s_java_starts_spark(tmp_path):
     assert (origin, total, zone) == (java.find().origin, "55", "UTC")
 
 
-@pytest.mark.parametrize("master", ["local[2]", "local-cluster[2,1,1024]"])
+@pytest.mark.parametrize(
+    "master", [pytest.param("local[2]", marks=pytest.mark.long), "local-cluster[2,1,1024]"]
+)
 def test_the_registry_s_java_starts_spark_where_the_machine_has_none(tmp_path, master):
     environment = {name: value for name, value in os.environ.items() if name != "JAVA_HOME"}
     environment["PATH"] = _path_without_java(tmp_path / "bin")

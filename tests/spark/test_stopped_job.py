@@ -7,7 +7,7 @@ import pytest
 
 from spark_consumers import read
 from spark_consumers.flush import flush, force_barrier
-from tests.support.servers import DEFAULT, majors
+from tests.support.servers import MAJORS_IN_TURN
 from tests.support.stack import Stack
 from tests.support.waiting import wait_for
 
@@ -36,12 +36,7 @@ def _write(dsn, stop, written):
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    "pg_server",
-    [pytest.param(m, marks=[] if m == DEFAULT else [pytest.mark.long]) for m in majors()],
-    indirect=True,
-    ids="pg{}".format,
-)
+@pytest.mark.parametrize("pg_server", MAJORS_IN_TURN, indirect=True, ids="pg{}".format)
 def test_a_stopped_job_does_not_hold_the_slot(tmp_path, database, spark):
     database.execute(
         "CREATE TABLE orders (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, body text)",

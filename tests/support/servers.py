@@ -34,6 +34,11 @@ def missing() -> list[int]:
 #: Runs a test that takes `pg_server` (or `database`) once on each major that is here.
 each_major = pytest.mark.parametrize("pg_server", majors(), indirect=True, ids="pg{}".format)
 
+#: The majors as parameters of a test that takes long: the default one, the others in `make test-all` alone.
+MAJORS_IN_TURN = [
+    pytest.param(major, marks=[] if major == DEFAULT else [pytest.mark.long]) for major in majors()
+]
+
 
 class Servers:
     """The worker's shared servers, each started when it is first asked for. Tests do not stop them."""

@@ -1,6 +1,6 @@
 """Kills processes with SIGKILL, in an order that its seed decides.
 
-Each kind of process dies at least `ROUNDS` times. A kind with several processes (the keeper and its
+Each kind of process dies `LEAST_ROUNDS` times, and once a minute in a longer run. A kind with several processes (the keeper and its
 server, the Spark driver's Python and its JVM, one capture for each source) has one of them chosen each
 time, in turn, so that each is met.
 """
@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-ROUNDS = 3
+LEAST_ROUNDS = 3
 
 
 @dataclass(slots=True)
@@ -29,12 +29,13 @@ class Victim:
 
 
 class Nemesis:
-    """Kills each victim `ROUNDS` times, spread evenly over `seconds`."""
+    """Kills each victim in as many rounds as `seconds` has minutes, evenly spread."""
 
     def __init__(self, victims: Sequence[Victim], *, seconds: float, seed: int) -> None:
         self.victims = victims
         self._dice = random.Random(seed)
-        self._pause = seconds / (ROUNDS * len(victims) + 1)
+        self.rounds = max(LEAST_ROUNDS, int(seconds // 60))
+        self._pause = seconds / (self.rounds * len(victims) + 1)
 
     @property
     def kills(self) -> dict[str, int]:
@@ -43,7 +44,7 @@ class Nemesis:
 
     async def run(self) -> None:
         """Do all kills. A victim that is down at its moment is waited for, so that no kill is missed."""
-        order = [victim for victim in self.victims for _ in range(ROUNDS)]
+        order = [victim for victim in self.victims for _ in range(self.rounds)]
         self._dice.shuffle(order)
         for victim in order:
             await asyncio.sleep(self._pause * self._dice.uniform(0.6, 1.0))
