@@ -45,8 +45,9 @@ test: $(READY)  ## every test but the long ones, on real servers (TESTS=tests/un
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile --durations=15 -m 'not long' $(TESTS) $(ARGS)
 
 .PHONY: test-all
-test-all: $(READY)  ## every test, the long ones too; stopped and started again, it goes on (SEED=1)
-	$(BIN)/pytest -n $(WORKERS) --dist loadfile --durations=15 --resume .cache/test-all --seed $(SEED) $(TESTS) $(ARGS)
+test-all: $(READY)  ## every test on every major that can be had; stopped and started again, it goes on (SEED=1)
+	TUSKLINE_POSTGRES=$${TUSKLINE_POSTGRES:-$$(bash tests/support/other_majors.sh)} \
+	  $(BIN)/pytest -n $(WORKERS) --dist loadfile --durations=15 --resume .cache/test-all --seed $(SEED) $(TESTS) $(ARGS)
 
 .PHONY: soak
 soak: $(READY)  ## the demo with seeded kills (MINUTES=10 SEED=1)
