@@ -14,10 +14,13 @@ from tests.support.capture_stack import (
     ChangeLog,
     check_equal,
     make_tables,
+    slot_lsn,
+    wal_end,
 )
-from tests.support.servers import Database, MakeServer, each_major
+from tests.support.servers import DEFAULT, Database, MakeServer, each_major
 from tests.support.waiting import wait_for
 from walsender_bridge.errors import Cause
+from walsender_bridge.local_server import LocalServer, by_major
 
 TABLES = ("public.orders", "public.audit")
 
@@ -103,6 +106,96 @@ def test_29_a_server_that_lost_what_the_log_has_is_refused_and_listed(
     assert "restored or replaced" in said
     for xid in xids:
         assert f"xid {xid}," in said
+
+
+@pytest.mark.parametrize("idle", [False, True], ids=["log ahead of the copy", "log idle since"])
+def test_29_a_copy_of_the_server_that_ran_on_by_itself_is_refused(
+    tmp_path: Path, log: ChangeLog, make_server: MakeServer, *, idle: bool
+) -> None:
+    server = make_server(fsync="off")
+    server.start()
+    with psycopg.connect(server.dsn(), autocommit=True) as connection:
+        make_tables(connection)
+    capture = CaptureProcess(tmp_path, log, server.dsn(), *TABLES)
+    captured(capture, log, server.dsn(), "INSERT INTO orders VALUES (1, 'both')")
+    server.stop()
+    old = server.data_dir.with_name("old")
+    shutil.copytree(server.data_dir, old, copy_function=_copy)
+    server.start()
+    if idle:
+        capture.start()
+        wait_for(capture.streams, 30, "capture streams")
+        with psycopg.connect(server.dsn(), autocommit=True) as connection:
+            connection.execute("CREATE TABLE unpublished AS SELECT generate_series(1, 5000)")
+            connection.execute("CHECKPOINT")
+            end = wal_end(connection)
+        wait_for(lambda: _confirmed(log) >= end, 30, "the idle slot is confirmed to the end")
+        assert capture.stop() == 0
+    else:
+        captured(capture, log, server.dsn(), "INSERT INTO orders VALUES (2, 'the original')")
+    before = log.replica_status()
+    server.stop()
+    shutil.rmtree(server.data_dir)
+    old.rename(server.data_dir)
+    _give(server.data_dir, server.folder.resolve())
+    server.start()
+    with psycopg.connect(server.dsn(), autocommit=True) as connection:
+        # The same timeline; its WAL soon reaches past everything that the log knows.
+        connection.execute("INSERT INTO orders VALUES (3, 'the copy')")
+        connection.execute("SELECT pg_switch_wal()")
+        connection.execute("INSERT INTO orders VALUES (4, 'the copy')")
+        assert wal_end(connection) > _confirmed(log)
+        at = slot_lsn(connection)
+    capture.start()
+    assert capture.wait() == Cause.DIVERGED
+    said = capture.output.read_text()
+    assert "ran on by itself" in said
+    after = log.replica_status()
+    assert (after.end_offset, after.confirmed_to) == (before.end_offset, before.confirmed_to)
+    with psycopg.connect(server.dsn(), autocommit=True) as connection:
+        assert slot_lsn(connection) == at, "nothing was confirmed"
+
+
+def _confirmed(log: ChangeLog) -> int:
+    confirmed = log.replica_status().confirmed_to
+    return 0 if confirmed is None else confirmed[1]
+
+
+def test_29_another_cluster_further_ahead_with_an_older_slot_is_refused(
+    tmp_path: Path, log: ChangeLog, make_server: MakeServer
+) -> None:
+    server = make_server(fsync="off")
+    server.start()
+    with psycopg.connect(server.dsn(), autocommit=True) as connection:
+        make_tables(connection)
+        connection.execute("SELECT pg_switch_wal()")
+    captured(CaptureProcess(tmp_path, log, server.dsn(), *TABLES), log, server.dsn())
+    before = log.replica_status()
+    place = server.folder.resolve().with_name("another")
+    # Not a copy of the clusters that tests share, which all have one identifier.
+    other = LocalServer.create(
+        by_major()[DEFAULT],
+        place,
+        settings={"fsync": "off"},
+        template_cache=place.with_name("another-template"),
+    )
+    with other:
+        other.start()
+        with psycopg.connect(other.dsn(), autocommit=True) as connection:
+            make_tables(connection)
+            connection.execute(
+                f"SELECT pg_create_logical_replication_slot('{SLOT}', 'pgoutput')".encode()
+            )
+            assert slot_lsn(connection) < _confirmed(log)
+            while wal_end(connection) <= _confirmed(log):
+                connection.execute("SELECT pg_switch_wal()")
+                connection.execute("INSERT INTO orders SELECT count(*), 'other' FROM orders")
+        capture = CaptureProcess(tmp_path, log, other.dsn(), *TABLES)
+        capture.start()
+        assert capture.wait() == Cause.DIVERGED
+        assert "system identifier" in capture.output.read_text()
+    after = log.replica_status()
+    assert (after.end_offset, after.confirmed_to) == (before.end_offset, before.confirmed_to)
 
 
 def _copy(source: str, target: str) -> str:

@@ -9,10 +9,12 @@ not committed.
 import random
 import struct
 from collections.abc import Iterator
+from copy import copy
 from dataclasses import dataclass, field
 
 from tests.support import pgoutput_messages as pg
 from walsender_bridge.capture import core
+from walsender_bridge.capture.overlap import Overlap
 from walsender_bridge.change_log import entry
 from walsender_bridge.wire import pgoutput
 
@@ -45,6 +47,7 @@ class Transaction:
     rows: list[bytes]
     #: Before row i come these Relation and Type messages (the columns of a table changed).
     changes: dict[int, tuple[int, int]] = field(default_factory=dict)
+    commit_time: int = pg.START_TIME
 
     @property
     def end_lsn(self) -> int:
@@ -53,7 +56,8 @@ class Transaction:
     @property
     def content(self) -> list[bytes]:
         """What the log must hold of it."""
-        return pg.transaction(self.commit_lsn, self.xid, self.rows) if self.rows else []
+        content = pg.transaction(self.commit_lsn, self.xid, self.rows, self.commit_time)
+        return content if self.rows else []
 
 
 class Server:
@@ -67,6 +71,15 @@ class Server:
         self.confirmed_on_disk = 0x1000
         self.generations = dict.fromkeys(TABLES, 0)
         self.keepalives_empty = rng.random() < 0.5
+        self.clock = [pg.START_TIME]
+
+    def copy(self) -> "Server":
+        """A copy of its data directory: the same history and slot up to here, as they are on disk."""
+        other = copy(self)
+        other.transactions = list(self.transactions)
+        other.generations = dict(self.generations)
+        other.confirmed = other.confirmed_on_disk
+        return other
 
     def commit(self, *, largest: int = 6, width: int = 40) -> None:
         """One more transaction, some of them without a published change."""
@@ -82,7 +95,10 @@ class Server:
             values = [b"%d" % rng.randrange(999), rng.randbytes(rng.randrange(width)), None]
             make = rng.choice((pg.insert, pg.update, pg.delete))
             rows.append(pg.truncate(oid) if rng.random() < 0.05 else make(oid, values))
-        one = Transaction(self.end, 700 + len(self.transactions), rows, changes)
+        # No two moments are one, on this server or on a copy of it.
+        self.clock[0] += rng.randrange(1, 5000)
+        xid = 700 + len(self.transactions)
+        one = Transaction(self.end, xid, rows, changes, self.clock[0])
         self.transactions.append(one)
         self.end = one.end_lsn
 
@@ -95,7 +111,9 @@ class Server:
 
     def stream(self) -> Iterator[bytes]:
         """Payloads of one session, without end: keepalives when there is nothing else."""
-        sent = self.confirmed
+        return self._stream(self.confirmed)
+
+    def _stream(self, sent: int) -> Iterator[bytes]:
         known: dict[int, int] = {}
         generations = dict.fromkeys(TABLES, 0)
         at = 0
@@ -107,7 +125,7 @@ class Server:
             at += 1
             send = one.commit_lsn >= sent
             if send and (one.rows or not self.keepalives_empty):
-                yield xlog(pg.begin(one.commit_lsn, one.xid), one.commit_lsn)
+                yield xlog(pg.begin(one.commit_lsn, one.xid, one.commit_time), one.commit_lsn)
             for i, row in enumerate(one.rows):
                 if i in one.changes:
                     oid, generation = one.changes[i]
@@ -123,7 +141,7 @@ class Server:
                 if self.rng.random() < 0.05:
                     yield keepalive(one.commit_lsn - 1)
             if send and (one.rows or not self.keepalives_empty):
-                yield xlog(pg.commit(one.commit_lsn, one.end_lsn))
+                yield xlog(pg.commit(one.commit_lsn, one.end_lsn, one.commit_time))
 
 
 def _relations(row: bytes) -> tuple[int, ...]:
@@ -187,7 +205,12 @@ class Replica:
     def _end(entries: list[bytes]) -> int:
         return max((entry.read_header(data).last_end_lsn for data in entries), default=0)
 
-    def session(self, now: float) -> core.State:
+    @property
+    def last_commit_time(self) -> int:
+        headers = map(entry.read_header, reversed(self.entries))
+        return next((h.last_commit_time for h in headers if h.last_end_lsn), 0)
+
+    def session(self, now: float, slot_confirmed: int = 0) -> core.State:
         """Capture's state at the start of a session."""
         return core.State(
             timeline=1,
@@ -196,6 +219,9 @@ class Replica:
             previous_crc=self.last_crc,
             confirmed=self.confirmed_to,
             now=now,
+            overlap=Overlap.of(
+                self.last_end_lsn, self.last_commit_time, self.confirmed_to[1], slot_confirmed
+            ),
         )
 
     def acknowledge(self, now: float) -> core.Acknowledged:

@@ -11,6 +11,7 @@ from tests.support import pgoutput_messages as pg
 from tests.support.capture_model import MOOD, Replica, keepalive, messages_of, schema, xlog
 from walsender_bridge.capture import core
 from walsender_bridge.capture.core import Acknowledged, Append, Received, Report, State, Tick, step
+from walsender_bridge.capture.overlap import Overlap
 from walsender_bridge.change_log import entry
 from walsender_bridge.errors import DivergedError, MalformedMessageError
 from walsender_bridge.wire.lsn import MAX_LSN
@@ -276,6 +277,50 @@ def test_heartbeats_do_not_pile_up_behind_a_silent_replica() -> None:
     step(state, Received(0.0, [keepalive(5000)]))
     found = [a for s in range(1, 20) for a in appends(step(state, Tick(float(s), MAX_LSN)))]
     assert len(found) == 1
+
+
+def overlapping(slot_lsn: int, *, confirmed_to: int = 1048) -> State:
+    """A session whose log ends with the transaction 1000 to 1048, with a slot at `slot_lsn`."""
+    overlap = Overlap.of(1048, pg.START_TIME, confirmed_to, slot_lsn)
+    return new_state(
+        logged_lsn=1048, committed_lsn=1048, confirmed=(1, confirmed_to), overlap=overlap
+    )
+
+
+def test_29_a_transaction_of_another_time_at_the_logs_end_is_a_divergence() -> None:
+    begin, *rest = pg.transaction(1000, 7, rows(1), pg.START_TIME + 1)
+    with pytest.raises(DivergedError, match="another one ends there"):
+        _take(overlapping(900), [begin, *schema(T, 0), *rest])
+
+
+def test_29_the_logs_last_transaction_must_be_sent_again_before_anything_new() -> None:
+    state = overlapping(900)
+    with pytest.raises(DivergedError, match="without it"):
+        step(state, Received(0.0, [*one(900), *one(2000)]))
+    state = overlapping(900)
+    with pytest.raises(DivergedError, match="without it"):
+        step(state, Received(0.0, [keepalive(5000)]))
+    # A keepalive before it says nothing yet.
+    state = overlapping(900)
+    step(state, Received(0.0, [keepalive(1000), *one(1000)[:-1], keepalive(5000), one(1000)[-1]]))
+    assert entries(step(state, Received(0.1, [*one(2000)])) + step(state, Tick(0.13, MAX_LSN)))
+
+
+def test_29_what_the_log_passed_as_idle_holds_no_transaction() -> None:
+    state = overlapping(1048, confirmed_to=4000)
+    # One that changes no published table is nothing.
+    step(state, Received(0.0, payloads(*pg.transaction(2000, 8, []))))
+    with pytest.raises(DivergedError, match="is not in the log"):
+        step(state, Received(0.0, one(3000)))
+
+
+def test_the_slot_is_confirmed_to_where_it_is_until_the_overlap_is_seen() -> None:
+    state = overlapping(900, confirmed_to=4000)
+    assert reports(step(state, Tick(1.5, MAX_LSN)))[0].flush == 900
+    assert reports(step(state, Received(1.6, [*one(1000), keepalive(3000, reply=True)])))[
+        0
+    ] == Report(900, 900)
+    assert reports(step(state, Received(1.7, [keepalive(4000, reply=True)])))[0].flush == 4000
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Whether a slot continues a log: every rule of `judge`, each broken alone."""
 
+from dataclasses import replace
+
 import pytest
 
 from walsender_bridge.capture.source import Fork, LogPosition, judge
@@ -23,6 +25,20 @@ def test_a_new_log_takes_any_slot_and_none() -> None:
     new = LogPosition(0, 0, None)
     assert judge(new, None, IDENTITY, HISTORY) is None
     assert judge(new, 5000, IDENTITY, HISTORY) is None
+
+
+def test_29_another_cluster_is_refused_wherever_it_stands() -> None:
+    # Further ahead on the same timeline, with an older slot of that name: no position is wrong.
+    log = LogPosition(timeline=2, last_end_lsn=900, confirmed_to=(2, 800), system_id=7)
+    assert judge(log, 800, replace(IDENTITY, system_id=7), HISTORY) is None
+    fork = judge(log, 800, IDENTITY, HISTORY)
+    assert fork is not None
+    assert "system identifier 7" in fork.reason
+    assert "pg_upgrade" in fork.reason
+
+
+def test_a_log_that_does_not_know_its_cluster_yet_takes_the_servers() -> None:
+    assert judge(LOG, 800, replace(IDENTITY, system_id=7), HISTORY) is None
 
 
 @pytest.mark.parametrize(

@@ -294,16 +294,31 @@ def _change_state(folder: Path, **changes: Any) -> None:
         meta = env.open_db(b"meta")
         with env.begin(write=True) as transaction:
             state = json.loads(transaction.get(b"state", db=meta) or b"") | changes
-            transaction.put(b"state", json.dumps(state).encode(), db=meta)
+            kept = {name: value for name, value in state.items() if value is not ...}
+            transaction.put(b"state", json.dumps(kept).encode(), db=meta)
+
+
+def test_a_store_of_the_first_format_is_opened_and_adopts_the_next_writers_cluster(
+    log: Log,
+) -> None:
+    log.fill(2)
+    log.host.close()
+    _change_state(log.folder, format=1, system_id=...)
+    log.restart()
+    assert log.host.status().system_id is None
+    session, _ = log.host.open_writer(log.host.status().term + 1)
+    log.host.append(session, [], [], (1, 0x9000), 0, 77)
+    log.restart()
+    assert log.host.status().system_id == 77
 
 
 def test_a_newer_format_is_refused_by_its_number_and_left_alone(log: Log) -> None:
     log.fill(1)
     log.host.close()
-    _change_state(log.folder, format=2)
+    _change_state(log.folder, format=3)
     log.host = log.hosted()
     log.host.recover()
-    with pytest.raises(NotSupportedError, match="format 2"):
+    with pytest.raises(NotSupportedError, match="format 3"):
         log.host.status()
     assert log.segments() == [1]
 

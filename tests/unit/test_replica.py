@@ -24,6 +24,7 @@ from walsender_bridge.change_log.replica_disk import (
 )
 from walsender_bridge.errors import (
     CorruptError,
+    DivergedError,
     FencedError,
     InvalidReplicaError,
     MalformedMessageError,
@@ -151,6 +152,20 @@ def test_a_heartbeat_that_says_nothing_new_writes_nothing() -> None:
     assert replica.append([], [], (1, 50)) == []
     assert replica.append([], [], (1, 40), 5) == []  # confirmed_to never goes back
     assert replica.status().confirmed_to == (1, 50)
+
+
+def test_the_first_cluster_that_a_writer_names_stays() -> None:
+    replica = new_replica()
+    assert replica.status().system_id is None
+    # What was there already does not make it a heartbeat without news.
+    replica.append([], [], (1, 50))
+    assert replica.append([], [], (1, 50), system_id=7) == [PutDurable(replica.durable)]
+    assert replica.append([], [], (1, 50)) == []
+    assert replica.status().system_id == 7
+    before = replica.durable
+    with pytest.raises(DivergedError, match="of system 7, not 8"):
+        replica.append([], [], (1, 60), system_id=8)
+    assert replica.durable == before
 
 
 def test_an_entry_that_does_not_continue_the_log_changes_nothing() -> None:

@@ -12,6 +12,8 @@ Invariants.
   and it becomes `confirm_to` only if the log's order has committed everything that ends at or before
   it. A keepalive's LSN counts only while no transaction is open and nothing that was received waits:
   then everything that commits before it has been received, logged and committed.
+- *The same history.* Nothing is appended or confirmed before what the server sends again has been found to
+  be what the log holds (`overlap.py`).
 - *Bounded.* At most one entry (1 MiB, or one message) is held uncut, and 64 MiB wait for the replica's
   acknowledgement; past that `State.reading` is false and the socket is left alone, while reports go on.
 
@@ -26,6 +28,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from walsender_bridge.capture.overlap import Overlap
 from walsender_bridge.change_log.entry import build_entry, read_header, schema_hash, schema_record
 from walsender_bridge.errors import DivergedError, MalformedMessageError
 from walsender_bridge.wire import pgoutput
@@ -54,7 +57,7 @@ _PREFIX: Final = 4
 _BEGIN_SIZE: Final = XLOG_HEADER_SIZE + 21
 _COMMIT_SIZE: Final = XLOG_HEADER_SIZE + 26
 _FINAL_LSN: Final = struct.Struct(">Q")
-_COMMIT_LSNS: Final = struct.Struct(">QQ")
+_COMMIT: Final = struct.Struct(">QQq")
 _ROWS: Final = frozenset(
     (pgoutput.INSERT, pgoutput.UPDATE, pgoutput.DELETE, pgoutput.TRUNCATE, pgoutput.ORIGIN)
 )
@@ -119,7 +122,7 @@ Effect = Append | Report
 
 @dataclass(slots=True)
 class State:
-    """A session. The first five fields are what the log says when it begins.
+    """A session. The first five fields, and `overlap`, are what the log says when it begins.
 
     `logged_lsn` is the end LSN of the last transaction that was handed to the log, whole or (at the
     start) found in it; `previous_crc` the checksum of its last entry; `confirmed` the durable
@@ -134,6 +137,7 @@ class State:
     now: float
 
     gate: int = MAX_LSN
+    overlap: Overlap = field(default_factory=Overlap)
     durable_lsn: int = 0
     #: End LSN of the last transaction that was received whole.
     received_lsn: int = field(init=False)
@@ -236,6 +240,7 @@ def _receive(state: State, payloads: Sequence[bytes]) -> bool:
         if not data or data[0] != XLOG_DATA:
             keepalive = parse_keepalive(data)
             if mode == _OUTSIDE and keepalive.wal_end > state.idle_lsn:
+                state.overlap.passed(keepalive.wal_end)
                 state.idle_lsn = keepalive.wal_end
             reply |= keepalive.reply_requested
             continue
@@ -246,6 +251,8 @@ def _receive(state: State, payloads: Sequence[bytes]) -> bool:
             if mode == _SKIPPING:
                 continue
             if mode == _BEGUN:
+                if not state.overlap.done:
+                    state.overlap.taken(state.final_lsn)
                 held = _room(state, held, len(state.begin) + _PREFIX)
                 buffer.append(state.begin)
                 held += len(state.begin) + _PREFIX
@@ -263,10 +270,12 @@ def _receive(state: State, payloads: Sequence[bytes]) -> bool:
             (state.final_lsn,) = _FINAL_LSN.unpack_from(data, XLOG_HEADER_SIZE + 1)
             state.begin = data[XLOG_HEADER_SIZE:]
             mode = _SKIPPING if state.final_lsn < state.received_lsn else _BEGUN
+            if mode == _BEGUN:
+                state.overlap.passed(state.final_lsn)
         elif kind == pgoutput.COMMIT:
             if len(data) != _COMMIT_SIZE or mode == _OUTSIDE:
                 raise _fault("a Commit message of a wrong length, or outside a transaction", data)
-            commit_lsn, end_lsn = _COMMIT_LSNS.unpack_from(data, XLOG_HEADER_SIZE + 2)
+            commit_lsn, end_lsn, commit_time = _COMMIT.unpack_from(data, XLOG_HEADER_SIZE + 2)
             if commit_lsn != state.final_lsn or (end_lsn <= state.received_lsn) != (
                 mode == _SKIPPING
             ):
@@ -282,6 +291,8 @@ def _receive(state: State, payloads: Sequence[bytes]) -> bool:
                 state.transactions += 1
             elif mode == _BEGUN:
                 state.idle_lsn = max(state.idle_lsn, end_lsn)
+            else:
+                state.overlap.skipped(end_lsn, commit_time + pgoutput.POSTGRES_EPOCH)
             mode = _OUTSIDE
         elif kind == pgoutput.RELATION:
             state.buffer_bytes = held
@@ -356,6 +367,8 @@ def _acknowledge(state: State, event: Acknowledged, effects: list[Effect]) -> No
 
 def _confirmable(state: State) -> int:
     """Up to where the log's order has committed everything."""
+    if not state.overlap.done:
+        return 0
     idle = state.committed_lsn >= state.logged_lsn and not state.buffer and state.mode == _OUTSIDE
     # With nothing waiting, what the server said last is as good as its last transaction.
     return (
@@ -393,7 +406,7 @@ def _append(state: State, effects: list[Effect]) -> None:
 def _report(state: State, effects: list[Effect]) -> None:
     if effects and isinstance(effects[-1], Report):
         effects.pop()
-    flush = state.confirmed[1]
+    flush = state.overlap.confirmable(state.confirmed[1])
     effects.append(Report(max(state.durable_lsn, flush), flush))
     state.reported_at = state.now
 

@@ -18,6 +18,7 @@ import structlog
 
 from walsender_bridge.capture import core, source
 from walsender_bridge.capture.handover import Handover, Waker
+from walsender_bridge.capture.overlap import Overlap, utc
 from walsender_bridge.capture.source import LogPosition, Source
 from walsender_bridge.capture.status import StatusFile, WalEnd
 from walsender_bridge.change_log.client import AppendWriter, LogClient, ReplicaClient
@@ -156,7 +157,9 @@ class Capture:
         own, status = self._source, writer.status
         identity = walsender.identify()
         history = walsender.history(identity.timeline)
-        position = LogPosition(status.last_timeline, status.last_end_lsn, status.confirmed_to)
+        position = LogPosition(
+            status.last_timeline, status.last_end_lsn, status.confirmed_to, status.system_id
+        )
         fork = source.judge(position, slot_confirmed, identity, history)
         if fork is not None:
             raise self._diverged(fork, replica)
@@ -166,7 +169,9 @@ class Capture:
                 # May wait for old transactions to end, for as long as they like.
                 slot_confirmed = walsender.create_slot(own.slot)
             confirmed = (identity.timeline, slot_confirmed)
-            self._record(writer, confirmed)
+        if status.confirmed_to is None or status.system_id is None:
+            # A new stream; or one from before the identifier was kept, which takes this server's.
+            self._record(writer, confirmed, identity.system_id)
         return core.State(
             timeline=identity.timeline,
             logged_lsn=status.last_end_lsn,
@@ -175,12 +180,15 @@ class Capture:
             confirmed=confirmed,
             now=time.monotonic(),
             gate=self._gate.position(),
+            overlap=Overlap.of(
+                status.last_end_lsn, status.last_commit_time, confirmed[1], slot_confirmed or 0
+            ),
         )
 
     @staticmethod
-    def _record(writer: AppendWriter, confirmed: tuple[int, int]) -> None:
-        """Make a new stream's first `confirm_to` durable, before anything streams."""
-        writer.send([], confirm_to=confirmed)
+    def _record(writer: AppendWriter, confirmed: tuple[int, int], system_id: int) -> None:
+        """Make durable where a stream starts, and on which cluster, before anything streams."""
+        writer.send([], confirm_to=confirmed, system_id=system_id)
         ack = writer.next_ack(ACK_SECONDS)
         if ack is None or ack.confirmed_to != confirmed:
             raise UnavailableError(
@@ -193,7 +201,7 @@ class Capture:
             self._source.name, fork.timeline, fork.lsn, limit=LISTED + 1
         )
         lines = [
-            f"xid {xid}, ends at {format_lsn(end)}, committed {_utc(commit_time)}"
+            f"xid {xid}, ends at {format_lsn(end)}, committed {utc(commit_time)}"
             for end, xid, commit_time in found[:LISTED]
         ]
         lines += ["and more"] if len(found) > LISTED else []
@@ -282,8 +290,3 @@ def _perform(
                     now_us=time.time_ns() // 1000,
                 )
             )
-
-
-def _utc(microseconds: int) -> str:
-    seconds, rest = divmod(microseconds, 1_000_000)
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(seconds)) + f".{rest:06d} UTC"

@@ -4,11 +4,13 @@ The publication is there before the slot, since pgoutput looks it up as of each 
 adopted if it fits, and never made smaller. `judge` decides, without I/O, whether the slot continues the
 log; its rules are the only ones by which a session may start:
 
+- the server is of the cluster that the log was written from (its system identifier);
 - the slot is confirmed to no more than the log's `confirmed_to`: nothing was skipped;
 - the server's timelines contain `confirmed_to` and the end of the log, and its WAL reaches both: what
   the log holds happened there too.
 
-Otherwise the stream has diverged. Nothing is skipped or repaired here.
+Otherwise the stream has diverged. Nothing is skipped or repaired here. What `judge` cannot see, a copy of
+the cluster that ran on by itself past the log's end, shows in what it sends again: `overlap.py`.
 """
 
 from collections.abc import Iterator, Sequence
@@ -61,11 +63,15 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class LogPosition:
-    """Where a log stream stands: its last transaction, and what it let the slot be confirmed to."""
+    """Where a log stream stands: its last transaction, and what it let the slot be confirmed to.
+
+    `system_id`: of the cluster that it is written from; None: a log that does not know it yet.
+    """
 
     timeline: int
     last_end_lsn: int
     confirmed_to: tuple[int, int] | None
+    system_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +87,14 @@ def judge(
     log: LogPosition, slot_confirmed: int | None, identity: SystemIdentity, history: History
 ) -> Fork | None:
     """None if the slot continues the log; `slot_confirmed` is None when there is no such slot."""
+    if log.system_id not in {None, identity.system_id}:
+        return Fork(
+            f"the log was written from the cluster with system identifier {log.system_id}, and the "
+            f"server's is {identity.system_id}: another cluster, or this one after pg_upgrade or a "
+            "restore from a dump",
+            log.timeline,
+            0,
+        )
     if log.confirmed_to is None:
         if log.last_end_lsn:
             reason = "the log holds transactions, but not what the slot was confirmed to"

@@ -291,11 +291,13 @@ class AppendWriter:
         schemas: Sequence[bytes] = (),
         confirm_to: tuple[int, int] | None = None,
         gate_lsn: int = MAX_LSN,
+        system_id: int | None = None,
     ) -> None:
         """Append the entries, in one durable step with their schemas; one ack answers each call.
 
         `confirm_to`: (timeline, LSN) to be recorded before the slot is confirmed. `gate_lsn`: what ends
-        above it may not be committed yet. No entries: a heartbeat. Does not wait for the keeper.
+        above it may not be committed yet. `system_id`: of the cluster, to be recorded for good. No
+        entries: a heartbeat. Does not wait for the keeper.
         """
         if self._error is not None:
             raise self._error.with_traceback(None)
@@ -307,7 +309,8 @@ class AppendWriter:
             ],
             schema=protocol.APPEND_SCHEMA,
         )
-        self._batches.put((batch, protocol.encode(confirm_to=confirm_to, gate_lsn=gate_lsn)))
+        words = {"confirm_to": confirm_to, "gate_lsn": gate_lsn, "system_id": system_id}
+        self._batches.put((batch, protocol.encode(**words)))
 
     def next_ack(self, timeout: float | None = None) -> Ack | None:
         """The next acknowledgement, in the order of `send`; None if there is none within `timeout`."""

@@ -164,6 +164,7 @@ class HostedReplica:
         schemas: Sequence[bytes],
         confirm_to: tuple[int, int] | None,
         gate_lsn: int,
+        system_id: int | None = None,
     ) -> Ack:
         """See `Replica.append`; durable when it returns."""
         with self._lock:
@@ -173,7 +174,7 @@ class HostedReplica:
                     where=f"stream {self.folder.name}",
                     repair="stop this one",
                 )
-            self._do(lambda core: core.append(entries, schemas, confirm_to, gate_lsn))
+            self._do(lambda core: core.append(entries, schemas, confirm_to, gate_lsn, system_id))
             return self._core.ack()
 
     # -- the repository -----------------------------------------------------------------------------

@@ -138,8 +138,10 @@ class ReplicaStatus:
 
     Offsets are local. `low_offset`: the first that is kept. `end_offset`: the next to be written.
     `committed_end`: the next to be committed. `last_end_lsn`, `last_crc`, `last_timeline`: at the end of
-    what is written, committed or not. `confirmed_to`: (timeline, LSN) up to which the slot may have
-    been confirmed. `bytes_total`: of all committed entries since the first.
+    what is written, committed or not; `last_commit_time` (microseconds): of its last transaction.
+    `confirmed_to`: (timeline, LSN) up to which the slot may have been confirmed. `bytes_total`: of all
+    committed entries since the first. `system_id`: of the cluster that the transactions are from; None:
+    no writer has told it yet.
     """
 
     stream: str
@@ -153,9 +155,11 @@ class ReplicaStatus:
     last_end_lsn: int
     last_crc: int
     last_timeline: int
+    last_commit_time: int
     committed_end_lsn: int
     confirmed_to: tuple[int, int] | None
     bytes_total: int
+    system_id: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,6 +290,8 @@ def load(kind: type[_T], record: Mapping[str, Any]) -> _T:
                 raise MalformedMessageError(f"{kind.__name__}.{field.name} is {value!r:.60}")
         elif field.name == "confirmed_to" and value is not None:
             value = (int(value[0]), int(value[1]))
+        elif field.name == "system_id" and value is not None:
+            value = int(value)
         elif field.name == "streams":
             value = {name: load(StreamCut, cut) for name, cut in value.items()}
         values[field.name] = value

@@ -43,7 +43,12 @@ from walsender_bridge.change_log.replica_disk import (
     judge,
     tail_at,
 )
-from walsender_bridge.errors import FencedError, InvalidReplicaError, MalformedMessageError
+from walsender_bridge.errors import (
+    DivergedError,
+    FencedError,
+    InvalidReplicaError,
+    MalformedMessageError,
+)
 from walsender_bridge.wire import pgoutput
 from walsender_bridge.wire.lsn import MAX_LSN
 
@@ -206,12 +211,20 @@ class Replica:
         schemas: Sequence[bytes] = (),
         confirm_to: tuple[int, int] | None = None,
         gate_lsn: int = MAX_LSN,
+        system_id: int | None = None,
     ) -> list[Effect]:
         """Entries, the schemas that they are the first to need, and what the writer knows.
 
-        Nothing changes if anything is wrong. Raises `MalformedMessageError` or `CorruptError`.
+        Nothing changes if anything is wrong. Raises `MalformedMessageError`, `CorruptError`, or
+        `DivergedError` for another `system_id` than the stream has: the first one stays.
         """
         self._move(Event.APPEND)
+        system_id = system_id or self.current.system_id
+        if self.current.system_id not in {None, system_id}:
+            raise DivergedError(
+                f"the stream is of system {self.current.system_id}, not {system_id}",
+                where=f"stream {self.durable.stream}",
+            )
         effects: list[Effect] = []
         known: set[bytes] = set()
         for record in schemas:
@@ -235,8 +248,11 @@ class Replica:
         confirmed = self.current.confirmed_to
         if confirm_to is not None and (confirmed is None or confirm_to > confirmed):
             confirmed = confirm_to
-        idle = not effects and confirmed == self.current.confirmed_to
-        self.current = replace(self.current, confirmed_to=confirmed, gate_lsn=gate_lsn)
+        told = (confirmed, system_id)
+        idle = not effects and told == (self.current.confirmed_to, self.current.system_id)
+        self.current = replace(
+            self.current, confirmed_to=confirmed, gate_lsn=gate_lsn, system_id=system_id
+        )
         # The gate alone is worth no write: the next heartbeat tells it again.
         return [] if idle else self._write(effects)
 
@@ -392,7 +408,9 @@ class Replica:
             last_end_lsn=self.tail.whole.end_lsn,
             last_crc=self.tail.crc,
             last_timeline=self.tail.timeline,
+            last_commit_time=self.tail.whole.commit_time,
             committed_end_lsn=self.current.position.end_lsn,
             confirmed_to=self.durable.confirmed_to,
             bytes_total=self.current.position.bytes_total,
+            system_id=self.durable.system_id,
         )

@@ -18,8 +18,9 @@ from walsender_bridge.wire.lsn import MAX_LSN, format_lsn
 class Durable:
     """The replica's one small record; the store keeps exactly the last.
 
-    `position`: behind the last committed entry. `confirmed_to`: see `ReplicaStatus`. `sealed_at`: the
-    local end at which the stream is, or is to be, sealed. `taken_at`: of the last row of the index.
+    `position`: behind the last committed entry. `confirmed_to`, `system_id`: see `ReplicaStatus`.
+    `sealed_at`: the local end at which the stream is, or is to be, sealed. `taken_at`: of the last row
+    of the index.
     """
 
     stream: str
@@ -32,6 +33,7 @@ class Durable:
     gate_lsn: int = MAX_LSN
     sealed_at: int | None = None
     taken_at: int = 0
+    system_id: int | None = None
 
     @property
     def committed_end(self) -> int:

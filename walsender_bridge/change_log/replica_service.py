@@ -341,6 +341,7 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]  # Flight carries
                     [d for k, d in zip(kinds, data, strict=True) if k == protocol.KIND_SCHEMA],
                     None if confirm is None else (int(confirm[0]), int(confirm[1])),
                     number(words, "gate_lsn"),
+                    None if words.get("system_id") is None else number(words, "system_id"),
                 )
                 writer.write(protocol.encode(**_record(ack)))
 

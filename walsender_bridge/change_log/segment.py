@@ -37,7 +37,9 @@ from walsender_bridge.change_log.replica_disk import (
 )
 from walsender_bridge.errors import CorruptError, NotSupportedError, UnavailableError
 
-FORMAT = 1
+#: Of the small record. Format 1 did not know the source's system identifier.
+FORMAT = 2
+_READABLE = (1, FORMAT)
 #: Address space, not disk: a transaction of this size fits into one segment.
 _MAP_BYTES = 1 << 40
 _DATABASES = (b"meta", b"entries", b"index", b"schemas", b"relations")
@@ -89,6 +91,7 @@ def pack_state(durable: Durable) -> bytes:
             "gate_lsn": durable.gate_lsn,
             "sealed_at": durable.sealed_at,
             "taken_at": durable.taken_at,
+            "system_id": durable.system_id,
         }
     ).encode()
 
@@ -98,7 +101,7 @@ def unpack_state(value: bytes, where: Path) -> Durable:
     try:
         record = json.loads(value)
         version = record.pop("format")
-        if version == FORMAT:
+        if version in _READABLE:
             context, position = record.pop("context"), record.pop("position")
             confirmed = record.pop("confirmed_to")
             return Durable(
