@@ -20,7 +20,13 @@ import pyarrow as pa
 
 from spark_consumers.frames import Frames, Piece, Transaction, frame
 from spark_consumers.spans import Bools, Int64s, gather
-from spark_consumers.types import ColumnType, checked_utf8, column_type, from_text
+from spark_consumers.types import (
+    ColumnType,
+    checked_utf8,
+    column_type,
+    from_text,
+    with_base_types,
+)
 from spark_consumers.unfit import UnfitValueError
 from spark_consumers.walk import TEXT, UNCHANGED, Tuples, malformed, spread, walk
 from walsender_bridge.change_log.entry import (
@@ -184,7 +190,7 @@ class _Decoder:
         found = self._known.get(digest)
         if found is None:
             relation_message, *types = split_schema_record(self._schemas(digest))
-            relation = parse_relation(relation_message, tuple(types))
+            relation = with_base_types(parse_relation(relation_message, tuple(types)))
             chosen = [
                 i
                 for i, column in enumerate(relation.columns)

@@ -45,11 +45,15 @@ _PUBLISHED_GENERATED = 180000
 
 @dataclass(frozen=True, slots=True)
 class ReadColumn:
-    """A column, and how its text is written: `output` is the type's output function (schema, name)."""
+    """A column, and how its text is written: `output` is the type's output function (schema, name).
+
+    `argument`: the type that it takes, where that is not the column's own.
+    """
 
     column: Column
     generated: bool
-    output: tuple[str, str]
+    output: tuple[str, ...]
+    argument: tuple[str, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +92,7 @@ class Part:
 
 def reader_conninfo(dsn: str) -> str:
     """`dsn` for a session that reads a snapshot: settings pinned, read only, one snapshot."""
-    pinned = pinned_conninfo(dsn)
+    pinned = pinned_conninfo(dsn, qualified=True)
     options = str(conninfo_to_dict(pinned)["options"]) + _READER_OPTIONS
     return make_conninfo(pinned, options=options)
 
@@ -217,8 +221,13 @@ def _table(
     found = connection.execute(load("snapshot_columns"), {"table": oid}).fetchall()
     generated_sent = sent is not None and connection.info.server_version >= _PUBLISHED_GENERATED
     columns = tuple(
-        ReadColumn(Column(column, type_oid, typmod, is_key), generated, (function_schema, function))
-        for column, type_oid, typmod, generated, function_schema, function, is_key in found
+        ReadColumn(
+            Column(column, type_oid, typmod, is_key),
+            generated,
+            tuple(output),
+            tuple(argument) if argument else None,
+        )
+        for column, type_oid, typmod, generated, output, argument, is_key in found
         if (sent is None or column in sent) and (generated_sent or not generated)
     )
     key = tuple(c.column.name for c in columns if c.column.is_key)

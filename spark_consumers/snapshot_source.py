@@ -209,11 +209,13 @@ def _query(part: Part, columns: Sequence[ReadColumn], row_filter: str | None) ->
     """The query for a part of a table; generated, quoted, complete."""
     wanted: list[sql.Composable] = []
     for read in columns:
-        name = sql.Identifier(read.column.name)
+        name: sql.Composable = sql.Identifier(read.column.name)
         if read.column.type_oid in _BINARY:
             wanted.append(name)
         else:
             # The type's own output function: a cast to text differs for some (inet, bpchar, bool).
+            if read.argument:
+                name = sql.SQL("{}::{}").format(name, sql.Identifier(*read.argument))
             wanted.append(
                 sql.SQL("{}({})::pg_catalog.text").format(sql.Identifier(*read.output), name)
             )

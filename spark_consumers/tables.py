@@ -4,6 +4,7 @@ import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from spark_consumers.types import with_base_types
 from walsender_bridge.change_log.client import LogClient, ReplicaClient
 from walsender_bridge.change_log.entry import schema_hash, split_schema_record
 from walsender_bridge.errors import SchemaError, UsageError
@@ -53,9 +54,9 @@ def tables_of(address: str) -> list[WantedTable]:
 
 
 def relation_of(record: bytes) -> Relation:
-    """The relation that a schema record describes."""
+    """The relation that a schema record describes, its domains as their base types."""
     message, *types = split_schema_record(record)
-    return parse_relation(message, tuple(types))
+    return with_base_types(parse_relation(message, tuple(types)))
 
 
 def newest_hash(replica: ReplicaClient, stream: str, name: str) -> bytes | None:

@@ -3,14 +3,15 @@
 Invariant: a value arrives exactly, or as PostgreSQL's own text, or as an error that names it. Nothing
 becomes NULL or loses a digit in silence. Which columns are kept as text is said (`kept_as_text`).
 
-The text is what a type's output function writes with the settings of `SESSION_SETTINGS`; capture and
-snapshot both pin them. Formats: PostgreSQL documentation, chapter 8 "Data Types" and 8.15.6 for arrays.
+The text is what a type's output function writes with the settings of `wire.connection.PINNED_OPTIONS`;
+capture and snapshot both pin them. Formats: PostgreSQL documentation, chapter 8 "Data Types" and 8.15.6 for
+arrays. docs/types.md has the whole table.
 """
 
 import binascii
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,27 +20,15 @@ import pyarrow as pa
 from spark_consumers.arrays import elements
 from spark_consumers.spans import contents, validity
 from spark_consumers.unfit import UnfitValueError
-from walsender_bridge.wire.pgoutput import Column
+from walsender_bridge.wire.pgoutput import Column, Relation
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-#: What a session must set so that equal values have equal text, whoever reads them. On servers before
-#: 12, `extra_float_digits` has to be 3 for floats to be exact; since 12 anything above 0 is the
-#: shortest exact form.
-SESSION_SETTINGS = {
-    "TimeZone": "UTC",
-    "DateStyle": "ISO, YMD",
-    "IntervalStyle": "postgres",
-    "extra_float_digits": "3",
-    "bytea_output": "hex",
-    "client_encoding": "UTF8",
-}
-
 BOOL, BYTEA, NAME, INT8, INT2, INT4, TEXT = 16, 17, 19, 20, 21, 23, 25
 JSON, FLOAT4, FLOAT8, BPCHAR, VARCHAR, DATE = 114, 700, 701, 1042, 1043, 1082
 TIMESTAMP, TIMESTAMPTZ, NUMERIC, UUID, JSONB = 1114, 1184, 1700, 2950, 3802
-INT2_ARRAY, INT4_ARRAY, TEXT_ARRAY, VARCHAR_ARRAY, INT8_ARRAY = 1005, 1007, 1009, 1015, 1016
+INT2_ARRAY, INT4_ARRAY, TEXT_ARRAY, INT8_ARRAY, NUMERIC_ARRAY = 1005, 1007, 1009, 1016, 1231
 
 #: The widest decimal that Arrow's decimal128 and Spark hold.
 MAX_DECIMAL = 38
@@ -62,12 +51,53 @@ _ARROW: dict[int, pa.DataType] = {
     DATE: pa.date32(),
     TIMESTAMP: pa.timestamp("us"),
     TIMESTAMPTZ: pa.timestamp("us", "UTC"),
-    INT2_ARRAY: pa.list_(pa.int16()),
-    INT4_ARRAY: pa.list_(pa.int32()),
-    INT8_ARRAY: pa.list_(pa.int64()),
-    TEXT_ARRAY: pa.list_(pa.string()),
-    VARCHAR_ARRAY: pa.list_(pa.string()),
 }
+#: Array types by the type of their elements; `numeric[]` goes by its modifier.
+_ELEMENTS = {
+    199: JSON,
+    1000: BOOL,
+    1001: BYTEA,
+    1003: NAME,
+    INT2_ARRAY: INT2,
+    INT4_ARRAY: INT4,
+    TEXT_ARRAY: TEXT,
+    1014: BPCHAR,
+    1015: VARCHAR,
+    INT8_ARRAY: INT8,
+    1021: FLOAT4,
+    1022: FLOAT8,
+    1115: TIMESTAMP,
+    1182: DATE,
+    1185: TIMESTAMPTZ,
+    2951: UUID,
+    3807: JSONB,
+}
+_ARROW |= {array: pa.list_(_ARROW[element]) for array, element in _ELEMENTS.items()}
+
+#: The types above by their names in `pg_catalog`: a Type message names a domain's base type so.
+_NAMES = {
+    "bool": BOOL,
+    "bytea": BYTEA,
+    "name": NAME,
+    "int8": INT8,
+    "int2": INT2,
+    "int4": INT4,
+    "text": TEXT,
+    "json": JSON,
+    "float4": FLOAT4,
+    "float8": FLOAT8,
+    "bpchar": BPCHAR,
+    "varchar": VARCHAR,
+    "date": DATE,
+    "timestamp": TIMESTAMP,
+    "timestamptz": TIMESTAMPTZ,
+    "numeric": NUMERIC,
+    "uuid": UUID,
+    "jsonb": JSONB,
+}
+_BY_OID = {oid: name for name, oid in _NAMES.items()}
+_NAMES |= {f"_{_BY_OID[element]}": array for array, element in _ELEMENTS.items()}
+_NAMES["_numeric"] = NUMERIC_ARRAY
 
 #: Values that PostgreSQL has and the target has not.
 _BEYOND = re.compile(r"-?infinity|.* BC|\d{5,}-.*|NaN|-?Infinity", re.DOTALL)
@@ -85,13 +115,32 @@ class ColumnType:
 
 def column_type(type_oid: int, typmod: int) -> ColumnType:
     """The Arrow type for a PostgreSQL type OID and modifier (`pg_attribute.atttypmod`)."""
-    if type_oid == NUMERIC:
+    if type_oid in {NUMERIC, NUMERIC_ARRAY}:
         limits = numeric_limits(typmod)
         if limits is None:
             return ColumnType(type_oid, typmod, pa.string(), kept_as_text=True)
-        return ColumnType(type_oid, typmod, pa.decimal128(*limits), kept_as_text=False)
+        decimal = pa.decimal128(*limits)
+        arrow = decimal if type_oid == NUMERIC else pa.list_(decimal)
+        return ColumnType(type_oid, typmod, arrow, kept_as_text=False)
     found = _ARROW.get(type_oid)
     return ColumnType(type_oid, typmod, found or pa.string(), kept_as_text=found is None)
+
+
+def with_base_types(relation: Relation) -> Relation:
+    """The relation with its columns of a domain as columns of the domain's base type.
+
+    A Type message tells the base type's name and not its modifier, so a domain over `numeric(p, s)` is
+    one over `numeric`: text. The copy of a table (`snapshot`) goes by the same rule.
+    """
+    return replace(
+        relation, columns=tuple(_with_base_type(c, relation.types) for c in relation.columns)
+    )
+
+
+def _with_base_type(column: Column, types: Mapping[int, tuple[str, str]]) -> Column:
+    schema, name = types.get(column.type_oid, ("", ""))
+    base = _NAMES.get(name) if schema == "pg_catalog" else None
+    return column if base is None else replace(column, type_oid=base)
 
 
 def numeric_limits(typmod: int) -> tuple[int, int] | None:
@@ -133,7 +182,10 @@ def from_text(values: pa.Array, kind: ColumnType) -> pa.Array:
 
     Raises `UnfitValueError` with the position of the first value that does not fit.
     """
-    arrow = kind.arrow
+    return _converted(values, kind.arrow)
+
+
+def _converted(values: pa.Array, arrow: pa.DataType) -> pa.Array:
     if pa.types.is_string(arrow):
         return checked_utf8(values)
     if pa.types.is_boolean(arrow):
@@ -231,11 +283,7 @@ def _bytea(values: pa.Array) -> pa.Array:
 def _lists(values: pa.Array, arrow: pa.DataType) -> pa.Array:
     offsets, texts, valid = elements(values)
     try:
-        items = (
-            checked_utf8(texts)
-            if pa.types.is_string(arrow.value_type)
-            else _cast(texts, arrow.value_type)
-        )
+        items = _converted(texts, arrow.value_type)
     except UnfitValueError as fault:
         row = int(np.searchsorted(offsets, fault.index, side="right")) - 1
         raise UnfitValueError(row, fault.what, malformed=fault.malformed) from None

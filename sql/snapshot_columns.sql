@@ -1,15 +1,27 @@
--- A table's columns in order: type, whether generated, the function that writes its values as text, and
--- whether it is in the key (the replica identity's index, otherwise the primary key). A deferrable key is none:
+-- A table's columns in order: type (of a domain: its base type, without the modifier, which the change
+-- stream does not tell either), whether generated, the function that writes its values as text, the type that
+-- this function takes where that is another one (refcursor), and whether it is in the key (the replica identity's index, otherwise the primary key). A deferrable key is none:
 -- rows may pass through each other's keys inside a statement, so a change cannot be followed by it.
-SELECT a.attname, a.atttypid::bigint, a.atttypmod,
+WITH RECURSIVE bases AS (
+    SELECT atttypid AS type, atttypid AS base
+    FROM pg_attribute WHERE attrelid = %(table)s AND attnum > 0 AND NOT attisdropped
+    UNION
+    SELECT b.type, d.typbasetype FROM bases AS b JOIN pg_type AS d ON d.oid = b.base AND d.typtype = 'd'
+)
+SELECT a.attname, b.base::bigint, a.atttypmod,
        coalesce(to_jsonb(a) ->> 'attgenerated', '') <> '' AS generated,
-       fn.nspname, f.proname,
+       ARRAY[fn.nspname, f.proname]::text[] AS output,
+       CASE WHEN p.typtype <> 'p' AND p.oid <> b.base THEN ARRAY[pn.nspname, p.typname]::text[] END AS argument,
        coalesce(a.attnum = ANY ((k.indkey::int2[])[0:k.indnkeyatts - 1]), false) AS is_key
 FROM pg_attribute AS a
 JOIN pg_class AS c ON c.oid = a.attrelid
 JOIN pg_type AS t ON t.oid = a.atttypid
+JOIN bases AS b ON b.type = a.atttypid
+    AND NOT EXISTS (SELECT FROM pg_type AS d WHERE d.oid = b.base AND d.typtype = 'd')
 JOIN pg_proc AS f ON f.oid = t.typoutput
 JOIN pg_namespace AS fn ON fn.oid = f.pronamespace
+JOIN pg_type AS p ON p.oid = f.proargtypes[0]
+JOIN pg_namespace AS pn ON pn.oid = p.typnamespace
 LEFT JOIN pg_index AS k
     ON k.indrelid = c.oid AND k.indimmediate
     AND CASE c.relreplident WHEN 'i' THEN k.indisreplident ELSE k.indisprimary END

@@ -12,15 +12,31 @@ from hypothesis import strategies as st
 
 from spark_consumers import types
 from spark_consumers.spans import contents, gather
-from spark_consumers.types import column_type, from_text, numeric_limits
+from spark_consumers.types import column_type, from_text, numeric_limits, with_base_types
 from spark_consumers.unfit import UnfitValueError
 from tests.support.change_entries import TYPED
 from tests.support.plain_decoder import value
-from walsender_bridge.wire.pgoutput import Column
+from walsender_bridge.wire.pgoutput import Column, Relation
 
 
 def typmod(precision: int, scale: int) -> int:
     return (precision << 16 | scale & 0x7FF) + 4
+
+
+def test_a_domain_is_its_base_type_and_one_over_numeric_is_text() -> None:
+    columns = tuple(Column(f"c{i}", 20_000 + i, -1, is_key=False) for i in range(5))
+    bases = {
+        20_000: ("pg_catalog", "int4"),
+        20_001: ("pg_catalog", "_timestamptz"),
+        20_002: ("pg_catalog", "numeric"),
+        20_003: ("pg_catalog", "inet"),
+        # A type of somebody's own that is called like one of ours.
+        20_004: ("public", "int4"),
+    }
+    relation = with_base_types(Relation(1, "public", "t", "d", columns, bases))
+    assert [column_type(c.type_oid, c.typmod).arrow for c in relation.columns] == [
+        *(pa.int32(), pa.list_(pa.timestamp("us", "UTC")), pa.string(), pa.string(), pa.string())
+    ]
 
 
 def converted(type_oid: int, texts: list[str | None], modifier: int = -1) -> list[Any]:
@@ -48,6 +64,11 @@ def converted(type_oid: int, texts: list[str | None], modifier: int = -1) -> lis
         (types.JSONB, pa.string()),
         (types.INT4_ARRAY, pa.list_(pa.int32())),
         (types.TEXT_ARRAY, pa.list_(pa.string())),
+        (1000, pa.list_(pa.bool_())),
+        (1001, pa.list_(pa.binary())),
+        (1022, pa.list_(pa.float64())),
+        (1182, pa.list_(pa.date32())),
+        (2951, pa.list_(pa.string())),
     ],
 )
 def test_common_types_have_a_type_of_their_own(type_oid: int, arrow: pa.DataType) -> None:

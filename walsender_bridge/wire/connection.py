@@ -39,8 +39,11 @@ from walsender_bridge.wire.replication import History, Row, SystemIdentity
 #: exact on 12 and later.
 PINNED_OPTIONS = (
     "-c TimeZone=UTC -c DateStyle=ISO,YMD -c IntervalStyle=postgres "
-    "-c extra_float_digits=3 -c bytea_output=hex"
+    "-c extra_float_digits=3 -c bytea_output=hex -c lc_monetary=C"
 )
+#: Names of tables, functions and types among the values (`regclass`) are written with their schema. For
+#: sessions that turn values into text and name nothing without its schema.
+QUALIFIED_OPTIONS = "-c search_path=pg_catalog"
 #: Seconds for a TCP connection and the server's greeting, unless the DSN says otherwise.
 CONNECT_TIMEOUT = 10
 #: Milliseconds without a TCP acknowledgement after which a connection counts as broken.
@@ -52,11 +55,15 @@ _COPY_BOTH = pq.ExecStatus.COPY_BOTH
 _GOOD = (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK, pq.ExecStatus.EMPTY_QUERY)
 
 
-def pinned_conninfo(dsn: str, **settings: str) -> str:
-    """`dsn` with the pinned settings, and `settings` over it. Raises `ConfigError`."""
+def pinned_conninfo(dsn: str, *, qualified: bool = False, **settings: str) -> str:
+    """`dsn` with the pinned settings (`qualified`: `QUALIFIED_OPTIONS` too), and `settings` over it.
+
+    Raises `ConfigError`.
+    """
+    pinned = f"{PINNED_OPTIONS} {QUALIFIED_OPTIONS}" if qualified else PINNED_OPTIONS
     try:
         own = conninfo_to_dict(dsn)
-        options = " ".join(filter(None, (str(own.get("options") or ""), PINNED_OPTIONS)))
+        options = " ".join(filter(None, (str(own.get("options") or ""), pinned)))
         defaults = {
             "connect_timeout": str(CONNECT_TIMEOUT),
             "tcp_user_timeout": str(TCP_USER_TIMEOUT_MS),
@@ -95,7 +102,9 @@ class ReplicationConnection:
         Raises `ConfigError`, `AuthenticationError` (user, password, pg_hba.conf), `PrivilegeError`
         (no REPLICATION), `ConnectionFailedError` (not there, starting, no such database).
         """
-        conninfo = pinned_conninfo(dsn, replication="database", application_name=application_name)
+        conninfo = pinned_conninfo(
+            dsn, qualified=True, replication="database", application_name=application_name
+        )
         where = describe(dsn)
         pgconn = pq.PGconn.connect(conninfo.encode())
         if pgconn.status != pq.ConnStatus.OK:
