@@ -16,7 +16,9 @@ from typing import Annotated
 
 import typer
 
-from walsender_bridge.config import Config, LakeSection, load_config
+from walsender_bridge.commands import attach
+from walsender_bridge.commands.options import DEFAULT_CONFIG, AsJson, ConfigPath
+from walsender_bridge.config import Config, LakeSection, load_config, remember_flags
 from walsender_bridge.errors import Cause, LakeError, TusklineError, UsageError
 from walsender_bridge.output import Output
 from walsender_bridge.supervisor import Child, Supervisor, exit_with_parent, stop_on_signals
@@ -24,7 +26,6 @@ from walsender_bridge.wire.lsn import format_lsn
 
 app = typer.Typer(
     name="tuskline",
-    help="Committed changes of a running PostgreSQL as consistent tables in Spark.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -43,11 +44,22 @@ for name, group in (
 ):
     app.add_typer(group, name=name, no_args_is_help=True)
 
-ConfigPath = Annotated[
-    Path, typer.Option("--config", "-c", envvar="TUSKLINE_CONFIG", help="The TOML file.")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON; the result is the last line.")]
-DEFAULT_CONFIG = Path("tuskline.toml")
+attach.register(app)
+
+
+@app.callback()
+def flags(
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Configure this over file and environment; repeatable.",
+        ),
+    ] = None,
+) -> None:
+    """Committed changes of a running PostgreSQL as consistent tables in Spark."""
+    remember_flags(assignments or [])
 
 
 @keeper_app.command("run")

@@ -1,4 +1,4 @@
-"""The configuration: a TOML file < `TUSKLINE_*` in the environment < flags.
+"""The configuration: a TOML file < `TUSKLINE_*` in the environment < flags (`tuskline --set KEY=VALUE`).
 
 Sections and keys are strict: an unknown one is an error that names the nearest. Sections that belong to
 parts which are not in this version are known by name and refused by name, so that a file written for a
@@ -6,6 +6,8 @@ newer version is never half understood. Relative paths are relative to the file'
 """
 
 import difflib
+import json
+import os
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,10 +15,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from walsender_bridge.errors import ConfigError, NotSupportedError
+from walsender_bridge.errors import ConfigError, NotSupportedError, UsageError
 
 #: Sections of parts that this version does not have.
-RESERVED = ("candidate", "safekeepers", "gate", "tls", "metrics")
+RESERVED = ("candidate", "safekeepers", "gate", "tls")
+#: What `--set` said, as a JSON object in the environment: the processes that are started here see it too.
+FLAGS_VARIABLE = "TUSKLINE_FLAGS"
 
 #: A stream's name is a folder name, a Flight path and an Iceberg namespace, so it is kept plain.
 StreamName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,39}$")]
@@ -80,6 +84,18 @@ class LakeSection(_Section):
     spark_master: str = "local[2]"
 
 
+class MetricsSection(_Section):
+    """`[metrics]`: where `tuskline up` serves `/metrics`, `/healthz` and `/readyz`."""
+
+    listen: HostPort = "127.0.0.1:9400"
+
+
+class LogsSection(_Section):
+    """`[logs]`: how the parts write their logs, to standard error."""
+
+    format: Literal["console", "json"] = "console"
+
+
 class Config(BaseSettings):
     """The whole configuration. Load it with `load_config`."""
 
@@ -91,6 +107,9 @@ class Config(BaseSettings):
     source: tuple[SourceSection, ...] = Field(min_length=1)
     keeper: tuple[KeeperSection, ...] = Field(min_length=1)
     lake: LakeSection | None = None
+    #: None: no endpoint is served.
+    metrics: MetricsSection | None = None
+    logs: LogsSection = LogsSection()
 
     @classmethod
     def settings_customise_sources(
@@ -131,6 +150,8 @@ def _fields_at(location: tuple[int | str, ...]) -> list[str]:
             "source": SourceSection,
             "keeper": KeeperSection,
             "lake": LakeSection,
+            "metrics": MetricsSection,
+            "logs": LogsSection,
         }.get(part, Config)
     return [*model.model_fields]
 
@@ -161,8 +182,77 @@ def _tables(value: object) -> list[object]:
     return value if isinstance(value, list) else []
 
 
+def remember_flags(assignments: list[str]) -> None:
+    """Take `KEY=VALUE` flags for `load_config` here and in every process that is started from here.
+
+    KEY is `section.key`, or `source.NAME.key`; VALUE is TOML, or plain text. Raises `UsageError`, also for a
+    password: arguments are everybody's to read.
+    """
+    flags: dict[str, Any] = {}
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        if not equals or not key.strip():
+            raise UsageError(
+                "--set needs KEY=VALUE", repair="for example --set lake.epoch_interval=5"
+            )
+        if key.endswith("dsn") and has_password(text):
+            raise UsageError(
+                f"--set {key}: a password in an argument can be read by every user of this machine",
+                repair="put it into ~/.pgpass, PGPASSWORD or a service file",
+            )
+        try:
+            flags[key.strip()] = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            flags[key.strip()] = text
+    if flags:
+        os.environ[FLAGS_VARIABLE] = json.dumps(flags)
+
+
+def has_password(dsn: str) -> bool:
+    """Whether a libpq connection string holds a password; also if it is one that libpq does not read."""
+    from psycopg import Error
+    from psycopg.conninfo import conninfo_to_dict
+
+    try:
+        return "password" in conninfo_to_dict(dsn)
+    except Error:
+        return "password" in dsn.lower()
+
+
+def _with_flags(config: Config, where: str) -> Config:
+    flags = json.loads(os.environ.get(FLAGS_VARIABLE, "{}"))
+    if not flags:
+        return config
+    values = config.model_dump()
+    for key, value in flags.items():
+        _assign(values, key, value)
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        raise _explain(error, f"{where} with --set") from None
+
+
+def _assign(values: dict[str, Any], key: str, value: object) -> None:
+    *path, last = key.split(".")
+    place: Any = values
+    for part in path:
+        if isinstance(place, (list, tuple)):
+            names = {str(n): each for n, each in enumerate(place)}
+            names |= {each["name"]: each for each in place if "name" in each}
+            found = names.get(part)
+        else:
+            found = place.setdefault(part, {}) or {}
+            place[part] = found
+        if not isinstance(found, (dict, list, tuple)):
+            raise UsageError(f"--set {key}: there is no {part!r}", repair="see the configuration")
+        place = found
+    if not isinstance(place, dict):
+        raise UsageError(f"--set {key}: needs a number or a name before {last!r}")
+    place[last] = value
+
+
 def load_config(path: Path) -> Config:
-    """The configuration in a TOML file, completed from the environment.
+    """The configuration in a TOML file, completed from the environment and from flags.
 
     Raises `ConfigError` (unreadable, not TOML, an unknown or missing key, a wrong value) and
     `NotSupportedError` (a section of a part that this version does not have).
@@ -188,6 +278,7 @@ def load_config(path: Path) -> Config:
         config = Config(**values)
     except ValidationError as error:
         raise _explain(error, where) from None
+    config = _with_flags(config, where)
     names = [source.name for source in config.source]
     for name in names:
         if names.count(name) > 1:

@@ -37,6 +37,7 @@ class Cause(IntEnum):
     LOCAL_SERVER = 23
     SCHEMA = 24
     SNAPSHOT = 25
+    RUNNING = 26
 
 
 class TusklineError(Exception):
@@ -210,6 +211,12 @@ class SnapshotError(TusklineError):
     """An exported snapshot that cannot be read (any more)."""
 
     cause = Cause.SNAPSHOT
+
+
+class RunningError(TusklineError):
+    """The parts run, and must not for what was asked."""
+
+    cause = Cause.RUNNING
 
 
 def _all_classes(root: type[TusklineError]) -> list[type[TusklineError]]:

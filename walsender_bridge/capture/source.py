@@ -21,6 +21,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
+from walsender_bridge.attach.record import Made, Record
 from walsender_bridge.errors import (
     ConfigError,
     NotSupportedError,
@@ -167,7 +168,7 @@ def prepare(connection: psycopg.Connection[Any], source: Source) -> None:
             where=source.where,
             repair="PostgreSQL 11 or later is needed",
         )
-    wal_level, in_recovery, _, has_flush_table = _row(connection, "source_facts")
+    wal_level, in_recovery, has_schema, has_tables = _row(connection, "source_facts")
     if wal_level != "logical":
         raise ServerSettingError(
             f"wal_level is {wal_level}",
@@ -179,12 +180,20 @@ def prepare(connection: psycopg.Connection[Any], source: Source) -> None:
             "the server is a standby", where=source.where, repair="name the primary in the DSN"
         )
     with connection.transaction():
-        if not has_flush_table:
+        if not has_tables:
             connection.execute(load("flush").encode())
-        _prepare_publication(connection, source, version)
+        record = Record(connection, source.slot)
+        if not has_schema:
+            record.add(Made("schema", "tuskline"))
+        _prepare_publication(connection, source, version, record)
+        if _find_slot(connection, source) is None:
+            # Before it is there: a crash in between leaves a record too many, not a slot too many.
+            record.add(Made("slot", source.slot))
 
 
-def _prepare_publication(connection: psycopg.Connection[Any], source: Source, version: int) -> None:
+def _prepare_publication(
+    connection: psycopg.Connection[Any], source: Source, version: int, record: Record
+) -> None:
     names = {"publication": source.publication}
     found = connection.execute(load("source_publication").encode(), names).fetchone()
     if found is None:
@@ -195,6 +204,7 @@ def _prepare_publication(connection: psycopg.Connection[Any], source: Source, ve
             _publish(connection, "publication_create_all", source, [])
         if version >= 130000:
             _publish(connection, "publication_via_root", source, [])
+        record.add(Made("publication", source.publication))
         return
     facts: dict[str, Any] = found[0]
     missing = [op for op in ("insert", "update", "delete", "truncate") if not facts[f"pub{op}"]]
@@ -212,6 +222,8 @@ def _prepare_publication(connection: psycopg.Connection[Any], source: Source, ve
         if own:
             _checked_tables(connection, source, tuple(own))
         _publish(connection, "publication_add", source, absent)
+        for name in absent:
+            record.add(Made("published", name, grantee=source.publication))
 
 
 def _checked_tables(
@@ -261,15 +273,19 @@ def _row(connection: psycopg.Connection[Any], text: str) -> tuple[Any, ...]:
     return tuple(row)
 
 
+def _find_slot(connection: psycopg.Connection[Any], source: Source) -> dict[str, Any] | None:
+    row = connection.execute(load("source_slot").encode(), {"slot": source.slot}).fetchone()
+    return None if row is None else dict(row[0])
+
+
 def slot_position(connection: psycopg.Connection[Any], source: Source) -> int | None:
     """What the slot is confirmed to (an LSN), or None when there is none.
 
     Raises `SlotError` if the slot is not one that capture can use, or is in use.
     """
-    row = connection.execute(load("source_slot").encode(), {"slot": source.slot}).fetchone()
-    if row is None:
+    slot = _find_slot(connection, source)
+    if slot is None:
         return None
-    slot: dict[str, Any] = row[0]
     database = connection.info.dbname
     where = f"{source.where}, slot {source.slot}"
     if slot["plugin"] != "pgoutput" or slot["database"] != database or slot["temporary"]:

@@ -167,9 +167,14 @@ class ReplicationConnection:
     def create_slot(self, slot: str, *, timeout: float | None = None) -> int:
         """Create a permanent logical slot; returns its consistent point, an LSN.
 
-        The server waits until the transactions that run now have ended.
+        The server waits until the transactions that run now have ended. After `timeout` seconds it is told
+        to give up: otherwise it would make the slot later, for nobody. Raises `DeadlineError` then.
         """
-        rows = self.command(replication.create_logical_slot(slot), timeout=timeout)
+        try:
+            rows = self.command(replication.create_logical_slot(slot), timeout=timeout)
+        except DeadlineError:
+            self._pgconn.get_cancel().cancel()
+            raise
         return parse_lsn(rows[0][1] or "")
 
     def create_temporary_slot_with_snapshot(

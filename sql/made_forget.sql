@@ -1,0 +1,1 @@
+DELETE FROM tuskline.made WHERE slot = %(slot)s;

@@ -1,0 +1,1 @@
+ALTER PUBLICATION {publication} DROP TABLE {tables};

@@ -1,0 +1,1 @@
+REVOKE {privilege} ON DATABASE {name} FROM {role};

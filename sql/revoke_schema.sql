@@ -1,0 +1,1 @@
+REVOKE {privilege} ON SCHEMA {name} FROM {role};

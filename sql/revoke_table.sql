@@ -1,0 +1,1 @@
+REVOKE {privilege} ON TABLE {name} FROM {role};

@@ -1,0 +1,2 @@
+-- Without CASCADE: what somebody else has put there is theirs to remove.
+DROP SCHEMA tuskline;

@@ -1,0 +1,238 @@
+"""`tuskline init` and `tuskline detach`: what is made is recorded, and exactly that is taken back."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+
+from tests.support.attached import Attached, difference, server_state
+from tests.support.capture_stack import CaptureProcess, ChangeLog, check_equal, make_tables
+from tests.support.servers import DEFAULT, Database, majors
+from tests.support.waiting import wait_for
+from walsender_bridge import lifetime
+from walsender_bridge.attach import init as attaching
+from walsender_bridge.capture.source import Source
+from walsender_bridge.errors import Cause, DeadlineError
+
+TABLES = ("public.orders", "public.audit")
+SECRET = "planted-secret-9f2c"
+
+each_major = pytest.mark.parametrize(
+    "pg_server",
+    [pytest.param(m, marks=[] if m == DEFAULT else [pytest.mark.long]) for m in majors()],
+    indirect=True,
+    ids="pg{}".format,
+)
+
+
+@pytest.fixture
+def shop(database: Database) -> Database:
+    with database.connect() as connection:
+        make_tables(connection)
+    return database
+
+
+@pytest.fixture
+def role(shop: Database) -> Iterator[str]:
+    """The name of a role that does not exist; gone again afterwards."""
+    name = f"attached_{shop.name}"
+    yield name
+    with shop.connect() as connection:
+        found = connection.execute("SELECT FROM pg_roles WHERE rolname = %s", [name]).fetchone()
+        if found is not None:
+            connection.execute(f"DROP OWNED BY {name}".encode())
+            connection.execute(f"DROP ROLE {name}".encode())
+
+
+def as_role(shop: Database, role: str) -> str:
+    return shop.server.dsn(shop.name, user=role, password=SECRET)
+
+
+def administrator(shop: Database) -> dict[str, str]:
+    """The environment in which the superuser's password is found, and no flag tells it."""
+    password = conninfo_to_dict(shop.dsn)["password"]
+    return {"PGPASSWORD": str(password)}
+
+
+@each_major
+def test_what_init_makes_detach_takes_back_and_nothing_else(tmp_path: Path, shop: Database) -> None:
+    before = server_state(shop.dsn)
+    tuskline = Attached(tmp_path, {"shop": {"dsn": shop.dsn, "tables": TABLES}})
+    made = tuskline.json("init")["made"]
+    assert {row["made"] for row in made} == {
+        "publication tuskline_shop",
+        "schema tuskline",
+        "slot tuskline_shop",
+    }
+    attached = server_state(shop.dsn)
+    assert difference(before, attached)
+    # Done again, it makes nothing.
+    assert tuskline.json("init")["made"] == []
+    assert difference(attached, server_state(shop.dsn)) == []
+    taken = tuskline.json("detach")["taken_back"]
+    assert {row["taken_back"] for row in taken} == {row["made"] for row in made}
+    assert difference(before, server_state(shop.dsn)) == []
+    assert tuskline.json("detach")["taken_back"] == []
+
+
+@each_major
+def test_an_administrator_makes_a_role_that_may_do_no_more_than_it_needs(
+    tmp_path: Path, shop: Database, role: str
+) -> None:
+    shop.execute(
+        "CREATE SCHEMA sales",
+        "CREATE TABLE sales.parts (id int PRIMARY KEY) PARTITION BY RANGE (id)",
+        "CREATE TABLE sales.parts_1 PARTITION OF sales.parts FOR VALUES FROM (0) TO (9)",
+        "CREATE TABLE secrets (id int PRIMARY KEY)",
+    )
+    before = server_state(shop.dsn)
+    tables = [*TABLES, "sales.parts"]
+    tuskline = Attached(tmp_path, {"shop": {"dsn": as_role(shop, role), "tables": tables}})
+    made = tuskline.json("init", "--admin", "user=postgres", env=administrator(shop))["made"]
+    told = {row["made"] for row in made}
+    assert f"role {role}" in told
+    assert f"SELECT on table sales.parts_1 for {role}" in told
+    with psycopg.connect(as_role(shop, role), autocommit=True) as connection:
+        connection.execute("SELECT * FROM orders, audit, sales.parts, sales.parts_1")
+        connection.execute("UPDATE tuskline.flush SET token = token + 1")
+        for refused in (
+            "SELECT * FROM secrets",
+            "INSERT INTO orders VALUES (1, '')",
+            "INSERT INTO tuskline.made VALUES ('', 'role', 'postgres')",
+            "CREATE SCHEMA mine",
+        ):
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                connection.execute(refused.encode())
+    # What the role needs is there: capture runs as it.
+    with ChangeLog(tmp_path) as log:
+        capture = CaptureProcess(tmp_path, log, as_role(shop, role), *tables)
+        with capture:
+            wait_for(capture.streams, 30, "capture streams")
+            shop.execute("INSERT INTO orders VALUES (1, 'x')")
+            check_equal(log, shop.dsn)
+            assert capture.stop() == 0
+    # Not by the role itself: it did not make these things.
+    error = tuskline.error("detach", code=Cause.PRIVILEGE)
+    assert "--admin user=postgres" in error["repair"]
+    tuskline.json("detach", "--admin", "user=postgres", env=administrator(shop))
+    assert difference(before, server_state(shop.dsn)) == []
+
+
+def test_what_was_there_before_stays(tmp_path: Path, shop: Database, role: str) -> None:
+    shop.execute(
+        f"CREATE ROLE {role} LOGIN REPLICATION PASSWORD '{SECRET}'",
+        f"GRANT SELECT ON orders TO {role}",
+        "CREATE PUBLICATION own FOR TABLE orders",
+        "SELECT pg_create_logical_replication_slot('own_slot', 'pgoutput')",
+    )
+    before = server_state(shop.dsn)
+    section = {
+        "dsn": as_role(shop, role),
+        "tables": TABLES,
+        "slot": "own_slot",
+        "publication": "own",
+    }
+    tuskline = Attached(tmp_path, {"shop": section})
+    admin = ("--admin", "user=postgres")
+    made = tuskline.json("init", *admin, env=administrator(shop))["made"]
+    told = {row["made"] for row in made}
+    assert "table public.audit in publication own" in told
+    assert not any(line.startswith(("role", "slot", "publication")) for line in told)
+    assert f"SELECT on table public.orders for {role}" not in told
+    tuskline.json("detach", *admin, env=administrator(shop))
+    assert difference(before, server_state(shop.dsn)) == []
+
+
+def test_two_sources_of_one_database_share_what_the_last_takes_back(
+    tmp_path: Path, shop: Database, role: str
+) -> None:
+    before = server_state(shop.dsn)
+    sources = {
+        "orders": {"dsn": as_role(shop, role), "tables": TABLES[:1]},
+        "audit": {"dsn": as_role(shop, role), "tables": TABLES[1:]},
+    }
+    tuskline = Attached(tmp_path, sources)
+    admin = ("--admin", "user=postgres")
+    tuskline.json("init", *admin, env=administrator(shop))
+    tuskline.json("detach", "--source", "orders", *admin, env=administrator(shop))
+    left = server_state(shop.dsn)
+    assert any("'tuskline_audit'" in line for line in left["slots"])
+    assert not any("'tuskline_orders'" in line for line in left["slots"])
+    with psycopg.connect(as_role(shop, role), autocommit=True) as connection:
+        connection.execute("SELECT * FROM audit")
+    tuskline.json("detach", *admin, env=administrator(shop))
+    assert difference(before, server_state(shop.dsn)) == []
+
+
+def test_capture_records_what_it_makes_without_init(tmp_path: Path, shop: Database) -> None:
+    before = server_state(shop.dsn)
+    with ChangeLog(tmp_path) as log:
+        capture = CaptureProcess(tmp_path, log, shop.dsn, *TABLES)
+        with capture:
+            wait_for(capture.streams, 30, "capture streams")
+            tuskline = Attached(tmp_path, {"shop": {"dsn": shop.dsn, "tables": TABLES}})
+            error = tuskline.error("detach", code=Cause.SLOT)
+            assert "active" in error["what"]
+            assert capture.stop() == 0
+    tuskline.json("detach")
+    assert difference(before, server_state(shop.dsn)) == []
+
+
+def test_detach_is_refused_while_up_runs(tmp_path: Path, shop: Database) -> None:
+    tuskline = Attached(tmp_path, {"shop": {"dsn": shop.dsn, "tables": TABLES}})
+    tuskline.json("init")
+    with lifetime.held(tuskline.run_dir):
+        error = tuskline.error("detach", code=Cause.RUNNING)
+    assert error["repair"] == "tuskline down"
+    tuskline.json("detach")
+
+
+def test_a_role_that_may_not_is_told_the_two_ways(
+    tmp_path: Path, shop: Database, role: str
+) -> None:
+    shop.execute(f"CREATE ROLE {role} LOGIN REPLICATION PASSWORD '{SECRET}'")
+    before = server_state(shop.dsn)
+    tuskline = Attached(tmp_path, {"shop": {"dsn": as_role(shop, role), "tables": TABLES}})
+    error = tuskline.error("init", code=Cause.PRIVILEGE)
+    assert "--admin" in error["repair"]
+    assert difference(before, server_state(shop.dsn)) == []
+
+
+def test_a_password_in_a_flag_is_refused(tmp_path: Path, shop: Database) -> None:
+    tuskline = Attached(tmp_path, {"shop": {"dsn": shop.dsn}})
+    for arguments in (
+        ("init", "--admin", f"user=postgres password={SECRET}"),
+        ("detach", "--admin", f"postgresql://postgres:{SECRET}@localhost/x"),
+    ):
+        error = tuskline.error(*arguments, code=Cause.USAGE)
+        assert ".pgpass" in error["repair"]
+        assert SECRET not in str(error)
+    error = tuskline.error(
+        "--set", f"source.shop.dsn=host=127.0.0.1 password={SECRET}", "init", code=Cause.USAGE
+    )
+    assert SECRET not in str(error)
+
+
+def test_a_slot_that_cannot_be_made_in_time_is_not_made_later(
+    shop: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attaching, "SLOT_SECONDS", 0.5)
+    source = Source("shop", shop.dsn, "tuskline_shop", "tuskline_shop", TABLES)
+    with psycopg.connect(shop.dsn) as holding:
+        holding.execute("INSERT INTO orders VALUES (1, 'not committed')")
+        with pytest.raises(DeadlineError, match="did not answer"):
+            attaching.init(source)
+    with shop.connect() as connection:
+        query = (
+            "SELECT count(*) FROM pg_replication_slots WHERE slot_name = 'tuskline_shop'",
+            "SELECT count(*) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND backend_type = 'walsender'",
+        )
+        for text in query:
+            wait_for(
+                lambda text=text: connection.execute(text.encode()).fetchone() == (0,),
+                10,
+                "the walsender gave up, and no slot is left",
+            )

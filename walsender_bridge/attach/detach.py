@@ -1,0 +1,149 @@
+"""`tuskline detach`: take back what the record says was made, and nothing that was there before.
+
+The slot goes first, because no transaction holds it: a detach that was cut off is run again. All else goes in
+one transaction. What all sources of a database share goes with the last of them.
+"""
+
+import time
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from walsender_bridge.attach.init import as_admin, identifier
+from walsender_bridge.attach.record import Made, Record
+from walsender_bridge.capture import source as capture
+from walsender_bridge.capture.source import Source
+from walsender_bridge.errors import ConfigError, PrivilegeError, SlotInUseError
+from walsender_bridge.sql import load
+
+#: Seconds in which a walsender notices that its client has gone.
+_SLOT_SECONDS = 5.0
+
+
+def detach(source: Source, admin: str | None = None) -> list[Made]:
+    """Take back what was made for `source`; what was taken back.
+
+    `admin` as for `init`. Raises `SlotInUseError` while somebody streams from the slot, `PrivilegeError`
+    when another role has made these things, or when something of others depends on them.
+    """
+    with capture.connect(as_admin(source, admin)) as connection:
+        record = Record(connection, source.slot)
+        if record.owner is None:
+            return []
+        _act_as_owner(connection, record, source)
+        found = record.own()
+        if any(made.kind == "slot" for made in found):
+            _drop_slot(connection, source)
+        try:
+            with connection.transaction():
+                for made in found:
+                    _take_back(connection, made)
+                record.forget()
+                if record.is_last():
+                    found += _take_back_shared(connection, record)
+        except psycopg.errors.DependentObjectsStillExist as error:
+            raise PrivilegeError(
+                f"{error.diag.message_primary}: {error.diag.message_detail}",
+                where=source.where,
+                repair="remove what depends on it (another source's role: detach that source first), "
+                "then detach again",
+            ) from None
+        return found
+
+
+def _act_as_owner(connection: psycopg.Connection[Any], record: Record, source: Source) -> None:
+    """See `record`: nobody may have more taken back than they could take back themselves."""
+    if record.owner == record.user:
+        return
+    assert record.owner is not None
+    try:
+        connection.execute(sql.SQL(load("set_role")).format(role=sql.Identifier(record.owner)))
+    except psycopg.errors.InsufficientPrivilege:
+        raise PrivilegeError(
+            f"role {record.owner} has attached this database",
+            where=source.where,
+            repair=f"tuskline detach --admin user={record.owner}",
+        ) from None
+
+
+def _drop_slot(connection: psycopg.Connection[Any], source: Source) -> None:
+    deadline = time.monotonic() + _SLOT_SECONDS
+    while True:
+        try:
+            connection.execute(load("slot_drop").encode(), {"slot": source.slot})
+        except psycopg.errors.ObjectInUse as error:
+            if time.monotonic() > deadline:
+                raise SlotInUseError(
+                    str(error.diag.message_primary),
+                    where=f"{source.where}, slot {source.slot}",
+                    repair="tuskline down, or stop whoever else streams from it",
+                ) from None
+            time.sleep(0.1)
+        else:
+            return
+
+
+def _take_back_shared(connection: psycopg.Connection[Any], record: Record) -> list[Made]:
+    shared = record.shared()
+    grants = [made for made in shared if made.privilege]
+    for made in grants:
+        _take_back(connection, made)
+    connection.execute(load("made_drop").encode())
+    for made in shared:
+        if made not in grants:
+            _take_back(connection, made)
+    return shared
+
+
+def _take_back(connection: psycopg.Connection[Any], made: Made) -> None:
+    """Undo one thing, unless somebody else has undone it."""
+    if made.privilege:
+        _run(
+            connection,
+            f"revoke_{made.kind}",
+            privilege=sql.SQL(_checked_privilege(made)),
+            name=identifier(made),
+            role=sql.Identifier(made.grantee),
+        )
+        return
+    match made.kind:
+        case "publication":
+            _run(connection, "publication_drop", publication=sql.Identifier(made.name))
+        case "published":
+            _run(
+                connection,
+                "publication_remove",
+                publication=sql.Identifier(made.grantee),
+                tables=sql.Identifier(*made.name.split(".", 1)),
+            )
+        case "schema":
+            _run(connection, "schema_drop")
+        case "role":
+            _run(connection, "role_drop", role=sql.Identifier(made.name))
+        case _:
+            # The slot is gone already.
+            pass
+
+
+def _run(connection: psycopg.Connection[Any], text: str, **names: sql.Composable) -> None:
+    try:
+        with connection.transaction():
+            connection.execute(sql.SQL(load(text)).format(**names))
+    except (
+        psycopg.errors.UndefinedObject,
+        psycopg.errors.UndefinedTable,
+        psycopg.errors.InvalidSchemaName,
+    ):
+        return
+
+
+def _checked_privilege(made: Made) -> Any:
+    """The record may hold anything; a privilege is one of these words."""
+    if made.privilege not in {"CONNECT", "USAGE", "SELECT", "UPDATE"}:
+        raise ConfigError(
+            f"the record names a privilege {made.privilege!r} that was never granted",
+            where="tuskline.made",
+            repair="correct that row",
+        )
+    return made.privilege

@@ -1,0 +1,196 @@
+"""`tuskline init`: make what a source needs on its server, and record it (`record`).
+
+Whatever is there already is adopted as it is, so doing it again makes nothing. Two ways: the source's own
+role makes everything that it may, or an administrator does (`admin`), who also makes the source's role and
+grants it what capture and the copy need, table by table, and no more.
+
+Server settings and tables are never changed: what they lack is an error, with the SQL that mends it.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import psycopg
+from psycopg import pq, sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from walsender_bridge.attach.record import Made, Record
+from walsender_bridge.capture import source as capture
+from walsender_bridge.capture.source import FLUSH_TABLE, Source
+from walsender_bridge.errors import ConfigError, PrivilegeError, SlotInUseError
+from walsender_bridge.sql import load
+from walsender_bridge.wire.connection import ReplicationConnection, pinned_conninfo
+
+#: Seconds that the server may wait for transactions which run now, before it makes the slot.
+SLOT_SECONDS = 60.0
+_FLUSH = tuple(FLUSH_TABLE.split("."))
+
+
+def init(source: Source, admin: str | None = None) -> list[Made]:
+    """Make what `source` lacks on its server; what was made, in order.
+
+    `admin`: what a libpq connection string of an administrator has otherwise than the source's
+    (`user=postgres`). Raises the errors of `capture.source.prepare`, `SlotError`, `PrivilegeError`, and
+    `DeadlineError` when transactions that run keep the slot from being made.
+    """
+    maker = as_admin(source, admin)
+    try:
+        with capture.connect(maker) as connection:
+            before = _recorded(connection, source)
+            capture.prepare(connection, maker)
+            if admin is not None:
+                _prepare_role(connection, source)
+            _make_slot(connection, source)
+            return [made for made in _recorded(connection, source) if made not in before]
+    except PrivilegeError as error:
+        raise PrivilegeError(
+            error.what,
+            where=error.where,
+            repair="tuskline init --admin user=..., or let an administrator run what "
+            "`tuskline doctor --fix-sql` prints",
+        ) from None
+
+
+def as_admin(source: Source, admin: str | None) -> Source:
+    """The source as an administrator reaches it. Raises `ConfigError` for what libpq does not read."""
+    if admin is None:
+        return source
+    try:
+        own, over = conninfo_to_dict(source.dsn), conninfo_to_dict(admin)
+    except psycopg.Error:
+        # libpq's own text quotes the part it did not understand: that may be a password.
+        raise ConfigError(
+            "a connection string is not one that libpq reads",
+            where=source.name,
+            repair="write a URI (postgresql://user@host/db) or key=value pairs",
+        ) from None
+    if "user" in over or "service" in over:
+        # Another user's password would only be refused.
+        own.pop("password", None)
+    return replace(source, dsn=make_conninfo("", **{**own, **over}))
+
+
+def _recorded(connection: psycopg.Connection[Any], source: Source) -> list[Made]:
+    record = Record(connection, source.slot)
+    return [*record.own(), *record.shared()] if record.readable else []
+
+
+# -- the role -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Login:
+    """Who a DSN logs in as, however libpq finds that out."""
+
+    user: str
+    password: str
+
+
+def _login(dsn: str) -> _Login:
+    """Libpq says whom it would log in as even when the server refuses, as it does before the role exists."""
+    pgconn = pq.PGconn.connect(pinned_conninfo(dsn).encode())
+    try:
+        return _Login((pgconn.user or b"").decode(), (pgconn.password or b"").decode())
+    finally:
+        pgconn.finish()
+
+
+def _prepare_role(connection: psycopg.Connection[Any], source: Source) -> None:
+    """Make the source's role if it is not there, and grant what it lacks."""
+    login = _login(source.dsn)
+    if login.user == connection.info.user:
+        return
+    record = Record(connection, source.slot)
+    with connection.transaction():
+        found = connection.execute(load("attach_role").encode(), {"role": login.user}).fetchone()
+        if found is None:
+            connection.execute(
+                sql.SQL(load("roles")).format(
+                    role=sql.Identifier(login.user), password=_secret(connection, login)
+                )
+            )
+            record.add(Made("role", login.user))
+        elif not (found[0] and found[1]):
+            raise PrivilegeError(
+                f"role {login.user} may not log in and replicate",
+                where=source.where,
+                repair=f"ALTER ROLE {login.user} LOGIN REPLICATION, or name a new role in the DSN",
+            )
+        for made in _lacking(connection, source, login.user):
+            text = "roles_flush" if made.privilege == "UPDATE" else f"roles_{made.kind}"
+            connection.execute(
+                sql.SQL(load(text)).format(name=identifier(made), role=sql.Identifier(made.grantee))
+            )
+            record.add(made)
+
+
+def _secret(connection: psycopg.Connection[Any], login: _Login) -> sql.Literal:
+    """The password as the server keeps it, so that no log of statements shows it."""
+    if not login.password:
+        return sql.Literal(None)
+    digest = connection.pgconn.encrypt_password(login.password.encode(), login.user.encode())
+    return sql.Literal(digest.decode())
+
+
+def _lacking(connection: psycopg.Connection[Any], source: Source, role: str) -> Iterator[Made]:
+    """The grants that the role lacks, each once."""
+    names = {"role": role}
+    row = connection.execute(load("attach_role").encode(), names).fetchone()
+    if row is not None and not row[2]:
+        yield Made("database", connection.info.dbname, "CONNECT", role)
+    row = connection.execute(load("attach_own").encode(), names).fetchone()
+    reachable, readable, writable = row or (False, False, False)
+    if not reachable:
+        yield Made("schema", _FLUSH[0], "USAGE", role)
+    if not readable:
+        yield Made("table", FLUSH_TABLE, "SELECT", role)
+    if not writable:
+        yield Made("table", FLUSH_TABLE, "UPDATE", role)
+    schemas: set[str] = set()
+    for table in wanted_tables(connection, source.tables, role):
+        if not table["reachable"] and table["schema"] not in schemas:
+            schemas.add(table["schema"])
+            yield Made("schema", table["schema"], "USAGE", role)
+        if not table["readable"]:
+            yield Made("table", f"{table['schema']}.{table['name']}", "SELECT", role)
+
+
+def wanted_tables(
+    connection: psycopg.Connection[Any], tables: Iterable[str], role: str
+) -> list[dict[str, Any]]:
+    """The tables of a source and their partitions, as sql/attach_tables.sql tells them."""
+    cursor = connection.execute(
+        load("attach_tables").encode(), {"tables": list(tables), "role": role}
+    )
+    columns = [column.name for column in cursor.description or ()]
+    return [dict(zip(columns, row, strict=True)) for row in cursor]
+
+
+def identifier(made: Made) -> sql.Identifier:
+    """The thing's name, quoted."""
+    parts = made.name.split(".", 1) if made.kind == "table" else [made.name]
+    return sql.Identifier(*parts)
+
+
+# -- the slot -------------------------------------------------------------------------------------------
+
+
+def _make_slot(connection: psycopg.Connection[Any], source: Source) -> None:
+    """Make the slot as the source's role unless it is there: it will be the one that streams from it."""
+    try:
+        if capture.slot_position(connection, source) is not None:
+            return
+    except SlotInUseError:
+        # Capture runs already.
+        return
+    with _walsender(source) as walsender:
+        walsender.create_slot(source.slot, timeout=SLOT_SECONDS)
+
+
+@contextmanager
+def _walsender(source: Source) -> Iterator[ReplicationConnection]:
+    name = f"tuskline-init-{source.name}"
+    with ReplicationConnection.connect(source.dsn, application_name=name) as walsender:
+        yield walsender

@@ -1,0 +1,95 @@
+"""What Tuskline has made on a server, recorded in the server: the table `tuskline.made`.
+
+Invariant: what detach takes back was made by Tuskline. A thing and its record are committed together, or
+(a slot, which no transaction holds) the record comes first and may stand for nothing.
+
+What one source alone uses (slot, publication, tables added to a publication that was there) is recorded
+under its slot. What all sources of a database share (schema, role, grants) is recorded under no slot, and
+is taken back with the last of them.
+
+Who may write the record could name in it what is not ours. So whoever takes back acts as the record's owner
+(`SET ROLE`), who could have done the same without it.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import psycopg
+
+from walsender_bridge.sql import load
+
+#: Kinds that belong to one source; the others belong to all sources of the database.
+OF_ONE_SOURCE: Final = ("slot", "publication", "published")
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """One thing: `kind` is schema, slot, publication, published, role, or what a grant is on.
+
+    `name` is as the catalog writes it (`schema.table` for tables). `grantee` is the role of a grant, or the
+    publication that a table was added to; `privilege` the privilege that was granted.
+    """
+
+    kind: str
+    name: str
+    privilege: str = ""
+    grantee: str = ""
+
+    def __str__(self) -> str:
+        if self.privilege:
+            return f"{self.privilege} on {self.kind} {self.name} for {self.grantee}"
+        if self.kind == "published":
+            return f"table {self.name} in publication {self.grantee}"
+        return f"{self.kind} {self.name}"
+
+
+class Record:
+    """The record of one source, on a connection to its database."""
+
+    def __init__(self, connection: psycopg.Connection[Any], slot: str) -> None:
+        self._connection = connection
+        self._slot = slot
+        row = connection.execute(load("made_owner").encode()).fetchone()
+        #: The record's owner; None: nothing was ever made here.
+        self.owner: str | None = row and row[0]
+        #: Whose rights the connection has.
+        self.user: str | None = row and row[1]
+        self._writable = bool(row and row[2])
+        #: Whether it can be read at all.
+        self.readable = bool(row and row[3])
+
+    def add(self, made: Made) -> None:
+        """Record a thing. Without the right to, nothing is recorded: it is not for detach to take back."""
+        if not self._writable:
+            return
+        self._connection.execute(
+            load("made_insert").encode(),
+            {
+                "slot": self._slot if made.kind in OF_ONE_SOURCE else "",
+                "kind": made.kind,
+                "name": made.name,
+                "privilege": made.privilege,
+                "grantee": made.grantee,
+            },
+        )
+
+    def own(self) -> list[Made]:
+        """What was made for this source alone."""
+        return self._list(self._slot)
+
+    def shared(self) -> list[Made]:
+        """What all sources of this database use."""
+        return self._list("")
+
+    def is_last(self) -> bool:
+        """Whether no other source of this database has made anything."""
+        row = self._connection.execute(load("made_rest").encode(), {"slot": self._slot}).fetchone()
+        return row is not None and row[0] == 0
+
+    def forget(self) -> None:
+        """Remove the rows of this source."""
+        self._connection.execute(load("made_forget").encode(), {"slot": self._slot})
+
+    def _list(self, slot: str) -> list[Made]:
+        rows = self._connection.execute(load("made_list").encode(), {"slot": slot}).fetchall()
+        return [Made(*row) for row in rows]
