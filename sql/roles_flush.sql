@@ -1,2 +1,2 @@
 -- `tuskline flush` and the copy mark moments in the log.
-GRANT UPDATE ON TABLE {name} TO {role};
+GRANT UPDATE ON TABLE {relation} TO {role};

@@ -1,2 +1,2 @@
 -- The initial copy reads the table, and each partition by itself.
-GRANT SELECT ON TABLE {name} TO {role};
+GRANT SELECT ON TABLE {relation} TO {role};

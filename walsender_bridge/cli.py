@@ -16,7 +16,7 @@ from typing import Annotated
 
 import typer
 
-from walsender_bridge.commands import attach
+from walsender_bridge.commands import attach, doctor
 from walsender_bridge.commands.options import DEFAULT_CONFIG, AsJson, ConfigPath
 from walsender_bridge.config import Config, LakeSection, load_config, remember_flags
 from walsender_bridge.errors import Cause, LakeError, TusklineError, UsageError
@@ -35,16 +35,17 @@ bridge_app = typer.Typer(help="The service that captures the sources and orders 
 lake_app = typer.Typer(help="The Spark job that publishes epochs.")
 epochs_app = typer.Typer(help="Published epochs of a lake.")
 log_app = typer.Typer(help="The change log.")
-for name, group in (
+for name, named in (
     ("keeper", keeper_app),
     ("bridge", bridge_app),
     ("lake", lake_app),
     ("epochs", epochs_app),
     ("log", log_app),
 ):
-    app.add_typer(group, name=name, no_args_is_help=True)
+    app.add_typer(named, name=name, no_args_is_help=True)
 
-attach.register(app)
+for group in (attach, doctor):
+    group.register(app)
 
 
 @app.callback()
@@ -134,6 +135,9 @@ def lake_run(config: ConfigPath = DEFAULT_CONFIG) -> None:
     exit_with_parent()
     settings = load_config(config)
     lake = _lake_section(settings)
+    from spark_consumers.lakehouse import folder
+
+    folder.check(lake.uri)
     from spark_consumers.lakehouse.pipeline import Lakehouse, Source
     from spark_consumers.session import session
 

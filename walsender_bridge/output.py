@@ -44,6 +44,10 @@ class Output:
             table.add_row(*[str(value) for value in row.values()])
         self.console.print(table)
 
+    def text(self, text: str) -> None:
+        """Lines of a result that is text by nature, as they are."""
+        print(text, flush=True)
+
     def note(self, text: str) -> None:
         """A line of progress, on stderr."""
         self.progress.print(text, markup=False, highlight=False)

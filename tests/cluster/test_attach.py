@@ -1,6 +1,7 @@
 """`tuskline init` and `tuskline detach`: what is made is recorded, and exactly that is taken back."""
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import psycopg
@@ -225,14 +226,18 @@ def test_a_slot_that_cannot_be_made_in_time_is_not_made_later(
         with pytest.raises(DeadlineError, match="did not answer"):
             attaching.init(source)
     with shop.connect() as connection:
-        query = (
-            "SELECT count(*) FROM pg_replication_slots WHERE slot_name = 'tuskline_shop'",
-            "SELECT count(*) FROM pg_stat_activity"
-            " WHERE datname = current_database() AND backend_type = 'walsender'",
-        )
-        for text in query:
+        walsenders = "pg_stat_activity WHERE backend_type = 'walsender' AND datname ="
+        for rows in (
+            "pg_replication_slots WHERE slot_name = 'tuskline_shop' AND database =",
+            walsenders,
+        ):
+            query = f"SELECT count(*) FROM {rows} current_database()".encode()
             wait_for(
-                lambda text=text: connection.execute(text.encode()).fetchone() == (0,),
+                partial(_is_zero, connection, query),
                 10,
                 "the walsender gave up, and no slot is left",
             )
+
+
+def _is_zero(connection: psycopg.Connection, query: bytes) -> bool:
+    return connection.execute(query).fetchone() == (0,)

@@ -1,0 +1,30 @@
+-- What a server says of itself, as one JSON object. Nothing here needs more than a login; what only a superuser
+-- sees (other people's transactions) is left out where it is not shown.
+SELECT jsonb_build_object(
+    'version', current_setting('server_version_num')::int,
+    'version_text', current_setting('server_version'),
+    'database', current_database(),
+    'encoding', current_setting('server_encoding'),
+    'in_recovery', pg_is_in_recovery(),
+    'settings', (
+        SELECT jsonb_object_agg(name, jsonb_build_object('value', setting, 'unit', unit)) FROM pg_settings
+        WHERE name IN ('wal_level', 'max_replication_slots', 'max_wal_senders', 'max_slot_wal_keep_size',
+                       'idle_replication_slot_timeout', 'max_prepared_transactions')),
+    'slots_used', (SELECT count(*) FROM pg_replication_slots),
+    'senders_used', (SELECT count(*) FROM pg_stat_replication),
+    'role', (SELECT jsonb_build_object('name', rolname, 'superuser', rolsuper, 'replication', rolreplication)
+             FROM pg_roles WHERE rolname = current_user),
+    'may_create', has_database_privilege(current_database(), 'CREATE'),
+    'prepared', (SELECT coalesce(jsonb_agg(gid ORDER BY prepared), '[]') FROM pg_prepared_xacts
+                 WHERE database = current_database()),
+    'oldest_seconds', (SELECT extract(epoch FROM now() - min(xact_start))::bigint FROM pg_stat_activity
+                       WHERE backend_xid IS NOT NULL AND pid <> pg_backend_pid()),
+    'publication', (SELECT to_jsonb(p) FROM pg_publication AS p WHERE p.pubname = %(publication)s),
+    'published', (SELECT coalesce(jsonb_agg(schemaname || '.' || tablename), '[]') FROM pg_publication_tables
+                  WHERE pubname = %(publication)s),
+    'slots', (SELECT coalesce(jsonb_agg(to_jsonb(s)), '[]') FROM pg_replication_slots AS s
+              WHERE s.slot_type = 'logical' AND (s.database = current_database() OR s.slot_name = %(slot)s)),
+    'held_bytes', (SELECT jsonb_object_agg(s.slot_name, (CASE WHEN pg_is_in_recovery() THEN 0 ELSE
+                       pg_current_wal_lsn() - s.restart_lsn END)::bigint)
+                   FROM pg_replication_slots AS s WHERE s.restart_lsn IS NOT NULL)
+);

@@ -1,0 +1,2 @@
+ALTER SYSTEM SET {name} = {value};
+SELECT pg_reload_conf();

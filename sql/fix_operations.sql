@@ -1,0 +1,1 @@
+ALTER PUBLICATION {publication} SET (publish = 'insert, update, delete, truncate');

@@ -1,0 +1,132 @@
+"""`tuskline doctor`: every check on every source and on this machine; exits by the first error's cause."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from walsender_bridge.commands.attach import capture_source
+from walsender_bridge.commands.options import (
+    DEFAULT_CONFIG,
+    AsJson,
+    ConfigPath,
+    OneSource,
+    chosen_sources,
+)
+from walsender_bridge.config import Config, LakeSection, SourceSection, load_config
+from walsender_bridge.doctor.finding import Finding, Severity
+from walsender_bridge.errors import Cause, TusklineError
+from walsender_bridge.output import Output
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.command("doctor")(doctor)
+
+
+def doctor(
+    config: ConfigPath = DEFAULT_CONFIG,
+    source: OneSource = None,
+    fix_sql: Annotated[
+        bool,
+        typer.Option(
+            "--fix-sql", help="Print the SQL that repairs, for psql; nothing is executed."
+        ),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """What is not ready on the servers and on this machine, and how it is repaired."""
+    settings = load_config(config)
+    by_source = {section.name: of_source(section) for section in chosen_sources(settings, source)}
+    findings = [each for found in by_source.values() for each in found]
+    findings += of_machine(settings)
+    output = Output(as_json=as_json)
+    if as_json:
+        record = {
+            "errors": _count(findings, Severity.ERROR),
+            "warnings": _count(findings, Severity.WARNING),
+            "findings": [each.to_json() for each in findings],
+        }
+        output.record({**record, "fix_sql": _script(by_source)} if fix_sql else record)
+    elif fix_sql:
+        output.text(_script(by_source))
+    else:
+        _print(output, findings)
+    first = next((each for each in findings if each.severity is Severity.ERROR), None)
+    if first is not None:
+        raise typer.Exit(int(first.cause))
+
+
+def of_source(section: SourceSection) -> list[Finding]:
+    """The findings about one source and its server."""
+    from walsender_bridge.doctor.server import examine
+
+    return examine(capture_source(section))
+
+
+def of_machine(settings: Config) -> list[Finding]:
+    """The findings about this machine."""
+    from walsender_bridge.doctor import machine
+
+    folders = {"[log] data_dir": settings.log.data_dir}
+    folders |= {f"[[keeper]] {each.listen}": each.data_dir for each in settings.keeper}
+    found = [*machine.examine(folders)]
+    if settings.lake is not None:
+        found += [*_lake(settings.lake), *_spark()]
+    return found
+
+
+def _lake(lake: LakeSection) -> Iterator[Finding]:
+    from spark_consumers.lakehouse import folder
+    from walsender_bridge.doctor import machine
+    from walsender_bridge.doctor.server import failed
+
+    try:
+        free = folder.check(lake.uri)
+    except TusklineError as error:
+        yield failed("lake", error.where, error)
+    else:
+        yield machine.room("[lake] uri", Path(lake.uri), free)
+
+
+def _spark() -> Iterator[Finding]:
+    from spark_consumers import versions
+
+    found = versions.here()
+    for problem in found:
+        yield Finding(
+            "spark",
+            "this machine",
+            problem.what,
+            Severity.ERROR if problem.fatal else Severity.WARNING,
+            repair=problem.repair,
+            cause=Cause.NOT_SUPPORTED,
+        )
+    if not found:
+        yield Finding("spark", "this machine", "Spark, Java and the jars fit together")
+
+
+def _count(findings: list[Finding], severity: Severity) -> int:
+    return sum(each.severity is severity for each in findings)
+
+
+def _script(by_source: dict[str, list[Finding]]) -> str:
+    lines = ["-- Read it before you run it. It is for psql, as a superuser or the tables' owner."]
+    for name, findings in by_source.items():
+        fixes = [each for each in findings if each.fix]
+        if not fixes:
+            continue
+        lines += ["", f"-- Source {name}: connect to {fixes[0].where}"]
+        for each in fixes:
+            lines += ["", f"-- {each.check}: {each.what}", each.fix]
+    return "\n".join(lines)
+
+
+def _print(output: Output, findings: list[Finding]) -> None:
+    for each in findings:
+        output.text(f"{each.severity.name.lower():8} {each.where}: {each.check}: {each.what}")
+        if each.repair and each.severity is not Severity.OK:
+            output.text(f"{'':8} repair: {each.repair}")
+    errors, warnings = _count(findings, Severity.ERROR), _count(findings, Severity.WARNING)
+    output.note(f"{errors} errors, {warnings} warnings")

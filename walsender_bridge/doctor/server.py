@@ -1,0 +1,58 @@
+"""A source's server, asked with the source's own role: no superuser is needed to hear what is wrong.
+
+`examine` asks; the functions in `settings` and `tables` judge what it heard, and know no connection.
+"""
+
+from typing import Any
+
+from walsender_bridge.attach.init import wanted_tables
+from walsender_bridge.capture import source as capture
+from walsender_bridge.capture.source import Source
+from walsender_bridge.doctor import settings, tables
+from walsender_bridge.doctor.finding import Finding, Severity
+from walsender_bridge.errors import TusklineError
+from walsender_bridge.sql import load
+from walsender_bridge.wire.connection import ReplicationConnection
+
+
+def examine(source: Source) -> list[Finding]:
+    """Everything there is to say about the source; a server that cannot be reached is one finding."""
+    where = f"{source.name} ({source.where})"
+    try:
+        facts, found = _ask(source)
+    except TusklineError as error:
+        return [failed("connection", where, error)]
+    findings = [Finding("connection", where, f"PostgreSQL {facts['version_text']}")]
+    findings += _walsender(source, where)
+    findings += settings.judge(facts, source, where)
+    findings += tables.judge(facts, found, source, where)
+    return findings
+
+
+def failed(check: str, where: str, error: TusklineError) -> Finding:
+    """The finding that an error is."""
+    return Finding(check, where, error.what, Severity.ERROR, repair=error.repair, cause=error.cause)
+
+
+def _ask(source: Source) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    names = {"publication": source.publication, "slot": source.slot}
+    with capture.connect(source) as connection:
+        row = connection.execute(load("doctor_server").encode(), names).fetchone()
+        assert row is not None
+        facts: dict[str, Any] = row[0]
+        role = facts["role"]["name"]
+        own = connection.execute(load("attach_own").encode(), {"role": role}).fetchone()
+        assert own is not None
+        facts["own"] = dict(zip(("reachable", "readable", "writable"), own, strict=True))
+        return facts, wanted_tables(connection, source.tables, role)
+
+
+def _walsender(source: Source, where: str) -> list[Finding]:
+    """Whether the role is let in to replicate: pg_hba.conf and REPLICATION, tried and not guessed."""
+    try:
+        name = f"tuskline-doctor-{source.name}"
+        with ReplicationConnection.connect(source.dsn, application_name=name) as walsender:
+            walsender.identify()
+    except TusklineError as error:
+        return [failed("replication connection", where, error)]
+    return [Finding("replication connection", where, "a walsender answers")]

@@ -1,0 +1,292 @@
+"""Judgement on a server's settings, role and slots, from the facts of sql/doctor_server.sql."""
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from walsender_bridge.capture.source import OLDEST_VERSION, Source
+from walsender_bridge.doctor.finding import Finding, Severity, fix
+from walsender_bridge.doctor.unsafe_versions import faults_of
+from walsender_bridge.errors import Cause
+
+#: The newest major that this version is tested with.
+NEWEST_MAJOR: Final = 18
+#: Bytes of WAL below which `max_slot_wal_keep_size` makes a short pause of the bridge lose the slot.
+SMALL_KEEP: Final = 1 << 30
+#: Seconds of age at which an open transaction is worth a word: a slot is not made before it ends.
+OLD_TRANSACTION: Final = 60
+
+_MEGABYTE: Final = 1 << 20
+_SECONDS: Final = {"ms": 0.001, "s": 1, "min": 60, "h": 3600, "d": 86_400}
+
+OK, WARNING, ERROR = Severity.OK, Severity.WARNING, Severity.ERROR
+Facts = dict[str, Any]
+
+
+def judge(facts: Facts, source: Source, where: str) -> Iterator[Finding]:
+    """All findings about the server itself."""
+    yield from _version(facts, where)
+    yield from _wal_level(facts, where)
+    yield from _room(facts, source, where)
+    yield from _role(facts, where)
+    yield from _encoding(facts, where)
+    yield from _retention(facts, where)
+    yield from _transactions(facts, source, where)
+    yield from _slots(facts, source, where)
+
+
+def own_slot(facts: Facts, source: Source) -> Facts | None:
+    """The source's slot as the server shows it."""
+    return next((slot for slot in facts["slots"] if slot["slot_name"] == source.slot), None)
+
+
+def _setting(facts: Facts, name: str) -> int | None:
+    row = facts["settings"].get(name)
+    return None if row is None else int(row["value"])
+
+
+def _version(facts: Facts, where: str) -> Iterator[Finding]:
+    number, text = facts["version"], facts["version_text"]
+    major = number // 10_000
+    if number < OLDEST_VERSION:
+        yield Finding(
+            "version",
+            where,
+            f"PostgreSQL {text} is too old",
+            ERROR,
+            repair="PostgreSQL 11 or later is needed",
+            cause=Cause.NOT_SUPPORTED,
+        )
+    elif major > NEWEST_MAJOR:
+        yield Finding(
+            "version",
+            where,
+            f"PostgreSQL {text} is newer than what this version is tested with",
+            WARNING,
+        )
+    else:
+        yield Finding("version", where, f"PostgreSQL {text}")
+    for reason in faults_of(number):
+        yield Finding(
+            "minor version", where, f"{text}: {reason}", WARNING, repair="install the newest minor"
+        )
+    if facts["in_recovery"]:
+        yield Finding(
+            "primary",
+            where,
+            "the server is a standby",
+            ERROR,
+            repair="name the primary in the DSN",
+            cause=Cause.NOT_SUPPORTED,
+        )
+
+
+def _wal_level(facts: Facts, where: str) -> Iterator[Finding]:
+    level = facts["settings"]["wal_level"]["value"]
+    if level == "logical":
+        yield Finding("wal_level", where, "logical")
+    else:
+        yield Finding(
+            "wal_level",
+            where,
+            f"wal_level is {level}",
+            ERROR,
+            repair="set wal_level = logical and restart the server",
+            fix=fix("fix_wal_level"),
+        )
+
+
+def _room(facts: Facts, source: Source, where: str) -> Iterator[Finding]:
+    """Capture needs a slot and a walsender for good, and a copy of tables one of each for its time."""
+    slot = own_slot(facts, source)
+    lasting = {
+        "max_replication_slots": (slot is None, facts["slots_used"]),
+        "max_wal_senders": (slot is None or not slot["active"], facts["senders_used"]),
+    }
+    for name, (missing, used) in lasting.items():
+        limit = _setting(facts, name) or 0
+        free, needed = limit - used, missing + 1
+        if free >= needed:
+            yield Finding(name, where, f"{free} of {limit} are free")
+            continue
+        wanted = limit + needed - free
+        yield Finding(
+            name,
+            where,
+            f"{max(free, 0)} of {limit} are free; needed are {needed}: "
+            + ("one for capture, " if missing else "")
+            + "one while tables are copied",
+            ERROR if free < missing else WARNING,
+            repair=f"raise {name} to {wanted} and restart the server",
+            fix=fix("fix_number", name=name, value=wanted),
+        )
+
+
+def _role(facts: Facts, where: str) -> Iterator[Finding]:
+    role = facts["role"]
+    if role["superuser"]:
+        yield Finding(
+            "role",
+            where,
+            f"{role['name']} is a superuser",
+            WARNING,
+            repair="name a role of Tuskline's own in the DSN and run `tuskline init --admin "
+            f"user={role['name']}`, which makes it with what it needs",
+        )
+    elif role["replication"]:
+        yield Finding("role", where, f"{role['name']} may replicate")
+    else:
+        yield Finding(
+            "role",
+            where,
+            f"{role['name']} may not replicate",
+            ERROR,
+            repair=f"ALTER ROLE {role['name']} REPLICATION",
+            fix=fix("fix_role", role=role["name"]),
+            cause=Cause.PRIVILEGE,
+        )
+
+
+def _encoding(facts: Facts, where: str) -> Iterator[Finding]:
+    encoding = facts["encoding"]
+    if encoding == "SQL_ASCII":
+        yield Finding(
+            "encoding",
+            where,
+            "the database is in SQL_ASCII: the server converts nothing, and text that is not UTF-8 "
+            "stops the job with its row named",
+            WARNING,
+            repair="see that every client writes UTF-8, or move to a database in UTF8",
+        )
+    else:
+        converted = "" if encoding == "UTF8" else ", which the server converts to UTF8"
+        yield Finding("encoding", where, f"{encoding}{converted}")
+
+
+def _retention(facts: Facts, where: str) -> Iterator[Finding]:
+    """What a server does with a slot whose bridge is down (13 and later; 18 and later)."""
+    keep = _setting(facts, "max_slot_wal_keep_size")
+    if keep is None:
+        yield Finding(
+            "max_slot_wal_keep_size",
+            where,
+            "this version keeps WAL for a slot without limit",
+            WARNING,
+            repair="watch the server's disk while the bridge is down",
+        )
+    elif keep < 0:
+        yield Finding(
+            "max_slot_wal_keep_size",
+            where,
+            "no limit: while the bridge is down the server keeps all WAL, until its disk is full",
+            WARNING,
+            repair="set it to what the server's disk can spare",
+        )
+    elif keep * _MEGABYTE < SMALL_KEEP:
+        yield Finding(
+            "max_slot_wal_keep_size",
+            where,
+            f"{keep} MB: a bridge that is down for longer than that lasts loses its slot, and the "
+            "source has to start over",
+            WARNING,
+            repair="set it to what the server's disk can spare",
+            fix=fix("fix_keep_size", name="max_slot_wal_keep_size", value="16GB"),
+        )
+    else:
+        yield Finding("max_slot_wal_keep_size", where, f"{keep} MB")
+    idle = facts["settings"].get("idle_replication_slot_timeout")
+    if idle is not None and int(idle["value"]) > 0:
+        seconds = int(idle["value"]) * _SECONDS[idle["unit"]]
+        yield Finding(
+            "idle_replication_slot_timeout",
+            where,
+            f"a bridge that is down for {seconds:.0f} s loses its slot, and the source starts over",
+            WARNING,
+            repair="set it to 0, or to longer than the bridge may ever be down",
+            fix=fix("fix_keep_size", name="idle_replication_slot_timeout", value="0"),
+        )
+    elif idle is not None:
+        yield Finding("idle_replication_slot_timeout", where, "off")
+
+
+def _transactions(facts: Facts, source: Source, where: str) -> Iterator[Finding]:
+    prepared, oldest = facts["prepared"], facts["oldest_seconds"] or 0
+    waits = own_slot(facts, source) is None
+    told = "the slot is not made before they end" if waits else "they hold back WAL"
+    if prepared:
+        names = ", ".join(repr(gid) for gid in prepared[:5])
+        yield Finding(
+            "prepared transactions",
+            where,
+            f"{len(prepared)} are pending ({names}): {told}",
+            WARNING,
+            repair="COMMIT PREPARED or ROLLBACK PREPARED those that nobody will finish",
+        )
+    else:
+        yield Finding("prepared transactions", where, "none pending")
+    if waits and oldest > OLD_TRANSACTION:
+        yield Finding(
+            "open transactions",
+            where,
+            f"the oldest has run for {oldest} s: the slot is not made before it ends",
+            WARNING,
+            repair="end it, or wait",
+        )
+
+
+def _slots(facts: Facts, source: Source, where: str) -> Iterator[Finding]:
+    own = own_slot(facts, source)
+    if own is None:
+        yield Finding(
+            "slot",
+            where,
+            f"{source.slot} is not there yet",
+            repair="`tuskline init` makes it",
+        )
+    for slot in facts["slots"]:
+        yield _slot(facts, slot, where, own=slot is own)
+
+
+def _slot(facts: Facts, slot: Facts, where: str, *, own: bool) -> Finding:
+    name, status = slot["slot_name"], slot.get("wal_status")
+    bad = ERROR if own else WARNING
+    if own and (
+        slot["plugin"] != "pgoutput"
+        or slot["database"] != facts["database"]
+        or slot["temporary"]
+        or slot.get("two_phase")
+    ):
+        return Finding(
+            "slot",
+            where,
+            f"{name} is not a lasting pgoutput slot of database {facts['database']} that sends "
+            f"transactions at COMMIT (its plugin: {slot['plugin']}, database: {slot['database']})",
+            ERROR,
+            repair="choose another slot name",
+            cause=Cause.SLOT,
+        )
+    if status == "lost" or slot.get("invalidation_reason"):
+        why = slot.get("invalidation_reason") or "the server has removed WAL that it needs"
+        return Finding(
+            "slot",
+            where,
+            f"{name} is lost: {why}",
+            bad,
+            repair="a source under a new name starts over; drop this slot"
+            if own
+            else "drop it if nobody needs it",
+            cause=Cause.SLOT,
+        )
+    held = (facts["held_bytes"] or {}).get(name, 0)
+    told = f"{name} holds {held / _MEGABYTE:.1f} MB of WAL"
+    if status == "unreserved":
+        return Finding(
+            "slot",
+            where,
+            f"{told}, more than max_slot_wal_keep_size: the next checkpoint may lose it",
+            bad,
+            repair="start its consumer now, or raise max_slot_wal_keep_size",
+            cause=Cause.SLOT,
+        )
+    if not slot["active"] and not own and held > SMALL_KEEP:
+        return Finding("slot", where, f"{told}, and nobody reads from it", WARNING)
+    return Finding("slot", where, f"{told}{', in use' if slot['active'] else ''}")
