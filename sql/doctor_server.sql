@@ -23,7 +23,7 @@ SELECT jsonb_build_object(
     'published', (SELECT coalesce(jsonb_agg(schemaname || '.' || tablename), '[]') FROM pg_publication_tables
                   WHERE pubname = %(publication)s),
     'slots', (SELECT coalesce(jsonb_agg(to_jsonb(s)), '[]') FROM pg_replication_slots AS s
-              WHERE s.slot_type = 'logical' AND (s.database = current_database() OR s.slot_name = %(slot)s)),
+              WHERE s.database = current_database() OR s.slot_name = %(slot)s),
     'held_bytes', (SELECT jsonb_object_agg(s.slot_name, (CASE WHEN pg_is_in_recovery() THEN 0 ELSE
                        pg_current_wal_lsn() - s.restart_lsn END)::bigint)
                    FROM pg_replication_slots AS s WHERE s.restart_lsn IS NOT NULL)

@@ -169,7 +169,8 @@ def test_slots_that_are_not_ours_or_lost(tmp_path: Path, make_server: MakeServer
         report = tuskline.json("doctor", code=Cause.SLOT)
         assert "is lost" in findings(report, "error")["slot"][0]
         # To another source in the database the same slot is a word of warning.
-        other = Attached(tmp_path, {"other": {"dsn": server.dsn(), "tables": tables}})
+        (tmp_path / "other").mkdir()
+        other = Attached(tmp_path / "other", {"other": {"dsn": server.dsn(), "tables": tables}})
         report = other.json("doctor")
         assert "is lost" in findings(report, "warning")["slot"][0]
         connection.execute("SELECT pg_drop_replication_slot('tuskline_shop')")
