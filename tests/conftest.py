@@ -2,6 +2,7 @@
 
 import os
 
+import hypothesis
 import pytest
 
 from tests.support import containers, resume, servers
@@ -18,8 +19,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     resume.add_options(parser)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     resume.configure(config)
+    # A busy machine is not a fault of an example; and the run's seed is hypothesis's too.
+    hypothesis.settings.register_profile("tuskline", deadline=None, print_blob=True)
+    hypothesis.settings.load_profile("tuskline")
+    if config.option.hypothesis_seed is None:
+        config.option.hypothesis_seed = str(config.getoption("--seed"))
 
 
 @pytest.fixture

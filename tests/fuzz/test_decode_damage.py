@@ -88,7 +88,7 @@ def test_pieces_cut_out_doubled_and_moved(seed: int) -> None:
         decode_damaged(log, moved, 0)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(logs(), st.data())
 def test_random_logs_damaged_at_random(log: Entries, data: st.DataObject) -> None:
     at = data.draw(st.integers(0, len(log.entries) - 1))

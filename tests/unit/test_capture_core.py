@@ -365,7 +365,7 @@ def _take(state: State, messages: list[bytes]) -> None:
     step(state, Tick(0.03, MAX_LSN))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.binary(max_size=80), max_size=8))
 def test_any_bytes_are_taken_or_refused_by_name(noise: list[bytes]) -> None:
     state = new_state()
@@ -376,7 +376,7 @@ def test_any_bytes_are_taken_or_refused_by_name(noise: list[bytes]) -> None:
         return
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.tuples(st.integers(0, 5), st.integers(0, 600)), min_size=1, max_size=12),
     st.lists(st.integers(1, 9), min_size=1, max_size=9),

@@ -83,7 +83,7 @@ def by_relation(changes: list[Change]) -> dict[str, list[Change]]:
     return found
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(logs())
 def test_equals_the_straightforward_decoder(log: Entries) -> None:
     plain = by_relation(PlainDecoder(log.schemas).decode(log.entries))
@@ -91,7 +91,7 @@ def test_equals_the_straightforward_decoder(log: Entries) -> None:
         assert by_relation(as_changes(decoded(log, target_bytes=size))) == plain
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(logs())
 def test_relations_can_be_left_out_even_when_the_log_leaves_out_their_entries(log: Entries) -> None:
     plain = by_relation(PlainDecoder(log.schemas).decode(log.entries))

@@ -124,7 +124,7 @@ def exact(table):
 
 
 @given(histories(), st.lists(st.integers(0, 100), max_size=4))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_a_fold_applied_is_the_changes_one_after_another(history, cuts):
     table, events, expected = history
     result = fold(batches(events, cuts), KEY)
@@ -132,7 +132,7 @@ def test_a_fold_applied_is_the_changes_one_after_another(history, cuts):
 
 
 @given(histories(), st.lists(st.integers(0, 100), min_size=1, max_size=4))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_folds_compose(history, cuts):
     table, events, expected = history
     folds = [fold([batch], KEY) for batch in batches(events, cuts)]
@@ -280,7 +280,7 @@ def apply_bag(start, result):
 
 
 @given(bag_histories(), st.lists(st.integers(0, 100), max_size=3))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_bags_fold_and_compose(history, cuts):
     start, events, expected = history
     parts = batches(events, cuts, BAG_TYPES)

@@ -482,5 +482,5 @@ class ReplicaMachine(RuleBasedStateMachine):
                 assert self.entries[end - 1][-26:-25] == b"C", "I14"
 
 
-ReplicaMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+ReplicaMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
 TestReplicaMachine = ReplicaMachine.TestCase

@@ -264,7 +264,7 @@ class Replicas:
 
 
 @given(seed=st.integers(0, 2**32))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_any_run_keeps_the_invariants_and_is_a_function_of_its_log(seed: int) -> None:
     choose = random.Random(seed)
     streams, keepers = ["a", "b", "c"], ["k", "l"]
