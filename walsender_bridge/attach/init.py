@@ -120,8 +120,11 @@ def _prepare_role(connection: psycopg.Connection[Any], source: Source) -> None:
             )
         for made in _lacking(connection, source, login.user):
             text = "roles_flush" if made.privilege == "UPDATE" else f"roles_{made.kind}"
+            key = "relation" if made.kind == "table" else "name"
             connection.execute(
-                sql.SQL(load(text)).format(name=identifier(made), role=sql.Identifier(made.grantee))
+                sql.SQL(load(text)).format(
+                    role=sql.Identifier(made.grantee), **{key: identifier(made)}
+                )
             )
             record.add(made)
 
