@@ -16,10 +16,17 @@ from typing import Annotated
 
 import typer
 
-from walsender_bridge.commands import attach, doctor
+from walsender_bridge import logs
+from walsender_bridge.commands import attach, doctor, run, status
 from walsender_bridge.commands.options import DEFAULT_CONFIG, AsJson, ConfigPath
 from walsender_bridge.config import Config, LakeSection, load_config, remember_flags
-from walsender_bridge.errors import Cause, LakeError, TusklineError, UsageError
+from walsender_bridge.errors import (
+    Cause,
+    LakeError,
+    NotSupportedError,
+    TusklineError,
+    UsageError,
+)
 from walsender_bridge.output import Output
 from walsender_bridge.supervisor import Child, Supervisor, exit_with_parent, stop_on_signals
 from walsender_bridge.wire.lsn import format_lsn
@@ -44,7 +51,7 @@ for name, named in (
 ):
     app.add_typer(named, name=name, no_args_is_help=True)
 
-for group in (attach, doctor):
+for group in (attach, doctor, run, status):
     group.register(app)
 
 
@@ -67,7 +74,7 @@ def flags(
 def keeper_run(config: ConfigPath = DEFAULT_CONFIG) -> None:
     """Run the keeper until it is told to stop (SIGTERM, SIGINT)."""
     exit_with_parent()
-    settings = load_config(config)
+    settings = _settings(config)
     keeper = settings.keeper[0]
     child = Child(
         "replicas",
@@ -88,7 +95,7 @@ def keeper_run(config: ConfigPath = DEFAULT_CONFIG) -> None:
 def bridge_run(config: ConfigPath = DEFAULT_CONFIG) -> None:
     """Run the bridge: the metadata repository, and one capture for each source."""
     exit_with_parent()
-    settings = load_config(config)
+    settings = _settings(config)
     from walsender_bridge.change_log.repository_service import RepositoryServer
 
     repository = RepositoryServer(
@@ -133,7 +140,7 @@ def _supervise(name: str, children: list[Child], settings: Config) -> None:
 def lake_run(config: ConfigPath = DEFAULT_CONFIG) -> None:
     """Run the Spark job that keeps the lake: copies tables once, then publishes epochs."""
     exit_with_parent()
-    settings = load_config(config)
+    settings = _settings(config)
     lake = _lake_section(settings)
     from spark_consumers.lakehouse import folder
 
@@ -159,10 +166,46 @@ def lake_run(config: ConfigPath = DEFAULT_CONFIG) -> None:
         spark.stop()
 
 
+def _settings(config: Path) -> Config:
+    """The configuration of a part that runs, which writes its log as it says."""
+    settings = load_config(config)
+    logs.hand_on(settings.logs.format)
+    return settings
+
+
 def _lake_section(settings: Config) -> LakeSection:
     if settings.lake is None:
         raise LakeError("no [lake] is configured", repair="add [lake] with a uri to the file")
     return settings.lake
+
+
+@app.command()
+def metrics(config: ConfigPath = DEFAULT_CONFIG) -> None:
+    """Serve /metrics, /healthz and /readyz; `up` does so by itself with [metrics]."""
+    exit_with_parent()
+    settings = _settings(config)
+    try:
+        from walsender_bridge.commands.metrics import serve
+    except ImportError as error:
+        raise _monitor_missing(error) from None
+    serve(settings)
+
+
+@app.command()
+def top(config: ConfigPath = DEFAULT_CONFIG) -> None:
+    """A live view of processes, streams, lag, epochs and tables."""
+    settings = load_config(config)
+    try:
+        from walsender_bridge.commands.top import Top
+    except ImportError as error:
+        raise _monitor_missing(error) from None
+    Top(settings).run()
+
+
+def _monitor_missing(error: ImportError) -> NotSupportedError:
+    return NotSupportedError(
+        f"{error.name} is not installed", repair="pip install 'tuskline[monitor]'"
+    )
 
 
 @app.command()

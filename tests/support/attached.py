@@ -84,6 +84,12 @@ class Attached:
         assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
         return json.loads(done.stderr.splitlines()[-1])["error"]
 
+    def error_plain(self, *arguments: str, code: int) -> str:
+        """What `tuskline ARGUMENTS`, which must end with `code`, says for people."""
+        done = self.run(*arguments)
+        assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
+        return done.stderr
+
     def up(self, env: Mapping[str, str] | None = None) -> None:
         """Start `tuskline up` in the foreground of a process of its own."""
         with self.output.open("ab") as log:

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Never
 
+from walsender_bridge import logs
 from walsender_bridge.capture.driver import Capture
 from walsender_bridge.capture.source import Source
 from walsender_bridge.errors import Cause, TusklineError
@@ -42,7 +43,7 @@ def main(arguments: list[str]) -> int:
     try:
         capture.run()
     except TusklineError as error:
-        sys.stderr.write(f"{error}\n")
+        logs.say_error(error)
         return error.cause
     return 0
 
@@ -56,4 +57,5 @@ def _exit(code: int) -> Never:
 
 if __name__ == "__main__":
     exit_with_parent()
+    logs.configure()
     _exit(main(sys.argv[1:]))

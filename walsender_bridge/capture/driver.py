@@ -101,7 +101,14 @@ class Capture:
                     if now - began > GOOD_SESSION:
                         pause = FIRST_PAUSE
                     self._status.state("waiting", error)
-                    _log.warning("session ended", error=error.what, where=error.where, again=pause)
+                    _log.warning(
+                        "session ended",
+                        source=self._source.name,
+                        slot=self._source.slot,
+                        error=error.what,
+                        where=error.where,
+                        again=pause,
+                    )
                     self._sleep(pause)
                     pause = min(pause * 2, LONGEST_PAUSE)
         except TusklineError as error:
@@ -143,7 +150,13 @@ class Capture:
             stack.callback(handover.close)
             walsender.start_logical(own.slot, [own.publication])
             self._status.state("streaming")
-            _log.info("streaming", source=own.name, confirmed=format_lsn(state.confirmed[1]))
+            _log.info(
+                "streaming",
+                source=own.name,
+                slot=own.slot,
+                term=writer.term,
+                lsn=format_lsn(state.confirmed[1]),
+            )
             self._stream(walsender, handover, state, WalEnd(connection, own.where))
 
     def _begin(

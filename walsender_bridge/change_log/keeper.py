@@ -11,7 +11,7 @@ import sys
 import threading
 from pathlib import Path
 
-from walsender_bridge import supervisor
+from walsender_bridge import logs, supervisor
 from walsender_bridge.change_log.replica_service import ReplicaServer
 from walsender_bridge.change_log.store import SEGMENT_BYTES
 from walsender_bridge.errors import TusklineError
@@ -22,6 +22,7 @@ __all__ = ["ReplicaServer", "main"]
 def main() -> None:
     """Serve the replicas of one data directory until the process is told to end."""
     supervisor.exit_with_parent()
+    logs.configure()
     parser = argparse.ArgumentParser(prog="tuskline-keeper", description=main.__doc__)
     parser.add_argument("--data-dir", type=Path, required=True)
     parser.add_argument("--listen", required=True, help="host:port")
@@ -35,7 +36,7 @@ def main() -> None:
             arguments.data_dir, arguments.listen, segment_bytes=arguments.segment_bytes
         )
     except TusklineError as error:
-        sys.stderr.write(f"{error}\n")
+        logs.say_error(error)
         sys.exit(int(error.cause))
     stop.wait()
     server.stop()

@@ -1,0 +1,212 @@
+"""What is seen of a running Tuskline at one moment: the one source of `status`, `lag`, `top` and `/metrics`.
+
+Each part is asked where it tells of itself: supervisors and captures through their files in the run folder,
+the log through its repository, the lake through its newest manifest, the servers through SQL. A part that
+does not answer is an error in its place; a look takes seconds at worst, and never fails as a whole.
+"""
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import psycopg
+from psycopg.rows import dict_row
+
+from walsender_bridge import lifetime
+from walsender_bridge.change_log.client import LogClient, LogStatus
+from walsender_bridge.config import Config, SourceSection
+from walsender_bridge.errors import TusklineError, UnavailableError
+from walsender_bridge.sql import load
+from walsender_bridge.supervisor import read_states
+from walsender_bridge.wire.connection import connection_error, describe, pinned_conninfo
+
+#: Supervisors by the names of their files; `up` is there when the other two are its children.
+SUPERVISORS = ("up", "keeper", "bridge")
+#: Seconds after which a capture that says nothing new counts as hung.
+STALE = 15.0
+_TICK = os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process of ours. `state` is `running`, `restarting`, `stopped` or `gone`; memory in bytes."""
+
+    name: str
+    pid: int | None
+    state: str
+    restarts: int
+    exit_code: int | None
+    started_at: float
+    memory: int = 0
+    cpu_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SourceView:
+    """A source: what its capture says (`capture.status`), and its server (sql/observe_source.sql)."""
+
+    name: str
+    slot: str
+    capture: dict[str, Any]
+    server: dict[str, Any] | None
+    error: TusklineError | None
+
+    @property
+    def state(self) -> str:
+        """The capture's state; `hung` if it has not said anything for `STALE` seconds, `unknown` before."""
+        told: str = self.capture.get("state", "unknown")
+        if told == "streaming" and time.time() - self.capture["updated_at"] > STALE:
+            return "hung"
+        return told
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """Everything at once. `lake` is the newest manifest, None before there is one or without `[lake]`."""
+
+    at: float
+    up: int | None
+    processes: list[Process]
+    sources: list[SourceView]
+    log: LogStatus | None
+    lake: Any | None
+    errors: dict[str, TusklineError] = field(default_factory=dict)
+
+    @property
+    def ill(self) -> list[str]:
+        """What does not run as it should, in words; empty when all is well."""
+        words = [f"process {p.name} is {p.state}" for p in self.processes if p.state != "running"]
+        if not self.processes:
+            words.append("nothing runs here")
+        words += [
+            f"capture of {source.name} is {source.state}"
+            for source in self.sources
+            if source.state != "streaming"
+        ]
+        return words + [f"{part}: {error.what}" for part, error in self.errors.items()]
+
+
+class Observer:
+    """Looks at what a configuration names; keeps its connections between looks."""
+
+    def __init__(self, settings: Config) -> None:
+        self._settings = settings
+        self._connections: dict[str, psycopg.Connection[dict[str, Any]]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for connection in self._connections.values():
+            connection.close()
+
+    def look(self) -> Observation:
+        """One look at everything."""
+        settings, errors = self._settings, dict[str, TusklineError]()
+        status: LogStatus | None = None
+        try:
+            with LogClient(settings.log_address, timeout=3.0) as log:
+                status = log.status()
+        except TusklineError as error:
+            errors["log"] = error
+        manifest = None
+        if settings.lake is not None:
+            from spark_consumers.lakehouse.manifest import open_chain
+
+            try:
+                manifest = open_chain(settings.lake.uri).head()
+            except TusklineError as error:
+                errors["lake"] = error
+        up = lifetime.owner(settings.run_dir)
+        return Observation(
+            at=time.time(),
+            up=up,
+            processes=_processes(settings.run_dir, up),
+            sources=[self._source(section) for section in settings.source],
+            log=status,
+            lake=manifest,
+            errors=errors,
+        )
+
+    def _source(self, section: SourceSection) -> SourceView:
+        path = self._settings.run_dir / f"capture-{section.name}.status.json"
+        capture: dict[str, Any] = {}
+        with suppress(FileNotFoundError):
+            capture = json.loads(path.read_text())
+        server, failure = None, None
+        try:
+            with self._connection(section) as connection:
+                names = {"slot": section.slot_name}
+                server = connection.execute(load("observe_source").encode(), names).fetchone()
+        except TusklineError as error:
+            failure = error
+        return SourceView(section.name, section.slot_name, capture, server, failure)
+
+    @contextmanager
+    def _connection(self, section: SourceSection) -> Iterator[psycopg.Connection[dict[str, Any]]]:
+        where = describe(section.dsn)
+        try:
+            connection = self._connections.get(section.name)
+            if connection is None:
+                conninfo = pinned_conninfo(
+                    section.dsn, connect_timeout="3", application_name="tuskline-observer"
+                )
+                connection = psycopg.connect(conninfo, autocommit=True, row_factory=dict_row)
+                connection.execute(load("observe_begin").encode())
+                self._connections[section.name] = connection
+            yield connection
+        except psycopg.Error as error:
+            gone = self._connections.pop(section.name, None)
+            if gone is not None:
+                gone.close()
+            if error.sqlstate is None:
+                raise connection_error(str(error), where) from None
+            raise UnavailableError(str(error.diag.message_primary), where=where) from None
+
+
+def _processes(run_dir: Path, up: int | None) -> list[Process]:
+    found = []
+    if up is not None:
+        found.append(_process("up", up, "running", {}))
+    for supervisor in SUPERVISORS:
+        for name, child in read_states(run_dir, supervisor).get("children", {}).items():
+            if supervisor == "up" and up is None:
+                # What an `up` wrote that was killed: its children died with it.
+                child["state"], child["pid"] = "gone", None
+            shown = name if supervisor == "up" else f"{supervisor}/{name}"
+            found.append(_process(shown, child["pid"], child["state"], child))
+    return found
+
+
+def _process(name: str, pid: int | None, state: str, child: dict[str, Any]) -> Process:
+    memory, cpu = 0, 0.0
+    if pid is not None:
+        try:
+            # The name in parentheses may hold spaces; what follows it is counted from the third field.
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            cpu = (int(fields[11]) + int(fields[12])) / _TICK
+            memory = int(fields[21]) * _PAGE
+        except OSError:
+            state, pid = "gone", None
+    return Process(
+        name=name,
+        pid=pid,
+        state=state,
+        restarts=child.get("restarts", 0),
+        exit_code=child.get("exit_code"),
+        started_at=child.get("started_at", 0.0),
+        memory=memory,
+        cpu_seconds=cpu,
+    )

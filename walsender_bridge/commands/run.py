@@ -1,0 +1,127 @@
+"""`tuskline up` and `tuskline down`: all parts that a configuration names, under one supervisor."""
+
+import asyncio
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from walsender_bridge import lifetime, logs
+from walsender_bridge.commands.doctor import of_source
+from walsender_bridge.commands.options import DEFAULT_CONFIG, AsJson, ConfigPath
+from walsender_bridge.config import Config, load_config
+from walsender_bridge.doctor.finding import Severity
+from walsender_bridge.errors import Cause, DeadlineError, from_wire
+from walsender_bridge.output import Output
+from walsender_bridge.supervisor import Child, Supervisor, read_states, stop_on_signals
+
+#: Seconds that a part has to end: longer than its own supervisor gives its children.
+GRACE = 30.0
+_BACKGROUND_SECONDS = 60.0
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    app.command("up")(up)
+    app.command("down")(down)
+
+
+def up(
+    config: ConfigPath = DEFAULT_CONFIG,
+    background: Annotated[
+        bool, typer.Option("--background", help="Return when it runs; `tuskline down` ends it.")
+    ] = False,
+) -> None:
+    """Run keeper, bridge, lake and metrics, as configured, until SIGTERM or SIGINT."""
+    settings = load_config(config)
+    if background:
+        _start_in_background(config, settings)
+        return
+    logs.hand_on(settings.logs.format)
+    with lifetime.held(settings.run_dir):
+        preflight(settings)
+        asyncio.run(_serve(_children(config, settings), settings.run_dir))
+
+
+def preflight(settings: Config) -> None:
+    """Raise what another attempt would not mend: `doctor`'s errors, but for a server that is away now."""
+    if settings.lake is not None:
+        from spark_consumers.lakehouse import folder
+
+        folder.check(settings.lake.uri)
+    for section in settings.source:
+        for finding in of_source(section):
+            if finding.severity is not Severity.ERROR:
+                continue
+            error = from_wire(
+                {
+                    "code": finding.cause.name,
+                    "what": finding.what,
+                    "where": finding.where,
+                    "repair": finding.repair,
+                }
+            )
+            if finding.cause not in {Cause.CONNECTION, Cause.UNAVAILABLE, Cause.INTERNAL}:
+                raise error
+            logs.say_error(error)
+
+
+def _children(config: Path, settings: Config) -> list[Child]:
+    parts = {"keeper": ["keeper", "run"], "bridge": ["bridge", "run"]}
+    if settings.lake is not None:
+        parts["lake"] = ["lake", "run"]
+    if settings.metrics is not None:
+        parts["metrics"] = ["metrics"]
+    command = [sys.executable, "-m", "walsender_bridge.cli"]
+    return [
+        Child(name, [*command, *words, "--config", str(config.resolve())])
+        for name, words in parts.items()
+    ]
+
+
+async def _serve(children: list[Child], run_dir: Path) -> None:
+    stop = asyncio.Event()
+    stop_on_signals(stop)
+    await Supervisor("up", children, run_dir=run_dir, grace=GRACE).run(stop)
+
+
+def _start_in_background(config: Path, settings: Config) -> None:
+    log_file = settings.log.data_dir / "logs" / "up.log"
+    log_file.parent.mkdir(parents=True, exist_ok=True)
+    begun = log_file.stat().st_size if log_file.exists() else 0
+    with log_file.open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "walsender_bridge.cli", "up", "-c", str(config.resolve())],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    deadline = time.monotonic() + _BACKGROUND_SECONDS
+    # The lock comes first, then the checks; it runs when its supervisor has said so.
+    while read_states(settings.run_dir, "up").get("pid") != process.pid:
+        if process.poll() is not None:
+            sys.stderr.write(log_file.read_bytes()[begun:].decode("utf-8", "replace"))
+            raise typer.Exit(process.returncode)
+        if time.monotonic() > deadline:
+            raise DeadlineError("it did not start in time", where=str(log_file))
+        time.sleep(0.05)
+    Output(as_json=False).note(f"process {process.pid}, log {log_file}")
+
+
+def down(
+    config: ConfigPath = DEFAULT_CONFIG,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait.")] = 90.0,
+    as_json: AsJson = False,
+) -> None:
+    """End what `tuskline up` runs, and wait until it has ended."""
+    settings = load_config(config)
+    pid = lifetime.end(settings.run_dir, timeout)
+    output = Output(as_json=as_json)
+    if as_json:
+        output.record({"ended": pid})
+    else:
+        output.note(f"process {pid} has ended" if pid else "it did not run")

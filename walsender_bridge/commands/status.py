@@ -1,0 +1,117 @@
+"""`tuskline status` and `tuskline lag`."""
+
+from dataclasses import asdict
+from typing import Any
+
+import typer
+
+from walsender_bridge.commands.options import DEFAULT_CONFIG, AsJson, ConfigPath
+from walsender_bridge.config import load_config
+from walsender_bridge.errors import Cause
+from walsender_bridge.output import Output
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    app.command("status")(status)
+    app.command("lag")(lag)
+
+
+def status(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
+    """Processes, streams, slots, the newest epoch. Exit code 19 when something does not run as it should."""
+    from walsender_bridge.commands.observation import Observer
+
+    with Observer(load_config(config)) as observer:
+        seen = observer.look()
+    output = Output(as_json=as_json)
+    record = summary(seen)
+    if as_json:
+        output.record(record)
+    else:
+        for name in ("processes", "sources", "slots"):
+            output.rows(name, record[name])
+        output.record({"log version": record["log"]["version"], **record["lake"]})
+        for word in record["ill"]:
+            output.note(word)
+    if record["ill"]:
+        raise typer.Exit(int(Cause.UNAVAILABLE))
+
+
+def summary(seen: Any) -> dict[str, Any]:
+    """An observation as plain values."""
+    from walsender_bridge.wire.lsn import format_lsn
+
+    lake = seen.lake
+    return {
+        "healthy": not seen.ill,
+        "ill": seen.ill,
+        "up": seen.up,
+        "processes": [
+            {
+                "process": process.name,
+                "pid": process.pid,
+                "state": process.state,
+                "restarts": process.restarts,
+                "exit_code": process.exit_code,
+                "memory_mb": round(process.memory / (1 << 20), 1),
+            }
+            for process in seen.processes
+        ],
+        "sources": [
+            {
+                "source": source.name,
+                "state": source.state,
+                **{
+                    name: format_lsn(source.capture.get(name, 0))
+                    for name in ("server_lsn", "logged_lsn", "committed_lsn", "confirmed_lsn")
+                },
+                "transactions": source.capture.get("transactions", 0),
+                "error": (source.capture.get("error") or {}).get("what"),
+            }
+            for source in seen.sources
+        ],
+        "slots": [
+            {
+                "source": source.name,
+                "slot": source.slot,
+                "active": source.server and source.server["active"],
+                "wal_status": source.server and source.server["wal_status"],
+                "retained_bytes": source.server and source.server["retained_bytes"],
+                "error": source.error and source.error.what,
+            }
+            for source in seen.sources
+        ],
+        "log": {
+            "version": seen.log and seen.log.version,
+            "error": seen.errors["log"].what if "log" in seen.errors else None,
+        },
+        "lake": {
+            "epoch": lake and lake.epoch,
+            "term": lake and lake.term,
+            "published_at": lake and lake.published_at,
+            "tables": len(lake.readable) if lake else 0,
+            "set_aside": lake.set_aside if lake else {},
+        },
+    }
+
+
+def lag(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
+    """How far behind each stage is: capture, gate, barrier, merge; and each table."""
+    from walsender_bridge.commands import lag as stages
+    from walsender_bridge.commands.observation import Observer
+
+    with Observer(load_config(config)) as observer:
+        seen = observer.look()
+    output = Output(as_json=as_json)
+    sources = [_rounded(asdict(each)) for each in stages.of_sources(seen)]
+    tables = [_rounded(asdict(each)) for each in stages.of_tables(seen)]
+    if as_json:
+        output.record({"sources": sources, "tables": tables})
+    else:
+        output.rows("sources", sources)
+        output.rows("tables", tables)
+
+
+def _rounded(record: dict[str, Any]) -> dict[str, Any]:
+    seconds = record["seconds"]
+    return {**record, "seconds": None if seconds is None else round(seconds, 3)}
