@@ -50,18 +50,28 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class SourceView:
-    """A source: what its capture says (`capture.status`), and its server (sql/observe_source.sql)."""
+    """A source: what its capture says (`capture.status`), and its server (sql/observe_source.sql).
+
+    `process` is the capture's, if its bridge runs here.
+    """
 
     name: str
     slot: str
+    process: Process | None
     capture: dict[str, Any]
     server: dict[str, Any] | None
     error: TusklineError | None
 
     @property
     def state(self) -> str:
-        """The capture's state; `hung` if it has not said anything for `STALE` seconds, `unknown` before."""
+        """The capture's state.
+
+        Or `unknown` (it has never said anything), `starting` (what is there was said by one before it),
+        `hung` (nothing new for `STALE` seconds).
+        """
         told: str = self.capture.get("state", "unknown")
+        if self.process is not None and self.process.pid != self.capture.get("pid"):
+            return "starting"
         if told == "streaming" and time.time() - self.capture["updated_at"] > STALE:
             return "hung"
         return told
@@ -130,17 +140,22 @@ class Observer:
             except TusklineError as error:
                 errors["lake"] = error
         up = lifetime.owner(settings.run_dir)
+        processes = _processes(settings.run_dir, up)
+        captures = {process.name: process for process in processes}
         return Observation(
             at=time.time(),
             up=up,
-            processes=_processes(settings.run_dir, up),
-            sources=[self._source(section) for section in settings.source],
+            processes=processes,
+            sources=[
+                self._source(section, captures.get(f"bridge/capture-{section.name}"))
+                for section in settings.source
+            ],
             log=status,
             lake=manifest,
             errors=errors,
         )
 
-    def _source(self, section: SourceSection) -> SourceView:
+    def _source(self, section: SourceSection, process: Process | None) -> SourceView:
         path = self._settings.run_dir / f"capture-{section.name}.status.json"
         capture: dict[str, Any] = {}
         with suppress(FileNotFoundError):
@@ -152,7 +167,7 @@ class Observer:
                 server = connection.execute(load("observe_source").encode(), names).fetchone()
         except TusklineError as error:
             failure = error
-        return SourceView(section.name, section.slot_name, capture, server, failure)
+        return SourceView(section.name, section.slot_name, process, capture, server, failure)
 
     @contextmanager
     def _connection(self, section: SourceSection) -> Iterator[psycopg.Connection[dict[str, Any]]]:

@@ -1,0 +1,229 @@
+"""pgbench runs against a server that `tuskline up` is attached to, while every kind of its processes dies.
+
+At the end every table is equal, row by row: none lost, none twice. Then `detach` leaves the server as it was.
+"""
+
+import os
+import random
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+
+from spark_consumers import read
+from spark_consumers.lakehouse.manifest import open_chain
+from tests.support.attached import Attached, difference, server_state
+from tests.support.servers import MakeServer
+from tests.support.waiting import wait_for
+from walsender_bridge.demo.nemesis import children_of
+from walsender_bridge.errors import TusklineError
+from walsender_bridge.local_server import LocalServer
+from walsender_bridge.supervisor import read_states
+
+TABLES = {
+    "public.pgbench_accounts": 1,
+    "public.pgbench_branches": 1,
+    "public.pgbench_tellers": 1,
+    # No key: a bag.
+    "public.pgbench_history": 0,
+}
+SECRET = "planted-secret-c0de"
+ADMIN = ("--admin", "user=postgres")
+
+
+def named(pid: int, word: str) -> list[int]:
+    """The processes below `pid` whose command line has the word."""
+    found = []
+    for child in children_of(pid):
+        try:
+            line = Path(f"/proc/{child}/cmdline").read_bytes().decode("utf-8", "replace")
+        except OSError:
+            continue
+        found += [child] if word in line else []
+        found += named(child, word)
+    return found
+
+
+class Victims:
+    """The kinds of processes, and those of each that live now."""
+
+    def __init__(self, tuskline: Attached) -> None:
+        self._tuskline = tuskline
+        self.kinds: dict[str, Callable[[], list[int]]] = {
+            "up": self._up,
+            "keeper": lambda: self._child("up", "keeper"),
+            "keeper's replicas": lambda: self._child("keeper", "replicas"),
+            "bridge": lambda: self._child("up", "bridge"),
+            "capture": lambda: self._child("bridge", "capture-shop"),
+            "lake's driver": lambda: self._child("up", "lake"),
+            "lake's JVM": lambda: self._below_lake("org.apache.spark.deploy.SparkSubmit"),
+            "lake's workers": lambda: self._below_lake("pyspark.daemon"),
+            "metrics": lambda: self._child("up", "metrics"),
+        }
+
+    def _up(self) -> list[int]:
+        process = self._tuskline.process
+        return [] if process is None else [process.pid]
+
+    def _child(self, supervisor: str, name: str) -> list[int]:
+        states = read_states(self._tuskline.run_dir, supervisor)
+        pid = states.get("children", {}).get(name, {}).get("pid")
+        # The file of a supervisor that was killed names what died with it.
+        alive = pid is not None and states["pid"] in {*self._up(), *self._below_up()}
+        return [pid] if alive else []
+
+    def _below_up(self) -> list[int]:
+        return [child for pid in self._up() for child in children_of(pid)]
+
+    def _below_lake(self, word: str) -> list[int]:
+        return [found for pid in self._child("up", "lake") for found in named(pid, word)]
+
+    def kill(self, kind: str) -> None:
+        """SIGKILL one; `up` is started again, as whoever supervises it would."""
+        while True:
+            pids = wait_for(self.kinds[kind], 120, f"{kind} lives\n{self._tuskline.logs()}")
+            if kind == "up":
+                self._tuskline.kill_up()
+                self._tuskline.up()
+                return
+            try:
+                os.kill(pids[0], signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+            return
+
+
+@contextmanager
+def pgbench(server: LocalServer, rate: int, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """8 clients at a limited rate, for as long as the block lasts."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [
+                server.installation.tool("pgbench"),
+                *("-n", "-c", "8", "-j", "2", "-R", str(rate), "-T", "7200"),
+                server.dsn(),
+            ],
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+        try:
+            yield process
+        finally:
+            process.terminate()
+            process.wait(30)
+
+
+def prepare(server: LocalServer, scale: int) -> None:
+    done = subprocess.run(
+        [server.installation.tool("pgbench"), "-i", "-q", "-s", str(scale), server.dsn()],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    with psycopg.connect(server.dsn(), autocommit=True) as connection:
+        connection.execute("ALTER TABLE pgbench_history REPLICA IDENTITY FULL")
+
+
+def flush(tuskline: Attached, seconds: float) -> None:
+    """`tuskline flush`, again while a part that was killed last comes back."""
+    deadline = time.monotonic() + seconds
+    while True:
+        left = max(5.0, deadline - time.monotonic())
+        done = tuskline.run("flush", "--timeout", str(left), "--json", seconds=2 * left + 30)
+        if done.returncode == 0:
+            return
+        assert time.monotonic() < deadline, done.stderr + tuskline.logs()
+
+
+def assert_equal(server: LocalServer, snapshot) -> dict[str, int]:
+    """Each table row by row: by its key, or as a multiset. Returns the numbers of rows."""
+    rows = {}
+    with psycopg.connect(server.dsn()) as connection:
+        connection.execute("SET TimeZone = 'UTC'")
+        for table, has_key in TABLES.items():
+            with connection.cursor(name="all") as cursor:
+                cursor.itersize = 20_000
+                cursor.execute(f"SELECT * FROM {table}".encode())
+                expected = Counter(cursor)
+            found = Counter(tuple(row) for row in snapshot[table].toLocalIterator())
+            if has_key:
+                keys = Counter(row[0] for row in found.elements())
+                assert max(keys.values()) == 1, f"{table}: a key is there twice"
+            missing, extra = expected - found, found - expected
+            assert not missing, (table, missing.total(), missing.most_common(3))
+            assert not extra, (table, extra.total(), extra.most_common(3))
+            rows[table] = expected.total()
+            assert snapshot.manifest.tables[f"shop.{table}"].rows == rows[table]
+    return rows
+
+
+def epoch_of(tuskline: Attached) -> int:
+    """The newest epoch that shows all tables; 0 before."""
+    try:
+        head = open_chain(tuskline.lake).head()
+    except TusklineError:
+        return 0
+    return head.epoch if head is not None and len(head.readable) == len(TABLES) else 0
+
+
+@pytest.mark.timeout(2400)
+@pytest.mark.parametrize(
+    ("scale", "rate", "kinds", "rounds", "pause"),
+    [
+        pytest.param(
+            1,
+            40,
+            ("up", "capture", "keeper's replicas", "lake's JVM", "bridge"),
+            1,
+            1.0,
+            id="short",
+        ),
+        pytest.param(10, 100, (), 3, 4.0, id="full", marks=pytest.mark.long),
+    ],
+)
+def test_pgbench_under_kills_ends_equal_and_detach_leaves_the_server_as_it_was(
+    tmp_path, make_server: MakeServer, spark, seed, scale, rate, kinds, rounds, pause
+):
+    server = make_server(fsync="off", max_connections="60")
+    server.start()
+    prepare(server, scale)
+    before = server_state(server.dsn())
+    dsn = server.dsn(user="tuskline_bench", password=SECRET)
+    admin = {"PGPASSWORD": str(conninfo_to_dict(server.dsn())["password"])}
+    source = {"dsn": dsn, "tables": list(TABLES)}
+    with Attached(tmp_path, {"shop": source}, lake=True, metrics=True) as tuskline:
+        tuskline.json("init", *ADMIN, env=admin)
+        tuskline.up()
+        victims = Victims(tuskline)
+        with pgbench(server, rate, tmp_path / "pgbench.log") as load:
+            first = wait_for(lambda: epoch_of(tuskline), 300, "all tables\n" + tuskline.logs())
+            dice = random.Random(seed)
+            order = list(kinds or victims.kinds) * rounds
+            dice.shuffle(order)
+            print(f"seed {seed}: {order}")
+            kills: Counter[str] = Counter()
+            for kind in order:
+                time.sleep(pause * dice.uniform(0.5, 1.0))
+                victims.kill(kind)
+                kills[kind] += 1
+            wait_for(lambda: epoch_of(tuskline) > first, 300, "a new epoch\n" + tuskline.logs())
+            assert load.poll() is None, "the load outlasts the kills"
+        flush(tuskline, 300)
+        rows = assert_equal(server, read(spark, str(tuskline.lake)))
+        print(f"kills: {sum(kills.values())} {dict(kills)}; rows compared: {rows}")
+        assert rows["public.pgbench_accounts"] == scale * 100_000
+        assert rows["public.pgbench_history"] > 100
+        assert min(kills.values()) >= rounds
+        logs = tuskline.logs(1_000_000)
+        assert SECRET not in logs
+        assert tuskline.json("down")["ended"] in victims.kinds["up"]()
+        tuskline.json("detach", *ADMIN, env=admin)
+    assert difference(before, server_state(server.dsn())) == []
