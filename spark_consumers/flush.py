@@ -14,6 +14,7 @@ from spark_consumers.lakehouse.manifest import wait_for_epoch
 from walsender_bridge.change_log.client import LogClient
 from walsender_bridge.errors import ConnectionFailedError, PrivilegeError
 from walsender_bridge.sql import load
+from walsender_bridge.wire.bounded import BoundedConnection
 
 
 def force_barrier(log: str, sources: Mapping[str, str], *, timeout: float = 60.0) -> int:
@@ -39,7 +40,7 @@ def flush(lake: str, log: str, sources: Mapping[str, str], *, timeout: float = 6
 
 def _write(stream: str, dsn: str) -> int:
     try:
-        with psycopg.connect(dsn, connect_timeout=10, autocommit=True) as connection:
+        with BoundedConnection.open(dsn) as connection:
             row = connection.execute(load("flush_position")).fetchone()
             connection.execute(load("flush_write"))
     except psycopg.errors.InsufficientPrivilege as error:

@@ -20,6 +20,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from walsender_bridge.errors import PublicationError, SnapshotError, TusklineError, UsageError
 from walsender_bridge.sql import load
+from walsender_bridge.wire.bounded import BoundedConnection
 from walsender_bridge.wire.connection import (
     ReplicationConnection,
     connection_error,
@@ -117,7 +118,7 @@ def reading(dsn: str, snapshot: str) -> Iterator[psycopg.Connection[tuple[Any, .
     """A connection inside a transaction that sees `snapshot`. Raises `SnapshotError` and connection errors."""
     where = describe(dsn)
     try:
-        with psycopg.connect(reader_conninfo(dsn)) as connection:
+        with BoundedConnection.connect(reader_conninfo(dsn)) as connection:
             connection.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot)))
             yield connection
     except psycopg.Error as error:

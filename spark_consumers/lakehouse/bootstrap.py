@@ -33,8 +33,14 @@ from spark_consumers.snapshot import ExportedSnapshot, PublishedTable
 from spark_consumers.snapshot_source import SnapshotSource
 from spark_consumers.types import arrow_schema, spark_schema, text_columns
 from walsender_bridge.change_log.client import ReplicaClient
-from walsender_bridge.errors import NotSupportedError, TusklineError, UnavailableError
+from walsender_bridge.errors import (
+    DeadlineError,
+    NotSupportedError,
+    TusklineError,
+    UnavailableError,
+)
 from walsender_bridge.sql import load
+from walsender_bridge.wire.bounded import BoundedConnection
 
 #: Tables of this schema are ours: they mark moments in the log, and are no part of the lake.
 OWN_SCHEMA = "tuskline"
@@ -74,9 +80,9 @@ class Copies:
 
 
 def published(source: Source) -> set[str]:
-    """The publication's tables, `schema.table`, without our own. Raises `UnavailableError`."""
+    """The publication's tables, `schema.table`, without our own. Raises `UnavailableError`, `DeadlineError`."""
     try:
-        with psycopg.connect(source.dsn, connect_timeout=10, autocommit=True) as connection:
+        with BoundedConnection.open(source.dsn) as connection:
             rows = connection.execute(
                 load("source_published"), {"publication": source.publication}
             ).fetchall()
@@ -175,9 +181,9 @@ class Copier:
     def _mark(self, source: Source) -> None:
         """Commit something behind the snapshot: on an idle server no cut would ever pass its LSN."""
         try:
-            with psycopg.connect(source.dsn, connect_timeout=10, autocommit=True) as connection:
+            with BoundedConnection.open(source.dsn) as connection:
                 connection.execute(load("flush_write"))
-        except psycopg.Error as error:
+        except (psycopg.Error, DeadlineError) as error:
             # Then the tables are shown with the next commit of somebody else.
             log.warning("no mark behind the copy", stream=source.stream, error=str(error).strip())
 

@@ -97,6 +97,8 @@ class EpochWriter:
         #: A table's schemas never change in a folder.
         self._schemas: dict[str, tuple[pa.Schema, pa.Schema]] = {}
         self._wrote_one = threading.Event()
+        #: What plain readers see of each table folder, as far as this writer has shown it.
+        self._shown: dict[str, int] = {}
 
     def write(
         self,
@@ -143,17 +145,20 @@ class EpochWriter:
         self._tell(manifest, timings, time.monotonic() - began)
         return manifest
 
-    def show(self, before: Manifest, manifest: Manifest) -> None:
-        """Let readers of the plain tables see what was published; those that changed since `before`."""
-        changed = [
-            (name, table)
-            for name, table in manifest.readable.items()
-            if name not in before.readable or before.tables[name].snapshot_id != table.snapshot_id
-        ]
-        self._each(
-            changed,
-            lambda _, table: self._format.show(self._path(table), self._term, table.snapshot_id),
-        )
+    def show(self, manifest: Manifest) -> None:
+        """Let readers of the plain tables see what was published: all that they do not see yet.
+
+        So a table that could not be shown is shown the next time, whether it has changed again or not.
+        """
+
+        def show(_: str, table: TableVersion) -> None:
+            self._format.show(self._path(table), self._term, table.snapshot_id)
+            self._shown[table.path] = table.snapshot_id
+
+        readable = manifest.readable.items()
+        unseen = [(n, t) for n, t in readable if self._shown.get(t.path) != t.snapshot_id]
+        if unseen:
+            self._each(unseen, show)
 
     def _path(self, table: TableVersion) -> str:
         return str(self._chain.root / table.path)

@@ -29,7 +29,8 @@ import pyarrow as pa
 import pyarrow.ipc
 from pyspark.sql import SparkSession
 
-from spark_consumers.lakehouse.exclusive import create_exclusively
+from spark_consumers.lakehouse.exclusive import create_exclusively, sync_folder
+from spark_consumers.lakehouse.files import sync
 from spark_consumers.lakehouse.iceberg_schema import arrow_schema, iceberg_schema
 from spark_consumers.lakehouse.table_format import ROW_ID, FileInfo, ScanFile, TableWrite, Written
 from walsender_bridge.errors import FencedError, LakeError, NotSupportedError
@@ -86,6 +87,10 @@ class IcebergFormat:
             schema, self._unpartitioned, path, properties
         )
         (Path(path) / "metadata").mkdir(parents=True, exist_ok=True)
+        (Path(path) / "data").mkdir(exist_ok=True)
+        # Down to the table: lake, `tables`, stream, schema, table.
+        for folder in reversed([Path(path), *Path(path).parents[:4]]):
+            sync_folder(folder)
         if not self._link(path, 1, metadata):
             raise FencedError("another writer made this table", where=path)
 
@@ -325,12 +330,18 @@ class IcebergFormat:
         """
         for _ in range(_ATTEMPTS):
             table = self._table(path)
-            # Cheap when nobody else has committed: it looks whether there is a next metadata file.
-            table.refresh()
+            before = _local(table.operations().current().metadataFileLocation())
+            if before.exists():
+                # Cheap when nobody else has committed: it looks whether there is a next metadata file.
+                table.refresh()
+            else:
+                # We slept until what we know was removed.
+                table = self._loaded[path] = self._tables.load(path)
             before = _local(table.operations().current().metadataFileLocation())
             metadata = change(table)
             if metadata is None:
                 return before
+            self._sync(table, metadata)
             number = int(before.name.removeprefix("v").partition(".")[0])
             if self._link(path, number + 1, metadata):
                 return before
@@ -340,17 +351,45 @@ class IcebergFormat:
             repair="let only Tuskline write to the lake's tables",
         )
 
+    def _sync(self, table: Any, metadata: Any) -> None:
+        """Make durable what the new snapshots of `metadata` are made of, before anything names them."""
+        known, snapshots = table.operations().current(), metadata.snapshots()
+        made = False
+        # The new ones are the last: a table may have thousands, and each look is a call of the JVM.
+        for place in range(snapshots.size() - 1, -1, -1):
+            snapshot = snapshots.get(place)
+            if known.snapshot(snapshot.snapshotId()) is not None:
+                break
+            manifests = [
+                str(manifest.path())
+                for manifest in snapshot.allManifests(table.io())
+                if manifest.snapshotId() == snapshot.snapshotId()
+            ]
+            for file in map(_local, [str(snapshot.manifestListLocation()), *manifests]):
+                sync(file)
+            made = True
+        if made:
+            # The executors have synced the data files, but not the names that they have in their folder. The
+            # names here are made durable with the one that makes them count (`create_exclusively`).
+            sync_folder(_local(str(table.location())) / "data")
+
     def _link(self, path: str, number: int, metadata: Any) -> bool:
-        """Make `metadata` the table's version `number`, exclusively."""
+        """Make `metadata` the table's version `number`, exclusively; False if that is not the next one."""
         folder = Path(path) / "metadata"
         content = self._iceberg.TableMetadataParser.toJson(metadata)
-        if not create_exclusively(folder / f"v{number}.metadata.json", content.encode()):
+        file = folder / f"v{number}.metadata.json"
+        if not create_exclusively(file, content.encode()):
+            return False
+        if number > 1 and not (folder / f"v{number - 1}.metadata.json").exists():
+            # We slept until the version before was removed, and perhaps this number too: the table has gone
+            # on far beyond it. Nobody has read ours, for it follows nothing.
+            file.unlink()
             return False
         # The hint only saves readers a listing: they look for greater numbers behind it.
         hint = folder / f".hint-{number}-{os.getpid()}"
         hint.write_text(str(number))
         hint.replace(folder / "version-hint.text")
-        (folder / f"v{number - _KEPT_METADATA}.metadata.json").unlink(missing_ok=True)
+        _remove_old(folder, number - _KEPT_METADATA)
         return True
 
 
@@ -373,6 +412,16 @@ def _fenced(path: str, term: int) -> FencedError:
         where=path,
         repair="nothing: the newer writer goes on",
     )
+
+
+def _remove_old(folder: Path, number: int) -> None:
+    """Remove the metadata files up to this version, the oldest first: so none stays behind a gap."""
+    old = []
+    while (file := folder / f"v{number}.metadata.json").exists():
+        old.append(file)
+        number -= 1
+    for file in reversed(old):
+        file.unlink(missing_ok=True)
 
 
 def _remove_unlinked(metadata: Path) -> None:

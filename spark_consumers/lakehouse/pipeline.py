@@ -17,10 +17,13 @@ from pathlib import Path
 import structlog
 from pyspark.sql import SparkSession
 
-from spark_consumers.lakehouse.bootstrap import Copier, Copies, CopyRequest, Source, published
+from spark_consumers.lakehouse.bootstrap import Copier, Copies, CopyRequest, Source
+from spark_consumers.lakehouse.departures import departed, without_departed
 from spark_consumers.lakehouse.epoch import EpochWriter
 from spark_consumers.lakehouse.files import orphans
 from spark_consumers.lakehouse.iceberg import IcebergFormat
+from spark_consumers.lakehouse.leases import Leases
+from spark_consumers.lakehouse.looks import Looks
 from spark_consumers.lakehouse.manifest import (
     COPIED,
     LEFT,
@@ -43,12 +46,8 @@ __all__ = ["Lakehouse", "Source"]
 
 #: How often the log is asked whether there is something to do, in seconds.
 _TICK = 0.1
-#: How often the publications are looked at for tables that came or went, in seconds.
-_LOOK_FOR_TABLES = 5.0
 #: Pauses after failures, in seconds.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 10.0
-#: How long the log keeps for this lake what it has not published, after the lake was last heard of.
-_LEASE = 7 * 86_400.0
 #: How often what is past its retention is removed, in seconds, at most.
 _HOUSEKEEPING = 60.0
 #: Links in which a takeover looks for files that belong to nobody.
@@ -101,17 +100,18 @@ class Lakehouse:
         self._retention = retention_seconds
         self._max_bytes = max_bytes_per_epoch
         self._client: LogClient | None = None
+        self._leases = Leases()
         self._writer: _Writer | None = None
         #: When the last round began: the interval is from start to start, however long a round takes.
         self._began_at = float("-inf")
         self._copied: dict[str, TableVersion] = {}
         self._left: set[str] = set()
         self._set_aside: dict[str, str] = {}
-        self._looked_at = 0.0
         self._lake = ""
         self._format: IcebergFormat | None = None
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="copy")
         self._copying: dict[str, Future[Copies]] = {}
+        self._looks = Looks(sources)
         self._copy_after: dict[str, float] = {}
 
     def run(self, stop: threading.Event) -> None:
@@ -145,20 +145,20 @@ class Lakehouse:
             # Nothing else would tell while there is nothing to write.
             raise UnavailableError("its JVM is gone", where="lake", repair="start the driver again")
         writer = self._writer or self._take_over()
+        self._leases.renew(self._log(), time.monotonic())
         self._look_for_tables(writer.head)
         self._collect_copies()
         status = self._status()
         self._check(status)
         head = writer.head
-        if status.version <= head.epoch:
-            return None
         now = time.monotonic()
-        due = now - self._began_at >= self._interval
-        if not (force or due or status.forced_version > head.epoch):
+        due = force or now - self._began_at >= self._interval or status.forced_version > head.epoch
+        if status.version <= head.epoch or not due:
+            # What could not be shown after its epoch; mostly there is nothing.
+            writer.epochs.show(head)
             return None
-        manifest = writer.epochs.write(
-            self._with_departures(head), status, self._copied, self._set_aside
-        )
+        following = without_departed(self._with_departures(head), self._sources)
+        manifest = writer.epochs.write(following, status, self._copied, self._set_aside)
         # A backlog that one epoch could not take is gone on with at once.
         self._began_at = now if manifest.epoch >= status.version else float("-inf")
         self._after(writer, manifest)
@@ -167,13 +167,13 @@ class Lakehouse:
     def close(self) -> None:
         """End the connection to the log, and wait for a copy that runs. The lake stays as it is."""
         self._pool.shutdown(wait=True, cancel_futures=True)
+        self._looks.close()
         self._forget_client()
 
     def _after(self, writer: _Writer, manifest: Manifest) -> None:
-        before = writer.head
         self._adopt(writer, manifest)
         self._lease(manifest)
-        writer.epochs.show(before, manifest)
+        writer.epochs.show(manifest)
         if time.monotonic() - writer.cleaned_at >= min(_HOUSEKEEPING, self._retention):
             self._expire(writer)
 
@@ -232,6 +232,8 @@ class Lakehouse:
         for manifest in self._chain.links():
             self._remember(writer, manifest)
         self._sweep(head)
+        if gone := departed(head, self._sources):
+            log.warning("no source for these tables: they stay as they are", tables=gone)
         log.info("took over", term=head.term, epoch=head.epoch, link=head.link)
         self._writer = writer
         return writer
@@ -271,19 +273,9 @@ class Lakehouse:
 
     def _look_for_tables(self, head: Manifest) -> None:
         """Ask for copies of tables that are in a publication and not in the lake."""
-        now = time.monotonic()
-        if self._looked_at and now - self._looked_at < _LOOK_FOR_TABLES:
-            return
-        for stream, source in self._sources.items():
-            if stream in self._copying or stream not in head.streams:
-                continue
-            try:
-                wanted = published(source)
-            except UnavailableError as error:
-                log.warning("publication not seen", stream=stream, error=str(error))
-                continue
-            self._look_at(head, source, wanted, now)
-        self._looked_at = now
+        free = [s for s in self._sources if s in head.streams and s not in self._copying]
+        for stream, wanted in self._looks.answers(free):
+            self._look_at(head, self._sources[stream], wanted, time.monotonic())
 
     def _look_at(self, head: Manifest, source: Source, wanted: set[str], now: float) -> None:
         stream = source.stream
@@ -308,7 +300,7 @@ class Lakehouse:
         if not self._waiting(head, stream):
             # While the copy runs the lake goes on: what the copy needs of the log is kept for it. A lease
             # that an earlier copy still needs is older, and stays as it is.
-            self._log().register_consumer(self._copy_consumer(stream), head.epoch, _LEASE)
+            self._leases.hold(self._log(), self._copy_consumer(stream), head.epoch, now)
         log.info("copying", stream=stream, tables=sorted(missing), offset=request.offset)
         self._copying[stream] = self._pool.submit(copier.copy, request)
 
@@ -378,15 +370,15 @@ class Lakehouse:
             )
 
     def _lease(self, head: Manifest) -> None:
-        """Let the log keep what is not published; a lease that fails is renewed with the next epoch.
+        """Let the log keep what is not published; a lease that fails is renewed with the next look.
 
         A table that is copied and not yet shown still needs the log from where its copy began.
         """
         try:
-            self._log().register_consumer(f"lake-{self._lake}", head.epoch, _LEASE)
+            self._leases.hold(self._log(), f"lake-{self._lake}", head.epoch, time.monotonic())
             for stream in self._sources:
                 if stream not in self._copying and not self._waiting(head, stream):
-                    self._log().drop_consumer(self._copy_consumer(stream))
+                    self._leases.drop(self._log(), self._copy_consumer(stream))
         except TusklineError as error:
             log.warning("no lease at the log", error=str(error))
 

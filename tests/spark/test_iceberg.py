@@ -1,5 +1,6 @@
 """Iceberg tables as the pipeline writes them: whole, once, fenced by term, and readable until they expire."""
 
+import os
 import threading
 import uuid
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from spark_consumers.lakehouse import iceberg
 from spark_consumers.lakehouse.files import write_data
 from spark_consumers.lakehouse.iceberg import IcebergFormat, read_snapshot
 from spark_consumers.lakehouse.table_format import ROW_ID, TableWrite
@@ -160,6 +162,79 @@ def test_13_a_writer_that_slept_before_its_last_step_is_refused(table, monkeypat
     assert slept
     write = TableWrite(2, first, ("id",), "stage", table.file([7]))
     assert table.ids(newer.write(table.path, 2, write).snapshot) == [1, 7]
+
+
+def test_13_a_writer_that_slept_until_its_number_was_removed_is_refused(table, monkeypatch):
+    """Its metadata file can be made again; readers would follow it into the past."""
+    monkeypatch.setattr(iceberg, "_KEPT_METADATA", 3)
+    first = table.write(1, None, add=[1])
+    newer = IcebergFormat(table.spark, "lake-uuid")
+    link = table.format._link
+    snapshots = [first]
+
+    def sleep_first(path, number, metadata):
+        if len(snapshots) == 1:
+            newer.take_over(table.path, first, 2, 1)
+            for version in range(3, 10):
+                write = TableWrite(version, snapshots[-1], ("id",), "stage", table.file([version]))
+                snapshots.append(newer.write(table.path, 2, write).snapshot)
+                newer.show(table.path, 2, snapshots[-1])
+            assert not Path(path, "metadata", f"v{number}.metadata.json").exists()
+        return link(path, number, metadata)
+
+    monkeypatch.setattr(table.format, "_link", sleep_first)
+    with pytest.raises(FencedError):
+        table.write(2, first, add=[2])
+    assert table.main() == table.ids(snapshots[-1]) == [1, *range(3, 10)]
+    found = sorted(
+        int(f.name[1:].partition(".")[0]) for f in Path(table.path).glob("metadata/v*.json")
+    )
+    # None below a gap: what is there follows one another.
+    assert found == list(range(found[0], found[0] + len(found)))
+    assert len(found) <= 4
+
+
+def test_metadata_that_a_crash_left_behind_is_removed_with_the_next(table, monkeypatch):
+    monkeypatch.setattr(iceberg, "_KEPT_METADATA", 2)
+    remove = iceberg._remove_old
+    monkeypatch.setattr(iceberg, "_remove_old", lambda *_: None)
+    snapshot = table.write(1, None, add=[1])
+    for version in range(2, 6):
+        snapshot = table.write(version, snapshot, add=[version])
+    monkeypatch.setattr(iceberg, "_remove_old", remove)
+    table.write(6, snapshot, add=[6])
+    names = sorted(f.name for f in Path(table.path).glob("metadata/v*.json"))
+    assert names == ["v6.metadata.json", "v7.metadata.json"]
+
+
+def test_what_a_commit_names_is_durable_before_the_commit(table, monkeypatch):
+    synced: set[str] = set()
+    fsync = os.fsync
+
+    def note(descriptor):
+        synced.add(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note)
+    link = table.format._link
+    checked: list[str] = []
+
+    def check(path, number, metadata):
+        new = {str(f) for f in Path(path, "metadata").glob("*.avro")} - set(checked)
+        assert len(new) >= 2
+        assert new <= synced
+        assert str(Path(path, "data")) in synced
+        assert {str(f) for f in Path(path, "data").iterdir()} <= synced
+        checked.extend(new)
+        synced.clear()
+        synced.update(str(f) for f in Path(path, "data").iterdir())
+        return link(path, number, metadata)
+
+    monkeypatch.setattr(table.format, "_link", check)
+    first = table.write(1, None, add=[1, 2])
+    second = table.write(2, first, add=[3], delete=[1])
+    table.write(3, second, add=[9], truncate=True)
+    assert len(checked) >= 6
 
 
 def test_two_writers_of_one_table_lose_nothing(table):

@@ -1,5 +1,7 @@
 """The pipeline from PostgreSQL to epochs: real server, real capture, real log, real tables."""
 
+import os
+import signal
 import time
 
 import pytest
@@ -7,7 +9,9 @@ import pytest
 from spark_consumers import Lakehouse, Source, read
 from spark_consumers.lakehouse import epoch as epoch_module
 from spark_consumers.lakehouse import plan, stage
-from spark_consumers.lakehouse.manifest import LIVE, Manifest, open_chain
+from spark_consumers.lakehouse.iceberg import IcebergFormat
+from spark_consumers.lakehouse.leases import Leases
+from spark_consumers.lakehouse.manifest import LEFT, LIVE, Manifest, open_chain
 from tests.support.capture_stack import (
     PUBLICATION,
     STREAM,
@@ -63,10 +67,10 @@ class Pipeline:
         self.capture.__exit__(*error)
         self.log.__exit__(*error)
 
-    def lakehouse(self, **options):
-        source = Source(STREAM, self.database.dsn, PUBLICATION)
+    def lakehouse(self, sources=None, **options):
+        sources = sources or [Source(STREAM, self.database.dsn, PUBLICATION)]
         house = Lakehouse(
-            self.spark, self.lake, self.log.address, [source], epoch_interval=3600, **options
+            self.spark, self.lake, self.log.address, sources, epoch_interval=3600, **options
         )
         self.made.append(house)
         return house
@@ -256,7 +260,7 @@ def test_13_a_stale_writer_is_refused_at_its_tables_and_at_the_manifest(
 
 
 def test_22_a_table_that_is_added_comes_while_the_others_go_on(pipeline, database, monkeypatch):
-    monkeypatch.setattr("spark_consumers.lakehouse.pipeline._LOOK_FOR_TABLES", 0.0)
+    monkeypatch.setattr("spark_consumers.lakehouse.looks.LOOK_SECONDS", 0.0)
     database.execute(
         "CREATE TABLE late (id int PRIMARY KEY, body text)",
         "INSERT INTO late SELECT g, repeat('x', 100) FROM generate_series(1, 5000) g",
@@ -396,3 +400,105 @@ def test_a_column_made_anew_under_its_name_is_refused(pipeline, database):
     )
     with pytest.raises(NotSupportedError, match=r"shop\.public\.pairs: its columns changed"):
         pipeline.flush()
+
+
+def test_the_lease_is_renewed_while_nothing_is_published(pipeline):
+    repository = pipeline.log.repository
+    assert repository is not None
+    house = pipeline.lakehouse()
+    house._leases = Leases(seconds=2.0)
+    pipeline.flush(house)
+    before = pipeline.head()
+    (name,) = repository._state.consumers
+    first = repository._state.consumers[name].until
+
+    def renewed():
+        house.run_once()
+        return repository._state.consumers[name].until > first
+
+    wait_for(renewed, 20, "the lease is renewed")
+    assert pipeline.head() == before
+
+
+def test_what_could_not_be_shown_is_shown_later_though_nothing_changes(
+    pipeline, database, monkeypatch
+):
+    tables = IcebergFormat.show
+
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    database.execute("UPDATE docs SET title = 'shown late'")
+    monkeypatch.setattr(IcebergFormat, "show", fail)
+    with pytest.raises(OSError, match="No space"):
+        pipeline.flush()
+    published = pipeline.head()
+    monkeypatch.setattr(IcebergFormat, "show", tables)
+    path = pipeline.lake / published.tables[f"{STREAM}.public.docs"].path
+
+    def titles():
+        return {
+            row.title for row in pipeline.spark.read.format("iceberg").load(str(path)).collect()
+        }
+
+    assert titles() != {"shown late"}
+    pipeline.house.run_once()
+    assert titles() == {"shown late"}
+    assert pipeline.head() == published
+
+
+def test_tables_of_a_source_that_is_taken_out_stay_and_come_back_anew(pipeline, database):
+    kept = pipeline.flush()
+    rows = kept["docs"].count()
+    with LogClient(pipeline.log.address) as log:
+        # A second source, of which there is nothing but its stream.
+        log.create_stream("other")
+    house = pipeline.lakehouse([Source("other", database.dsn, PUBLICATION)])
+    database.execute("DELETE FROM docs WHERE id = 1")
+    with database.connect() as connection:
+        position = connection.execute(load("flush_position")).fetchone()[0]
+        connection.execute(load("flush_write"))
+    with LogClient(pipeline.log.address) as log:
+        log.barrier({STREAM: position}, timeout=30)
+    house.run_once()
+    head = pipeline.head()
+    assert {t.state for t in head.tables.values()} == {LEFT}
+    assert set(head.streams) == {"other"}
+    # Readable, and as they were.
+    assert read(pipeline.spark, pipeline.lake)["docs"].count() == rows
+    back = pipeline.lakehouse()
+    back.run_once(force=True)
+    pipeline.flush(back)
+    pipeline.wait_for_tables("docs", "pairs", "bag", house=back)
+
+    def live():
+        pipeline.flush(back)
+        return {t.state for t in pipeline.head().tables.values()} == {LIVE}
+
+    wait_for(live, 60, "the second copy")
+    assert_equal(database.dsn, pipeline.flush(back))
+
+
+def test_a_source_whose_server_is_stopped_keeps_no_other_waiting(pipeline, database, make_server):
+    server = make_server(fsync="off")
+    server.start()
+    with LogClient(pipeline.log.address) as log:
+        log.create_stream("other")
+    sources = [
+        Source(STREAM, database.dsn, PUBLICATION),
+        Source("other", server.dsn(), PUBLICATION),
+    ]
+    house = pipeline.lakehouse(sources)
+    pipeline.flush(house)
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        house._looks._asked_at = float("-inf")
+        database.execute("UPDATE docs SET title = 'goes on'")
+        began = time.monotonic()
+        house.run_once()
+        # Connecting to the other alone would take its ten seconds.
+        assert time.monotonic() - began < 8
+        assert "other" in house._looks._asked
+        assert_equal(database.dsn, pipeline.flush(house))
+    finally:
+        os.kill(server.pid, signal.SIGCONT)

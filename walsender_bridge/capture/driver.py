@@ -10,8 +10,9 @@ than left with a call that may hang for ever.
 
 import select
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -142,7 +143,9 @@ class Capture:
             replica = stack.enter_context(ReplicaClient(address))
             writer = replica.open_writer(own.name, log.writer_term(own.name))
             try:
-                state = self._begin(walsender, replica, writer, slot_confirmed)
+                # While a slot is made, a server that is only slow is told from one that is stopped.
+                check = partial(connection.execute, "SELECT 1")
+                state = self._begin(walsender, replica, writer, slot_confirmed, check)
                 handover = Handover(writer, self.waker)
             except BaseException:
                 writer.close()
@@ -165,6 +168,7 @@ class Capture:
         replica: ReplicaClient,
         writer: AppendWriter,
         slot_confirmed: int | None,
+        check: Callable[[], object],
     ) -> core.State:
         """The session's state, if the slot continues the log; a new stream's slot is made here."""
         own, status = self._source, writer.status
@@ -180,7 +184,7 @@ class Capture:
         if confirmed is None:
             if slot_confirmed is None:
                 # May wait for old transactions to end, for as long as they like.
-                slot_confirmed = walsender.create_slot(own.slot)
+                slot_confirmed = walsender.create_slot(own.slot, check=check)
             confirmed = (identity.timeline, slot_confirmed)
         if status.confirmed_to is None or status.system_id is None:
             # A new stream; or one from before the identifier was kept, which takes this server's.

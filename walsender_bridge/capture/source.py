@@ -31,6 +31,7 @@ from walsender_bridge.errors import (
     SlotInUseError,
 )
 from walsender_bridge.sql import load
+from walsender_bridge.wire.bounded import BoundedConnection
 from walsender_bridge.wire.connection import (
     connection_error,
     describe,
@@ -141,12 +142,15 @@ def judge(
 
 @contextmanager
 def connect(source: Source) -> Iterator[psycopg.Connection[Any]]:
-    """An ordinary connection for checks; its failures are raised as Tuskline's errors."""
+    """An ordinary connection for checks; its failures are raised as Tuskline's errors.
+
+    No call on it waits longer than `ANSWER_SECONDS` (`DeadlineError`).
+    """
     try:
         conninfo = pinned_conninfo(source.dsn, application_name=f"tuskline-{source.name}")
         # Closed, not left as a context: that would end a transaction, and a question of `status.WalEnd`
         # may be under way.
-        with closing(psycopg.connect(conninfo, autocommit=True)) as connection:
+        with closing(BoundedConnection.connect(conninfo, autocommit=True)) as connection:
             yield connection
     except psycopg.Error as error:
         if error.sqlstate is None:

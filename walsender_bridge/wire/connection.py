@@ -10,8 +10,9 @@ read), `send` queues, `flush` pushes what the socket takes. Errors say which ser
 
 import secrets
 import select
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -48,6 +49,10 @@ QUALIFIED_OPTIONS = "-c search_path=pg_catalog"
 CONNECT_TIMEOUT = 10
 #: Milliseconds without a TCP acknowledgement after which a connection counts as broken.
 TCP_USER_TIMEOUT_MS = 30_000
+#: Seconds that an answer may take which needs nothing but a server that runs: of a catalog, say.
+ANSWER_SECONDS = 30.0
+#: Seconds between two looks whether a server still runs that may take its time.
+_ALIVE_SECONDS = 5.0
 #: Bytes after which `receive` returns what it has, though there may be more.
 RECEIVE_BYTES = 1 << 20
 
@@ -141,13 +146,20 @@ class ReplicationConnection:
 
     # -- commands -----------------------------------------------------------------------------------
 
-    def command(self, sql: str, *, timeout: float | None = None) -> list[Row]:
+    def command(
+        self,
+        sql: str,
+        *,
+        timeout: float | None = None,
+        check: Callable[[], object] | None = None,
+    ) -> list[Row]:
         """Run one replication command or simple query and return its (last) result's rows.
 
-        `timeout` is in seconds; None waits for as long as the connection lives. Raises the error that
-        the server's answer means (`server_error`), `ConnectionFailedError`, `DeadlineError`.
+        `timeout` is in seconds; None waits for as long as the connection lives, and `check` does not raise.
+        Raises the error that the server's answer means (`server_error`), `ConnectionFailedError`,
+        `DeadlineError`.
         """
-        result = self._ask(sql, timeout)
+        result = self._ask(sql, timeout, check=check)
         return [
             tuple(_text(result.get_value(row, column)) for column in range(result.nfields))
             for row in range(result.ntuples)
@@ -155,25 +167,36 @@ class ReplicationConnection:
 
     def identify(self) -> SystemIdentity:
         """The server's system identifier, timeline and durable end of WAL."""
-        return replication.parse_identity(self.command(replication.IDENTIFY_SYSTEM))
+        rows = self.command(replication.IDENTIFY_SYSTEM, timeout=ANSWER_SECONDS)
+        return replication.parse_identity(rows)
 
     def history(self, timeline: int) -> History:
         """The history that leads to `timeline` (which `identify` told)."""
         if timeline == 1:
             return History(1)
-        rows = self.command(replication.timeline_history(timeline))
+        rows = self.command(replication.timeline_history(timeline), timeout=ANSWER_SECONDS)
         return replication.parse_history(timeline, rows[0][1] or "")
 
-    def create_slot(self, slot: str, *, timeout: float | None = None) -> int:
+    def create_slot(
+        self,
+        slot: str,
+        *,
+        timeout: float | None = None,
+        check: Callable[[], object] | None = None,
+    ) -> int:
         """Create a permanent logical slot; returns its consistent point, an LSN.
 
-        The server waits until the transactions that run now have ended. After `timeout` seconds it is told
-        to give up: otherwise it would make the slot later, for nobody. Raises `DeadlineError` then.
+        The server waits until the transactions that run now have ended. Meanwhile `check` is called every few
+        seconds; what it raises ends the wait. Then, and after `timeout` seconds, the server is told to give
+        up: otherwise it would make the slot later, for nobody. Raises `DeadlineError` after `timeout`.
         """
         try:
-            rows = self.command(replication.create_logical_slot(slot), timeout=timeout)
-        except DeadlineError:
-            self._pgconn.get_cancel().cancel()
+            rows = self.command(replication.create_logical_slot(slot), timeout=timeout, check=check)
+        except TusklineError:
+            # libpq's call has no limit, and a server that is stopped does not answer it.
+            cancel = threading.Thread(target=self._pgconn.get_cancel().cancel, daemon=True)
+            cancel.start()
+            cancel.join(_ALIVE_SECONDS)
             raise
         return parse_lsn(rows[0][1] or "")
 
@@ -248,7 +271,14 @@ class ReplicationConnection:
 
     # -- inside -------------------------------------------------------------------------------------
 
-    def _ask(self, sql: str, timeout: float | None, *, streaming: bool = False) -> pq.abc.PGresult:
+    def _ask(
+        self,
+        sql: str,
+        timeout: float | None,
+        *,
+        streaming: bool = False,
+        check: Callable[[], object] | None = None,
+    ) -> pq.abc.PGresult:
         deadline = None if timeout is None else time.monotonic() + timeout
         pgconn = self._pgconn
         last: pq.abc.PGresult | None = None
@@ -260,6 +290,9 @@ class ReplicationConnection:
                 pgconn.consume_input()
             while True:
                 while pgconn.is_busy():
+                    if check is not None and not self._ready(select.POLLIN, _ALIVE_SECONDS):
+                        check()
+                        continue
                     self._wait(select.POLLIN, deadline)
                     pgconn.consume_input()
                 result = pgconn.get_result()
@@ -279,15 +312,19 @@ class ReplicationConnection:
             raise self._broken("the server's answer does not fit the command")
         return last
 
-    def _wait(self, events: int, deadline: float | None) -> None:
+    def _ready(self, events: int, seconds: float | None) -> bool:
         poll = select.poll()
         poll.register(self._pgconn.socket, events)
+        return bool(poll.poll(None if seconds is None else seconds * 1000))
+
+    def _wait(self, events: int, deadline: float | None) -> None:
         left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
-        if not poll.poll(None if left is None else left * 1000):
+        if not self._ready(events, left):
             raise DeadlineError(
                 "the server did not answer in time",
                 where=self.where,
-                repair="a slot waits for the transactions that were running: end the oldest",
+                repair="see whether it is stopped, or its disk hangs; a new slot waits for the "
+                "transactions that run: end the oldest",
             )
 
     def _refused(self, result: pq.abc.PGresult) -> TusklineError:
@@ -356,6 +393,15 @@ def connection_error(text: str, where: str) -> TusklineError:
             return kind(line, where=where, repair=repair)
     return ConnectionFailedError(
         line, where=where, repair="see that the server runs and that host and port are right"
+    )
+
+
+def no_answer(seconds: float, where: str) -> DeadlineError:
+    """A server that took a question and is silent."""
+    return DeadlineError(
+        f"the server did not answer in {seconds:.0f} s",
+        where=where,
+        repair="see whether it is stopped, or its disk hangs",
     )
 
 

@@ -1,0 +1,131 @@
+"""A PostgreSQL that is stopped answers nothing, and its kernel accepts everything: no call waits for ever."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from spark_consumers.flush import force_barrier
+from tests.support.capture_stack import CaptureProcess, ChangeLog, make_tables
+from tests.support.servers import Database, MakeServer
+from tests.support.waiting import wait_for
+from walsender_bridge.capture import source
+from walsender_bridge.errors import DeadlineError, TusklineError
+from walsender_bridge.wire import connection as connection_module
+from walsender_bridge.wire.bounded import BoundedConnection
+from walsender_bridge.wire.connection import ReplicationConnection
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """The process is stopped, and goes on after the block."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def test_a_call_on_a_bounded_connection_ends(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BoundedConnection, "limit", 1.0)
+    with BoundedConnection.connect(database.dsn, autocommit=True) as connection:
+        assert connection.execute("SELECT 7").fetchone() == (7,)
+        # Longer than a look at the clock, and shorter than the limit.
+        connection.execute("SELECT pg_sleep(0.4)")
+        with stopped(connection.info.backend_pid):
+            began = time.monotonic()
+            with pytest.raises(DeadlineError, match="did not answer in 1 s") as raised:
+                connection.execute("SELECT 8")
+            assert time.monotonic() - began < 20
+        assert connection.closed
+    assert database.name in raised.value.where
+
+
+def test_what_capture_asks_before_it_streams_ends(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(BoundedConnection, "limit", 1.0)
+    monkeypatch.setattr(connection_module, "ANSWER_SECONDS", 1.0)
+    own = source.Source("shop", database.dsn, "slot", "publication")
+    with (
+        source.connect(own) as connection,
+        stopped(connection.info.backend_pid),
+        pytest.raises(DeadlineError),
+    ):
+        source.prepare(connection, own)
+    with ReplicationConnection.connect(database.dsn) as walsender:
+        ((_, pid),) = database_walsenders(database)
+        with stopped(pid), pytest.raises(DeadlineError):
+            walsender.identify()
+
+
+def database_walsenders(database: Database) -> list[tuple[str, int]]:
+    """Application name and pid of each."""
+    with database.connect() as connection:
+        return connection.execute(
+            "SELECT application_name, pid FROM pg_stat_activity"
+            " WHERE backend_type = 'walsender' AND datname = %s",
+            [database.name],
+        ).fetchall()
+
+
+def test_a_slot_that_waits_for_transactions_is_told_from_a_stopped_server(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_module, "_ALIVE_SECONDS", 0.1)
+    looks = 0
+    with (
+        psycopg.connect(database.dsn) as busy,
+        ReplicationConnection.connect(database.dsn) as walsender,
+    ):
+        busy.execute("SELECT pg_current_xact_id()")
+
+        def check() -> None:
+            nonlocal looks
+            looks += 1
+            if looks == 5:
+                # The server was only waiting: the slot is made when the transaction ends.
+                busy.rollback()
+
+        assert walsender.create_slot("slow", check=check) > 0
+        assert looks >= 5
+
+        def dead() -> None:
+            raise DeadlineError("stopped")
+
+        busy.execute("SELECT pg_current_xact_id()")
+        with pytest.raises(DeadlineError, match="stopped"):
+            walsender.create_slot("never", check=dead)
+
+
+def test_capture_says_what_it_waits_for_and_goes_on(
+    tmp_path: Path, make_server: MakeServer
+) -> None:
+    server = make_server(fsync="off")
+    server.start()
+    with psycopg.connect(server.dsn(), autocommit=True) as connection:
+        make_tables(connection)
+    assert server.pid is not None
+    with ChangeLog(tmp_path) as log:
+        capture = CaptureProcess(tmp_path, log, server.dsn(connect_timeout=2), "public.orders")
+        with stopped(server.pid), capture:
+            waiting = wait_for(
+                lambda: capture.status().get("state") == "waiting" and capture.status(),
+                30,
+                "the status says so",
+            )
+            assert "timeout expired" in waiting["error"]["what"]
+            with pytest.raises(TusklineError, match="timeout expired"):
+                force_barrier(log.address, {"shop": server.dsn(connect_timeout=2)}, timeout=5)
+            os.kill(server.pid, signal.SIGCONT)
+            wait_for(capture.streams, 60, "capture streams")
+            with psycopg.connect(server.dsn(), autocommit=True) as connection:
+                connection.execute("INSERT INTO orders VALUES (1, 'after')")
+            wait_for(lambda: log.replica_status().end_offset > 1, 30, "it is in the log")
