@@ -163,6 +163,24 @@ def test_a_schema_that_is_sent_again_is_registered_once() -> None:
     assert MOOD in state.types
 
 
+def test_a_schema_that_comes_back_is_the_newest_again() -> None:
+    state = new_state()
+    sent: list[bytes] = []
+    for number, generation in enumerate((0, 1, 0, 0)):
+        begin, *rest = pg.transaction(1000 * (number + 1), number, rows(1))
+        sent += [begin, *schema(T, generation), *rest]
+    found, records = all_entries(state, *sent)
+    first, second = (
+        entry.schema_hash(entry.schema_record(s[1], [s[0]])) for s in map(_schemas, (0, 1))
+    )
+    assert [entry.schema_hash(record) for record in records] == [first, second, first]
+    assert [entry.read_header(d).relations[0].schema_hash for d in found] == [first, second, first]
+
+
+def _schemas(generation: int) -> list[bytes]:
+    return schema(T, generation)
+
+
 def test_28_what_the_log_has_is_skipped_and_its_schemas_are_followed() -> None:
     state = new_state(logged_lsn=1048, committed_lsn=1048, confirmed=(1, 1000))
     effects = step(state, Received(0.0, [*one(1000), *payloads(*pg.transaction(1048, 8, rows(1)))]))

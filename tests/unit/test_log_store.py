@@ -4,7 +4,7 @@ import json
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -489,6 +489,27 @@ def test_the_newest_schema_of_each_relation(log: Log) -> None:
     assert log.host.schemas([digest]) == {digest: SCHEMAS[AUDIT]}
     with pytest.raises(CorruptError, match="not in the registry"):
         log.host.schemas([bytes(16)])
+
+
+def test_a_read_that_meets_a_closed_store_is_told_so(log: Log) -> None:
+    log.fill(3)
+    store = log.host._store
+    store.close()
+    reads: list[Callable[[], object]] = [
+        lambda: store.read(1, 3, 100),
+        lambda: list(store.scan(1, 3)),
+        lambda: list(store.commits_behind(0)),
+        lambda: list(store.uncommitted(1)),
+        lambda: store.schemas([b"x"]),
+        store.known_schemas,
+        store.newest_schemas,
+    ]
+    for read in reads:
+        with pytest.raises(UnavailableError, match="closed"):
+            read()
+    # Nothing is left to be closed twice.
+    log.restart()
+    assert log.host.status().end_offset == 4
 
 
 def test_readers_and_a_writer_at_the_same_time(log: Log) -> None:

@@ -126,15 +126,31 @@ def test_two_repositories_never_share_a_file(tmp_path: Path) -> None:
     store.close()
 
 
-def test_what_cannot_be_kept_did_not_happen(tmp_path: Path) -> None:
+def test_what_cannot_be_kept_did_not_happen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = RepositoryStore(tmp_path / "r")
     fill(store, 2)
     before = store.state.to_record()
+    loads, load = 0, store._load
+
+    def counted() -> Repository:
+        nonlocal loads
+        loads += 1
+        return load()
+
+    monkeypatch.setattr(store, "_load", counted)
     store._db.execute("PRAGMA query_only = 1")
     with pytest.raises(UnavailableError, match="cannot be written"):
         fill(store, 1)
     assert store.state.to_record() == before
     assert isinstance(store.state, Repository)
+    # And then it costs one load, whoever asks first: the repository's own recovery, or a request.
+    with pytest.raises(UnavailableError, match="cannot be written"):
+        fill(store, 1)
+    store.reload()
+    assert store.state.to_record() == before
+    assert loads == 2
     store._db.execute("PRAGMA query_only = 0")
     fill(store, 1)
     assert store.state.version == 3

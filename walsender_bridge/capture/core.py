@@ -160,7 +160,6 @@ class State:
 
     types: dict[int, bytes] = field(default_factory=dict)
     schema_hashes: dict[int, bytes] = field(default_factory=dict)
-    registered: set[bytes] = field(default_factory=set)
     new_schemas: list[bytes] = field(default_factory=list)
     new_entries: list[bytes] = field(default_factory=list)
 
@@ -323,13 +322,15 @@ def _relation(state: State, message: bytes) -> None:
     own_types = sorted({c.type_oid for c in relation.columns} & state.types.keys())
     record = schema_record(message, [state.types[oid] for oid in own_types])
     digest = schema_hash(record)
-    if state.schema_hashes.get(relation.oid, digest) != digest:
+    known = state.schema_hashes.get(relation.oid)
+    if known == digest:
+        return
+    if known is not None:
         while state.buffer:
             _cut(state)
     state.schema_hashes[relation.oid] = digest
-    if digest not in state.registered:
-        state.registered.add(digest)
-        state.new_schemas.append(record)
+    # Also one that it had before: the log's newest schema of a relation is the last that was sent.
+    state.new_schemas.append(record)
 
 
 def _cut(state: State) -> None:

@@ -42,7 +42,7 @@ class RepositoryStore:
                 path, timeout=1.0, isolation_level=None, check_same_thread=False
             )
             self._open()
-            self.state = self._load()
+            self._state: Repository | None = self._load()
         except sqlite3.OperationalError as error:
             if "locked" not in str(error):
                 raise
@@ -100,37 +100,50 @@ class RepositoryStore:
             self._number = number
         return state
 
+    @property
+    def state(self) -> Repository:
+        """The fold of the records that are kept; loaded when it is not known."""
+        if self._state is None:
+            self._state = self._load()
+        return self._state
+
     def append(self, record: Record) -> bool:
         """Fold a record into `state`, and keep it durably if it changed anything.
 
         Raises `UnavailableError` if it cannot be kept; `state` is then what the disk says.
         """
-        if not self.state.apply(record):
-            return False
+        state = self.state
+        # Ahead of the disk until the record is on it: if that fails, it is loaded when it is asked for next.
+        self._state = None
+        changed = state.apply(record)
+        if changed:
+            self._keep(record)
+        self._state = state
+        if changed and self._number - self._checkpointed >= self._checkpoint_every:
+            # The record is durable already; a checkpoint that fails is tried again with the next one.
+            try:
+                self.checkpoint()
+            except sqlite3.DatabaseError as error:
+                _log.warning("no checkpoint", error=str(error), where=str(self._path))
+        return changed
+
+    def _keep(self, record: Record) -> None:
         body = json.dumps(record_to_json(record), separators=(",", ":"))
         try:
             self._db.execute(
                 "INSERT INTO record (number, body) VALUES (?, ?)", [self._number + 1, body]
             )
         except sqlite3.DatabaseError as error:
-            self.state = self._load()
             raise UnavailableError(
                 f"the repository cannot be written: {error}",
                 where=str(self._path),
                 repair="see whether its disk is full",
             ) from error
         self._number += 1
-        if self._number - self._checkpointed >= self._checkpoint_every:
-            # The record is durable already; a checkpoint that fails is tried again with the next one.
-            try:
-                self.checkpoint()
-            except sqlite3.DatabaseError as error:
-                _log.warning("no checkpoint", error=str(error), where=str(self._path))
-        return True
 
     def reload(self) -> None:
-        """Take `state` from the disk again."""
-        self.state = self._load()
+        """Take `state` from the disk again, now."""
+        self._state = self._load()
 
     def checkpoint(self) -> None:
         """Write the state, and let the records before it go."""

@@ -389,3 +389,21 @@ class Snapshot:
             else:
                 low = row.context.end
         return found
+
+
+def dense(snapshot: Snapshot) -> tuple[int, int] | None:
+    """First and last entry, if none is missing between them. Raises `CorruptError`."""
+    bounds = snapshot.bounds(b"entries")
+    if bounds is not None and snapshot.count(b"entries") != bounds[1] - bounds[0] + 1:
+        raise CorruptError("entries are missing in it", where=str(snapshot.segment.folder))
+    return bounds
+
+
+def check_old(snapshot: Snapshot, end: int) -> None:
+    """An older segment holds everything from its name to the next one's. Raises `CorruptError`."""
+    bounds = dense(snapshot)
+    first = snapshot.segment.first_offset
+    if bounds is None or bounds[0] != first or bounds[1] < end - 1:
+        raise CorruptError(
+            f"it holds {bounds}, not {(first, end - 1)}", where=str(snapshot.segment.folder)
+        )

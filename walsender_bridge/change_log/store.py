@@ -33,6 +33,8 @@ from walsender_bridge.change_log.segment import (
     DAMAGE,
     Segment,
     Snapshot,
+    check_old,
+    dense,
     fsync_folder,
     key_of,
     offset_of,
@@ -180,7 +182,7 @@ class StreamStore:
         """The ends of what is there; the history between them is not looked at."""
         newest = self._segments[-1]
         with newest.reading() as snapshot:
-            bounds = _dense(snapshot)
+            bounds = dense(snapshot)
             commit = snapshot.last_commit()
         first, last = bounds or (None, None)
         if len(self._segments) > 1:
@@ -265,10 +267,21 @@ class StreamStore:
         except lmdb.Error as error:
             raise CorruptError(f"it cannot be read: {error}", where=str(segment.folder)) from error
 
+    def _check_open(self) -> None:
+        """The lock is held. A read may meet a store that was closed meanwhile: its owner stops, or recovers it."""
+        if not self._segments:
+            raise UnavailableError("it is closed", where=str(self.folder), repair="try again")
+
+    def _newest(self) -> Segment:
+        with self._lock:
+            self._check_open()
+            return self._segments[-1]
+
     @contextmanager
     def _owner(self, offset: int) -> Iterator[tuple[Snapshot, int | None]]:
         """The segment that owns this offset, and where the next one starts (None: it is the newest)."""
         with self._lock:
+            self._check_open()
             place = bisect_right([s.first_offset for s in self._segments], offset) - 1
             segment = self._segments[max(place, 0)]
             following = self._segments[max(place, 0) + 1 :]
@@ -279,7 +292,7 @@ class StreamStore:
         try:
             with self._snapshot(segment) as snapshot:
                 if not was_open and end is not None:
-                    _check_old(snapshot, end)
+                    check_old(snapshot, end)
                 yield snapshot, end
         finally:
             user.__exit__(None, None, None)
@@ -298,7 +311,7 @@ class StreamStore:
 
     def uncommitted(self, start: int) -> Iterator[bytes]:
         """The entries from the committed end on."""
-        with self._snapshot(self._segments[-1]) as snapshot:
+        with self._snapshot(self._newest()) as snapshot:
             for _, value in snapshot.rows(b"entries", key_of(start)):
                 yield bytes(value)
 
@@ -413,35 +426,17 @@ class StreamStore:
 
     def schemas(self, digests: Iterable[bytes]) -> dict[bytes, bytes]:
         """The records of these hashes that are known."""
-        with self._snapshot(self._segments[-1]) as snapshot:
+        with self._snapshot(self._newest()) as snapshot:
             found = {digest: snapshot.get(b"schemas", digest) for digest in digests}
         return {digest: record for digest, record in found.items() if record is not None}
 
     def known_schemas(self) -> list[bytes]:
         """The hashes of all schema records."""
-        with self._snapshot(self._segments[-1]) as snapshot:
+        with self._snapshot(self._newest()) as snapshot:
             return [bytes(key) for key, _ in snapshot.rows(b"schemas")]
 
     def newest_schemas(self) -> list[bytes]:
         """The newest record of each relation, ordered by name."""
-        with self._snapshot(self._segments[-1]) as snapshot:
+        with self._snapshot(self._newest()) as snapshot:
             digests = [bytes(value) for _, value in snapshot.rows(b"relations")]
             return [snapshot.get(b"schemas", digest) or b"" for digest in digests]
-
-
-def _dense(snapshot: Snapshot) -> tuple[int, int] | None:
-    """First and last entry, if none is missing between them. Raises `CorruptError`."""
-    bounds = snapshot.bounds(b"entries")
-    if bounds is not None and snapshot.count(b"entries") != bounds[1] - bounds[0] + 1:
-        raise CorruptError("entries are missing in it", where=str(snapshot.segment.folder))
-    return bounds
-
-
-def _check_old(snapshot: Snapshot, end: int) -> None:
-    """An older segment holds everything from its name to the next one's. Raises `CorruptError`."""
-    bounds = _dense(snapshot)
-    first = snapshot.segment.first_offset
-    if bounds is None or bounds[0] != first or bounds[1] < end - 1:
-        raise CorruptError(
-            f"it holds {bounds}, not {(first, end - 1)}", where=str(snapshot.segment.folder)
-        )
