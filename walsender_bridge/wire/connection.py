@@ -192,7 +192,7 @@ class ReplicationConnection:
         """
         try:
             rows = self.command(replication.create_logical_slot(slot), timeout=timeout, check=check)
-        except TusklineError:
+        except DeadlineError:
             # libpq's call has no limit, and a server that is stopped does not answer it.
             cancel = threading.Thread(target=self._pgconn.get_cancel().cancel, daemon=True)
             cancel.start()
