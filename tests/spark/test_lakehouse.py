@@ -502,3 +502,80 @@ def test_a_source_whose_server_is_stopped_keeps_no_other_waiting(pipeline, datab
         assert_equal(database.dsn, pipeline.flush(house))
     finally:
         os.kill(server.pid, signal.SIGCONT)
+
+
+def test_a_backlog_is_gone_on_with_at_once_and_not_at_the_next_interval(pipeline, database):
+    house = pipeline.lakehouse(max_bytes_per_epoch=1)
+    pipeline.flush(house)
+    with LogClient(pipeline.log.address) as log:
+        for _ in range(3):
+            _commit_alone(database, log)
+        newest = log.status().version
+    assert house.run_once() is None, "the interval is an hour"
+    house._began_at = float("-inf")
+    published = []
+    while (manifest := house.run_once()) is not None:
+        published.append(manifest.epoch)
+    assert len(published) >= 3
+    assert published[-1] >= newest
+    # And with nothing left it waits again.
+    database.execute("UPDATE docs SET n = n + 1")
+    assert house.run_once() is None
+
+
+def _commit_alone(database, log):
+    """A transaction that gets a version of its own."""
+    before = log.status().version
+    database.execute("UPDATE docs SET n = n + 1")
+    wait_for(lambda: log.status().version > before, 30, "its version")
+
+
+def test_what_a_copy_needs_of_the_log_is_held_until_its_table_is_shown(
+    pipeline, database, monkeypatch
+):
+    monkeypatch.setattr("spark_consumers.lakehouse.looks.LOOK_SECONDS", 0.0)
+    pipeline.flush()
+    house, repository = pipeline.house, pipeline.log.repository
+    name = house._copy_consumer(STREAM)
+    held_at = pipeline.head().epoch
+    wait_for(lambda: name not in repository._state.consumers, 30, "earlier copies hold nothing")
+    database.execute(
+        "CREATE TABLE late (id int PRIMARY KEY)",
+        "INSERT INTO late VALUES (1)",
+        f"ALTER PUBLICATION {PUBLICATION} ADD TABLE late",
+    )
+    table = f"{STREAM}.public.late"
+
+    def copied():
+        house.run_once()
+        return table in house._copied
+
+    wait_for(copied, 60, "the copy, which no epoch shows yet")
+    assert repository._state.consumers[name].version == held_at
+    # Neither a renewal nor another epoch lets it go.
+    house._lease(house._writer.head)
+    assert repository._state.consumers[name].version == held_at
+    pipeline.wait_for_tables("late")
+    assert name not in repository._state.consumers
+    assert_equal(database.dsn, pipeline.flush())
+
+
+def test_13_a_takeover_that_was_overtaken_removes_nothing_of_the_later_one(pipeline, database):
+    earlier = pipeline.house
+    head = earlier._writer.head
+    newer = pipeline.lakehouse()
+    newer.run_once()
+    chain = open_chain(pipeline.lake)
+    staged = chain.staging / f"{head.link + 2:020d}-t2-a1" / "part"
+    staged.parent.mkdir(parents=True)
+    staged.write_bytes(b"of the newer writer")
+    folder = pipeline.lake / "tables" / STREAM / "public" / "being copied" / "metadata"
+    folder.mkdir(parents=True)
+    with pytest.raises(FencedError, match="another writer has taken over"):
+        earlier._sweep(head)
+    assert staged.exists()
+    assert folder.exists()
+    # The newer one's own sweep is what removes such things.
+    newer._sweep(newer._writer.head)
+    assert not staged.exists()
+    assert not folder.exists()

@@ -225,6 +225,26 @@ def test_the_server_hears_of_a_position_only_when_the_replica_has_recorded_it() 
     assert effects == [Report(1048, 1048)]
 
 
+def test_the_gate_holds_from_a_sessions_first_append_on() -> None:
+    # Before any tick: what was cut in the session's first moment must not pass it either.
+    state = State(
+        timeline=1,
+        logged_lsn=0,
+        committed_lsn=0,
+        previous_crc=0,
+        confirmed=(1, 100),
+        now=0.0,
+        gate=1500,
+    )
+    found = appends(step(state, Received(0.03, [*one(1000), *one(2000)])))
+    found += appends(step(state, Received(0.06, [keepalive(9000)])))
+    assert [append.gate_lsn for append in found] == [1500]
+    step(state, Acknowledged(0.07, 2048, 2048, (1, 100)))
+    idle = appends(step(state, Received(0.5, [keepalive(9000)])))
+    assert idle[0].gate_lsn == 1500
+    assert idle[0].confirm_to == (1, 2048)
+
+
 def test_33_what_is_durable_but_not_committed_is_never_confirmed() -> None:
     state = new_state()
     step(state, Received(0.0, one(1000)))

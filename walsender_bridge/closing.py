@@ -1,0 +1,18 @@
+"""What a `with` block closes."""
+
+from abc import ABC, abstractmethod
+from typing import Self
+
+
+class Closing(ABC):
+    """Something that holds a connection or a file until `close`, or until its `with` block ends."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give back what it holds. A second call does nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
