@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 from operator import itemgetter
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from spark_consumers.tables import WantedTable
 from walsender_bridge.change_log.client import (
@@ -21,6 +20,7 @@ from walsender_bridge.change_log.client import (
     ReplicaClient,
     StreamCut,
 )
+from walsender_bridge.closing import Closing
 from walsender_bridge.errors import ConfigError, TrimmedError, UnknownStreamError
 
 
@@ -61,7 +61,7 @@ class Range:
     end: int
 
 
-class LogReader:
+class LogReader(Closing):
     """What planning needs of a log: its status, and cuts of its streams. One for each driver process.
 
     Raises the client's errors. With `tables` only their streams are seen; `relations` then has the
@@ -92,17 +92,6 @@ class LogReader:
         """End all connections."""
         for client in (self._log, *self._replicas.values()):
             client.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def status(self) -> LogStatus:
         """The newest version, with the wanted streams only."""

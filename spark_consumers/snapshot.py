@@ -11,13 +11,13 @@ This module also knows what there is to read: tables, columns, keys, and parts o
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import psycopg
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from walsender_bridge.closing import Closing
 from walsender_bridge.errors import PublicationError, SnapshotError, TusklineError, UsageError
 from walsender_bridge.sql import load
 from walsender_bridge.wire.bounded import BoundedConnection
@@ -125,7 +125,7 @@ def reading(dsn: str, snapshot: str) -> Iterator[psycopg.Connection[tuple[Any, .
         raise failure(error.sqlstate, str(error), where, snapshot) from None
 
 
-class ExportedSnapshot:
+class ExportedSnapshot(Closing):
     """Export a snapshot of the DSN's database; it can be read until `close` (or the `with` ends).
 
     `lsn`: a transaction is in it exactly if its commit record starts below (`Begin.final_lsn < lsn`).
@@ -153,17 +153,6 @@ class ExportedSnapshot:
     def close(self) -> None:
         """Let the snapshot go. Transactions that have it already keep it."""
         self._connection.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def published_tables(

@@ -35,6 +35,7 @@ from spark_consumers.snapshot import (
 )
 from spark_consumers.types import arrow_schema, checked_utf8, column_type, from_text, spark_schema
 from spark_consumers.unfit import UnfitValueError
+from spark_consumers.watchdog import Watchdog, open_sockets
 from walsender_bridge.errors import SnapshotError, UnsupportedValueError
 from walsender_bridge.sql import load
 from walsender_bridge.wire.connection import describe
@@ -153,9 +154,13 @@ class _Reader(DataSourceReader):
         from adbc_driver_manager import Error
         from adbc_driver_postgresql import StatementOptions, dbapi
 
-        where = describe(self._dsn)
+        where, before = describe(self._dsn), open_sockets()
+        watchdog: Watchdog | None = None
         try:
-            with closing(dbapi.connect(reader_conninfo(self._dsn), autocommit=False)) as connection:
+            with (
+                closing(dbapi.connect(reader_conninfo(self._dsn), autocommit=False)) as connection,
+                Watchdog(self._dsn, before) as watchdog,
+            ):
                 self._begin(connection, piece.part)
                 with connection.cursor() as cursor:
                     cursor.adbc_statement.set_options(
@@ -164,13 +169,16 @@ class _Reader(DataSourceReader):
                     cursor.execute(piece.query)
                     row = 0
                     for batch in cursor.fetch_record_batch():
+                        watchdog.moved()
                         yield self._converted(batch, piece.part, row)
                         row += batch.num_rows
         except Error as error:
-            raise failure(error.sqlstate, str(error), where, self._snapshot) from None
-        except pa.ArrowException as error:
-            # An error of the server in the middle of a COPY comes this way.
-            raise failure(None, str(error), where) from None
+            told = watchdog.told() if watchdog else None
+            raise told or failure(error.sqlstate, str(error), where, self._snapshot) from None
+        except (pa.ArrowException, OSError) as error:
+            # An error in the middle of a COPY comes this way: the server's, or the connection's.
+            told = watchdog.told() if watchdog else None
+            raise told or failure(None, str(error), where) from None
 
     def _begin(self, connection: "Connection", part: Part) -> None:
         with connection.cursor() as cursor:

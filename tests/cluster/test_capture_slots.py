@@ -108,7 +108,11 @@ def test_29_a_server_that_lost_what_the_log_has_is_refused_and_listed(
         assert f"xid {xid}," in said
 
 
-@pytest.mark.parametrize("idle", [False, True], ids=["log ahead of the copy", "log idle since"])
+@pytest.mark.parametrize(
+    "idle",
+    [False, pytest.param(True, marks=pytest.mark.long)],
+    ids=["log ahead of the copy", "log idle since"],
+)
 def test_29_a_copy_of_the_server_that_ran_on_by_itself_is_refused(
     tmp_path: Path, log: ChangeLog, make_server: MakeServer, *, idle: bool
 ) -> None:

@@ -8,9 +8,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psycopg
+import pyarrow as pa
 import pytest
 
+from spark_consumers import watchdog
 from spark_consumers.flush import force_barrier
+from spark_consumers.snapshot import ExportedSnapshot
+from spark_consumers.snapshot_source import SnapshotSource
 from tests.support.capture_stack import CaptureProcess, ChangeLog, make_tables
 from tests.support.servers import Database, MakeServer
 from tests.support.waiting import wait_for
@@ -129,3 +133,43 @@ def test_capture_says_what_it_waits_for_and_goes_on(
             with psycopg.connect(server.dsn(), autocommit=True) as connection:
                 connection.execute("INSERT INTO orders VALUES (1, 'after')")
             wait_for(lambda: log.replica_status().end_offset > 1, 30, "it is in the log")
+
+
+@pytest.mark.long
+def test_a_copy_from_a_server_that_stops_ends(
+    make_server: MakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watchdog, "QUIET_SECONDS", 0.5)
+    monkeypatch.setattr(BoundedConnection, "limit", 1.0)
+    server = make_server(fsync="off")
+    server.start()
+    assert server.pid is not None
+    dsn = server.dsn(connect_timeout=2)
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        # More than all buffers on the way hold.
+        connection.execute(
+            "CREATE TABLE big AS SELECT g AS id, repeat('x', 900) AS pad"
+            " FROM generate_series(1, 150000) g"
+        )
+        connection.execute("CREATE PUBLICATION p FOR TABLE big")
+        with ExportedSnapshot(dsn) as snapshot:
+            options = {"dsn": dsn, "snapshot": snapshot.snapshot, "table": "public.big"}
+            table = SnapshotSource({**options, "publication": "p", "partitions": "1"})
+            reader = table.reader(table.schema())
+            (piece,) = reader.partitions()
+            batches = reader.read(piece)
+            next(batches)
+            row = connection.execute(
+                "SELECT pid FROM pg_stat_activity WHERE query LIKE 'COPY%'"
+            ).fetchone()
+            assert row is not None
+            with stopped(row[0]), stopped(server.pid), pytest.raises(DeadlineError):
+                for _ in batches:
+                    pass
+            # One that is only slow is left alone.
+            monkeypatch.setattr(watchdog, "QUIET_SECONDS", 0.1)
+            rows = 0
+            for batch in reader.read(piece):
+                assert isinstance(batch, pa.RecordBatch)
+                rows += batch.num_rows
+            assert rows == 150_000

@@ -447,6 +447,7 @@ def test_what_could_not_be_shown_is_shown_later_though_nothing_changes(
     assert pipeline.head() == published
 
 
+@pytest.mark.long
 def test_tables_of_a_source_that_is_taken_out_stay_and_come_back_anew(pipeline, database):
     kept = pipeline.flush()
     rows = kept["docs"].count()

@@ -12,8 +12,7 @@ import queue
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -36,6 +35,7 @@ from walsender_bridge.change_log.protocol import (
     ReplicaStatus,
     StreamCut,
 )
+from walsender_bridge.closing import Closing
 from walsender_bridge.errors import TusklineError, UnavailableError
 from walsender_bridge.wire.lsn import MAX_LSN
 
@@ -74,7 +74,7 @@ class LogEntry:
     data: bytes | memoryview
 
 
-class _Client:
+class _Client(Closing):
     """A connection to one service; `address` like `grpc://127.0.0.1:7400`."""
 
     def __init__(self, address: str, *, timeout: float = 10.0) -> None:
@@ -90,17 +90,6 @@ class _Client:
     def close(self) -> None:
         """End the connection."""
         self._flight.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _connect(address: str) -> flight.FlightClient:
@@ -255,7 +244,7 @@ def _entries(batch: pa.RecordBatch) -> Iterator[LogEntry]:
         yield LogEntry(offset, version, place, memoryview(value.as_buffer()))
 
 
-class AppendWriter:
+class AppendWriter(Closing):
     """The writing end of a stream. `send` and `next_ack` may be called from different threads.
 
     `status` is the replica after it was opened: what is sent follows from there. Two threads of its own
@@ -332,17 +321,6 @@ class AppendWriter:
         self._batches.put(None)
         self._sender.join(_CLOSING)
         self._fail(UnavailableError("the writer is closed", where=self.address))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _fail(self, error: TusklineError) -> None:
         """The first reason is the one that is told."""

@@ -12,14 +12,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import psycopg
 from psycopg.rows import dict_row
 
 from walsender_bridge import lifetime
 from walsender_bridge.change_log.client import LogClient, LogStatus
+from walsender_bridge.closing import Closing
 from walsender_bridge.config import Config, SourceSection
 from walsender_bridge.errors import TusklineError, UnavailableError
 from walsender_bridge.sql import load
@@ -103,22 +103,15 @@ class Observation:
         return words + [f"{part}: {error.what}" for part, error in self.errors.items()]
 
 
-class Observer:
+class Observer(Closing):
     """Looks at what a configuration names; keeps its connections between looks."""
 
     def __init__(self, settings: Config) -> None:
         self._settings = settings
         self._connections: dict[str, psycopg.Connection[dict[str, Any]]] = {}
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """End the connections."""
         for connection in self._connections.values():
             connection.close()
 

@@ -13,13 +13,12 @@ import select
 import threading
 import time
 from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import Self
 
 import psycopg
 from psycopg import pq
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from walsender_bridge.closing import Closing
 from walsender_bridge.errors import (
     AuthenticationError,
     ConfigError,
@@ -93,7 +92,7 @@ def describe(dsn: str) -> str:
     return f"{host}:{own.get('port') or 5432}/{own.get('dbname') or own.get('user') or ''}"
 
 
-class ReplicationConnection:
+class ReplicationConnection(Closing):
     """A connection that speaks to a walsender of one database. Make it with `connect`."""
 
     def __init__(self, pgconn: pq.abc.PGconn, where: str) -> None:
@@ -119,17 +118,6 @@ class ReplicationConnection:
         pgconn.notice_handler = None
         pgconn.nonblocking = 1
         return cls(pgconn, where)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close the connection; a temporary slot and an exported snapshot end with it."""
