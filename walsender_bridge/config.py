@@ -135,6 +135,23 @@ class Config(BaseSettings):
         return self.log.data_dir / "run"
 
 
+class _Whole(Config):
+    """A configuration that is complete: the environment has had its say."""
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """The values that are given."""
+        del settings_cls, env_settings, dotenv_settings, file_secret_settings
+        return (init_settings,)
+
+
 def _nearest(word: str, known: list[str]) -> str:
     close = difflib.get_close_matches(word, known, n=1)
     return f"did you mean {close[0]!r}?" if close else ""
@@ -227,7 +244,7 @@ def _with_flags(config: Config, where: str) -> Config:
     for key, value in flags.items():
         _assign(values, key, value)
     try:
-        return Config.model_validate(values)
+        return _Whole(**values)
     except ValidationError as error:
         raise _explain(error, f"{where} with --set") from None
 

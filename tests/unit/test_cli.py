@@ -53,6 +53,25 @@ def test_help_needs_no_spark(tmp_path):
     assert done.returncode == 0
     for command in ("demo", "flush", "keeper", "bridge", "lake", "epochs", "log"):
         assert command in done.stdout
+    for command in ("init", "doctor", "up", "status", "lag", "top", "down", "detach", "metrics"):
+        assert command in done.stdout
+
+
+def test_help_imports_neither_spark_nor_a_client_library():
+    done = subprocess.run(
+        [
+            *(sys.executable, "-X", "importtime", "-c"),
+            "import walsender_bridge.cli as c; c.app(['--help'], standalone_mode=False)",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "typer" in imported
+    heavy = {"pyspark", "psycopg", "pyarrow", "textual", "prometheus_client", "numpy"}
+    assert not heavy & imported
 
 
 def test_a_full_folder_is_not_used_by_the_demo(tmp_path):

@@ -7,7 +7,8 @@ import pytest
 from spark_consumers import versions
 from spark_consumers.lakehouse import folder
 from walsender_bridge.doctor import machine
-from walsender_bridge.doctor.finding import Severity, fix
+from walsender_bridge.doctor.finding import Severity
+from walsender_bridge.doctor.fixes import fix
 from walsender_bridge.doctor.unsafe_versions import FAULTS, faults_of
 from walsender_bridge.errors import LakeError
 

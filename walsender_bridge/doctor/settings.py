@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from walsender_bridge.capture.source import OLDEST_VERSION, Source
-from walsender_bridge.doctor.finding import Finding, Severity, fix
+from walsender_bridge.doctor.finding import Finding, Severity
+from walsender_bridge.doctor.fixes import fix
 from walsender_bridge.doctor.unsafe_versions import faults_of
 from walsender_bridge.errors import Cause
 

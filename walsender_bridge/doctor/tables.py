@@ -4,7 +4,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from walsender_bridge.capture.source import FLUSH_TABLE, Source
-from walsender_bridge.doctor.finding import Finding, Severity, fix
+from walsender_bridge.doctor.finding import Finding, Severity
+from walsender_bridge.doctor.fixes import fix
 from walsender_bridge.doctor.settings import Facts, own_slot
 from walsender_bridge.errors import Cause
 from walsender_bridge.sql import load
@@ -56,7 +57,8 @@ def _identity(tables: Sequence[Table], where: str) -> Iterator[Finding]:
             yield Finding(
                 "replica identity",
                 where,
-                f"{_name(table)} has none: once it is published, its UPDATEs and DELETEs are refused",
+                f"{_name(table)} has no replica identity: once it is published, its UPDATEs and "
+                "DELETEs are refused",
                 ERROR,
                 repair=f"ALTER TABLE {table['quoted']} REPLICA IDENTITY FULL, or give it a primary key",
                 fix=fix("fix_identity", table=_name(table)),
