@@ -89,14 +89,16 @@ def test_an_administrator_makes_a_role_that_may_do_no_more_than_it_needs(
         "CREATE TABLE secrets (id int PRIMARY KEY)",
     )
     before = server_state(shop.dsn)
-    tables = [*TABLES, "sales.parts"]
+    # Before 13 a partitioned table cannot be published, its partitions can.
+    roots = shop.server.installation.major >= 13
+    tables = [*TABLES, "sales.parts" if roots else "sales.parts_1"]
     tuskline = Attached(tmp_path, {"shop": {"dsn": as_role(shop, role), "tables": tables}})
     made = tuskline.json("init", "--admin", "user=postgres", env=administrator(shop))["made"]
     told = {row["made"] for row in made}
     assert f"role {role}" in told
     assert f"SELECT on table sales.parts_1 for {role}" in told
     with psycopg.connect(as_role(shop, role), autocommit=True) as connection:
-        connection.execute("SELECT * FROM orders, audit, sales.parts, sales.parts_1")
+        connection.execute(f"SELECT * FROM orders, audit, {', '.join(tables[2:])}, sales.parts_1 p")
         connection.execute("UPDATE tuskline.flush SET token = token + 1")
         for refused in (
             "SELECT * FROM secrets",

@@ -81,8 +81,10 @@ def test_a_good_server_has_no_errors_before_and_after_init(tmp_path: Path, shop:
 def test_the_script_repairs_what_a_plain_role_lacks_and_detach_takes_it_back(
     tmp_path: Path, shop: Database, role: str
 ) -> None:
+    generates = shop.server.installation.major >= 12
+    twice = "twice int GENERATED ALWAYS AS (id * 2) STORED" if generates else "twice int"
     shop.execute(
-        "CREATE TABLE bare (id int, twice int GENERATED ALWAYS AS (id * 2) STORED)",
+        f"CREATE TABLE bare (id int, {twice})",
         "CREATE TABLE policed (id int PRIMARY KEY)",
         "ALTER TABLE policed ENABLE ROW LEVEL SECURITY",
     )
@@ -94,7 +96,8 @@ def test_the_script_repairs_what_a_plain_role_lacks_and_detach_takes_it_back(
     assert set(errors) == {"replica identity", "row security", "publication", "privileges"}
     assert "public.bare" in errors["replica identity"][0]
     assert "public.policed" in errors["row security"][0]
-    assert "public.bare.twice" in findings(report, "warning")["generated columns"][0]
+    if generates:
+        assert "public.bare.twice" in findings(report, "warning")["generated columns"][0]
     assert SECRET not in str(report)
     # Nothing was executed.
     assert tuskline.json("doctor", code=Cause.PUBLICATION)["errors"] == report["errors"]

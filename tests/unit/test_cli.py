@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -80,3 +81,9 @@ def test_a_full_folder_is_not_used_by_the_demo(tmp_path):
     assert done.returncode == Cause.LAKE
     assert "not empty" in done.stderr
     assert (tmp_path / "mine").read_text() == "precious"
+
+
+def test_every_exit_code_is_documented():
+    page = (Path(__file__).parents[2] / "docs" / "exit-codes.md").read_text()
+    for cause in Cause:
+        assert f"| {cause.value} | `{cause.name}` | " in page
