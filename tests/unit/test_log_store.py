@@ -11,6 +11,7 @@ from typing import Any
 import lmdb
 import pytest
 
+from tests.support import pgoutput_messages as pm
 from tests.support.log_entries import AUDIT, SCHEMAS, EntryMaker
 from walsender_bridge.change_log import entry
 from walsender_bridge.change_log.host import HostedReplica
@@ -489,6 +490,16 @@ def test_the_newest_schema_of_each_relation(log: Log) -> None:
     assert log.host.schemas([digest]) == {digest: SCHEMAS[AUDIT]}
     with pytest.raises(CorruptError, match="not in the registry"):
         log.host.schemas([bytes(16)])
+
+
+def test_the_newest_schema_of_a_relation_is_the_last_that_was_sent(log: Log) -> None:
+    before = SCHEMAS[AUDIT]
+    after = entry.schema_record(pm.relation(AUDIT, "audit", [("note", 25), ("more", 25)]))
+    for records in ([before], [after], [before, after], [after, before]):
+        log.host.append(log.session, [], records, None, 2**64 - 1)
+        assert log.host.newest_schemas() == [records[-1]]
+    log.restart()
+    assert log.host.newest_schemas() == [before]
 
 
 def test_a_read_that_meets_a_closed_store_is_told_so(log: Log) -> None:
