@@ -135,6 +135,29 @@ def test_capture_says_what_it_waits_for_and_goes_on(
             wait_for(lambda: log.replica_status().end_offset > 1, 30, "it is in the log")
 
 
+def test_capture_that_waits_for_its_slot_can_be_stopped_and_leaves_none(
+    tmp_path: Path, database: Database
+) -> None:
+    with database.connect() as connection:
+        make_tables(connection)
+    with ChangeLog(tmp_path) as log, psycopg.connect(database.dsn) as busy:
+        # A slot waits for whatever has an xid when it is made.
+        busy.execute("SELECT pg_current_xact_id()")
+        with CaptureProcess(tmp_path, log, database.dsn, "public.orders") as capture:
+            wait_for(lambda: _slots(database), 30, "the slot is being made")
+            assert capture.stop() == 0
+        wait_for(lambda: not _slots(database), 30, "the server has given up")
+        busy.rollback()
+    assert not _slots(database)
+
+
+def _slots(database: Database) -> list[tuple[str]]:
+    with database.connect() as connection:
+        return connection.execute(
+            "SELECT slot_name FROM pg_replication_slots WHERE database = %s", [database.name]
+        ).fetchall()
+
+
 @pytest.mark.long
 def test_a_copy_from_a_server_that_stops_ends(
     make_server: MakeServer, monkeypatch: pytest.MonkeyPatch

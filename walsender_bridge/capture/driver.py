@@ -14,7 +14,9 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import psycopg
 import structlog
 
 from walsender_bridge.capture import core, source
@@ -143,8 +145,7 @@ class Capture:
             replica = stack.enter_context(ReplicaClient(address))
             writer = replica.open_writer(own.name, log.writer_term(own.name))
             try:
-                # While a slot is made, a server that is only slow is told from one that is stopped.
-                check = partial(connection.execute, "SELECT 1")
+                check = partial(self._check, connection)
                 state = self._begin(walsender, replica, writer, slot_confirmed, check)
                 handover = Handover(writer, self.waker)
             except BaseException:
@@ -161,6 +162,12 @@ class Capture:
                 lsn=format_lsn(state.confirmed[1]),
             )
             self._stream(walsender, handover, state, WalEnd(connection, own.where))
+
+    def _check(self, connection: psycopg.Connection[Any]) -> None:
+        """While a slot is made: is it still wanted, and is the server only slow or does it not run?"""
+        if self._stopped:
+            raise UnavailableError("capture was told to stop", where=self._source.where)
+        connection.execute("SELECT 1")
 
     def _begin(
         self,

@@ -30,6 +30,7 @@ from walsender_bridge.errors import (
     SlotError,
     SlotInUseError,
     TusklineError,
+    UnavailableError,
 )
 from walsender_bridge.wire import replication
 from walsender_bridge.wire.lsn import parse_lsn
@@ -180,7 +181,7 @@ class ReplicationConnection(Closing):
         """
         try:
             rows = self.command(replication.create_logical_slot(slot), timeout=timeout, check=check)
-        except DeadlineError:
+        except (DeadlineError, UnavailableError):
             # libpq's call has no limit, and a server that is stopped does not answer it.
             cancel = threading.Thread(target=self._pgconn.get_cancel().cancel, daemon=True)
             cancel.start()
