@@ -12,7 +12,7 @@ from tests.support.attached import Attached
 from tests.support.capture_stack import make_tables
 from tests.support.servers import DEFAULT, Database, MakeServer, majors
 from walsender_bridge.errors import Cause
-from walsender_bridge.local_server import LocalServer
+from walsender_bridge.local_server import by_major
 
 SECRET = "planted-secret-51ab"
 
@@ -49,10 +49,11 @@ def findings(report: dict[str, Any], severity: str) -> dict[str, list[str]]:
     return found
 
 
-def run_script(server: LocalServer, dsn: str, script: str) -> None:
+def run_script(dsn: str, script: str) -> None:
     """What a DBA does with the script: psql, which stops at the first error."""
+    # Not the server's own: a bare installation has none.
     done = subprocess.run(
-        [server.installation.tool("psql"), "-X", "-q", "-v", "ON_ERROR_STOP=1", "-d", dsn],
+        [by_major()[DEFAULT].tool("psql"), "-X", "-q", "-v", "ON_ERROR_STOP=1", "-d", dsn],
         input=script,
         capture_output=True,
         text=True,
@@ -104,7 +105,7 @@ def test_the_script_repairs_what_a_plain_role_lacks_and_detach_takes_it_back(
     for _ in range(2):
         # The second run of doctor sees what could not be seen before: who may use the flush table.
         script = tuskline.run("doctor", "--fix-sql").stdout
-        run_script(shop.server, shop.dsn, script)
+        run_script(shop.dsn, script)
     assert tuskline.json("doctor")["errors"] == 0
     assert {row["made"] for row in tuskline.json("init")["made"]} == set()
     with shop.connect() as connection:
@@ -145,7 +146,7 @@ def test_what_the_server_is_set_to(tmp_path: Path, make_server: MakeServer) -> N
     }.items():
         assert word in warnings[check][0], check
     script = tuskline.run("doctor", "--fix-sql").stdout
-    run_script(server, server.dsn("old"), script)
+    run_script(server.dsn("old"), script)
     server.restart()
     after = tuskline.json("doctor")
     left = findings(after, "warning")
