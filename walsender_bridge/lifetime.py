@@ -1,7 +1,8 @@
-"""Whether `tuskline up` runs here: a lock that its process holds for as long as it lives.
+"""Whether `tuskline up` runs here: locks that its process holds for as long as it lives.
 
-The lock is the kernel's (`flock`), so it ends with the process, whatever ends that; the pid written in the
-file is right exactly while the lock is held. No other process is ever taken for ours.
+They are the kernel's (`flock`), so they end with the process, whatever ends that. Of two that start, one gets
+`up.lock`. It writes its pid into `up.pid` and locks that file then: so while that lock is held, the pid in the
+file is its holder's, and no other process is ever taken for ours.
 """
 
 import contextlib
@@ -15,45 +16,42 @@ from pathlib import Path
 
 from walsender_bridge.errors import DeadlineError, RunningError
 
-_NAME = "up.lock"
+_MUTEX, _PID = "up.lock", "up.pid"
 
 
 @contextmanager
 def held(run_dir: Path) -> Iterator[None]:
     """Hold the lock. Raises `RunningError` when another process has it."""
     run_dir.mkdir(parents=True, exist_ok=True)
-    with (run_dir / _NAME).open("a+") as file:
+    with (run_dir / _MUTEX).open("a") as mutex:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(mutex, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise RunningError(
-                f"`tuskline up` runs already, as process {_pid(run_dir)}",
+                f"`tuskline up` runs already, as process {owner(run_dir)}",
                 where=str(run_dir),
                 repair="tuskline down",
             ) from None
-        file.truncate(0)
-        file.write(f"{os.getpid()}\n")
-        file.flush()
-        yield
+        with (run_dir / _PID).open("w") as file:
+            file.write(f"{os.getpid()}\n")
+            file.flush()
+            # Waits for those who are looking just now.
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
 
 
 def owner(run_dir: Path) -> int | None:
     """The process id of the `up` that runs; None if there is none."""
     try:
-        with (run_dir / _NAME).open() as file:
-            # Shared: two who ask do not take each other for the owner.
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        with (run_dir / _PID).open() as file:
+            try:
+                # Shared: two who ask do not take each other for the owner.
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return int(file.read())
     except FileNotFoundError:
         return None
-    except BlockingIOError:
-        return _pid(run_dir)
     return None
-
-
-def _pid(run_dir: Path) -> int:
-    with contextlib.suppress(OSError, ValueError):
-        return int((run_dir / _NAME).read_text())
-    return 0
 
 
 def refuse_while_up(run_dir: Path) -> None:
@@ -73,7 +71,7 @@ def end(run_dir: Path, timeout: float) -> int | None:
     Raises `DeadlineError` after `timeout` seconds.
     """
     pid = owner(run_dir)
-    if not pid:
+    if pid is None:
         return None
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGTERM)

@@ -18,7 +18,7 @@ from textual.widgets import DataTable, Static
 
 from tests.support.attached import Attached, difference, server_state
 from tests.support.capture_stack import make_tables, wal_end
-from tests.support.servers import Database
+from tests.support.servers import Database, MakeServer
 from tests.support.waiting import wait_for
 from walsender_bridge import lifetime
 from walsender_bridge.change_log.client import LogClient
@@ -57,8 +57,13 @@ def tuskline(tmp_path: Path, shop: Database) -> Iterator[Attached]:
 
 
 def is_healthy(tuskline: Attached) -> bool:
+    return not ill(tuskline)
+
+
+def ill(tuskline: Attached) -> list[str]:
+    """What does not run as it should."""
     with Observer(load_config(tuskline.config)) as observer:
-        return not observer.look().ill
+        return observer.look().ill
 
 
 def fetch(tuskline: Attached, path: str) -> tuple[int, str]:
@@ -266,6 +271,26 @@ def test_up_does_not_start_what_cannot_work(tuskline: Attached, shop: Database) 
     assert done.returncode == Cause.PUBLICATION
     assert "REPLICA IDENTITY FULL" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_server_that_is_away_does_not_keep_up_from_starting(
+    tmp_path: Path, make_server: MakeServer
+) -> None:
+    server = make_server(fsync="off")
+    server.start()
+    with psycopg.connect(server.dsn(), autocommit=True) as connection:
+        make_tables(connection)
+    source = {"dsn": server.dsn(), "tables": ["public.orders"]}
+    with Attached(tmp_path, {"shop": source}) as tuskline:
+        tuskline.json("init")
+        server.stop()
+        tuskline.up()
+        words = wait_for(lambda: ill(tuskline), 30, "it says so")
+        assert any("capture of shop" in word for word in words)
+        assert "refused" in tuskline.run("status").stdout
+        server.start()
+        wait_for(lambda: is_healthy(tuskline), 60, "everything runs")
+        assert tuskline.stop_up() == 0
 
 
 def test_top_shows_it(tuskline: Attached, shop: Database) -> None:

@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import time
+import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -174,6 +175,35 @@ def epoch_of(tuskline: Attached) -> int:
     return head.epoch if head is not None and len(head.readable) == len(TABLES) else 0
 
 
+def command_lines(pid: int) -> Iterator[str]:
+    """What `ps` shows of a process and all below it."""
+    yield Path(f"/proc/{pid}/cmdline").read_bytes().decode("utf-8", "replace")
+    for child in children_of(pid):
+        yield from command_lines(child)
+
+
+def check_views(tuskline: Attached) -> None:
+    """What status, lag and /metrics say of a lake that has caught up."""
+    wait_for(
+        lambda: tuskline.run("status").returncode == 0, 120, f"it is healthy\n{tuskline.logs()}"
+    )
+    epoch = tuskline.json("status")["lake"]["epoch"]
+    lag = tuskline.json("lag")
+    assert {(row["table"], row["state"]) for row in lag["tables"]} == {
+        (f"shop.{table}", "live") for table in TABLES
+    }
+    merge = next(row for row in lag["sources"] if row["stage"] == "merge")
+    assert merge["bytes"] < 1 << 20
+    assert merge["versions"] is not None
+    with urllib.request.urlopen(f"http://{tuskline.metrics_listen}/metrics", timeout=30) as answer:
+        text = answer.read().decode()
+    served = dict(line.rsplit(" ", 1) for line in text.splitlines() if line[0] != "#")
+    assert float(served["tuskline_lake_epoch"]) >= epoch
+    assert float(served['tuskline_lake_table_rows{table="shop.public.pgbench_history"}']) > 100
+    assert 'tuskline_lag_versions{source="shop",stage="merge"}' in served
+    assert SECRET not in text
+
+
 @pytest.mark.timeout(2400)
 @pytest.mark.parametrize(
     ("scale", "rate", "kinds", "rounds", "pause"),
@@ -222,8 +252,11 @@ def test_pgbench_under_kills_ends_equal_and_detach_leaves_the_server_as_it_was(
         assert rows["public.pgbench_accounts"] == scale * 100_000
         assert rows["public.pgbench_history"] > 100
         assert min(kills.values()) >= rounds
-        logs = tuskline.logs(1_000_000)
-        assert SECRET not in logs
+        check_views(tuskline)
+        assert SECRET not in tuskline.logs(1_000_000)
+        for pid in victims.kinds["up"]():
+            for line in command_lines(pid):
+                assert SECRET not in line
         assert tuskline.json("down")["ended"] in victims.kinds["up"]()
         tuskline.json("detach", *ADMIN, env=admin)
     assert difference(before, server_state(server.dsn())) == []
