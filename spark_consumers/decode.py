@@ -170,7 +170,7 @@ class _Decoder:
     def can_skip(self, header: EntryHeader) -> bool:
         """Nothing in this entry is wanted, not even the Begin of a transaction that goes on."""
         wanted = self._relations
-        if wanted is None or (header.min_xid and not header.ends_transaction):
+        if wanted is None or (header.max_xid and not header.ends_transaction):
             return False
         return not any(
             self._schema(r.schema_hash, r.relation_id).relation.full_name in wanted

@@ -116,7 +116,8 @@ def _captures(settings: Config) -> list[Child]:
     for source in settings.source:
         argv = [sys.executable, "-m", "walsender_bridge.capture", "--source", source.name]
         argv += ["--slot", source.slot_name, "--publication", source.publication_name]
-        argv += ["--log", settings.log_address]
+        argv += ["--log", settings.log_address, "--spool", str(settings.spool_dir / source.name)]
+        argv += ["--spool-limit", str(source.spool_limit)]
         argv += ["--status-file", str(settings.run_dir / f"capture-{source.name}.status.json")]
         for table in source.tables:
             argv += ["--table", table]

@@ -52,6 +52,9 @@ class SourceSection(_Section):
     tables: tuple[str, ...] = ()
     slot: SlotName | None = None
     publication: str | None = None
+    #: Bytes on disk for large transactions that have not committed yet (PostgreSQL 14 and later send them
+    #: while they are in progress). 0: the server keeps them on its own disk instead.
+    spool_limit: int = Field(default=64 << 30, ge=0)
 
     @property
     def slot_name(self) -> str:
@@ -128,6 +131,11 @@ class Config(BaseSettings):
     def log_address(self) -> str:
         """The repository's Flight address."""
         return f"grpc://{self.log.listen}"
+
+    @property
+    def spool_dir(self) -> Path:
+        """Where captures keep large transactions until they commit, a folder for each source."""
+        return self.log.data_dir / "spool"
 
     @property
     def run_dir(self) -> Path:

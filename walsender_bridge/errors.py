@@ -38,6 +38,7 @@ class Cause(IntEnum):
     SCHEMA = 24
     SNAPSHOT = 25
     RUNNING = 26
+    SPOOL = 27
 
 
 class TusklineError(Exception):
@@ -217,6 +218,12 @@ class RunningError(TusklineError):
     """The parts run, and must not for what was asked."""
 
     cause = Cause.RUNNING
+
+
+class SpoolError(TusklineError):
+    """Large transactions in progress do not fit into the room that they have on disk."""
+
+    cause = Cause.SPOOL
 
 
 def _all_classes(root: type[TusklineError]) -> list[type[TusklineError]]:

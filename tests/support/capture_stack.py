@@ -118,14 +118,18 @@ class ChangeLog:
 class CaptureProcess:
     """`python -m walsender_bridge.capture` for one database."""
 
-    def __init__(self, folder: Path, log: ChangeLog, dsn: str, *tables: str) -> None:
+    def __init__(
+        self, folder: Path, log: ChangeLog, dsn: str, *tables: str, spool_limit: int = 1 << 30
+    ) -> None:
         self.folder = folder
         self.status_file = folder / "capture.json"
+        self.spool = folder / "spool"
         self.output = folder / "capture.log"
         self._dsn = dsn
         self._arguments = [
             *("--source", STREAM, "--slot", SLOT, "--publication", PUBLICATION),
             *("--log", log.address, "--status-file", str(self.status_file)),
+            *("--spool", str(self.spool), "--spool-limit", str(spool_limit)),
         ]
         for table in tables:
             self._arguments += ["--table", table]

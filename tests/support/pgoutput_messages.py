@@ -76,3 +76,40 @@ def transaction(
         *changes,
         commit(start_lsn, start_lsn + COMMIT_RECORD, commit_time),
     ]
+
+
+def message(end_lsn: int, prefix: str, content: bytes, *, transactional: bool = False) -> bytes:
+    """Message, as `pg_logical_emit_message` writes it; its record ends at `end_lsn`."""
+    head = struct.pack(">cBQ", b"M", transactional, end_lsn)
+    return head + prefix.encode() + b"\0" + struct.pack(">I", len(content)) + content
+
+
+def origin(name: str, lsn: int = 0) -> bytes:
+    """Origin of a transaction that came by replication."""
+    return struct.pack(">cQ", b"O", lsn) + name.encode() + b"\0"
+
+
+def in_block(xid: int, plain: bytes) -> bytes:
+    """A message as it is inside of a block of a streamed transaction."""
+    return plain[:1] + struct.pack(">I", xid) + plain[1:]
+
+
+def stream_start(xid: int, *, first: bool) -> bytes:
+    """Stream Start."""
+    return struct.pack(">cIB", b"S", xid, first)
+
+
+def stream_stop() -> bytes:
+    """Stream Stop."""
+    return b"E"
+
+
+def stream_commit(xid: int, commit_lsn: int, end_lsn: int, commit_time: int = START_TIME) -> bytes:
+    """Stream Commit whose record spans `commit_lsn` to `end_lsn`."""
+    moment = commit_time - POSTGRES_EPOCH
+    return struct.pack(">cIBQQq", b"c", xid, 0, commit_lsn, end_lsn, moment)
+
+
+def stream_abort(xid: int, subxid: int, *, parallel: bool = True) -> bytes:
+    """Stream Abort of a subtransaction, or of all when the xids are the same."""
+    return struct.pack(">cII", b"A", xid, subxid) + (struct.pack(">Qq", 5, 0) if parallel else b"")

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from tests.support import pgoutput_messages as pg
 from tests.support.capture_model import MOOD, Replica, keepalive, messages_of, schema, xlog
-from walsender_bridge.capture import core
-from walsender_bridge.capture.core import Acknowledged, Append, Received, Report, State, Tick, step
+from walsender_bridge.capture import core, entries, events
+from walsender_bridge.capture.core import State, step
+from walsender_bridge.capture.events import Acknowledged, Append, Received, Report, Tick
 from walsender_bridge.capture.overlap import Overlap
 from walsender_bridge.change_log import entry
 from walsender_bridge.errors import DivergedError, MalformedMessageError
@@ -37,15 +38,15 @@ def payloads(*messages: bytes) -> list[bytes]:
     return [xlog(message) for message in messages]
 
 
-def appends(effects: list[core.Effect]) -> list[Append]:
+def appends(effects: list[events.Effect]) -> list[Append]:
     return [effect for effect in effects if isinstance(effect, Append)]
 
 
-def reports(effects: list[core.Effect]) -> list[Report]:
+def reports(effects: list[events.Effect]) -> list[Report]:
     return [effect for effect in effects if isinstance(effect, Report)]
 
 
-def entries(effects: list[core.Effect]) -> list[bytes]:
+def cut(effects: list[events.Effect]) -> list[bytes]:
     return [data for append in appends(effects) for data in append.entries]
 
 
@@ -75,10 +76,10 @@ def one(start_lsn: int, count: int = 2, width: int = 20) -> list[bytes]:
 
 def test_small_transactions_share_an_entry_that_is_cut_after_20_ms() -> None:
     state = new_state()
-    assert not entries(step(state, Received(0.001, one(1000))))
+    assert not cut(step(state, Received(0.001, one(1000))))
     assert state.deadline == pytest.approx(0.021)
-    assert not entries(step(state, Received(0.010, one(2000))))
-    found = entries(step(state, Tick(0.0211, MAX_LSN)))
+    assert not cut(step(state, Received(0.010, one(2000))))
+    found = cut(step(state, Tick(0.0211, MAX_LSN)))
     assert len(found) == 1
     header = entry.read_header(found[0])
     assert header.starts_transaction
@@ -90,11 +91,11 @@ def test_small_transactions_share_an_entry_that_is_cut_after_20_ms() -> None:
 def test_while_the_replica_is_busy_small_transactions_gather() -> None:
     state = new_state()
     step(state, Received(0.0, one(1000)))
-    assert len(entries(step(state, Tick(0.021, MAX_LSN)))) == 1
-    assert not entries(step(state, Received(0.03, one(2000))))
-    assert not entries(step(state, Received(0.06, one(3000))))
+    assert len(cut(step(state, Tick(0.021, MAX_LSN)))) == 1
+    assert not cut(step(state, Received(0.03, one(2000))))
+    assert not cut(step(state, Received(0.06, one(3000))))
     assert state.deadline > 0.06
-    found = entries(step(state, Acknowledged(0.07, 1048, 0, None)))
+    found = cut(step(state, Acknowledged(0.07, 1048, 0, None)))
     assert [entry.read_header(data).last_end_lsn for data in found] == [3000 + 0x30]
 
 
@@ -104,7 +105,7 @@ def test_a_transaction_of_several_entries_is_cut_by_size_and_none_is_larger() ->
     found, _ = all_entries(state, begin, *schema(T, 0), *rest)
     headers = [entry.read_header(data) for data in found]
     assert len(found) == 5
-    assert max(h.raw_length for h in headers) <= core.ENTRY_BYTES
+    assert max(h.raw_length for h in headers) <= entries.ENTRY_BYTES
     assert [h.starts_transaction for h in headers] == [True, False, False, False, False]
     assert [h.ends_transaction for h in headers] == [False, False, False, False, True]
     assert [h.last_end_lsn for h in headers] == [0, 0, 0, 0, 1000 + 0x30]
@@ -113,21 +114,21 @@ def test_a_transaction_of_several_entries_is_cut_by_size_and_none_is_larger() ->
 def test_an_unfinished_transaction_is_not_cut_by_time() -> None:
     state = new_state()
     step(state, Received(0.0, one(1000)[:-1]))
-    assert not entries(step(state, Tick(5.0, MAX_LSN)))
+    assert not cut(step(state, Tick(5.0, MAX_LSN)))
 
 
 def test_under_load_every_entry_ends_a_transaction() -> None:
     state = new_state()
     found: list[bytes] = []
     for number in range(200):
-        found += entries(step(state, Received(0.0, one(1000 + number * 1000, width=9000))))
+        found += cut(step(state, Received(0.0, one(1000 + number * 1000, width=9000))))
     assert len(found) >= 3
     assert all(entry.read_header(data).ends_transaction for data in found)
 
 
 def test_a_message_larger_than_an_entry_stands_alone() -> None:
     state = new_state()
-    big = pg.insert(T, [b"1", b"x" * (core.ENTRY_BYTES + 5)])
+    big = pg.insert(T, [b"1", b"x" * (entries.ENTRY_BYTES + 5)])
     begin, *rest = pg.transaction(2000, 8, [*rows(1), big, *rows(1)])
     found, _ = all_entries(state, begin, *schema(T, 0), *rest)
     alone = [messages_of(data) for data in found if len(messages_of(data)) == 1]
@@ -136,7 +137,7 @@ def test_a_message_larger_than_an_entry_stands_alone() -> None:
 
 def test_entries_are_chained_and_name_the_timeline() -> None:
     state = new_state(previous_crc=77, timeline=5)
-    found = entries(step(state, Received(0.0, one(1000, 3000, 1000))))
+    found = cut(step(state, Received(0.0, one(1000, 3000, 1000))))
     crc = 77
     for data in found:
         entry.verify(data, crc)
@@ -185,7 +186,7 @@ def test_28_what_the_log_has_is_skipped_and_its_schemas_are_followed() -> None:
     state = new_state(logged_lsn=1048, committed_lsn=1048, confirmed=(1, 1000))
     effects = step(state, Received(0.0, [*one(1000), *payloads(*pg.transaction(1048, 8, rows(1)))]))
     effects += step(state, Tick(0.03, MAX_LSN))
-    assert [messages_of(data)[0] for data in entries(effects)] == [pg.begin(1048, 8)]
+    assert [messages_of(data)[0] for data in cut(effects)] == [pg.begin(1048, 8)]
 
 
 def test_32_the_last_transaction_is_not_doubled() -> None:
@@ -193,7 +194,7 @@ def test_32_the_last_transaction_is_not_doubled() -> None:
     state = new_state(logged_lsn=1048, committed_lsn=1048)
     effects = step(state, Received(0.0, one(1000)))
     effects += step(state, Tick(0.03, MAX_LSN))
-    assert entries(effects) == []
+    assert cut(effects) == []
     assert state.transactions == 0
 
 
@@ -201,7 +202,7 @@ def test_a_transaction_without_a_published_change_is_only_a_position() -> None:
     state = new_state()
     effects = step(state, Received(0.0, payloads(*pg.transaction(1000, 7, []))))
     effects += step(state, Tick(1.5, MAX_LSN))
-    assert entries(effects) == []
+    assert cut(effects) == []
     assert appends(effects)[-1].confirm_to == (1, 1048)
 
 
@@ -341,7 +342,7 @@ def test_29_the_logs_last_transaction_must_be_sent_again_before_anything_new() -
     # A keepalive before it says nothing yet.
     state = overlapping(900)
     step(state, Received(0.0, [keepalive(1000), *one(1000)[:-1], keepalive(5000), one(1000)[-1]]))
-    assert entries(step(state, Received(0.1, [*one(2000)])) + step(state, Tick(0.13, MAX_LSN)))
+    assert cut(step(state, Received(0.1, [*one(2000)])) + step(state, Tick(0.13, MAX_LSN)))
 
 
 def test_29_what_the_log_passed_as_idle_holds_no_transaction() -> None:
@@ -423,7 +424,7 @@ def test_any_bytes_are_taken_or_refused_by_name(noise: list[bytes]) -> None:
 def test_28_a_resend_from_any_point_leaves_each_transaction_once(
     shapes: list[tuple[int, int]], chunks: list[int], data: st.DataObject
 ) -> None:
-    original, core.ENTRY_BYTES = core.ENTRY_BYTES, 800  # type: ignore[misc]
+    original, entries.ENTRY_BYTES = entries.ENTRY_BYTES, 800  # type: ignore[misc]
     try:
         transactions = [
             pg.transaction(1000 * (i + 1), i, rows(count, width))
@@ -442,7 +443,7 @@ def test_28_a_resend_from_any_point_leaves_each_transaction_once(
         wanted = [m for t in transactions if len(t) > 2 for m in t]
         assert replica.messages() == wanted
     finally:
-        core.ENTRY_BYTES = original  # type: ignore[misc]
+        entries.ENTRY_BYTES = original  # type: ignore[misc]
 
 
 def _run(state: State, stream: list[bytes], chunks: list[int], replica: Replica) -> None:

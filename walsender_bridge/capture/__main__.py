@@ -15,6 +15,7 @@ from typing import Never
 from walsender_bridge import logs
 from walsender_bridge.capture.driver import Capture
 from walsender_bridge.capture.source import Source
+from walsender_bridge.capture.spool import LIMIT_BYTES
 from walsender_bridge.errors import Cause, TusklineError
 from walsender_bridge.gate import OpenGate
 from walsender_bridge.supervisor import exit_with_parent
@@ -31,13 +32,22 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--log", required=True, help="the metadata repository's address")
     parser.add_argument("--table", action="append", default=[], help="schema.table, repeated")
     parser.add_argument("--status-file", type=Path, help="where to say how far it is (JSON)")
+    parser.add_argument("--spool", required=True, type=Path, help="a folder for large transactions")
+    parser.add_argument("--spool-limit", type=int, default=LIMIT_BYTES, help="bytes; 0: no spool")
     given = parser.parse_args(arguments)
     dsn = os.environ.pop(DSN_VARIABLE, None)
     if dsn is None:
         sys.stderr.write(f"{DSN_VARIABLE} is not set\n")
         return Cause.USAGE
     source = Source(given.source, dsn, given.slot, given.publication, tuple(given.table))
-    capture = Capture(source, log=given.log, gate=OpenGate(), status_file=given.status_file)
+    capture = Capture(
+        source,
+        log=given.log,
+        gate=OpenGate(),
+        spool=given.spool,
+        spool_limit=given.spool_limit,
+        status_file=given.status_file,
+    )
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: capture.stop())
     try:

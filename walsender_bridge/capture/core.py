@@ -7,7 +7,8 @@ holds. So nothing here survives a crash, and nothing has to.
 Invariants.
 - *Exactly once.* Commit records do not overlap, so a transaction is in the log iff its Begin's final
   LSN (the start of its commit record) is below the end LSN of the log's last transaction. Those that
-  the server sends again are skipped whole.
+  the server sends again are skipped whole. A Stream Commit names the same two ends of that record; a
+  message of no transaction names the end of its own, and is in the log iff that is not above the log's.
 - *Never early.* The server hears of an LSN only after the replica has made it durable as `confirm_to`,
   and it becomes `confirm_to` only if the log's order has committed everything that ends at or before
   it. A keepalive's LSN counts only while no transaction is open and nothing that was received waits:
@@ -20,6 +21,10 @@ Invariants.
 An entry is cut where a transaction ends if one does, so under load each entry's end is committable; a
 transaction of several entries is cut where the size says. A transaction that changes no published
 table (servers before 15 send its Begin and Commit) is not written: it is only a position.
+
+A transaction that comes while it is in progress is kept outside the log (module `spool`). Its commit
+stops the reading until the driver has given all of it back (`Replayed`), so the log has it as the server
+would have sent it otherwise: whole, in commit order, in the same form.
 """
 
 import struct
@@ -28,8 +33,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from walsender_bridge.capture import entries
+from walsender_bridge.capture.entries import PREFIX, Entries
+from walsender_bridge.capture.events import (
+    Acknowledged,
+    Append,
+    Effect,
+    Event,
+    Received,
+    Replayed,
+    Report,
+)
 from walsender_bridge.capture.overlap import Overlap
-from walsender_bridge.change_log.entry import build_entry, read_header, schema_hash, schema_record
+from walsender_bridge.capture.replay import Replay
+from walsender_bridge.capture.spool import Streams
 from walsender_bridge.errors import DivergedError, MalformedMessageError
 from walsender_bridge.wire import pgoutput
 from walsender_bridge.wire.lsn import MAX_LSN, format_lsn
@@ -40,26 +57,29 @@ from walsender_bridge.wire.replication import (
     parse_xlog_header,
 )
 
-#: Bytes of an entry's messages (with their length prefixes) at which it is cut.
-ENTRY_BYTES: Final = 1 << 20
 #: Seconds after its first message at which an entry that ends a transaction is cut, if the replica has
 #: answered what it was sent.
 ENTRY_SECONDS: Final = 0.020
 #: Bytes of entries that may wait for the replica's acknowledgement.
 IN_FLIGHT_BYTES: Final = 64 << 20
+#: The same while a spooled transaction is replayed: it waits on disk as well, and needs no memory.
+REPLAY_BYTES: Final = 8 << 20
 #: Seconds between reports to the server.
 REPORT_SECONDS: Final = 1.0
 #: Seconds between appends of nothing: while the log holds what is not confirmed, and otherwise.
 BUSY_HEARTBEAT_SECONDS: Final = 0.1
 IDLE_HEARTBEAT_SECONDS: Final = 1.0
 
-_PREFIX: Final = 4
 _BEGIN_SIZE: Final = XLOG_HEADER_SIZE + 21
 _COMMIT_SIZE: Final = XLOG_HEADER_SIZE + 26
 _FINAL_LSN: Final = struct.Struct(">Q")
 _COMMIT: Final = struct.Struct(">QQq")
-_ROWS: Final = frozenset(
-    (pgoutput.INSERT, pgoutput.UPDATE, pgoutput.DELETE, pgoutput.TRUNCATE, pgoutput.ORIGIN)
+#: Transactions are of these; outside of one a Message may stand too.
+_INSIDE: Final = frozenset(
+    (
+        *(pgoutput.INSERT, pgoutput.UPDATE, pgoutput.DELETE, pgoutput.TRUNCATE),
+        *(pgoutput.ORIGIN, pgoutput.MESSAGE),
+    )
 )
 
 # Where the stream stands: between transactions; after a Begin that nothing followed yet; inside a
@@ -67,80 +87,19 @@ _ROWS: Final = frozenset(
 _OUTSIDE, _BEGUN, _TAKING, _SKIPPING = range(4)
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
-    """CopyData payloads from the walsender, in order. `now`, here and below: monotonic seconds."""
+@dataclass(slots=True, kw_only=True)
+class State(Entries):
+    """A session. The fields without a default, and `overlap`, are what the log says when it begins.
 
-    now: float
-    payloads: Sequence[bytes]
-
-
-@dataclass(frozen=True, slots=True)
-class Acknowledged:
-    """The replica's answer to the oldest `Append` without one: LSNs are end LSNs."""
-
-    now: float
-    durable_lsn: int
-    committed_lsn: int
-    confirmed_to: tuple[int, int] | None
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Time has passed; `gate` is the commit gate's position."""
-
-    now: float
-    gate: int
-
-
-Event = Received | Acknowledged | Tick
-
-
-@dataclass(frozen=True, slots=True)
-class Append:
-    """Hand these to the replica: schema records first, then entries, as one batch.
-
-    With neither it asks how far the log is committed. `confirm_to` is (timeline, LSN) to make durable.
+    `confirmed` is the durable `confirm_to`.
     """
 
-    entries: tuple[bytes, ...]
-    schemas: tuple[bytes, ...]
-    confirm_to: tuple[int, int] | None
-    gate_lsn: int
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """Tell the server: `write` is durable in the log, `flush` is what the slot is confirmed to."""
-
-    write: int
-    flush: int
-
-
-Effect = Append | Report
-
-
-@dataclass(slots=True)
-class State:
-    """A session. The first five fields, and `overlap`, are what the log says when it begins.
-
-    `logged_lsn` is the end LSN of the last transaction that was handed to the log, whole or (at the
-    start) found in it; `previous_crc` the checksum of its last entry; `confirmed` the durable
-    `confirm_to`.
-    """
-
-    timeline: int
-    logged_lsn: int
     committed_lsn: int
-    previous_crc: int
     confirmed: tuple[int, int]
-    now: float
 
     gate: int = MAX_LSN
     overlap: Overlap = field(default_factory=Overlap)
     durable_lsn: int = 0
-    #: End LSN of the last transaction that was received whole.
-    received_lsn: int = field(init=False)
     #: Everything that commits at or before this, and is not above `received_lsn`, is known to be empty.
     idle_lsn: int = 0
     confirming: tuple[int, int] = field(init=False)
@@ -150,18 +109,6 @@ class State:
     mode: int = _OUTSIDE
     final_lsn: int = 0
     begin: bytes = b""
-    buffer: list[bytes] = field(default_factory=list)
-    buffer_bytes: int = 0
-    #: Messages of the buffer up to the end of its last whole transaction, and their bytes.
-    whole: int = 0
-    whole_bytes: int = 0
-    whole_lsn: int = 0
-    first_at: float = 0.0
-
-    types: dict[int, bytes] = field(default_factory=dict)
-    schema_hashes: dict[int, bytes] = field(default_factory=dict)
-    new_schemas: list[bytes] = field(default_factory=list)
-    new_entries: list[bytes] = field(default_factory=list)
 
     #: Bytes of each append without an answer, oldest first, and since when the oldest waits.
     in_flight: deque[tuple[int, float]] = field(default_factory=deque)
@@ -169,11 +116,14 @@ class State:
     appended_at: float = field(init=False)
     reported_at: float = field(init=False)
 
-    transactions: int = 0
+    #: Transactions that come while they are in progress, and the one that goes into the log now.
+    streams: Streams = field(default_factory=Streams)
+    replay: Replay | None = None
+
     messages: int = 0
 
     def __post_init__(self) -> None:
-        self.received_lsn = self.logged_lsn
+        Entries.__post_init__(self)
         self.confirming = self.confirmed
         self.appended_at = self.now
         # The server hears at once how far its slot is confirmed.
@@ -182,7 +132,14 @@ class State:
     @property
     def reading(self) -> bool:
         """Whether more may be taken from the walsender."""
-        return self.in_flight_bytes < IN_FLIGHT_BYTES
+        return self.in_flight_bytes < IN_FLIGHT_BYTES and self.replay is None
+
+    @property
+    def replaying(self) -> int | None:
+        """The xid of the spooled transaction that more may be taken of, as `Replayed`; or None."""
+        if self.replay is None or self.in_flight_bytes >= REPLAY_BYTES:
+            return None
+        return self.replay.spooled.xid
 
     @property
     def waiting_since(self) -> float | None:
@@ -211,6 +168,10 @@ def step(state: State, event: Event) -> list[Effect]:
     if isinstance(event, Received):
         if _receive(state, event.payloads):
             _report(state, effects)
+    elif isinstance(event, Replayed):
+        waiting = _replay(state, event.messages)
+        if waiting and _receive(state, waiting):
+            _report(state, effects)
     elif isinstance(event, Acknowledged):
         _acknowledge(state, event, effects)
     else:
@@ -218,8 +179,11 @@ def step(state: State, event: Event) -> list[Effect]:
     # Time cuts nothing while the replica is busy: it takes appends one after the other, so a small entry
     # would only wait there, and cost it a write of its own.
     if state.whole and not state.in_flight and state.now >= state.first_at + ENTRY_SECONDS:
-        _cut(state)
+        state.cut()
     _append(state, effects)
+    if state.streams.effects:
+        effects += state.streams.effects
+        state.streams.effects.clear()
     if state.now >= state.reported_at + REPORT_SECONDS:
         _report(state, effects)
     return effects
@@ -232,10 +196,14 @@ def _receive(state: State, payloads: Sequence[bytes]) -> bool:
     """
     reply = False
     mode = state.mode
-    buffer, held = state.buffer, state.buffer_bytes
+    buffer, held, limit = state.buffer, state.buffer_bytes, entries.ENTRY_BYTES
     if not buffer:
         state.first_at = state.now
-    for data in payloads:
+    state.messages += len(payloads)
+    rest = iter(payloads)
+    if state.streams.inside:
+        reply = state.streams.take(rest)
+    for data in rest:
         if not data or data[0] != XLOG_DATA:
             keepalive = parse_keepalive(data)
             if mode == _OUTSIDE and keepalive.wal_end > state.idle_lsn:
@@ -246,21 +214,22 @@ def _receive(state: State, payloads: Sequence[bytes]) -> bool:
         if len(data) <= XLOG_HEADER_SIZE:
             raise _fault("an XLogData message without data", data)
         kind = data[XLOG_HEADER_SIZE]
-        if kind in _ROWS:
+        if kind in _INSIDE:
             if mode == _SKIPPING:
                 continue
             if mode == _BEGUN:
                 if not state.overlap.done:
                     state.overlap.taken(state.final_lsn)
-                held = _room(state, held, len(state.begin) + _PREFIX)
+                held = state.room(held, len(state.begin) + PREFIX)
                 buffer.append(state.begin)
-                held += len(state.begin) + _PREFIX
+                held += len(state.begin) + PREFIX
                 mode = _TAKING
-            elif mode != _TAKING:
-                raise _fault("a change outside a transaction", data)
-            size = len(data) - XLOG_HEADER_SIZE + _PREFIX
-            if held + size > ENTRY_BYTES:
-                held = _room(state, held, size)
+            elif mode == _OUTSIDE:
+                held = _message(state, data, held)
+                continue
+            size = len(data) - XLOG_HEADER_SIZE + PREFIX
+            if held + size > limit:
+                held = state.room(held, size)
             buffer.append(data[XLOG_HEADER_SIZE:])
             held += size
         elif kind == pgoutput.BEGIN:
@@ -280,14 +249,12 @@ def _receive(state: State, payloads: Sequence[bytes]) -> bool:
             ):
                 raise _not_in_order(state, commit_lsn, end_lsn)
             if mode == _TAKING:
-                size = _COMMIT_SIZE - XLOG_HEADER_SIZE + _PREFIX
-                if held + size > ENTRY_BYTES:
-                    held = _room(state, held, size)
+                size = _COMMIT_SIZE - XLOG_HEADER_SIZE + PREFIX
+                if held + size > limit:
+                    held = state.room(held, size)
                 buffer.append(data[XLOG_HEADER_SIZE:])
                 held += size
-                state.received_lsn = state.whole_lsn = end_lsn
-                state.whole, state.whole_bytes = len(buffer), held
-                state.transactions += 1
+                state.end_transaction(end_lsn, held)
             elif mode == _BEGUN:
                 state.idle_lsn = max(state.idle_lsn, end_lsn)
             else:
@@ -295,64 +262,91 @@ def _receive(state: State, payloads: Sequence[bytes]) -> bool:
             mode = _OUTSIDE
         elif kind == pgoutput.RELATION:
             state.buffer_bytes = held
-            _relation(state, data[XLOG_HEADER_SIZE:])
+            state.streams.described(state.relation(data[XLOG_HEADER_SIZE:]))
             held = state.buffer_bytes
         elif kind == pgoutput.TYPE:
             message = bytes(data[XLOG_HEADER_SIZE:])
             state.types[pgoutput.relation_oid(message)] = message
+        elif mode != _OUTSIDE:
+            raise _fault(f"a message of kind {chr(kind)!r} in a transaction", data)
+        elif kind == pgoutput.STREAM_START:
+            state.streams.start(data[XLOG_HEADER_SIZE:])
+            reply |= state.streams.take(rest)
+        elif kind == pgoutput.STREAM_ABORT:
+            state.streams.abort(data[XLOG_HEADER_SIZE:])
+        elif kind == pgoutput.STREAM_COMMIT:
+            state.buffer_bytes = held
+            _stream_commit(state, data[XLOG_HEADER_SIZE:])
+            held = state.buffer_bytes
+            if state.replay is not None:
+                state.replay.waiting += rest
+                state.messages -= len(state.replay.waiting)
         else:
             raise _fault(f"a message of unknown kind {chr(kind)!r}", data)
     state.mode, state.buffer_bytes = mode, held
-    state.messages += len(payloads)
     state.hurry |= reply
     return reply
 
 
-def _room(state: State, held: int, size: int) -> int:
-    """Cut the buffer until `size` more bytes fit, or it is empty; returns the bytes still held."""
-    state.buffer_bytes = held
-    while state.buffer and state.buffer_bytes + size > ENTRY_BYTES:
-        _cut(state)
-    return state.buffer_bytes
+def _message(state: State, data: bytes, held: int) -> int:
+    """Take a logical message of no transaction, as a transaction of its own with xid 0."""
+    if data[XLOG_HEADER_SIZE] != pgoutput.MESSAGE:
+        raise _fault("a change outside a transaction", data)
+    text = data[XLOG_HEADER_SIZE:]
+    message = pgoutput.parse_message(text)
+    if message.transactional:
+        raise _fault("a message of a transaction outside of it", data)
+    if message.end_lsn <= state.received_lsn:
+        # The time is when it was sent, another one now.
+        state.overlap.skipped(message.end_lsn, state.overlap.commit_time)
+        return held
+    state.overlap.passed(message.end_lsn - 1)
+    if not state.overlap.done:
+        state.overlap.taken(message.end_lsn - 1)
+    # Where its record starts is not said; one byte before its end lies behind every earlier record.
+    end, moment = message.end_lsn, parse_xlog_header(data).sent_at
+    begin = pgoutput.build_begin(pgoutput.Begin(end - 1, moment, 0))
+    commit = pgoutput.build_commit(pgoutput.Commit(end - 1, end, moment))
+    whole = (begin, text, commit)
+    size = sum(map(len, whole)) + len(whole) * PREFIX
+    # In one entry, whatever its length: xid 0 is no transaction that goes on in the next.
+    held = state.room(held, size) + size
+    state.buffer += whole
+    state.end_transaction(end, held)
+    return held
 
 
-def _relation(state: State, message: bytes) -> None:
-    """Follow a Relation message: an entry holds one schema of a relation."""
-    relation = pgoutput.parse_relation(message)
-    own_types = sorted({c.type_oid for c in relation.columns} & state.types.keys())
-    record = schema_record(message, [state.types[oid] for oid in own_types])
-    digest = schema_hash(record)
-    known = state.schema_hashes.get(relation.oid)
-    if known == digest:
-        return
-    if known is not None:
-        while state.buffer:
-            _cut(state)
-    state.schema_hashes[relation.oid] = digest
-    # Also one that it had before: the log's newest schema of a relation is the last that was sent.
-    state.new_schemas.append(record)
-
-
-def _cut(state: State) -> None:
-    """Make one entry: of the whole transactions in the buffer, or else of everything in it."""
-    count = state.whole or len(state.buffer)
-    entry = build_entry(
-        state.buffer[:count],
-        timeline=state.timeline,
-        previous_crc=state.previous_crc,
-        schema_hashes=state.schema_hashes,
-    )
-    if state.whole:
-        state.logged_lsn = state.whole_lsn
-        state.buffer_bytes -= state.whole_bytes
+def _stream_commit(state: State, message: bytes) -> None:
+    """A streamed transaction has committed: start its replay, unless the log has it."""
+    commit, spooled = state.streams.commit(message)
+    known = commit.commit_lsn < state.received_lsn
+    if (commit.end_lsn <= state.received_lsn) != known:
+        raise _not_in_order(state, commit.commit_lsn, commit.end_lsn)
+    if known:
+        state.overlap.skipped(commit.end_lsn, commit.commit_time)
     else:
-        state.buffer_bytes = 0
-    # In place: the loop over the payloads holds this list.
-    del state.buffer[:count]
-    state.whole = state.whole_bytes = 0
-    state.first_at = state.now
-    state.previous_crc = read_header(entry).crc
-    state.new_entries.append(entry)
+        state.overlap.passed(commit.commit_lsn)
+    if known or not spooled.length:
+        if not known:
+            state.idle_lsn = max(state.idle_lsn, commit.end_lsn)
+        for oid, record in state.streams.done(spooled):
+            state.describe(oid, record)
+        return
+    if not state.overlap.done:
+        state.overlap.taken(commit.commit_lsn)
+    state.replay = Replay.start(state, spooled, commit)
+
+
+def _replay(state: State, messages: Sequence[bytes]) -> list[bytes]:
+    """Take a part of the spooled transaction in; at its end, the payloads that waited for that."""
+    replay = state.replay
+    assert replay is not None
+    if not replay.take(state, messages):
+        return []
+    state.replay = None
+    for oid, record in state.streams.done(replay.spooled):
+        state.describe(oid, record)
+    return replay.waiting
 
 
 def _acknowledge(state: State, event: Acknowledged, effects: list[Effect]) -> None:

@@ -20,9 +20,21 @@ import psycopg
 import structlog
 
 from walsender_bridge.capture import core, source
+from walsender_bridge.capture.events import (
+    Acknowledged,
+    Append,
+    Effect,
+    Received,
+    Replayed,
+    Report,
+    SpoolAppend,
+    Tick,
+)
 from walsender_bridge.capture.handover import Handover, Waker
 from walsender_bridge.capture.overlap import Overlap, utc
 from walsender_bridge.capture.source import LogPosition, Source
+from walsender_bridge.capture.spool import Streams
+from walsender_bridge.capture.spool_files import SpoolFiles
 from walsender_bridge.capture.status import StatusFile, WalEnd
 from walsender_bridge.change_log.client import AppendWriter, LogClient, ReplicaClient
 from walsender_bridge.errors import (
@@ -71,11 +83,24 @@ class Capture:
     """Captures one source into its stream, until `stop`."""
 
     def __init__(
-        self, source: Source, *, log: str, gate: Gate, status_file: Path | None = None
+        self,
+        source: Source,
+        *,
+        log: str,
+        gate: Gate,
+        spool: Path,
+        spool_limit: int,
+        status_file: Path | None = None,
     ) -> None:
+        """`spool`: a folder for this source's large transactions, at most `spool_limit` bytes of them.
+
+        With a limit of 0 the server sends no transaction before it has committed.
+        """
         self._source = source
         self._log_address = log
         self._gate = gate
+        self._spool = spool
+        self._spool_limit = spool_limit
         self._status = StatusFile(status_file, source.name)
         self._stopped = False
         self.waker = Waker()
@@ -143,7 +168,8 @@ class Capture:
             log = stack.enter_context(LogClient(self._log_address))
             address = log.create_stream(own.name).address
             replica = stack.enter_context(ReplicaClient(address))
-            writer = replica.open_writer(own.name, log.writer_term(own.name))
+            term = log.writer_term(own.name)
+            writer = replica.open_writer(own.name, term)
             try:
                 check = partial(self._check, connection)
                 state = self._begin(walsender, replica, writer, slot_confirmed, check)
@@ -152,7 +178,10 @@ class Capture:
                 writer.close()
                 raise
             stack.callback(handover.close)
-            walsender.start_logical(own.slot, [own.publication])
+            files = SpoolFiles(self._spool, term)
+            stack.callback(files.close)
+            walsender.start_logical(own.slot, [own.publication], streaming=self._spool_limit > 0)
+            files.open()
             self._status.state("streaming")
             _log.info(
                 "streaming",
@@ -161,7 +190,7 @@ class Capture:
                 term=writer.term,
                 lsn=format_lsn(state.confirmed[1]),
             )
-            self._stream(walsender, handover, state, WalEnd(connection, own.where))
+            self._stream(walsender, handover, files, state, WalEnd(connection, own.where))
 
     def _check(self, connection: psycopg.Connection[Any]) -> None:
         """While a slot is made: is it still wanted, and is the server only slow or does it not run?"""
@@ -207,6 +236,7 @@ class Capture:
             overlap=Overlap.of(
                 status.last_end_lsn, status.last_commit_time, confirmed[1], slot_confirmed or 0
             ),
+            streams=Streams(self._spool_limit),
         )
 
     @staticmethod
@@ -240,6 +270,7 @@ class Capture:
         self,
         walsender: ReplicationConnection,
         handover: Handover,
+        files: SpoolFiles,
         state: core.State,
         wal_end: WalEnd,
     ) -> None:
@@ -254,17 +285,19 @@ class Capture:
             if wanted != watched:
                 poll.modify(walsender, wanted)
                 watched = wanted
-            left = max(state.deadline - time.monotonic(), 0.0)
-            ready = dict(poll.poll(left * 1000 + 0.5))
+            timeout = 0.0
+            if state.replaying is None:
+                timeout = max(state.deadline - time.monotonic(), 0.0) * 1000 + 0.5
+            ready = dict(poll.poll(timeout))
             now = time.monotonic()
-            effects: list[core.Effect] = []
+            effects: list[Effect] = []
             payloads: list[bytes] = []
             if self.waker.fileno() in ready:
                 self.waker.clear()
                 for ack in handover.acks():
                     effects += core.step(
                         state,
-                        core.Acknowledged(
+                        Acknowledged(
                             now, ack.durable_last_end_lsn, ack.committed_end_lsn, ack.confirmed_to
                         ),
                     )
@@ -273,12 +306,14 @@ class Capture:
                 if socket in ready or not ready:
                     payloads = walsender.receive()
                 if payloads:
-                    effects += core.step(state, core.Received(now, payloads))
+                    effects += core.step(state, Received(now, payloads))
             elif ready.get(socket, 0) & (select.POLLERR | select.POLLHUP):
                 raise ConnectionFailedError("the connection broke", where=walsender.where)
+            if state.replaying is not None:
+                effects += core.step(state, Replayed(now, files.read(state.replaying)))
             if now >= state.deadline or not ready:
-                effects += core.step(state, core.Tick(now, self._gate.position()))
-            _perform(effects, walsender, handover)
+                effects += core.step(state, Tick(now, self._gate.position()))
+            _perform(effects, walsender, handover, files)
             sent = walsender.flush()
             if now >= published_at + core.REPORT_SECONDS:
                 published_at = now
@@ -300,12 +335,17 @@ class Capture:
 
 
 def _perform(
-    effects: Sequence[core.Effect], walsender: ReplicationConnection, handover: Handover
+    effects: Sequence[Effect],
+    walsender: ReplicationConnection,
+    handover: Handover,
+    files: SpoolFiles,
 ) -> None:
     for effect in effects:
-        if isinstance(effect, core.Append):
+        if isinstance(effect, Append):
             handover.put(effect)
-        else:
+        elif isinstance(effect, SpoolAppend):
+            files.append(effect)
+        elif isinstance(effect, Report):
             walsender.send(
                 status_update(
                     write=effect.write,
@@ -314,3 +354,5 @@ def _perform(
                     now_us=time.time_ns() // 1000,
                 )
             )
+        else:
+            files.cut(effect)

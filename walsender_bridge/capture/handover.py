@@ -11,7 +11,7 @@ import queue
 import threading
 from collections.abc import Iterator
 
-from walsender_bridge.capture.core import Append
+from walsender_bridge.capture.events import Append
 from walsender_bridge.change_log.client import Ack, AppendWriter
 from walsender_bridge.errors import TusklineError
 

@@ -4,7 +4,8 @@ Keys: `source`, `pid`, `state` (`connecting`, `streaming`, `waiting`, `stopped`)
 `where`, `repair`; null when all is well), `timeline`, the LSNs `server_lsn` (durable end of the server's
 WAL), `received_lsn`, `logged_lsn`, `committed_lsn`, `confirmed_lsn` (end LSNs, as integers), `lag_bytes`
 (`server_lsn` - `confirmed_lsn`), `transactions` and `messages` (of this session), `in_flight_bytes`,
-`updated_at` (seconds since the Unix epoch). A position that is not known yet is 0.
+`spooled_bytes` (of transactions in progress, on disk), `updated_at` (seconds since the Unix epoch). A
+position that is not known yet is 0.
 """
 
 import json
@@ -35,7 +36,9 @@ class StatusFile:
             **dict.fromkeys(
                 ("server_lsn", "received_lsn", "logged_lsn", "committed_lsn", "confirmed_lsn"), 0
             ),
-            **dict.fromkeys(("lag_bytes", "transactions", "messages", "in_flight_bytes"), 0),
+            **dict.fromkeys(
+                ("lag_bytes", "transactions", "messages", "in_flight_bytes", "spooled_bytes"), 0
+            ),
         }
 
     def state(self, name: str, error: TusklineError | None = None) -> None:
@@ -57,6 +60,7 @@ class StatusFile:
             transactions=session.transactions,
             messages=session.messages,
             in_flight_bytes=session.in_flight_bytes,
+            spooled_bytes=session.streams.held,
         )
 
     def _write(self, **changes: Any) -> None:

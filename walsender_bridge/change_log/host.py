@@ -280,7 +280,7 @@ class HostedReplica:
     def _filter(self, relations: frozenset[str]) -> Callable[[memoryview], bool]:
         def wanted(data: memoryview) -> bool:
             header = read_header(data)
-            if not header.ends_transaction and header.min_xid:
+            if not header.ends_transaction and header.max_xid:
                 # A transaction begins here and goes on: the reader needs its Begin.
                 return True
             return any(self._name(r.schema_hash) in relations for r in header.relations)

@@ -206,14 +206,26 @@ class ReplicationConnection(Closing):
     # -- the stream ---------------------------------------------------------------------------------
 
     def start_logical(
-        self, slot: str, publications: Sequence[str], *, start_lsn: int = 0, timeout: float = 60.0
+        self,
+        slot: str,
+        publications: Sequence[str],
+        *,
+        streaming: bool = False,
+        start_lsn: int = 0,
+        timeout: float = 60.0,
     ) -> None:
-        """Start streaming; from here on only `receive`, `send` and `flush` make sense."""
-        self._ask(
-            replication.start_logical(slot, publications, start_lsn=start_lsn),
-            timeout,
-            streaming=True,
+        """Start the stream; from here on only `receive`, `send` and `flush` make sense.
+
+        `streaming`: see `replication.start_logical`.
+        """
+        command = replication.start_logical(
+            slot,
+            publications,
+            server_version=self.server_version,
+            streaming=streaming,
+            start_lsn=start_lsn,
         )
+        self._ask(command, timeout, copies=True)
 
     def receive(self) -> list[bytes]:
         """What has arrived: CopyData payloads, in order; about `RECEIVE_BYTES` at most. Never blocks.
@@ -265,7 +277,7 @@ class ReplicationConnection(Closing):
         sql: str,
         timeout: float | None,
         *,
-        streaming: bool = False,
+        copies: bool = False,
         check: Callable[[], object] | None = None,
     ) -> pq.abc.PGresult:
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -297,7 +309,7 @@ class ReplicationConnection(Closing):
             raise refused or self._broken(str(error)) from None
         if refused is not None:
             raise refused
-        if last is None or (last.status == _COPY_BOTH) != streaming:
+        if last is None or (last.status == _COPY_BOTH) != copies:
             raise self._broken("the server's answer does not fit the command")
         return last
 

@@ -1,8 +1,12 @@
-"""The frames of pgoutput that are read one by one: transactions, relations, types.
+"""The frames of pgoutput that are read one by one: transactions, streams, messages, relations, types.
 
 Rows (Insert, Update, Delete, Truncate) are never parsed here: capture copies them, and
 `spark_consumers.decode` reads many at once. Formats: PostgreSQL documentation, "Logical Replication
-Message Formats" (protocol version 1). Times are microseconds since the Unix epoch, UTC.
+Message Formats" (protocol versions 1 to 4). Times are microseconds since the Unix epoch, UTC.
+
+From version 2 on, between Stream Start and Stream Stop, rows, Relation, Type and Message have the xid of
+their (sub)transaction after the first byte. Everything else in this module is the form of version 1,
+without it.
 """
 
 import struct
@@ -21,6 +25,10 @@ UPDATE = ord("U")
 DELETE = ord("D")
 TRUNCATE = ord("T")
 MESSAGE = ord("M")
+STREAM_START = ord("S")
+STREAM_STOP = ord("E")
+STREAM_COMMIT = ord("c")
+STREAM_ABORT = ord("A")
 
 #: PostgreSQL counts time from 2000-01-01; this is that moment in microseconds since 1970.
 POSTGRES_EPOCH = 946_684_800_000_000
@@ -29,6 +37,12 @@ MAX_COLUMNS = 1664
 
 _BEGIN = struct.Struct(">cQqI")
 _COMMIT = struct.Struct(">cBQQq")
+_STREAM_START = struct.Struct(">cIB")
+_STREAM_COMMIT = struct.Struct(">cIBQQq")
+_STREAM_ABORT = struct.Struct(">cII")
+#: With streaming `parallel`: the LSN and the time of the abort follow, which nothing here needs.
+_STREAM_ABORT_SIZES = (_STREAM_ABORT.size, _STREAM_ABORT.size + 16)
+_MESSAGE = struct.Struct(">cBQ")
 _U32 = struct.Struct(">I")
 _COLUMN_TAIL = struct.Struct(">Ii")
 
@@ -49,6 +63,40 @@ class Commit:
     commit_lsn: int
     end_lsn: int
     commit_time: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamStart:
+    """A block of a transaction in progress begins. `first`: it is this transaction's first."""
+
+    xid: int
+    first: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StreamCommit:
+    """A streamed transaction has committed; `commit` is what ends one that is not streamed."""
+
+    xid: int
+    commit: Commit
+
+
+@dataclass(frozen=True, slots=True)
+class StreamAbort:
+    """The subtransaction `subxid` of `xid` was rolled back; the whole of it if both are the same."""
+
+    xid: int
+    subxid: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogicalMessage:
+    """What `pg_logical_emit_message` wrote; `end_lsn` is where its record ends."""
+
+    transactional: bool
+    end_lsn: int
+    prefix: str
+    content: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +145,52 @@ def parse_commit(message: bytes) -> Commit:
         raise _fault("not a Commit message", message)
     _, _, commit_lsn, end_lsn, time = _COMMIT.unpack(message)
     return Commit(commit_lsn, end_lsn, time + POSTGRES_EPOCH)
+
+
+def build_begin(begin: Begin) -> bytes:
+    """A Begin message."""
+    return _BEGIN.pack(b"B", begin.final_lsn, begin.commit_time - POSTGRES_EPOCH, begin.xid)
+
+
+def build_commit(commit: Commit) -> bytes:
+    """A Commit message."""
+    time = commit.commit_time - POSTGRES_EPOCH
+    return _COMMIT.pack(b"C", 0, commit.commit_lsn, commit.end_lsn, time)
+
+
+def parse_stream_start(message: bytes) -> StreamStart:
+    """A Stream Start message. Raises `MalformedMessageError`."""
+    if len(message) != _STREAM_START.size or message[0] != STREAM_START:
+        raise _fault("not a Stream Start message", message)
+    _, xid, first = _STREAM_START.unpack(message)
+    return StreamStart(xid, bool(first))
+
+
+def parse_stream_commit(message: bytes) -> StreamCommit:
+    """A Stream Commit message. Raises `MalformedMessageError`."""
+    if len(message) != _STREAM_COMMIT.size or message[0] != STREAM_COMMIT:
+        raise _fault("not a Stream Commit message", message)
+    _, xid, _, commit_lsn, end_lsn, time = _STREAM_COMMIT.unpack(message)
+    return StreamCommit(xid, Commit(commit_lsn, end_lsn, time + POSTGRES_EPOCH))
+
+
+def parse_stream_abort(message: bytes) -> StreamAbort:
+    """A Stream Abort message, with or without the abort's LSN. Raises `MalformedMessageError`."""
+    if len(message) not in _STREAM_ABORT_SIZES or message[0] != STREAM_ABORT:
+        raise _fault("not a Stream Abort message", message)
+    _, xid, subxid = _STREAM_ABORT.unpack_from(message)
+    return StreamAbort(xid, subxid)
+
+
+def parse_message(message: bytes) -> LogicalMessage:
+    """A logical decoding message. Raises `MalformedMessageError`."""
+    if len(message) < _MESSAGE.size or message[0] != MESSAGE:
+        raise _fault("not a Message message", message)
+    _, flags, end_lsn = _MESSAGE.unpack_from(message)
+    prefix, at = _text(message, _MESSAGE.size)
+    if int.from_bytes(message[at : at + 4], "big") != len(message) - at - 4:
+        raise _fault("a Message message has a wrong length", message)
+    return LogicalMessage(bool(flags & 1), end_lsn, prefix, message[at + 4 :])
 
 
 def _text(message: bytes, start: int) -> tuple[str, int]:

@@ -1,0 +1,118 @@
+"""Messages become entries: what is buffered, where it is cut, and which schema each relation has in it.
+
+Invariant: an entry decodes alone. It holds one schema of each relation, and the record of that schema goes
+to the log before it or with it.
+"""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from walsender_bridge.change_log.entry import build_entry, read_header, schema_hash, schema_record
+from walsender_bridge.wire import pgoutput
+
+#: Bytes of an entry's messages (with their length prefixes) at which it is cut.
+ENTRY_BYTES: Final = 1 << 20
+#: Bytes of a message's length prefix.
+PREFIX: Final = 4
+
+
+@dataclass(slots=True, kw_only=True)
+class Entries:
+    """The entries of a session.
+
+    `logged_lsn` is the end LSN of the last transaction that is whole in an entry, or (at the start) that
+    was found in the log; `previous_crc` the checksum of the last entry.
+    """
+
+    timeline: int
+    logged_lsn: int
+    previous_crc: int
+    #: Monotonic seconds.
+    now: float
+
+    #: End LSN of the last transaction that was received whole.
+    received_lsn: int = field(init=False)
+    buffer: list[bytes] = field(default_factory=list)
+    #: Bytes of the buffer, prefixes included. Whoever fills the buffer in a loop keeps it in a local name
+    #: (`held`) and puts it back before calling what cuts.
+    buffer_bytes: int = 0
+    #: Messages of the buffer up to the end of its last whole transaction, and their bytes.
+    whole: int = 0
+    whole_bytes: int = 0
+    #: When the first message of the buffer came, or when something was cut away before it.
+    first_at: float = 0.0
+    #: Transactions that became whole.
+    transactions: int = 0
+
+    types: dict[int, bytes] = field(default_factory=dict)
+    #: What each relation has now, by OID: the schema's hash, and the schema.
+    schema_hashes: dict[int, bytes] = field(default_factory=dict)
+    records: dict[int, bytes] = field(default_factory=dict)
+    new_schemas: list[bytes] = field(default_factory=list)
+    new_entries: list[bytes] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.received_lsn = self.logged_lsn
+
+    def room(self, held: int, size: int) -> int:
+        """Cut the buffer (of `held` bytes) until `size` more fit, or it is empty; the bytes still held."""
+        self.buffer_bytes = held
+        while self.buffer and self.buffer_bytes + size > ENTRY_BYTES:
+            self.cut()
+        return self.buffer_bytes
+
+    def end_transaction(self, end_lsn: int, held: int) -> None:
+        """The buffer, of `held` bytes, ends with a whole transaction."""
+        self.received_lsn = end_lsn
+        self.whole, self.whole_bytes = len(self.buffer), held
+        self.transactions += 1
+
+    def relation(self, message: bytes) -> int:
+        """Follow a Relation message, behind its Type messages; the relation's OID.
+
+        Raises `MalformedMessageError`.
+        """
+        relation = pgoutput.parse_relation(message)
+        own_types = {c.type_oid for c in relation.columns} & self.types.keys()
+        record = schema_record(message, [self.types[oid] for oid in own_types])
+        self.describe(relation.oid, record)
+        return relation.oid
+
+    def describe(self, oid: int, record: bytes) -> None:
+        """From here on the relation has the schema of this record."""
+        digest = schema_hash(record)
+        known = self.schema_hashes.get(oid)
+        if known == digest:
+            return
+        if known is not None:
+            self.cut_all()
+        self.schema_hashes[oid] = digest
+        self.records[oid] = record
+        # Also one that it had before: the log's newest schema of a relation is the last that was sent.
+        self.new_schemas.append(record)
+
+    def cut(self) -> None:
+        """Make one entry: of the whole transactions in the buffer, or else of everything in it."""
+        count = self.whole or len(self.buffer)
+        entry = build_entry(
+            self.buffer[:count],
+            timeline=self.timeline,
+            previous_crc=self.previous_crc,
+            schema_hashes=self.schema_hashes,
+        )
+        if self.whole:
+            self.logged_lsn = self.received_lsn
+            self.buffer_bytes -= self.whole_bytes
+        else:
+            self.buffer_bytes = 0
+        # In place: the loop over the payloads holds this list.
+        del self.buffer[:count]
+        self.whole = self.whole_bytes = 0
+        self.first_at = self.now
+        self.previous_crc = read_header(entry).crc
+        self.new_entries.append(entry)
+
+    def cut_all(self) -> None:
+        """Make entries of everything in the buffer."""
+        while self.buffer:
+            self.cut()
