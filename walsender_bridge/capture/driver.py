@@ -101,6 +101,8 @@ class Capture:
         self._gate = gate
         self._spool = spool
         self._spool_limit = spool_limit
+        #: A session has broken inside a transaction in progress.
+        self._broken_in_stream = False
         self._status = StatusFile(status_file, source.name)
         self._stopped = False
         self.waker = Waker()
@@ -180,7 +182,11 @@ class Capture:
             stack.callback(handover.close)
             files = SpoolFiles(self._spool, term)
             stack.callback(files.close)
-            walsender.start_logical(own.slot, [own.publication], streaming=self._spool_limit > 0)
+            # Some servers fail to decode a transaction in progress, and decode it well once it has
+            # committed ("could not map filenumber", docs/decisions/streamed-transactions.md).
+            streaming = self._spool_limit > 0 and not self._broken_in_stream
+            walsender.start_logical(own.slot, [own.publication], streaming=streaming)
+            self._broken_in_stream = False
             files.open()
             self._status.state("streaming")
             _log.info(
@@ -189,8 +195,13 @@ class Capture:
                 slot=own.slot,
                 term=writer.term,
                 lsn=format_lsn(state.confirmed[1]),
+                in_progress=streaming,
             )
-            self._stream(walsender, handover, files, state, WalEnd(connection, own.where))
+            try:
+                self._stream(walsender, handover, files, state, WalEnd(connection, own.where))
+            except ConnectionFailedError:
+                self._broken_in_stream = len(state.streams) > 0
+                raise
 
     def _check(self, connection: psycopg.Connection[Any]) -> None:
         """While a slot is made: is it still wanted, and is the server only slow or does it not run?"""

@@ -99,6 +99,8 @@ class ReplicationConnection(Closing):
     def __init__(self, pgconn: pq.abc.PGconn, where: str) -> None:
         self._pgconn = pgconn
         self.where = where
+        #: The stream has ended; its error is for the next `receive`.
+        self._over = False
 
     @classmethod
     def connect(cls, dsn: str, *, application_name: str = "tuskline") -> "ReplicationConnection":
@@ -233,6 +235,8 @@ class ReplicationConnection(Closing):
         Raises the server's error when it ended the stream, `ConnectionFailedError` when it is gone;
         what arrived before that is returned first.
         """
+        if self._over:
+            raise self._ended()
         payloads: list[bytes] = []
         take, append = self._pgconn.get_copy_data, payloads.append
         held = 0
@@ -252,8 +256,10 @@ class ReplicationConnection(Closing):
             if payloads:
                 return payloads
             raise self._broken(str(error)) from None
-        if size < 0 and not payloads:
-            raise self._ended()
+        if size < 0:
+            if not payloads:
+                raise self._ended()
+            self._over = True
         return payloads
 
     def send(self, payload: bytes) -> None:
