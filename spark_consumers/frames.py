@@ -39,9 +39,9 @@ _IS_ROW = np.zeros(256, np.bool_)
 _IS_ROW[[INSERT, UPDATE, DELETE]] = True
 #: Messages that belong into a transaction.
 _INSIDE = _IS_ROW.copy()
-_INSIDE[[TRUNCATE, ORIGIN, COMMIT]] = True
+_INSIDE[[TRUNCATE, ORIGIN, MESSAGE, COMMIT]] = True
 _KNOWN = _INSIDE.copy()
-_KNOWN[[BEGIN, MESSAGE]] = True
+_KNOWN[BEGIN] = True
 
 
 @dataclass(frozen=True, slots=True)

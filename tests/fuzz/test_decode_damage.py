@@ -60,6 +60,7 @@ def uncompressed() -> Entries:
     groups = [
         [insert(TABLE, ROW), update(TABLE, ROW), update(TABLE, ROW, KEY), delete(TABLE, KEY)],
         [update(TABLE, ROW, ROW, b"O"), pm.truncate(1), insert(TABLE, [None] * 8)],
+        [pm.origin("o"), pm.message(9, "p", b"x", transactional=True), delete(TABLE, ROW, b"O")],
     ]
     log.add(list(transactions(groups)), [TABLE], Codec.NONE)
     return log
