@@ -49,6 +49,8 @@ class Session:
     #: How many messages of a spool file are given back at a time.
     portion: int = 3
     reports: int = 0
+    #: Schema records in the order in which the log was given them.
+    schemas: list[bytes] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.perform(core.step(self.state, events.Tick(0.0, MAX_LSN)))
@@ -62,6 +64,7 @@ class Session:
                 if not effect.length:
                     del self.files[effect.xid]
             elif isinstance(effect, events.Append):
+                self.schemas += effect.schemas
                 self.replica.append(effect)
                 self.replica.tick()
                 self.perform(core.step(self.state, self.replica.acknowledge(self.state.now)))
@@ -267,6 +270,9 @@ def test_a_schema_that_came_later_outlives_the_commit_of_an_older_one() -> None:
     session.receive(pg.stream_commit(7, COMMIT, END), *pg.transaction(2000, 10, [row(2)]))
     session.log()
     assert schemas_of(session) == {1: 3, 0: 0, 2: 3}
+    # It is also the last that the log was given of this table.
+    types, relation = schema(T, 3)
+    assert session.schemas[-1] == entry.schema_record(relation, [types])
 
 
 def test_a_schema_of_an_aborted_part_is_not_taken_for_known() -> None:
