@@ -6,19 +6,22 @@ nothing to fall in between,
 
 - the copy starts only when the stream's slot is known to exist: the log then holds whatever commits after
   the snapshot;
-- it notes the offset of the lake's cut *before* the snapshot was exported: all that the log has below it
+- it notes where the log's committed end is *before* the snapshot is exported: all that the log has below it
   was committed before, so it is in the copy;
 - the table is shown at the first epoch whose cut has passed the LSN: at an earlier one it would hold what
   other tables do not have yet.
 
-A copy goes into a new folder. Until a manifest names it, nothing but this process knows it.
+A copy goes into a new folder. Until a manifest names it, nothing but this process knows it; each table is
+handed over when it is whole, so that a crash costs only those that are not.
 """
 
+import threading
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import psycopg
@@ -26,8 +29,9 @@ import pyarrow as pa
 import structlog
 from pyspark.sql import SparkSession
 
-from spark_consumers.lakehouse.copy_out import write_source
+from spark_consumers.lakehouse.copy_out import Progress, write_source
 from spark_consumers.lakehouse.manifest import COPIED, TableVersion
+from spark_consumers.lakehouse.schema_change import schema_hash
 from spark_consumers.lakehouse.table_format import ROW_ID, TableFormat, TableWrite
 from spark_consumers.snapshot import ExportedSnapshot, PublishedTable
 from spark_consumers.snapshot_source import SnapshotSource
@@ -61,7 +65,8 @@ class Source:
 class CopyRequest:
     """Copy these tables of a source (`schema.table`).
 
-    `replica` is the address of its stream's replica, `offset` the lake's cut of it before the snapshot.
+    `replica` is the address of its stream's replica, `offset` the log's committed end before the snapshot.
+    `rate`: bytes a second, of what one copy writes.
     """
 
     source: Source
@@ -69,30 +74,40 @@ class CopyRequest:
     replica: str
     offset: int
     term: int
+    rate: float | None = None
 
 
-@dataclass(frozen=True)
-class Copies:
-    """What became of a request: tables by `stream.schema.table`, and errors by the same names."""
-
-    tables: dict[str, TableVersion]
-    failed: dict[str, TusklineError]
+#: What becomes of a table, by `stream.schema.table`: a copy, an error, or None if it is not published any more.
+Deliver = Callable[[str, "TableVersion | TusklineError | None"], None]
 
 
 def published(source: Source) -> set[str]:
     """The publication's tables, `schema.table`, without our own. Raises `UnavailableError`, `DeadlineError`."""
+    with _connected(source) as connection:
+        rows = connection.execute(
+            load("source_published"), {"publication": source.publication}
+        ).fetchall()
+    return {name for (name,) in rows if name.partition(".")[0] != OWN_SCHEMA}
+
+
+def columns_now(source: Source, relation_id: int) -> dict[str, tuple[int, int, bool]]:
+    """A table's columns in the catalog, as `schema_change.not_plain` wants them. Raises as `published` does."""
+    with _connected(source) as connection:
+        rows = connection.execute(load("table_columns"), {"table": relation_id}).fetchall()
+    return {name: (kind, typmod, filled) for name, kind, typmod, filled in rows}
+
+
+@contextmanager
+def _connected(source: Source) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
     try:
         with BoundedConnection.open(source.dsn) as connection:
-            rows = connection.execute(
-                load("source_published"), {"publication": source.publication}
-            ).fetchall()
+            yield connection
     except psycopg.Error as error:
         raise UnavailableError(
             str(error).strip() or type(error).__name__,
             where=source.stream,
             repair="see that the server accepts connections",
         ) from None
-    return {name for (name,) in rows if name.partition(".")[0] != OWN_SCHEMA}
 
 
 class Copier:
@@ -102,8 +117,12 @@ class Copier:
         self._spark = spark
         self._root = root
         self._format = tables
+        #: Set to end a copy between two parts of a table.
+        self.stop = threading.Event()
 
-    def copy(self, request: CopyRequest) -> Copies:
+    def copy(
+        self, request: CopyRequest, deliver: Deliver, progress: Mapping[str, Progress]
+    ) -> None:
         """Copy all tables of the request from one snapshot; one that fails does not stop the others.
 
         Raises `UnavailableError` while the stream's slot is not there yet, and the errors of the server.
@@ -116,22 +135,29 @@ class Copier:
                     where=source.stream,
                     repair="see that `tuskline bridge run` is running",
                 )
-        copies = Copies({}, {})
         with ExportedSnapshot(source.dsn) as snapshot:
-            for table in snapshot.tables(source.publication):
-                if table.full_name in request.tables:
-                    name = f"{source.stream}.{table.full_name}"
-                    try:
-                        copies.tables[name] = self._copy(request, snapshot, table)
-                    except TusklineError as error:
-                        copies.failed[name] = error
-                    except Exception as error:
-                        copies.failed[name] = _copy_error(name, error)
-        self._mark(source)
-        return copies
+            published = {table.full_name: table for table in snapshot.tables(source.publication)}
+            for relation in sorted(request.tables):
+                name = f"{source.stream}.{relation}"
+                if relation not in published:
+                    deliver(name, None)
+                    continue
+                try:
+                    made = self._copy(request, snapshot, published[relation], progress[name])
+                except TusklineError as error:
+                    deliver(name, error)
+                except Exception as error:
+                    deliver(name, _copy_error(name, error))
+                else:
+                    deliver(name, made)
+                    mark(source)
 
     def _copy(
-        self, request: CopyRequest, snapshot: ExportedSnapshot, table: PublishedTable
+        self,
+        request: CopyRequest,
+        snapshot: ExportedSnapshot,
+        table: PublishedTable,
+        progress: Progress,
     ) -> TableVersion:
         began = time.monotonic()
         stream = request.source.stream
@@ -156,6 +182,9 @@ class Copier:
             f"{folder}/data/copy-t{request.term}",
             self._format.schemas(folder)[1],
             None if key else "copy",
+            rate=request.rate,
+            progress=progress,
+            stop=self.stop,
         )
         _remove_others(Path(folder) / "data", request.term, {file.path for file in files})
         # Version 0: a copy is of no range of the log.
@@ -176,16 +205,18 @@ class Copier:
             rows=rows,
             relation_id=table.oid,
             state=COPIED,
+            layout=tuple((c.name, c.type_oid, c.typmod) for c in table.columns),
         )
 
-    def _mark(self, source: Source) -> None:
-        """Commit something behind the snapshot: on an idle server no cut would ever pass its LSN."""
-        try:
-            with BoundedConnection.open(source.dsn) as connection:
-                connection.execute(load("flush_write"))
-        except (psycopg.Error, DeadlineError) as error:
-            # Then the tables are shown with the next commit of somebody else.
-            log.warning("no mark behind the copy", stream=source.stream, error=str(error).strip())
+
+def mark(source: Source) -> None:
+    """Commit something: on an idle server no cut would ever pass a copy's LSN, and no epoch would come."""
+    try:
+        with _connected(source) as connection:
+            connection.execute(load("flush_write"))
+    except (UnavailableError, DeadlineError) as error:
+        # Then the tables are shown with the next commit of somebody else.
+        log.warning("no mark in the log", stream=source.stream, error=error.what)
 
 
 def usable_key(table: PublishedTable) -> tuple[str, ...]:
@@ -204,12 +235,6 @@ def usable_key(table: PublishedTable) -> tuple[str, ...]:
                 repair="leave the table out of the publication, or give it another replica identity",
             )
     return table.key
-
-
-def schema_hash(columns: pa.Schema, key: Collection[str]) -> str:
-    """A digest of a table's columns, types and key."""
-    told = "\n".join([*(f"{f.name}\t{f.type}" for f in columns), *key])
-    return blake2b(told.encode(), digest_size=16).hexdigest()
 
 
 def new_path(root: Path, stream: str, table: PublishedTable) -> str:

@@ -14,9 +14,10 @@ planning and waiting, and an epoch has one for each such table.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -24,9 +25,15 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from spark_consumers.lakehouse.files import sync, write_data
-from spark_consumers.lakehouse.stage import Target
+from spark_consumers.lakehouse.stage import Staged, Target
 from spark_consumers.lakehouse.table_format import ROW_ID, FileInfo, ScanFile
 from spark_consumers.row_codes import row_codes
+from walsender_bridge.errors import CorruptError
+
+#: Bytes of a table's files that one task looks at.
+_SCAN_BYTES = 64 << 20
+#: Up to so many values, files that have none of them are not even opened.
+_NARROWED = 200
 
 
 @dataclass(frozen=True)
@@ -145,7 +152,8 @@ def _compact(task: CompleteTask, path: str) -> FileInfo | None:
             here, gone = row_codes([[_one(group.keys, name) for name in identity], deleted])
             kept = np.flatnonzero(~np.isin(here, gone))
             if len(kept):
-                writer.write_table(group.read().take(pa.array(kept)).cast(target.file_schema))
+                whole = group.read().select(target.file_schema.names)
+                writer.write_table(whole.take(pa.array(kept)).cast(target.file_schema))
                 rows += len(kept)
     if not rows:
         Path(path).unlink()
@@ -160,16 +168,18 @@ class _Group:
     file: pq.ParquetFile
     number: int
     keys: pa.Table
+    schema: pa.Schema
 
     def read(self) -> pa.Table:
         """All columns."""
-        return self.file.read_row_group(self.number)
+        return _filled(self.file.read_row_group(self.number), self.schema)
 
 
 def _groups(task: CompleteTask, columns: list[str]) -> Iterator[tuple[_Group, list[pa.Array]]]:
     """Each row group with its `columns`, and the identities that are deleted from its file."""
     identity = task.target.key or (ROW_ID,)
     fields = [task.target.file_schema.field(name) for name in identity]
+    wanted = pa.schema([task.target.file_schema.field(name) for name in columns])
     for scanned in task.files:
         deletes = [pq.read_table(path, columns=list(identity)) for path in scanned.deletes]
         deleted = [
@@ -183,10 +193,71 @@ def _groups(task: CompleteTask, columns: list[str]) -> Iterator[tuple[_Group, li
         ]
         with pq.ParquetFile(scanned.path) as file:
             for number in range(file.num_row_groups):
-                yield _Group(file, number, file.read_row_group(number, columns=columns)), deleted
+                keys = _filled(file.read_row_group(number, columns=columns), wanted)
+                yield _Group(file, number, keys, task.target.file_schema), deleted
+
+
+def _filled(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """The table with NULL in the columns that it had not yet when its file was written."""
+    for column in schema:
+        if column.name not in table.column_names:
+            table = table.append_column(column, pa.nulls(len(table), column.type))
+    return table
 
 
 def _one(table: pa.Table, name: str) -> pa.Array:
     column = table.column(name)
     chunks = column.chunks
     return chunks[0] if len(chunks) == 1 else pa.concat_arrays([pa.array([], column.type), *chunks])
+
+
+# -- on the driver, before and after ------------------------------------------------------------
+
+
+def narrowed(target: Target, staged: Staged) -> tuple[str | None, Sequence[Any]]:
+    """A column and the few values of it that are looked for, if Iceberg can leave files out by them."""
+    path, prefix = (staged.patches, "s") if staged.patches else (staged.removals, "c")
+    names = target.key if staged.patches else tuple(target.columns.names)
+    assert path is not None
+    for i, name in enumerate(names):
+        kind = target.file_schema.field(name).type
+        if not (pa.types.is_integer(kind) or pa.types.is_string(kind)):
+            continue
+        values = pq.read_table(path.path, columns=[f"{prefix}{i}"]).column(0).unique()
+        if len(values) <= _NARROWED and not values.null_count:
+            return name, values.to_pylist()
+    return None, ()
+
+
+def in_groups(files: Sequence[ScanFile]) -> list[tuple[ScanFile, ...]]:
+    """The files in groups of about `_SCAN_BYTES`."""
+    groups: list[list[ScanFile]] = []
+    size = 0
+    for file in files:
+        if not groups or size + file.size > _SCAN_BYTES:
+            groups.append([])
+            size = 0
+        groups[-1].append(file)
+        size += file.size
+    return [tuple(group) for group in groups]
+
+
+def removed(target: Target, removals: FileInfo, completed: Sequence[Completed]) -> pa.Array:
+    """The `ROW_ID`s of the rows that go: as many as wanted of each kind."""
+    gone: list[str] = []
+    counts = pq.read_table(removals.path, columns=["n"]).column(0).to_pylist()
+    for number, count in enumerate(counts):
+        found = [row for part in completed for row in part.gone.get(number, ())]
+        check_found(target, min(len(found), count), count)
+        gone += sorted(found)[:count]
+    return pa.array(gone, pa.string())
+
+
+def check_found(target: Target, found: int, wanted: int) -> None:
+    """Raise `CorruptError` if the table does not have the rows that the log says it has."""
+    if found != wanted:
+        raise CorruptError(
+            f"{wanted} rows should be in the table as it was, {found} are",
+            where=target.name,
+            repair=f"tuskline table resync {target.name}",
+        )

@@ -1,6 +1,10 @@
 """Copied rows as data files of a table, written where they are read."""
 
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -11,26 +15,102 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from spark_consumers.lakehouse.files import sync
 from spark_consumers.lakehouse.table_format import FileInfo
+from walsender_bridge.errors import UnavailableError
+
+
+@dataclass
+class Progress:
+    """How far the copy of one table is. Written by the copy's threads, read by anybody.
+
+    `bytes` are those of the rows in memory, `pieces` the parts in which the table is read; times are seconds
+    since the Unix epoch. A table that waits for its turn has begun at 0.
+    """
+
+    began_at: float = 0.0
+    rows: int = 0
+    bytes: int = 0
+    pieces: int = 0
+    pieces_done: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def begin(self, pieces: int) -> None:
+        """The copy begins."""
+        self.began_at, self.pieces = time.time(), pieces
+
+    def add(self, rows: int, size: int) -> None:
+        """A piece is done."""
+        with self._lock:
+            self.rows += rows
+            self.bytes += size
+            self.pieces_done += 1
+
+    def to_json(self, now: float) -> dict[str, Any]:
+        """For a status: the rates are per second since the copy began."""
+        seconds = max(now - self.began_at, 1e-3) if self.began_at else 0.0
+        return {
+            "began_at": self.began_at,
+            "rows": self.rows,
+            "bytes": self.bytes,
+            "pieces": self.pieces,
+            "pieces_done": self.pieces_done,
+            "rows_per_second": round(self.rows / seconds, 1) if seconds else 0.0,
+            "bytes_per_second": round(self.bytes / seconds, 1) if seconds else 0.0,
+        }
 
 
 def write_source(
-    spark: Any, reader: DataSourceReader, prefix: str, schema: pa.Schema, ids: str | None
+    spark: Any,
+    reader: DataSourceReader,
+    prefix: str,
+    schema: pa.Schema,
+    ids: str | None,
+    *,
+    rate: float | None = None,
+    progress: Progress | None = None,
+    stop: threading.Event | None = None,
 ) -> list[FileInfo]:
     """Write what a data source reads, a file a partition; the rows never pass through the JVM.
 
-    With `ids` a last column is added that tells every row from all others: text that begins with `ids`.
-    Returns the files that have rows. An error on an executor is raised by Spark.
+    Every partition is a job of its own, as many at a time as there are cores: whatever else the session has
+    to do gets the next core that is free, and need not wait for the whole table. With `ids` a last column
+    is added that tells every row from all others: text that begins with `ids`. `rate`: bytes a second, of
+    all partitions together. Returns the files that have rows. An error on an executor is raised by
+    Spark; `stop` ends the copy between two partitions, with `UnavailableError`.
     """
+    work = list(enumerate(reader.partitions()))
+    context = spark.sparkContext
+    at_once = max(1, min(len(work), context.defaultParallelism))
+    share = None if rate is None else rate / at_once
+    progress = progress or Progress()
+    progress.begin(len(work))
+    # The reader knows all partitions; it is sent once, and not with each of them.
+    shared = context.broadcast(reader)
 
-    def write(numbered: tuple[int, InputPartition]) -> FileInfo:
+    def write(numbered: tuple[int, InputPartition]) -> tuple[FileInfo, int]:
         number, partition = numbered
-        batches: Any = reader.read(partition)
+        batches: Any = shared.value.read(partition)
         if ids is not None:
             batches = _with_ids(batches, f"{ids}-{number}-")
-        return _write_file(_path(prefix), batches, schema)
+        return _write_file(_path(prefix), batches, schema, share)
 
-    work = list(enumerate(reader.partitions()))
-    found = spark.sparkContext.parallelize(work, len(work)).map(write).collect()
+    def run(numbered: tuple[int, InputPartition]) -> FileInfo:
+        if stop is not None and stop.is_set():
+            raise UnavailableError(
+                "the copy was stopped", repair="it begins again with the lake job"
+            )
+        done: tuple[FileInfo, int]
+        (done,) = context.parallelize([numbered], 1).map(write).collect()
+        progress.add(done[0].rows, done[1])
+        return done[0]
+
+    with ThreadPoolExecutor(at_once, thread_name_prefix="piece") as pool:
+        futures = [pool.submit(run, numbered) for numbered in work]
+        try:
+            found = [future.result() for future in futures]
+        finally:
+            for future in futures:
+                future.cancel()
+    shared.unpersist()
     return [file for file in found if file.rows]
 
 
@@ -51,8 +131,12 @@ def _with_ids(batches: Iterator[pa.RecordBatch], prefix: str) -> Iterator[pa.Rec
         )
 
 
-def _write_file(path: str, batches: Iterator[pa.RecordBatch], schema: pa.Schema) -> FileInfo:
-    rows = 0
+def _write_file(
+    path: str, batches: Iterator[pa.RecordBatch], schema: pa.Schema, rate: float | None
+) -> tuple[FileInfo, int]:
+    """Write one file, no faster than `rate` bytes a second; the file, and the bytes of its rows."""
+    rows = size = 0
+    began = time.monotonic()
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     with open(target, "xb") as file, pq.ParquetWriter(file, schema, compression="zstd") as writer:
@@ -60,7 +144,10 @@ def _write_file(path: str, batches: Iterator[pa.RecordBatch], schema: pa.Schema)
             fitted = [c.cast(f.type) for c, f in zip(batch.columns, schema, strict=True)]
             writer.write_batch(pa.record_batch(fitted, schema=schema))
             rows += len(batch)
+            size += batch.nbytes
+            if rate is not None:
+                time.sleep(max(0.0, size / rate - (time.monotonic() - began)))
     if not rows:
         target.unlink()
-        return FileInfo(path, 0, 0)
-    return FileInfo(path, rows, sync(target))
+        return FileInfo(path, 0, 0), 0
+    return FileInfo(path, rows, sync(target)), size

@@ -8,26 +8,20 @@ position in the lake: if it is named again, it begins where the log is then, and
 from collections.abc import Collection
 from dataclasses import replace
 
-from spark_consumers.lakehouse.manifest import COPIED, LEFT, LIVE, Manifest
+from spark_consumers.lakehouse import states
+from spark_consumers.lakehouse.manifest import LEFT, Manifest
+from spark_consumers.lakehouse.states import stream_of
 
 
 def departed(head: Manifest, sources: Collection[str]) -> list[str]:
     """The tables of `head` that go on with their source, and whose source is none of these, by name."""
-    return sorted(
-        name
-        for name, table in head.tables.items()
-        if table.state in {LIVE, COPIED} and name.partition(".")[0] not in sources
-    )
+    going = {name for name, table in head.tables.items() if table.state != LEFT}
+    return sorted(name for name in going | set(head.copies) if stream_of(name) not in sources)
 
 
 def without_departed(head: Manifest, sources: Collection[str]) -> Manifest:
-    """`head` as the next epoch is to follow it: with the tables of these sources alone going on."""
-    gone = set(departed(head, sources))
-    tables = {
-        # A copy that no epoch has shown was never whole together with the others.
-        name: replace(table, state=LEFT) if name in gone else table
-        for name, table in head.tables.items()
-        if not (name in gone and table.state == COPIED)
-    }
+    """`head` with the tables of these sources alone going on; a copy that was never shown is dropped."""
+    for stream in set(head.streams) - set(sources):
+        head = states.without(head, (), stream)
     streams = {stream: at for stream, at in head.streams.items() if stream in sources}
-    return replace(head, tables=tables, streams=streams)
+    return replace(head, streams=streams)

@@ -19,14 +19,24 @@ from typing import Any, TypeVar
 from zlib import crc32
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import structlog
 from pyspark.sql import SparkSession
 
-from spark_consumers.lakehouse.complete import Completed, CompleteTask, run_complete
+from spark_consumers.lakehouse.complete import (
+    Completed,
+    CompleteTask,
+    check_found,
+    in_groups,
+    narrowed,
+    removed,
+    run_complete,
+)
 from spark_consumers.lakehouse.files import Stage, write_data
-from spark_consumers.lakehouse.manifest import Chain, Manifest, TableVersion
+from spark_consumers.lakehouse.fit import Layout, Misfit
+from spark_consumers.lakehouse.log_view import aliases, late_commits, new_commits
+from spark_consumers.lakehouse.manifest import LIVE, Chain, Manifest, TableVersion
 from spark_consumers.lakehouse.plan import Plan, choose, tasks
+from spark_consumers.lakehouse.schema_change import first_layout, schema_hash
 from spark_consumers.lakehouse.stage import (
     ComposeTask,
     Staged,
@@ -38,14 +48,14 @@ from spark_consumers.lakehouse.stage import (
 )
 from spark_consumers.lakehouse.table_format import (
     ROW_ID,
-    FileInfo,
-    ScanFile,
     TableFormat,
     TableWrite,
 )
+from spark_consumers.types import arrow_schema, text_columns
 from walsender_bridge import fail_point
-from walsender_bridge.change_log.client import CutPoint, LogStatus, ReplicaClient
-from walsender_bridge.errors import CorruptError, TusklineError, from_wire
+from walsender_bridge.change_log.client import CutPoint, LogStatus
+from walsender_bridge.errors import TusklineError, from_wire
+from walsender_bridge.wire.pgoutput import Column
 
 #: Tables that are committed at the same time.
 _THREADS = 4
@@ -54,10 +64,6 @@ _THREADS = 4
 #: to as much again, so that they do not all come due in one epoch.
 _COMPACT_FILES = 8
 _COMPACT_BYTES = 32 << 20
-#: Bytes of a table's files that one task looks at.
-_SCAN_BYTES = 64 << 20
-#: Up to so many values, files that have none of them are not even opened.
-_NARROWED = 200
 
 log = structlog.get_logger()
 
@@ -74,6 +80,18 @@ class Timings:
     write: float = 0.0
     publish: float = 0.0
     tables: dict[str, float] = field(default_factory=dict)
+
+
+class ShapeChangedError(Exception):
+    """Changes of these tables have another shape than the lake has them in; nothing was written.
+
+    `tables`: as the epoch would have shown them.
+    """
+
+    def __init__(self, misfits: Sequence[Misfit], tables: Mapping[str, TableVersion]) -> None:
+        super().__init__(", ".join(sorted({misfit.table for misfit in misfits})))
+        self.misfits = misfits
+        self.tables = tables
 
 
 class EpochWriter:
@@ -94,8 +112,8 @@ class EpochWriter:
         self._term = term
         self._max_bytes = max_bytes
         self._attempt = 0
-        #: A table's schemas never change in a folder.
-        self._schemas: dict[str, tuple[pa.Schema, pa.Schema]] = {}
+        #: By the table's path and schema hash.
+        self._schemas: dict[tuple[str, str], tuple[pa.Schema, pa.Schema]] = {}
         self._wrote_one = threading.Event()
         #: What plain readers see of each table folder, as far as this writer has shown it.
         self._shown: dict[str, int] = {}
@@ -104,23 +122,36 @@ class EpochWriter:
         self,
         head: Manifest,
         status: LogStatus,
-        copied: Mapping[str, TableVersion],
-        set_aside: Mapping[str, str],
+        layouts: Mapping[str, tuple[Layout, ...]],
+        *,
+        everything: bool,
     ) -> Manifest:
         """Write and publish the epoch after `head`; its manifest.
 
-        Raises `FencedError` when a newer writer has taken over; whatever else is raised, the lake is as
-        it was, and the round can be repeated.
+        `layouts`: for tables that got columns on the way, which and from where on. `everything`: up to the
+        newest version, whatever that costs. Raises `ShapeChangedError` for tables whose changes have another
+        shape, `FencedError` when a newer writer has taken over; whatever is raised, the lake is as it was, and
+        the round can be repeated.
         """
         began = time.monotonic()
         self._attempt += 1
         self._wrote_one.clear()
         stage = Stage(head.link + 1, self._term, self._attempt)
         timings = Timings()
-        plan, late = self._plan(head, status, copied)
+        plan, late = self._plan(head, status, everything=everything)
         scratch = self._chain.staging / str(stage)
         try:
-            targets = {name: self._target(name, t, stage) for name, t in plan.tables.items()}
+            plan = self._extended(plan, layouts)
+            following = {n: t for n, t in plan.tables.items() if t.state == LIVE}
+            known = aliases(status, following.items())
+            targets = {
+                name: replace(
+                    self._target(name, table, stage),
+                    layouts=layouts.get(name, first_layout(table)),
+                    aliases=known.get(name, ()),
+                )
+                for name, table in following.items()
+            }
             staged = self._stage(plan, targets, status, late, scratch)
             timings.stage = time.monotonic() - began
             fail_point.hit("staged")
@@ -132,7 +163,7 @@ class EpochWriter:
                 stage=str(stage),
                 streams=plan.streams,
                 tables=tables,
-                set_aside=dict(set_aside),
+                copies=plan.copies,
                 changes=total_changes(staged.values()),
                 seconds=round(time.monotonic() - began, 3),
             )
@@ -164,40 +195,12 @@ class EpochWriter:
         return str(self._chain.root / table.path)
 
     def _plan(
-        self, head: Manifest, status: LogStatus, copied: Mapping[str, TableVersion]
+        self, head: Manifest, status: LogStatus, *, everything: bool
     ) -> tuple[Plan, dict[str, Sequence[CutPoint]]]:
         """What the epoch holds, and for each table that it shows first what it still lacks of the log."""
-        cuts = status.streams
-        commits: dict[str, Sequence[CutPoint]] = {}
-        for stream, cut in cuts.items():
-            position = head.streams.get(stream)
-            if position is not None and position.offset < cut.end_offset:
-                with ReplicaClient(cut.address) as replica:
-                    commits[stream] = replica.plan(
-                        stream, position.offset, status.version, self._max_bytes
-                    )
-        plan = choose(head, status.version, cuts, commits, copied)
-        late: dict[str, Sequence[CutPoint]] = {}
-        for name in plan.fresh:
-            stream = name.partition(".")[0]
-            until = head.streams[stream].offset
-            late[name] = self._all_commits(
-                stream, cuts[stream].address, plan.tables[name].offset, until, status.version
-            )
-        return plan, late
-
-    def _all_commits(
-        self, stream: str, address: str, start: int, until: int, version: int
-    ) -> list[CutPoint]:
-        found: list[CutPoint] = []
-        with ReplicaClient(address) as replica:
-            while start < until:
-                page = [c for c in replica.plan(stream, start, version) if c.end_offset <= until]
-                if not page:
-                    break
-                found += page
-                start = page[-1].end_offset
-        return found
+        commits = new_commits(head, status, None if everything else self._max_bytes)
+        plan = choose(head, status.version, status.streams, commits)
+        return plan, late_commits(head, status, plan)
 
     def _stage(
         self,
@@ -211,9 +214,15 @@ class EpochWriter:
         addresses = {stream: cut.address for stream, cut in status.streams.items()}
         work = tasks(plan, targets, addresses, late, str(scratch))
         found: dict[str, list[Staged]] = defaultdict(list)
+        misfits: list[Misfit] = []
         for part in self._run(run_range, work):
             for one in part:
-                found[one.table].append(one)
+                if isinstance(one, Misfit):
+                    misfits.append(one)
+                else:
+                    found[one.table].append(one)
+        if misfits:
+            raise ShapeChangedError(misfits, plan.tables)
         partial = [name for name, parts in found.items() if parts[0].partial is not None]
         composing = [
             ComposeTask(
@@ -229,11 +238,35 @@ class EpochWriter:
             found[one.table] = [one]
         return {name: part for name, (part,) in found.items()}
 
+    def _extended(self, plan: Plan, layouts: Mapping[str, tuple[Layout, ...]]) -> Plan:
+        """The plan with the columns that these tables got; their Iceberg tables get them here."""
+        tables = dict(plan.tables)
+        for name, known in layouts.items():
+            table, newest = tables[name], known[-1].columns
+            added = tuple(Column(*column, is_key=False) for column in newest[len(table.layout) :])
+            self._format.extend(self._path(table), self._term, arrow_schema(added))
+            kept_as_text = (*table.text_columns, *text_columns(added))
+            columns = arrow_schema(Column(*column, is_key=False) for column in newest)
+            tables[name] = replace(
+                table,
+                layout=newest,
+                text_columns=kept_as_text,
+                schema_hash=schema_hash(columns, table.key),
+            )
+        return replace(plan, tables=tables)
+
     def _target(self, name: str, table: TableVersion, stage: Stage) -> Target:
         path = self._path(table)
-        if path not in self._schemas:
-            self._schemas[path] = self._format.schemas(path)
-        columns, file_schema = self._schemas[path]
+        if (path, table.schema_hash) not in self._schemas:
+            columns, files = self._format.schemas(path)
+            if table.layout:
+                # An attempt that was not published may have left the table with more columns.
+                wanted = [column for column, _, _ in table.layout]
+                columns = pa.schema([columns.field(column) for column in wanted])
+                hidden = [] if table.key else [ROW_ID]
+                files = pa.schema([files.field(column) for column in [*wanted, *hidden]])
+            self._schemas[path, table.schema_hash] = columns, files
+        columns, file_schema = self._schemas[path, table.schema_hash]
         return Target(
             name=name,
             relation=name.partition(".")[2],
@@ -295,7 +328,7 @@ class EpochWriter:
         compact = self._wants_compaction(target, path, base, staged)
         if not (compact or staged.patches or staged.removals):
             return []
-        column, values = (None, ()) if compact else _narrowed(target, staged)
+        column, values = (None, ()) if compact else narrowed(target, staged)
         return [
             CompleteTask(
                 target,
@@ -306,9 +339,7 @@ class EpochWriter:
                 removals=staged.removals.path if staged.removals else None,
                 compact=compact,
             )
-            for number, files in enumerate(
-                _in_groups(self._format.scan(path, base, column, values))
-            )
+            for number, files in enumerate(in_groups(self._format.scan(path, base, column, values)))
         ]
 
     def _wants_compaction(self, target: Target, path: str, base: int, staged: Staged) -> bool:
@@ -332,10 +363,10 @@ class EpochWriter:
         rows = [staged.rows] if staged.rows else []
         deletes = [staged.deletes] if staged.deletes else []
         if staged.patches:
-            _check(target, sum(c.patched for c in completed), staged.patches.rows)
+            check_found(target, sum(c.patched for c in completed), staged.patches.rows)
             rows = [c.rows for c in completed if c.rows]
         if staged.removals:
-            gone = _removed(target, staged.removals, completed)
+            gone = removed(target, staged.removals, completed)
             schema = pa.schema([target.file_schema.field(ROW_ID)])
             file = write_data(f"{target.prefix}-removed.parquet", [gone], schema)
             deletes += [file] if file else []
@@ -389,51 +420,3 @@ def _told(function: Callable[[_In], _Out]) -> Callable[[_In], tuple[str, Any]]:
             return "error", error.to_wire()
 
     return run
-
-
-def _narrowed(target: Target, staged: Staged) -> tuple[str | None, Sequence[Any]]:
-    """A column and the few values of it that are looked for, if Iceberg can leave files out by them."""
-    path, prefix = (staged.patches, "s") if staged.patches else (staged.removals, "c")
-    names = target.key if staged.patches else tuple(target.columns.names)
-    assert path is not None
-    for i, name in enumerate(names):
-        kind = target.file_schema.field(name).type
-        if not (pa.types.is_integer(kind) or pa.types.is_string(kind)):
-            continue
-        values = pq.read_table(path.path, columns=[f"{prefix}{i}"]).column(0).unique()
-        if len(values) <= _NARROWED and not values.null_count:
-            return name, values.to_pylist()
-    return None, ()
-
-
-def _in_groups(files: Sequence[ScanFile]) -> list[tuple[ScanFile, ...]]:
-    """The files in groups of about `_SCAN_BYTES`."""
-    groups: list[list[ScanFile]] = []
-    size = 0
-    for file in files:
-        if not groups or size + file.size > _SCAN_BYTES:
-            groups.append([])
-            size = 0
-        groups[-1].append(file)
-        size += file.size
-    return [tuple(group) for group in groups]
-
-
-def _removed(target: Target, removals: FileInfo, completed: Sequence[Completed]) -> pa.Array:
-    """The `ROW_ID`s of the rows that go: as many as wanted of each kind."""
-    gone: list[str] = []
-    counts = pq.read_table(removals.path, columns=["n"]).column(0).to_pylist()
-    for number, count in enumerate(counts):
-        found = [row for part in completed for row in part.gone.get(number, ())]
-        _check(target, min(len(found), count), count)
-        gone += sorted(found)[:count]
-    return pa.array(gone, pa.string())
-
-
-def _check(target: Target, found: int, wanted: int) -> None:
-    if found != wanted:
-        raise CorruptError(
-            f"{wanted} rows should be in the table as it was, {found} are",
-            where=target.name,
-            repair="copy the table again: remove it from the publication and add it",
-        )

@@ -30,8 +30,8 @@ import pyarrow.ipc
 from pyspark.sql import SparkSession
 
 from spark_consumers.lakehouse.exclusive import create_exclusively, sync_folder
-from spark_consumers.lakehouse.files import sync
-from spark_consumers.lakehouse.iceberg_schema import arrow_schema, iceberg_schema
+from spark_consumers.lakehouse.files import Stage, sync
+from spark_consumers.lakehouse.iceberg_schema import arrow_schema, file_type, iceberg_schema
 from spark_consumers.lakehouse.table_format import ROW_ID, FileInfo, ScanFile, TableWrite, Written
 from walsender_bridge.errors import FencedError, LakeError, NotSupportedError
 
@@ -80,8 +80,7 @@ class IcebergFormat:
         """Make an empty table in a new folder. Raises `FencedError` if another writer made it."""
         schema = self._iceberg.SchemaParser.fromJson(json.dumps(iceberg_schema(columns)))
         properties = self._jvm.java.util.HashMap()
-        layout = base64.b64encode(columns.serialize().to_pybytes()).decode()
-        for name, value in {**_PROPERTIES, _COLUMNS: layout}.items():
+        for name, value in {**_PROPERTIES, _COLUMNS: _encoded(columns)}.items():
             properties.put(name, value)
         metadata = self._iceberg.TableMetadata.newTableMetadata(
             schema, self._unpartitioned, path, properties
@@ -95,14 +94,48 @@ class IcebergFormat:
             raise FencedError("another writer made this table", where=path)
 
     def schemas(self, path: str) -> tuple[pa.Schema, pa.Schema]:
-        """The columns that it was created with, and the data files' schema with Iceberg's field numbers."""
+        """Its columns now, and the data files' schema with Iceberg's field numbers."""
         table = self._table(path)
-        layout = base64.b64decode(table.properties().get(_COLUMNS))
-        columns = pa.ipc.read_schema(pa.py_buffer(layout))
+        table.refresh()
+        columns = _decoded(table.properties().get(_COLUMNS))
         files = arrow_schema(json.loads(self._iceberg.SchemaParser.toJson(table.schema())))
         if columns.names[-1] == ROW_ID:
             columns = columns.remove(len(columns) - 1)
         return columns, files
+
+    def extend(self, path: str, term: int, columns: pa.Schema) -> None:
+        """Give the table the columns that it lacks, at its end; snapshots that are there keep their schema.
+
+        Raises `FencedError`, and `LakeError` if it has one of them with another type.
+        """
+
+        def change(table: Any) -> Any:
+            base = table.operations().current()
+            if base.ref(f"{_BRANCH}{term}") is None:
+                raise _fenced(path, term)
+            files = arrow_schema(json.loads(self._iceberg.SchemaParser.toJson(base.schema())))
+            missing = [field for field in columns if field.name not in files.names]
+            for field in columns:
+                if field not in missing and files.field(field.name).type != file_type(field.type):
+                    raise LakeError(f"has another column {field.name!r}", where=path)
+            if not missing:
+                return None
+            known = _decoded(table.properties().get(_COLUMNS))
+            hidden = known.names[-1] == ROW_ID
+            transaction = table.newTransaction()
+            update = transaction.updateSchema()
+            for field in missing:
+                record = json.dumps(iceberg_schema(pa.schema([field])))
+                kind = self._iceberg.SchemaParser.fromJson(record).columns().get(0).type()
+                update.addColumn(None, field.name, kind)
+                if hidden:
+                    update.moveBefore(field.name, ROW_ID)
+                known = known.insert(len(known) - hidden, field)
+            update.commit()
+            transaction.updateProperties().set(_COLUMNS, _encoded(known)).commit()
+            return transaction.currentMetadata()
+
+        self._commit(path, change)
 
     def take_over(self, path: str, snapshot: int, term: int, epoch: int) -> None:
         """Drop the branches of lower terms and what they wrote after `epoch`; make this term's branch.
@@ -167,10 +200,16 @@ class IcebergFormat:
         return f"{self._lake}:{'/'.join(Path(path).parts[-3:])}"
 
     def _is_done(self, snapshot: Any, path: str, write: TableWrite) -> bool:
-        """Whether this snapshot already is that write: the same table, base and end version."""
+        """Whether this snapshot already is that write: the same table, base, end version and link.
+
+        Once another link has taken that number, the files of an attempt at it belong to nobody.
+        """
         if write.compaction:
             return False
         summary = snapshot.summary()
+        done, wanted = Stage.of(summary.get("tuskline.stage") or ""), Stage.of(write.stage)
+        if done and wanted and done.link != wanted.link:
+            return False
         return bool(
             summary.get("tuskline.table") == self._identity(path)
             and summary.get("tuskline.version") == str(write.version)
@@ -396,6 +435,14 @@ class IcebergFormat:
 def read_snapshot(spark: SparkSession, path: str, snapshot: int) -> Any:
     """The Iceberg table in folder `path` at a snapshot, as a Spark DataFrame."""
     return spark.read.format("iceberg").option("versionAsOf", snapshot).load(path)
+
+
+def _encoded(columns: pa.Schema) -> str:
+    return base64.b64encode(columns.serialize().to_pybytes()).decode()
+
+
+def _decoded(text: str) -> pa.Schema:
+    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))
 
 
 def _refs(metadata: Any) -> list[str]:

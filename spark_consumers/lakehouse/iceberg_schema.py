@@ -62,6 +62,12 @@ def _iceberg_type(kind: pa.DataType) -> str:
     return next(name for is_one, name in _SIMPLE if is_one(kind))
 
 
+def file_type(kind: pa.DataType) -> pa.DataType:
+    """The type of a column in data files: small integers are kept as wider ones."""
+    (field,) = arrow_schema(iceberg_schema(pa.schema([pa.field("c", kind)])))
+    return field.type
+
+
 def arrow_schema(schema: dict[str, Any]) -> pa.Schema:
     """The Arrow schema of Iceberg's JSON, each field with the id that its Parquet column carries."""
     return pa.schema([_arrow_field(f["name"], f["type"], f["id"]) for f in schema["fields"]])

@@ -44,6 +44,10 @@ class Looks:
             except TusklineError as error:
                 log.warning("publication not seen", stream=stream, error=str(error))
 
+    def soon(self) -> None:
+        """Ask at the next look, whenever the last one was."""
+        self._asked_at = float("-inf")
+
     def close(self) -> None:
         """Ask no more; a question that is under way ends by itself."""
         self._pool.shutdown(wait=False, cancel_futures=True)

@@ -32,6 +32,7 @@ from typing import Any, Self
 from urllib.parse import urlsplit
 
 from spark_consumers.lakehouse.exclusive import create_exclusively
+from spark_consumers.lakehouse.table_version import COPIED, LEFT, LIVE, StreamPosition, TableVersion
 from walsender_bridge.errors import (
     CorruptError,
     DeadlineError,
@@ -41,56 +42,24 @@ from walsender_bridge.errors import (
     TrimmedError,
 )
 
-FORMAT_VERSION = 1
+__all__ = [
+    "COPIED",
+    "LEFT",
+    "LIVE",
+    "Chain",
+    "Manifest",
+    "StreamPosition",
+    "TableVersion",
+    "local_root",
+    "open_chain",
+    "wait_for_epoch",
+]
+
+#: 2 brought tables that do not follow, copies beside their tables, and answers to requests.
+FORMAT_VERSION = 2
 _LINK_DIGITS = 20
 #: How often a waiting reader looks for a new link, in seconds: one listing of one folder.
 _LOOK_AGAIN = 0.05
-
-#: States of a table. Only live ones are readable.
-LIVE = "live"
-#: Copied, but the epoch's cut is still before the copy's LSN.
-COPIED = "copied"
-#: No longer in the publication: its rows are those of the last epoch before.
-LEFT = "left"
-
-
-@dataclass(frozen=True, slots=True)
-class StreamPosition:
-    """The cut of one stream: everything below `offset` (exclusive, a local offset) is in the epoch.
-
-    `lsn` is the end LSN of the last transaction in it (an int, 0 if none), `commit_time` that
-    transaction's, in microseconds since the Unix epoch.
-    """
-
-    timeline: int
-    lsn: int
-    commit_time: int
-    offset: int
-
-
-@dataclass(frozen=True, slots=True)
-class TableVersion:
-    """One table of an epoch.
-
-    `path` is relative to the lake. `key` is empty for a table without one (a bag). `text_columns` are kept
-    as PostgreSQL's text. Changes of transactions whose commit record starts before `start_lsn` are in the
-    initial copy; `offset` is where in the stream the changes after the copy begin (used while `copied`).
-    `rows` is the exact number of rows, `stage` the name that the files of its last write carry, `relation_id`
-    PostgreSQL's OID of the table that was copied.
-    """
-
-    path: str
-    format: str
-    snapshot_id: int
-    schema_hash: str
-    key: tuple[str, ...]
-    text_columns: tuple[str, ...]
-    start_lsn: int
-    offset: int
-    rows: int
-    relation_id: int
-    state: str = LIVE
-    stage: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +68,10 @@ class Manifest:
 
     `published_at` is in seconds since the Unix epoch; `seconds` is how long the round took that wrote it;
     `changes` counts the row changes of the log in this epoch's range (0 in a takeover link); `stage` is the
-    name that the round's data files carry. `tables` is keyed by `stream.schema.table`.
+    name that the round's data files carry. `tables` is keyed by `stream.schema.table`; so is `copies`: what
+    was copied and is not shown yet, beside the table that it replaces, if there is one. `set_aside` says
+    why a table is not in the lake, or why its copy failed. `answered`: requests that were carried out, by
+    their ids (`requests`).
     """
 
     lake: str
@@ -115,16 +87,23 @@ class Manifest:
     tables: dict[str, TableVersion] = field(default_factory=dict)
     views: dict[str, Any] = field(default_factory=dict)
     set_aside: dict[str, str] = field(default_factory=dict)
+    copies: dict[str, TableVersion] = field(default_factory=dict)
+    answered: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
     def rows(self) -> int:
         """Rows that a reader of this epoch sees, over all tables."""
-        return sum(table.rows for table in self.readable.values())
+        return sum(table.rows for table in self.tables.values())
 
     @property
     def readable(self) -> dict[str, TableVersion]:
         """The tables that a reader of this epoch sees."""
-        return {name: t for name, t in self.tables.items() if t.state != COPIED}
+        return dict(self.tables)
+
+    @property
+    def versions(self) -> list[TableVersion]:
+        """Every table whose files are needed: shown, or copied and not shown yet."""
+        return [*self.tables.values(), *self.copies.values()]
 
     def to_json(self) -> dict[str, Any]:
         """The manifest as its file has it."""
@@ -143,18 +122,17 @@ class Manifest:
         values = {k: v for k, v in record.items() if k not in {"format_version", "rows"}}
         try:
             values["streams"] = {k: StreamPosition(**v) for k, v in values["streams"].items()}
-            values["tables"] = {
-                name: TableVersion(
-                    **{
-                        **table,
-                        "key": tuple(table["key"]),
-                        "text_columns": tuple(table["text_columns"]),
-                    }
-                )
-                for name, table in values["tables"].items()
-            }
+            for name in ("tables", "copies"):
+                values[name] = {
+                    k: TableVersion.from_json(v) for k, v in values.get(name, {}).items()
+                }
+            if version == 1:
+                # There, a copy stood in the place of its table.
+                copies = {k: t for k, t in values["tables"].items() if t.state == COPIED}
+                values["copies"] = copies
+                values["tables"] = {k: t for k, t in values["tables"].items() if k not in copies}
             return cls(**values)
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CorruptError(f"not a manifest: {error}", where=where, repair=_REPAIR) from None
 
     def next(self, **changes: Any) -> "Manifest":

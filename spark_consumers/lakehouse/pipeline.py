@@ -8,33 +8,28 @@ with growing pauses, for as long as no newer writer has come (`FencedError` ends
 import shutil
 import threading
 import time
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import structlog
 from pyspark.sql import SparkSession
 
-from spark_consumers.lakehouse.bootstrap import Copier, Copies, CopyRequest, Source
-from spark_consumers.lakehouse.departures import departed, without_departed
-from spark_consumers.lakehouse.epoch import EpochWriter
+from spark_consumers.lakehouse.bootstrap import Copier, Source
+from spark_consumers.lakehouse.copies import Copies
+from spark_consumers.lakehouse.departures import departed
+from spark_consumers.lakehouse.epoch import EpochWriter, ShapeChangedError
 from spark_consumers.lakehouse.files import orphans
 from spark_consumers.lakehouse.iceberg import IcebergFormat
 from spark_consumers.lakehouse.leases import Leases
 from spark_consumers.lakehouse.looks import Looks
-from spark_consumers.lakehouse.manifest import (
-    COPIED,
-    LEFT,
-    LIVE,
-    Manifest,
-    StreamPosition,
-    TableVersion,
-    open_chain,
-)
+from spark_consumers.lakehouse.manifest import LIVE, Manifest, StreamPosition, open_chain
+from spark_consumers.lakehouse.table_work import Policy, TableWork
 from walsender_bridge.change_log.client import LogClient, LogStatus
 from walsender_bridge.errors import (
+    CorruptError,
     FencedError,
     LakeError,
     NotSupportedError,
@@ -62,6 +57,7 @@ class _Writer:
 
     head: Manifest
     epochs: EpochWriter
+    tables: TableWork
     last_use: dict[str, dict[int, int]] = field(default_factory=dict)
     cleaned_at: float = 0.0
 
@@ -70,8 +66,10 @@ class Lakehouse:
     """The pipeline from a change log into one lake.
 
     `lake` is the lake's folder, `log` the repository's address. `epoch_interval` and `retention_seconds`
-    are in seconds, `max_bytes_per_epoch` in bytes of the log as it is stored. `catalog` names the Spark
-    catalog in which users of this session see the tables.
+    are in seconds, `max_bytes_per_epoch` in bytes of the log as it is stored, `copy_rate` in bytes a second.
+    `catalog` names the Spark catalog in which users of this session see the tables. `hold`: epochs wait for
+    a table that cannot follow (False: they go on, and name it). `progress` is called with how far each
+    table's copy is (`copy_out.Progress`), about ten times a second.
     """
 
     def __init__(
@@ -86,6 +84,9 @@ class Lakehouse:
         retention_seconds: float = 86_400.0,
         max_bytes_per_epoch: int = 256 << 20,
         format: str = "iceberg",  # noqa: A002  # the configuration's own word
+        hold: bool = True,
+        copy_rate: float | None = None,
+        progress: Callable[[Mapping[str, Mapping[str, Any]]], None] | None = None,
     ) -> None:
         if format != IcebergFormat.name:
             raise NotSupportedError(
@@ -101,18 +102,14 @@ class Lakehouse:
         self._max_bytes = max_bytes_per_epoch
         self._client: LogClient | None = None
         self._leases = Leases()
+        self._looks = Looks(sources)
         self._writer: _Writer | None = None
         #: When the last round began: the interval is from start to start, however long a round takes.
         self._began_at = float("-inf")
-        self._copied: dict[str, TableVersion] = {}
-        self._left: set[str] = set()
-        self._set_aside: dict[str, str] = {}
         self._lake = ""
         self._format: IcebergFormat | None = None
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="copy")
-        self._copying: dict[str, Future[Copies]] = {}
-        self._looks = Looks(sources)
-        self._copy_after: dict[str, float] = {}
+        self._policy = Policy(hold=hold, copy_rate=copy_rate, keep_paused=retention_seconds)
+        self._progress = progress
 
     def run(self, stop: threading.Event) -> None:
         """Take over and publish epochs until `stop` is set.
@@ -146,29 +143,70 @@ class Lakehouse:
             raise UnavailableError("its JVM is gone", where="lake", repair="start the driver again")
         writer = self._writer or self._take_over()
         self._leases.renew(self._log(), time.monotonic())
-        self._look_for_tables(writer.head)
-        self._collect_copies()
         status = self._status()
         self._check(status)
+        self._look_after_tables(writer, status)
         head = writer.head
         now = time.monotonic()
         due = force or now - self._began_at >= self._interval or status.forced_version > head.epoch
-        if status.version <= head.epoch or not due:
+        new = status.version > head.epoch
+        awaited = writer.tables.awaited(head, status) if new else None
+        if awaited is None or not (due or awaited):
             # What could not be shown after its epoch; mostly there is nothing.
             writer.epochs.show(head)
             return None
-        following = without_departed(self._with_departures(head), self._sources)
-        manifest = writer.epochs.write(following, status, self._copied, self._set_aside)
+        manifest = self._write(writer, status, everything=awaited)
+        if manifest is None:
+            return None
         # A backlog that one epoch could not take is gone on with at once.
         self._began_at = now if manifest.epoch >= status.version else float("-inf")
         self._after(writer, manifest)
         return manifest
 
     def close(self) -> None:
-        """End the connection to the log, and wait for a copy that runs. The lake stays as it is."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        """End the copies that run, and the connection to the log. The lake stays as it is."""
+        if self._writer is not None:
+            self._writer.tables.close()
         self._looks.close()
         self._forget_client()
+
+    def _look_after_tables(self, writer: _Writer, status: LogStatus) -> None:
+        """Publish what has changed about the tables, and have copied what is to be copied."""
+        changed = self._publish(writer, writer.tables.step(writer.head, status, self._log()))
+        writer.tables.settled(writer.head)
+        writer.tables.start_copies(writer.head, status, self._log())
+        writer.tables.tell(writer.head, changed=changed)
+
+    def _publish(self, writer: _Writer, wanted: Manifest) -> bool:
+        """Publish other states of tables, at the epoch that there is; whether there was anything to publish."""
+        if wanted == writer.head:
+            return False
+        link = writer.head.next(
+            tables=wanted.tables,
+            copies=wanted.copies,
+            set_aside=wanted.set_aside,
+            answered=wanted.answered,
+            streams=wanted.streams,
+        )
+        self._chain.publish(link, writer.head)
+        self._adopt(writer, link)
+        return True
+
+    def _write(self, writer: _Writer, status: LogStatus, *, everything: bool) -> Manifest | None:
+        """Write the next epoch; None if a table turned out not to follow, which is then in the chain."""
+        head, tables = writer.head, writer.tables
+        try:
+            manifest = writer.epochs.write(head, status, tables.layouts, everything=everything)
+        except ShapeChangedError as changed:
+            self._publish(writer, tables.reshape(head, changed))
+            return None
+        except CorruptError as error:
+            if head.tables.get(error.where) is None or head.tables[error.where].state != LIVE:
+                raise
+            self._publish(writer, tables.give_up(head, error.where, error))
+            return None
+        tables.layouts.clear()
+        return manifest
 
     def _after(self, writer: _Writer, manifest: Manifest) -> None:
         self._adopt(writer, manifest)
@@ -180,11 +218,6 @@ class Lakehouse:
     def _adopt(self, writer: _Writer, head: Manifest) -> None:
         """Go on from this link, which is ours."""
         writer.head = head
-        self._copied = {
-            n: t
-            for n, t in self._copied.items()
-            if head.tables.get(n) is None or head.tables[n].path != t.path
-        }
         self._remember(writer, head)
         self._remove_orphans(head, {head.link: head})
 
@@ -222,13 +255,24 @@ class Lakehouse:
             head = before.next(term=before.term + 1, set_aside=before.set_aside)
         self._chain.publish(head, before)
         self._lease(head)
-        for table in head.tables.values():
+        for table in head.versions:
             path = str(self._chain.root / table.path)
             self._format.take_over(path, table.snapshot_id, head.term, head.epoch)
         epochs = EpochWriter(
             self._spark, self._chain, self._format, head.term, max_bytes=self._max_bytes
         )
-        writer = _Writer(head, epochs)
+        copies = Copies(Copier(self._spark, self._chain.root, self._format))
+        tables = TableWork(
+            self._chain,
+            self._lake,
+            self._sources,
+            copies,
+            self._leases,
+            self._looks,
+            self._policy,
+            self._progress,
+        )
+        writer = _Writer(head, epochs, tables)
         for manifest in self._chain.links():
             self._remember(writer, manifest)
         self._sweep(head)
@@ -252,7 +296,7 @@ class Lakehouse:
         recent = {m.link: m for m in self._chain.newest(_RECENT_LINKS)}
         self._remove_orphans(head, recent)
         # A table's folder that no manifest names is a copy that was not finished.
-        named = {t.path for m in self._chain.links() for t in m.tables.values()}
+        named = {t.path for m in self._chain.links() for t in m.versions}
         for metadata in self._chain.root.glob("tables/*/*/*/metadata"):
             folder = metadata.parent
             if str(folder.relative_to(self._chain.root)) not in named:
@@ -268,79 +312,6 @@ class Lakehouse:
             for file in list(orphans(self._chain.root / table.path, stages)):
                 log.info("orphan removed", file=file.name, table=name)
                 file.unlink(missing_ok=True)
-
-    # -- tables that come and go ------------------------------------------------------------------------
-
-    def _look_for_tables(self, head: Manifest) -> None:
-        """Ask for copies of tables that are in a publication and not in the lake."""
-        free = [s for s in self._sources if s in head.streams and s not in self._copying]
-        for stream, wanted in self._looks.answers(free):
-            self._look_at(head, self._sources[stream], wanted, time.monotonic())
-
-    def _look_at(self, head: Manifest, source: Source, wanted: set[str], now: float) -> None:
-        stream = source.stream
-        ours = {
-            name.removeprefix(f"{stream}."): table
-            for name, table in {**head.tables, **self._copied}.items()
-            if name.startswith(f"{stream}.")
-        }
-        present = {relation for relation, table in ours.items() if table.state != LEFT}
-        self._left |= {f"{stream}.{relation}" for relation in present - wanted}
-        missing = frozenset(
-            relation
-            for relation in wanted - present
-            if self._copy_after.get(f"{stream}.{relation}", 0.0) <= now
-        )
-        if not missing:
-            return
-        replica = self._log().status().streams[stream].address
-        request = CopyRequest(source, missing, replica, head.streams[stream].offset, head.term)
-        assert self._format is not None
-        copier = Copier(self._spark, self._chain.root, self._format)
-        if not self._waiting(head, stream):
-            # While the copy runs the lake goes on: what the copy needs of the log is kept for it. A lease
-            # that an earlier copy still needs is older, and stays as it is.
-            self._leases.hold(self._log(), self._copy_consumer(stream), head.epoch, now)
-        log.info("copying", stream=stream, tables=sorted(missing), offset=request.offset)
-        self._copying[stream] = self._pool.submit(copier.copy, request)
-
-    def _waiting(self, head: Manifest, stream: str) -> bool:
-        """Whether a table of the stream is copied and not yet shown."""
-        unshown = {name for name, table in head.tables.items() if table.state == COPIED}
-        return any(name.startswith(f"{stream}.") for name in unshown | set(self._copied))
-
-    def _copy_consumer(self, stream: str) -> str:
-        return f"lake-{self._lake}-copy-{stream}"
-
-    def _collect_copies(self) -> None:
-        """Take in what has been copied; plan anew what failed."""
-        for stream, future in list(self._copying.items()):
-            if not future.done():
-                continue
-            del self._copying[stream]
-            try:
-                copies = future.result()
-            except Exception as error:
-                log.warning("copy failed", stream=stream, error=str(error))
-                continue
-            self._copied |= copies.tables
-            for name in copies.tables:
-                self._set_aside.pop(name, None)
-                self._left.discard(name)
-            for name, reason in copies.failed.items():
-                log.warning("table not copied", table=name, error=str(reason))
-                self._set_aside[name] = str(reason)
-                self._copy_after[name] = time.monotonic() + 30.0
-
-    def _with_departures(self, head: Manifest) -> Manifest:
-        """The head, with tables that are no longer published marked as such."""
-        tables = {
-            name: replace(table, state=LEFT)
-            if name in self._left and table.state == LIVE
-            else table
-            for name, table in head.tables.items()
-        }
-        return replace(head, tables=tables)
 
     # -- the log ----------------------------------------------------------------------------------------
 
@@ -370,15 +341,11 @@ class Lakehouse:
             )
 
     def _lease(self, head: Manifest) -> None:
-        """Let the log keep what is not published; a lease that fails is renewed with the next look.
-
-        A table that is copied and not yet shown still needs the log from where its copy began.
-        """
+        """Let the log keep what is not published; a lease that fails is renewed with the next look."""
         try:
             self._leases.hold(self._log(), f"lake-{self._lake}", head.epoch, time.monotonic())
-            for stream in self._sources:
-                if stream not in self._copying and not self._waiting(head, stream):
-                    self._leases.drop(self._log(), self._copy_consumer(stream))
+            if self._writer is not None:
+                self._writer.tables.release(head, self._log())
         except TusklineError as error:
             log.warning("no lease at the log", error=str(error))
 
@@ -409,7 +376,7 @@ class Lakehouse:
     # -- retention --------------------------------------------------------------------------------------
 
     def _remember(self, writer: _Writer, manifest: Manifest) -> None:
-        for table in manifest.tables.values():
+        for table in manifest.versions:
             writer.last_use.setdefault(table.path, {})[table.snapshot_id] = manifest.link
 
     def _expire(self, writer: _Writer) -> None:
@@ -420,11 +387,16 @@ class Lakehouse:
         if oldest is None or self._format is None:
             return
         files = 0
-        for table in writer.head.tables.values():
-            uses = writer.last_use[table.path]
+        current = {table.path for table in writer.head.versions}
+        for name, uses in list(writer.last_use.items()):
             for snapshot in [s for s, link in uses.items() if link < oldest.link]:
                 del uses[snapshot]
-            path = str(self._chain.root / table.path)
-            files += self._format.expire(path, writer.head.term, set(uses))
+            path = self._chain.root / name
+            if name in current:
+                files += self._format.expire(str(path), writer.head.term, set(uses))
+            elif not uses:
+                # Copied anew since, and no epoch that is kept is of the old copy.
+                shutil.rmtree(path, ignore_errors=True)
+                del writer.last_use[name]
         if removed or files:
             log.info("expired", links=removed, files=files, oldest_epoch=oldest.epoch)

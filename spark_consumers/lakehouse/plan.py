@@ -7,8 +7,9 @@ never in two ranges of which one is written without the other, and never split b
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from spark_consumers.lakehouse.manifest import COPIED, LIVE, Manifest, StreamPosition, TableVersion
+from spark_consumers.lakehouse.manifest import LIVE, Manifest, StreamPosition, TableVersion
 from spark_consumers.lakehouse.stage import RangeTask, Target
+from spark_consumers.lakehouse.table_version import RESUMING
 from walsender_bridge.change_log.client import CutPoint, StreamCut
 
 #: Bytes of the log, as stored, that one task reads.
@@ -34,8 +35,10 @@ class Plan:
     streams: dict[str, StreamPosition]
     tables: dict[str, TableVersion]
     ranges: tuple[StreamRange, ...]
-    #: Copies that this epoch shows for the first time: they lag behind the lake's cut.
+    #: Tables that this epoch shows for the first time, or again: they lag behind the lake's cut.
     fresh: frozenset[str]
+    #: What is copied, and cannot be shown at this epoch yet.
+    copies: dict[str, TableVersion]
 
 
 def choose(
@@ -43,12 +46,11 @@ def choose(
     version: int,
     cuts: Mapping[str, StreamCut],
     commits: Mapping[str, Sequence[CutPoint]],
-    copied: Mapping[str, TableVersion],
 ) -> Plan:
     """The epoch after `head` that ends at `version` of the log, or before if there is too much.
 
-    `cuts`: where `version` cuts each stream. `commits`: each stream's commits after the head's cut, at
-    most as many as one epoch may hold: the epoch ends where the first of them ends.
+    `cuts`: where `version` cuts each stream. `commits`: each stream's commits after `begin`, at most as many
+    as one epoch may hold: the epoch ends where the first of them ends.
     """
     ends = [
         listed[-1].version
@@ -74,16 +76,29 @@ def choose(
             )
         streams[stream] = after
         if within:
-            ranges.append(StreamRange(stream, cut.address, before.offset, within, after))
+            ranges.append(StreamRange(stream, cut.address, begin(before, cut), within, after))
     streams = {**head.streams, **streams}
-    tables = {**head.tables, **copied}
-    fresh = set()
-    for name, table in tables.items():
-        stream = name.partition(".")[0]
-        if table.state == COPIED and streams[stream].lsn >= table.start_lsn:
-            tables[name] = replace(table, state=LIVE)
-            fresh.add(name)
-    return Plan(end, streams, tables, tuple(ranges), frozenset(fresh))
+    ripe = {
+        name: table
+        for name, table in head.copies.items()
+        if streams[name.partition(".")[0]].lsn >= table.start_lsn
+    }
+    again = {name: table for name, table in head.tables.items() if table.state == RESUMING}
+    fresh = {
+        name: replace(table, state=LIVE, as_of=0, reason="", resync="")
+        for name, table in {**again, **ripe}.items()
+    }
+    copies = {name: table for name, table in head.copies.items() if name not in ripe}
+    tables = {**head.tables, **fresh}
+    return Plan(end, streams, tables, tuple(ranges), frozenset(fresh), copies)
+
+
+def begin(position: StreamPosition, cut: StreamCut) -> int:
+    """From where on a stream is read.
+
+    That is the lake's cut, or what the log still has, if nothing that follows the log needs what is gone.
+    """
+    return max(position.offset, cut.low_offset)
 
 
 def _position(cut: StreamCut) -> StreamPosition:
@@ -97,7 +112,7 @@ def tasks(
     late: Mapping[str, Sequence[CutPoint]],
     scratch: str,
 ) -> list[RangeTask]:
-    """The ranges to read. `late`: for each fresh table the commits from its offset to the head's cut."""
+    """The ranges to read. `late`: for each fresh table the commits from its offset to where ranges begin."""
     pieces: list[tuple[str, int, int, tuple[str, ...]]] = []
     for name in sorted(plan.fresh):
         stream = name.partition(".")[0]

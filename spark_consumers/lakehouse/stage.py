@@ -7,8 +7,10 @@ table's partials in order and writes its files. Either way a table gets one file
 Runs without Spark: a task is a function of its arguments, and what it returns is small.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
@@ -17,12 +19,19 @@ from spark_consumers.bags import BagFold, compose_bags, fold_bag
 from spark_consumers.decode import ChangeBatch, decode_entries
 from spark_consumers.fold import Fold, compose, fold
 from spark_consumers.lakehouse.files import read_partial, write_data, write_partial, write_table
+from spark_consumers.lakehouse.fit import (
+    Layout,
+    Misfit,
+    columns_of,
+    misfit,
+    padded,
+    without_copied,
+)
 from spark_consumers.lakehouse.table_format import FileInfo
 from spark_consumers.serial import fold_from_table, fold_to_table
-from spark_consumers.types import arrow_schema
 from walsender_bridge import fail_point
 from walsender_bridge.change_log.client import ReplicaClient
-from walsender_bridge.errors import NotSupportedError
+from walsender_bridge.errors import CorruptError
 
 #: Changes of one table that are held unfolded.
 _PENDING_ROWS = 200_000
@@ -35,7 +44,9 @@ class Target:
     `name` is `stream.schema.table`, `relation` its last two parts, `prefix` the path that its data files
     begin with. `columns` are PostgreSQL's columns as Arrow types, `file_schema` those of the data files
     (`ROW_ID` last, if `key` is empty). Changes of transactions whose commit record starts below
-    `start_lsn` are left out. `relation_id` is the OID of the table that was copied.
+    `start_lsn` are left out. `relation_id` is the OID of the table that was copied; `aliases` are other names
+    that the log has for it. `layouts` says which columns its changes have from which offset on; those that
+    come at the end of `columns` only later are NULL before.
     """
 
     name: str
@@ -46,6 +57,8 @@ class Target:
     key: tuple[str, ...]
     start_lsn: int
     relation_id: int
+    layouts: tuple[Layout, ...] = ()
+    aliases: tuple[str, ...] = ()
 
     @property
     def key_positions(self) -> tuple[int, ...]:
@@ -122,17 +135,29 @@ class _Pending:
             self.fold()
 
     def fold(self) -> Fold | BagFold:
-        """All that came so far, folded."""
+        """All that came so far, folded. Raises `CorruptError` with the table's name."""
         if self.batches:
             new: Fold | BagFold
-            if self.target.key:
-                new = fold(self.batches, self.target.key_positions)
-            else:
-                new = fold_bag(self.batches)
-            self.folded = new if self.folded is None else composed(self.folded, new)
+            with _of(self.target):
+                if self.target.key:
+                    new = fold(self.batches, self.target.key_positions)
+                else:
+                    new = fold_bag(self.batches)
+                self.folded = new if self.folded is None else composed(self.folded, new)
             self.batches, self.rows = [], 0
         assert self.folded is not None
         return self.folded
+
+
+@contextmanager
+def _of(target: Target) -> Iterator[None]:
+    """What does not fold is this table's fault, and mended by a copy of it."""
+    try:
+        yield
+    except CorruptError as error:
+        raise CorruptError(
+            error.what, where=target.name, repair=f"tuskline table resync {target.name}"
+        ) from None
 
 
 def composed(first: Fold | BagFold, then: Fold | BagFold) -> Fold | BagFold:
@@ -144,23 +169,63 @@ def composed(first: Fold | BagFold, then: Fold | BagFold) -> Fold | BagFold:
     return compose(first, then)
 
 
-def run_range(task: RangeTask) -> list[Staged]:
-    """Read, fold and write. Raises the log's errors, and `NotSupportedError` for a changed table."""
-    targets = {target.relation: target for target in task.targets}
+def run_range(task: RangeTask) -> list[Staged | Misfit]:
+    """Read, fold and write. A table with a change that does not fit is told by its misfits instead.
+
+    Raises the log's errors.
+    """
+    by_name: dict[str, list[Target]] = defaultdict(list)
+    for target in task.targets:
+        for name in (target.relation, *target.aliases):
+            by_name[name].append(target)
     pending: dict[str, _Pending] = {}
+    misfits: dict[str, list[Misfit]] = {}
     with ReplicaClient(task.address) as replica:
 
         def schema(digest: bytes) -> bytes:
             return replica.schemas(task.stream, [digest])[digest]
 
-        entries = replica.read(task.stream, task.start, task.end, relations=sorted(targets))
-        for batch in decode_entries(entries, schema, relations=targets):
-            target = targets[batch.relation.full_name]
-            fitting = _fit(batch, target)
-            if len(fitting):
-                pending.setdefault(target.name, _Pending(target)).add(fitting)
+        entries = replica.read(task.stream, task.start, task.end, relations=sorted(by_name))
+        for batch in decode_entries(entries, schema, relations=by_name):
+            for target in by_name[batch.relation.full_name]:
+                _take(task.number, target, batch, pending, misfits)
             fail_point.hit("staging")
-    return [_stage(task, table) for table in pending.values()]
+    whole = [table for name, table in pending.items() if name not in misfits]
+    return [
+        *(_stage(task, table) for table in whole),
+        *(m for told in misfits.values() for m in told),
+    ]
+
+
+def _take(
+    number: int,
+    target: Target,
+    batch: ChangeBatch,
+    pending: dict[str, _Pending],
+    misfits: dict[str, list[Misfit]],
+) -> None:
+    """Add the batch to what is pending of its table, or to its misfits if it does not fit."""
+    if batch.relation.full_name != target.relation and batch.relation.oid != target.relation_id:
+        return
+    new = without_copied(batch, target.start_lsn)
+    if not len(new):
+        return
+    if batch.relation.full_name != target.relation:
+        reason: str | None = f"the table was renamed to {batch.relation.full_name}"
+    else:
+        reason = misfit(new, target.columns, target.layouts, target.key, target.relation_id)
+    if reason is None:
+        if target.name in misfits:
+            # What it was before, after it was something else: that is a change as well.
+            reason = ""
+        else:
+            pending.setdefault(target.name, _Pending(target)).add(padded(new, target.columns))
+            return
+    key = frozenset(c.name for c in batch.relation.columns if c.is_key)
+    told = misfits.setdefault(target.name, [])
+    columns = columns_of(batch.relation)
+    if not told or (told[-1].columns, told[-1].reason) != (columns, reason):
+        told.append(Misfit(target.name, number, int(new.offset[0]), columns, key, reason))
 
 
 def _stage(task: RangeTask, table: _Pending) -> Staged:
@@ -178,8 +243,9 @@ def run_compose(task: ComposeTask) -> Staged:
     """Compose a table's partials and write its files."""
     key = task.target.key_positions
     whole, *rest = (fold_from_table(read_partial(path), key) for path in task.partials)
-    for part in rest:
-        whole = composed(whole, part)
+    with _of(task.target):
+        for part in rest:
+            whole = composed(whole, part)
     return write_fold(task.target, whole, task.version, task.scratch, 0, task.changes)
 
 
@@ -236,71 +302,6 @@ def _write_patches(target: Target, folded: Fold, scratch: str) -> FileInfo | Non
     fields |= {f"u{i}": pa.array(folded.unset[at, i]) for i in range(len(folded.columns))}
     fields |= {f"s{i}": column.take(rows) for i, column in enumerate(folded.source)}
     return write_table(f"{scratch}/{target.name}-patches.parquet", pa.table(fields))
-
-
-def _fit(batch: ChangeBatch, target: Target) -> ChangeBatch:
-    """The batch without what the initial copy has.
-
-    Raises `NotSupportedError` if the table is not what it was when it was copied.
-    """
-    relation = batch.relation
-    if not len(batch) or batch.commit_lsn[-1] < target.start_lsn:
-        return _rows(batch, np.zeros(len(batch), np.bool_))
-    if relation.oid != target.relation_id:
-        # Its new rows would be added to the old table's.
-        raise NotSupportedError(
-            "the table was dropped and another was made under its name",
-            where=target.name,
-            repair="this version copies it anew only into a new lake",
-        )
-    sent = arrow_schema(relation.columns)
-    if sent != target.columns:
-        # Columns are sent in the order in which they were made: another order is a column that was dropped
-        # and made anew, with other values in the old rows.
-        raise NotSupportedError(
-            f"its columns changed from ({_told(target.columns)}) to ({_told(sent)})",
-            where=target.name,
-            repair="this version does not follow schema changes: undo it, or make a new lake",
-        )
-    if target.key and relation.replica_identity != "f" and _is_told_by_key(batch):
-        identity = {column.name for column in relation.columns if column.is_key}
-        if identity != set(target.key):
-            raise NotSupportedError(
-                f"its replica identity changed from {sorted(target.key)} to {sorted(identity)}",
-                where=target.name,
-                repair="set it back, or use REPLICA IDENTITY FULL",
-            )
-    if batch.commit_lsn[0] < target.start_lsn:
-        return _rows(batch, batch.commit_lsn >= target.start_lsn)
-    return batch
-
-
-def _is_told_by_key(batch: ChangeBatch) -> bool:
-    return bool((batch.ops == ord("U")).any() or (batch.ops == ord("D")).any())
-
-
-def _told(schema: pa.Schema) -> str:
-    return ", ".join(f"{f.name} {f.type}" for f in schema)
-
-
-def _rows(batch: ChangeBatch, mask: np.ndarray) -> ChangeBatch:
-    chosen = pa.array(mask)
-    return replace(
-        batch,
-        ops=batch.ops[mask],
-        commit_lsn=batch.commit_lsn[mask],
-        xid=batch.xid[mask],
-        commit_time=batch.commit_time[mask],
-        offset=batch.offset[mask],
-        version=batch.version[mask],
-        sequence=batch.sequence[mask],
-        columns=[c.filter(chosen) for c in batch.columns],
-        unchanged=None if batch.unchanged is None else batch.unchanged[mask],
-        old_columns=None
-        if batch.old_columns is None
-        else [c.filter(chosen) for c in batch.old_columns],
-        old_kind=batch.old_kind[mask],
-    )
 
 
 def total_changes(staged: Iterable[Staged]) -> int:

@@ -74,7 +74,10 @@ class TableFormat(Protocol):
         """Make an empty table in a new folder. Raises `FencedError` if another writer made it."""
 
     def schemas(self, path: str) -> tuple[pa.Schema, pa.Schema]:
-        """The columns that it was created with (`ROW_ID` not among them), and its data files' schema."""
+        """Its columns (`ROW_ID` not among them), and its data files' schema."""
+
+    def extend(self, path: str, term: int, columns: pa.Schema) -> None:
+        """Give it those of `columns` that it lacks. Raises `FencedError`, `LakeError` for another type."""
 
     def take_over(self, path: str, snapshot: int, term: int, epoch: int) -> None:
         """From here on only writers of `term` may write, following `snapshot`, which is `epoch`'s."""

@@ -24,9 +24,9 @@ def table(state=LIVE, start_lsn=0, offset=1):
     return TableVersion("path", "iceberg", 1, "", ("id",), (), start_lsn, offset, 0, 1, state)
 
 
-def head(**tables):
+def head(copies=None, **tables):
     streams = {s: StreamPosition(1, 10, 10, 5) for s in "ab"}
-    return Manifest("lake", 3, 1, 0, 1, 0.0, streams=streams, tables=tables)
+    return Manifest("lake", 3, 1, 0, 1, 0.0, streams=streams, tables=tables, copies=copies or {})
 
 
 def target(name):
@@ -38,7 +38,7 @@ CUTS = {"a": cut("a", 20, 70), "b": cut("b", 9, 60)}
 
 def test_all_streams_end_at_the_version():
     commits = {"a": [commit(3, 10), commit(7, 20)], "b": [commit(6, 9)]}
-    chosen = plan.choose(head(), 8, CUTS, commits, {})
+    chosen = plan.choose(head(), 8, CUTS, commits)
     assert chosen.version == 8
     assert {s: p.offset for s, p in chosen.streams.items()} == {"a": 20, "b": 9}
 
@@ -46,7 +46,7 @@ def test_all_streams_end_at_the_version():
 def test_3_one_stream_that_is_cut_short_ends_the_epoch_for_all():
     """Stream a has more than an epoch may hold: b ends at the same version, not at its own end."""
     commits = {"a": [commit(3, 10)], "b": [commit(2, 6), commit(6, 9)]}
-    chosen = plan.choose(head(), 8, CUTS, commits, {})
+    chosen = plan.choose(head(), 8, CUTS, commits)
     assert chosen.version == 3
     assert {s: p.offset for s, p in chosen.streams.items()} == {"a": 10, "b": 6}
     assert [c.version for r in chosen.ranges for c in r.cuts] == [3, 2]
@@ -55,15 +55,18 @@ def test_3_one_stream_that_is_cut_short_ends_the_epoch_for_all():
 def test_a_copy_is_shown_when_the_cut_has_passed_its_lsn():
     commits = {"a": [commit(7, 20)]}
     cuts = {"a": CUTS["a"]}
-    for start, state in ((70, LIVE), (71, COPIED)):
-        copied = {"a.public.t": table(COPIED, start)}
-        chosen = plan.choose(head(), 7, cuts, commits, copied)
-        assert chosen.tables["a.public.t"].state == state
-        assert chosen.fresh == ({"a.public.t"} if state == LIVE else set())
+    ripe = plan.choose(head({"a.public.t": table(COPIED, 70)}), 7, cuts, commits)
+    assert ripe.tables["a.public.t"].state == LIVE
+    assert ripe.fresh == {"a.public.t"}
+    assert not ripe.copies
+    unripe = plan.choose(head({"a.public.t": table(COPIED, 71)}), 7, cuts, commits)
+    assert not unripe.tables
+    assert not unripe.fresh
+    assert list(unripe.copies) == ["a.public.t"]
 
 
 def test_a_stream_that_is_new_begins_where_the_log_is():
-    chosen = plan.choose(head(), 8, {**CUTS, "c": cut("c", 50, 80)}, {}, {})
+    chosen = plan.choose(head(), 8, {**CUTS, "c": cut("c", 50, 80)}, {})
     assert chosen.streams["c"].offset == 50
     assert not [r for r in chosen.ranges if r.stream == "c"]
 
@@ -71,7 +74,7 @@ def test_a_stream_that_is_new_begins_where_the_log_is():
 def test_ranges_end_at_commits_and_leave_nothing_out(monkeypatch):
     monkeypatch.setattr(plan, "RANGE_BYTES", 250)
     commits = {"a": [commit(v, v + 5) for v in range(2, 16)]}
-    chosen = plan.choose(head(**{"a.public.t": table()}), 15, {"a": CUTS["a"]}, commits, {})
+    chosen = plan.choose(head(**{"a.public.t": table()}), 15, {"a": CUTS["a"]}, commits)
     tasks = plan.tasks(chosen, {"a.public.t": target("a.public.t")}, {"a": "grpc://a"}, {}, "")
     edges = [(t.start, t.end) for t in tasks]
     assert edges[0][0] == 5
@@ -85,8 +88,8 @@ def test_ranges_end_at_commits_and_leave_nothing_out(monkeypatch):
 def test_a_fresh_copy_reads_what_the_lake_has_already_and_the_rest_once():
     copied = {"a.public.new": table(COPIED, 60, offset=2)}
     commits = {"a": [commit(7, 20)]}
-    start = head(**{"a.public.t": table()})
-    chosen = plan.choose(start, 7, {"a": CUTS["a"]}, commits, copied)
+    start = head(copied, **{"a.public.t": table()})
+    chosen = plan.choose(start, 7, {"a": CUTS["a"]}, commits)
     targets = {name: replace(target(name)) for name in chosen.tables}
     late = {"a.public.new": [commit(1, 5)]}
     tasks = plan.tasks(chosen, targets, {"a": "grpc://a"}, late, "")

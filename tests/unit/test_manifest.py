@@ -24,6 +24,11 @@ from walsender_bridge.errors import (
     TrimmedError,
 )
 
+FORMAT_1_TABLE = (
+    *("path", "format", "snapshot_id", "schema_hash", "key", "text_columns", "start_lsn", "offset"),
+    *("rows", "relation_id", "state", "stage"),
+)
+
 
 @pytest.fixture
 def chain(tmp_path):
@@ -67,10 +72,26 @@ def test_what_is_published_is_read_again(chain):
 
 
 def test_a_copy_that_is_not_shown_is_no_table_of_the_epoch(chain):
-    manifest = first()
-    manifest.tables["shop.public.u"] = table(2, COPIED)
+    manifest = first(copies={"shop.public.u": table(2, COPIED)})
     assert list(manifest.readable) == ["shop.public.t"]
     assert manifest.rows == 10
+    assert len(manifest.versions) == 2
+
+
+def test_a_lake_of_format_1_opens_and_its_copies_stand_aside(chain):
+    """There a copy stood among the tables, and a table said nothing of columns or reasons."""
+    record = first().to_json()
+    old = {k: v for k, v in record["tables"]["shop.public.t"].items() if k in FORMAT_1_TABLE}
+    tables = {"shop.public.t": old, "shop.public.u": {**old, "state": "copied"}}
+    del record["copies"], record["answered"]
+    path = chain.root / "_tuskline" / "epochs" / "00000000000000000001.json"
+    path.write_text(json.dumps({**record, "format_version": 1, "tables": tables}))
+    head = chain.head()
+    assert list(head.tables) == ["shop.public.t"]
+    assert list(head.copies) == ["shop.public.u"]
+    assert head.tables["shop.public.t"].layout == ()
+    chain.publish(head.next(), head)
+    assert chain.head().copies == head.copies
 
 
 def test_of_two_writers_one_gets_the_link(chain):
@@ -169,8 +190,8 @@ def test_a_damaged_link_is_named_and_nothing_older_is_read(chain, content):
 def test_a_newer_format_is_refused_by_name(chain):
     grow(chain, [1])
     path = chain.root / "_tuskline" / "epochs" / "00000000000000000001.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "format_version": 2}))
-    with pytest.raises(NotSupportedError, match="format is 2"):
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format_version": 3}))
+    with pytest.raises(NotSupportedError, match="format is 3"):
         chain.head()
 
 

@@ -1,0 +1,120 @@
+"""Whether changes of a table are of the table as it was copied, and what they are if not.
+
+Runs on the executors, beside `stage`. A change that does not fit is never folded: it is told to the driver
+(`Misfit`), which decides what becomes of the table (`schema_change`).
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+
+from spark_consumers.decode import ChangeBatch
+from spark_consumers.lakehouse.table_version import Column
+from spark_consumers.types import arrow_schema
+from walsender_bridge.wire.pgoutput import Relation
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """From `offset` on, a table's changes have these columns."""
+
+    offset: int
+    columns: tuple[Column, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Misfit:
+    """The first change in a range of a shape that the table does not have.
+
+    `number` is the range's, `offset` the log's. `reason`: what makes it another table whatever its columns
+    are. `columns` and `key` are those that were sent.
+    """
+
+    table: str
+    number: int
+    offset: int
+    columns: tuple[Column, ...]
+    key: frozenset[str]
+    reason: str = ""
+
+
+def columns_of(relation: Relation) -> tuple[Column, ...]:
+    """A relation's columns as a layout has them."""
+    return tuple((c.name, c.type_oid, c.typmod) for c in relation.columns)
+
+
+def without_copied(batch: ChangeBatch, start_lsn: int) -> ChangeBatch:
+    """The batch without the changes that a copy at that LSN has."""
+    if not len(batch) or batch.commit_lsn[-1] < start_lsn:
+        return _rows(batch, np.zeros(len(batch), np.bool_))
+    if batch.commit_lsn[0] < start_lsn:
+        return _rows(batch, batch.commit_lsn >= start_lsn)
+    return batch
+
+
+def misfit(
+    batch: ChangeBatch,
+    columns: pa.Schema,
+    layouts: tuple[Layout, ...],
+    key: tuple[str, ...],
+    relation_id: int,
+) -> str | None:
+    """None if the batch fits; otherwise why it is another table ("": only its columns differ).
+
+    `layouts` in the order of their offsets; without any (a table of format 1), Arrow's types are compared.
+    """
+    relation = batch.relation
+    if relation.oid != relation_id:
+        return "the table was dropped and another was made under its name"
+    if key and relation.replica_identity != "f" and _is_told_by_key(batch):
+        identity = {column.name for column in relation.columns if column.is_key}
+        if identity != set(key):
+            return f"its replica identity changed from {sorted(key)} to {sorted(identity)}"
+    if not layouts:
+        return None if arrow_schema(relation.columns) == columns else ""
+    # One entry has one shape of a table, so a batch lies on one side of each layout's offset.
+    here = [layout for layout in layouts if layout.offset <= int(batch.offset[0])][-1]
+    return None if columns_of(relation) == here.columns else ""
+
+
+def padded(batch: ChangeBatch, columns: pa.Schema) -> ChangeBatch:
+    """The batch with NULL in the columns at the end that the table got later."""
+    missing = columns.types[len(batch.columns) :]
+    if not missing:
+        return batch
+    count = len(batch)
+    nulls = [pa.nulls(count, kind) for kind in missing]
+    unchanged = batch.unchanged
+    if unchanged is not None:
+        unchanged = np.column_stack([unchanged, np.zeros((count, len(missing)), np.bool_)])
+    return replace(
+        batch,
+        columns=[*batch.columns, *nulls],
+        unchanged=unchanged,
+        old_columns=None if batch.old_columns is None else [*batch.old_columns, *nulls],
+    )
+
+
+def _is_told_by_key(batch: ChangeBatch) -> bool:
+    return bool((batch.ops == ord("U")).any() or (batch.ops == ord("D")).any())
+
+
+def _rows(batch: ChangeBatch, mask: np.ndarray) -> ChangeBatch:
+    chosen = pa.array(mask)
+    return replace(
+        batch,
+        ops=batch.ops[mask],
+        commit_lsn=batch.commit_lsn[mask],
+        xid=batch.xid[mask],
+        commit_time=batch.commit_time[mask],
+        offset=batch.offset[mask],
+        version=batch.version[mask],
+        sequence=batch.sequence[mask],
+        columns=[c.filter(chosen) for c in batch.columns],
+        unchanged=None if batch.unchanged is None else batch.unchanged[mask],
+        old_columns=None
+        if batch.old_columns is None
+        else [c.filter(chosen) for c in batch.old_columns],
+        old_kind=batch.old_kind[mask],
+    )

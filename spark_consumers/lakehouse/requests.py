@@ -1,0 +1,187 @@
+"""What a person asks of a lake's tables: durable, carried out once, by the writer that counts.
+
+A request is a file of its own in `<lake>/_tuskline/requests`, created whole and synced. The lake's writer
+looks there, and what a request changes becomes durable in one step with its answer: the next link of the
+chain has both (`Manifest.answered`). Only then is the file removed. So
+
+- a writer that is no longer the newest carries nothing out: its link is refused;
+- a crash before the link leaves the request, one after it leaves an answered request, which is removed;
+- a request waits for as long as no writer runs.
+
+`carry_out` decides, without disk or clock.
+"""
+
+import json
+import threading
+import time
+import uuid
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from spark_consumers.lakehouse import states
+from spark_consumers.lakehouse.exclusive import create_exclusively
+from spark_consumers.lakehouse.manifest import Chain, Manifest
+from spark_consumers.lakehouse.table_version import LEFT, LIVE, PAUSED, RESUMING
+from walsender_bridge.errors import DeadlineError, LakeError, UsageError
+
+ADD, PAUSE, RESUME, RESYNC = "add", "pause", "resume", "resync"
+KINDS = (ADD, PAUSE, RESUME, RESYNC)
+#: Seconds for which an answer is kept, so that whoever waits for it finds it.
+_KEPT = 3600.0
+_LOOK_AGAIN = 0.1
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request: `kind` of `KINDS`, and tables by `stream.schema.table`. Its id orders it by time."""
+
+    id: str
+    kind: str
+    tables: tuple[str, ...]
+
+
+def ask(chain: Chain, kind: str, tables: Collection[str]) -> Request:
+    """Leave a request at the lake, durably. Raises `LakeError` if there is no lake, `UsageError`."""
+    if kind not in KINDS:
+        raise UsageError(f"{kind!r} is no request", repair=f"one of {', '.join(KINDS)}")
+    chain.identity()
+    request = Request(f"{time.time_ns():020d}-{uuid.uuid4().hex[:12]}", kind, tuple(tables))
+    folder = _folder(chain)
+    folder.mkdir(parents=True, exist_ok=True)
+    create_exclusively(folder / f"{request.id}.json", json.dumps(asdict(request)).encode())
+    return request
+
+
+def waiting(chain: Chain) -> Iterator[Request]:
+    """The requests that are there, in the order in which they were made. What is none is put aside by name."""
+    for path in sorted(_folder(chain).glob("[0-9]*.json")):
+        try:
+            record = json.loads(path.read_bytes())
+            yield Request(str(record["id"]), str(record["kind"]), tuple(record["tables"]))
+        except FileNotFoundError:
+            continue
+        except (ValueError, KeyError, TypeError) as error:
+            aside = path.rename(path.with_suffix(".corrupt"))
+            log.warning("not a request", file=str(aside), error=str(error))
+
+
+def forget(chain: Chain, request: Request) -> None:
+    """Remove a request that has its answer."""
+    (_folder(chain) / f"{request.id}.json").unlink(missing_ok=True)
+
+
+def carry_out(
+    head: Manifest,
+    request: Request,
+    published: Collection[str],
+    low_offsets: Mapping[str, int],
+    now: float,
+) -> Manifest:
+    """The head with what the request changes, and its answer: for each table a word on what was done.
+
+    `published`: all tables of all publications. `low_offsets`: from where on the log has each stream.
+    """
+    outcome = {}
+    for name in request.tables:
+        head, outcome[name] = _one(head, request.kind, name, published, low_offsets)
+    kept = {i: a for i, a in head.answered.items() if now - a["at"] < _KEPT}
+    answer = {"at": now, "kind": request.kind, "tables": outcome}
+    return replace(head, answered={**kept, request.id: answer})
+
+
+def _one(
+    head: Manifest,
+    kind: str,
+    name: str,
+    published: Collection[str],
+    low_offsets: Mapping[str, int],
+) -> tuple[Manifest, str]:
+    table = head.tables.get(name)
+    again = {n: reason for n, reason in head.set_aside.items() if n != name}
+    if kind in {ADD, RESYNC} and name not in published:
+        return head, "refused: it is in no publication of a source of this lake"
+    if kind == ADD:
+        if table is not None and table.state != LEFT:
+            return head, f"it is in the lake already, {table.state}"
+        return replace(head, set_aside=again), "is copied"
+    if kind == RESYNC:
+        made = states.resync(head, name, "asked for")
+        return replace(made, set_aside=again), "is copied anew"
+    if table is None:
+        return head, "refused: it is not in the lake"
+    if kind == PAUSE:
+        if table.state == PAUSED:
+            return head, "is paused already"
+        if table.state == LEFT:
+            return head, "refused: it is no longer in the publication"
+        return states.pause(head, name), "is paused"
+    if table.state in {LIVE, RESUMING, LEFT} or (table.state != PAUSED and table.resync):
+        return head, f"refused: it is {table.state}" if table.state == LEFT else "follows already"
+    made = states.resume(head, name, low_offsets.get(states.stream_of(name), 0))
+    anew = made.tables[name].resync
+    return made, f"is copied anew: {anew}" if anew else "follows again"
+
+
+def finished(head: Manifest, request: Request) -> dict[str, str] | None:
+    """What became of the request's tables, once nothing is left to be done; None before that.
+
+    Raises `LakeError` for a table that was refused, or whose copy failed.
+    """
+    answer = head.answered.get(request.id)
+    if answer is None:
+        return None
+    told: dict[str, str] = answer["tables"]
+    for name, outcome in told.items():
+        reason = head.set_aside.get(name) if request.kind != PAUSE else None
+        if outcome.startswith("refused: ") or reason:
+            raise LakeError(
+                reason or outcome.removeprefix("refused: "),
+                where=name,
+                repair="see `tuskline table list`",
+            )
+    if request.kind != PAUSE and not all(_follows(head, name) for name in told):
+        return None
+    return told
+
+
+def _follows(head: Manifest, name: str) -> bool:
+    table = head.tables.get(name)
+    return (
+        table is not None and table.state == LIVE and not table.resync and name not in head.copies
+    )
+
+
+def wait(
+    chain: Chain, request: Request, *, timeout: float, stop: threading.Event | None = None
+) -> dict[str, Any]:
+    """Wait until a request is carried out, and what it asks for is readable; what became of each table.
+
+    `timeout` is in seconds. Raises `DeadlineError`, and `LakeError` for what was refused or failed.
+    """
+    stop = stop or threading.Event()
+    deadline = time.monotonic() + timeout
+    while True:
+        head = chain.head()
+        done = finished(head, request) if head is not None else None
+        if done is not None:
+            return done
+        left = deadline - time.monotonic()
+        # As with epochs: the writer is another process, on a disk that tells nobody.
+        if left <= 0 or stop.wait(min(left, _LOOK_AGAIN)):
+            answered = head is not None and request.id in head.answered
+            raise DeadlineError(
+                f"the request to {request.kind} is "
+                + ("under way, and not done yet" if answered else "not carried out yet; it stays"),
+                where=str(chain.root),
+                repair="see `tuskline table list`, and that `tuskline lake run` is running",
+            )
+
+
+def _folder(chain: Chain) -> Path:
+    return chain.root / "_tuskline" / "requests"

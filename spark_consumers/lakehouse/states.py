@@ -1,0 +1,131 @@
+"""How tables change their state: from the newest link to what the next one says. Pure.
+
+The states are those of `table_version`. A table that stops following keeps its rows, says of which epoch
+they are, and from which offset of the log it lacks changes; so it can be told whether it may go on from there.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+from spark_consumers.lakehouse.manifest import Manifest, TableVersion
+from spark_consumers.lakehouse.table_version import HELD, LEFT, LIVE, PAUSED, RESUMING, STALE
+
+
+def stream_of(name: str) -> str:
+    """The stream of `stream.schema.table`."""
+    return name.partition(".")[0]
+
+
+def wanted_copies(head: Manifest, published: Collection[str]) -> set[str]:
+    """The published tables that have to be copied: new, come back, or to be copied anew."""
+    return {name for name in published if name not in head.copies and _wants(head.tables.get(name))}
+
+
+def _wants(table: TableVersion | None) -> bool:
+    if table is None or table.state == LEFT:
+        return True
+    return bool(table.resync) and table.state != PAUSED
+
+
+def without(head: Manifest, published: Collection[str], stream: str) -> Manifest:
+    """The tables of a stream that are no longer published have left; what was copied of them is dropped."""
+    gone = {n for n in {*head.tables, *head.copies} if stream_of(n) == stream} - set(published)
+    tables = dict(head.tables)
+    for name in gone & set(tables):
+        if tables[name].state != LEFT:
+            tables[name] = replace(_stopped(head, name, LEFT), resync="")
+    copies = {name: table for name, table in head.copies.items() if name not in gone}
+    set_aside = {
+        name: reason
+        for name, reason in head.set_aside.items()
+        if stream_of(name) != stream or name in published
+    }
+    return replace(head, tables=tables, copies=copies, set_aside=set_aside)
+
+
+def stop(head: Manifest, name: str, reason: str, *, holds: bool, anew: bool) -> Manifest:
+    """The table cannot follow any more. `holds`: epochs wait for it; `anew`: it is copied anew.
+
+    A table that did not follow before holds nothing back. What was copied of it and not shown is dropped.
+    """
+    copies = {n: t for n, t in head.copies.items() if n != name}
+    tables = dict(head.tables)
+    if name in tables:
+        before = tables[name].state
+        state = HELD if holds and before in {LIVE, HELD} else STALE
+        if before == LEFT:
+            state = LEFT
+        tables[name] = replace(
+            _stopped(head, name, state), reason=reason, resync=reason if anew else ""
+        )
+    return replace(head, tables=tables, copies=copies)
+
+
+def released(head: Manifest) -> Manifest:
+    """No table holds the epochs back any more: by policy they go on without it."""
+    tables = {
+        name: replace(table, state=STALE) if table.state == HELD else table
+        for name, table in head.tables.items()
+    }
+    return replace(head, tables=tables)
+
+
+def pause(head: Manifest, name: str) -> Manifest:
+    """The table stops following, as asked; it is not copied either."""
+    copies = {n: t for n, t in head.copies.items() if n != name}
+    table = replace(_stopped(head, name, PAUSED), reason="paused")
+    return replace(head, tables={**head.tables, name: table}, copies=copies)
+
+
+def resume(head: Manifest, name: str, low_offset: int) -> Manifest:
+    """The table follows again: from where it stopped, if the log has that (`low_offset`), or copied anew."""
+    table = head.tables[name]
+    if not table.resync and table.offset < low_offset:
+        reason = f"the log was trimmed up to offset {low_offset}, and it stopped at {table.offset}"
+        table = replace(table, reason=reason, resync=reason)
+    state = STALE if table.resync else RESUMING
+    if table.state == HELD:
+        # Epochs have waited for it, so it lacks nothing.
+        state = HELD if table.resync else LIVE
+    if state == LIVE:
+        table = replace(table, as_of=0, reason="")
+    return replace(head, tables={**head.tables, name: replace(table, state=state)})
+
+
+def resync(head: Manifest, name: str, reason: str) -> Manifest:
+    """The table is copied anew. It goes on as it is until the copy is shown, or stays as it is if it stopped."""
+    copies = {n: t for n, t in head.copies.items() if n != name}
+    tables = dict(head.tables)
+    if name in tables:
+        table = tables[name]
+        state = STALE if table.state in {PAUSED, RESUMING} else table.state
+        tables[name] = replace(table, state=state, resync=reason)
+    return replace(head, tables=tables, copies=copies)
+
+
+def held(head: Manifest) -> dict[str, TableVersion]:
+    """The tables that epochs wait for."""
+    return {name: table for name, table in head.tables.items() if table.state == HELD}
+
+
+def trimmed(head: Manifest, low_offsets: Mapping[str, int]) -> dict[str, str]:
+    """The tables that follow a stream which no longer has what they need, and why."""
+    found = {}
+    for name, table in head.tables.items():
+        stream = stream_of(name)
+        position, low = head.streams.get(stream), low_offsets.get(stream, 0)
+        if position is not None and position.offset < low and table.state in {LIVE, RESUMING}:
+            found[name] = (
+                f"the log was trimmed: stream {stream} is kept from offset {low} on, and the lake "
+                f"is at {position.offset}"
+            )
+    return found
+
+
+def _stopped(head: Manifest, name: str, state: str) -> TableVersion:
+    table = head.tables[name]
+    if table.state != LIVE:
+        return replace(table, state=state)
+    return replace(
+        table, state=state, as_of=head.epoch, offset=head.streams[stream_of(name)].offset
+    )

@@ -1,0 +1,85 @@
+"""What a manifest says of one table: where it is, whose rows it has, and whether it follows the log.
+
+A table of an epoch is in one of these states (docs/tables.md):
+
+| state | its rows are those of | epochs |
+|---|---|---|
+| `live` | this epoch | go on |
+| `paused` | the epoch `as_of`: somebody asked for it | go on without its changes |
+| `resuming` | the epoch `as_of`, and of the next one again | go on |
+| `held` | the epoch `as_of`: it cannot follow | wait for it |
+| `stale` | the epoch `as_of`: it cannot follow, or is copied anew after a pause | go on without its changes |
+| `left` | the epoch `as_of`: it is no longer in the publication | go on |
+
+A copy that is not shown yet has the state `copied`; it stands beside the table, in `Manifest.copies`.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+LIVE = "live"
+COPIED = "copied"
+LEFT = "left"
+PAUSED = "paused"
+RESUMING = "resuming"
+HELD = "held"
+STALE = "stale"
+
+#: A column as the log describes it: name, type OID, type modifier.
+Column = tuple[str, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPosition:
+    """The cut of one stream: everything below `offset` (exclusive, a local offset) is in the epoch.
+
+    `lsn` is the end LSN of the last transaction in it (an int, 0 if none), `commit_time` that
+    transaction's, in microseconds since the Unix epoch.
+    """
+
+    timeline: int
+    lsn: int
+    commit_time: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class TableVersion:
+    """One table of an epoch.
+
+    `path` is relative to the lake. `key` is empty for a table without one (a bag). `text_columns` are kept
+    as PostgreSQL's text. Changes of transactions whose commit record starts before `start_lsn` are in the
+    initial copy; `offset` is where in the stream the changes begin that it lacks (used while it does not
+    follow). `rows` is the exact number of rows, `stage` the name that the files of its last write carry,
+    `relation_id` PostgreSQL's OID of the table that was copied.
+
+    `layout`: PostgreSQL's columns (none in a table of format 1 that was not copied since). `as_of`: the epoch
+    whose rows it has (0: this one). `reason`: why it does not follow. `resync`: why it is copied anew.
+    """
+
+    path: str
+    format: str
+    snapshot_id: int
+    schema_hash: str
+    key: tuple[str, ...]
+    text_columns: tuple[str, ...]
+    start_lsn: int
+    offset: int
+    rows: int
+    relation_id: int
+    state: str = LIVE
+    stage: str = ""
+    layout: tuple[Column, ...] = ()
+    as_of: int = 0
+    reason: str = ""
+    resync: str = ""
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> Self:
+        """The table in a manifest's JSON. Raises `KeyError`, `TypeError` or `ValueError` for what is none."""
+        lists = {
+            "key": tuple(record["key"]),
+            "text_columns": tuple(record["text_columns"]),
+            "layout": tuple((n, int(t), int(m)) for n, t, m in record.get("layout", ())),
+        }
+        return cls(**{**record, **lists})

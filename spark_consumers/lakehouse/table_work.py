@@ -1,0 +1,290 @@
+"""Which tables the lake has: what is published, what is asked for, what is copied, what cannot follow.
+
+The pipeline lets this look once a round (`step`) and publishes what has changed as a link of its own, at the
+epoch that there is: a table's state is durable before anything is done by it. All decisions are those of
+`states`, `requests` and `schema_change`; here they meet the publications, the log and the copies.
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import structlog
+
+from spark_consumers.lakehouse import requests, states
+from spark_consumers.lakehouse.bootstrap import CopyRequest, Source, columns_now, mark
+from spark_consumers.lakehouse.copies import Copies, Result
+from spark_consumers.lakehouse.departures import without_departed
+from spark_consumers.lakehouse.epoch import ShapeChangedError
+from spark_consumers.lakehouse.fit import Layout, Misfit
+from spark_consumers.lakehouse.leases import Leases
+from spark_consumers.lakehouse.looks import Looks
+from spark_consumers.lakehouse.manifest import Chain, Manifest, TableVersion
+from spark_consumers.lakehouse.schema_change import Anew, first_layout, judge, not_plain
+from spark_consumers.lakehouse.states import stream_of
+from spark_consumers.lakehouse.status import write_status
+from spark_consumers.lakehouse.table_version import LIVE, PAUSED, RESUMING
+from walsender_bridge import fail_point
+from walsender_bridge.change_log.client import LogClient, LogStatus
+from walsender_bridge.errors import CorruptError, TrimmedError, TusklineError
+
+#: After which a copy that failed is tried again, in seconds.
+_AFTER_FAILURE = 30.0
+#: How often the status is written while something is copied, in seconds.
+_STATUS = 1.0
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What the configuration says of tables.
+
+    `hold`: epochs wait for a table that cannot follow (otherwise they go on, and name it). `copy_rate`: bytes
+    a second that a copy writes at most. `keep_paused`: seconds for which the log is kept for a paused table.
+    """
+
+    hold: bool = True
+    copy_rate: float | None = None
+    keep_paused: float = 86_400.0
+
+
+class TableWork:
+    """The tables of one lake, for one writer's term."""
+
+    def __init__(
+        self,
+        chain: Chain,
+        lake: str,
+        sources: Mapping[str, Source],
+        copies: Copies,
+        leases: Leases,
+        looks: Looks,
+        policy: Policy,
+        progress: Callable[[Mapping[str, Mapping[str, Any]]], None] | None = None,
+    ) -> None:
+        self._chain = chain
+        self._lake = lake
+        self._sources = sources
+        self._copies = copies
+        self._leases = leases
+        self._looks = looks
+        self._policy = policy
+        self._progress = progress
+        #: By stream: the tables in its publication, `stream.schema.table`, when it was last seen.
+        self._published: dict[str, set[str]] = {}
+        self._copy_after: dict[str, float] = {}
+        #: What came of copies and is in no link yet; requests that a link may have answered.
+        self._arrived: dict[str, Result] = {}
+        self._asked: list[requests.Request] = []
+        #: For tables by path: which columns they got in the epoch that is being written.
+        self.layouts: dict[str, tuple[Layout, ...]] = {}
+        self._told_at = float("-inf")
+        #: Paused tables for which this writer has a lease.
+        self._paused: set[str] = set()
+
+    # -- one round --------------------------------------------------------------------------------------
+
+    def step(self, head: Manifest, status: LogStatus, client: LogClient) -> Manifest:
+        """The head with all that has changed about its tables; `settled` is called when that is durable."""
+        self._asked = list(requests.waiting(self._chain))
+        new = [request for request in self._asked if request.id not in head.answered]
+        if new:
+            self._looks.soon()
+        for stream, found in self._looks.answers([s for s in self._sources if s in head.streams]):
+            self._published[stream] = {f"{stream}.{relation}" for relation in found}
+        changed = without_departed(head, self._sources)
+        if not self._policy.hold:
+            changed = states.released(changed)
+        for stream, names in self._published.items():
+            changed = states.without(changed, names, stream)
+        for request in new:
+            changed = self._carry_out(changed, request, status, client)
+        for name, result in self._copies.finished():
+            self._arrived[name] = result
+        for name, result in self._arrived.items():
+            changed = self._take(changed, name, result)
+        low = {stream: cut.low_offset for stream, cut in status.streams.items()}
+        for name, reason in states.trimmed(changed, low).items():
+            log.error("table cannot follow", table=name, reason=reason)
+            changed = states.stop(changed, name, reason, holds=self._policy.hold, anew=False)
+        return changed
+
+    def settled(self, head: Manifest) -> None:
+        """What `step` or `reshape` changed is in the chain."""
+        for request in self._asked:
+            if request.id in head.answered:
+                requests.forget(self._chain, request)
+        if any(isinstance(result, TableVersion) for result in self._arrived.values()):
+            fail_point.hit("copy-kept")
+        self._asked = []
+        self._arrived = {}
+
+    def start_copies(self, head: Manifest, status: LogStatus, client: LogClient) -> None:
+        """Have copied what is published and not in the lake, or is to be copied anew."""
+        now = time.monotonic()
+        for stream, names in self._published.items():
+            if stream not in head.streams or stream not in status.streams:
+                continue
+            wanted = {
+                name
+                for name in states.wanted_copies(head, names) - self._copies.running
+                if self._copy_after.get(name, 0.0) <= now
+            }
+            if not wanted:
+                continue
+            if not self._needs_log(head, stream):
+                # While the copy runs the lake goes on: what the copy needs of the log is kept for it. A
+                # lease that an earlier copy still needs is older, and stays as it is.
+                self._leases.hold(client, self._copy_consumer(stream), head.epoch, now)
+            cut = status.streams[stream]
+            request = CopyRequest(
+                self._sources[stream],
+                frozenset(name.removeprefix(f"{stream}.") for name in wanted),
+                cut.address,
+                cut.end_offset,
+                head.term,
+                self._policy.copy_rate,
+            )
+            log.info("copying", stream=stream, tables=sorted(wanted), offset=request.offset)
+            self._copies.start(request)
+
+    def close(self) -> None:
+        """End the copies that run."""
+        self._copies.close()
+
+    # -- what the epochs wait for -----------------------------------------------------------------------
+
+    def awaited(self, head: Manifest, status: LogStatus) -> bool | None:
+        """Whether the next epoch is to bring back tables that were held: None if that has to wait.
+
+        Raises `TrimmedError` or `CorruptError` for a table that waits for somebody to decide.
+        """
+        held = states.held(head)
+        for name, table in held.items():
+            copy = head.copies.get(name)
+            if copy is None:
+                if not table.resync:
+                    kind = TrimmedError if "trimmed" in table.reason else CorruptError
+                    raise kind(
+                        f"holds the epochs back: {table.reason}",
+                        where=name,
+                        repair=f"tuskline table resync {name} (or pause it, and epochs go on)",
+                    )
+                return None
+            cut = status.streams.get(stream_of(name))
+            if cut is None or cut.last_end_lsn < copy.start_lsn:
+                return None
+        return bool(held)
+
+    def reshape(self, head: Manifest, changed: ShapeChangedError) -> Manifest:
+        """The head after changes of another shape came: tables that take them as they are, and that cannot."""
+        told: dict[str, list[Misfit]] = defaultdict(list)
+        for one in changed.misfits:
+            told[one.table].append(one)
+        for name, misfits in told.items():
+            table = changed.tables[name]
+            reason = self._extend(name, table, misfits)
+            if reason is None:
+                continue
+            log.warning("table changed its shape", table=name, reason=reason)
+            self.layouts.pop(table.path, None)
+            self._copy_after.pop(name, None)
+            self._copies.drop(name)
+            head = states.stop(head, name, reason, holds=self._policy.hold, anew=True)
+            self._looks.soon()
+        return head
+
+    def _extend(self, name: str, table: TableVersion, misfits: Sequence[Misfit]) -> str | None:
+        """Take new columns as they are; otherwise why the table has to be copied anew."""
+        known = self.layouts.get(table.path, first_layout(table))
+        verdict = judge(table, known, misfits)
+        if isinstance(verdict, Anew):
+            return verdict.reason
+        catalog = columns_now(self._sources[stream_of(name)], table.relation_id)
+        reason = not_plain(verdict.added, catalog)
+        if reason is None:
+            added = [column for column, _, _ in verdict.added]
+            log.info("table got columns", table=name, columns=added)
+            self.layouts[table.path] = verdict.layouts
+        return reason
+
+    def give_up(self, head: Manifest, name: str, error: TusklineError) -> Manifest:
+        """The head after this table's changes could not be applied to it."""
+        log.error("table cannot follow", table=name, reason=error.what)
+        return states.stop(head, name, error.what, holds=self._policy.hold, anew=False)
+
+    # -- leases -----------------------------------------------------------------------------------------
+
+    def release(self, head: Manifest, client: LogClient) -> None:
+        """End the leases that nothing needs any more."""
+        for stream in self._sources:
+            if not self._needs_log(head, stream):
+                self._leases.drop(client, self._copy_consumer(stream))
+        for name in list(self._paused):
+            table = head.tables.get(name)
+            if table is None or table.state not in {PAUSED, RESUMING}:
+                client.drop_consumer(self._pause_consumer(name))
+                self._paused.discard(name)
+
+    def _needs_log(self, head: Manifest, stream: str) -> bool:
+        """Whether a table of the stream is being copied, or copied and not yet shown."""
+        waiting = any(stream_of(name) == stream for name in {**head.copies, **self._arrived})
+        return waiting or self._copies.of_stream(stream)
+
+    def _copy_consumer(self, stream: str) -> str:
+        return f"lake-{self._lake}-copy-{stream}"
+
+    # -- parts of a round -------------------------------------------------------------------------------
+
+    def _carry_out(
+        self, head: Manifest, request: requests.Request, status: LogStatus, client: LogClient
+    ) -> Manifest:
+        names = {name for found in self._published.values() for name in found}
+        low = {stream: cut.low_offset for stream, cut in status.streams.items()}
+        changed = requests.carry_out(head, request, names, low, time.time())
+        for name in request.tables:
+            before, after = head.tables.get(name), changed.tables.get(name)
+            if before is not None and after is not None and before.state != after.state:
+                if after.state == PAUSED:
+                    # Before the table stops: what it lacks from here on is kept for it.
+                    consumer = self._pause_consumer(name)
+                    client.register_consumer(consumer, head.epoch, self._policy.keep_paused)
+                    self._paused.add(name)
+                elif after.state in {RESUMING, LIVE}:
+                    mark(self._sources[stream_of(name)])
+            self._copy_after.pop(name, None)
+            if request.kind in {requests.PAUSE, requests.RESYNC}:
+                self._copies.drop(name)
+        outcome = changed.answered[request.id]["tables"]
+        log.info("request carried out", kind=request.kind, tables=outcome)
+        return changed
+
+    def _pause_consumer(self, name: str) -> str:
+        return f"lake-{self._lake}-paused-{name}"
+
+    def _take(self, head: Manifest, name: str, result: Result) -> Manifest:
+        """The head with what came of a copy."""
+        set_aside = {n: reason for n, reason in head.set_aside.items() if n != name}
+        if result is None:
+            return replace(head, set_aside=set_aside)
+        if isinstance(result, TusklineError):
+            log.warning("table not copied", table=name, error=str(result))
+            self._copy_after[name] = time.monotonic() + _AFTER_FAILURE
+            return replace(head, set_aside={**set_aside, name: str(result)})
+        if not states.wanted_copies(head, {name}):
+            # Paused, or gone, since the copy began.
+            return head
+        return replace(head, copies={**head.copies, name: result}, set_aside=set_aside)
+
+    def tell(self, head: Manifest, *, changed: bool) -> None:
+        """Write the status, when something has changed or is under way."""
+        now = time.monotonic()
+        copying = self._copies.status()
+        if self._progress is not None:
+            self._progress(copying)
+        if changed or (now - self._told_at >= _STATUS and (copying or self._told_at < 0)):
+            self._told_at = now
+            write_status(self._chain, head, copying)
