@@ -12,7 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
-from spark_consumers.lakehouse.manifest import Manifest, StreamPosition, TableVersion, open_chain
+from spark_consumers.lakehouse.manifest import (
+    LIVE,
+    Manifest,
+    StreamPosition,
+    TableVersion,
+    open_chain,
+)
 from walsender_bridge.errors import LakeError, NotSupportedError, TrimmedError, UsageError
 
 if TYPE_CHECKING:
@@ -108,6 +114,15 @@ class Snapshot(Mapping[str, "DataFrame"]):
     def tables(self) -> list[str]:
         """The names of all tables, `stream.schema.table`, ordered."""
         return sorted(self.manifest.readable)
+
+    @property
+    def stale(self) -> dict[str, str]:
+        """The tables whose rows are those of an earlier epoch, and why: paused, held, copied anew, or left."""
+        return {
+            name: f"as of epoch {table.as_of}: {table.reason or table.state}"
+            for name, table in self.manifest.readable.items()
+            if table.state != LIVE and table.as_of != self.epoch
+        }
 
     def __getitem__(self, name: str) -> "DataFrame":
         """The table as a DataFrame. Raises `LakeError` for an unknown or ambiguous name."""

@@ -128,7 +128,7 @@ class EpochWriter:
     ) -> Manifest:
         """Write and publish the epoch after `head`; its manifest.
 
-        `layouts`: for tables that got columns on the way, which and from where on. `everything`: up to the
+        `layouts`: for tables (by path) that got columns on the way, which and from where on. `everything`: up to the
         newest version, whatever that costs. Raises `ShapeChangedError` for tables whose changes have another
         shape, `FencedError` when a newer writer has taken over; whatever is raised, the lake is as it was, and
         the round can be repeated.
@@ -147,7 +147,7 @@ class EpochWriter:
             targets = {
                 name: replace(
                     self._target(name, table, stage),
-                    layouts=layouts.get(name, first_layout(table)),
+                    layouts=layouts.get(table.path, first_layout(table)),
                     aliases=known.get(name, ()),
                 )
                 for name, table in following.items()
@@ -241,8 +241,10 @@ class EpochWriter:
     def _extended(self, plan: Plan, layouts: Mapping[str, tuple[Layout, ...]]) -> Plan:
         """The plan with the columns that these tables got; their Iceberg tables get them here."""
         tables = dict(plan.tables)
-        for name, known in layouts.items():
-            table, newest = tables[name], known[-1].columns
+        for name, table in plan.tables.items():
+            if table.path not in layouts or table.state != LIVE:
+                continue
+            newest = layouts[table.path][-1].columns
             added = tuple(Column(*column, is_key=False) for column in newest[len(table.layout) :])
             self._format.extend(self._path(table), self._term, arrow_schema(added))
             kept_as_text = (*table.text_columns, *text_columns(added))

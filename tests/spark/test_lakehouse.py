@@ -6,21 +6,15 @@ import time
 
 import pytest
 
-from spark_consumers import Lakehouse, Source, read
+from spark_consumers import Source, read
 from spark_consumers.lakehouse import epoch as epoch_module
 from spark_consumers.lakehouse import plan, stage
 from spark_consumers.lakehouse.iceberg import IcebergFormat
 from spark_consumers.lakehouse.leases import Leases
 from spark_consumers.lakehouse.manifest import LEFT, LIVE, Manifest, open_chain
-from tests.support.capture_stack import (
-    PUBLICATION,
-    STREAM,
-    CaptureProcess,
-    ChangeLog,
-)
+from tests.support.capture_stack import PUBLICATION, STREAM
 from tests.support.lake_check import assert_equal, assert_no_orphans
 from tests.support.waiting import wait_for
-from walsender_bridge.change_log.client import LogClient
 from walsender_bridge.errors import (
     FencedError,
     LakeError,
@@ -29,86 +23,6 @@ from walsender_bridge.errors import (
     UsageError,
 )
 from walsender_bridge.sql import load
-
-TABLES = (
-    "CREATE TABLE docs (id int PRIMARY KEY, title text, body text, n numeric(12,3), f float8)",
-    "ALTER TABLE docs ALTER body SET STORAGE EXTERNAL",
-    "INSERT INTO docs SELECT g, 't' || g, repeat(chr(96 + g), 4000), g, 0 FROM generate_series(1, 9) g",
-    "CREATE TABLE pairs (a int, b varchar(9), at timestamptz, tags int[], PRIMARY KEY (b, a))",
-    "INSERT INTO pairs VALUES (1, 'x', '2024-02-29 12:00+02', '{1,NULL}'), (2, 'y', NULL, NULL)",
-    "CREATE TABLE bag (a int, f float8, t text, l text[])",
-    "ALTER TABLE bag REPLICA IDENTITY FULL",
-    "INSERT INTO bag SELECT 1, 0, 'three', '{a,NULL}' FROM generate_series(1, 3)",
-    "INSERT INTO bag VALUES (1, '-0', 'three', '{a,NULL}'), (NULL, 'NaN', NULL, NULL)",
-)
-PUBLISHED = ("public.docs", "public.pairs", "public.bag")
-
-
-class Pipeline:
-    """A lakehouse over one database, driven a round at a time."""
-
-    def __init__(self, spark, folder, database):
-        self.spark, self.database, self.folder = spark, database, folder
-        self.lake = folder / "lake"
-        self.log = ChangeLog(folder)
-        self.capture = CaptureProcess(folder, self.log, database.dsn, *PUBLISHED)
-        self.made = []
-
-    def __enter__(self):
-        self.log.__enter__()
-        self.capture.__enter__()
-        wait_for(self.capture.streams, 60, "capture streams")
-        self.house = self.lakehouse()
-        return self
-
-    def __exit__(self, *error):
-        for house in self.made:
-            house.close()
-        self.capture.__exit__(*error)
-        self.log.__exit__(*error)
-
-    def lakehouse(self, sources=None, **options):
-        sources = sources or [Source(STREAM, self.database.dsn, PUBLICATION)]
-        house = Lakehouse(
-            self.spark, self.lake, self.log.address, sources, epoch_interval=3600, **options
-        )
-        self.made.append(house)
-        return house
-
-    def head(self):
-        """The newest link."""
-        found = open_chain(self.lake).head()
-        assert found is not None
-        return found
-
-    def flush(self, house=None):
-        """Publish everything that was committed before; the snapshot that holds it."""
-        house = house or self.house
-        with self.database.connect() as connection:
-            position = connection.execute(load("flush_position")).fetchone()[0]
-            connection.execute(load("flush_write"))
-        with LogClient(self.log.address) as log:
-            version = log.barrier({STREAM: position}, timeout=30)
-        while (head := open_chain(self.lake).head()) is None or head.epoch < version:
-            house.run_once()
-        return read(self.spark, self.lake)
-
-    def wait_for_tables(self, *names, house=None):
-        """Run rounds until these tables are shown."""
-
-        def shown():
-            (house or self.house).run_once(force=True)
-            return {f"{STREAM}.public.{name}" for name in names} <= set(self.head().readable)
-
-        wait_for(shown, 60, f"{names} in the lake")
-
-
-@pytest.fixture
-def pipeline(spark, tmp_path, database):
-    database.execute(*TABLES)
-    with Pipeline(spark, tmp_path, database) as running:
-        running.wait_for_tables("docs", "pairs", "bag")
-        yield running
 
 
 def test_the_copy_is_the_tables(pipeline, database):
@@ -299,14 +213,6 @@ def test_22_a_table_that_is_added_comes_while_the_others_go_on(pipeline, databas
     assert_equal(database.dsn, pipeline.flush())
 
 
-def test_a_table_that_changes_its_shape_holds_the_epoch_back_by_name(pipeline, database):
-    database.execute("ALTER TABLE docs ADD extra int", "UPDATE docs SET extra = 1 WHERE id = 1")
-    before = pipeline.head()
-    with pytest.raises(NotSupportedError, match=r"shop\.public\.docs: its columns changed"):
-        pipeline.flush()
-    assert pipeline.head() == before
-
-
 def test_epochs_stay_readable_until_they_expire(pipeline, database):
     expected = {}
     for round_ in range(4):
@@ -377,29 +283,6 @@ def test_a_task_folds_in_steps_and_to_the_same(pipeline, database, monkeypatch):
     database.execute("UPDATE docs SET n = n * 2", "UPDATE docs SET id = id + 50", "DELETE FROM bag")
     assert_equal(database.dsn, pipeline.flush())
     assert run is not here
-
-
-def test_a_table_made_anew_under_its_name_is_refused(pipeline, database):
-    with database.connect() as connection, connection.transaction():
-        # In one transaction: nobody who looks at the publication sees the table go.
-        connection.execute("DROP TABLE bag")
-        connection.execute("CREATE TABLE bag (a int, f float8, t text, l text[])")
-        connection.execute("ALTER TABLE bag REPLICA IDENTITY FULL")
-        connection.execute(f"ALTER PUBLICATION {PUBLICATION} ADD TABLE bag")
-        connection.execute("INSERT INTO bag VALUES (7, 7, 'new', NULL)")
-    with pytest.raises(NotSupportedError, match=r"shop\.public\.bag: the table was dropped"):
-        pipeline.flush()
-
-
-def test_a_column_made_anew_under_its_name_is_refused(pipeline, database):
-    # All old rows have another value there, and no event says so.
-    database.execute(
-        "ALTER TABLE pairs DROP COLUMN at",
-        "ALTER TABLE pairs ADD COLUMN at timestamptz DEFAULT now()",
-        "UPDATE pairs SET tags = '{2}' WHERE a = 1",
-    )
-    with pytest.raises(NotSupportedError, match=r"shop\.public\.pairs: its columns changed"):
-        pipeline.flush()
 
 
 def test_the_lease_is_renewed_while_nothing_is_published(pipeline):

@@ -1,0 +1,80 @@
+"""A lakehouse over one database with capture and log, driven a round at a time."""
+
+from spark_consumers import Lakehouse, Source, read
+from spark_consumers.lakehouse.manifest import open_chain
+from tests.support.capture_stack import PUBLICATION, STREAM, CaptureProcess, ChangeLog
+from tests.support.waiting import wait_for
+from walsender_bridge.change_log.client import LogClient
+from walsender_bridge.sql import load
+
+TABLES = (
+    "CREATE TABLE docs (id int PRIMARY KEY, title text, body text, n numeric(12,3), f float8)",
+    "ALTER TABLE docs ALTER body SET STORAGE EXTERNAL",
+    "INSERT INTO docs SELECT g, 't' || g, repeat(chr(96 + g), 4000), g, 0 FROM generate_series(1, 9) g",
+    "CREATE TABLE pairs (a int, b varchar(9), at timestamptz, tags int[], PRIMARY KEY (b, a))",
+    "INSERT INTO pairs VALUES (1, 'x', '2024-02-29 12:00+02', '{1,NULL}'), (2, 'y', NULL, NULL)",
+    "CREATE TABLE bag (a int, f float8, t text, l text[])",
+    "ALTER TABLE bag REPLICA IDENTITY FULL",
+    "INSERT INTO bag SELECT 1, 0, 'three', '{a,NULL}' FROM generate_series(1, 3)",
+    "INSERT INTO bag VALUES (1, '-0', 'three', '{a,NULL}'), (NULL, 'NaN', NULL, NULL)",
+)
+PUBLISHED = ("public.docs", "public.pairs", "public.bag")
+
+
+class Pipeline:
+    """A lakehouse over one database, driven a round at a time."""
+
+    def __init__(self, spark, folder, database):
+        self.spark, self.database, self.folder = spark, database, folder
+        self.lake = folder / "lake"
+        self.log = ChangeLog(folder)
+        self.capture = CaptureProcess(folder, self.log, database.dsn, *PUBLISHED)
+        self.made = []
+
+    def __enter__(self):
+        self.log.__enter__()
+        self.capture.__enter__()
+        wait_for(self.capture.streams, 60, "capture streams")
+        self.house = self.lakehouse()
+        return self
+
+    def __exit__(self, *error):
+        for house in self.made:
+            house.close()
+        self.capture.__exit__(*error)
+        self.log.__exit__(*error)
+
+    def lakehouse(self, sources=None, **options):
+        sources = sources or [Source(STREAM, self.database.dsn, PUBLICATION)]
+        house = Lakehouse(
+            self.spark, self.lake, self.log.address, sources, epoch_interval=3600, **options
+        )
+        self.made.append(house)
+        return house
+
+    def head(self):
+        """The newest link."""
+        found = open_chain(self.lake).head()
+        assert found is not None
+        return found
+
+    def flush(self, house=None):
+        """Publish everything that was committed before; the snapshot that holds it."""
+        house = house or self.house
+        with self.database.connect() as connection:
+            position = connection.execute(load("flush_position")).fetchone()[0]
+            connection.execute(load("flush_write"))
+        with LogClient(self.log.address) as log:
+            version = log.barrier({STREAM: position}, timeout=30)
+        while (head := open_chain(self.lake).head()) is None or head.epoch < version:
+            house.run_once()
+        return read(self.spark, self.lake)
+
+    def wait_for_tables(self, *names, house=None):
+        """Run rounds until these tables are shown."""
+
+        def shown():
+            (house or self.house).run_once(force=True)
+            return {f"{STREAM}.public.{name}" for name in names} <= set(self.head().readable)
+
+        wait_for(shown, 60, f"{names} in the lake")
