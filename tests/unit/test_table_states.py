@@ -1,0 +1,249 @@
+"""What becomes of tables: states, requests and schema changes, decided without disk or Spark."""
+
+from dataclasses import replace
+
+import pytest
+
+from spark_consumers.lakehouse import requests, states
+from spark_consumers.lakehouse.fit import Layout, Misfit
+from spark_consumers.lakehouse.manifest import Manifest, StreamPosition, TableVersion, open_chain
+from spark_consumers.lakehouse.requests import Request
+from spark_consumers.lakehouse.schema_change import Anew, Extended, first_layout, judge, not_plain
+from spark_consumers.lakehouse.status import table_rows
+from walsender_bridge.errors import DeadlineError, LakeError, UsageError
+
+A, B, NEW = "shop.public.a", "shop.public.b", "shop.public.new"
+ID, TEXT, MORE = ("id", 23, -1), ("t", 25, -1), ("m", 23, -1)
+
+
+def table(**changes):
+    version = TableVersion("path", "iceberg", 1, "", ("id",), (), 5, 1, 10, 7, layout=(ID, TEXT))
+    return replace(version, **changes)
+
+
+def head(**changes):
+    values = {
+        "streams": {"shop": StreamPosition(1, 100, 7, 30)},
+        "tables": {A: table(), B: table()},
+        **changes,
+    }
+    return Manifest("lake", 9, 40, 39, 2, 0.0, **values)
+
+
+def misfit(offset, *columns, number=0, reason="", key=("id",)):
+    return Misfit(A, number, offset, columns, frozenset(key), reason)
+
+
+# -- schema changes -------------------------------------------------------------------------------------
+
+
+def test_columns_at_the_end_extend_the_table_from_where_they_came():
+    known = first_layout(table())
+    more, most = (ID, TEXT, MORE), (ID, TEXT, MORE, ("z", 16, -1))
+    # The second range tells again what the first one told.
+    told = [misfit(70, *more, number=1), misfit(50, *more), misfit(80, *most, number=1)]
+    verdict = judge(table(), known, told)
+    assert verdict == Extended(
+        (Layout(0, (ID, TEXT)), Layout(50, more), Layout(80, most)), (MORE, ("z", 16, -1))
+    )
+
+
+@pytest.mark.parametrize(
+    ("told", "reason"),
+    [
+        ((misfit(5, ID),), "it lost t"),
+        ((misfit(5, ID, ("u", 25, -1)),), "it lost t; got u"),
+        ((misfit(5, ID, ("t", 1043, 24)),), "has another type for t"),
+        ((misfit(5, TEXT, ID),), "another order"),
+        ((misfit(5, MORE, ID, TEXT),), "got m"),
+        ((misfit(5, ID, TEXT, MORE), misfit(6, ID, TEXT)), "lost m"),
+        ((misfit(5, ID, TEXT, MORE), misfit(6, ID, TEXT, reason="renamed")), "renamed"),
+        ((misfit(5, ID, TEXT, MORE, key=("id", "m")),), "its key got"),
+    ],
+)
+def test_anything_else_is_a_table_of_its_own(told, reason):
+    verdict = judge(table(), first_layout(table()), told)
+    assert isinstance(verdict, Anew)
+    assert reason in verdict.reason
+
+
+def test_a_table_of_format_1_is_copied_anew():
+    verdict = judge(table(layout=()), first_layout(table(layout=())), [misfit(5, ID, TEXT, MORE)])
+    assert isinstance(verdict, Anew)
+
+
+def test_what_the_catalog_says_of_added_columns():
+    plain = {"id": (23, -1, True), "m": (23, -1, False)}
+    assert not_plain([MORE], plain) is None
+    assert "default" in str(not_plain([MORE], {"m": (23, -1, True)}))
+    assert "another one by now" in str(not_plain([MORE], {"m": (20, -1, False)}))
+    assert "another one by now" in str(not_plain([MORE], {}))
+
+
+# -- states ---------------------------------------------------------------------------------------------
+
+
+def test_what_is_copied():
+    state = {
+        "live": table(),
+        "left": table(state="left"),
+        "paused": table(state="paused", resync="why"),
+        "stale": table(state="stale", resync="why"),
+        "failed": table(state="held", reason="why"),
+        "held": table(state="held", resync="why"),
+    }
+    tables = {f"shop.public.{name}": version for name, version in state.items()}
+    start = head(tables=tables, copies={"shop.public.held": table()})
+    assert states.wanted_copies(start, {*tables, NEW}) == {
+        *("shop.public.left", "shop.public.stale", NEW)
+    }
+
+
+@pytest.mark.parametrize(
+    ("before", "holds", "after"),
+    [
+        ("live", True, "held"),
+        ("live", False, "stale"),
+        # What held nothing back before does not begin to.
+        ("resuming", True, "stale"),
+        ("stale", True, "stale"),
+        ("left", True, "left"),
+        ("held", True, "held"),
+    ],
+)
+def test_a_table_that_cannot_follow(before, holds, after):
+    start = head(tables={A: table(state=before)}, copies={A: table(), B: table()})
+    made = states.stop(start, A, "why", holds=holds, anew=True)
+    assert (made.tables[A].state, made.tables[A].resync) == (after, "why")
+    assert list(made.copies) == [B]
+    if before == "live":
+        assert (made.tables[A].as_of, made.tables[A].offset) == (40, 30)
+
+
+def test_tables_that_are_not_published_have_left():
+    start = head(copies={NEW: table()}, set_aside={"shop.public.odd": "why"})
+    made = states.without(start, {B}, "shop")
+    assert [made.tables[n].state for n in (A, B)] == ["left", "live"]
+    assert not made.copies
+    assert not made.set_aside
+    assert states.without(start, set(), "another") == start
+
+
+def test_a_resume_goes_on_or_copies_anew():
+    paused = states.pause(head(), A)
+    assert (paused.tables[A].state, paused.tables[A].as_of) == ("paused", 40)
+    assert states.resume(paused, A, 30).tables[A].state == "resuming"
+    trimmed = states.resume(paused, A, 31).tables[A]
+    assert trimmed.state == "stale"
+    assert "trimmed up to offset 31" in trimmed.resync
+    changed = states.pause(states.stop(head(), A, "lost t", holds=True, anew=True), A)
+    assert states.resume(changed, A, 0).tables[A].state == "stale"
+    failed = states.stop(head(), A, "corrupt", holds=True, anew=False)
+    tried = states.resume(failed, A, 0).tables[A]
+    assert (tried.state, tried.reason, tried.as_of) == ("live", "", 0)
+
+
+def test_a_resync_leaves_a_live_table_live():
+    made = states.resync(head(copies={A: table()}), A, "asked for")
+    assert (made.tables[A].state, made.tables[A].resync) == ("live", "asked for")
+    assert not made.copies
+    assert states.wanted_copies(made, {A, B}) == {A}
+    assert states.resync(states.pause(head(), A), A, "asked").tables[A].state == "stale"
+
+
+def test_19_a_lake_whose_position_was_trimmed_names_its_tables():
+    start = head(tables={A: table(), B: table(state="paused")})
+    assert states.trimmed(start, {"shop": 30}) == {}
+    assert list(states.trimmed(start, {"shop": 31})) == [A]
+
+
+def test_without_the_policy_nothing_is_held():
+    stopped = states.stop(head(), A, "why", holds=True, anew=True)
+    assert list(states.held(stopped)) == [A]
+    assert states.held(states.released(stopped)) == {}
+
+
+# -- requests -------------------------------------------------------------------------------------------
+
+
+def ask(start, kind, *names, published=(A, B, NEW), low=1):
+    return requests.carry_out(start, Request("1", kind, names), published, {"shop": low}, 50.0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "word"),
+    [
+        ("pause", A, "is paused"),
+        ("pause", NEW, "refused: it is not in the lake"),
+        ("resume", A, "follows already"),
+        ("resync", A, "is copied anew"),
+        ("resync", "shop.public.none", "refused: it is in no publication"),
+        ("add", NEW, "is copied"),
+        ("add", A, "it is in the lake already"),
+        ("add", "shop.public.none", "refused: it is in no publication"),
+    ],
+)
+def test_each_request_has_its_answer(kind, name, word):
+    made = ask(head(), kind, name)
+    assert made.answered["1"]["tables"][name].startswith(word)
+    if word.startswith("refused"):
+        assert made.tables == head().tables
+        with pytest.raises(LakeError, match=name):
+            requests.finished(made, Request("1", kind, (name,)))
+
+
+def test_a_request_is_finished_when_the_lake_shows_it():
+    request = Request("1", "resync", (A,))
+    assert requests.finished(head(), request) is None
+    asked = ask(head(set_aside={A: "an old failure"}), "resync", A)
+    assert requests.finished(asked, request) is None
+    with pytest.raises(LakeError, match="permission denied"):
+        requests.finished(replace(asked, set_aside={A: "permission denied"}), request)
+    shown = replace(asked, tables={**asked.tables, A: table(path="new")})
+    assert requests.finished(shown, request) == {A: "is copied anew"}
+
+
+def test_old_answers_go():
+    start = head(answered={"0": {"at": 0.0}, "9": {"at": 3000.0}})
+    made = requests.carry_out(start, Request("1", "pause", (A,)), (), {}, 3700.0)
+    assert set(made.answered) == {"1", "9"}
+
+
+def test_requests_are_kept_in_order_until_they_are_forgotten(tmp_path):
+    chain = open_chain(tmp_path)
+    with pytest.raises(LakeError, match="no lake"):
+        requests.ask(chain, "pause", [A])
+    chain.initialise("log", "iceberg")
+    with pytest.raises(UsageError):
+        requests.ask(chain, "drop", [A])
+    made = [requests.ask(chain, kind, [A]) for kind in ("pause", "resume", "resync")]
+    assert list(requests.waiting(chain)) == made
+    requests.forget(chain, made[0])
+    torn = tmp_path / "_tuskline" / "requests" / "0.json"
+    torn.write_text("{")
+    # A file that is none is put aside, and holds nobody up.
+    assert list(requests.waiting(chain)) == made[1:]
+    assert torn.with_suffix(".corrupt").exists()
+    with pytest.raises(DeadlineError, match="not carried out yet; it stays"):
+        requests.wait(chain, made[1], timeout=0.0)
+
+
+def test_what_a_list_shows():
+    start = head(
+        tables={A: table(resync="asked for"), B: table(state="paused", as_of=12, reason="paused")},
+        set_aside={"shop.public.odd": "no key"},
+    )
+    copying = {A: {"rows": 5}, NEW: {"rows": 1}}
+    status = {"at": 100.0, "term": 2, "copying": copying}
+    rows = {row["table"]: row for row in table_rows(start, status, 101.0)}
+    assert {name: row["state"] for name, row in rows.items()} == {
+        A: "live",
+        B: "paused",
+        NEW: "copying",
+        "shop.public.odd": "failed",
+    }
+    assert (rows[A]["resync"], rows[A]["copy"]) == ("copying", {"rows": 5})
+    assert (rows[B]["as_of"], rows[B]["reason"]) == (12, "paused")
+    # Of a writer that is gone, or another: nothing is under way.
+    assert NEW not in {row["table"] for row in table_rows(start, status, 200.0)}
+    assert NEW not in {row["table"] for row in table_rows(start, {**status, "term": 1}, 101.0)}
