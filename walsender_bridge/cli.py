@@ -18,6 +18,8 @@ import typer
 
 from walsender_bridge import logs
 from walsender_bridge.commands import attach, doctor, run, status
+from walsender_bridge.commands import table as table_group
+from walsender_bridge.commands.copy_bars import CopyBars
 from walsender_bridge.commands.options import DEFAULT_CONFIG, AsJson, ConfigPath
 from walsender_bridge.config import Config, LakeSection, load_config, remember_flags
 from walsender_bridge.errors import (
@@ -51,7 +53,7 @@ for name, named in (
 ):
     app.add_typer(named, name=name, no_args_is_help=True)
 
-for group in (attach, doctor, run, status):
+for group in (attach, doctor, run, status, table_group):
     group.register(app)
 
 
@@ -154,15 +156,19 @@ def lake_run(config: ConfigPath = DEFAULT_CONFIG) -> None:
     signal.signal(signal.SIGINT, lambda *_: stop.set())
     spark = session("tuskline-lake", master=lake.spark_master, lake=lake.uri)
     try:
-        Lakehouse(
-            spark,
-            lake.uri,
-            settings.log_address,
-            [Source(s.name, s.dsn, s.publication_name) for s in settings.source],
-            epoch_interval=lake.epoch_interval,
-            retention_seconds=lake.retention,
-            format=lake.format,
-        ).run(stop)
+        with CopyBars(shown=sys.stderr.isatty()) as bars:
+            Lakehouse(
+                spark,
+                lake.uri,
+                settings.log_address,
+                [Source(s.name, s.dsn, s.publication_name) for s in settings.source],
+                epoch_interval=lake.epoch_interval,
+                retention_seconds=lake.retention,
+                format=lake.format,
+                hold=lake.failing_table == "hold",
+                copy_rate=lake.copy_rate,
+                progress=bars.show,
+            ).run(stop)
     finally:
         spark.stop()
 

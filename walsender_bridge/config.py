@@ -83,6 +83,10 @@ class LakeSection(_Section):
     epoch_interval: float = Field(default=60.0, gt=0)
     #: Seconds that an epoch stays readable after a newer one was published.
     retention: float = Field(default=86_400.0, gt=0)
+    #: What becomes of epochs while a table cannot follow: they wait for it, or go on and name it.
+    failing_table: Literal["hold", "go_on"] = "hold"
+    #: Bytes a second that a copy of tables writes at most; no limit unless set.
+    copy_rate: float | None = Field(default=None, gt=0)
     #: Spark's master for `tuskline lake run`; a cluster's own settings win under spark-submit.
     spark_master: str = "local[2]"
 

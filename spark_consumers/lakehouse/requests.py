@@ -15,10 +15,9 @@ import json
 import threading
 import time
 import uuid
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import structlog
 
@@ -158,15 +157,21 @@ def _follows(head: Manifest, name: str) -> bool:
 
 
 def wait(
-    chain: Chain, request: Request, *, timeout: float, stop: threading.Event | None = None
-) -> dict[str, Any]:
+    chain: Chain,
+    request: Request,
+    *,
+    timeout: float,
+    stop: threading.Event | None = None,
+    looking: Callable[[], None] = lambda: None,
+) -> dict[str, str]:
     """Wait until a request is carried out, and what it asks for is readable; what became of each table.
 
-    `timeout` is in seconds. Raises `DeadlineError`, and `LakeError` for what was refused or failed.
+    `timeout` is in seconds; `looking` is called whenever the chain is looked at. Raises `DeadlineError`, and `LakeError` for what was refused or failed.
     """
     stop = stop or threading.Event()
     deadline = time.monotonic() + timeout
     while True:
+        looking()
         head = chain.head()
         done = finished(head, request) if head is not None else None
         if done is not None:

@@ -52,7 +52,7 @@ def test_a_lake_command_without_a_lake(tmp_path):
 def test_help_needs_no_spark(tmp_path):
     done = _run("--help", cwd=tmp_path)
     assert done.returncode == 0
-    for command in ("demo", "flush", "keeper", "bridge", "lake", "epochs", "log"):
+    for command in ("demo", "flush", "keeper", "bridge", "lake", "epochs", "log", "table"):
         assert command in done.stdout
     for command in ("init", "doctor", "up", "status", "lag", "top", "down", "detach", "metrics"):
         assert command in done.stdout

@@ -1,0 +1,173 @@
+"""`tuskline table`: list, add, pause, resume, resync. Each but `list` leaves a request at the lake."""
+
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from walsender_bridge.commands.attach import capture_source
+from walsender_bridge.commands.copy_bars import CopyBars
+from walsender_bridge.commands.options import (
+    DEFAULT_CONFIG,
+    Admin,
+    AsJson,
+    ConfigPath,
+    checked_admin,
+)
+from walsender_bridge.config import Config, load_config
+from walsender_bridge.errors import LakeError, UsageError
+from walsender_bridge.output import Output
+
+if TYPE_CHECKING:
+    from spark_consumers.lakehouse.manifest import Chain
+
+table_app = typer.Typer(help="The tables of the lake: see docs/tables.md.", no_args_is_help=True)
+
+Names = Annotated[
+    list[str], typer.Argument(metavar="TABLE...", help="stream.schema.table, or schema.table.")
+]
+Wait = Annotated[bool, typer.Option("--wait", help="Return when the lake shows the result.")]
+Timeout = Annotated[float, typer.Option(help="Seconds to wait.", min=0)]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    app.add_typer(table_app, name="table")
+
+
+@table_app.command("list")
+def list_tables(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
+    """Every table: its state, whose rows it has, why, and how far its copy is."""
+    chain = _chain(load_config(config))
+    from spark_consumers.lakehouse.status import read_status, table_rows
+
+    chain.identity()
+    head = chain.head()
+    rows = [] if head is None else table_rows(head, read_status(chain), time.time())
+    if not as_json:
+        for row in rows:
+            copy = row.pop("copy")
+            row["copy"] = f"{copy['pieces_done']}/{copy['pieces']} parts" if copy else ""
+    Output(as_json=as_json).rows("tables", rows)
+
+
+@table_app.command()
+def add(
+    tables: Names,
+    config: ConfigPath = DEFAULT_CONFIG,
+    admin: Admin = None,
+    wait: Wait = False,
+    timeout: Timeout = 600.0,
+    as_json: AsJson = False,
+) -> None:
+    """Put tables into the publication, and have them copied into the lake."""
+    settings = load_config(config)
+    admin = checked_admin(admin)
+    from walsender_bridge.attach.table import add_table
+
+    names = _full_names(settings, tables)
+    for name in names:
+        stream, _, table = name.partition(".")
+        section = next(source for source in settings.source if source.name == stream)
+        for made in add_table(capture_source(section), table, admin):
+            Output(as_json=as_json).note(f"made: {made}")
+        if section.tables and table not in section.tables:
+            Output(as_json=as_json).note(
+                f"add {table!r} to `tables` of source {stream!r} in {config}, too"
+            )
+    _request(settings, "add", names, wait=wait, timeout=timeout, as_json=as_json)
+
+
+@table_app.command()
+def pause(
+    tables: Names,
+    config: ConfigPath = DEFAULT_CONFIG,
+    wait: Wait = False,
+    timeout: Timeout = 600.0,
+    as_json: AsJson = False,
+) -> None:
+    """Stop applying changes to tables: their rows stay as they are, the others go on."""
+    settings = load_config(config)
+    names = _full_names(settings, tables)
+    _request(settings, "pause", names, wait=wait, timeout=timeout, as_json=as_json)
+
+
+@table_app.command()
+def resume(
+    tables: Names,
+    config: ConfigPath = DEFAULT_CONFIG,
+    wait: Wait = False,
+    timeout: Timeout = 600.0,
+    as_json: AsJson = False,
+) -> None:
+    """Go on applying changes to paused tables, or try one again that could not follow."""
+    settings = load_config(config)
+    names = _full_names(settings, tables)
+    _request(settings, "resume", names, wait=wait, timeout=timeout, as_json=as_json)
+
+
+@table_app.command()
+def resync(
+    tables: Names,
+    config: ConfigPath = DEFAULT_CONFIG,
+    wait: Wait = False,
+    timeout: Timeout = 600.0,
+    as_json: AsJson = False,
+) -> None:
+    """Copy tables anew, beside their old versions, which stay readable until the new ones are whole."""
+    settings = load_config(config)
+    names = _full_names(settings, tables)
+    _request(settings, "resync", names, wait=wait, timeout=timeout, as_json=as_json)
+
+
+def _request(
+    settings: Config, kind: str, names: Sequence[str], *, wait: bool, timeout: float, as_json: bool
+) -> None:
+    chain = _chain(settings)
+    from spark_consumers.lakehouse import requests
+    from spark_consumers.lakehouse.status import read_status
+
+    request = requests.ask(chain, kind, names)
+    output = Output(as_json=as_json)
+    if not wait:
+        output.rows(
+            "tables", [{"table": n, "outcome": "asked", "request": request.id} for n in names]
+        )
+        return
+    with CopyBars(shown=sys.stderr.isatty() and not as_json) as bars:
+        told = requests.wait(
+            chain,
+            request,
+            timeout=timeout,
+            looking=lambda: bars.show(read_status(chain).get("copying", {})),
+        )
+    rows = [{"table": n, "outcome": o, "request": request.id} for n, o in told.items()]
+    output.rows("tables", rows)
+
+
+def _chain(settings: Config) -> "Chain":
+    if settings.lake is None:
+        raise LakeError("no [lake] is configured", repair="add [lake] with a uri to the file")
+    from spark_consumers.lakehouse.manifest import open_chain
+
+    return open_chain(settings.lake.uri)
+
+
+def _full_names(settings: Config, names: Sequence[str]) -> list[str]:
+    """`stream.schema.table` for each name. Raises `UsageError`."""
+    streams = [source.name for source in settings.source]
+    found = []
+    for name in names:
+        stream, _, rest = name.partition(".")
+        if stream in streams and "." in rest:
+            found.append(name)
+        elif len(streams) == 1 and "." in name:
+            found.append(f"{streams[0]}.{name}")
+        else:
+            raise UsageError(
+                f"{name!r} does not say which table is meant",
+                repair=f"write stream.schema.table; the streams are {', '.join(streams)}",
+            )
+    return list(dict.fromkeys(found))
