@@ -1,59 +1,19 @@
 """The lake's driver is killed at every stage of an epoch, under load: real processes, SIGKILL."""
 
 import os
-import random
 import signal
 import threading
 from pathlib import Path
 
-import psycopg
 import pytest
 
 from spark_consumers import read
 from spark_consumers.flush import flush
 from spark_consumers.lakehouse.manifest import open_chain
+from tests.support.bank_load import TABLES, check, transfer
 from tests.support.lake_check import assert_equal, assert_no_orphans
 from tests.support.stack import Stack
 from tests.support.waiting import wait_for
-
-ACCOUNTS = 50
-TABLES = (
-    "CREATE TABLE accounts (id int PRIMARY KEY, balance int NOT NULL, moves int NOT NULL, note text)",
-    "ALTER TABLE accounts ALTER note SET STORAGE EXTERNAL",
-    f"INSERT INTO accounts SELECT g, 100, 0, repeat('n', 3000) FROM generate_series(1, {ACCOUNTS}) g",
-    "CREATE TABLE moves (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, amount int NOT NULL)",
-    "CREATE TABLE audit (account int, amount int)",
-    "ALTER TABLE audit REPLICA IDENTITY FULL",
-)
-
-
-def _transfer(dsn, stop, seed):
-    """Transactions over three tables, each of which keeps every sum that `_check` knows."""
-    draw = random.Random(seed)
-    with psycopg.connect(dsn, autocommit=True) as connection:
-        while not stop.is_set():
-            giver, taker = draw.sample(range(1, ACCOUNTS + 1), 2)
-            amount = draw.randint(1, 9)
-            with connection.transaction():
-                for account, change in sorted([(giver, -amount), (taker, amount)]):
-                    connection.execute(
-                        "UPDATE accounts SET balance = balance + %s, moves = moves + 1 WHERE id = %s",
-                        [change, account],
-                    )
-                    connection.execute("INSERT INTO audit VALUES (%s, %s)", [account, change])
-                connection.execute("INSERT INTO moves (amount) VALUES (%s)", [amount])
-            stop.wait(0.01)
-
-
-def _check(snapshot):
-    """The sums that hold in any state between two transactions, and in none inside one."""
-    accounts = snapshot["accounts"].select("balance", "moves").collect()
-    moves = snapshot["moves"].count()
-    audit = [row.amount for row in snapshot["audit"].select("amount").collect()]
-    assert len(accounts) == ACCOUNTS
-    assert sum(row.balance for row in accounts) == 100 * ACCOUNTS
-    assert sum(row.moves for row in accounts) == 2 * moves == len(audit)
-    assert sum(audit) == 0
 
 
 def _head(stack):
@@ -72,7 +32,7 @@ def test_3_4_5_6_a_driver_killed_anywhere_leaves_whole_epochs(tmp_path, database
     with Stack(tmp_path, {"shop": database.dsn}, epoch_interval=0.5) as stack:
         stack.start("keeper", "bridge", "lake")
         wait_for(lambda: _shown(stack), 120, "the first epoch")
-        load = threading.Thread(target=_transfer, args=(database.dsn, stop, seed))
+        load = threading.Thread(target=transfer, args=(database.dsn, stop, seed))
         load.start()
         try:
             stack.kill("lake")
@@ -83,7 +43,7 @@ def test_3_4_5_6_a_driver_killed_anywhere_leaves_whole_epochs(tmp_path, database
             wait_for(lambda: "round failed" in stack.logs(), 60, "a task's death")
             stack.kill("lake")
             assert _head(stack).epoch == before.epoch
-            _check(read(spark, stack.lake))
+            check(read(spark, stack.lake))
             # 5, 6: before and after the tables are written, and on both sides of the manifest.
             for place in ("staged", "table-written", "before-manifest", "after-manifest"):
                 before = _head(stack)
@@ -93,7 +53,7 @@ def test_3_4_5_6_a_driver_killed_anywhere_leaves_whole_epochs(tmp_path, database
                 published = place == "after-manifest"
                 assert _head(stack).link == before.link + 1 + published
                 assert (_head(stack).epoch > before.epoch) == published
-                _check(read(spark, stack.lake))
+                check(read(spark, stack.lake))
             stack.start("lake")
             after = _head(stack).link + 3
             wait_for(lambda: _head(stack).link >= after, 90, "epochs go on")
@@ -105,7 +65,7 @@ def test_3_4_5_6_a_driver_killed_anywhere_leaves_whole_epochs(tmp_path, database
         assert_equal(database.dsn, read(spark, stack.lake))
         for manifest in open_chain(stack.lake).links():
             if len(manifest.readable) == 3:
-                _check(read(spark, stack.lake, epoch=manifest.epoch))
+                check(read(spark, stack.lake, epoch=manifest.epoch))
         assert_no_orphans(spark, stack.lake)
 
 

@@ -10,16 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyarrow import flight
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from tests.support import pgoutput_messages as pm
 from tests.support.capture_stack import ChangeLog
 from tests.support.change_entries import UNCHANGED, Table, delete, insert, update
+from tests.support.log_trim import trim
 from tests.support.log_writer import LogWriter
 from tests.support.waiting import wait_for
-from walsender_bridge.change_log import protocol
 from walsender_bridge.change_log.client import LogClient
 from walsender_bridge.change_log.repository_service import RepositoryServer
 
@@ -424,16 +423,6 @@ def test_19_a_trimmed_offset_is_named(
         collector.run(availableNow=True)
     assert [r.id for r in reads.batch(startingVersion=last).collect()] == [2]
     assert [r.id for r in reads.batch().collect()] == [2]
-
-
-def trim(log: ChangeLog, stream: str, low: int) -> None:
-    """Have the keeper forget what lies below `low`, and the repository know it."""
-    with LogClient(log.address) as client:
-        address = client.status().streams[stream].address
-        keeper = flight.FlightClient(address)
-        protocol.call(keeper, address, "trim", 10.0, stream=stream, up_to=low, before_time=2**62)
-        keeper.close()
-        wait_for(lambda: client.status().streams[stream].low_offset == low, 30, "the trim")
 
 
 class ForgetfulLog(ChangeLog):

@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -16,10 +16,19 @@ PARTS = ("keeper", "bridge", "lake")
 
 
 class Stack:
-    """Keeper, bridge and lake over one configuration in `directory`; everything ends with the block."""
+    """Keeper, bridge and lake over one configuration in `directory`; everything ends with the block.
+
+    `tables` are those of every source (none: all), `lake` further lines of its section.
+    """
 
     def __init__(
-        self, directory: Path, sources: Mapping[str, str], *, epoch_interval: float = 1.0
+        self,
+        directory: Path,
+        sources: Mapping[str, str],
+        *,
+        epoch_interval: float = 1.0,
+        tables: Sequence[str] = (),
+        lake: str = "",
     ) -> None:
         self.directory = directory
         self.sources = dict(sources)
@@ -32,7 +41,11 @@ class Stack:
             f'[[keeper]]\ndata_dir = "keeper"\nlisten = "127.0.0.1:{free_port()}"\n',
             f'[lake]\nuri = "lake"\nepoch_interval = {epoch_interval}\n',
         ]
-        lines += [f'[[source]]\nname = "{n}"\ndsn = "{dsn}"\n' for n, dsn in self.sources.items()]
+        lines[-1] += lake
+        wanted = f"tables = {list(tables)}\n" if tables else ""
+        lines += [
+            f'[[source]]\nname = "{n}"\ndsn = "{dsn}"\n{wanted}' for n, dsn in self.sources.items()
+        ]
         self.config.write_text("\n".join(lines))
 
     def start(self, *parts: str, env: Mapping[str, str] | None = None) -> None:

@@ -1,0 +1,22 @@
+"""Have a keeper forget, whoever still needs it."""
+
+from pyarrow import flight
+
+from tests.support.capture_stack import ChangeLog
+from tests.support.waiting import wait_for
+from walsender_bridge.change_log import protocol
+from walsender_bridge.change_log.client import LogClient
+
+
+def trim(log: ChangeLog, stream: str, low: int | None = None) -> int:
+    """Have the keeper forget what lies below `low` (None: all that is committed); the first that is kept."""
+    with LogClient(log.address) as client:
+        cut = client.status().streams[stream]
+        low = cut.end_offset if low is None else low
+        keeper = flight.FlightClient(cut.address)
+        protocol.call(
+            keeper, cut.address, "trim", 10.0, stream=stream, up_to=low, before_time=2**62
+        )
+        keeper.close()
+        wait_for(lambda: client.status().streams[stream].low_offset == low, 30, "the trim")
+    return low
