@@ -33,9 +33,10 @@ from spark_consumers.lakehouse.copy_out import Progress, write_source
 from spark_consumers.lakehouse.manifest import COPIED, TableVersion
 from spark_consumers.lakehouse.schema_change import schema_hash
 from spark_consumers.lakehouse.table_format import ROW_ID, TableFormat, TableWrite
-from spark_consumers.snapshot import ExportedSnapshot, PublishedTable
+from spark_consumers.lakehouse.table_version import Column
+from spark_consumers.snapshot import ExportedSnapshot, PublishedTable, reading
 from spark_consumers.snapshot_source import SnapshotSource
-from spark_consumers.types import arrow_schema, spark_schema, text_columns
+from spark_consumers.types import arrow_schema, spark_schema, text_columns, told_type
 from walsender_bridge.change_log.client import ReplicaClient
 from walsender_bridge.errors import (
     DeadlineError,
@@ -205,8 +206,16 @@ class Copier:
             rows=rows,
             relation_id=table.oid,
             state=COPIED,
-            layout=tuple((c.name, c.type_oid, c.typmod) for c in table.columns),
+            layout=_layout(snapshot, table),
         )
+
+
+def _layout(snapshot: ExportedSnapshot, table: PublishedTable) -> tuple[Column, ...]:
+    """The table's columns as the stream will tell them."""
+    with reading(snapshot.dsn, snapshot.snapshot) as connection:
+        rows = connection.execute(load("table_columns"), {"table": table.oid}).fetchall()
+    declared = {name: kind for name, kind, _, _ in rows}
+    return tuple((c.name, told_type(declared[c.name], c.type_oid), c.typmod) for c in table.columns)
 
 
 def mark(source: Source) -> None:

@@ -106,8 +106,10 @@ def _one(
     if kind in {ADD, RESYNC} and name not in published:
         return head, "refused: it is in no publication of a source of this lake"
     if kind == ADD:
+        if table is not None and table.state == LIVE:
+            return head, "is in the lake already"
         if table is not None and table.state != LEFT:
-            return head, f"it is in the lake already, {table.state}"
+            return head, f"refused: it is in the lake already, and {table.state}"
         return replace(head, set_aside=again), "is copied"
     if kind == RESYNC:
         made = states.resync(head, name, "asked for")

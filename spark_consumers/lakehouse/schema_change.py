@@ -78,10 +78,10 @@ def not_plain(added: Sequence[Column], catalog: Mapping[str, tuple[int, int, boo
     """
     for name, kind, typmod in added:
         found = catalog.get(name)
+        if found is not None and found[2]:
+            return f"its column {name!r} was added with a default, or NOT NULL"
         if found is None or found[:2] != (kind, typmod):
             return f"its column {name!r} was added, and is another one by now"
-        if found[2]:
-            return f"its column {name!r} was added with a default, or NOT NULL"
     return None
 
 

@@ -179,7 +179,7 @@ def ask(start, kind, *names, published=(A, B, NEW), low=1):
         ("resync", A, "is copied anew"),
         ("resync", "shop.public.none", "refused: it is in no publication"),
         ("add", NEW, "is copied"),
-        ("add", A, "it is in the lake already"),
+        ("add", A, "is in the lake already"),
         ("add", "shop.public.none", "refused: it is in no publication"),
     ],
 )
