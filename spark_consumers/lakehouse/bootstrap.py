@@ -15,6 +15,7 @@ A copy goes into a new folder. Until a manifest names it, nothing but this proce
 handed over when it is whole, so that a crash costs only those that are not.
 """
 
+import shutil
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -143,21 +144,29 @@ class Copier:
                 if relation not in published:
                     deliver(name, None)
                     continue
+                path = new_path(self._root, source.stream, published[relation])
                 try:
-                    made = self._copy(request, snapshot, published[relation], progress[name])
-                except TusklineError as error:
-                    deliver(name, error)
+                    made = self._copy(request, snapshot, published[relation], path, progress[name])
                 except Exception as error:
-                    deliver(name, _copy_error(name, error))
+                    self.remove(path)
+                    deliver(
+                        name,
+                        error if isinstance(error, TusklineError) else _copy_error(name, error),
+                    )
                 else:
                     deliver(name, made)
                     mark(source)
+
+    def remove(self, path: str) -> None:
+        """Remove a copy that no manifest names; `path` is relative to the lake."""
+        shutil.rmtree(self._root / path, ignore_errors=True)
 
     def _copy(
         self,
         request: CopyRequest,
         snapshot: ExportedSnapshot,
         table: PublishedTable,
+        path: str,
         progress: Progress,
     ) -> TableVersion:
         began = time.monotonic()
@@ -165,7 +174,6 @@ class Copier:
         name = f"{stream}.{table.full_name}"
         columns = arrow_schema(table.columns)
         key = usable_key(table)
-        path = new_path(self._root, stream, table)
         folder = str(self._root / path)
         layout = columns if key else columns.append(pa.field(ROW_ID, pa.string()))
         self._format.create(folder, layout)

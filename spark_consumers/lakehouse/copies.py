@@ -1,8 +1,8 @@
 """Copies under way: a few at a time, behind the epochs, each table handed over when it is whole.
 
 The pipeline asks for copies (`start`) and takes what came of them (`finished`) in its own loop; nothing here
-writes to the chain. A copy that the pipeline does not want any more when it comes is left: its folder is named
-by no manifest.
+writes to the chain. A copy that the pipeline does not want any more when it comes is removed (`discard`): no
+manifest has ever named it.
 """
 
 import time
@@ -64,8 +64,14 @@ class Copies:
             del self._progress[name]
             if name in self._unwanted:
                 self._unwanted.discard(name)
+                self.discard(result)
                 result = None
             yield name, result
+
+    def discard(self, result: Result) -> None:
+        """Remove a copy that no link names."""
+        if isinstance(result, TableVersion):
+            self._copier.remove(result.path)
 
     def drop(self, name: str) -> None:
         """What comes of this table's copy, if it is being copied, is not wanted any more."""

@@ -32,7 +32,14 @@ from typing import Any, Self
 from urllib.parse import urlsplit
 
 from spark_consumers.lakehouse.exclusive import create_exclusively
-from spark_consumers.lakehouse.table_version import COPIED, LEFT, LIVE, StreamPosition, TableVersion
+from spark_consumers.lakehouse.table_version import (
+    COPIED,
+    HELD,
+    LEFT,
+    LIVE,
+    StreamPosition,
+    TableVersion,
+)
 from walsender_bridge.errors import (
     CorruptError,
     DeadlineError,
@@ -387,11 +394,14 @@ def wait_for_epoch(
         left = deadline - time.monotonic()
         # The lake's writer is another process, on a disk that tells nobody: looking again is all there is.
         if left <= 0 or stop.wait(min(left, _LOOK_AGAIN)):
+            tables = head.tables if head is not None else {}
+            held = [f"{name} ({t.reason})" for name, t in tables.items() if t.state == HELD]
             raise DeadlineError(
                 f"version {version} was not published in time; the newest epoch is "
-                f"{head.epoch if head is not None else 'none'}",
+                f"{head.epoch if head is not None else 'none'}"
+                + (f"; epochs wait for {', '.join(held)}" if held else ""),
                 where=str(chain.root),
-                repair="see that `tuskline lake run` is running",
+                repair="see `tuskline table list`, and that `tuskline lake run` is running",
             )
 
 

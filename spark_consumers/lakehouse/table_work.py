@@ -275,7 +275,9 @@ class TableWork:
             self._copy_after[name] = time.monotonic() + _AFTER_FAILURE
             return replace(head, set_aside={**set_aside, name: str(result)})
         if not states.wanted_copies(head, {name}):
-            # Paused, or gone, since the copy began.
+            # Paused since the copy began; or this is in the chain already.
+            if result.path not in {version.path for version in head.versions}:
+                self._copies.discard(result)
             return head
         return replace(head, copies={**head.copies, name: result}, set_aside=set_aside)
 

@@ -15,6 +15,7 @@ from spark_consumers.lakehouse.manifest import LEFT, LIVE, Manifest, open_chain
 from tests.support.capture_stack import PUBLICATION, STREAM
 from tests.support.lake_check import assert_equal, assert_no_orphans
 from tests.support.waiting import wait_for
+from walsender_bridge.change_log.client import LogClient
 from walsender_bridge.errors import (
     FencedError,
     LakeError,
