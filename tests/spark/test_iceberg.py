@@ -318,3 +318,50 @@ def test_a_compaction_is_never_taken_over_from_an_earlier_attempt(table):
 
     # An attempt that fails later leaves its files to be removed: the next one must not build on them.
     assert compact() != compact()
+
+
+def test_14_columns_are_added_by_number_and_older_snapshots_keep_theirs(table):
+    first = table.write(1, None, add=[1, 2])
+    more = pa.schema([pa.field("late", pa.int16()), pa.field("tags2", pa.list_(pa.string()))])
+    for _ in range(2):  # again is a no-op
+        table.format.extend(table.path, 1, more)
+    columns, files = table.format.schemas(table.path)
+    assert columns == pa.schema([*COLUMNS, *more])
+    numbers = [field.metadata[b"PARQUET:field_id"] for field in files]
+    assert len(set(numbers)) == len(numbers)
+    assert [f.metadata for f in files][: len(COLUMNS)] == [f.metadata for f in table.schema]
+    second = table.write(2, first, add=[3])
+    # A file without the columns, in a snapshot that has them.
+    frame = read_snapshot(table.spark, table.path, second)
+    assert frame.columns == columns.names
+    assert {row.late for row in frame.collect()} == {None}
+    assert read_snapshot(table.spark, table.path, first).columns == COLUMNS.names
+    with pytest.raises(LakeError, match="another column 'late'"):
+        table.format.extend(table.path, 1, pa.schema([pa.field("late", pa.string())]))
+    table.format.take_over(table.path, second, 2, 2)
+    with pytest.raises(FencedError):
+        table.format.extend(table.path, 1, pa.schema([pa.field("z", pa.string())]))
+
+
+def test_the_hidden_column_stays_the_last(spark, tmp_path):
+    hidden = pa.schema([pa.field("id", pa.int16()), pa.field(ROW_ID, pa.string())])
+    table = Table(spark, tmp_path, hidden)
+    table.format.write(table.path, 1, TableWrite(1, None, (ROW_ID,), "s"))
+    table.format.extend(table.path, 1, pa.schema([pa.field("a.b", pa.date32())]))
+    columns, files = table.format.schemas(table.path)
+    assert columns.names == ["id", "a.b"]
+    assert files.names == ["id", "a.b", ROW_ID]
+
+
+def test_a_write_of_an_attempt_at_another_link_is_made_anew(table):
+    """Its files are removed when that link's number is taken by another link."""
+    first = table.write(1, None, add=[1])
+    made = []
+    for link in (5, 5, 6):
+        stage = f"{link:020d}-t1-a1"
+        write = TableWrite(2, first, ("id",), stage, table.file([2]))
+        made.append(table.format.write(table.path, 1, write))
+    assert made[0] == made[1]
+    assert made[2].snapshot != made[0].snapshot
+    assert made[2].stage == f"{6:020d}-t1-a1"
+    assert table.ids(made[2].snapshot) == [1, 2]
