@@ -17,20 +17,18 @@ from being expired by others.
 """
 
 import base64
-import contextlib
 import json
-import os
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pyarrow.ipc
 from pyspark.sql import SparkSession
 
-from spark_consumers.lakehouse.exclusive import create_exclusively, sync_folder
+from spark_consumers.lakehouse.exclusive import sync_folder
 from spark_consumers.lakehouse.files import Stage, sync
+from spark_consumers.lakehouse.iceberg_files import link, local, remove_unlinked
 from spark_consumers.lakehouse.iceberg_schema import arrow_schema, file_type, iceberg_schema
 from spark_consumers.lakehouse.table_format import ROW_ID, FileInfo, ScanFile, TableWrite, Written
 from walsender_bridge.errors import FencedError, LakeError, NotSupportedError
@@ -41,8 +39,6 @@ _TAG = "epoch_"
 _COLUMNS = "tuskline.columns"
 #: How often a commit is built again because somebody else committed to the table meanwhile.
 _ATTEMPTS = 20
-#: Metadata files that are kept behind the newest: far more than a reader can be behind while it opens one.
-_KEPT_METADATA = 100
 _PROPERTIES = {
     "format-version": "2",
     "write.parquet.compression-codec": "zstd",
@@ -161,7 +157,7 @@ class IcebergFormat:
             return builder.build()
 
         before = self._commit(path, change)
-        _remove_unlinked(before)
+        remove_unlinked(before)
 
     def write(self, path: str, term: int, write: TableWrite) -> Written:
         """Commit the write to this term's branch. The same write again is a no-op.
@@ -307,7 +303,7 @@ class IcebergFormat:
 
         self._commit(path, change)
         for file in doomed:
-            _local(str(file)).unlink(missing_ok=True)
+            local(str(file)).unlink(missing_ok=True)
         return len(doomed)
 
     def scan(
@@ -337,9 +333,9 @@ class IcebergFormat:
                 )
             found.append(
                 ScanFile(
-                    str(_local(task.file().location())),
+                    str(local(task.file().location())),
                     task.file().fileSizeInBytes(),
-                    tuple(str(_local(d.location())) for d in deletes),
+                    tuple(str(local(d.location())) for d in deletes),
                 )
             )
         tasks.close()
@@ -369,14 +365,14 @@ class IcebergFormat:
         """
         for _ in range(_ATTEMPTS):
             table = self._table(path)
-            before = _local(table.operations().current().metadataFileLocation())
+            before = local(table.operations().current().metadataFileLocation())
             if before.exists():
                 # Cheap when nobody else has committed: it looks whether there is a next metadata file.
                 table.refresh()
             else:
                 # We slept until what we know was removed.
                 table = self._loaded[path] = self._tables.load(path)
-            before = _local(table.operations().current().metadataFileLocation())
+            before = local(table.operations().current().metadataFileLocation())
             metadata = change(table)
             if metadata is None:
                 return before
@@ -404,32 +400,17 @@ class IcebergFormat:
                 for manifest in snapshot.allManifests(table.io())
                 if manifest.snapshotId() == snapshot.snapshotId()
             ]
-            for file in map(_local, [str(snapshot.manifestListLocation()), *manifests]):
+            for file in map(local, [str(snapshot.manifestListLocation()), *manifests]):
                 sync(file)
             made = True
         if made:
             # The executors have synced the data files, but not the names that they have in their folder. The
             # names here are made durable with the one that makes them count (`create_exclusively`).
-            sync_folder(_local(str(table.location())) / "data")
+            sync_folder(local(str(table.location())) / "data")
 
     def _link(self, path: str, number: int, metadata: Any) -> bool:
         """Make `metadata` the table's version `number`, exclusively; False if that is not the next one."""
-        folder = Path(path) / "metadata"
-        content = self._iceberg.TableMetadataParser.toJson(metadata)
-        file = folder / f"v{number}.metadata.json"
-        if not create_exclusively(file, content.encode()):
-            return False
-        if number > 1 and not (folder / f"v{number - 1}.metadata.json").exists():
-            # We slept until the version before was removed, and perhaps this number too: the table has gone
-            # on far beyond it. Nobody has read ours, for it follows nothing.
-            file.unlink()
-            return False
-        # The hint only saves readers a listing: they look for greater numbers behind it.
-        hint = folder / f".hint-{number}-{os.getpid()}"
-        hint.write_text(str(number))
-        hint.replace(folder / "version-hint.text")
-        _remove_old(folder, number - _KEPT_METADATA)
-        return True
+        return link(path, number, self._iceberg.TableMetadataParser.toJson(metadata))
 
 
 def read_snapshot(spark: SparkSession, path: str, snapshot: int) -> Any:
@@ -449,34 +430,9 @@ def _refs(metadata: Any) -> list[str]:
     return [str(name) for name in metadata.refs().keySet()]
 
 
-def _local(location: str) -> Path:
-    return Path(urlsplit(location).path if location.startswith("file:") else location)
-
-
 def _fenced(path: str, term: int) -> FencedError:
     return FencedError(
         f"term {term} may not write this table any more",
         where=path,
         repair="nothing: the newer writer goes on",
     )
-
-
-def _remove_old(folder: Path, number: int) -> None:
-    """Remove the metadata files up to this version, the oldest first: so none stays behind a gap."""
-    old = []
-    while (file := folder / f"v{number}.metadata.json").exists():
-        old.append(file)
-        number -= 1
-    for file in reversed(old):
-        file.unlink(missing_ok=True)
-
-
-def _remove_unlinked(metadata: Path) -> None:
-    """Remove what was prepared for a commit that never came: it is newer than the metadata before ours."""
-    with contextlib.suppress(FileNotFoundError):
-        moment = metadata.stat().st_mtime_ns
-        for pattern in ("*.avro", ".v*.tmp", ".hint-*"):
-            for file in metadata.parent.glob(pattern):
-                with contextlib.suppress(FileNotFoundError):
-                    if file.stat().st_mtime_ns > moment:
-                        file.unlink()

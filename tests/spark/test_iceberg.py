@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from spark_consumers.lakehouse import iceberg
+from spark_consumers.lakehouse import iceberg_files
 from spark_consumers.lakehouse.files import write_data
 from spark_consumers.lakehouse.iceberg import IcebergFormat, read_snapshot
 from spark_consumers.lakehouse.table_format import ROW_ID, TableWrite
@@ -166,7 +166,7 @@ def test_13_a_writer_that_slept_before_its_last_step_is_refused(table, monkeypat
 
 def test_13_a_writer_that_slept_until_its_number_was_removed_is_refused(table, monkeypatch):
     """Its metadata file can be made again; readers would follow it into the past."""
-    monkeypatch.setattr(iceberg, "_KEPT_METADATA", 3)
+    monkeypatch.setattr(iceberg_files, "_KEPT_METADATA", 3)
     first = table.write(1, None, add=[1])
     newer = IcebergFormat(table.spark, "lake-uuid")
     link = table.format._link
@@ -195,13 +195,13 @@ def test_13_a_writer_that_slept_until_its_number_was_removed_is_refused(table, m
 
 
 def test_metadata_that_a_crash_left_behind_is_removed_with_the_next(table, monkeypatch):
-    monkeypatch.setattr(iceberg, "_KEPT_METADATA", 2)
-    remove = iceberg._remove_old
-    monkeypatch.setattr(iceberg, "_remove_old", lambda *_: None)
+    monkeypatch.setattr(iceberg_files, "_KEPT_METADATA", 2)
+    remove = iceberg_files._remove_old
+    monkeypatch.setattr(iceberg_files, "_remove_old", lambda *_: None)
     snapshot = table.write(1, None, add=[1])
     for version in range(2, 6):
         snapshot = table.write(version, snapshot, add=[version])
-    monkeypatch.setattr(iceberg, "_remove_old", remove)
+    monkeypatch.setattr(iceberg_files, "_remove_old", remove)
     table.write(6, snapshot, add=[6])
     names = sorted(f.name for f in Path(table.path).glob("metadata/v*.json"))
     assert names == ["v6.metadata.json", "v7.metadata.json"]
