@@ -36,7 +36,7 @@ from spark_consumers.lakehouse.schema_change import schema_hash
 from spark_consumers.lakehouse.table_format import ROW_ID, TableFormat, TableWrite
 from spark_consumers.lakehouse.table_version import Column
 from spark_consumers.snapshot import ExportedSnapshot, PublishedTable, reading
-from spark_consumers.snapshot_source import SnapshotSource
+from spark_consumers.snapshot_source import PARTITION_BYTES, SnapshotSource
 from spark_consumers.types import arrow_schema, spark_schema, text_columns, told_type
 from walsender_bridge.change_log.client import ReplicaClient
 from walsender_bridge.errors import (
@@ -183,6 +183,7 @@ class Copier:
                 "snapshot": snapshot.snapshot,
                 "table": table.full_name,
                 "publication": request.source.publication,
+                "partitionBytes": str(part_bytes(request.rate)),
             }
         )
         files = write_source(
@@ -234,6 +235,11 @@ def mark(source: Source) -> None:
     except (UnavailableError, DeadlineError) as error:
         # Then the tables are shown with the next commit of somebody else.
         log.warning("no mark in the log", stream=source.stream, error=error.what)
+
+
+def part_bytes(rate: float | None) -> int:
+    """Bytes of a table that one task reads: about a second's worth where the rate is limited."""
+    return PARTITION_BYTES if rate is None else int(min(max(rate, 2**20), PARTITION_BYTES))
 
 
 def usable_key(table: PublishedTable) -> tuple[str, ...]:

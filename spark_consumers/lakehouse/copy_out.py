@@ -58,6 +58,33 @@ class Progress:
         }
 
 
+class _Pace:
+    """Keeps what is written to so many bytes a second, by letting the next part wait for its turn.
+
+    Nobody sleeps on an executor, where a task that waits would keep others from its core.
+    """
+
+    def __init__(self, rate: float | None) -> None:
+        self._rate = rate
+        self._free_at = time.monotonic()
+        self._lock = threading.Lock()
+
+    def wait(self, stop: threading.Event) -> None:
+        """Wait until what was written is not too much any more, or until `stop`."""
+        while not stop.is_set():
+            with self._lock:
+                left = self._free_at - time.monotonic()
+            if left <= 0:
+                return
+            stop.wait(min(left, 1.0))
+
+    def spent(self, size: int) -> None:
+        """So many bytes were written."""
+        if self._rate is not None:
+            with self._lock:
+                self._free_at += size / self._rate
+
+
 def write_source(
     spark: Any,
     reader: DataSourceReader,
@@ -80,7 +107,9 @@ def write_source(
     work = list(enumerate(reader.partitions()))
     context = spark.sparkContext
     at_once = max(1, min(len(work), context.defaultParallelism))
-    share = None if rate is None else rate / at_once
+    # Where a table cannot be read in parts, its one task has to keep the rate.
+    within = rate if len(work) == 1 else None
+    pace, stop = _Pace(rate), stop or threading.Event()
     progress = progress or Progress()
     progress.begin(len(work))
     # The reader knows all partitions; it is sent once, and not with each of them.
@@ -91,16 +120,18 @@ def write_source(
         batches: Any = shared.value.read(partition)
         if ids is not None:
             batches = _with_ids(batches, f"{ids}-{number}-")
-        return _write_file(_path(prefix), batches, schema, share)
+        return _write_file(_path(prefix), batches, schema, within)
 
     def run(numbered: tuple[int, InputPartition]) -> FileInfo:
-        if stop is not None and stop.is_set():
+        pace.wait(stop)
+        if stop.is_set():
             raise UnavailableError(
                 "the copy was stopped", repair="it begins again with the lake job"
             )
         done: tuple[FileInfo, int]
         (done,) = context.parallelize([numbered], 1).map(write).collect()
         progress.add(done[0].rows, done[1])
+        pace.spent(done[1])
         return done[0]
 
     with ThreadPoolExecutor(at_once, thread_name_prefix="piece") as pool:

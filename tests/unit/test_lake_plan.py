@@ -1,12 +1,15 @@
 """What an epoch holds: ranges that end at commits, in every stream at the same version."""
 
+import threading
+import time
 from dataclasses import replace
 from itertools import pairwise
 
 import pyarrow as pa
 
 from spark_consumers.lakehouse import plan
-from spark_consumers.lakehouse.bootstrap import _remove_others
+from spark_consumers.lakehouse.bootstrap import _remove_others, part_bytes
+from spark_consumers.lakehouse.copy_out import _Pace
 from spark_consumers.lakehouse.manifest import COPIED, LIVE, Manifest, StreamPosition, TableVersion
 from spark_consumers.lakehouse.stage import Target
 from walsender_bridge.change_log.client import CutPoint, StreamCut
@@ -107,3 +110,22 @@ def test_a_copy_removes_its_own_terms_files_only(tmp_path):
     left = {path.name for path in tmp_path.iterdir()}
     # A writer that slept must not take away what its successor has copied.
     assert left == {"copy-t1-0-8.parquet", "copy-t2-0-1.parquet"}
+
+
+def test_a_limited_copy_is_read_in_smaller_parts():
+    assert part_bytes(None) == part_bytes(1e12) == 64 * 2**20
+    assert part_bytes(4e6) == 4_000_000
+    assert part_bytes(1.0) == 2**20
+
+
+def test_a_pace_lets_the_next_part_wait():
+    stop = threading.Event()
+    pace = _Pace(1e6)
+    began = time.monotonic()
+    pace.spent(200_000)
+    pace.wait(stop)
+    assert 0.2 <= time.monotonic() - began < 5
+    pace.spent(10**12)
+    stop.set()
+    pace.wait(stop)
+    _Pace(None).wait(threading.Event())
