@@ -115,7 +115,7 @@ def test_21_an_executor_killed_in_the_middle_costs_its_part_alone(tmp_path, data
             database.connect() as holder,
         ):
             stack.start("keeper", "bridge")
-            wait_for(lambda: (tmp_path / "log").exists(), 60, "the bridge")
+            wait_for((tmp_path / "log").exists, 60, "the bridge")
             # One part waits for this lock, so its executor is in the middle of it for as long as we want.
             with holder.transaction():
                 holder.execute("LOCK TABLE ONLY big_7 IN ACCESS EXCLUSIVE MODE")
