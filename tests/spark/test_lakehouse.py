@@ -421,7 +421,7 @@ def test_what_a_copy_needs_of_the_log_is_held_until_its_table_is_shown(
     monkeypatch.setattr("spark_consumers.lakehouse.looks.LOOK_SECONDS", 0.0)
     pipeline.flush()
     house, repository = pipeline.house, pipeline.log.repository
-    name = house._copy_consumer(STREAM)
+    name = house._writer.tables._copy_consumer(STREAM)
     held_at = pipeline.head().epoch
     wait_for(lambda: name not in repository._state.consumers, 30, "earlier copies hold nothing")
     database.execute(
@@ -433,7 +433,7 @@ def test_what_a_copy_needs_of_the_log_is_held_until_its_table_is_shown(
 
     def copied():
         house.run_once()
-        return table in house._copied
+        return table in pipeline.head().copies
 
     wait_for(copied, 60, "the copy, which no epoch shows yet")
     assert repository._state.consumers[name].version == held_at
