@@ -131,11 +131,9 @@ def test_19_what_was_trimmed_is_named_with_its_repair(pipeline, database):
     database.execute(
         "UPDATE docs SET title = 'behind' WHERE id < 4", "UPDATE pairs SET tags = NULL"
     )
-    with pipeline.database.connect() as connection:
-        connection.execute("UPDATE tuskline.flush SET token = token + 1")
-    wait_for(lambda: pipeline.log.committed_lsn() > 0, 30, "the log")
+    pipeline.barrier()
     low = trim(pipeline.log, STREAM)
-    with pytest.raises(TrimmedError, match=rf"kept from offset {low}.*tuskline table resync"):
+    with pytest.raises(TrimmedError, match=rf"(?s)kept from offset {low}.*tuskline table resync"):
         pipeline.flush()
     held = pipeline.head()
     assert {n: t.state for n, t in held.tables.items()} == {
@@ -172,7 +170,7 @@ def test_a_table_that_does_not_belong_to_its_log_holds_alone_what_it_must(
 
     monkeypatch.setattr(complete, lost)
     database.execute("UPDATE docs SET title = 'x' WHERE id = 3", "UPDATE pairs SET tags = '{5}'")
-    with pytest.raises(CorruptError, match=r"holds the epochs back: 3 rows.*table resync"):
+    with pytest.raises(CorruptError, match=r"(?s)holds the epochs back: 3 rows.*table resync"):
         pipeline.flush()
     assert pipeline.head().tables[docs].state == "held"
     requests.ask(chain, "pause", [docs])

@@ -61,14 +61,18 @@ class Pipeline:
     def flush(self, house=None):
         """Publish everything that was committed before; the snapshot that holds it."""
         house = house or self.house
+        version = self.barrier()
+        while (head := open_chain(self.lake).head()) is None or head.epoch < version:
+            house.run_once()
+        return read(self.spark, self.lake)
+
+    def barrier(self):
+        """The version by which the log has everything that was committed before."""
         with self.database.connect() as connection:
             position = connection.execute(load("flush_position")).fetchone()[0]
             connection.execute(load("flush_write"))
         with LogClient(self.log.address) as log:
-            version = log.barrier({STREAM: position}, timeout=30)
-        while (head := open_chain(self.lake).head()) is None or head.epoch < version:
-            house.run_once()
-        return read(self.spark, self.lake)
+            return log.barrier({STREAM: position}, timeout=30)
 
     def wait_for_tables(self, *names, house=None):
         """Run rounds until these tables are shown."""
