@@ -49,7 +49,8 @@ def log_lines(stack, words):
     return [line for line in text.splitlines() if all(word in line for word in words)]
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.long
+@pytest.mark.timeout(400)
 def test_21_a_driver_killed_in_the_middle_copies_only_what_is_not_whole(
     tmp_path, database, spark, seed
 ):
@@ -104,7 +105,8 @@ def executors(pid):
     return found
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.long
+@pytest.mark.timeout(400)
 def test_21_an_executor_killed_in_the_middle_costs_its_part_alone(tmp_path, database, spark):
     database.execute(*PARTITIONED)
     before = set(WORK.glob("*"))
