@@ -187,6 +187,7 @@ class Lakehouse:
             set_aside=wanted.set_aside,
             answered=wanted.answered,
             streams=wanted.streams,
+            seconds=writer.head.seconds,
         )
         self._chain.publish(link, writer.head)
         self._adopt(writer, link)
