@@ -39,10 +39,10 @@ def test_tables_of_a_source_that_is_gone_stay_as_they_are_and_its_stream_ends() 
         "a.public.t": table,
         "b.public.live": table,
         "b.public.left": replace(table, state=LEFT),
-        "b.public.copied": replace(table, state=COPIED),
     }
+    copies = {"b.public.copied": replace(table, state=COPIED)}
     streams = {s: StreamPosition(1, 10, 10, 5) for s in "ab"}
-    head = Manifest("lake", 3, 1, 0, 1, 0.0, streams=streams, tables=tables)
+    head = Manifest("lake", 3, 1, 0, 1, 0.0, streams=streams, tables=tables, copies=copies)
     assert departed(head, {"a", "b"}) == []
     assert without_departed(head, {"a", "b"}) == head
     assert departed(head, {"a"}) == ["b.public.copied", "b.public.live"]
@@ -53,5 +53,7 @@ def test_tables_of_a_source_that_is_gone_stay_as_they_are_and_its_stream_ends() 
         "b.public.live": LEFT,
         "b.public.left": LEFT,
     }
+    assert not after.copies
     assert after.tables["b.public.live"].snapshot_id == 7
+    assert after.tables["b.public.live"].as_of == 1
     assert set(after.streams) == {"a"}
