@@ -129,3 +129,23 @@ def test_a_pace_lets_the_next_part_wait():
     stop.set()
     pace.wait(stop)
     _Pace(None).wait(threading.Event())
+
+
+def test_a_table_that_resumes_is_brought_up_from_where_it_stopped():
+    stopped = table("resuming", offset=2)
+    chosen = plan.choose(
+        head(**{"a.public.t": stopped}), 7, {"a": CUTS["a"]}, {"a": [commit(7, 20)]}
+    )
+    assert chosen.fresh == {"a.public.t"}
+    assert chosen.tables["a.public.t"] == replace(stopped, state=LIVE)
+
+
+def test_19_a_stream_whose_position_was_trimmed_begins_with_what_is_kept():
+    """Nothing that follows needs what is gone: the pipeline sees to that."""
+    trimmed = StreamCut("a", "grpc://a", 20, 20, 70, 70, 1, 12, 2000)
+    copied = {"a.public.t": table(COPIED, 70, offset=15)}
+    start = head(copied, **{"a.public.t": table("held")})
+    chosen = plan.choose(start, 7, {"a": trimmed}, {"a": [commit(7, 20)]})
+    assert [r.start for r in chosen.ranges] == [12]
+    assert chosen.tables["a.public.t"].state == LIVE
+    assert not chosen.copies
