@@ -179,7 +179,7 @@ class ReplicationConnection(Closing):
 
         The server waits until the transactions that run now have ended. Meanwhile `check` is called every few
         seconds; what it raises ends the wait. Then, and after `timeout` seconds, the server is told to give
-        up: otherwise it would make the slot later, for nobody. Raises `DeadlineError` after `timeout`.
+        up: otherwise it would wait on for nobody, with the slot's name taken. Raises `DeadlineError` after `timeout`.
         """
         try:
             rows = self.command(replication.create_logical_slot(slot), timeout=timeout, check=check)
