@@ -1,0 +1,213 @@
+"""`capture`: from the walsender to a durable, compressed log, against pg_recvlogical and Debezium.
+
+All read the same WAL, each from a copy of one slot. The clock runs from the moment the server says that
+the slot is in use to the moment the load's last transaction is there: in the keeper's durable log, or at
+the end of pg_recvlogical, which writes to /dev/null. CPU seconds are those of the readers' own processes:
+keeper, bridge and capture together; the walsender's are told beside them.
+
+Debezium's rate is that of the second half of its rows, by its own process's CPU seconds.
+"""
+
+import argparse
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psycopg
+
+from benchmarks import debezium, log_reader, recvlogical, workload
+from benchmarks.processes import cpu_seconds, tree_cpu_seconds, wait_cpu_seconds
+from benchmarks.report import Report, Round, load
+from benchmarks.workload import SLOT, STREAM, Workload
+from tests.support.stack import Stack
+from walsender_bridge.change_log.client import LogClient, ReplicaClient
+from walsender_bridge.errors import TusklineError
+
+NAME = "capture"
+_POLL = 0.01
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Its own flags."""
+    parser.add_argument("--transactions", type=int, default=220_000, help="of TPC-B")
+    parser.add_argument("--wide-rows", type=int, default=2_000_000)
+    parser.add_argument("--work", choices=["tpcb", "wide"], help="only one of the two loads")
+    parser.add_argument("--postgres", type=int, help="the server's major (the newest here)")
+    parser.add_argument("--no-debezium", action="store_true")
+
+
+def run(options: argparse.Namespace, say: Callable[[str], None]) -> Report:
+    """Both loads, one after the other."""
+    report = Report(NAME)
+    loads = {
+        "tpcb": lambda: workload.tpcb(
+            max(int(options.transactions * options.scale), 1), major=options.postgres
+        ),
+        "wide": lambda: workload.wide(
+            max(int(options.wide_rows * options.scale), 1), major=options.postgres
+        ),
+    }
+    with_debezium = not options.no_debezium and debezium.available()
+    for name, make in loads.items():
+        if options.work in {None, name}:
+            say(f"{name}: writing the load")
+            with make() as work, tempfile.TemporaryDirectory(prefix="tuskline-bench-") as folder:
+                _rounds(report, work, Path(folder), options.rounds, with_debezium, say)
+    report.peers = [{"name": "pg_recvlogical", "version": report.peers[0]["version"]}]
+    if with_debezium:
+        report.peers.append({"name": "Debezium", "version": debezium.VERSION})
+    return report
+
+
+def _rounds(
+    report: Report,
+    work: Workload,
+    folder: Path,
+    rounds: int,
+    with_debezium: bool,
+    say: Callable[[str], None],
+) -> None:
+    report.peers.append({"name": "pg_recvlogical", "version": recvlogical.version(work)})
+    for number in range(rounds):
+        place = folder / str(number)
+        place.mkdir()
+        written = place / "written" if number == 0 else None
+        turns = [_own(work, place, written, report), _peer(work)]
+        if with_debezium:
+            turns.append(debezium.turn(work, place))
+        for turn in turns:
+            report.add(turn)
+            say(
+                f"{work.name} {number + 1}/{rounds} {turn.side}: {turn.rows / turn.wall:,.0f} rows/s, "
+                f"{turn.cpu:.2f} CPU s, load {turn.load}"
+            )
+    _ratios(report, work.name)
+
+
+def _ratios(report: Report, work: str) -> None:
+    for side in ("own", "pg_recvlogical", "debezium"):
+        for name in ("rows_s", "wall", "cpu", "rows_cpu_s", "walsender_cpu"):
+            report.median(side, work, name)
+    own, peer = (report.median(side, work, "rows_s") for side in ("own", "pg_recvlogical"))
+    report.ratio(f"wall_rate_vs_pg_recvlogical_{work}", own, peer)
+    own, peer = (report.median(side, work, "rows_cpu_s") for side in ("own", "debezium"))
+    report.ratio(f"rows_per_cpu_vs_debezium_{work}", own, peer)
+
+
+class _Watch:
+    """Looks at a slot's walsender while a reader works."""
+
+    def __init__(self, work: Workload, slot: str) -> None:
+        self.pid = 0
+        self.cpu = 0.0
+        self.began = 0.0
+        self._question = (
+            "SELECT active_pid FROM pg_replication_slots WHERE slot_name = %s AND active"
+        )
+        self._work, self._slot = work, slot
+
+    def wait_active(self, alive: Callable[[], bool]) -> None:
+        """Until the slot is in use."""
+        with psycopg.connect(self._work.dsn, autocommit=True) as connection:
+            while True:
+                row = connection.execute(self._question.encode(), [self._slot]).fetchone()
+                if row is not None:
+                    self.began, self.pid = time.monotonic(), int(row[0])
+                    return
+                if not alive():
+                    raise RuntimeError("the reader ended before it started to read")
+                time.sleep(_POLL / 2)
+
+    def look(self) -> None:
+        """Note the walsender's CPU seconds; it keeps them until it is gone."""
+        self.cpu = max(self.cpu, cpu_seconds(self.pid))
+
+
+def _peer(work: Workload) -> Round:
+    busy = load()
+    with work.slot("bench_peer") as slot:
+        process = recvlogical.start(work, slot, "/dev/null")
+        watch = _Watch(work, slot)
+        watch.wait_active(lambda: process.poll() is None)
+        while _runs(process):
+            watch.look()
+            time.sleep(_POLL)
+        ended = time.monotonic()
+        cpu = wait_cpu_seconds(process)
+    if process.returncode:
+        raise RuntimeError(f"pg_recvlogical failed: {process.returncode}")
+    # What it reads is compared once, byte for byte: see `_own`.
+    more = {"walsender_cpu": watch.cpu}
+    return Round("pg_recvlogical", work.name, work.rows, ended - watch.began, cpu, None, busy, more)
+
+
+def _runs(process: "subprocess.Popen[bytes]") -> bool:
+    """Whether it runs, without reaping it."""
+    try:
+        return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def _own(work: Workload, folder: Path, written: Path | None, report: Report) -> Round:
+    """A keeper and a bridge as a user runs them; with `written` the log is compared with the peer's."""
+    busy = load()
+    with Stack(folder, {STREAM: work.dsn}) as stack, work.slot(SLOT):
+        stack.start("keeper", "bridge")
+        pids = [stack.pid("keeper"), stack.pid("bridge")]
+
+        def spent() -> float:
+            return sum(map(tree_cpu_seconds, pids))
+
+        watch = _Watch(work, SLOT)
+        watch.wait_active(lambda: True)
+        before = spent()
+        _wait_durable(stack, work, watch)
+        ended, cpu = time.monotonic(), spent() - before
+        watch.look()
+        _wait_committed(stack, work)
+        found = log_reader.content(stack.log_address, STREAM)
+        report.same_bytes(work.name, found.digest)
+        if written is not None:
+            _compare(work, stack, written, report)
+            written.unlink()
+        stack.stop("bridge")
+    more = {
+        "walsender_cpu": watch.cpu,
+        "messages": found.messages,
+        "raw_mb": found.raw_bytes / 2**20,
+        "stored_mb": found.stored_bytes / 2**20,
+    }
+    return Round("own", work.name, work.rows, ended - watch.began, cpu, found.rows, busy, more)
+
+
+def _wait_durable(stack: Stack, work: Workload, watch: _Watch) -> None:
+    with LogClient(stack.log_address) as log:
+        address = log.status().streams[STREAM].address
+    with ReplicaClient(address) as replica:
+        while True:
+            try:
+                if replica.stream_status(STREAM).last_end_lsn >= work.end_lsn:
+                    return
+            except TusklineError:
+                pass
+            watch.look()
+            time.sleep(_POLL)
+
+
+def _wait_committed(stack: Stack, work: Workload) -> None:
+    with LogClient(stack.log_address) as log:
+        while log.status().streams[STREAM].last_end_lsn < work.end_lsn:
+            time.sleep(_POLL)
+
+
+def _compare(work: Workload, stack: Stack, written: Path, report: Report) -> None:
+    with work.slot("bench_check") as slot:
+        process = recvlogical.start(work, slot, str(written))
+        if process.wait():
+            raise RuntimeError("pg_recvlogical failed")
+    found = recvlogical.differs(written, log_reader.payloads(stack.log_address, STREAM))
+    if found is not None:
+        report.unequal.append(f"{work.name}: {found}")

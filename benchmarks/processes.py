@@ -1,0 +1,41 @@
+"""CPU seconds of processes, as the kernel counts them (`/proc`)."""
+
+import os
+import subprocess
+from pathlib import Path
+
+_TICK = os.sysconf("SC_CLK_TCK")
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system seconds of one process; 0 if it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / _TICK
+
+
+def tree(pid: int) -> list[int]:
+    """A process and its descendants."""
+    found, at = [pid], 0
+    while at < len(found):
+        for task in Path(f"/proc/{found[at]}/task").glob("*/children"):
+            try:
+                found += [int(child) for child in task.read_text().split()]
+            except OSError:
+                continue
+        at += 1
+    return found
+
+
+def tree_cpu_seconds(pid: int) -> float:
+    """Of a process and its descendants that live."""
+    return sum(map(cpu_seconds, tree(pid)))
+
+
+def wait_cpu_seconds(process: "subprocess.Popen[bytes]") -> float:
+    """Wait for the end; the user and system seconds of it and of its children that it waited for."""
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    return usage.ru_utime + usage.ru_stime
