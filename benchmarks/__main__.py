@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.report import keep
 
-NAMES = ("capture",)
+NAMES = ("capture", "decode")
 
 
 def main(arguments: list[str]) -> int:

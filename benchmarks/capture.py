@@ -27,6 +27,8 @@ from walsender_bridge.errors import TusklineError
 
 NAME = "capture"
 _POLL = 0.01
+#: Seconds in which a load must have been captured.
+_PATIENCE = 600.0
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -167,7 +169,7 @@ def _own(work: Workload, folder: Path, written: Path | None, report: Report) -> 
         _wait_durable(stack, work, watch)
         ended, cpu = time.monotonic(), spent() - before
         watch.look()
-        _wait_committed(stack, work)
+        wait_committed(stack, work)
         found = log_reader.content(stack.log_address, STREAM)
         report.same_bytes(work.name, found.digest)
         if written is not None:
@@ -183,11 +185,26 @@ def _own(work: Workload, folder: Path, written: Path | None, report: Report) -> 
     return Round("own", work.name, work.rows, ended - watch.began, cpu, found.rows, busy, more)
 
 
+def start(stack: Stack) -> None:
+    """Start keeper and bridge, and wait until the log knows the stream."""
+    stack.start("keeper", "bridge")
+    while True:
+        try:
+            with LogClient(stack.log_address) as log:
+                if STREAM in log.status().streams:
+                    return
+        except TusklineError:
+            time.sleep(_POLL)
+
+
 def _wait_durable(stack: Stack, work: Workload, watch: _Watch) -> None:
     with LogClient(stack.log_address) as log:
         address = log.status().streams[STREAM].address
+    deadline = time.monotonic() + _PATIENCE
     with ReplicaClient(address) as replica:
         while True:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"capture did not get to the end:\n{stack.logs()}")
             try:
                 if replica.stream_status(STREAM).last_end_lsn >= work.end_lsn:
                     return
@@ -197,7 +214,8 @@ def _wait_durable(stack: Stack, work: Workload, watch: _Watch) -> None:
             time.sleep(_POLL)
 
 
-def _wait_committed(stack: Stack, work: Workload) -> None:
+def wait_committed(stack: Stack, work: Workload) -> None:
+    """Until the log's order has committed the whole load."""
     with LogClient(stack.log_address) as log:
         while log.status().streams[STREAM].last_end_lsn < work.end_lsn:
             time.sleep(_POLL)

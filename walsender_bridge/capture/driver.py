@@ -61,10 +61,14 @@ SLOT_PATIENCE = 90.0
 ACK_SECONDS = 120.0
 #: Transactions that a `DivergedError` lists.
 LISTED = 20
-#: Seconds to let messages gather after a small read. A walsender writes a few rows at a time; reading
-#: each write costs both sides twice the CPU that reading a hundred does (measured: 0.8M messages a
-#: CPU-second become 1.4M). An entry waits for `core.ENTRY_SECONDS` anyway.
+#: Seconds to let messages gather after a small read. A walsender writes one message at a time; reading
+#: each write costs this side twice the CPU that reading a hundred does. An entry waits for
+#: `core.ENTRY_SECONDS` anyway.
 GATHER_SECONDS = 0.003
+#: The same under load: when a large read came just before. Left alone for longer, the kernel collects the
+#: walsender's small writes instead of carrying each through TCP by itself; that halves the walsender's CPU
+#: (docs/performance.md). What arrives meanwhile fits into the socket's buffers.
+LOADED_GATHER_SECONDS = 0.020
 #: Messages that make a read large: more is there already, and the walsender must not wait for us.
 MANY = 500
 
@@ -290,7 +294,7 @@ class Capture:
         poll.register(self.waker, select.POLLIN)
         poll.register(walsender, select.POLLIN)
         socket, watched = walsender.fileno(), select.POLLIN
-        sent, published_at = True, 0.0
+        sent, published_at, loaded = True, 0.0, False
         while not self._stopped:
             wanted = (select.POLLIN if state.reading else 0) | (0 if sent else select.POLLOUT)
             if wanted != watched:
@@ -332,7 +336,9 @@ class Capture:
                 self._status.progress(state, wal_end.lsn)
                 self._check_keeper(state, now)
             if 0 < len(payloads) < MANY:
-                time.sleep(GATHER_SECONDS)
+                time.sleep(LOADED_GATHER_SECONDS if loaded else GATHER_SECONDS)
+            if payloads:
+                loaded = len(payloads) >= MANY
         self._status.progress(state, wal_end.lsn)
 
     def _check_keeper(self, state: core.State, now: float) -> None:
