@@ -16,6 +16,7 @@ SEED ?= 1
 SECONDS ?= 45
 ARGS ?=
 TESTS ?= tests
+BENCH ?= capture decode snapshot
 
 .PHONY: help
 help:  ## this list
@@ -52,6 +53,10 @@ test-all: $(READY)  ## every test on every major that can be had; stopped and st
 .PHONY: soak
 soak: $(READY)  ## the demo with seeded kills (MINUTES=10 SEED=1)
 	$(BIN)/tuskline demo --seconds $$(( $(MINUTES) * 60 )) --kill --seed $(SEED) --json $(ARGS)
+
+.PHONY: bench
+bench: $(READY)  ## figures against real peers: capture, decode, snapshot (BENCH=decode ARGS="--scale 0.1")
+	@for name in $(BENCH); do $(BIN)/python -m benchmarks $$name --json $(ARGS); done
 
 .PHONY: fmt
 fmt: $(READY)  ## format, and mend what a tool can mend

@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.report import keep
 
-NAMES = ("capture", "decode")
+NAMES = ("capture", "decode", "snapshot")
 
 
 def main(arguments: list[str]) -> int:
@@ -22,10 +22,12 @@ def main(arguments: list[str]) -> int:
     names = parser.add_subparsers(dest="name", required=True)
     modules = {name: importlib.import_module(f"benchmarks.{name}") for name in NAMES}
     for name, module in modules.items():
-        own = names.add_parser(name, help=module.__doc__.split("\n", 1)[0])
+        own = names.add_parser(name, help=str(module.__doc__).split("\n", 1)[0])
         own.add_argument("--json", action="store_true")
         own.add_argument("--rounds", type=int, default=5)
-        own.add_argument("--scale", type=float, default=1.0, help="of the work; 0.01 for a quick run")
+        own.add_argument(
+            "--scale", type=float, default=1.0, help="of the work; 0.01 for a quick run"
+        )
         module.add_options(own)
     given = parser.parse_args(arguments)
 

@@ -13,6 +13,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import psycopg
@@ -43,13 +44,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace, say: Callable[[str], None]) -> Report:
     """Both loads, one after the other."""
     report = Report(NAME)
+    transactions = max(int(options.transactions * options.scale), 1)
+    rows = max(int(options.wide_rows * options.scale), 1)
     loads = {
-        "tpcb": lambda: workload.tpcb(
-            max(int(options.transactions * options.scale), 1), major=options.postgres
-        ),
-        "wide": lambda: workload.wide(
-            max(int(options.wide_rows * options.scale), 1), major=options.postgres
-        ),
+        "tpcb": partial(workload.tpcb, transactions, major=options.postgres),
+        "wide": partial(workload.wide, rows, major=options.postgres),
     }
     with_debezium = not options.no_debezium and debezium.available()
     for name, make in loads.items():

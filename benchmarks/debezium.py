@@ -16,7 +16,7 @@ from benchmarks.report import Round, load
 from benchmarks.workload import PUBLICATION, Workload
 from walsender_bridge import cache
 
-VERSION = "3.2.0.Final"
+VERSION = "3.4.1.Final"
 _HERE = Path(__file__).parent / "debezium_peer"
 _SLOT = "bench_debezium"
 

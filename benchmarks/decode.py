@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -43,8 +44,8 @@ def run(options: argparse.Namespace, say: Callable[[str], None]) -> Report:
     pa.set_cpu_count(1)
     try:
         for make in (
-            lambda: workload.tpcb(transactions, major=options.postgres),
-            lambda: workload.wide(rows, major=options.postgres),
+            partial(workload.tpcb, transactions, major=options.postgres),
+            partial(workload.wide, rows, major=options.postgres),
         ):
             with make() as work:
                 say(f"{work.name}: capturing the load")
@@ -98,7 +99,9 @@ def _rounds(
             counts = _counts(found)
             turn = Round(side, work, sum(counts.values()), wall, cpu, counts, busy)
             report.add(turn)
-            say(f"{work} {number + 1}/{rounds} {side}: {turn.rows / cpu:,.0f} rows/CPU s, load {busy}")
+            say(
+                f"{work} {number + 1}/{rounds} {side}: {turn.rows / cpu:,.0f} rows/CPU s, load {busy}"
+            )
     own_rate, plain_rate = (report.median(s, work, "rows_cpu_s") for s in ("own", "plain"))
     report.ratios[f"{work}_rows_per_cpu_s"] = round(own_rate)
     report.ratio(f"vs_plain_{work}", own_rate, plain_rate)

@@ -42,7 +42,10 @@ def differs(path: Path, payloads: Iterable[bytes]) -> str | None:
             size = int.from_bytes(payload[place : place + 4], "little")
             while data[at] in (RELATION, TYPE):
                 at = _behind(data, at)
-            if data[at : at + size] != payload[place + 4 : place + 4 + size] or data[at + size] != 10:
+            if (
+                data[at : at + size] != payload[place + 4 : place + 4 + size]
+                or data[at + size] != 10
+            ):
                 return f"message {count} of the log is not what pg_recvlogical has at byte {at}"
             at += size + 1
             place += 4 + size

@@ -5,7 +5,7 @@ import os
 import platform
 import statistics
 import time
-from collections import defaultdict
+from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -84,9 +84,7 @@ class Report:
 
     def record(self) -> dict[str, Any]:
         """The JSON object. Ratios are left out if the results differ."""
-        sides = defaultdict(int)
-        for turn in self.rounds:
-            sides[turn.side, turn.work] += 1
+        sides = Counter((turn.side, turn.work) for turn in self.rounds)
         return {
             "name": self.name,
             "rounds": min(sides.values(), default=0),

@@ -81,13 +81,13 @@ def server(major: int | None = None) -> Iterator[LocalServer]:
 def tpcb(transactions: int, *, scale: int = 10, major: int | None = None) -> Iterator[Workload]:
     """pgbench's TPC-B: three updates and an insert each."""
     with server(major) as made:
-        _pgbench(made, "-i", "-q", "-s", str(scale))
+        pgbench(made, "-i", "-q", "-s", str(scale))
         with psycopg.connect(made.dsn(), autocommit=True) as connection:
             connection.execute("ALTER TABLE pgbench_history REPLICA IDENTITY FULL")
             _begin(connection, made)
             clients = min(4, transactions)
             each = -(-transactions // clients)
-            _pgbench(made, "-n", "-M", "prepared", "-c", str(clients), "-j", "2", "-t", str(each))
+            pgbench(made, "-n", "-M", "prepared", "-c", str(clients), "-j", "2", "-t", str(each))
             names = ("accounts", "tellers", "branches", "history")
             tables = tuple(f"public.pgbench_{name}" for name in names)
             yield Workload("tpcb", made, tables, 4 * each * clients, _end(connection))
@@ -106,8 +106,15 @@ def wide(rows: int, *, major: int | None = None) -> Iterator[Workload]:
         yield Workload("wide", made, ("public.wide",), rows, _end(connection))
 
 
-def _pgbench(server: LocalServer, *arguments: str) -> None:
-    command = [server.installation.tool("pgbench"), *arguments, server.dsn()]
+def execute(server: LocalServer, name: str) -> None:
+    """Run the statements of `sql/<name>.sql`."""
+    with psycopg.connect(server.dsn(), autocommit=True) as connection:
+        connection.execute(load(name).encode())
+
+
+def pgbench(server: LocalServer, *arguments: str) -> None:
+    """Run the server's own pgbench."""
+    command = [str(server.installation.tool("pgbench")), *arguments, server.dsn()]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"pgbench failed: {done.stderr[-500:]}")

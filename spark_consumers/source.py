@@ -9,13 +9,13 @@ decode them into Arrow batches. The driver never sees a change.
 Invariant: the position after a batch is the position before the next, in the checkpoint as in memory,
 and each is a version's cut: rows come exactly once into each batch's range, transactions whole.
 
-`pushFilters` is not overridden: Spark 4.1 then refuses every batch read unless a setting allows it.
-Tables and columns are options for that reason.
+Tables and columns are options. Filters of a query prune what is read (module `pushdown`) where
+`spark.sql.python.filterPushdown.enabled` is set; without it the same query reads more, and as well.
 """
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -25,14 +25,17 @@ from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
     DataSourceStreamReader,
+    Filter,
     InputPartition,
 )
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
+from spark_consumers import pushdown
 from spark_consumers.decode import ChangeBatch, decode_entries
 from spark_consumers.options import Options
 from spark_consumers.positions import LogReader, Position
+from spark_consumers.pushdown import Pruning
 from spark_consumers.rows import (
     CHANGES_SCHEMA,
     change_rows,
@@ -42,7 +45,7 @@ from spark_consumers.rows import (
 )
 from spark_consumers.tables import WantedTable, choose_tables, newest_hash, tables_of
 from spark_consumers.types import arrow_schema, spark_schema
-from walsender_bridge.change_log.client import LogStatus, ReplicaClient
+from walsender_bridge.change_log.client import LogClient, LogStatus, ReplicaClient
 from walsender_bridge.errors import SchemaError, UsageError
 
 NAME = "tuskline"
@@ -53,6 +56,7 @@ OPTIONS = (
 )
 #: Bytes of the log, as it is stored, for one task.
 PARTITION_BYTES = 16 * 2**20
+_EVERYTHING = Pruning()
 #: The name of a table's schema, in the metadata of the rows' first field.
 _HASH = "tuskline.schema_hash"
 #: Seconds for which a consumer that does not come back still holds the log.
@@ -154,7 +158,8 @@ class TusklineSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """The batch reader, for Spark."""
-        return _BatchReader(_Plan(self.settings, schema))
+        plan = _Plan(self.settings, schema)
+        return _FilteringReader(plan) if pushdown.asked() else _BatchReader(plan)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  # Spark's name
         """The streaming reader, for Spark."""
@@ -185,10 +190,18 @@ class _Plan:
             digest = next((f.metadata[_HASH] for f in schema.fields if _HASH in f.metadata), None)
             self._newest = None if digest is None else bytes.fromhex(digest)
 
-    def wanted(self) -> list[WantedTable] | None:
+    def wanted(self, only: Pruning = _EVERYTHING) -> list[WantedTable] | None:
         """The wanted tables; None for all."""
         names = self.settings.tables
-        return None if names is None else choose_tables(tables_of(self.settings.log), names)
+        if names is None and only.streams is None and only.relations is None:
+            return None
+        tables = tables_of(self.settings.log)
+        return [
+            table
+            for table in (tables if names is None else choose_tables(tables, names))
+            if (only.streams is None or table.stream in only.streams)
+            and (only.relations is None or table.relation.full_name in only.relations)
+        ]
 
     def first(self, log: LogReader, status: LogStatus) -> Position:
         """Where a reader without a checkpoint begins."""
@@ -260,16 +273,36 @@ class _BatchReader(DataSourceReader):
 
     def __init__(self, plan: _Plan) -> None:
         self._plan = plan
+        self._only = _EVERYTHING
 
     def partitions(self) -> Sequence[InputPartition]:
-        with LogReader(self._plan.settings.log, self._plan.wanted()) as log:
+        # First how far to read, then which tables there are: one that comes between the two is behind.
+        with LogClient(self._plan.settings.log) as client:
+            newest = client.status().version
+        tables = self._plan.wanted(self._only)
+        if tables == []:
+            return []
+        given, only = self._plan.settings.ending_version, self._only.last_version
+        last = min(each for each in (newest, given, only) if each is not None)
+        with LogReader(self._plan.settings.log, tables) as log:
             status = log.status()
             start = self._plan.first(log, status)
-            end = log.step(status, start, last_version=self._plan.settings.ending_version)
+            if self._only.first_version > start.version + 1:
+                start = log.at(status, self._only.first_version - 1)
+            end = log.step(status, start, last_version=last)
             return self._plan.tasks(log, status, start, end)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return self._plan.read(partition)
+
+
+class _FilteringReader(_BatchReader):
+    """The same, for a session that lets a source see filters."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802  # Spark's name
+        """Prune by them; Spark applies all of them again."""
+        self._only = _EVERYTHING.with_filters(filters, table=self._plan.settings.mode == "table")
+        return filters
 
 
 class _StreamReader(DataSourceStreamReader):

@@ -12,14 +12,18 @@ from typing import Any
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import EqualTo, GreaterThan, GreaterThanOrEqual, In, LessThan
 
+from spark_consumers import pushdown
+from spark_consumers.source import TusklineSource
 from tests.support import pgoutput_messages as pm
 from tests.support.capture_stack import ChangeLog
 from tests.support.change_entries import UNCHANGED, Table, delete, insert, update
 from tests.support.log_trim import trim
 from tests.support.log_writer import LogWriter
 from tests.support.waiting import wait_for
-from walsender_bridge.change_log.client import LogClient
+from walsender_bridge.change_log import protocol
+from walsender_bridge.change_log.client import LogClient, ReplicaClient
 from walsender_bridge.change_log.repository_service import RepositoryServer
 
 INT, TEXT = 23, 25
@@ -496,3 +500,97 @@ def test_a_value_that_does_not_fit_fails_the_query_by_name(writer: LogWriter, re
         reads.batch().collect()
     rows = reads.batch(mode="changes").collect()
     assert rows[0].after == {"id": "1", "day": "infinity"}
+
+
+def _bytes_read(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, filters: list[Any], **options: str
+) -> tuple[int, int]:
+    """What the reader that Spark makes takes from the keepers: (bytes of entries, rows)."""
+    read, count = ReplicaClient.read, [0]
+
+    def counted(*arguments: Any) -> Iterator[Any]:
+        for entry in read(*arguments):
+            count[0] += len(entry.data)
+            yield entry
+
+    monkeypatch.setattr(ReplicaClient, "read", counted)
+    monkeypatch.setattr(pushdown, "asked", lambda: bool(filters))
+    source = TusklineSource(options)
+    reader = source.reader(source.schema())
+    if filters:
+        assert reader.pushFilters(filters) == filters
+    batches: Iterator[Any] = (b for task in reader.partitions() for b in reader.read(task))
+    rows = sum(batch.num_rows for batch in batches)
+    monkeypatch.undo()
+    return count[0], rows
+
+
+def test_18_filters_and_columns_spare_reading(
+    spark: SparkSession, log: ChangeLog, writer: LogWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(6):
+        commit_orders(writer, *range(200 * number, 200 * number + 200))
+        last = writer.commit([AUDIT], [insert(AUDIT, [number, "x" * 50])])
+    options = {"log": log.address}
+    mine = EqualTo(("stream",), writer.stream)
+    audit = EqualTo(("relation",), "public.audit")
+
+    def taken(filters: list[Any], **more: str) -> tuple[int, int]:
+        return _bytes_read(spark, monkeypatch, filters, **options, **more)
+
+    names = f"{writer.stream}.public.orders,{writer.stream}.public.audit"
+    everything = taken([], tables=names)
+    assert everything[1] == 1206
+    assert taken([mine]) == everything
+    # The keeper leaves out entries of other relations; the driver, versions.
+    only_audit = taken([mine, audit])
+    assert only_audit[1] == 6
+    assert only_audit[0] < everything[0] / 3
+    assert only_audit == taken([], tables=f"{writer.stream}.public.audit")
+    assert taken([mine, GreaterThanOrEqual(("version",), last)])[1] == 1
+    assert taken([mine, LessThan(("version",), last), GreaterThan(("version",), last - 1)]) == (
+        0,
+        0,
+    )
+    assert taken([mine, In(("relation",), ("public.none",))]) == (0, 0)
+    newest = taken(
+        [EqualTo(("_version",), last)], mode="table", tables=f"{writer.stream}.public.audit"
+    )
+    assert newest[1] == 1
+    assert newest[0] < only_audit[0] / 3
+
+
+def test_18_a_query_is_the_same_with_the_setting_and_without(
+    spark: SparkSession, writer: LogWriter, reads: Reads
+) -> None:
+    setting = "spark.sql.python.filterPushdown.enabled"
+    commit_orders(writer, 1, 2)
+    version = commit_orders(writer, 3)
+    writer.commit([AUDIT], [insert(AUDIT, [4, "x"])])
+
+    def answers() -> list[Any]:
+        changes = reads.batch(mode="changes", tables=None).where(f"stream = '{writer.stream}'")
+        rows = reads.batch()
+        return [
+            changes.where("relation = 'public.audit'").count(),
+            changes.where("relation in ('public.audit', 'public.orders')").count(),
+            changes.where("relation = 'public.none'").count(),
+            changes.where(f"version = {version} or xid < 0").count(),
+            sorted(r.id for r in rows.where(f"_version < {version} and id > 1").collect()),
+            sorted(r.id for r in rows.where(f"_version >= {version}").collect()),
+            rows.count(),
+        ]
+
+    plain = answers()
+    assert plain == [1, 4, 0, 1, [2], [3], 3]
+    spark.conf.set(setting, "true")
+    try:
+        assert answers() == plain
+        assert "PushedFilters: [IsNotNull(relation), EqualTo(relation,public.audit)" in (
+            reads.batch(mode="changes")
+            .where("relation = 'public.audit'")
+            ._jdf.queryExecution()
+            .toString()
+        )
+    finally:
+        spark.conf.unset(setting)

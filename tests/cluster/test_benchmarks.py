@@ -1,0 +1,82 @@
+"""The benchmarks at a tiny scale: what they print, and that unequal results print no ratio."""
+
+import json
+import shutil
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from benchmarks import recvlogical
+from benchmarks.decode import differs
+from benchmarks.report import Report, Round
+
+KEYS = {"name", "rounds", "results_equal", "peers", "ratios", "absolute", "machine"}
+
+
+def run(name: str, *arguments: str) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks", name, "--json", "--rounds", "1", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    record: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    assert record.keys() >= KEYS
+    assert record["results_equal"] is True
+    assert record["rounds"] == 1
+    assert record["name"] == name
+    return record
+
+
+def test_capture_prints_its_ratios():
+    record = run("capture", "--scale", "0.001", "--no-debezium")
+    assert [peer["name"] for peer in record["peers"]] == ["pg_recvlogical"]
+    keys = {f"wall_rate_vs_pg_recvlogical_{work}" for work in ("tpcb", "wide")}
+    assert record["ratios"].keys() == keys
+    assert record["absolute"]["own_rows_cpu_s_wide"] > 0
+
+
+def test_decode_prints_its_ratios():
+    ratios = run("decode", "--scale", "0.005")["ratios"]
+    assert ratios.keys() == {
+        *("tpcb_rows_per_cpu_s", "wide_rows_per_cpu_s", "vs_plain_tpcb", "vs_plain_wide")
+    }
+
+
+@pytest.mark.long
+@pytest.mark.skipif(shutil.which("mvn") is None, reason="the driver and Debezium come from Maven")
+def test_snapshot_and_debezium_print_their_ratios():
+    ratios = run("snapshot", "--scale", "0.01")["ratios"]
+    assert ratios.keys() == {"rows_s_vs_jdbc_keyed", "rows_s_vs_jdbc_plain"}
+    assert "rows_per_cpu_vs_debezium_tpcb" in run("capture", "--scale", "0.01")["ratios"]
+
+
+def test_unequal_results_print_no_ratio():
+    report = Report("capture")
+    for side, result in (("own", {"rows": 3}), ("debezium", {"rows": 2})):
+        report.add(Round(side, "tpcb", 3, 1.0, 1.0, result, 0.0))
+    report.ratio("rows_per_cpu_vs_debezium_tpcb", 10.0, 1.0)
+    record = report.record()
+    assert record["results_equal"] is False
+    assert record["ratios"] == {}
+    assert "own has" in record["unequal"][0]
+
+
+def test_a_table_that_one_decoder_lacks_is_a_difference():
+    assert differs([], []) is None
+
+
+def test_a_byte_that_differs_from_pg_recvlogical_is_found(tmp_path):
+    def payload(*messages: bytes) -> bytes:
+        return b"".join(len(m).to_bytes(4, "little") + m for m in messages)
+
+    relation = b"R" + bytes(4) + b"public\0t\0d" + b"\0\1" + b"\1id\0" + bytes(8)
+    written = tmp_path / "written"
+    written.write_bytes(b"Bone\n" + relation + b"\n" + b"I\n\n\n" + b"Cend\n")
+    assert recvlogical.differs(written, [payload(b"Bone", b"I\n\n"), payload(b"Cend")]) is None
+    assert "message 1" in str(recvlogical.differs(written, [payload(b"Bone", b"I\nx", b"Cend")]))
+    assert "more than" in str(recvlogical.differs(written, [payload(b"Bone", b"I\n\n")]))
