@@ -27,7 +27,8 @@ from walsender_bridge.change_log.client import LogClient, ReplicaClient
 from walsender_bridge.errors import TusklineError
 
 NAME = "capture"
-_POLL = 0.01
+#: Seconds between two looks at how far a reader is: each costs the keeper a call.
+_POLL = 0.02
 #: Seconds in which a load must have been captured.
 _PATIENCE = 600.0
 

@@ -3,6 +3,10 @@
 Filters on the stream, the relation and the version decide which parts of the log are read at all. Spark
 applies every filter again, so a part that is read in vain costs time and nothing else; only what no row of
 interest can be in is left out.
+
+It is for those who ask for it (option `pruneByFilters`). Spark 4.1 keeps what was planned under one query's
+filters with the DataFrame, and reads that again for a query of the same DataFrame that has no filter: rows
+would be missing. Who asks for it loads a DataFrame for each query.
 """
 
 import sys

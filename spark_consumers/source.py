@@ -9,8 +9,8 @@ decode them into Arrow batches. The driver never sees a change.
 Invariant: the position after a batch is the position before the next, in the checkpoint as in memory,
 and each is a version's cut: rows come exactly once into each batch's range, transactions whole.
 
-Tables and columns are options. Filters of a query prune what is read (module `pushdown`) where
-`spark.sql.python.filterPushdown.enabled` is set; without it the same query reads more, and as well.
+Tables, columns and versions are options. Spark's own filters prune what is read too (module `pushdown`), but
+only with the option `pruneByFilters`, since Spark 4.1 goes on using them in later queries of a DataFrame.
 """
 
 import sys
@@ -52,7 +52,7 @@ NAME = "tuskline"
 OPTIONS = (
     *("log", "tables", "columns", "mode", "startingVersion", "startingTimestamp", "endingVersion"),
     *("maxBytesPerTrigger", "maxVersionsPerTrigger", "availableNow", "partitionBytes"),
-    *("consumer", "consumerLeaseSeconds"),
+    *("consumer", "consumerLeaseSeconds", "pruneByFilters"),
 )
 #: Bytes of the log, as it is stored, for one task.
 PARTITION_BYTES = 16 * 2**20
@@ -80,6 +80,7 @@ class _Settings:
     partition_bytes: int
     consumer: str | None
     lease_seconds: int
+    prune: bool
 
 
 def read_options(options: dict[str, str]) -> _Settings:
@@ -114,6 +115,7 @@ def read_options(options: dict[str, str]) -> _Settings:
         partition_bytes=given.number("partitionBytes") or PARTITION_BYTES,
         consumer=given.text("consumer"),
         lease_seconds=given.number("consumerLeaseSeconds") or LEASE_SECONDS,
+        prune=given.flag("pruneByFilters") or False,
     )
 
 
@@ -159,7 +161,8 @@ class TusklineSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         """The batch reader, for Spark."""
         plan = _Plan(self.settings, schema)
-        return _FilteringReader(plan) if pushdown.asked() else _BatchReader(plan)
+        pruning = self.settings.prune and pushdown.asked()
+        return _FilteringReader(plan) if pruning else _BatchReader(plan)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  # Spark's name
         """The streaming reader, for Spark."""
