@@ -1,7 +1,8 @@
 import com.sun.management.OperatingSystemMXBean;
 import io.debezium.embedded.Connect;
-import io.debezium.engine.ChangeEvent;
 import io.debezium.engine.DebeziumEngine;
+import io.debezium.engine.RecordChangeEvent;
+import io.debezium.engine.format.ChangeEventFormat;
 import java.io.FileReader;
 import java.lang.management.ManagementFactory;
 import java.util.List;
@@ -55,8 +56,8 @@ public class Peer {
         long wanted = Long.parseLong(given[1]);
         CountDownLatch done = new CountDownLatch(1);
         String[] failed = new String[1];
-        DebeziumEngine<ChangeEvent<SourceRecord, SourceRecord>> engine = DebeziumEngine
-            .create(Connect.class, "io.debezium.embedded.async.ConvertingAsyncEngineBuilderFactory")
+        DebeziumEngine<RecordChangeEvent<SourceRecord>> engine = DebeziumEngine
+            .create(ChangeEventFormat.of(Connect.class))
             .using(properties)
             .using((success, message, error) -> {
                 if (!success) {
@@ -64,13 +65,13 @@ public class Peer {
                     done.countDown();
                 }
             })
-            .notifying((List<ChangeEvent<SourceRecord, SourceRecord>> records,
-                        DebeziumEngine.RecordCommitter<ChangeEvent<SourceRecord, SourceRecord>> committer) -> {
+            .notifying((List<RecordChangeEvent<SourceRecord>> records,
+                        DebeziumEngine.RecordCommitter<RecordChangeEvent<SourceRecord>> committer) -> {
                 if (began == 0) {
                     began = System.nanoTime();
                 }
-                for (ChangeEvent<SourceRecord, SourceRecord> record : records) {
-                    count(record.value());
+                for (RecordChangeEvent<SourceRecord> record : records) {
+                    count(record.record());
                     committer.markProcessed(record);
                 }
                 committer.markBatchFinished();
