@@ -22,7 +22,6 @@ from tests.support.change_entries import UNCHANGED, Table, delete, insert, updat
 from tests.support.log_trim import trim
 from tests.support.log_writer import LogWriter
 from tests.support.waiting import wait_for
-from walsender_bridge.change_log import protocol
 from walsender_bridge.change_log.client import LogClient, ReplicaClient
 from walsender_bridge.change_log.repository_service import RepositoryServer
 
