@@ -29,6 +29,8 @@ class BagFold:
     truncated: bool
     columns: list[pa.Array]
     delta: Int64s
+    #: So many columns at the end only tell where a row comes from: rows that differ there are equal.
+    told: int = 0
 
     def __len__(self) -> int:
         return len(self.delta)
@@ -49,8 +51,8 @@ class BagFold:
         return [column.filter(mask) for column in self.columns], -self.delta[gone]
 
 
-def fold_bag(changes: Sequence[Changes]) -> BagFold:
-    """Fold changes in commit order; at least one batch, all with the same columns.
+def fold_bag(changes: Sequence[Changes], told: int = 0) -> BagFold:
+    """Fold changes in commit order; at least one batch, all with the same columns (`told`: see `BagFold`).
 
     Raises `CorruptError` for an update or delete without its whole old row.
     """
@@ -75,7 +77,7 @@ def fold_bag(changes: Sequence[Changes]) -> BagFold:
             old = [column.slice(start) for column in batch.old_columns or ()]
             parts.append(_chosen(old, takes, -1))
         parts.append(_chosen([column.slice(start) for column in batch.columns], adds, 1))
-    return _sum(truncated, parts)
+    return _sum(truncated, parts, told)
 
 
 def compose_bags(first: BagFold, then: BagFold) -> BagFold:
@@ -83,7 +85,7 @@ def compose_bags(first: BagFold, then: BagFold) -> BagFold:
     if then.truncated:
         return then
     parts = [(first.columns, first.delta), (then.columns, then.delta)]
-    return _sum(first.truncated, parts)
+    return _sum(first.truncated, parts, first.told)
 
 
 def _chosen(columns: list[pa.Array], mask: np.ndarray, sign: int) -> tuple[list[pa.Array], Int64s]:
@@ -91,14 +93,17 @@ def _chosen(columns: list[pa.Array], mask: np.ndarray, sign: int) -> tuple[list[
     return [c.filter(chosen) for c in columns], np.full(int(mask.sum()), sign, np.int64)
 
 
-def _sum(truncated: bool, parts: list[tuple[list[pa.Array], Int64s]]) -> BagFold:
+def _sum(truncated: bool, parts: list[tuple[list[pa.Array], Int64s]], told: int) -> BagFold:
     columns = [pa.concat_arrays(list(same)) for same in zip(*(p[0] for p in parts), strict=True)]
     delta = np.concatenate([p[1] for p in parts])
-    (codes,) = row_codes([columns])
+    (codes,) = row_codes([columns[: len(columns) - told]])
     totals = np.zeros(int(codes.max(initial=-1)) + 1, np.int64)
     np.add.at(totals, codes, delta)
     place = np.zeros(len(totals), np.int64)
     place[codes[::-1]] = np.arange(len(codes))[::-1]
+    # A row that is added tells where it comes from, rather than one like it that went.
+    adds = np.flatnonzero(delta > 0)[::-1]
+    place[codes[adds]] = adds
     kept = totals != 0
     if truncated and (totals < 0).any():
         raise CorruptError(
@@ -107,7 +112,7 @@ def _sum(truncated: bool, parts: list[tuple[list[pa.Array], Int64s]]) -> BagFold
             repair="copy the table again; its history in the log has a gap",
         )
     rows = pa.array(place[kept])
-    return BagFold(truncated, [c.take(rows) for c in columns], totals[kept])
+    return BagFold(truncated, [c.take(rows) for c in columns], totals[kept], told)
 
 
 def _repeat(columns: list[pa.Array], times: Int64s) -> list[pa.Array]:

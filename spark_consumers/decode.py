@@ -11,7 +11,8 @@ after it comes out.
 """
 
 from collections.abc import Callable, Container, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,6 +23,7 @@ from spark_consumers.frames import Frames, Piece, Transaction, frame
 from spark_consumers.spans import Bools, Int64s, gather
 from spark_consumers.types import (
     ColumnType,
+    apart,
     checked_utf8,
     column_type,
     from_text,
@@ -86,6 +88,9 @@ class ChangeBatch:
     old_columns: list[pa.Array] | None
     #: 0 (none), `K` (the key) or `O` (the whole row).
     old_kind: npt.NDArray[np.uint8]
+    #: PostgreSQL's text of the values that do not fit, by column (NULL where a value fits), if they are kept.
+    unfit: dict[int, pa.Array] = field(default_factory=dict)
+    old_unfit: dict[int, pa.Array] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.ops)
@@ -98,19 +103,21 @@ def decode_entries(
     relations: Container[str] | None = None,
     columns: Container[str] | None = None,
     as_text: bool = False,
+    keep_unfit: Container[str] = (),
     target_bytes: int = TARGET_BYTES,
 ) -> Iterator[ChangeBatch]:
     """Decode a run of entries that starts at a commit boundary.
 
     `schemas` gives a schema record for its hash. `relations` (names `schema.table`) leaves others out,
     and then entries may be missing that hold none of them; `columns` leaves out columns (of every
-    relation). `as_text` gives every column as PostgreSQL's own text. Memory: some `target_bytes`, or
+    relation). `as_text` gives every column as PostgreSQL's own text. `keep_unfit`: relations whose values that
+    do not fit are NULL, and told by their text (`ChangeBatch.unfit`), instead of an error. Memory: some `target_bytes`, or
     one entry.
 
     Raises `MalformedMessageError`, `CorruptError`, `UnsupportedValueError` (a value that the column's
     type cannot hold: table, column and position are named), and what `schemas` raises.
     """
-    decoder = _Decoder(schemas, relations, columns, as_text)
+    decoder = _Decoder(schemas, relations, columns, as_text, keep_unfit)
     transaction: Transaction | None = None
     expected: int | None = None
     missing = False
@@ -160,11 +167,13 @@ class _Decoder:
         relations: Container[str] | None,
         columns: Container[str] | None,
         as_text: bool,
+        keep_unfit: Container[str],
     ) -> None:
         self._schemas = schemas
         self._relations = relations
         self._columns = columns
         self._as_text = as_text
+        self._keep_unfit = keep_unfit
         self._known: dict[bytes, _Schema] = {}
 
     def can_skip(self, header: EntryHeader) -> bool:
@@ -257,15 +266,22 @@ class _Decoder:
             old_columns=None,
             old_kind=np.where(has_old, markers, 0).astype(np.uint8),
         )
-        batch.columns = self._values(frames, new, schema, batch)
+        batch.columns = self._values(frames, new, schema, batch, batch.unfit)
         if old is not None:
-            batch.old_columns = self._values(frames, old, schema, batch)
+            batch.old_columns = self._values(frames, old, schema, batch, batch.old_unfit)
         return batch
 
     def _values(
-        self, frames: Frames, tuples: Tuples, schema: _Schema, batch: ChangeBatch
+        self,
+        frames: Frames,
+        tuples: Tuples,
+        schema: _Schema,
+        batch: ChangeBatch,
+        unfit: dict[int, pa.Array],
     ) -> list[pa.Array]:
-        arrays = []
+        """The columns' values; the text of what does not fit goes to `unfit`, if that is kept."""
+        arrays: list[pa.Array] = []
+        keep = schema.relation.full_name in self._keep_unfit
         for i, column, kind in zip(
             schema.chosen, schema.relation.columns, schema.kinds, strict=True
         ):
@@ -277,6 +293,12 @@ class _Decoder:
                 texts = gather(
                     frames.memory, tuples.starts[i], tuples.lengths[i], sent, pa.string()
                 )
+                if keep:
+                    values, raw = apart(texts, kind.arrow, partial(from_text, kind=kind))
+                    if raw is not None:
+                        unfit[len(arrays)] = raw
+                    arrays.append(values)
+                    continue
                 arrays.append(checked_utf8(texts) if self._as_text else from_text(texts, kind))
             except UnfitValueError as fault:
                 raise _named(fault, schema.relation, column.name, batch) from fault
@@ -326,5 +348,6 @@ def _named(
     return UnsupportedValueError(
         fault.what,
         where=place,
-        repair="change the value at the source, or leave the column out of the publication",
+        repair="change the value at the source, leave the column out of the publication, or set such rows "
+        "aside ([lake.on_unfit_value])",
     )

@@ -8,7 +8,7 @@ import pyarrow as pa
 from spark_consumers.bags import BagFold
 from spark_consumers.fold import Fold
 
-_TRUNCATED = b"truncated"
+_TRUNCATED, _KEY, _TOLD = b"truncated", b"key", b"told"
 
 
 def fold_to_table(fold: Fold | BagFold) -> pa.Table:
@@ -23,12 +23,17 @@ def fold_to_table(fold: Fold | BagFold) -> pa.Table:
             arrays |= {f"u{i}": pa.array(fold.unset[:, i]) for i in range(len(fold.columns))}
             arrays |= {f"s{i}": column for i, column in enumerate(fold.source)}
     table = pa.table(arrays)
-    return table.replace_schema_metadata({_TRUNCATED: b"1" if fold.truncated else b"0"})
+    told = fold.told if isinstance(fold, BagFold) else 0
+    key = () if isinstance(fold, BagFold) else fold.key
+    about = {_TRUNCATED: b"1" if fold.truncated else b"0", _TOLD: str(told).encode()}
+    return table.replace_schema_metadata({**about, _KEY: ",".join(map(str, key)).encode()})
 
 
-def fold_from_table(table: pa.Table, key: tuple[int, ...]) -> Fold | BagFold:
-    """The fold that `fold_to_table` wrote; `key` is empty for a bag."""
-    truncated = table.schema.metadata[_TRUNCATED] == b"1"
+def fold_from_table(table: pa.Table) -> Fold | BagFold:
+    """The fold that `fold_to_table` wrote."""
+    about = table.schema.metadata
+    truncated = about[_TRUNCATED] == b"1"
+    key = tuple(int(position) for position in about[_KEY].split(b",") if position)
 
     def column(name: str) -> pa.Array:
         return pa.concat_arrays(table.column(name).chunks) if len(table) else _empty(table, name)
@@ -36,7 +41,7 @@ def fold_from_table(table: pa.Table, key: tuple[int, ...]) -> Fold | BagFold:
     width = sum(name.startswith("c") for name in table.column_names)
     columns = [column(f"c{i}") for i in range(width)]
     if not key:
-        return BagFold(truncated, columns, np.asarray(column("delta")))
+        return BagFold(truncated, columns, np.asarray(column("delta")), int(about[_TOLD]))
     unset = source = None
     if "u0" in table.column_names:
         unset = np.column_stack([_bools(column(f"u{i}")) for i in range(width)])

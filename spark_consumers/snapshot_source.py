@@ -12,6 +12,7 @@ and stream agree.
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,7 +34,14 @@ from spark_consumers.snapshot import (
     reader_conninfo,
     reading,
 )
-from spark_consumers.types import arrow_schema, checked_utf8, column_type, from_text, spark_schema
+from spark_consumers.types import (
+    apart,
+    arrow_schema,
+    checked_utf8,
+    column_type,
+    from_text,
+    spark_schema,
+)
 from spark_consumers.unfit import UnfitValueError
 from spark_consumers.watchdog import Watchdog, open_sockets
 from walsender_bridge.errors import SnapshotError, UnsupportedValueError
@@ -68,6 +76,8 @@ _BINARY = frozenset(
         types.TIMESTAMPTZ,
     }
 )
+#: Of these the ones that have values which their Arrow type has not: their text tells what they were.
+_BEYOND = frozenset({types.DATE, types.TIMESTAMP, types.TIMESTAMPTZ})
 #: 0001-01-01 and 9999-12-31 in days, and the first and last microsecond of them, since 1970. What lies
 #: outside, infinity too, has no text in the stream that a target could hold.
 _DAYS = (-719162, 2932896)
@@ -124,11 +134,19 @@ class SnapshotSource(DataSource):
         """The reader, for Spark."""
         return _Reader(self)
 
+    def reader_apart(self) -> DataSourceReader:
+        """A reader whose batches have the text of what does not fit behind their columns, one for each.
+
+        Such a value is NULL in its column, and not an error; the text of all others is NULL.
+        """
+        return _Reader(self, apart=True)
+
 
 class _Reader(DataSourceReader):
     """Plans on the driver, reads on the executors."""
 
-    def __init__(self, source: SnapshotSource) -> None:
+    def __init__(self, source: SnapshotSource, *, apart: bool = False) -> None:
+        self._apart = apart
         self._dsn = source.dsn
         self._snapshot = source.snapshot
         self._table = source.name_of_table
@@ -136,7 +154,7 @@ class _Reader(DataSourceReader):
             table = one_table(connection, source.name_of_table, source.publication)
             self._columns = source.wanted(table)
             self._pieces = [
-                _Piece(part, _query(part, self._columns, table.row_filter))
+                _Piece(part, _query(part, self._columns, table.row_filter, self._binary))
                 for part in parts(
                     connection, table, count=source.partitions, size=source.partition_bytes
                 )
@@ -195,7 +213,25 @@ class _Reader(DataSourceReader):
                     repair="export a new snapshot and copy the table again",
                 )
 
+    @property
+    def _binary(self) -> frozenset[int]:
+        """The types that are read in their binary form."""
+        return _BINARY - _BEYOND if self._apart else _BINARY
+
+    def _with_texts(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        arrays, texts = [], []
+        for read, array in zip(self._columns, batch.columns, strict=True):
+            oid, typmod = read.column.type_oid, read.column.typmod
+            convert = partial(converted, type_oid=oid, typmod=typmod, binary=self._binary)
+            values, text = apart(array, column_type(oid, typmod).arrow, convert)
+            arrays.append(values)
+            texts.append(pa.nulls(len(array), pa.string()) if text is None else text)
+        names = [str(i) for i in range(2 * len(arrays))]
+        return pa.RecordBatch.from_arrays([*arrays, *texts], names)
+
     def _converted(self, batch: pa.RecordBatch, part: Part, row: int) -> pa.RecordBatch:
+        if self._apart:
+            return self._with_texts(batch)
         arrays = []
         for read, array in zip(self._columns, batch.columns, strict=True):
             column = read.column
@@ -206,19 +242,22 @@ class _Reader(DataSourceReader):
                     fault.what,
                     where=f"{self._table}.{column.name}, row {row + fault.index + 1} of "
                     f"{'.'.join(part.relation)} from block {part.first} on",
-                    repair="change the value at the source, or leave the column out (columns)",
+                    repair="change the value at the source, leave the column out (columns), or set such rows "
+                    "aside ([lake.on_unfit_value])",
                 ) from fault
         return pa.RecordBatch.from_arrays(
             arrays, schema=arrow_schema(c.column for c in self._columns)
         )
 
 
-def _query(part: Part, columns: Sequence[ReadColumn], row_filter: str | None) -> str:
+def _query(
+    part: Part, columns: Sequence[ReadColumn], row_filter: str | None, binary: frozenset[int]
+) -> str:
     """The query for a part of a table; generated, quoted, complete."""
     wanted: list[sql.Composable] = []
     for read in columns:
         name: sql.Composable = sql.Identifier(read.column.name)
-        if read.column.type_oid in _BINARY:
+        if read.column.type_oid in binary:
             wanted.append(name)
         else:
             # The type's own output function: a cast to text differs for some (inet, bpchar, bool).
@@ -241,10 +280,12 @@ def _query(part: Part, columns: Sequence[ReadColumn], row_filter: str | None) ->
     return query.as_string()
 
 
-def converted(array: pa.Array, type_oid: int, typmod: int) -> pa.Array:
-    """A column as ADBC gives it, as the stream has it. Raises `UnfitValueError`."""
+def converted(
+    array: pa.Array, type_oid: int, typmod: int, binary: frozenset[int] = _BINARY
+) -> pa.Array:
+    """A column as ADBC gives it, as the stream has it; `binary` types are no text. Raises `UnfitValueError`."""
     kind = column_type(type_oid, typmod)
-    if type_oid not in _BINARY:
+    if type_oid not in binary:
         return from_text(array, kind)
     if array.type != kind.arrow:
         array = array.cast(kind.arrow)

@@ -10,7 +10,7 @@ arrays. docs/types.md has the whole table.
 
 import binascii
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,8 @@ import numpy as np
 import pyarrow as pa
 
 from spark_consumers.arrays import elements
-from spark_consumers.spans import contents, validity
+from spark_consumers.row_codes import take
+from spark_consumers.spans import contents, of_texts, validity
 from spark_consumers.unfit import UnfitValueError
 from walsender_bridge.wire.pgoutput import Column, Relation
 
@@ -200,6 +201,51 @@ def _converted(values: pa.Array, arrow: pa.DataType) -> pa.Array:
     if pa.types.is_list(arrow):
         return _lists(values, arrow)
     return _cast(values, arrow)
+
+
+def apart(
+    values: pa.Array, arrow: pa.DataType, convert: Callable[[pa.Array], pa.Array]
+) -> tuple[pa.Array, pa.Array | None]:
+    r"""The values as `convert` makes them (of type `arrow`), and the text of those that do not fit.
+
+    A value that does not fit is NULL in the first array; in the second all others are (None: all fit). Bytes
+    that are not UTF-8 are written `\xff`. Raises `UnfitValueError` for damage.
+    """
+    try:
+        return convert(values), None
+    except UnfitValueError as fault:
+        if fault.malformed:
+            raise
+    unfit: list[int] = []
+    parts = _by_halves(values, arrow, convert, 0, unfit)
+    raw = values.cast(pa.binary())
+    texts = [raw[row].as_py().decode("utf-8", "backslashreplace") for row in unfit]
+    places = np.full(len(values), -1, np.int64)
+    places[unfit] = np.arange(len(unfit))
+    return pa.concat_arrays(parts), take(of_texts(texts), places)
+
+
+def _by_halves(
+    values: pa.Array,
+    arrow: pa.DataType,
+    convert: Callable[[pa.Array], pa.Array],
+    first: int,
+    unfit: list[int],
+) -> list[pa.Array]:
+    """Convert; what fails is halved until it is one value, whose number goes to `unfit`."""
+    try:
+        return [convert(values)]
+    except UnfitValueError as fault:
+        if fault.malformed:
+            raise UnfitValueError(first + fault.index, fault.what, malformed=True) from None
+    if len(values) == 1:
+        unfit.append(first)
+        return [pa.nulls(1, arrow)]
+    middle = len(values) // 2
+    return [
+        *_by_halves(values.slice(0, middle), arrow, convert, first, unfit),
+        *_by_halves(values.slice(middle), arrow, convert, first + middle, unfit),
+    ]
 
 
 def checked_utf8(values: pa.Array) -> pa.Array:

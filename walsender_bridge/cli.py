@@ -17,7 +17,7 @@ from typing import Annotated
 import typer
 
 from walsender_bridge import logs
-from walsender_bridge.commands import attach, doctor, run, status
+from walsender_bridge.commands import attach, doctor, quarantine, run, status
 from walsender_bridge.commands import table as table_group
 from walsender_bridge.commands.copy_bars import CopyBars
 from walsender_bridge.commands.options import DEFAULT_CONFIG, AsJson, ConfigPath
@@ -53,7 +53,7 @@ for name, named in (
 ):
     app.add_typer(named, name=name, no_args_is_help=True)
 
-for group in (attach, doctor, run, status, table_group):
+for group in (attach, doctor, quarantine, run, status, table_group):
     group.register(app)
 
 
@@ -168,6 +168,7 @@ def lake_run(config: ConfigPath = DEFAULT_CONFIG) -> None:
                 hold=lake.failing_table == "hold",
                 copy_rate=lake.copy_rate,
                 progress=bars.show,
+                on_unfit_value=lake.on_unfit_value,
             ).run(stop)
     finally:
         spark.stop()

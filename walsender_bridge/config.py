@@ -87,6 +87,9 @@ class LakeSection(_Section):
     failing_table: Literal["hold", "go_on"] = "hold"
     #: Bytes a second that a copy of tables writes at most; no limit unless set.
     copy_rate: float | None = Field(default=None, gt=0)
+    #: What is done with a row that has a value which the lake cannot hold, by `stream.schema.table` and for
+    #: all others as `default`: `fail` (the job stops and names it) or `quarantine` (it is set aside).
+    on_unfit_value: dict[str, Literal["fail", "quarantine"]] = {}
     #: Spark's master for `tuskline lake run`; a cluster's own settings win under spark-submit.
     spark_master: str = "local[2]"
 
@@ -196,6 +199,26 @@ def _explain(error: ValidationError, where: str) -> ConfigError:
     if first["type"] == "missing":
         return ConfigError(f"{key!r} is missing", where=where, repair=f"add {key}")
     return ConfigError(f"{key}: {first['msg']}", where=where, repair=f"correct {key}")
+
+
+def _check_tables(config: Config, where: str) -> None:
+    """Raise `ConfigError` for a table in `[lake.on_unfit_value]` that no source can have."""
+    if config.lake is None:
+        return
+    streams = [source.name for source in config.source]
+    known = ["default", *(f"{s.name}.{table}" for s in config.source for table in s.tables)]
+    for name in config.lake.on_unfit_value:
+        stream, _, rest = name.partition(".")
+        listed = [source for source in config.source if source.name == stream and source.tables]
+        fits = name == "default" or (stream in streams and "." in rest)
+        if fits and not (listed and name not in known):
+            continue
+        near = _nearest(name, known) or _nearest(name, [f"{s}.{name}" for s in streams])
+        raise ConfigError(
+            f"lake.on_unfit_value: {name!r} is no table of a source",
+            where=where,
+            repair=near or "write 'default', or \"stream.schema.table\" in quotes",
+        )
 
 
 def _resolve(base: Path, values: dict[str, Any]) -> None:
@@ -308,6 +331,7 @@ def load_config(path: Path) -> Config:
     except ValidationError as error:
         raise _explain(error, where) from None
     config = _with_flags(config, where)
+    _check_tables(config, where)
     names = [source.name for source in config.source]
     for name in names:
         if names.count(name) > 1:

@@ -32,6 +32,7 @@ from pyspark.sql import SparkSession
 
 from spark_consumers.lakehouse.copy_out import Progress, write_source
 from spark_consumers.lakehouse.manifest import COPIED, TableVersion
+from spark_consumers.lakehouse.quarantine import UnfitCopy, keeps_unfit, with_unfit
 from spark_consumers.lakehouse.schema_change import schema_hash
 from spark_consumers.lakehouse.table_format import ROW_ID, TableFormat, TableWrite
 from spark_consumers.lakehouse.table_version import Column
@@ -113,12 +114,19 @@ def _connected(source: Source) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
 
 
 class Copier:
-    """Copies tables into the lake at `root`, an absolute path."""
+    """Copies tables into the lake at `root`, an absolute path. `on_unfit_value`: see `quarantine.keeps_unfit`."""
 
-    def __init__(self, spark: SparkSession, root: Path, tables: TableFormat) -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        root: Path,
+        tables: TableFormat,
+        on_unfit_value: Mapping[str, str] | None = None,
+    ) -> None:
         self._spark = spark
         self._root = root
         self._format = tables
+        self._on_unfit_value = on_unfit_value or {}
         #: Set to end a copy between two parts of a table.
         self.stop = threading.Event()
 
@@ -186,15 +194,18 @@ class Copier:
                 "partitionBytes": str(part_bytes(request.rate)),
             }
         )
-        files = write_source(
+        apart = keeps_unfit(self._on_unfit_value, name)
+        prefix = f"{folder}/data/copy-t{request.term}"
+        files, unfit = write_source(
             self._spark,
-            reading.reader(spark_schema(columns)),
-            f"{folder}/data/copy-t{request.term}",
+            reading.reader_apart() if apart else reading.reader(spark_schema(columns)),
+            prefix,
             self._format.schemas(folder)[1],
             None if key else "copy",
             rate=request.rate,
             progress=progress,
             stop=self.stop,
+            apart=UnfitCopy(name, prefix, columns, snapshot.lsn) if apart else None,
         )
         _remove_others(Path(folder) / "data", request.term, {file.path for file in files})
         # Version 0: a copy is of no range of the log.
@@ -203,7 +214,7 @@ class Copier:
         rows = sum(file.rows for file in files)
         seconds = round(time.monotonic() - began, 3)
         log.info("table copied", table=name, rows=rows, lsn=snapshot.lsn, seconds=seconds)
-        return TableVersion(
+        version = TableVersion(
             path=path,
             format=self._format.name,
             snapshot_id=made,
@@ -217,6 +228,7 @@ class Copier:
             state=COPIED,
             layout=_layout(snapshot, table),
         )
+        return with_unfit(version, unfit)
 
 
 def _layout(snapshot: ExportedSnapshot, table: PublishedTable) -> tuple[Column, ...]:

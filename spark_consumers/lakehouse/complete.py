@@ -24,7 +24,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from spark_consumers.lakehouse import quarantine
 from spark_consumers.lakehouse.files import sync, write_data
+from spark_consumers.lakehouse.quarantine import UnfitFile
 from spark_consumers.lakehouse.stage import Staged, Target
 from spark_consumers.lakehouse.table_format import ROW_ID, FileInfo, ScanFile
 from spark_consumers.row_codes import row_codes
@@ -57,13 +59,14 @@ class CompleteTask:
 class Completed:
     """What was found.
 
-    How many rows were patched, and the file that has them; for each removal the `ROW_ID`s of rows like
+    How many rows were patched, and the files that have them: those that fit, and the others; for each removal the `ROW_ID`s of rows like
     it; the table's rows anew.
     """
 
     table: str
     patched: int = 0
     rows: FileInfo | None = None
+    unfit: UnfitFile | None = None
     compacted: FileInfo | None = None
     gone: dict[int, list[str]] = field(default_factory=dict)
 
@@ -71,24 +74,37 @@ class Completed:
 def run_complete(task: CompleteTask) -> Completed:
     """Do all that is asked of these files."""
     prefix = f"{task.target.prefix}-{{}}-{task.number}.parquet"
-    count, rows = (0, None) if task.patches is None else _patch(task, prefix.format("rows"))
+    count, rows, unfit = (
+        (0, None, None) if task.patches is None else _patch(task, prefix.format("rows"))
+    )
     return Completed(
         task.target.name,
         patched=count,
         rows=rows,
+        unfit=unfit,
         compacted=_compact(task, prefix.format("compacted")) if task.compact else None,
         gone={} if task.removals is None else _find(task, task.removals),
     )
 
 
-def _patch(task: CompleteTask, path: str) -> tuple[int, FileInfo | None]:
+def _patch(task: CompleteTask, path: str) -> tuple[int, FileInfo | None, UnfitFile | None]:
     target = task.target
     schema = target.file_schema
     patches = pq.read_table(task.patches)
     wanted = [
         _one(patches, f"s{i}").cast(schema.field(name).type) for i, name in enumerate(target.key)
     ]
+    # Behind the table's own columns, where a value of the epoch does not fit (`quarantine`).
+    width = len(target.columns)
+    wide = [
+        _one(patches, f"c{i}")
+        for i in range(quarantine.width(width))
+        if f"c{i}" in patches.column_names
+    ]
+    aside = quarantine.is_unfit(wide, width)
+    unfit: list[list[pa.Array]] = []
     parts: list[list[pa.Array]] = []
+    count = 0
     for group, deleted in _groups(task, list(target.key)):
         keys = [_one(group.keys, name) for name in target.key]
         here, there, gone = row_codes([keys, wanted, deleted])
@@ -99,22 +115,36 @@ def _patch(task: CompleteTask, path: str) -> tuple[int, FileInfo | None]:
         rows = np.flatnonzero(place[here] >= 0)
         if not len(rows):
             continue
-        found = pa.array(place[here[rows]])
+        at = place[here[rows]]
+        found = pa.array(at)
         before = group.read().take(pa.array(rows))
         part = []
         for i, column in enumerate(schema):
             sent = _one(patches, f"c{i}").take(found).cast(column.type)
             unset = _one(patches, f"u{i}").take(found)
             part.append(pc.if_else(unset, _one(before, column.name), sent))
+        count += len(rows)
+        out = aside[at]
+        if out.any():
+            kinds = target.columns.types
+            whole = [c.cast(kind) for c, kind in zip(part[:width], kinds, strict=True)]
+            whole += [column.take(found) for column in wide[width:]]
+            unfit.append([c.filter(pa.array(out)) for c in whole])
+            part = [c.filter(pa.array(~out)) for c in part]
         parts.append(part)
-    count = sum(len(part[0]) for part in parts)
     if task.rows is not None:
-        whole = pq.read_table(task.rows)
-        parts.append([_one(whole, name) for name in schema.names])
+        table = pq.read_table(task.rows)
+        parts.append([_one(table, name) for name in schema.names])
     if not parts:
-        return 0, None
-    columns = [pa.concat_arrays(list(same)) for same in zip(*parts, strict=True)]
-    return count, write_data(path, columns, schema)
+        return 0, None, None
+    file = None
+    if unfit:
+        file = quarantine.write_unfit(target, f"patched-{task.number}", _stacked(unfit))
+    return count, write_data(path, _stacked(parts), schema), file
+
+
+def _stacked(parts: list[list[pa.Array]]) -> list[pa.Array]:
+    return [pa.concat_arrays(list(same)) for same in zip(*parts, strict=True)]
 
 
 def _find(task: CompleteTask, removals: str) -> dict[int, list[str]]:

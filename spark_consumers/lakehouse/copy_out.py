@@ -14,6 +14,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from spark_consumers.lakehouse.files import sync
+from spark_consumers.lakehouse.quarantine import UnfitCopy, UnfitFile
 from spark_consumers.lakehouse.table_format import FileInfo
 from walsender_bridge.errors import UnavailableError
 
@@ -95,13 +96,15 @@ def write_source(
     rate: float | None = None,
     progress: Progress | None = None,
     stop: threading.Event | None = None,
-) -> list[FileInfo]:
+    apart: UnfitCopy | None = None,
+) -> tuple[list[FileInfo], list[UnfitFile]]:
     """Write what a data source reads, a file a partition; the rows never pass through the JVM.
 
     Every partition is a job of its own, as many at a time as there are cores: whatever else the session has
     to do gets the next core that is free, and need not wait for the whole table. With `ids` a last column
     is added that tells every row from all others: text that begins with `ids`. `rate`: bytes a second, of
-    all partitions together. Returns the files that have rows. An error on an executor is raised by
+    all partitions together. `apart`: rows that do not fit are written apart; the reader tells them. Returns
+    the files that have rows, and those of rows that do not fit. An error on an executor is raised by
     Spark; `stop` ends the copy between two partitions, with `UnavailableError`.
     """
     work = list(enumerate(reader.partitions()))
@@ -115,24 +118,32 @@ def write_source(
     # The reader knows all partitions; it is sent once, and not with each of them.
     shared = context.broadcast(reader)
 
-    def write(numbered: tuple[int, InputPartition]) -> tuple[FileInfo, int]:
+    def write(numbered: tuple[int, InputPartition]) -> tuple[FileInfo, int, UnfitFile | None]:
         number, partition = numbered
         batches: Any = shared.value.read(partition)
+        unfit: list[pa.Table] = []
+        if apart is not None:
+            batches = apart.split(batches, unfit)
         if ids is not None:
             batches = _with_ids(batches, f"{ids}-{number}-")
-        return _write_file(_path(prefix), batches, schema, within)
+        path = _path(prefix)
+        file, size = _write_file(path, batches, schema, within)
+        told = None
+        if apart is not None:
+            told = apart.write(path.removeprefix(f"{prefix}-").removesuffix(".parquet"), unfit)
+        return file, size, told
 
-    def run(numbered: tuple[int, InputPartition]) -> FileInfo:
+    def run(numbered: tuple[int, InputPartition]) -> tuple[FileInfo, UnfitFile | None]:
         pace.wait(stop)
         if stop.is_set():
             raise UnavailableError(
                 "the copy was stopped", repair="it begins again with the lake job"
             )
-        done: tuple[FileInfo, int]
+        done: tuple[FileInfo, int, UnfitFile | None]
         (done,) = context.parallelize([numbered], 1).map(write).collect()
         progress.add(done[0].rows, done[1])
         pace.spent(done[1])
-        return done[0]
+        return done[0], done[2]
 
     with ThreadPoolExecutor(at_once, thread_name_prefix="piece") as pool:
         futures = [pool.submit(run, numbered) for numbered in work]
@@ -142,7 +153,7 @@ def write_source(
             for future in futures:
                 future.cancel()
     shared.unpersist()
-    return [file for file in found if file.rows]
+    return [file for file, _ in found if file.rows], [told for _, told in found if told]
 
 
 def _path(prefix: str) -> str:

@@ -36,6 +36,7 @@ from spark_consumers.lakehouse.fit import Layout, Misfit
 from spark_consumers.lakehouse.log_view import aliases, late_commits, new_commits
 from spark_consumers.lakehouse.manifest import LIVE, Chain, Manifest, TableVersion
 from spark_consumers.lakehouse.plan import Plan, choose, tasks
+from spark_consumers.lakehouse.quarantine import keeps_unfit, with_unfit
 from spark_consumers.lakehouse.schema_change import first_layout, schema_hash
 from spark_consumers.lakehouse.stage import (
     ComposeTask,
@@ -105,12 +106,14 @@ class EpochWriter:
         term: int,
         *,
         max_bytes: int,
+        on_unfit_value: Mapping[str, str] | None = None,
     ) -> None:
         self._spark = spark
         self._chain = chain
         self._format = tables
         self._term = term
         self._max_bytes = max_bytes
+        self._on_unfit_value = on_unfit_value or {}
         self._attempt = 0
         #: By the table's path and schema hash.
         self._schemas: dict[tuple[str, str], tuple[pa.Schema, pa.Schema]] = {}
@@ -234,6 +237,12 @@ class EpochWriter:
             )
             for name in partial
         ]
+        composing += [
+            # What is to be tried again, in a table that has no changes.
+            ComposeTask(target, (), plan.version, str(scratch), 0)
+            for name, target in targets.items()
+            if target.retry_unfit and target.unfit_files and name not in found
+        ]
         for one in self._run(run_compose, composing):
             found[one.table] = [one]
         return {name: part for name, (part,) in found.items()}
@@ -278,6 +287,9 @@ class EpochWriter:
             key=table.key,
             start_lsn=table.start_lsn,
             relation_id=table.relation_id,
+            keeps_unfit=keeps_unfit(self._on_unfit_value, name),
+            unfit_files=tuple(f"{path}/{file}" for file in table.unfit_files),
+            retry_unfit=table.retry_unfit,
         )
 
     def _run(self, function: Callable[[_In], _Out], work: Sequence[_In]) -> list[_Out]:
@@ -359,7 +371,7 @@ class EpochWriter:
         staged: Staged,
         completed: Sequence[Completed],
     ) -> TableVersion:
-        table = plan.tables[target.name]
+        table = with_unfit(plan.tables[target.name], [staged.unfit, *(c.unfit for c in completed)])
         path, base = self._path(table), table.snapshot_id
         identity = table.key or (ROW_ID,)
         rows = [staged.rows] if staged.rows else []

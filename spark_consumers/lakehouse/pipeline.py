@@ -17,6 +17,7 @@ from typing import Any
 import structlog
 from pyspark.sql import SparkSession
 
+from spark_consumers.lakehouse import unfit_rows
 from spark_consumers.lakehouse.bootstrap import Copier, Source
 from spark_consumers.lakehouse.copies import Copies
 from spark_consumers.lakehouse.departures import departed
@@ -69,7 +70,8 @@ class Lakehouse:
     are in seconds, `max_bytes_per_epoch` in bytes of the log as it is stored, `copy_rate` in bytes a second.
     `catalog` names the Spark catalog in which users of this session see the tables. `hold`: epochs wait for
     a table that cannot follow (False: they go on, and name it). `progress` is called with how far each
-    table's copy is (`copy_out.Progress`), about ten times a second.
+    table's copy is (`copy_out.Progress`), about ten times a second. `on_unfit_value`: `fail` or `quarantine`,
+    by table and as `default`.
     """
 
     def __init__(
@@ -87,6 +89,7 @@ class Lakehouse:
         hold: bool = True,
         copy_rate: float | None = None,
         progress: Callable[[Mapping[str, Mapping[str, Any]]], None] | None = None,
+        on_unfit_value: Mapping[str, str] | None = None,
     ) -> None:
         if format != IcebergFormat.name:
             raise NotSupportedError(
@@ -110,6 +113,7 @@ class Lakehouse:
         self._format: IcebergFormat | None = None
         self._policy = Policy(hold=hold, copy_rate=copy_rate, keep_paused=retention_seconds)
         self._progress = progress
+        self._on_unfit_value = dict(on_unfit_value or {})
 
     def run(self, stop: threading.Event) -> None:
         """Take over and publish epochs until `stop` is set.
@@ -260,9 +264,15 @@ class Lakehouse:
             path = str(self._chain.root / table.path)
             self._format.take_over(path, table.snapshot_id, head.term, head.epoch)
         epochs = EpochWriter(
-            self._spark, self._chain, self._format, head.term, max_bytes=self._max_bytes
+            self._spark,
+            self._chain,
+            self._format,
+            head.term,
+            max_bytes=self._max_bytes,
+            on_unfit_value=self._on_unfit_value,
         )
-        copies = Copies(Copier(self._spark, self._chain.root, self._format))
+        copier = Copier(self._spark, self._chain.root, self._format, self._on_unfit_value)
+        copies = Copies(copier)
         tables = TableWork(
             self._chain,
             self._lake,
@@ -296,6 +306,7 @@ class Lakehouse:
         shutil.rmtree(self._chain.staging, ignore_errors=True)
         recent = {m.link: m for m in self._chain.newest(_RECENT_LINKS)}
         self._remove_orphans(head, recent)
+        unfit_rows.sweep(self._chain.root, self._chain.links())
         # A table's folder that no manifest names is a copy that was not finished.
         named = {t.path for m in self._chain.links() for t in m.versions}
         for metadata in self._chain.root.glob("tables/*/*/*/metadata"):
@@ -399,5 +410,6 @@ class Lakehouse:
                 # Copied anew since, and no epoch that is kept is of the old copy.
                 shutil.rmtree(path, ignore_errors=True)
                 del writer.last_use[name]
+        files += unfit_rows.sweep(self._chain.root, self._chain.links())
         if removed or files:
             log.info("expired", links=removed, files=files, oldest_epoch=oldest.epoch)

@@ -28,7 +28,9 @@ from spark_consumers.lakehouse.table_version import LEFT, LIVE, PAUSED, RESUMING
 from walsender_bridge.errors import DeadlineError, LakeError, UsageError
 
 ADD, PAUSE, RESUME, RESYNC = "add", "pause", "resume", "resync"
-KINDS = (ADD, PAUSE, RESUME, RESYNC)
+#: About rows that are set aside.
+RETRY, SKIP = "retry", "skip"
+KINDS = (ADD, PAUSE, RESUME, RESYNC, RETRY, SKIP)
 #: Seconds for which an answer is kept, so that whoever waits for it finds it.
 _KEPT = 3600.0
 _LOOK_AGAIN = 0.1
@@ -38,19 +40,25 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request: `kind` of `KINDS`, and tables by `stream.schema.table`. Its id orders it by time."""
+    """One request: `kind` of `KINDS`, and tables by `stream.schema.table`. Its id orders it by time.
+
+    `rows`: ids of rows that are set aside (`SKIP`; none means all of them).
+    """
 
     id: str
     kind: str
     tables: tuple[str, ...]
+    rows: tuple[str, ...] = ()
 
 
-def ask(chain: Chain, kind: str, tables: Collection[str]) -> Request:
+def ask(chain: Chain, kind: str, tables: Collection[str], rows: Collection[str] = ()) -> Request:
     """Leave a request at the lake, durably. Raises `LakeError` if there is no lake, `UsageError`."""
     if kind not in KINDS:
         raise UsageError(f"{kind!r} is no request", repair=f"one of {', '.join(KINDS)}")
     chain.identity()
-    request = Request(f"{time.time_ns():020d}-{uuid.uuid4().hex[:12]}", kind, tuple(tables))
+    request = Request(
+        f"{time.time_ns():020d}-{uuid.uuid4().hex[:12]}", kind, tuple(tables), tuple(rows)
+    )
     folder = _folder(chain)
     folder.mkdir(parents=True, exist_ok=True)
     create_exclusively(folder / f"{request.id}.json", json.dumps(asdict(request)).encode())
@@ -62,7 +70,8 @@ def waiting(chain: Chain) -> Iterator[Request]:
     for path in sorted(_folder(chain).glob("[0-9]*.json")):
         try:
             record = json.loads(path.read_bytes())
-            yield Request(str(record["id"]), str(record["kind"]), tuple(record["tables"]))
+            rows = tuple(record.get("rows", ()))
+            yield Request(str(record["id"]), str(record["kind"]), tuple(record["tables"]), rows)
         except FileNotFoundError:
             continue
         except (ValueError, KeyError, TypeError) as error:
@@ -89,8 +98,13 @@ def carry_out(
     outcome = {}
     for name in request.tables:
         head, outcome[name] = _one(head, request.kind, name, published, low_offsets)
+    return answered(head, request, outcome, now)
+
+
+def answered(head: Manifest, request: Request, outcome: Mapping[str, str], now: float) -> Manifest:
+    """The head with the answer to a request: for each table a word on what was done."""
     kept = {i: a for i, a in head.answered.items() if now - a["at"] < _KEPT}
-    answer = {"at": now, "kind": request.kind, "tables": outcome}
+    answer = {"at": now, "kind": request.kind, "tables": dict(outcome)}
     return replace(head, answered={**kept, request.id: answer})
 
 
@@ -116,6 +130,11 @@ def _one(
         return replace(made, set_aside=again), "is copied anew"
     if table is None:
         return head, "refused: it is not in the lake"
+    if kind == RETRY:
+        if not table.unfit_files:
+            return head, "has no row that is set aside"
+        again_table = replace(table, retry_unfit=True)
+        return replace(head, tables={**head.tables, name: again_table}), "is tried again"
     if kind == PAUSE:
         if table.state == PAUSED:
             return head, "is paused already"
@@ -144,8 +163,10 @@ def finished(head: Manifest, request: Request) -> dict[str, str] | None:
             raise LakeError(
                 reason or outcome.removeprefix("refused: "),
                 where=name,
-                repair="see `tuskline table list`",
+                repair=f"see `tuskline {'quarantine' if request.kind in {RETRY, SKIP} else 'table'} list`",
             )
+    if request.kind in {RETRY, SKIP}:
+        return None if any(head.tables[name].retry_unfit for name in told) else told
     if request.kind != PAUSE and not all(_follows(head, name) for name in told):
         return None
     return told

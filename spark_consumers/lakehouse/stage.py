@@ -18,6 +18,7 @@ import pyarrow as pa
 from spark_consumers.bags import BagFold, compose_bags, fold_bag
 from spark_consumers.decode import ChangeBatch, decode_entries
 from spark_consumers.fold import Fold, compose, fold
+from spark_consumers.lakehouse import quarantine
 from spark_consumers.lakehouse.files import read_partial, write_data, write_partial, write_table
 from spark_consumers.lakehouse.fit import (
     Layout,
@@ -27,6 +28,7 @@ from spark_consumers.lakehouse.fit import (
     padded,
     without_copied,
 )
+from spark_consumers.lakehouse.quarantine import UnfitFile
 from spark_consumers.lakehouse.table_format import FileInfo
 from spark_consumers.serial import fold_from_table, fold_to_table
 from walsender_bridge import fail_point
@@ -45,7 +47,8 @@ class Target:
     begin with. `columns` are PostgreSQL's columns as Arrow types, `file_schema` those of the data files
     (`ROW_ID` last, if `key` is empty). Changes of transactions whose commit record starts below
     `start_lsn` are left out. `relation_id` is the OID of the table that was copied; `aliases` are other names
-    that the log has for it. `layouts` says which columns its changes have from which offset on; those that
+    that the log has for it. `keeps_unfit`: rows with a value that the table cannot hold are set aside, beside
+    those of `unfit_files`, which are tried again if `retry_unfit`. `layouts` says which columns its changes have from which offset on; those that
     come at the end of `columns` only later are NULL before.
     """
 
@@ -59,6 +62,9 @@ class Target:
     relation_id: int
     layouts: tuple[Layout, ...] = ()
     aliases: tuple[str, ...] = ()
+    keeps_unfit: bool = False
+    unfit_files: tuple[str, ...] = ()
+    retry_unfit: bool = False
 
     @property
     def key_positions(self) -> tuple[int, ...]:
@@ -86,7 +92,7 @@ class RangeTask:
 
 @dataclass(frozen=True)
 class ComposeTask:
-    """Compose one table's partials, in order, and write its files."""
+    """Compose one table's partials, in order, and write its files. Without any it is about its unfit rows."""
 
     target: Target
     partials: tuple[str, ...]
@@ -102,7 +108,7 @@ class Staged:
     `partial`: a fold, if other ranges have changes of this table too. Otherwise files: `rows`, `deletes`
     (keys), and what only the table itself can complete: `patches` (rows with columns that were never
     sent; `rows` is then no data file yet) and `removals` (rows of a bag, with how many of each go). `added`: rows more than before, or
-    than none if `truncated`. `changes`: how many were folded.
+    than none if `truncated`. `changes`: how many were folded. `unfit`: the rows that are set aside.
     """
 
     table: str
@@ -115,6 +121,7 @@ class Staged:
     removals: FileInfo | None = None
     truncated: bool = False
     added: int = 0
+    unfit: UnfitFile | None = None
 
 
 @dataclass
@@ -139,7 +146,9 @@ class _Pending:
         if self.batches:
             new: Fold | BagFold
             with _of(self.target):
-                if self.target.key:
+                if quarantine.has_unfit(self.batches):
+                    new = quarantine.fold_wide(self.batches, self.target.key_positions)
+                elif self.target.key:
                     new = fold(self.batches, self.target.key_positions)
                 else:
                     new = fold_bag(self.batches)
@@ -162,6 +171,7 @@ def _of(target: Target) -> Iterator[None]:
 
 def composed(first: Fold | BagFold, then: Fold | BagFold) -> Fold | BagFold:
     """The fold of the changes of both."""
+    first, then = quarantine.alike(first, then)
     if isinstance(first, BagFold):
         assert isinstance(then, BagFold)
         return compose_bags(first, then)
@@ -186,7 +196,8 @@ def run_range(task: RangeTask) -> list[Staged | Misfit]:
             return replica.schemas(task.stream, [digest])[digest]
 
         entries = replica.read(task.stream, task.start, task.end, relations=sorted(by_name))
-        for batch in decode_entries(entries, schema, relations=by_name):
+        keeping = {name for name, found in by_name.items() if any(t.keeps_unfit for t in found)}
+        for batch in decode_entries(entries, schema, relations=by_name, keep_unfit=keeping):
             for target in by_name[batch.relation.full_name]:
                 _take(task.number, target, batch, pending, misfits)
             fail_point.hit("staging")
@@ -241,19 +252,34 @@ def _stage(task: RangeTask, table: _Pending) -> Staged:
 
 def run_compose(task: ComposeTask) -> Staged:
     """Compose a table's partials and write its files."""
-    key = task.target.key_positions
-    whole, *rest = (fold_from_table(read_partial(path), key) for path in task.partials)
+    whole: Fold | BagFold | None = None
     with _of(task.target):
-        for part in rest:
-            whole = composed(whole, part)
+        for path in task.partials:
+            part = fold_from_table(read_partial(path))
+            whole = part if whole is None else composed(whole, part)
     return write_fold(task.target, whole, task.version, task.scratch, 0, task.changes)
 
 
 def write_fold(
-    target: Target, folded: Fold | BagFold, version: int, scratch: str, number: int, changes: int
+    target: Target,
+    folded: Fold | BagFold | None,
+    version: int,
+    scratch: str,
+    number: int,
+    changes: int,
 ) -> Staged:
-    """Write a table's files."""
+    """Write a table's files, those of its unfit rows too."""
+    before = quarantine.held(target)
+    if before is not None:
+        with _of(target):
+            folded = before if folded is None else composed(before, folded)
+    assert folded is not None
+    columns = len(target.columns)
+    unfit: list[pa.Array] | None = None
     if isinstance(folded, BagFold):
+        if len(folded.columns) > columns:
+            with _of(target):
+                folded, unfit = quarantine.bag_parts(folded, columns)
         rows = folded.rows()
         ids = [f"{version}-{number}-{i}" for i in range(len(rows[0]))]
         gone, counts = folded.removals()
@@ -274,7 +300,13 @@ def write_fold(
             removals=removals,
             truncated=folded.truncated,
             added=folded.added,
+            unfit=quarantine.write_unfit(target, "rows", unfit) if unfit else None,
         )
+    whole, added = folded.rows(), folded.added
+    if len(folded.columns) > columns:
+        with _of(target):
+            found = quarantine.parts(folded, columns)
+        whole, added, unfit = found.rows, found.added, found.unfit
     keys = pa.schema([target.file_schema.field(name) for name in target.key])
     patches = _write_patches(target, folded, scratch)
     # Where there are patches, the one file of rows is written when they are complete.
@@ -283,11 +315,14 @@ def write_fold(
         target.name,
         number,
         changes,
-        rows=write_data(path, folded.rows(), target.file_schema),
-        deletes=write_data(f"{target.prefix}-deletes.parquet", folded.deletes(), keys),
+        rows=write_data(path, whole, target.file_schema),
+        deletes=write_data(
+            f"{target.prefix}-deletes.parquet", folded.deletes()[: len(target.key)], keys
+        ),
         patches=patches,
         truncated=folded.truncated,
-        added=folded.added,
+        added=added,
+        unfit=quarantine.write_unfit(target, "rows", unfit) if unfit else None,
     )
 
 

@@ -55,6 +55,10 @@ class TableVersion:
 
     `layout`: PostgreSQL's columns (none in a table of format 1 that was not copied since). `as_of`: the epoch
     whose rows it has (0: this one). `reason`: why it does not follow. `resync`: why it is copied anew.
+
+    `unfit_rows` of the source's rows are not among its `rows`, because they have a value that the lake cannot
+    hold (`quarantine`); `skipped_rows` of these are given up by name. `unfit_files`, relative to `path`, has
+    them all. `retry_unfit`: the next epoch tries them again.
     """
 
     path: str
@@ -73,6 +77,10 @@ class TableVersion:
     as_of: int = 0
     reason: str = ""
     resync: str = ""
+    unfit_rows: int = 0
+    skipped_rows: int = 0
+    unfit_files: tuple[str, ...] = ()
+    retry_unfit: bool = False
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> Self:
@@ -80,6 +88,7 @@ class TableVersion:
         lists = {
             "key": tuple(record["key"]),
             "text_columns": tuple(record["text_columns"]),
+            "unfit_files": tuple(record.get("unfit_files", ())),
             "layout": tuple((n, int(t), int(m)) for n, t, m in record.get("layout", ())),
         }
         return cls(**{**record, **lists})

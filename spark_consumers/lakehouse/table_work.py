@@ -13,7 +13,7 @@ from typing import Any
 
 import structlog
 
-from spark_consumers.lakehouse import requests, states
+from spark_consumers.lakehouse import requests, states, unfit_rows
 from spark_consumers.lakehouse.bootstrap import CopyRequest, Source, columns_now, mark
 from spark_consumers.lakehouse.copies import Copies, Result
 from spark_consumers.lakehouse.departures import without_departed
@@ -242,6 +242,8 @@ class TableWork:
     def _carry_out(
         self, head: Manifest, request: requests.Request, status: LogStatus, client: LogClient
     ) -> Manifest:
+        if request.kind == requests.SKIP:
+            return self._skip(head, request)
         names = {name for found in self._published.values() for name in found}
         low = {stream: cut.low_offset for stream, cut in status.streams.items()}
         changed = requests.carry_out(head, request, names, low, time.time())
@@ -255,12 +257,31 @@ class TableWork:
                     self._paused.add(name)
                 elif after.state in {RESUMING, LIVE}:
                     mark(self._sources[stream_of(name)])
+            if after is not None and after.retry_unfit and stream_of(name) in self._sources:
+                # The rows are tried with the next epoch, and there may be nothing else for one.
+                mark(self._sources[stream_of(name)])
             self._copy_after.pop(name, None)
             if request.kind in {requests.PAUSE, requests.RESYNC}:
                 self._copies.drop(name)
         outcome = changed.answered[request.id]["tables"]
         log.info("request carried out", kind=request.kind, tables=outcome)
         return changed
+
+    def _skip(self, head: Manifest, request: requests.Request) -> Manifest:
+        """Give rows up; their new file is durable before the link that names it."""
+        outcome = {}
+        for name in request.tables:
+            table = head.tables.get(name)
+            if table is None:
+                outcome[name] = "refused: it is not in the lake"
+                continue
+            made, missing = unfit_rows.skip(self._chain.root, name, table, request.rows)
+            head = replace(head, tables={**head.tables, name: made})
+            outcome[name] = f"{made.skipped_rows} of {made.unfit_rows} rows are given up"
+            if missing:
+                outcome[name] = f"refused: no such row is set aside: {', '.join(sorted(missing))}"
+        log.info("request carried out", kind=request.kind, tables=outcome)
+        return requests.answered(head, request, outcome, time.time())
 
     def _pause_consumer(self, name: str) -> str:
         return f"lake-{self._lake}-paused-{name}"

@@ -101,3 +101,26 @@ def test_no_password_in_errors(tmp_path):
     with pytest.raises(ConfigError) as caught:
         _load(tmp_path, secret + "\n[[source]]\nname = 5\ndsn = 'password=s3cr3t-planted'\n")
     assert "s3cr3t" not in str(caught.value)
+
+
+def test_what_does_not_fit_has_a_policy_by_table(tmp_path):
+    text = f'{GOOD}[lake.on_unfit_value]\ndefault = "quarantine"\n"shop.public.a" = "fail"\n'
+    config = _load(tmp_path, text)
+    assert config.lake is not None
+    assert config.lake.on_unfit_value == {"default": "quarantine", "shop.public.a": "fail"}
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('default = "skip"', r"lake\.on_unfit_value\.default: Input should be 'fail' or"),
+        ('defualt = "fail"', r"'defualt' is no table .*\n.*did you mean 'default'"),
+        ('"shopp.public.a" = "fail"', r"did you mean 'shop\.public\.a'"),
+        ('"shop.public.b" = "fail"', r"did you mean 'shop\.public\.a'"),
+        ('"public.a" = "fail"', r"did you mean 'shop\.public\.a'"),
+    ],
+)
+def test_a_policy_for_no_table_is_named(tmp_path, line, message):
+    text = GOOD.replace('name = "shop"', 'name = "shop"\ntables = ["public.a"]')
+    with pytest.raises(ConfigError, match=message):
+        _load(tmp_path, f"{text}[lake.on_unfit_value]\n{line}\n")

@@ -40,7 +40,7 @@ def register(app: typer.Typer) -> None:
 @table_app.command("list")
 def list_tables(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
     """Every table: its state, whose rows it has, why, and how far its copy is."""
-    chain = _chain(load_config(config))
+    chain = lake_chain(load_config(config))
     from spark_consumers.lakehouse.status import read_status, table_rows
 
     chain.identity()
@@ -67,7 +67,7 @@ def add(
     admin = checked_admin(admin)
     from walsender_bridge.attach.table import add_table
 
-    names = _full_names(settings, tables)
+    names = full_names(settings, tables)
     for name in names:
         stream, _, table = name.partition(".")
         section = next(source for source in settings.source if source.name == stream)
@@ -90,7 +90,7 @@ def pause(
 ) -> None:
     """Stop applying changes to tables: their rows stay as they are, the others go on."""
     settings = load_config(config)
-    names = _full_names(settings, tables)
+    names = full_names(settings, tables)
     _request(settings, "pause", names, wait=wait, timeout=timeout, as_json=as_json)
 
 
@@ -104,7 +104,7 @@ def resume(
 ) -> None:
     """Go on applying changes to paused tables, or try one again that could not follow."""
     settings = load_config(config)
-    names = _full_names(settings, tables)
+    names = full_names(settings, tables)
     _request(settings, "resume", names, wait=wait, timeout=timeout, as_json=as_json)
 
 
@@ -118,14 +118,14 @@ def resync(
 ) -> None:
     """Copy tables anew, beside their old versions, which stay readable until the new ones are whole."""
     settings = load_config(config)
-    names = _full_names(settings, tables)
+    names = full_names(settings, tables)
     _request(settings, "resync", names, wait=wait, timeout=timeout, as_json=as_json)
 
 
 def _request(
     settings: Config, kind: str, names: Sequence[str], *, wait: bool, timeout: float, as_json: bool
 ) -> None:
-    chain = _chain(settings)
+    chain = lake_chain(settings)
     from spark_consumers.lakehouse import requests
     from spark_consumers.lakehouse.status import read_status
 
@@ -147,7 +147,8 @@ def _request(
     output.rows("tables", rows)
 
 
-def _chain(settings: Config) -> "Chain":
+def lake_chain(settings: Config) -> "Chain":
+    """The configured lake's chain. Raises `LakeError`."""
     if settings.lake is None:
         raise LakeError("no [lake] is configured", repair="add [lake] with a uri to the file")
     from spark_consumers.lakehouse.manifest import open_chain
@@ -155,7 +156,7 @@ def _chain(settings: Config) -> "Chain":
     return open_chain(settings.lake.uri)
 
 
-def _full_names(settings: Config, names: Sequence[str]) -> list[str]:
+def full_names(settings: Config, names: Sequence[str]) -> list[str]:
     """`stream.schema.table` for each name. Raises `UsageError`."""
     streams = [source.name for source in settings.source]
     found = []
