@@ -35,7 +35,7 @@ DATE = 1082
 #: A date as key and two of them as values: `infinity` does not fit.
 KEYED = Table(1, "t", (("k", DATE, -1), ("a", DATE, -1), ("b", DATE, -1)))
 BAG = Table(1, "t", KEYED.columns, identity="f")
-DATES = ["2024-01-01", "2024-01-02", "infinity", "-infinity"]
+DATES = ["2024-01-01", "2024-01-02", "2024-01-03", "infinity", "-infinity"]
 COLUMNS = pa.schema([(name, pa.date32()) for name in ("k", "a", "b")])
 Row = tuple[str | None, ...]
 
@@ -206,6 +206,25 @@ def test_the_table_and_what_is_set_aside_are_the_source(
         assert rows == Counter(row for row in model.rows if fits(row))
         assert aside == Counter(row for row in model.rows if not fits(row))
         assert lake.version.unfit_rows == aside.total()
+
+
+def test_an_unsent_value_goes_with_its_row_into_quarantine_and_back(tmp_path: Path) -> None:
+    lake = Lake(tmp_path, KEYED)
+    key, kept = "2024-01-01", "2024-01-02"
+    lake.apply(batches_of(KEYED, [[insert(KEYED, (key, None, kept))]]))
+    # Only the table has `b`, and the row leaves it.
+    lake.apply(batches_of(KEYED, [[update(KEYED, (key, "infinity", UNCHANGED))]]))
+    assert lake.found() == (Counter(), Counter([(key, "infinity", kept)]))
+    # Only the quarantine has it now; and what does not fit may be what is not sent.
+    lake.apply(batches_of(KEYED, [[update(KEYED, (key, UNCHANGED, UNCHANGED))]]))
+    assert lake.found() == (Counter(), Counter([(key, "infinity", kept)]))
+    # And the same beside another row that does not fit, for which the range is folded wide.
+    other = ("2024-01-03", "infinity", None)
+    changes = [insert(KEYED, other), update(KEYED, (key, UNCHANGED, UNCHANGED))]
+    lake.apply(batches_of(KEYED, [changes]))
+    assert lake.found() == (Counter(), Counter([(key, "infinity", kept), other]))
+    lake.apply(batches_of(KEYED, [[update(KEYED, (key, None, UNCHANGED))]]))
+    assert lake.found() == (Counter([(key, None, kept)]), Counter([other]))
 
 
 def test_a_row_that_is_given_up_is_followed_on(tmp_path: Path) -> None:
