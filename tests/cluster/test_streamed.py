@@ -8,6 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from spark_consumers.snapshot import ExportedSnapshot, reading
 from tests.support.capture_stack import (
     CaptureProcess,
     ChangeLog,
@@ -19,7 +20,7 @@ from tests.support.capture_stack import (
 )
 from tests.support.servers import MAJORS_IN_TURN, Database, MakeServer
 from tests.support.waiting import wait_for
-from walsender_bridge.errors import Cause
+from walsender_bridge.errors import Cause, DeadlineError
 from walsender_bridge.local_server import LocalServer
 from walsender_bridge.wire import pgoutput
 
@@ -340,3 +341,40 @@ def test_an_idle_database_on_a_busy_server_holds_back_no_wal(
 def _wait_confirmed(connection: psycopg.Connection[Any]) -> None:
     end = wal_end(connection)
     wait_for(lambda: slot_lsn(connection) >= end, 30, "the slot is confirmed")
+
+
+def test_30_a_prepared_transaction_is_whole_after_a_trim_and_a_snapshot(
+    log: ChangeLog, server: LocalServer, capture: CaptureProcess
+) -> None:
+    """The log's beginning goes while it is prepared; a copy waits for it, and then has all of it."""
+    with psycopg.connect(server.dsn(), autocommit=True) as connection:
+        for number, size in enumerate((1, 2000)):
+            connection.execute("BEGIN")
+            fill(connection, number * 10_000, size)
+            connection.execute(f"PREPARE TRANSACTION 'p{number}'".encode())
+        connection.execute("INSERT INTO orders VALUES (1000000, 'trimmed')")
+        wait_for(log.committed_lsn, 30, "the log has the small one")
+        with pytest.raises(DeadlineError, match="did not answer"):
+            ExportedSnapshot(server.dsn(), timeout=1.0)
+        log.stop_repository()
+        log.retention = 0.1
+        log.start_repository()
+        wait_for(lambda: log.replica_status().low_offset > 1, 30, "the log is trimmed")
+        log.stop_repository()
+        log.retention = 3600.0
+        log.start_repository()
+        capture.kill()
+        capture.start()
+        for number in range(2):
+            connection.execute(f"COMMIT PREPARED 'p{number}'".encode())
+        with ExportedSnapshot(server.dsn(), timeout=30.0) as snapshot:
+            copied_to = snapshot.lsn
+            with reading(server.dsn(), snapshot.snapshot) as copy:
+                copied = sorted(
+                    key for (key,) in copy.execute("SELECT id FROM public.orders").fetchall()
+                )
+        wait_for(lambda: len(content(log).keys["orders"]) == 2001, 30, "both are in the log")
+        found = content(log)
+    assert copied == sorted([1000000, *found.keys["orders"]])
+    assert max(found.ends) <= copied_to
+    wait_empty(capture)

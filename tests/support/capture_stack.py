@@ -35,6 +35,8 @@ class ChangeLog:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        #: Seconds; holds from the repository's next start on.
+        self.retention = 3600.0
         self.keeper_listen = f"127.0.0.1:{free_port()}"
         self.listen = f"127.0.0.1:{free_port()}"
         self.keeper: subprocess.Popen[bytes] | None = None
@@ -85,7 +87,7 @@ class ChangeLog:
             self.folder / "repository",
             self.listen,
             keepers=[f"grpc://{self.keeper_listen}"],
-            retention=3600.0,
+            retention=self.retention,
         )
         self.repository.start()
 
