@@ -34,14 +34,19 @@ def read_status(chain: Chain) -> dict[str, Any]:
     return record if isinstance(record, dict) else {}
 
 
+def copying_now(head: Manifest, status: Mapping[str, Any], now: float) -> dict[str, Any]:
+    """How far copies are, by table, if the head's writer said so a moment ago (`copy_out.Progress`)."""
+    fresh = now - float(status.get("at", 0.0)) < STALE_AFTER and status.get("term") == head.term
+    return dict(status.get("copying", {})) if fresh else {}
+
+
 def table_rows(head: Manifest, status: Mapping[str, Any], now: float) -> list[dict[str, Any]]:
     """A record for each table that is in the lake, is copied, or could not be copied.
 
     `state` is that of `table_version`, or `copying`, `copied`, `failed` for a table that is not in the lake
     yet. `copy`: how far its copy is (`copy_out.Progress`), if one runs.
     """
-    fresh = now - float(status.get("at", 0.0)) < STALE_AFTER and status.get("term") == head.term
-    copying: Mapping[str, Any] = status.get("copying", {}) if fresh else {}
+    copying = copying_now(head, status, now)
     rows = []
     for name in sorted({*head.tables, *head.copies, *head.set_aside, *copying}):
         table = head.tables.get(name)

@@ -250,6 +250,16 @@ def _lake(seen: Observation) -> Iterator[Metric]:
     took = _gauge("lake_round_seconds", "How long the newest epoch took to write.")
     rows = _gauge("lake_table_rows", "Rows of a table.", "table")
     aside = _gauge("lake_table_set_aside", "1 for a table that is not kept, by name.", "table")
+    behind = _gauge("lake_table_behind", "1 for a table of an earlier epoch.", "table", "state")
+    copy = {
+        name: _gauge(f"lake_copy_{name}", f"{text} of a copy that is under way.", "table")
+        for name, text in (
+            ("rows", "Rows"),
+            ("bytes", "Bytes"),
+            ("pieces", "Parts"),
+            ("pieces_done", "Finished parts"),
+        )
+    }
     if seen.lake is not None:
         epoch.add_metric([], seen.lake.epoch)
         term.add_metric([], seen.lake.term)
@@ -257,6 +267,11 @@ def _lake(seen: Observation) -> Iterator[Metric]:
         took.add_metric([], seen.lake.seconds)
         for name, table in seen.lake.readable.items():
             rows.add_metric([name], table.rows)
+            if table.state != "live":
+                behind.add_metric([name, table.state], 1)
         for name in seen.lake.set_aside:
             aside.add_metric([name], 1)
-    yield from (epoch, term, published, took, rows, aside)
+    for table, progress in seen.copying.items():
+        for name, gauge in copy.items():
+            gauge.add_metric([table], progress[name])
+    yield from (epoch, term, published, took, rows, aside, behind, *copy.values())

@@ -79,7 +79,10 @@ class SourceView:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """Everything at once. `lake` is the newest manifest, None before there is one or without `[lake]`."""
+    """Everything at once. `lake` is the newest manifest, None before there is one or without `[lake]`.
+
+    `copying`: how far tables are that the lake copies now (docs/tables.md).
+    """
 
     at: float
     up: int | None
@@ -88,6 +91,7 @@ class Observation:
     log: LogStatus | None
     lake: Any | None
     errors: dict[str, TusklineError] = field(default_factory=dict)
+    copying: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
     def ill(self) -> list[str]:
@@ -99,6 +103,12 @@ class Observation:
             f"capture of {source.name} is {source.state}"
             for source in self.sources
             if source.state != "streaming"
+        ]
+        tables = self.lake.tables if self.lake is not None else {}
+        words += [
+            f"table {name} holds the epochs back: {table.reason}"
+            for name, table in tables.items()
+            if table.state == "held"
         ]
         return words + [f"{part}: {error.what}" for part, error in self.errors.items()]
 
@@ -124,12 +134,16 @@ class Observer(Closing):
                 status = log.status()
         except TusklineError as error:
             errors["log"] = error
-        manifest = None
+        manifest, copying = None, dict[str, dict[str, Any]]()
         if settings.lake is not None:
             from spark_consumers.lakehouse.manifest import open_chain
+            from spark_consumers.lakehouse.status import copying_now, read_status
 
             try:
-                manifest = open_chain(settings.lake.uri).head()
+                chain = open_chain(settings.lake.uri)
+                manifest = chain.head()
+                if manifest is not None:
+                    copying = copying_now(manifest, read_status(chain), time.time())
             except TusklineError as error:
                 errors["lake"] = error
         up = lifetime.owner(settings.run_dir)
@@ -146,6 +160,7 @@ class Observer(Closing):
             log=status,
             lake=manifest,
             errors=errors,
+            copying=copying,
         )
 
     def _source(self, section: SourceSection, process: Process | None) -> SourceView:

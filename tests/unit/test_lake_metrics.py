@@ -1,0 +1,31 @@
+"""What a scrape, and `status`, say of tables that do not follow and of copies that are under way."""
+
+from spark_consumers.lakehouse.manifest import Manifest, StreamPosition, TableVersion
+from walsender_bridge.commands import metrics
+from walsender_bridge.commands.observation import Observation
+
+HELD = TableVersion("p", "iceberg", 1, "", ("id",), (), 5, 1, 10, 7, "held", reason="it lost t")
+COPY = {"rows": 5, "bytes": 600, "pieces": 4, "pieces_done": 1, "rows_per_second": 1.0}
+
+
+def test_held_tables_and_copies_are_told():
+    streams = {"shop": StreamPosition(1, 100, 7, 30)}
+    lake = Manifest("lake", 9, 40, 39, 2, 0.0, streams=streams, tables={"shop.public.a": HELD})
+    seen = Observation(
+        at=0.0,
+        up=None,
+        processes=[],
+        sources=[],
+        log=None,
+        lake=lake,
+        copying={"shop.public.b": COPY},
+    )
+    samples = {
+        (sample.name, *sample.labels.values()): sample.value
+        for metric in metrics._lake(seen)
+        for sample in metric.samples
+    }
+    assert samples["tuskline_lake_table_behind", "shop.public.a", "held"] == 1
+    assert samples["tuskline_lake_copy_bytes", "shop.public.b"] == 600
+    assert samples["tuskline_lake_copy_pieces_done", "shop.public.b"] == 1
+    assert "table shop.public.a holds the epochs back: it lost t" in seen.ill
