@@ -8,6 +8,7 @@ manifest has ever named it.
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -15,12 +16,25 @@ from spark_consumers.lakehouse.bootstrap import Copier, CopyRequest
 from spark_consumers.lakehouse.copy_out import Progress
 from spark_consumers.lakehouse.manifest import TableVersion
 from spark_consumers.lakehouse.states import stream_of
-from walsender_bridge.errors import TusklineError, UnavailableError
+from walsender_bridge.errors import (
+    ConnectionFailedError,
+    DeadlineError,
+    TusklineError,
+    UnavailableError,
+)
 
 #: Snapshots that are read at the same time: a small table need not wait for a large one.
 _AT_ONCE = 2
 
-Result = TableVersion | TusklineError | None
+
+@dataclass(frozen=True)
+class NotBegun:
+    """A copy that could not begin, for a reason that is not the table's: the server is away, say."""
+
+    reason: TusklineError
+
+
+Result = TableVersion | TusklineError | NotBegun | None
 
 
 class Copies:
@@ -51,11 +65,15 @@ class Copies:
             self._copier.copy(request, deliver, {name: self._progress[name] for name in names})
         except Exception as error:
             told = error if isinstance(error, TusklineError) else UnavailableError(str(error)[:500])
+            passing = isinstance(told, UnavailableError | ConnectionFailedError | DeadlineError)
             for name in sorted(left):
-                deliver(name, told)
+                deliver(name, NotBegun(told) if passing else told)
 
     def finished(self) -> Iterator[tuple[str, Result]]:
-        """What came of copies since the last look: the table, an error, or None (not published any more)."""
+        """What came of copies since the last look: the table, an error, or None (not published any more).
+
+        A copy that could not begin is `NotBegun`.
+        """
         while True:
             try:
                 name, result = self._done.get_nowait()

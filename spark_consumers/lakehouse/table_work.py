@@ -15,7 +15,7 @@ import structlog
 
 from spark_consumers.lakehouse import requests, states, unfit_rows
 from spark_consumers.lakehouse.bootstrap import CopyRequest, Source, columns_now, mark
-from spark_consumers.lakehouse.copies import Copies, Result
+from spark_consumers.lakehouse.copies import Copies, NotBegun, Result
 from spark_consumers.lakehouse.departures import without_departed
 from spark_consumers.lakehouse.epoch import ShapeChangedError
 from spark_consumers.lakehouse.fit import Layout, Misfit
@@ -32,6 +32,8 @@ from walsender_bridge.errors import CorruptError, TrimmedError, TusklineError
 
 #: After which a copy that failed is tried again, in seconds.
 _AFTER_FAILURE = 30.0
+#: After which a copy is tried again that could not begin, in seconds.
+_NOT_BEGUN = 2.0
 #: How often the status is written while something is copied, in seconds.
 _STATUS = 1.0
 
@@ -291,6 +293,10 @@ class TableWork:
         set_aside = {n: reason for n, reason in head.set_aside.items() if n != name}
         if result is None:
             return replace(head, set_aside=set_aside)
+        if isinstance(result, NotBegun):
+            log.warning("copy not begun", table=name, error=str(result.reason))
+            self._copy_after[name] = time.monotonic() + _NOT_BEGUN
+            return head
         if isinstance(result, TusklineError):
             log.warning("table not copied", table=name, error=str(result))
             self._copy_after[name] = time.monotonic() + _AFTER_FAILURE
