@@ -10,7 +10,8 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
   && { echo $$p; break; }; done)
 READY := .venv/.ready
 BIN := .venv/bin
-WORKERS ?= 2
+# More than cores: the tests wait for servers and JVMs for two thirds of their time.
+WORKERS ?= 3
 MINUTES ?= 10
 SEED ?= 1
 SECONDS ?= 45
