@@ -10,8 +10,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
   && { echo $$p; break; }; done)
 READY := .venv/.ready
 BIN := .venv/bin
-# More than cores: the tests wait for servers and JVMs for two thirds of their time.
-WORKERS ?= 3
+WORKERS ?= 2
 MINUTES ?= 10
 SEED ?= 1
 SECONDS ?= 45
