@@ -20,11 +20,10 @@ from walsender_bridge import logs
 from walsender_bridge.commands import attach, doctor, quarantine, run, status
 from walsender_bridge.commands import table as table_group
 from walsender_bridge.commands.copy_bars import CopyBars
-from walsender_bridge.commands.options import DEFAULT_CONFIG, AsJson, ConfigPath
-from walsender_bridge.config import Config, LakeSection, load_config, remember_flags
+from walsender_bridge.commands.options import DEFAULT_CONFIG, AsJson, ConfigPath, lake_section
+from walsender_bridge.config import Config, load_config, remember_flags
 from walsender_bridge.errors import (
     Cause,
-    LakeError,
     NotSupportedError,
     TusklineError,
     UsageError,
@@ -144,7 +143,7 @@ def lake_run(config: ConfigPath = DEFAULT_CONFIG) -> None:
     """Run the Spark job that keeps the lake: copies tables once, then publishes epochs."""
     exit_with_parent()
     settings = _settings(config)
-    lake = _lake_section(settings)
+    lake = lake_section(settings)
     from spark_consumers.lakehouse import folder
 
     folder.check(lake.uri)
@@ -179,12 +178,6 @@ def _settings(config: Path) -> Config:
     settings = load_config(config)
     logs.hand_on(settings.logs.format)
     return settings
-
-
-def _lake_section(settings: Config) -> LakeSection:
-    if settings.lake is None:
-        raise LakeError("no [lake] is configured", repair="add [lake] with a uri to the file")
-    return settings.lake
 
 
 @app.command()
@@ -224,7 +217,7 @@ def flush(
 ) -> None:
     """Wait until everything committed before this call is readable in the lake."""
     settings = load_config(config)
-    lake = _lake_section(settings)
+    lake = lake_section(settings)
     from spark_consumers.flush import flush as flush_sources
 
     began = time.monotonic()
@@ -244,7 +237,7 @@ def epochs_list(
     as_json: AsJson = False,
 ) -> None:
     """The newest published epochs."""
-    lake = _lake_section(load_config(config))
+    lake = lake_section(load_config(config))
     from spark_consumers.lakehouse.manifest import open_chain
 
     chain = open_chain(lake.uri)
@@ -264,7 +257,7 @@ def epochs_list(
 @epochs_app.command("show")
 def epochs_show(epoch: int, config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
     """One epoch: each stream's position and each table's snapshot."""
-    lake = _lake_section(load_config(config))
+    lake = lake_section(load_config(config))
     from spark_consumers.lakehouse.manifest import open_chain
 
     manifest = open_chain(lake.uri).at_epoch(epoch)

@@ -1,12 +1,12 @@
-"""Options that many commands share."""
+"""Options that many commands share, and what they mean in a configuration."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from walsender_bridge.config import Config, SourceSection, has_password
-from walsender_bridge.errors import ConfigError, UsageError
+from walsender_bridge.config import Config, LakeSection, SourceSection, has_password
+from walsender_bridge.errors import ConfigError, LakeError, UsageError
 
 DEFAULT_CONFIG = Path("tuskline.toml")
 
@@ -36,6 +36,13 @@ def chosen_sources(settings: Config, name: str | None) -> list[SourceSection]:
             repair="one of: " + ", ".join(source.name for source in settings.source),
         )
     return found
+
+
+def lake_section(settings: Config) -> LakeSection:
+    """The configured lake. Raises `LakeError`."""
+    if settings.lake is None:
+        raise LakeError("no [lake] is configured", repair="add [lake] with a uri to the file")
+    return settings.lake
 
 
 def checked_admin(admin: str | None) -> str | None:

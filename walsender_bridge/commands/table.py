@@ -15,9 +15,10 @@ from walsender_bridge.commands.options import (
     AsJson,
     ConfigPath,
     checked_admin,
+    lake_section,
 )
 from walsender_bridge.config import Config, load_config
-from walsender_bridge.errors import LakeError, UsageError
+from walsender_bridge.errors import UsageError
 from walsender_bridge.output import Output
 
 if TYPE_CHECKING:
@@ -149,11 +150,10 @@ def _request(
 
 def lake_chain(settings: Config) -> "Chain":
     """The configured lake's chain. Raises `LakeError`."""
-    if settings.lake is None:
-        raise LakeError("no [lake] is configured", repair="add [lake] with a uri to the file")
+    lake = lake_section(settings)
     from spark_consumers.lakehouse.manifest import open_chain
 
-    return open_chain(settings.lake.uri)
+    return open_chain(lake.uri)
 
 
 def full_names(settings: Config, names: Sequence[str]) -> list[str]:
