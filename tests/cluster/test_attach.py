@@ -9,8 +9,8 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from tests.support.attached import Attached, difference, server_state
-from tests.support.capture_stack import CaptureProcess, ChangeLog, check_equal, make_tables
-from tests.support.servers import DEFAULT, Database, majors
+from tests.support.capture_stack import CaptureProcess, ChangeLog, check_equal
+from tests.support.servers import MAJORS_IN_TURN, Database
 from tests.support.waiting import wait_for
 from walsender_bridge import lifetime
 from walsender_bridge.attach import init as attaching
@@ -20,19 +20,7 @@ from walsender_bridge.errors import Cause, DeadlineError
 TABLES = ("public.orders", "public.audit")
 SECRET = "planted-secret-9f2c"
 
-each_major = pytest.mark.parametrize(
-    "pg_server",
-    [pytest.param(m, marks=[] if m == DEFAULT else [pytest.mark.long]) for m in majors()],
-    indirect=True,
-    ids="pg{}".format,
-)
-
-
-@pytest.fixture
-def shop(database: Database) -> Database:
-    with database.connect() as connection:
-        make_tables(connection)
-    return database
+each_major = pytest.mark.parametrize("pg_server", MAJORS_IN_TURN, indirect=True, ids="pg{}".format)
 
 
 @pytest.fixture

@@ -29,13 +29,6 @@ TABLES = ("public.orders", "public.audit")
 BOUND = 60.0
 
 
-@pytest.fixture
-def shop(database: Database) -> Database:
-    with database.connect() as connection:
-        make_tables(connection)
-    return database
-
-
 def check(
     tuskline: Attached, *command: str, cause: Cause, word: str, repair: str, env: object = None
 ) -> None:

@@ -8,8 +8,6 @@ import random
 import secrets
 import signal
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -29,14 +27,6 @@ from tests.support.servers import MAJORS_IN_TURN, MakeServer, majors
 from tests.support.waiting import wait_for
 from walsender_bridge.local_server import LocalServer
 
-TABLES = ("public.orders", "public.audit")
-
-
-@pytest.fixture
-def log(tmp_path: Path) -> Iterator[ChangeLog]:
-    with ChangeLog(tmp_path) as log:
-        yield log
-
 
 @pytest.fixture
 def server(make_server: MakeServer, request: pytest.FixtureRequest) -> LocalServer:
@@ -52,13 +42,6 @@ def server(make_server: MakeServer, request: pytest.FixtureRequest) -> LocalServ
     with psycopg.connect(server.dsn(), autocommit=True) as connection:
         make_tables(connection)
     return server
-
-
-@pytest.fixture
-def capture(tmp_path: Path, log: ChangeLog, server: LocalServer) -> Iterator[CaptureProcess]:
-    with CaptureProcess(tmp_path, log, server.dsn(), *TABLES) as capture:
-        wait_for(capture.streams, 30, "capture streams")
-        yield capture
 
 
 each_major = pytest.mark.parametrize("server", majors(), indirect=True, ids="pg{}".format)

@@ -1,7 +1,6 @@
 """Capture and its slot and publication: made, adopted, refused; a log is never continued by guess."""
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
@@ -23,19 +22,6 @@ from walsender_bridge.errors import Cause
 from walsender_bridge.local_server import LocalServer, by_major
 
 TABLES = ("public.orders", "public.audit")
-
-
-@pytest.fixture
-def log(tmp_path: Path) -> Iterator[ChangeLog]:
-    with ChangeLog(tmp_path) as log:
-        yield log
-
-
-@pytest.fixture
-def shop(database: Database) -> Database:
-    with database.connect() as connection:
-        make_tables(connection)
-    return database
 
 
 def captured(capture: CaptureProcess, log: ChangeLog, dsn: str, *statements: str) -> None:

@@ -10,25 +10,13 @@ import pytest
 
 from tests.support.attached import Attached
 from tests.support.capture_stack import make_tables
-from tests.support.servers import DEFAULT, Database, MakeServer, majors
+from tests.support.servers import DEFAULT, MAJORS_IN_TURN, Database, MakeServer
 from walsender_bridge.errors import Cause
 from walsender_bridge.local_server import by_major
 
 SECRET = "planted-secret-51ab"
 
-each_major = pytest.mark.parametrize(
-    "pg_server",
-    [pytest.param(m, marks=[] if m == DEFAULT else [pytest.mark.long]) for m in majors()],
-    indirect=True,
-    ids="pg{}".format,
-)
-
-
-@pytest.fixture
-def shop(database: Database) -> Database:
-    with database.connect() as connection:
-        make_tables(connection)
-    return database
+each_major = pytest.mark.parametrize("pg_server", MAJORS_IN_TURN, indirect=True, ids="pg{}".format)
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ rows of the row filter, under the name that the publication gives.
 """
 
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -92,12 +91,6 @@ WANTED: dict[str, tuple[tuple[str, ...] | None, str]] = {
     "by_index": (("code",), "SELECT * FROM by_index"),
     **{t: (None, f"SELECT * FROM {t}") for t in ("bag", "nothing")},
 }
-
-
-@pytest.fixture
-def log(tmp_path: Path) -> Iterator[ChangeLog]:
-    with ChangeLog(tmp_path) as log:
-        yield log
 
 
 def folded(log: ChangeLog, wanted: dict[str, tuple[str, ...] | None]) -> dict[str, Counter[Any]]:

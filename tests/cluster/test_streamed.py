@@ -1,7 +1,6 @@
 """Large transactions, prepared ones and messages on real servers: into the log whole, once, or not at all."""
 
 import secrets
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +29,6 @@ WORK_MEM = "64kB"
 
 
 @pytest.fixture
-def log(tmp_path: Path) -> Iterator[ChangeLog]:
-    with ChangeLog(tmp_path) as log:
-        yield log
-
-
-@pytest.fixture
 def server(make_server: MakeServer, request: pytest.FixtureRequest) -> LocalServer:
     """A server of the test's own, which streams early, with the two tables."""
     major = getattr(request, "param", 16)
@@ -47,14 +40,6 @@ def server(make_server: MakeServer, request: pytest.FixtureRequest) -> LocalServ
     with psycopg.connect(server.dsn(), autocommit=True) as connection:
         make_tables(connection)
     return server
-
-
-@pytest.fixture
-def capture(tmp_path: Path, log: ChangeLog, server: LocalServer) -> Iterator[CaptureProcess]:
-    with CaptureProcess(tmp_path, log, server.dsn(), *TABLES) as capture:
-        wait_for(capture.streams, 30, "capture streams")
-        yield capture
-        print(capture.output.read_text()[-4000:])
 
 
 each_major = pytest.mark.parametrize("server", MAJORS_IN_TURN, indirect=True, ids="pg{}".format)

@@ -33,13 +33,6 @@ METRICS_PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 
 
 @pytest.fixture
-def shop(database: Database) -> Database:
-    with database.connect() as connection:
-        make_tables(connection)
-    return database
-
-
-@pytest.fixture
 def tuskline(tmp_path: Path, shop: Database) -> Iterator[Attached]:
     """Attached as a role whose password is planted: it may be seen nowhere."""
     role = f"up_{shop.name}"
