@@ -37,7 +37,8 @@ def test_capture_prints_its_ratios():
     assert [peer["name"] for peer in record["peers"]] == ["pg_recvlogical"]
     keys = {f"wall_rate_vs_pg_recvlogical_{work}" for work in ("tpcb", "wide")}
     assert record["ratios"].keys() == keys
-    assert record["absolute"]["own_rows_cpu_s_wide"] > 0
+    # Not CPU seconds: at this size they may be less than the kernel's tick of 10 ms, so 0.
+    assert record["absolute"]["own_rows_s_wide"] > 0
 
 
 def test_decode_prints_its_ratios():
