@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from spark_consumers.frames import Frames, Piece, Transaction, frame
 from spark_consumers.spans import Bools, Int64s, gather
+from spark_consumers.split import malformed
 from spark_consumers.types import (
     ColumnType,
     apart,
@@ -30,7 +31,7 @@ from spark_consumers.types import (
     with_base_types,
 )
 from spark_consumers.unfit import UnfitValueError
-from spark_consumers.walk import TEXT, UNCHANGED, Tuples, malformed, spread, walk
+from spark_consumers.walk import TEXT, UNCHANGED, Tuples, spread, walk
 from walsender_bridge.change_log.entry import (
     EntryHeader,
     EntryKind,

@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from spark_consumers.spans import MAX_BUFFER, Bools, Bytes, Int64s
-from spark_consumers.walk import PADDING, malformed, message_lengths, numbers
+from spark_consumers.spans import Bools, Bytes, Int64s
+from spark_consumers.split import malformed, split
+from spark_consumers.walk import PADDING, numbers
 from walsender_bridge.wire.pgoutput import (
     BEGIN,
     COMMIT,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from walsender_bridge.change_log.client import LogEntry
 
 _BEGIN_SIZE, _COMMIT_SIZE = 21, 26
+_PADDING = PADDING.to_bytes(4, "little") + bytes(PADDING)
 #: Kind, relation, marker of the tuple, number of columns.
 _SMALLEST_ROW = 8
 
@@ -123,23 +125,23 @@ def frame(run: list[Piece], transaction: Transaction | None) -> Frames:
 
     Raises `MalformedMessageError`.
     """
-    size = sum(len(piece.payload) for piece in run)
-    if size > MAX_BUFFER:
-        raise malformed(f"{size} bytes in one run of entries")
-    memory = pa.py_buffer(b"".join([*(piece.payload for piece in run), bytes(PADDING)]))
+    counts = np.array([piece.message_count for piece in run], np.int64)
+    after = np.cumsum(counts)
+    # One message more, of zeros, is the padding.
+    memory, positions = split([*(piece.payload for piece in run), _PADDING], int(after[-1]) + 1)
+    sizes = np.cumsum([len(piece.payload) for piece in run])
+    if (positions[after] + 4 * after != sizes).any():
+        raise malformed("the messages of an entry do not fill it")
     buffer = np.frombuffer(memory, np.uint8)
-    each = [message_lengths(piece.payload, piece.message_count) for piece in run]
-    counts = np.array([len(found) for found in each])
-    lengths = np.concatenate(each)
-    limits = np.cumsum(lengths + 4)
-    starts = limits - lengths
+    starts, limits = positions[:-2], positions[1:-1]
+    lengths = limits - starts
     kinds = buffer[starts]
     if not _KNOWN[kinds].all():
         bad = int(kinds[np.argmin(_KNOWN[kinds])])
         raise malformed(f"a message of kind {chr(bad)!r} does not belong into an entry")
 
     entry = np.repeat(np.arange(len(run)), counts)
-    firsts = np.cumsum(counts) - counts
+    firsts = after - counts
     begins, commits = kinds == BEGIN, kinds == COMMIT
     if (lengths[begins] != _BEGIN_SIZE).any() or (lengths[commits] != _COMMIT_SIZE).any():
         raise malformed("a Begin or Commit message has a wrong length")

@@ -9,51 +9,17 @@ buffer goes on for `PADDING` bytes, and a length that is negative or leads past 
 nothing outside the buffer is read, and the work is bounded by rows times columns.
 """
 
-import struct
 from dataclasses import dataclass
 
 import numpy as np
 
 from spark_consumers.spans import Bools, Bytes, Int64s
-from walsender_bridge.errors import MalformedMessageError
+from spark_consumers.split import malformed
 
 #: Zero bytes that must follow the last message in a buffer.
 PADDING = 16
 
 NULL, UNCHANGED, TEXT = ord("n"), ord("u"), ord("t")
-_LENGTH = struct.Struct("<I")
-
-
-def message_lengths(raw: bytes, count: int) -> Int64s:
-    """The lengths of the `count` messages in a payload of (u32 length + message).
-
-    Raises `MalformedMessageError` unless they fill the payload exactly.
-    """
-    unpack = _LENGTH.unpack_from
-    ends: list[int] = []
-    add = ends.append
-    at = 0
-    try:
-        # The one loop over messages that there is: each tells where the next one starts.
-        for _ in range(count):
-            at += unpack(raw, at)[0] + 4
-            add(at)
-    except struct.error:
-        raise malformed(f"the payload ends before its {count} messages do") from None
-    if at != len(raw):
-        raise malformed(f"{count} messages are {at} bytes, the payload is {len(raw)}")
-    starts = np.array([0, *ends[:-1]], np.int64)
-    lengths = np.array(ends, np.int64) - starts - 4
-    if not lengths.all():
-        raise malformed("a message is empty")
-    return lengths
-
-
-def malformed(what: str) -> MalformedMessageError:
-    """Bytes that are not pgoutput."""
-    return MalformedMessageError(
-        what, where="pgoutput", repair="look at who wrote the log, and at the keeper's disk"
-    )
 
 
 def numbers(buffer: Bytes, dtype: str) -> np.ndarray:

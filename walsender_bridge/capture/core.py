@@ -51,6 +51,7 @@ from walsender_bridge.errors import DivergedError, MalformedMessageError
 from walsender_bridge.wire import pgoutput
 from walsender_bridge.wire.lsn import MAX_LSN, format_lsn
 from walsender_bridge.wire.replication import (
+    KEEPALIVE,
     XLOG_DATA,
     XLOG_HEADER_SIZE,
     parse_keepalive,
@@ -74,6 +75,9 @@ _BEGIN_SIZE: Final = XLOG_HEADER_SIZE + 21
 _COMMIT_SIZE: Final = XLOG_HEADER_SIZE + 26
 _FINAL_LSN: Final = struct.Struct(">Q")
 _COMMIT: Final = struct.Struct(">QQq")
+#: A message without its header: made once, not for each message. And how much shorter its entry is.
+_TAIL: Final = slice(XLOG_HEADER_SIZE, None)
+_LESS: Final = XLOG_HEADER_SIZE - PREFIX
 #: Transactions are of these; outside of one a Message may stand too.
 _INSIDE: Final = frozenset(
     (
@@ -197,6 +201,7 @@ def _receive(state: State, payloads: Sequence[bytes]) -> bool:
     reply = False
     mode = state.mode
     buffer, held, limit = state.buffer, state.buffer_bytes, entries.ENTRY_BYTES
+    tail, add, inside = _TAIL, buffer.append, _INSIDE
     if not buffer:
         state.first_at = state.now
     state.messages += len(payloads)
@@ -204,34 +209,37 @@ def _receive(state: State, payloads: Sequence[bytes]) -> bool:
     if state.streams.inside:
         reply = state.streams.take(rest)
     for data in rest:
-        if not data or data[0] != XLOG_DATA:
+        try:
+            tag, kind = data[0], data[XLOG_HEADER_SIZE]
+        except IndexError:
+            if data and data[0] == XLOG_DATA:
+                raise _fault("an XLogData message without data", data) from None
+            tag, kind = KEEPALIVE, 0
+        if tag != XLOG_DATA:
             keepalive = parse_keepalive(data)
             if mode == _OUTSIDE and keepalive.wal_end > state.idle_lsn:
                 state.overlap.passed(keepalive.wal_end)
                 state.idle_lsn = keepalive.wal_end
             reply |= keepalive.reply_requested
             continue
-        if len(data) <= XLOG_HEADER_SIZE:
-            raise _fault("an XLogData message without data", data)
-        kind = data[XLOG_HEADER_SIZE]
-        if kind in _INSIDE:
-            if mode == _SKIPPING:
-                continue
-            if mode == _BEGUN:
+        if kind in inside:
+            if mode != _TAKING:
+                if mode == _SKIPPING:
+                    continue
+                if mode == _OUTSIDE:
+                    held = _message(state, data, held)
+                    continue
                 if not state.overlap.done:
                     state.overlap.taken(state.final_lsn)
                 held = state.room(held, len(state.begin) + PREFIX)
-                buffer.append(state.begin)
+                add(state.begin)
                 held += len(state.begin) + PREFIX
                 mode = _TAKING
-            elif mode == _OUTSIDE:
-                held = _message(state, data, held)
-                continue
-            size = len(data) - XLOG_HEADER_SIZE + PREFIX
-            if held + size > limit:
-                held = state.room(held, size)
-            buffer.append(data[XLOG_HEADER_SIZE:])
+            size = len(data) - _LESS
             held += size
+            if held > limit:
+                held = state.room(held - size, size) + size
+            add(data[tail])
         elif kind == pgoutput.BEGIN:
             if len(data) != _BEGIN_SIZE or mode != _OUTSIDE:
                 raise _fault("a Begin message of a wrong length, or inside a transaction", data)

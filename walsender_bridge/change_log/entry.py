@@ -212,7 +212,7 @@ def _frame(
         )
     data = np.frombuffer(raw, np.uint8)
     starts = np.cumsum(lengths + 4) - lengths
-    data[(starts - 4)[:, None] + np.arange(4)] = lengths.astype("<u4").view(np.uint8).reshape(-1, 4)
+    _at_every_byte(data, "<u4")[starts - 4] = lengths
     return raw, data, starts, lengths
 
 
@@ -226,8 +226,12 @@ def _check_lengths(kinds: NDArray[np.uint8], lengths: NDArray[np.int64]) -> None
 
 def _u32_at(data: NDArray[np.uint8], at: NDArray[np.int64]) -> NDArray[np.uint32]:
     """The big-endian u32 at each of these places."""
-    numbers: NDArray[np.uint32] = data[at[:, None] + np.arange(4)].view(">u4").ravel()
-    return numbers
+    return _at_every_byte(data, ">u4")[at].astype(np.uint32)
+
+
+def _at_every_byte(data: NDArray[np.uint8], kind: str) -> NDArray[np.uint32]:
+    """The four bytes from *each* byte on as a number."""
+    return np.ndarray((len(data) - 3,), kind, data, strides=(1,))
 
 
 def _count(
