@@ -56,7 +56,9 @@ def _candidates() -> Iterator[tuple[Path, str]]:
 
 def _properties(binary: Path, *arguments: str) -> dict[str, str]:
     """The runtime's system properties; empty when it does not start with these arguments."""
-    command = [str(binary), *arguments, "-XshowSettings:properties", "-version"]
+    # Without the counters that a JVM otherwise leaves in /tmp.
+    quiet = ("-XX:-UsePerfData", "-XshowSettings:properties", "-version")
+    command = [str(binary), *arguments, *quiet]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired):

@@ -88,6 +88,8 @@ def session(
     os.environ["JAVA_HOME"] = str(java.find().home)
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    # The JVM that only makes up the other one's command line keeps no counters in /tmp.
+    os.environ.setdefault("SPARK_LAUNCHER_OPTS", "-XX:-UsePerfData")
     builder = SparkSession.builder.appName(app_name).master(master)
     for key, value in (
         settings(lake=lake, catalog=catalog, progress=progress) | dict(conf or {})

@@ -148,29 +148,33 @@ def lake_run(config: ConfigPath = DEFAULT_CONFIG) -> None:
 
     folder.check(lake.uri)
     from spark_consumers.lakehouse.pipeline import Lakehouse, Source
+    from spark_consumers.scratch import scratch
+    from spark_consumers.scratch import settings as scratch_settings
     from spark_consumers.session import session
 
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     signal.signal(signal.SIGINT, lambda *_: stop.set())
-    spark = session("tuskline-lake", master=lake.spark_master, lake=lake.uri)
-    try:
-        with CopyBars(shown=sys.stderr.isatty()) as bars:
-            Lakehouse(
-                spark,
-                lake.uri,
-                settings.log_address,
-                [Source(s.name, s.dsn, s.publication_name) for s in settings.source],
-                epoch_interval=lake.epoch_interval,
-                retention_seconds=lake.retention,
-                format=lake.format,
-                hold=lake.failing_table == "hold",
-                copy_rate=lake.copy_rate,
-                progress=bars.show,
-                on_unfit_value=lake.on_unfit_value,
-            ).run(stop)
-    finally:
-        spark.stop()
+    with scratch(settings.scratch_dir) as place:
+        own = scratch_settings(place, lake.spark_master)
+        spark = session("tuskline-lake", master=lake.spark_master, lake=lake.uri, conf=own)
+        try:
+            with CopyBars(shown=sys.stderr.isatty()) as bars:
+                Lakehouse(
+                    spark,
+                    lake.uri,
+                    settings.log_address,
+                    [Source(s.name, s.dsn, s.publication_name) for s in settings.source],
+                    epoch_interval=lake.epoch_interval,
+                    retention_seconds=lake.retention,
+                    format=lake.format,
+                    hold=lake.failing_table == "hold",
+                    copy_rate=lake.copy_rate,
+                    progress=bars.show,
+                    on_unfit_value=lake.on_unfit_value,
+                ).run(stop)
+        finally:
+            spark.stop()
 
 
 def _settings(config: Path) -> Config:

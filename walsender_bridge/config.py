@@ -145,6 +145,11 @@ class Config(BaseSettings):
         return self.log.data_dir / "spool"
 
     @property
+    def scratch_dir(self) -> Path:
+        """Where Spark drivers that are started here keep what ends with them (`spark_consumers.scratch`)."""
+        return self.log.data_dir / "scratch"
+
+    @property
     def run_dir(self) -> Path:
         """Where the supervisors say what they run (see `supervisor`)."""
         return self.log.data_dir / "run"

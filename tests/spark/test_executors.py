@@ -55,7 +55,9 @@ def test_16_executors_decode_never_the_driver_and_one_may_be_killed(tmp_path: Pa
             **os.environ,
             "JAVA_HOME": str(java.find().home),
             "PYTHONPATH": os.pathsep.join(map(str, folders)),
+            "SPARK_LAUNCHER_OPTS": "-XX:-UsePerfData",
             "SPARK_LOCAL_DIRS": str(tmp_path / "local"),
+            "TUSKLINE_TEST_JAVA": f"-XX:-UsePerfData -Djava.io.tmpdir={tmp_path}",
             "TUSKLINE_TEST_PROBE": str(report),
         }
         job = subprocess.Popen(

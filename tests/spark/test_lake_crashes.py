@@ -2,6 +2,7 @@
 
 import os
 import signal
+import tempfile
 import threading
 from pathlib import Path
 
@@ -62,6 +63,7 @@ def test_3_4_5_6_a_driver_killed_anywhere_leaves_whole_epochs(tmp_path, database
             load.join()
         flush(stack.lake, stack.log_address, {"shop": database.dsn}, timeout=90)
         assert stack.stop("lake") == 0
+        assert list((tmp_path / "log" / "scratch").iterdir()) == []
         assert_equal(database.dsn, read(spark, stack.lake))
         for manifest in open_chain(stack.lake).links():
             if len(manifest.readable) == 3:
@@ -72,6 +74,13 @@ def test_3_4_5_6_a_driver_killed_anywhere_leaves_whole_epochs(tmp_path, database
 def _children(pid):
     tasks = Path(f"/proc/{pid}/task").glob("*/children")
     return [int(child) for task in tasks for child in task.read_text().split()]
+
+
+def temporary_files(pid):
+    """What a process has open or mapped below the system's temporary folder."""
+    mapped = [line.split()[-1] for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
+    opened = [str(fd.readlink()) for fd in Path(f"/proc/{pid}/fd").iterdir()]
+    return {Path(name) for name in (*mapped, *opened) if name.startswith(tempfile.gettempdir())}
 
 
 @pytest.mark.timeout(200)
@@ -85,6 +94,13 @@ def test_a_driver_whose_jvm_dies_ends_with_an_error(tmp_path, database):
             for child in _children(stack.pid("lake"))
             if b"java" in Path(f"/proc/{child}/cmdline").read_bytes()
         ]
+        # A JVM that is killed can remove nothing: so all that it makes is where somebody else does.
+        (place,) = (tmp_path / "log" / "scratch").iterdir()
+        made = temporary_files(jvm)
+        assert made
+        assert [path for path in made if not path.is_relative_to(tmp_path)] == []
+        assert list(place.glob("blockmgr-*"))
         os.kill(jvm, signal.SIGKILL)
         database.execute("INSERT INTO one VALUES (1)")
         assert stack.wait("lake", 60) > 0
+        assert not place.exists()

@@ -16,7 +16,9 @@ def main(address: str, checkpoint: str) -> None:
     for key, value in {
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
+        "spark.driver.defaultJavaOptions": os.environ["TUSKLINE_TEST_JAVA"],
         "spark.driver.memory": "512m",
+        "spark.executor.defaultJavaOptions": os.environ["TUSKLINE_TEST_JAVA"],
         "spark.executor.memory": "512m",
         "spark.executorEnv.PYTHONPATH": os.environ["PYTHONPATH"],
         "spark.executorEnv.TUSKLINE_TEST_PROBE": os.environ["TUSKLINE_TEST_PROBE"],

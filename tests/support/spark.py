@@ -3,6 +3,7 @@
 import os
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,15 +15,19 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="session")
 def spark() -> Iterator["SparkSession"]:
     """The worker's session. A test that wants a lake of its own asks `session(lake=..., catalog=...)`."""
+    from spark_consumers.scratch import scratch, settings
     from spark_consumers.session import session
 
-    with tempfile.TemporaryDirectory(prefix="tuskline-spark-") as folder:
+    with (
+        tempfile.TemporaryDirectory(prefix="tuskline-spark-") as folder,
+        scratch(Path(folder) / "scratch") as place,
+    ):
         running = session(
             "tuskline tests",
             lake=f"{folder}/lake",
             conf={
+                **settings(place),
                 "spark.driver.memory": os.environ.get("TUSKLINE_TEST_SPARK_MEMORY", "1g"),
-                "spark.local.dir": f"{folder}/local",
                 "spark.log.level": "ERROR",
                 "spark.sql.warehouse.dir": f"{folder}/warehouse",
             },

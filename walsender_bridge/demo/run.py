@@ -310,27 +310,29 @@ class _Demo:
 
 def _verify(demo: _Demo, output: Output) -> dict[str, Any]:
     from spark_consumers import read
+    from spark_consumers.scratch import scratch, settings
     from spark_consumers.session import session
     from walsender_bridge.demo import verify
 
-    spark = session("tuskline-demo-verify", lake=demo.lake)
-    # Each new table makes Iceberg's hadoop catalog warn that it was not there before.
-    spark.sparkContext.setLogLevel("ERROR")
-    try:
-        epochs = verify.published_epochs(demo.lake)
-        snapshot = read(spark, demo.lake)
-        tables = verify.compare_all(snapshot, demo.sources)
-        for table in tables:
-            for example in table.examples:
-                output.note(f"{table.table}: {example}")
-        planted = verify.planted_error_found(
-            spark, snapshot, STREAMS[0], demo.sources[STREAMS[0]], demo.directory / "planted"
-        )
-        violations = verify.check_epochs(spark, demo.lake, epochs, STREAMS)
-        for violation in violations:
-            output.note(f"epoch {violation.epoch}, {violation.stream}: {violation.what}")
-    finally:
-        spark.stop()
+    with scratch(demo.directory / "scratch") as place:
+        spark = session("tuskline-demo-verify", lake=demo.lake, conf=settings(place))
+        # Each new table makes Iceberg's hadoop catalog warn that it was not there before.
+        spark.sparkContext.setLogLevel("ERROR")
+        try:
+            epochs = verify.published_epochs(demo.lake)
+            snapshot = read(spark, demo.lake)
+            tables = verify.compare_all(snapshot, demo.sources)
+            for table in tables:
+                for example in table.examples:
+                    output.note(f"{table.table}: {example}")
+            planted = verify.planted_error_found(
+                spark, snapshot, STREAMS[0], demo.sources[STREAMS[0]], demo.directory / "planted"
+            )
+            violations = verify.check_epochs(spark, demo.lake, epochs, STREAMS)
+            for violation in violations:
+                output.note(f"epoch {violation.epoch}, {violation.stream}: {violation.what}")
+        finally:
+            spark.stop()
     shutil.rmtree(demo.directory / "planted", ignore_errors=True)
     commits = {stream: client.figures.commits for stream, client in demo.clients.items()}
     delays = verify.freshness(epochs, commits)
