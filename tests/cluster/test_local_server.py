@@ -12,8 +12,9 @@ import psycopg
 import pytest
 
 from tests.support.servers import each_major, majors
+from walsender_bridge import processes
 from walsender_bridge.errors import LocalServerError
-from walsender_bridge.local_server import Installation, LocalServer, by_major, processes
+from walsender_bridge.local_server import Installation, LocalServer, by_major
 from walsender_bridge.local_server.account import server_account
 
 

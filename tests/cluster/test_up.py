@@ -20,12 +20,11 @@ from tests.support.attached import Attached, difference, server_state
 from tests.support.capture_stack import make_tables, wal_end
 from tests.support.servers import Database, MakeServer
 from tests.support.waiting import wait_for
-from walsender_bridge import lifetime
+from walsender_bridge import lifetime, processes
 from walsender_bridge.change_log.client import LogClient
 from walsender_bridge.commands.observation import Observer
 from walsender_bridge.commands.top import Top
 from walsender_bridge.config import load_config
-from walsender_bridge.demo.nemesis import children_of
 from walsender_bridge.errors import Cause, TusklineError
 
 SECRET = "planted-secret-77de"
@@ -90,11 +89,6 @@ def committed(tuskline: Attached, shop: Database) -> bool:
     return bool(wait_for(is_there, 60, "the log has it"))
 
 
-def family_of(pid: int) -> list[int]:
-    """A process and all below it."""
-    return [pid, *(each for child in children_of(pid) for each in family_of(child))]
-
-
 def test_up_runs_everything_and_down_ends_it(tuskline: Attached, shop: Database) -> None:
     before = server_state(shop.dsn)
     tuskline.json("init")
@@ -121,20 +115,13 @@ def test_up_runs_everything_and_down_ends_it(tuskline: Attached, shop: Database)
     _check_lag(tuskline)
     _check_endpoint(tuskline)
     _check_secret(tuskline)
-    family = family_of(tuskline.process.pid)
+    family = processes.family(tuskline.process.pid)
     assert tuskline.json("down")["ended"] == tuskline.process.pid
     assert tuskline.process.wait(5) == 0
-    wait_for(lambda: not any(map(_is_alive, family)), 10, "all of them have ended")
+    wait_for(lambda: not any(map(processes.alive, family)), 10, "all of them have ended")
     assert tuskline.json("down")["ended"] is None
     tuskline.json("detach")
     assert difference(before, server_state(shop.dsn)) == []
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def _check_lag(tuskline: Attached) -> None:
@@ -190,8 +177,8 @@ def _check_secret(tuskline: Attached) -> None:
         for form in ([], ["--json"]):
             done = tuskline.run(command, *form)
             seen += [done.stdout, done.stderr]
-    for pid in family_of(tuskline.process.pid):
-        seen.append(Path(f"/proc/{pid}/cmdline").read_bytes().decode())
+    for pid in processes.family(tuskline.process.pid):
+        seen.append(processes.command_line(pid))
     for file in tuskline.directory.rglob("*"):
         if file.is_file() and file != tuskline.config:
             seen.append(file.read_bytes().decode("utf-8", "replace"))
@@ -222,9 +209,9 @@ def test_a_part_that_dies_is_told_and_comes_back(tuskline: Attached, shop: Datab
     committed(tuskline, shop)
     # `up` itself: its children go with it, and nobody is taken for it.
     assert tuskline.process is not None
-    family = family_of(tuskline.process.pid)
+    family = processes.family(tuskline.process.pid)
     tuskline.kill_up()
-    wait_for(lambda: not any(map(_is_alive, family)), 20, "its children ended with it")
+    wait_for(lambda: not any(map(processes.alive, family)), 20, "its children ended with it")
     assert lifetime.owner(tuskline.run_dir) is None
     assert tuskline.json("down")["ended"] is None
     report = tuskline.json("status", code=Cause.UNAVAILABLE)

@@ -23,9 +23,9 @@ from spark_consumers.lakehouse.manifest import open_chain
 from tests.support.attached import Attached, difference, server_state
 from tests.support.servers import MakeServer
 from tests.support.waiting import wait_for
-from walsender_bridge.demo.nemesis import children_of
 from walsender_bridge.errors import TusklineError
 from walsender_bridge.local_server import LocalServer
+from walsender_bridge.processes import children, command_line, family
 from walsender_bridge.supervisor import read_states
 
 TABLES = {
@@ -41,15 +41,7 @@ ADMIN = ("--admin", "user=postgres")
 
 def named(pid: int, word: str) -> list[int]:
     """The processes below `pid` whose command line has the word."""
-    found = []
-    for child in children_of(pid):
-        try:
-            line = Path(f"/proc/{child}/cmdline").read_bytes().decode("utf-8", "replace")
-        except OSError:
-            continue
-        found += [child] if word in line else []
-        found += named(child, word)
-    return found
+    return [child for child in family(pid)[1:] if word in command_line(child)]
 
 
 class Victims:
@@ -81,7 +73,7 @@ class Victims:
         return [pid] if alive else []
 
     def _below_up(self) -> list[int]:
-        return [child for pid in self._up() for child in children_of(pid)]
+        return [child for pid in self._up() for child in children(pid)]
 
     def _below_lake(self, word: str) -> list[int]:
         return [found for pid in self._child("up", "lake") for found in named(pid, word)]
@@ -175,13 +167,6 @@ def epoch_of(tuskline: Attached) -> int:
     return head.epoch if head is not None and len(head.readable) == len(TABLES) else 0
 
 
-def command_lines(pid: int) -> Iterator[str]:
-    """What `ps` shows of a process and all below it."""
-    yield Path(f"/proc/{pid}/cmdline").read_bytes().decode("utf-8", "replace")
-    for child in children_of(pid):
-        yield from command_lines(child)
-
-
 def check_views(tuskline: Attached) -> None:
     """What status, lag and /metrics say of a lake that has caught up."""
     wait_for(
@@ -255,8 +240,8 @@ def test_pgbench_under_kills_ends_equal_and_detach_leaves_the_server_as_it_was(
         check_views(tuskline)
         assert SECRET not in tuskline.logs(1_000_000)
         for pid in victims.kinds["up"]():
-            for line in command_lines(pid):
-                assert SECRET not in line
+            for each in family(pid):
+                assert SECRET not in command_line(each)
         assert tuskline.json("down")["ended"] in victims.kinds["up"]()
         tuskline.json("detach", *ADMIN, env=admin)
     assert difference(before, server_state(server.dsn())) == []

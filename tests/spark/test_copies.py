@@ -18,10 +18,11 @@ from tests.support import bank_load
 from tests.support.lake_check import assert_equal, assert_no_orphans
 from tests.support.stack import Stack
 from tests.support.waiting import wait_for
+from walsender_bridge import processes
 
 #: A local cluster's executors work here, whatever else is set.
 WORK = Path(pyspark.__path__[0]) / "work"
-EXECUTOR = b"CoarseGrainedExecutorBackend"
+EXECUTOR = "CoarseGrainedExecutorBackend"
 BIG = "shop.public.big"
 #: Each partition is a part of the copy, whatever its size.
 PARTITIONED = (
@@ -93,16 +94,7 @@ def test_21_a_driver_killed_in_the_middle_copies_only_what_is_not_whole(
 
 def executors(pid):
     """The executors' JVMs below a process."""
-    found, waiting = [], [pid]
-    while waiting:
-        parent = waiting.pop()
-        for task in Path(f"/proc/{parent}/task").glob("*/children"):
-            with contextlib.suppress(OSError):
-                waiting += [int(child) for child in task.read_text().split()]
-        with contextlib.suppress(OSError):
-            if EXECUTOR in Path(f"/proc/{parent}/cmdline").read_bytes():
-                found.append(parent)
-    return found
+    return [each for each in processes.family(pid) if EXECUTOR in processes.command_line(each)]
 
 
 @pytest.mark.long

@@ -15,6 +15,7 @@ from tests.support.bank_load import TABLES, check, transfer
 from tests.support.lake_check import assert_equal, assert_no_orphans
 from tests.support.stack import Stack
 from tests.support.waiting import wait_for
+from walsender_bridge.processes import children, command_line
 
 
 def _head(stack):
@@ -71,11 +72,6 @@ def test_3_4_5_6_a_driver_killed_anywhere_leaves_whole_epochs(tmp_path, database
         assert_no_orphans(spark, stack.lake)
 
 
-def _children(pid):
-    tasks = Path(f"/proc/{pid}/task").glob("*/children")
-    return [int(child) for task in tasks for child in task.read_text().split()]
-
-
 def temporary_files(pid):
     """What a process has open or mapped below the system's temporary folder."""
     mapped = [line.split()[-1] for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
@@ -89,11 +85,7 @@ def test_a_driver_whose_jvm_dies_ends_with_an_error(tmp_path, database):
     with Stack(tmp_path, {"shop": database.dsn}, epoch_interval=0.5) as stack:
         stack.start("keeper", "bridge", "lake")
         wait_for(lambda: _head(stack) is not None, 120, "the first link")
-        (jvm,) = [
-            child
-            for child in _children(stack.pid("lake"))
-            if b"java" in Path(f"/proc/{child}/cmdline").read_bytes()
-        ]
+        (jvm,) = [pid for pid in children(stack.pid("lake")) if "java" in command_line(pid)]
         # A JVM that is killed can remove nothing: so all that it makes is where somebody else does.
         (place,) = (tmp_path / "log" / "scratch").iterdir()
         made = temporary_files(jvm)

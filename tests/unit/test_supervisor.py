@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+from walsender_bridge.processes import alive
 from walsender_bridge.supervisor import Child, Supervisor, read_states
 
 CHILD = """
@@ -39,13 +40,6 @@ def _wait(what, seconds=20.0):
     return found
 
 
-def _gone(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
-
-
 def _pids(path: Path) -> list[int]:
     return [int(line) for line in path.read_text().split()] if path.exists() else []
 
@@ -57,7 +51,7 @@ def test_a_child_dies_with_a_killed_supervisor(tmp_path):
         pid = _wait(lambda: _pids(told))[0]
         parent.kill()
         parent.wait()
-        _wait(lambda: _gone(pid))
+        _wait(lambda: not alive(pid))
     finally:
         parent.kill()
         parent.wait()
@@ -80,7 +74,7 @@ def test_a_killed_child_is_started_again_and_stopped_at_the_end(tmp_path):
         assert state["exit_code"] == -signal.SIGKILL
         stop.set()
         await running
-        assert _gone(second)
+        assert not alive(second)
         return read_states(tmp_path, "s")["children"]["c"]
 
     assert asyncio.run(run())["state"] == "stopped"

@@ -6,7 +6,6 @@ does not answer is an error in its place; a look takes seconds at worst, and nev
 """
 
 import json
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -17,7 +16,7 @@ from typing import Any
 import psycopg
 from psycopg.rows import dict_row
 
-from walsender_bridge import lifetime
+from walsender_bridge import lifetime, processes
 from walsender_bridge.change_log.client import LogClient, LogStatus
 from walsender_bridge.closing import Closing
 from walsender_bridge.config import Config, SourceSection
@@ -30,8 +29,6 @@ from walsender_bridge.wire.connection import connection_error, describe, pinned_
 SUPERVISORS = ("up", "keeper", "bridge")
 #: Seconds after which a capture that says nothing new counts as hung.
 STALE = 15.0
-_TICK = os.sysconf("SC_CLK_TCK")
-_PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,14 +144,14 @@ class Observer(Closing):
             except TusklineError as error:
                 errors["lake"] = error
         up = lifetime.owner(settings.run_dir)
-        processes = _processes(settings.run_dir, up)
-        captures = {process.name: process for process in processes}
+        running = _processes(settings.run_dir, up)
+        by_name = {process.name: process for process in running}
         return Observation(
             at=time.time(),
             up=up,
-            processes=processes,
+            processes=running,
             sources=[
-                self._source(section, captures.get(f"bridge/capture-{section.name}"))
+                self._source(section, by_name.get(f"bridge/capture-{section.name}"))
                 for section in settings.source
             ],
             log=status,
@@ -214,15 +211,9 @@ def _processes(run_dir: Path, up: int | None) -> list[Process]:
 
 
 def _process(name: str, pid: int | None, state: str, child: dict[str, Any]) -> Process:
-    memory, cpu = 0, 0.0
-    if pid is not None:
-        try:
-            # The name in parentheses may hold spaces; what follows it is counted from the third field.
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            cpu = (int(fields[11]) + int(fields[12])) / _TICK
-            memory = int(fields[21]) * _PAGE
-        except OSError:
-            state, pid = "gone", None
+    its = None if pid is None else processes.stat(pid)
+    if pid is not None and its is None:
+        state, pid = "gone", None
     return Process(
         name=name,
         pid=pid,
@@ -230,6 +221,6 @@ def _process(name: str, pid: int | None, state: str, child: dict[str, Any]) -> P
         restarts=child.get("restarts", 0),
         exit_code=child.get("exit_code"),
         started_at=child.get("started_at", 0.0),
-        memory=memory,
-        cpu_seconds=cpu,
+        memory=0 if its is None else its.memory,
+        cpu_seconds=0.0 if its is None else its.cpu_seconds,
     )

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from walsender_bridge.commands.options import DEFAULT_CONFIG, AsJson, ConfigPath
-from walsender_bridge.commands.table import Names, Timeout, Wait, full_names, lake_chain
+from walsender_bridge.commands.table import Names, Timeout, Wait, asked, full_names, lake_chain
 from walsender_bridge.config import Config, load_config
 from walsender_bridge.errors import UsageError
 from walsender_bridge.output import Output
@@ -98,21 +98,12 @@ def _request(
     as_json: bool,
 ) -> None:
     chain = lake_chain(settings)
-    from spark_consumers.lakehouse import requests
-
-    request = requests.ask(chain, kind, names, rows)
-    told = dict.fromkeys(names, "asked")
-    if wait:
-        told = requests.wait(chain, request, timeout=timeout)
+    told = asked(chain, kind, names, rows, wait=wait, timeout=timeout, bars=not as_json)
     head = chain.head()
     tables = {} if head is None else head.tables
     left = {n: tables[n].unfit_rows - tables[n].skipped_rows for n in names if n in tables}
     Output(as_json=as_json).rows(
-        "tables",
-        [
-            {"table": n, "outcome": o, "waiting_rows": left.get(n, 0), "request": request.id}
-            for n, o in told.items()
-        ],
+        "tables", [{**each, "waiting_rows": left.get(each["table"], 0)} for each in told]
     )
 
 

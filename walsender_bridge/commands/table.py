@@ -3,7 +3,7 @@
 import sys
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -126,26 +126,35 @@ def resync(
 def _request(
     settings: Config, kind: str, names: Sequence[str], *, wait: bool, timeout: float, as_json: bool
 ) -> None:
-    chain = lake_chain(settings)
+    rows = asked(lake_chain(settings), kind, names, wait=wait, timeout=timeout, bars=not as_json)
+    Output(as_json=as_json).rows("tables", rows)
+
+
+def asked(
+    chain: "Chain",
+    kind: str,
+    names: Sequence[str],
+    rows: Sequence[str] = (),
+    *,
+    wait: bool,
+    timeout: float,
+    bars: bool,
+) -> list[dict[str, Any]]:
+    """Leave a request at the lake; a record for each table, of its outcome if that is waited for."""
     from spark_consumers.lakehouse import requests
     from spark_consumers.lakehouse.status import read_status
 
-    request = requests.ask(chain, kind, names)
-    output = Output(as_json=as_json)
-    if not wait:
-        output.rows(
-            "tables", [{"table": n, "outcome": "asked", "request": request.id} for n in names]
-        )
-        return
-    with CopyBars(shown=sys.stderr.isatty() and not as_json) as bars:
-        told = requests.wait(
-            chain,
-            request,
-            timeout=timeout,
-            looking=lambda: bars.show(read_status(chain).get("copying", {})),
-        )
-    rows = [{"table": n, "outcome": o, "request": request.id} for n, o in told.items()]
-    output.rows("tables", rows)
+    request = requests.ask(chain, kind, names, rows)
+    told = dict.fromkeys(names, "asked")
+    if wait:
+        with CopyBars(shown=sys.stderr.isatty() and bars) as shown:
+            told = requests.wait(
+                chain,
+                request,
+                timeout=timeout,
+                looking=lambda: shown.show(read_status(chain).get("copying", {})),
+            )
+    return [{"table": n, "outcome": o, "request": request.id} for n, o in told.items()]
 
 
 def lake_chain(settings: Config) -> "Chain":

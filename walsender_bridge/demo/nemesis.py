@@ -12,7 +12,6 @@ import random
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 LEAST_ROUNDS = 3
 
@@ -63,17 +62,3 @@ class Nemesis:
                     victim.killed += 1
                     return
             await asyncio.sleep(0.1)
-
-
-def children_of(pid: int) -> list[int]:
-    """The living direct children of a process, by `/proc`; none when it is gone."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        with contextlib.suppress(OSError):
-            # The name in parentheses may hold spaces; the parent's pid is the second field after it.
-            fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            if int(fields[1]) == pid and fields[0] != "Z":
-                found.append(int(entry.name))
-    return sorted(found)

@@ -23,11 +23,12 @@ from spark_consumers.flush import flush
 from spark_consumers.lakehouse.manifest import open_chain
 from walsender_bridge.change_log.client import LogClient
 from walsender_bridge.demo.bank import TABLES, Clients, open_bank
-from walsender_bridge.demo.nemesis import Nemesis, Victim, children_of
+from walsender_bridge.demo.nemesis import Nemesis, Victim
 from walsender_bridge.demo.view import Progress, View
 from walsender_bridge.errors import DeadlineError, LakeError, TusklineError
 from walsender_bridge.local_server import LocalServer, by_major, free_port
 from walsender_bridge.output import Output
+from walsender_bridge.processes import children
 from walsender_bridge.sql import load
 from walsender_bridge.supervisor import Child, Supervisor, read_states, stop_on_signals
 
@@ -244,7 +245,7 @@ class _Demo:
         def with_children(name: str) -> Callable[[], list[int]]:
             def pids() -> list[int]:
                 own = of_supervisor("demo", name)()
-                return own + [child for pid in own for child in children_of(pid)]
+                return own + [child for pid in own for child in children(pid)]
 
             return pids
 

@@ -24,8 +24,8 @@ from typing import Literal, Self
 from psycopg.conninfo import make_conninfo
 
 from walsender_bridge import cache as local_cache
+from walsender_bridge import processes
 from walsender_bridge.errors import LocalServerError
-from walsender_bridge.local_server import processes
 from walsender_bridge.local_server.account import Account, reachable_place, server_account
 from walsender_bridge.local_server.installation import Installation
 

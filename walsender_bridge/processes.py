@@ -1,0 +1,103 @@
+"""Processes as the kernel tells of them: who lives, whose child it is, what it uses; and the end of a whole family.
+
+From `/proc` where there is one, else by `ps` and signals.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+_DEADLINE = 30.0
+_HAS_PROC = Path("/proc/self/stat").exists()
+
+
+@dataclass(frozen=True, slots=True)
+class Stat:
+    """What `/proc/PID/stat` says: the state's letter, the parent, seconds of CPU, resident bytes."""
+
+    state: str
+    parent: int
+    cpu_seconds: float
+    memory: int
+
+    @property
+    def runs(self) -> bool:
+        """Whether it is more than what is left of a process until its parent asks for it."""
+        return self.state not in {"Z", "X"}
+
+
+def stat(pid: int) -> Stat | None:
+    """A process's numbers; None when it is gone, or where there is no `/proc`."""
+    try:
+        # The name in parentheses may hold anything; what follows it is counted from the third field.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    ticks = int(fields[11]) + int(fields[12])
+    return Stat(
+        state=fields[0],
+        parent=int(fields[1]),
+        cpu_seconds=ticks / os.sysconf("SC_CLK_TCK"),
+        memory=int(fields[21]) * os.sysconf("SC_PAGE_SIZE"),
+    )
+
+
+def alive(pid: int) -> bool:
+    """Whether it runs; a zombie does not."""
+    if _HAS_PROC:
+        found = stat(pid)
+        return found is not None and found.runs
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, 0)
+        return True
+    return False
+
+
+def children(pid: int) -> list[int]:
+    """The living direct children of a process, ascending; none when it is gone."""
+    if _HAS_PROC:
+        numbers = sorted(int(e.name) for e in Path("/proc").iterdir() if e.name.isdigit())
+        found = ((number, stat(number)) for number in numbers)
+        return [number for number, its in found if its and its.parent == pid and its.runs]
+    listed = subprocess.run(
+        ["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True
+    )
+    pairs = (line.split() for line in listed.stdout.splitlines())
+    return sorted(int(child) for child, parent in pairs if int(parent) == pid)
+
+
+def family(pid: int) -> list[int]:
+    """A process and all below it."""
+    return [pid, *(each for child in children(pid) for each in family(child))]
+
+
+def command_line(pid: int) -> str:
+    """Its arguments, a space between them; empty when it is gone."""
+    with contextlib.suppress(OSError):
+        return (
+            Path(f"/proc/{pid}/cmdline").read_bytes().decode("utf-8", "replace").replace("\0", " ")
+        )
+    return ""
+
+
+def kill_tree(pid: int) -> None:
+    """SIGKILL to `pid` and its children; returns when all of them are gone (or only a parent's to reap).
+
+    PostgreSQL's children each open a session of their own, so a process group does not hold them; they are
+    found by their parent's number. The parent is stopped first: it makes no more of them while they are read.
+    """
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGSTOP)
+    victims = [*children(pid), pid]
+    for each in victims:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(each, signal.SIGKILL)
+    deadline = time.monotonic() + _DEADLINE
+    while any(alive(each) for each in victims[:-1]):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"processes {victims} are still there after SIGKILL")
+        time.sleep(0.005)
