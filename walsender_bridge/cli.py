@@ -17,7 +17,7 @@ from typing import Annotated
 import typer
 
 from walsender_bridge import logs
-from walsender_bridge.commands import attach, doctor, quarantine, run, status
+from walsender_bridge.commands import attach, doctor, lake_status, quarantine, run, status
 from walsender_bridge.commands import table as table_group
 from walsender_bridge.commands.copy_bars import CopyBars
 from walsender_bridge.commands.options import DEFAULT_CONFIG, AsJson, ConfigPath, lake_section
@@ -172,6 +172,7 @@ def lake_run(config: ConfigPath = DEFAULT_CONFIG) -> None:
                     copy_rate=lake.copy_rate,
                     progress=bars.show,
                     on_unfit_value=lake.on_unfit_value,
+                    failing=lambda error: lake_status.write(settings.run_dir, error),
                 ).run(stop)
         finally:
             spark.stop()

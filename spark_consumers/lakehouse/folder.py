@@ -7,11 +7,12 @@ for theirs, and the other way round.
 import contextlib
 import errno
 import os
+import re
 import shutil
 from pathlib import Path
 
 from spark_consumers.lakehouse.manifest import local_root
-from walsender_bridge.errors import LakeError
+from walsender_bridge.errors import LakeError, TusklineError
 
 #: Bytes below which nothing is begun: an epoch's files would fill the disk.
 ROOM = 64 << 20
@@ -41,6 +42,48 @@ def check(lake: str | Path) -> int:
     if free < ROOM:
         raise _full(where, free)
     return free
+
+
+def lack_of_room(lake: str | Path) -> LakeError | None:
+    """The error, if there is a lake and its disk has less room than is begun with; nothing is written."""
+    root = local_root(lake)
+    try:
+        free = shutil.disk_usage(root).free
+    except OSError:
+        return None
+    return _full(str(root), free) if free < ROOM else None
+
+
+def why(error: Exception, lake: str | Path) -> TusklineError:
+    """A failed round's cause as an error with its repair. Spark's tasks and its JVM tell it in words only."""
+    if isinstance(error, TusklineError):
+        return error
+    text = str(error)
+    code = error.errno if isinstance(error, OSError) else None
+    for number in (errno.ENOSPC, errno.EDQUOT):
+        if code == number or os.strerror(number) in text:
+            return LakeError(
+                f"a disk is full: {os.strerror(number)}",
+                where=_place(error, text) or str(local_root(lake)),
+                repair="make room; the job tries again by itself, and nothing is lost",
+            )
+    return LakeError(
+        f"a round failed: {_first_line(text)}",
+        where=str(local_root(lake)),
+        repair="the job tries again by itself; its log has the whole error",
+    )
+
+
+def _place(error: Exception, text: str) -> str:
+    """The file that could not be written, if the error names one."""
+    if isinstance(error, OSError) and error.filename:
+        return str(error.filename)
+    found = re.search(r"(?:'|\bfile:)(/[^'\s:]+)", text)
+    return found[1] if found else ""
+
+
+def _first_line(text: str) -> str:
+    return text.strip().partition("\n")[0][:300]
 
 
 def _probe(place: Path, remove_to: Path) -> None:

@@ -23,6 +23,7 @@ from spark_consumers.lakehouse.copies import Copies
 from spark_consumers.lakehouse.departures import departed
 from spark_consumers.lakehouse.epoch import EpochWriter, ShapeChangedError
 from spark_consumers.lakehouse.files import orphans
+from spark_consumers.lakehouse.folder import why
 from spark_consumers.lakehouse.iceberg import IcebergFormat
 from spark_consumers.lakehouse.leases import Leases
 from spark_consumers.lakehouse.looks import Looks
@@ -71,7 +72,8 @@ class Lakehouse:
     `catalog` names the Spark catalog in which users of this session see the tables. `hold`: epochs wait for
     a table that cannot follow (False: they go on, and name it). `progress` is called with how far each
     table's copy is (`copy_out.Progress`), about ten times a second. `on_unfit_value`: `fail` or `quarantine`,
-    by table and as `default`.
+    by table and as `default`. `failing` is called with why a round
+    has failed, each time, and with None when the next one has not.
     """
 
     def __init__(
@@ -90,6 +92,7 @@ class Lakehouse:
         copy_rate: float | None = None,
         progress: Callable[[Mapping[str, Mapping[str, Any]]], None] | None = None,
         on_unfit_value: Mapping[str, str] | None = None,
+        failing: Callable[[TusklineError | None], None] | None = None,
     ) -> None:
         if format != IcebergFormat.name:
             raise NotSupportedError(
@@ -114,6 +117,7 @@ class Lakehouse:
         self._policy = Policy(hold=hold, copy_rate=copy_rate, keep_paused=retention_seconds)
         self._progress = progress
         self._on_unfit_value = dict(on_unfit_value or {})
+        self._failing = failing or (lambda _: None)
 
     def run(self, stop: threading.Event) -> None:
         """Take over and publish epochs until `stop` is set.
@@ -122,11 +126,14 @@ class Lakehouse:
         come, `LakeError` for a lake of another log, and whatever is raised when the JVM is gone.
         """
         pause = _FIRST_PAUSE
+        self._failing(None)
         try:
             while not stop.is_set():
                 try:
                     self.run_once()
-                    pause = _FIRST_PAUSE
+                    if pause != _FIRST_PAUSE:
+                        pause = _FIRST_PAUSE
+                        self._failing(None)
                     stop.wait(_TICK)
                 except (FencedError, LakeError):
                     raise
@@ -366,6 +373,7 @@ class Lakehouse:
         if not self._jvm_is_alive():
             raise error
         log.warning("round failed", error=str(error)[:2000], again_in_seconds=pause)
+        self._failing(why(error, self._chain.root))
         self._forget_client()
         if self._writer is not None:
             # A link may have been published although publishing it has failed.

@@ -4,10 +4,7 @@ Each case through the real command line, as JSON where the command has it.
 """
 
 import json
-import os
-import shutil
 import socket
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +16,7 @@ import pytest
 from tests.support.attached import Attached
 from tests.support.capture_stack import CaptureProcess, ChangeLog, make_tables
 from tests.support.servers import Database, MakeServer, Servers
+from tests.support.small_disk import mounted
 from tests.support.waiting import wait_for
 from walsender_bridge.errors import Cause
 from walsender_bridge.local_server import free_port
@@ -229,22 +227,6 @@ def test_tables_that_are_not_there(tmp_path: Path, shop: Database) -> None:
 
 
 # -- the lake's folder ----------------------------------------------------------------------------------
-
-
-@contextmanager
-def mounted(folder: Path, *options: str) -> Iterator[None]:
-    """A small disk of its own; skipped where this user may not mount one."""
-    if os.geteuid() != 0 or shutil.which("mount") is None:
-        pytest.skip("only root can mount a small disk")
-    done = subprocess.run(
-        ["mount", "-t", "tmpfs", *options, "tmpfs", str(folder)], capture_output=True, text=True
-    )
-    if done.returncode != 0:
-        pytest.skip(f"no disk can be mounted here: {done.stderr.strip()}")
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", str(folder)], check=True, capture_output=True)
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from psycopg.rows import dict_row
 from walsender_bridge import lifetime, processes
 from walsender_bridge.change_log.client import LogClient, LogStatus
 from walsender_bridge.closing import Closing
+from walsender_bridge.commands import lake_status
 from walsender_bridge.config import Config, SourceSection
 from walsender_bridge.errors import TusklineError, UnavailableError
 from walsender_bridge.sql import load
@@ -29,6 +30,8 @@ from walsender_bridge.wire.connection import connection_error, describe, pinned_
 SUPERVISORS = ("up", "keeper", "bridge")
 #: Seconds after which a capture that says nothing new counts as hung.
 STALE = 15.0
+#: Seconds between two looks at the replica identities of a source's tables.
+IDENTITY_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,8 @@ class SourceView:
     capture: dict[str, Any]
     server: dict[str, Any] | None
     error: TusklineError | None
+    #: Published tables that lack a replica identity, so that the server refuses their UPDATEs and DELETEs.
+    unidentified: tuple[str, ...] = ()
 
     @property
     def state(self) -> str:
@@ -107,7 +112,19 @@ class Observation:
             for name, table in tables.items()
             if table.state == "held"
         ]
-        return words + [f"{part}: {error.what}" for part, error in self.errors.items()]
+        words += [
+            f"table {name} of source {source.name} has no replica identity: the server refuses its UPDATEs "
+            f"and DELETEs; ALTER TABLE {name} REPLICA IDENTITY FULL, or give it a primary key"
+            for source in self.sources
+            for name in source.unidentified
+        ]
+        return words + [told(part, error) for part, error in self.errors.items()]
+
+
+def told(part: str, error: TusklineError) -> str:
+    """An error of a part in one line, with its place and its repair."""
+    place = f" ({error.where})" if error.where else ""
+    return f"{part}: {error.what}{place}" + (f"; {error.repair}" if error.repair else "")
 
 
 class Observer(Closing):
@@ -116,6 +133,8 @@ class Observer(Closing):
     def __init__(self, settings: Config) -> None:
         self._settings = settings
         self._connections: dict[str, psycopg.Connection[dict[str, Any]]] = {}
+        #: By source: tables without a replica identity, and when that was asked (monotonic seconds).
+        self._unidentified: dict[str, tuple[float, tuple[str, ...]]] = {}
 
     def close(self) -> None:
         """End the connections."""
@@ -141,6 +160,9 @@ class Observer(Closing):
                 manifest = chain.head()
                 if manifest is not None:
                     copying = copying_now(manifest, read_status(chain), time.time())
+                trouble = lake_status.trouble(settings.run_dir, settings.lake.uri)
+                if trouble is not None:
+                    errors["lake"] = trouble
             except TusklineError as error:
                 errors["lake"] = error
         up = lifetime.owner(settings.run_dir)
@@ -170,9 +192,24 @@ class Observer(Closing):
             with self._connection(section) as connection:
                 names = {"slot": section.slot_name}
                 server = connection.execute(load("observe_source").encode(), names).fetchone()
+                self._look_at_identity(section, connection)
         except TusklineError as error:
             failure = error
-        return SourceView(section.name, section.slot_name, process, capture, server, failure)
+        _, unidentified = self._unidentified.get(section.name, (0.0, ()))
+        return SourceView(
+            section.name, section.slot_name, process, capture, server, failure, unidentified
+        )
+
+    def _look_at_identity(
+        self, section: SourceSection, connection: psycopg.Connection[dict[str, Any]]
+    ) -> None:
+        """See which published tables have lost it; less often than the rest, for it is asked of every table."""
+        asked_at, _ = self._unidentified.get(section.name, (float("-inf"), ()))
+        if time.monotonic() - asked_at < IDENTITY_SECONDS:
+            return
+        names = {"publication": section.publication_name}
+        rows = connection.execute(load("published_unidentified").encode(), names).fetchall()
+        self._unidentified[section.name] = (time.monotonic(), tuple(row["name"] for row in rows))
 
     @contextmanager
     def _connection(self, section: SourceSection) -> Iterator[psycopg.Connection[dict[str, Any]]]:

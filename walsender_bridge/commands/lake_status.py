@@ -1,0 +1,49 @@
+"""What a running lake job says of itself beside its manifests: that its rounds fail, and why.
+
+One JSON file in the run folder, replaced as a whole: `pid`, `updated_at` (seconds since the Unix epoch), `error`
+(`code`, `what`, `where`, `repair`; null when all is well). It is not in the lake, for a full disk there is what it
+most often has to tell of. It is no promise: what cannot be written is left out, and a look at the lake itself
+(`trouble`) tells of a full disk without it.
+"""
+
+import contextlib
+import json
+import os
+import time
+from pathlib import Path
+
+from walsender_bridge import processes
+from walsender_bridge.errors import TusklineError, from_wire
+
+
+def write(run_dir: Path, error: TusklineError | None) -> None:
+    """Replace what is there."""
+    record = {
+        "pid": os.getpid(),
+        "updated_at": time.time(),
+        "error": None if error is None else error.to_wire(),
+    }
+    path = _path(run_dir)
+    draft = path.with_suffix(f".{os.getpid()}.tmp")
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        draft.write_text(json.dumps(record))
+        draft.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
+
+
+def trouble(run_dir: Path, lake: str) -> TusklineError | None:
+    """Why the lake does not go on: what its job said, if that lives, or what its disk says."""
+    with contextlib.suppress(OSError, ValueError):
+        record = json.loads(_path(run_dir).read_text())
+        if record["error"] is not None and processes.alive(record["pid"]):
+            return from_wire(record["error"])
+    from spark_consumers.lakehouse import folder
+
+    return folder.lack_of_room(lake)
+
+
+def _path(run_dir: Path) -> Path:
+    return run_dir / "lake.status.json"
