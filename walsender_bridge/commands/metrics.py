@@ -198,19 +198,22 @@ def _captures(seen: Observation) -> Iterator[Metric]:
 
 def _slots(seen: Observation) -> Iterator[Metric]:
     reachable = _gauge("source_up", "1 when the server answers.", "source")
+    bare = _gauge("source_unidentified_tables", "Published without a replica identity.", "source")
     active = _gauge("slot_active", "1 while somebody streams from the slot.", "source", "slot")
     retained = _gauge("slot_retained_bytes", "WAL that the slot holds.", "source", "slot")
     status = _gauge("slot_wal_status", "1 for the slot's status.", "source", "slot", "status")
     for source in seen.sources:
         server, label = source.server, [source.name, source.slot]
         reachable.add_metric([source.name], float(server is not None))
+        if server is not None:
+            bare.add_metric([source.name], len(source.unidentified))
         if server is None or server["active"] is None:
             continue
         active.add_metric(label, float(server["active"]))
         retained.add_metric(label, server["retained_bytes"] or 0)
         if server["wal_status"] is not None:
             status.add_metric([*label, server["wal_status"]], 1)
-    yield from (reachable, active, retained, status)
+    yield from (reachable, bare, active, retained, status)
 
 
 def _streams(seen: Observation) -> Iterator[Metric]:

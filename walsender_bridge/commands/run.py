@@ -47,7 +47,7 @@ def up(
 
 
 def preflight(settings: Config) -> None:
-    """Raise what another attempt would not mend: `doctor`'s errors, but for a server that is away now."""
+    """Raise what another attempt would not mend: `doctor`'s errors, but for a server that is away now, or one table's harm."""
     if settings.lake is not None:
         from spark_consumers.lakehouse import folder
 
@@ -64,7 +64,8 @@ def preflight(settings: Config) -> None:
                     "repair": finding.repair,
                 }
             )
-            if finding.cause not in {Cause.CONNECTION, Cause.UNAVAILABLE, Cause.INTERNAL}:
+            passing = {Cause.CONNECTION, Cause.UNAVAILABLE, Cause.INTERNAL}
+            if finding.prevents and finding.cause not in passing:
                 raise error
             logs.say_error(error)
 

@@ -26,6 +26,8 @@ class Finding:
     repair: str = ""
     fix: str = ""
     cause: Cause = Cause.SERVER_SETTING
+    #: Whether an error is a reason not to start: not if it harms one table whether anything runs or not.
+    prevents: bool = True
 
     def to_json(self) -> dict[str, Any]:
         """The finding for `--json`."""

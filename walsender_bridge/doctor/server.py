@@ -44,6 +44,8 @@ def _ask(source: Source) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         own = connection.execute(load("attach_own").encode(), {"role": role}).fetchone()
         assert own is not None
         facts["own"] = dict(zip(("reachable", "readable", "writable"), own, strict=True))
+        refused = connection.execute(load("published_unidentified").encode(), names).fetchall()
+        facts["refused"] = [name for (name,) in refused]
         return facts, wanted_tables(connection, source.tables, role)
 
 

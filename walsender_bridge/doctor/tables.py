@@ -40,7 +40,7 @@ def judge(facts: Facts, tables: Sequence[Table], source: Source, where: str) -> 
     if not unknown and not unfit:
         yield Finding("tables", where, f"{len(roots)} tables")
     good = [table for table in tables if table["publishable"]]
-    yield from _identity(good, where)
+    yield from _identity(facts, good, where)
     yield from _security(facts, good, where)
     yield from _generated(facts, good, where)
     yield from _publication(facts, good, source, where)
@@ -51,18 +51,24 @@ def _name(table: Table) -> str:
     return f"{table['schema']}.{table['name']}"
 
 
-def _identity(tables: Sequence[Table], where: str) -> Iterator[Finding]:
+def _identity(facts: Facts, tables: Sequence[Table], where: str) -> Iterator[Finding]:
     for table in tables:
         if not table["identified"]:
+            published = table["quoted"] in facts["refused"]
+            harm = (
+                "the server refuses its UPDATEs and DELETEs, for it is published"
+                if published
+                else "once it is published, its UPDATEs and DELETEs are refused"
+            )
             yield Finding(
                 "replica identity",
                 where,
-                f"{_name(table)} has no replica identity: once it is published, its UPDATEs and "
-                "DELETEs are refused",
+                f"{_name(table)} has no replica identity: {harm}",
                 ERROR,
                 repair=f"ALTER TABLE {table['quoted']} REPLICA IDENTITY FULL, or give it a primary key",
                 fix=fix("fix_identity", table=_name(table)),
                 cause=Cause.PUBLICATION,
+                prevents=not published,
             )
     if all(table["identified"] for table in tables):
         yield Finding("replica identity", where, "every table has one")
