@@ -7,12 +7,13 @@ import os
 import random
 import signal
 import subprocess
+import threading
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
+from typing import Self
 
 import psycopg
 import pytest
@@ -47,8 +48,9 @@ def named(pid: int, word: str) -> list[int]:
 class Victims:
     """The kinds of processes, and those of each that live now."""
 
-    def __init__(self, tuskline: Attached) -> None:
+    def __init__(self, tuskline: Attached, server: LocalServer) -> None:
         self._tuskline = tuskline
+        self._server = server
         self.kinds: dict[str, Callable[[], list[int]]] = {
             "up": self._up,
             "keeper": lambda: self._child("up", "keeper"),
@@ -59,6 +61,7 @@ class Victims:
             "lake's JVM": lambda: self._below_lake("org.apache.spark.deploy.SparkSubmit"),
             "lake's workers": lambda: self._below_lake("pyspark.daemon"),
             "metrics": lambda: self._child("up", "metrics"),
+            "PostgreSQL": list,
         }
 
     def _up(self) -> list[int]:
@@ -79,7 +82,11 @@ class Victims:
         return [found for pid in self._child("up", "lake") for found in named(pid, word)]
 
     def kill(self, kind: str) -> None:
-        """SIGKILL one; `up` is started again, as whoever supervises it would."""
+        """SIGKILL one; `up` and PostgreSQL are started again, as whoever supervises them would."""
+        if kind == "PostgreSQL":
+            self._server.kill()
+            self._server.start()
+            return
         while True:
             pids = wait_for(self.kinds[kind], 120, f"{kind} lives\n{self._tuskline.logs()}")
             if kind == "up":
@@ -93,25 +100,44 @@ class Victims:
             return
 
 
-@contextmanager
-def pgbench(server: LocalServer, rate: int, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """8 clients at a limited rate, for as long as the block lasts."""
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [
-                server.installation.tool("pgbench"),
-                *("-n", "-c", "8", "-j", "2", "-R", str(rate), "-T", "7200"),
-                server.dsn(),
-            ],
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-        )
-        try:
-            yield process
-        finally:
-            process.terminate()
-            process.wait(30)
+class Pgbench:
+    """8 clients at a limited rate, for as long as the block lasts; begun anew when their server has died."""
+
+    def __init__(self, server: LocalServer, rate: int, log: Path) -> None:
+        self._command: list[str | Path] = [
+            server.installation.tool("pgbench"),
+            *("-n", "-c", "8", "-j", "2", "-R", str(rate), "-T", "7200"),
+            server.dsn(),
+        ]
+        self._log = log
+        self._over = threading.Event()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._thread = threading.Thread(target=self._run)
+        #: How often it was begun.
+        self.slices = 0
+
+    def _run(self) -> None:
+        with self._log.open("wb") as output:
+            while not self._over.is_set():
+                self._process = subprocess.Popen(
+                    self._command, stdout=output, stderr=output, start_new_session=True
+                )
+                self.slices += 1
+                if self._over.is_set():
+                    self._process.terminate()
+                self._process.wait()
+                self._over.wait(0.2)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        if self._process is not None:
+            self._process.terminate()
+        self._thread.join(30)
+        assert not self._thread.is_alive()
 
 
 def prepare(server: LocalServer, scale: int) -> None:
@@ -123,6 +149,14 @@ def prepare(server: LocalServer, scale: int) -> None:
     assert done.returncode == 0, done.stderr
     with psycopg.connect(server.dsn(), autocommit=True) as connection:
         connection.execute("ALTER TABLE pgbench_history REPLICA IDENTITY FULL")
+
+
+def history(server: LocalServer) -> int:
+    """Transactions that pgbench has committed."""
+    with psycopg.connect(server.dsn(), autocommit=True) as connection:
+        row = connection.execute("SELECT count(*) FROM pgbench_history").fetchone()
+    assert row is not None
+    return int(row[0])
 
 
 def flush(tuskline: Attached, seconds: float) -> None:
@@ -196,7 +230,7 @@ def check_views(tuskline: Attached) -> None:
         pytest.param(
             1,
             40,
-            ("up", "capture", "keeper's replicas", "lake's JVM", "bridge"),
+            ("up", "capture", "keeper's replicas", "lake's JVM", "bridge", "PostgreSQL"),
             1,
             1.0,
             id="short",
@@ -217,8 +251,8 @@ def test_pgbench_under_kills_ends_equal_and_detach_leaves_the_server_as_it_was(
     with Attached(tmp_path, {"shop": source}, lake=True, metrics=True) as tuskline:
         tuskline.json("init", *ADMIN, env=admin)
         tuskline.up()
-        victims = Victims(tuskline)
-        with pgbench(server, rate, tmp_path / "pgbench.log") as load:
+        victims = Victims(tuskline, server)
+        with Pgbench(server, rate, tmp_path / "pgbench.log") as load:
             first = wait_for(lambda: epoch_of(tuskline), 300, "all tables\n" + tuskline.logs())
             dice = random.Random(seed)
             order = list(kinds or victims.kinds) * rounds
@@ -230,7 +264,10 @@ def test_pgbench_under_kills_ends_equal_and_detach_leaves_the_server_as_it_was(
                 victims.kill(kind)
                 kills[kind] += 1
             wait_for(lambda: epoch_of(tuskline) > first, 300, "a new epoch\n" + tuskline.logs())
-            assert load.poll() is None, "the load outlasts the kills"
+            at_kills_end = history(server)
+            wait_for(lambda: history(server) > at_kills_end, 30, "the load outlasts the kills")
+            # Each death of the server ended one pgbench, at least.
+            assert load.slices > kills["PostgreSQL"]
         flush(tuskline, 300)
         rows = assert_equal(server, read(spark, str(tuskline.lake)))
         print(f"kills: {sum(kills.values())} {dict(kills)}; rows compared: {rows}")
