@@ -253,6 +253,8 @@ def _lake(seen: Observation) -> Iterator[Metric]:
     took = _gauge("lake_round_seconds", "How long the newest epoch took to write.")
     rows = _gauge("lake_table_rows", "Rows of a table.", "table")
     aside = _gauge("lake_table_set_aside", "1 for a table that is not kept, by name.", "table")
+    unfit = _gauge("lake_table_unfit_rows", "Rows set aside that wait.", "table")
+    skipped = _gauge("lake_table_skipped_rows", "Rows set aside and given up by name.", "table")
     behind = _gauge("lake_table_behind", "1 for a table of an earlier epoch.", "table", "state")
     copy = {
         name: _gauge(f"lake_copy_{name}", f"{text} of a copy that is under way.", "table")
@@ -270,6 +272,8 @@ def _lake(seen: Observation) -> Iterator[Metric]:
         took.add_metric([], seen.lake.seconds)
         for name, table in seen.lake.readable.items():
             rows.add_metric([name], table.rows)
+            unfit.add_metric([name], table.unfit_rows - table.skipped_rows)
+            skipped.add_metric([name], table.skipped_rows)
             if table.state != "live":
                 behind.add_metric([name, table.state], 1)
         for name in seen.lake.set_aside:
@@ -277,4 +281,4 @@ def _lake(seen: Observation) -> Iterator[Metric]:
     for table, progress in seen.copying.items():
         for name, gauge in copy.items():
             gauge.add_metric([table], progress[name])
-    yield from (epoch, term, published, took, rows, aside, behind, *copy.values())
+    yield from (epoch, term, published, took, rows, unfit, skipped, aside, behind, *copy.values())

@@ -1,0 +1,91 @@
+"""`[lake.on_unfit_value]` as a user meets it: by table, in a job that runs, in `table list` and in /metrics."""
+
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from spark_consumers import read
+from spark_consumers.lakehouse.manifest import open_chain
+from tests.support.attached import Attached
+from tests.support.waiting import wait_for
+from walsender_bridge.errors import Cause
+
+SETUP = (
+    "CREATE TABLE docs (id int PRIMARY KEY, price numeric(10,2))",
+    "CREATE TABLE bills (id int PRIMARY KEY, price numeric(10,2))",
+    "INSERT INTO docs VALUES (1, 1), (2, 'NaN')",
+    "INSERT INTO bills VALUES (1, 1)",
+)
+DOCS, BILLS = "shop.public.docs", "shop.public.bills"
+
+
+def flush(tuskline: Attached) -> None:
+    done = tuskline.run("flush", "--timeout", "120", seconds=150)
+    assert done.returncode == 0, done.stderr + tuskline.logs()
+
+
+def counts(tuskline: Attached, table: str) -> tuple[int, int, int]:
+    """Rows, unfit rows that wait, and those that were given up, as /metrics and `table list` both have them."""
+    url = f"http://{tuskline.metrics_listen}/metrics"
+    with urllib.request.urlopen(url, timeout=30) as answer:
+        lines = answer.read().decode().splitlines()
+    served = dict(line.rsplit(" ", 1) for line in lines if line[0] != "#")
+    names = ("rows", "unfit_rows", "skipped_rows")
+    found = [int(float(served[f'tuskline_lake_table_{n}{{table="{table}"}}'])) for n in names]
+    (row,) = [each for each in tuskline.json("table", "list")["tables"] if each["table"] == table]
+    assert [row[name] for name in names] == found
+    return found[0], found[1], found[2]
+
+
+@pytest.mark.timeout(400)
+def test_26_the_policy_of_each_table_in_a_job_that_runs(tmp_path: Path, database, spark) -> None:
+    database.execute(*SETUP)
+    tables = ["public.docs", "public.bills"]
+    source = {"dsn": database.dsn, "tables": tables}
+    with Attached(tmp_path, {"shop": source}, lake=True, metrics=True) as tuskline:
+        plain = tuskline.config.read_text()
+        tuskline.config.write_text(f'{plain}[lake.on_unfit_value]\n"{DOCS}" = "quarantine"\n')
+        tuskline.json("init")
+        tuskline.up()
+
+        def shown() -> bool:
+            head = open_chain(tuskline.lake).head()
+            return head is not None and set(head.readable) == {DOCS, BILLS}
+
+        wait_for(shown, 180, "both tables\n" + tuskline.logs())
+        database.execute("INSERT INTO docs VALUES (3, 'NaN'), (4, 4)")
+        flush(tuskline)
+        wait_for(lambda: counts(tuskline, DOCS) == (2, 2, 0), 10, "two are set aside")
+        assert counts(tuskline, BILLS) == (1, 0, 0)
+        (row, _) = tuskline.json("quarantine", "list")["quarantine"]
+        tuskline.json("quarantine", "skip", DOCS, row["row"], "--wait")
+        wait_for(lambda: counts(tuskline, DOCS) == (2, 1, 1), 10, "one is given up")
+        # By default nothing is: the lake stays where it is, and says why, until somebody decides.
+        before = read(spark, tuskline.lake).epoch
+        database.execute("INSERT INTO bills VALUES (2, 'NaN')", "INSERT INTO docs VALUES (5, 5)")
+        words = wait_for(
+            lambda: (
+                [
+                    word
+                    for word in tuskline.json("status", code=Cause.UNAVAILABLE)["ill"]
+                    if word.startswith("lake: ")
+                ]
+                if tuskline.run("status").returncode
+                else []
+            ),
+            60,
+            "the job says so",
+        )
+        assert "public.bills.price" in words[0]
+        assert "NaN" in words[0]
+        assert read(spark, tuskline.lake).epoch == before
+        assert tuskline.stop_up() == 0
+        tuskline.config.write_text(f'{plain}[lake.on_unfit_value]\ndefault = "quarantine"\n')
+        tuskline.up()
+        flush(tuskline)
+        wait_for(lambda: tuskline.run("status").returncode == 0, 60, "all is well")
+        wait_for(lambda: counts(tuskline, BILLS) == (1, 1, 0), 10, "it is set aside")
+        assert counts(tuskline, DOCS) == (3, 1, 1)
+        assert sorted(row.id for row in read(spark, tuskline.lake)["docs"].collect()) == [1, 4, 5]
+        assert tuskline.stop_up() == 0
