@@ -5,8 +5,8 @@ Each case through the real command line, as JSON where the command has it.
 
 import json
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.attached import Attached
 from tests.support.capture_stack import CaptureProcess, ChangeLog, make_tables
-from tests.support.servers import Database, MakeServer, Servers
+from tests.support.servers import Database, MakeServer
 from tests.support.small_disk import mounted
 from tests.support.waiting import wait_for
 from walsender_bridge.errors import Cause
@@ -53,177 +53,208 @@ def check(
     assert repair in error["repair"], error
 
 
+# -- the source -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a case may use: a folder, a database with the two tables, servers of its own."""
+
+    folder: Path
+    shop: Database
+    make_server: MakeServer
+
+    @property
+    def role(self) -> str:
+        return f"weak_{self.shop.name}"
+
+    @property
+    def section(self) -> dict[str, object]:
+        """A source that is as it should be."""
+        return {"dsn": self.shop.dsn, "tables": TABLES}
+
+
+Section = Mapping[str, object]
+State = Callable[[Place], AbstractContextManager[Section]]
+
+
 @dataclass(frozen=True)
 class Case:
-    """What of the DSN is wrong, and what has to be said."""
+    """What is wrong (`state` makes it, and gives the source's section), and what these commands have to say."""
 
     cause: Cause
     word: str
     repair: str
-    parameters: dict[str, str | int]
-    prepare: str = ""
+    state: State
+    commands: tuple[str, ...] = ("init", "doctor", "up")
 
 
-def role(shop: Database) -> str:
-    return f"weak_{shop.name}"
+def dsn(**parameters: str | int) -> State:
+    """The database's DSN, with these parameters wrong."""
+
+    @contextmanager
+    def state(place: Place) -> Iterator[Section]:
+        name = str(parameters.get("dbname", place.shop.name))
+        others = {key: value for key, value in parameters.items() if key != "dbname"}
+        yield {**place.section, "dsn": place.shop.server.dsn(name, **others)}
+
+    return state
 
 
-CASES = {
-    "nobody listens": Case(Cause.CONNECTION, "refused", "see that the server runs", {"port": 1}),
-    "no such user": Case(
-        Cause.AUTHENTICATION, "password", ".pgpass", {"user": "nobody_here", "password": SECRET}
-    ),
-    "wrong password": Case(Cause.AUTHENTICATION, "password", ".pgpass", {"password": SECRET}),
-    "no such database": Case(Cause.CONFIG, "no such database", "dbname", {"dbname": "not_here"}),
-    "no such host": Case(
-        Cause.CONNECTION, "no-such-host.invalid", "host and port", {"host": "no-such-host.invalid"}
-    ),
-    "may not replicate": Case(
-        Cause.PRIVILEGE,
-        "REPLICATION attribute",
-        "--admin",
-        {"user": "{role}", "password": SECRET},
-        "CREATE ROLE {role} LOGIN PASSWORD '" + SECRET + "'",
-    ),
-}
+def unread(text: str) -> State:
+    """A connection string that libpq does not read."""
+    return lambda _: nullcontext({"dsn": text})
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_a_source_that_cannot_be_used(tmp_path: Path, shop: Database, name: str) -> None:
-    case = CASES[name]
-    if case.prepare:
-        shop.execute(case.prepare.format(role=role(shop)))
+def tables(name: str) -> State:
+    """Another table than there is."""
+    return lambda place: nullcontext({**place.section, "tables": [name]})
+
+
+@contextmanager
+def weak_role(place: Place) -> Iterator[Section]:
+    place.shop.execute(f"CREATE ROLE {place.role} LOGIN PASSWORD '{SECRET}'")
     try:
-        parameters = {
-            key: value.format(role=role(shop)) if isinstance(value, str) else value
-            for key, value in case.parameters.items()
-        }
-        dbname = str(parameters.pop("dbname", shop.name))
-        dsn = shop.server.dsn(dbname, **parameters)
-        tuskline = Attached(tmp_path, {"shop": {"dsn": dsn, "tables": TABLES}})
-        word = case.word if name != "may not replicate" else "permission denied"
-        check(tuskline, "init", cause=case.cause, word=word, repair=case.repair)
-        repair = case.repair if name != "may not replicate" else "REPLICATION"
-        check(tuskline, "doctor", cause=case.cause, word=case.word, repair=repair)
+        weak = place.shop.server.dsn(place.shop.name, user=place.role, password=SECRET)
+        yield {**place.section, "dsn": weak}
     finally:
-        shop.execute(f"DROP ROLE IF EXISTS {role(shop)}")
+        place.shop.execute(f"DROP ROLE {place.role}")
 
 
-@pytest.mark.parametrize(
-    "dsn", ["nonsense", f"host=x pasword={SECRET}", f"postgresql://u:{SECRET}@[x/"]
-)
-def test_a_connection_string_that_libpq_does_not_read(tmp_path: Path, dsn: str) -> None:
-    tuskline = Attached(tmp_path, {"shop": {"dsn": dsn}})
-    for command in ("init", "doctor", "detach"):
-        check(tuskline, command, cause=Cause.CONFIG, word="libpq", repair="postgresql://")
+@contextmanager
+def mute(place: Place) -> Iterator[Section]:
+    """Somebody listens, and never answers."""
+    del place
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        yield {"dsn": f"host=127.0.0.1 port={port} dbname=x user=x connect_timeout=2"}
 
 
-def test_a_server_that_never_answers(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as mute:
-        dsn = f"host=127.0.0.1 port={mute.getsockname()[1]} dbname=x user=x connect_timeout=2"
-        tuskline = Attached(tmp_path, {"shop": {"dsn": dsn}})
-        for command in ("init", "detach"):
-            check(tuskline, command, cause=Cause.CONNECTION, word="timeout", repair="server runs")
-
-
-def test_wal_level_replica(tmp_path: Path, make_server: MakeServer) -> None:
-    server = make_server(fsync="off", wal_level="replica")
+@contextmanager
+def wal_level_replica(place: Place) -> Iterator[Section]:
+    server = place.make_server(fsync="off", wal_level="replica")
     server.start()
-    tuskline = Attached(tmp_path, {"shop": {"dsn": server.dsn()}})
-    for command in ("init", "doctor", "up"):
-        check(
-            tuskline,
-            command,
-            cause=Cause.SERVER_SETTING,
-            word="wal_level is replica",
-            repair="wal_level = logical",
-        )
+    yield {"dsn": server.dsn()}
 
 
-def test_slots_that_cannot_be_used(tmp_path: Path, shop: Database, pg_servers: Servers) -> None:
-    section = {"dsn": shop.dsn, "tables": TABLES}
-    tuskline = Attached(tmp_path, {"shop": section})
-    with psycopg.connect(shop.server.dsn(), autocommit=True) as other:
-        # Of another database.
-        other.execute(f"SELECT pg_create_logical_replication_slot('{shop.name}', 'pgoutput')")
+@contextmanager
+def slot_of_another_database(place: Place) -> Iterator[Section]:
+    name = place.shop.name
+    with psycopg.connect(place.shop.server.dsn(), autocommit=True) as other:
+        other.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [name])
         try:
-            tuskline = Attached(tmp_path, {"shop": {**section, "slot": shop.name}})
-            for command in ("init", "doctor", "up"):
-                check(
-                    tuskline,
-                    command,
-                    cause=Cause.SLOT,
-                    word="not a lasting pgoutput slot",
-                    repair="another slot name",
-                )
+            yield {**place.section, "slot": name}
         finally:
-            other.execute(f"SELECT pg_drop_replication_slot('{shop.name}')")
-    # In use.
-    with ChangeLog(tmp_path) as log, CaptureProcess(tmp_path, log, shop.dsn, *TABLES) as capture:
-        wait_for(capture.streams, 30, "capture streams")
-        tuskline = Attached(tmp_path, {"shop": section})
-        check(tuskline, "detach", cause=Cause.SLOT, word="active", repair="tuskline down")
-        assert capture.stop() == 0
-    tuskline.json("detach")
+            other.execute("SELECT pg_drop_replication_slot(%s)", [name])
 
 
-def test_a_slot_of_another_plugin(tmp_path: Path, make_server: MakeServer) -> None:
+@contextmanager
+def slot_of_another_plugin(place: Place) -> Iterator[Section]:
     if not Path("/usr/lib/postgresql/15/lib/test_decoding.so").exists():
         pytest.skip("no PostgreSQL 15 with test_decoding on this machine")
-    server = make_server(15, fsync="off")
+    server = place.make_server(15, fsync="off")
     server.start()
     with psycopg.connect(server.dsn(), autocommit=True) as connection:
         make_tables(connection)
         connection.execute(
             "SELECT pg_create_logical_replication_slot('tuskline_shop', 'test_decoding')"
         )
-    tuskline = Attached(tmp_path, {"shop": {"dsn": server.dsn(), "tables": TABLES}})
-    for command in ("init", "doctor", "up"):
-        check(
-            tuskline,
-            command,
-            cause=Cause.SLOT,
-            word="not a lasting pgoutput slot",
-            repair="another slot name",
-        )
+    yield {**place.section, "dsn": server.dsn()}
 
 
-def test_the_publication_is_missing_though_the_slot_is_there(
-    tmp_path: Path, shop: Database
-) -> None:
-    tuskline = Attached(tmp_path, {"shop": {"dsn": shop.dsn, "tables": TABLES}})
+@contextmanager
+def publication_gone(place: Place) -> Iterator[Section]:
+    """And the slot is there."""
+    tuskline = Attached(place.folder, {"shop": place.section})
     tuskline.json("init")
-    shop.execute("DROP PUBLICATION tuskline_shop")
-    for command in ("doctor", "up"):
-        check(
-            tuskline,
-            command,
-            cause=Cause.PUBLICATION,
-            word="tuskline_shop is gone",
-            repair="make it again",
-        )
+    place.shop.execute("DROP PUBLICATION tuskline_shop")
+    yield place.section
     tuskline.json("detach")
 
 
-def test_a_table_without_replica_identity(tmp_path: Path, shop: Database) -> None:
-    shop.execute("CREATE TABLE bare (id int)", "INSERT INTO bare VALUES (1)")
-    tuskline = Attached(tmp_path, {"shop": {"dsn": shop.dsn, "tables": ["public.bare"]}})
-    for command in ("init", "doctor", "up"):
-        check(
-            tuskline,
-            command,
-            cause=Cause.PUBLICATION,
-            word="replica identity",
-            repair="ALTER TABLE public.bare REPLICA IDENTITY FULL",
-        )
+@contextmanager
+def no_identity(place: Place) -> Iterator[Section]:
+    place.shop.execute("CREATE TABLE bare (id int)", "INSERT INTO bare VALUES (1)")
+    yield {**place.section, "tables": ["public.bare"]}
     # It was refused before it could break the application's UPDATEs.
-    shop.execute("UPDATE bare SET id = 2")
+    place.shop.execute("UPDATE bare SET id = 2")
 
 
-def test_tables_that_are_not_there(tmp_path: Path, shop: Database) -> None:
-    tuskline = Attached(tmp_path, {"shop": {"dsn": shop.dsn, "tables": ["public.ordres"]}})
-    for command in ("init", "up"):
-        check(tuskline, command, cause=Cause.CONFIG, word="public.ordres", repair="schema.table")
+TRY, TAKE_BACK = ("init", "doctor"), ("init", "doctor", "detach")
+FOREIGN_SLOT = (Cause.SLOT, "not a lasting pgoutput slot", "another slot name")
+UNREAD = (Cause.CONFIG, "libpq", "postgresql://")
+CASES = {
+    "nobody listens": Case(
+        Cause.CONNECTION, "refused", "see that the server runs", dsn(port=1), TRY
+    ),
+    "no such host": Case(
+        Cause.CONNECTION,
+        "no-such-host.invalid",
+        "host and port",
+        dsn(host="no-such-host.invalid"),
+        TRY,
+    ),
+    "never answers": Case(Cause.CONNECTION, "timeout", "server runs", mute, ("init", "detach")),
+    "no such user": Case(
+        Cause.AUTHENTICATION,
+        "password",
+        ".pgpass",
+        dsn(user="nobody_here", password=SECRET),
+        TRY,
+    ),
+    "wrong password": Case(Cause.AUTHENTICATION, "password", ".pgpass", dsn(password=SECRET), TRY),
+    "no such database": Case(
+        Cause.CONFIG, "no such database", "dbname", dsn(dbname="not_here"), TRY
+    ),
+    "may not make it": Case(Cause.PRIVILEGE, "permission denied", "--admin", weak_role, ("init",)),
+    "may not replicate": Case(
+        Cause.PRIVILEGE, "REPLICATION attribute", "REPLICATION", weak_role, ("doctor",)
+    ),
+    "nonsense": Case(*UNREAD, unread("nonsense"), TAKE_BACK),
+    "misspelt parameter": Case(*UNREAD, unread(f"host=x pasword={SECRET}"), TAKE_BACK),
+    "broken URI": Case(*UNREAD, unread(f"postgresql://u:{SECRET}@[x/"), TAKE_BACK),
+    "wal_level replica": Case(
+        Cause.SERVER_SETTING, "wal_level is replica", "wal_level = logical", wal_level_replica
+    ),
+    "slot of another database": Case(*FOREIGN_SLOT, slot_of_another_database),
+    "slot of another plugin": Case(*FOREIGN_SLOT, slot_of_another_plugin),
+    "publication gone": Case(
+        Cause.PUBLICATION,
+        "tuskline_shop is gone",
+        "make it again",
+        publication_gone,
+        ("doctor", "up"),
+    ),
+    "no replica identity": Case(
+        Cause.PUBLICATION,
+        "replica identity",
+        "ALTER TABLE public.bare REPLICA IDENTITY FULL",
+        no_identity,
+    ),
+    "no such table": Case(
+        Cause.CONFIG, "public.ordres", "schema.table", tables("public.ordres"), ("init", "up")
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_source_that_cannot_be_used(
+    tmp_path: Path, shop: Database, make_server: MakeServer, name: str
+) -> None:
+    case = CASES[name]
+    with case.state(Place(tmp_path, shop, make_server)) as section:
+        tuskline = Attached(tmp_path, {"shop": section})
+        for command in case.commands:
+            check(tuskline, command, cause=case.cause, word=case.word, repair=case.repair)
+
+
+def test_a_slot_that_is_in_use_is_not_taken_back(tmp_path: Path, shop: Database) -> None:
+    tuskline = Attached(tmp_path, {"shop": {"dsn": shop.dsn, "tables": TABLES}})
+    with ChangeLog(tmp_path) as log, CaptureProcess(tmp_path, log, shop.dsn, *TABLES) as capture:
+        wait_for(capture.streams, 30, "capture streams")
+        check(tuskline, "detach", cause=Cause.SLOT, word="active", repair="tuskline down")
+        assert capture.stop() == 0
+    tuskline.json("detach")
 
 
 # -- the lake's folder ----------------------------------------------------------------------------------
