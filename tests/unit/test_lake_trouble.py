@@ -1,0 +1,73 @@
+"""Why a lake does not go on: from a round's error, from the job's word, or from its disk."""
+
+import errno
+import json
+import os
+import shutil
+import subprocess
+from types import SimpleNamespace
+
+import pytest
+
+from spark_consumers.lakehouse import folder
+from walsender_bridge.commands import lake_status
+from walsender_bridge.errors import Cause, LakeError, UnsupportedValueError
+
+FULL = os.strerror(errno.ENOSPC)
+SPARK = (
+    "An error occurred while calling o55.collectToPython.\n: org.apache.spark.SparkException: Job aborted: "
+    f"OSError: [Errno 28] {FULL}: '/srv/lake/tables/shop/one.parquet'\n\tat java.base/..."
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "what", "where"),
+    [
+        (OSError(errno.ENOSPC, FULL, "/srv/lake/_tuskline/x"), FULL, "/srv/lake/_tuskline/x"),
+        (OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)), "Disk quota exceeded", "/srv/lake"),
+        (RuntimeError(SPARK), FULL, "/srv/lake/tables/shop/one.parquet"),
+        (RuntimeError(f"java.io.IOException: {FULL}"), FULL, "/srv/lake"),
+    ],
+)
+def test_a_full_disk_is_named_with_its_place_whoever_says_so(error, what, where):
+    found = folder.why(error, "/srv/lake")
+    assert found.cause == Cause.LAKE
+    assert what in found.what
+    assert found.where == where
+    assert "make room" in found.repair
+
+
+def test_other_failures_keep_their_words():
+    unfit = UnsupportedValueError("NaN", where="public.docs.price", repair="set it aside")
+    assert folder.why(unfit, "/srv/lake") is unfit
+    assert folder.why(ValueError("first\nsecond"), "/srv/lake").what == "a round failed: first"
+
+
+def test_the_job_s_word_counts_while_it_lives(tmp_path):
+    run_dir, lake = tmp_path / "run", str(tmp_path)
+    assert lake_status.trouble(run_dir, lake) is None
+    lake_status.write(run_dir, LakeError("a disk is full", where="there", repair="make room"))
+    found = lake_status.trouble(run_dir, lake)
+    assert isinstance(found, LakeError)
+    assert (found.what, found.where, found.repair) == ("a disk is full", "there", "make room")
+    lake_status.write(run_dir, None)
+    assert lake_status.trouble(run_dir, lake) is None
+    # What one said that has died since is said no more.
+    with subprocess.Popen(["true"]) as gone:
+        pass
+    path = run_dir / "lake.status.json"
+    record = {"pid": gone.pid, "updated_at": 0.0, "error": LakeError("old").to_wire()}
+    path.write_text(json.dumps(record))
+    assert lake_status.trouble(run_dir, lake) is None
+    path.write_text("half a rec")
+    assert lake_status.trouble(run_dir, lake) is None
+
+
+def test_a_disk_without_room_is_told_without_the_job(tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=folder.ROOM - 1))
+    found = lake_status.trouble(tmp_path / "run", str(tmp_path))
+    assert found is not None
+    assert "the disk is full: 63 MB are free" in found.what
+    assert found.where == str(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=folder.ROOM))
+    assert lake_status.trouble(tmp_path / "run", str(tmp_path)) is None
