@@ -2,6 +2,7 @@
 
 import secrets
 import shutil
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -142,6 +143,24 @@ def test_30_a_transaction_that_the_server_cannot_stream_comes_when_it_has_commit
         fill(large, 30_000)
     found = check_equal(log, server.dsn())
     assert len(found.keys["orders"]) == 6000
+    wait_empty(capture)
+
+
+@pytest.mark.parametrize("rows", [300, 1000])
+def test_30_a_streamed_transaction_that_comes_in_one_batch(
+    log: ChangeLog, server: LocalServer, capture: CaptureProcess, rows: int
+) -> None:
+    assert capture.process is not None
+    with psycopg.connect(server.dsn(), autocommit=True) as connection:
+        connection.execute("INSERT INTO orders VALUES (0, 'before')")
+        check_equal(log, server.dsn())
+        # While capture stands still, all of it gathers in the connection.
+        capture.process.send_signal(signal.SIGSTOP)
+        with connection.transaction():
+            fill(connection, 10, rows)
+        time.sleep(1.0)
+        capture.process.send_signal(signal.SIGCONT)
+    check_equal(log, server.dsn())
     wait_empty(capture)
 
 

@@ -325,7 +325,9 @@ class Capture:
             elif ready.get(socket, 0) & (select.POLLERR | select.POLLHUP):
                 raise ConnectionFailedError("the connection broke", where=walsender.where)
             if state.replaying is not None:
-                effects += core.step(state, Replayed(now, files.read(state.replaying)))
+                # What one batch brought whole, from its Stream Start to its Stream Commit, is spooled first.
+                _perform(effects, walsender, handover, files)
+                effects = core.step(state, Replayed(now, files.read(state.replaying)))
             if now >= state.deadline or not ready:
                 effects += core.step(state, Tick(now, self._gate.position()))
             _perform(effects, walsender, handover, files)
