@@ -1,0 +1,1 @@
+"""A safekeeper: one member of the WAL quorum."""

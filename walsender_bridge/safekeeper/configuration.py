@@ -1,0 +1,101 @@
+"""Who belongs to the WAL quorum, and what a majority of it is (rule 10).
+
+A membership changes in two steps, each one generation: first `members` and `new_members` together, where
+every decision needs a majority of *each*, then `new_members` alone. So no decision of the old members and
+none of the new ones can miss each other (Raft's joint consensus).
+
+A configuration is ordered by (term, generation): an elected proposer stamps its own term on the greatest
+configuration that its voters held, and gives it to a quorum with `Elected`, before it may change anything.
+So what an older proposer left on a minority never comes back.
+
+A member is named by an identity that is drawn at random *with its data directory*: a safekeeper that lost
+its disk has another identity, is no member, and its earlier votes and acknowledgements are not its own.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+from walsender_bridge.errors import UsageError
+
+#: Safekeepers in one membership. Every quorum is counted at each acknowledgement.
+MAX_MEMBERS = 15
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """See the module. Identities are 128-bit numbers. Generation 0 has no members: nobody said yet."""
+
+    generation: int = 0
+    members: frozenset[int] = frozenset()
+    new_members: frozenset[int] | None = None
+    term: int = 0
+
+    def __post_init__(self) -> None:
+        for group in (self.members, self.new_members or ()):
+            if len(group) > MAX_MEMBERS:
+                raise UsageError(f"{len(group)} safekeepers are more than {MAX_MEMBERS}")
+
+    def __bool__(self) -> bool:
+        return bool(self.members)
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """Of two configurations the one with the greater version is in force."""
+        return self.term, self.generation
+
+    @property
+    def everyone(self) -> frozenset[int]:
+        """Members of either membership."""
+        return self.members | (self.new_members or frozenset())
+
+    @property
+    def groups(self) -> tuple[frozenset[int], ...]:
+        """The memberships of which a majority is needed, each for itself."""
+        return (self.members,) if self.new_members is None else (self.members, self.new_members)
+
+    def has_quorum(self, there: Collection[int]) -> bool:
+        """A majority of each membership is among `there`. Never, without members."""
+        return all(len(group.intersection(there)) >= majority(group) > 0 for group in self.groups)
+
+    def quorum_lsn(self, flush_lsns: Mapping[int, int]) -> int:
+        """The LSN that a majority of each membership has on disk; who is missing has 0."""
+        return min(majority_lsn(group, flush_lsns) for group in self.groups)
+
+    def stamped(self, term: int) -> "Configuration":
+        """The same membership, in force for the proposer of `term`."""
+        return replace(self, term=term)
+
+    def joint(self, new_members: Collection[int]) -> "Configuration":
+        """The first step of a change. Raises `UsageError` during another change, or without members."""
+        if self.new_members is not None:
+            raise UsageError(
+                "the membership is changing already", repair="wait until that change is complete"
+            )
+        if not new_members:
+            raise UsageError("a quorum needs members")
+        return replace(self, generation=self.generation + 1, new_members=frozenset(new_members))
+
+    def completed(self) -> "Configuration":
+        """The second step of a change."""
+        assert self.new_members is not None
+        return replace(
+            self, generation=self.generation + 1, members=self.new_members, new_members=None
+        )
+
+
+def majority(group: Collection[int]) -> int:
+    """How many of a group are a majority."""
+    return len(group) // 2 + 1 if group else 0
+
+
+def majority_lsn(group: Collection[int], flush_lsns: Mapping[int, int]) -> int:
+    """The greatest LSN that a majority of the group has reached; 0 for an empty group."""
+    if not group:
+        return 0
+    reached = sorted([flush_lsns.get(member, 0) for member in group], reverse=True)
+    return reached[majority(group) - 1]
+
+
+def newest(configurations: Collection[Configuration]) -> Configuration:
+    """The configuration in force among those that were seen."""
+    return max(configurations, key=lambda each: each.version, default=Configuration())

@@ -1,0 +1,209 @@
+"""What happens to a safekeeper's core, and what it has done: the events and the ordered effects.
+
+The driver performs the effects of an event strictly in order, each to its end, before it hands in the next
+event; effects that have an answer put it in front of the events that wait, in their order. A process that
+dies between any two effects has performed the ones before and none behind: every order below is chosen for
+that. `conn` is the driver's number of a connection; numbers are not used twice.
+
+    effect                         its answer
+    SyncWal(lsn)                   WalSynced(flush_lsn)
+    AlignWal(flush_lsn, ...)       WalAligned(flush_lsn, commit_lsn, begin_lsn)
+"""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from walsender_bridge.safekeeper.configuration import Configuration
+from walsender_bridge.safekeeper.history import History
+from walsender_bridge.safekeeper.messages import (
+    HotStandbyFeedback,
+    NodeId,
+    ServerInfo,
+    ToProposer,
+    ToSafekeeper,
+)
+
+# -- the control state ------------------------------------------------------------------------------
+
+_NO_SERVER = ServerInfo()
+_NO_VOTE = NodeId()
+_NO_HISTORY = History()
+_NO_CONFIGURATION = Configuration()
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """A failover's: `timeline` and older ones are refused until a newer one attaches, or it is aborted."""
+
+    term: int
+    timeline: int
+
+
+@dataclass(frozen=True, slots=True)
+class ControlState:
+    """What a safekeeper knows for sure after a crash, beside its WAL. The control file holds exactly this.
+
+    `safekeeper` is its identity (128 bits), drawn when the data directory is made. The last two LSNs are
+    written lazily: after a crash they may be older than what was told, never newer.
+    """
+
+    safekeeper: int
+    server: ServerInfo = _NO_SERVER
+    node_id: NodeId = _NO_VOTE
+    history: History = _NO_HISTORY
+    configuration: Configuration = _NO_CONFIGURATION
+    fence: Fence | None = None
+    commit_lsn: int = 0
+    restart_lsn: int = 0
+
+
+# -- events -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A message came. For an `Append`, all of its WAL bytes are in the driver's hands."""
+
+    conn: int
+    message: ToSafekeeper
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """A connection is gone, whoever ended it. Its unread bytes are dropped."""
+
+    conn: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drained:
+    """Nothing more has arrived, or the buffer is full: time to make what was written durable."""
+
+
+@dataclass(frozen=True, slots=True)
+class WalSynced:
+    """Everything below `flush_lsn` is durable."""
+
+    flush_lsn: int
+
+
+@dataclass(frozen=True, slots=True)
+class WalAligned:
+    """Answer to `AlignWal`: where the last complete record at or below each LSN ends; the oldest WAL held."""
+
+    flush_lsn: int
+    commit_lsn: int
+    begin_lsn: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadersMoved:
+    """The readers' hot-standby feedback, all taken together, is now this."""
+
+    feedback: HotStandbyFeedback
+
+
+@dataclass(frozen=True, slots=True)
+class PersistDue:
+    """It is time to write down the lazy LSNs, if they moved (seconds, not at each message)."""
+
+
+Event: TypeAlias = Received | Closed | Drained | WalSynced | WalAligned | ReadersMoved | PersistDue
+
+
+# -- effects ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class PersistControl:
+    """Replace the control file by this, durably."""
+
+    state: ControlState
+
+
+@dataclass(frozen=True, slots=True)
+class WriteWal:
+    """Write the bytes of the `Append` in hand at `lsn`, on `timeline`. Not yet durable.
+
+    The first write on a timeline can be inside a segment: that segment starts with the bytes of the timeline
+    before, up to `lsn`, as a promoted server's own does.
+    """
+
+    lsn: int
+    length: int
+    timeline: int
+
+
+@dataclass(frozen=True, slots=True)
+class SyncWal:
+    """Make what was written below `lsn` durable. Answer: `WalSynced`."""
+
+    lsn: int
+
+
+@dataclass(frozen=True, slots=True)
+class AlignWal:
+    """Find the last complete record at or below each LSN (rule 9). Answer: `WalAligned`."""
+
+    flush_lsn: int
+    commit_lsn: int
+
+
+@dataclass(frozen=True, slots=True)
+class TruncateWal:
+    """Zero the WAL from `lsn` to its end on every timeline, durably: no scan may find it again (rule 3)."""
+
+    lsn: int
+
+
+@dataclass(frozen=True, slots=True)
+class ResetWal:
+    """Drop all WAL; it begins anew, empty, at `lsn` (the start of a segment), durably."""
+
+    lsn: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadWal:
+    """Send [begin_lsn, end_lsn) as `Fetched` frames, and the bytes behind each, to `conn`."""
+
+    conn: int
+    term: int
+    begin_lsn: int
+    end_lsn: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServeReaders:
+    """Readers may have WAL up to `lsn`. It never goes back, but for the rest of an incomplete record."""
+
+    lsn: int
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send a message."""
+
+    conn: int
+    message: ToProposer
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """Close the connection once what was sent to it is out. What it sent and is not read yet is dropped."""
+
+    conn: int
+
+
+Effect: TypeAlias = (
+    PersistControl
+    | WriteWal
+    | SyncWal
+    | AlignWal
+    | TruncateWal
+    | ResetWal
+    | ReadWal
+    | ServeReaders
+    | Send
+    | Close
+)
