@@ -1,0 +1,47 @@
+"""What a proposer knows of one safekeeper's connection."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from walsender_bridge.safekeeper.messages import HotStandbyFeedback, SafekeeperGreeting, VoteReply
+
+
+class PeerState(StrEnum):
+    """In this order; a connection that breaks starts again at AWAY."""
+
+    AWAY = "away"
+    CONNECTED = "connected"
+    GREETED = "greeted"
+    VOTING = "voting"
+    VOTED = "voted"
+    TAKING = "taking over"
+    STREAMING = "streaming"
+
+
+@dataclass(slots=True)
+class Peer:
+    """One connection. `sent_lsn`: all below is sent or durable; `flush_lsn`: acknowledged in this term."""
+
+    number: int
+    state: PeerState = PeerState.AWAY
+    greeting: SafekeeperGreeting | None = None
+    reply: VoteReply | None = None
+    sent_lsn: int = 0
+    flush_lsn: int = 0
+    #: The end of what `ReadWal` was asked for, while no answer has come.
+    reading: int | None = None
+    #: The oldest WAL that it holds.
+    begin_lsn: int = 0
+    #: The generation of the configuration that it was sent with Elected.
+    generation: int = 0
+    feedback: HotStandbyFeedback | None = None
+
+    @property
+    def identity(self) -> int:
+        """The safekeeper's identity; 0 before its greeting."""
+        return self.greeting.safekeeper if self.greeting else 0
+
+    def closed(self) -> None:
+        """Nothing that was on the way arrives any more."""
+        self.state = PeerState.AWAY
+        self.greeting = self.reply = self.reading = self.feedback = None
