@@ -313,10 +313,8 @@ class Safekeeper:
         # Past the start of the new epoch nothing is known to be committed; what was known ended inside a
         # record, which the new timeline replaces (rule 9).
         self.commit_lsn = min(self.commit_lsn, epoch_start)
-        effects = self._serve(min(self.commit_lsn, point))
-        if point < self.written_lsn:
-            effects.append(TruncateWal(point))
-        return effects
+        # Even where nothing is known to be: after a crash, old WAL can lie beyond the end that was found.
+        return [*self._serve(min(self.commit_lsn, point)), TruncateWal(point)]
 
     def _rebuild_problem(self, elected: m.Elected, aligned: WalAligned) -> str:
         """A log that ends before the new start, or shares nothing with the proposer's, may begin anew."""

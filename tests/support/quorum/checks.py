@@ -1,0 +1,173 @@
+"""What must hold in every run, whatever breaks. Each violation names its invariant.
+
+- election safety: a term has one proposer in office;
+- log safety: two safekeepers that share an epoch hold the same bytes up to where their histories part;
+- committed never lost: what a quorum was said to have (up to the last complete record) is in every later
+  leader's log, and is what every reader was served;
+- nothing goes back: a proposer's commit_lsn and restart_lsn, a safekeeper's term and restart_lsn;
+- bounded: the queue, what is under way to a safekeeper, and the WAL that the primary must keep.
+"""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+from walsender_bridge.proposer.effects import StopReason
+from walsender_bridge.safekeeper.effects import ControlState
+from walsender_bridge.safekeeper.history import divergence
+from walsender_bridge.safekeeper.messages import NodeId
+
+if TYPE_CHECKING:
+    from tests.support.quorum.proposer_host import ProposerHost
+    from tests.support.quorum.safekeeper_host import SafekeeperHost
+    from tests.support.quorum.world import World
+    from walsender_bridge.proposer.streaming import Streaming
+
+
+class Checks:
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.offices: dict[int, NodeId] = {}
+        #: The committed log: what is at each LSN, and where it ends.
+        self.cells: dict[int, int] = {}
+        self.end = 0
+        self.refused: set[int] = set()
+        self.leading: set[int] = set()
+
+    # -- proposers ----------------------------------------------------------------------------------
+
+    def streams(self, host: ProposerHost, streaming: Streaming) -> None:
+        """Called after every event of a proposer in office."""
+        identity = host.core.node_id.proposer
+        if identity not in self.leading:
+            self.leading.add(identity)
+            self._took_office(host, streaming)
+        assert streaming.restart_lsn <= max(streaming.commit_lsn, streaming.epoch_start)
+        assert streaming.commit_lsn <= streaming.end
+        limits = streaming.limits
+        assert streaming.end - streaming.queue_begin <= limits.queue_bytes, "bounded: queue"
+        for peer in streaming.peers.values():
+            if peer.state == "streaming":
+                assert peer.sent_lsn - peer.flush_lsn <= limits.inflight_bytes, "bounded: in flight"
+
+    def streamed(self, streaming: Streaming) -> None:
+        """WAL came: who is too far behind holds it back no longer."""
+        if streaming.established:
+            held = streaming.end - streaming.restart_lsn
+            uncommitted = streaming.end - streaming.commit_lsn
+            bound = max(streaming.limits.max_laggard_bytes, uncommitted)
+            assert held <= bound, "bounded: the primary's WAL"
+
+    def _took_office(self, host: ProposerHost, streaming: Streaming) -> None:
+        node_id = host.core.node_id
+        other = self.offices.setdefault(node_id.term, node_id)
+        assert other == node_id, f"election safety: {other} and {node_id}"
+        vcl = streaming.epoch_start
+        assert vcl >= self.end, f"committed never lost: {self.end}, and {node_id} starts at {vcl}"
+        best = host.core.best
+        assert best is not None
+        for safekeeper in self.world.safekeepers:
+            core = safekeeper.core
+            if (
+                safekeeper.up
+                and core.control.node_id == node_id
+                and best.history
+                and core.control.history == best.history
+                and core.aligned is not None
+                and core.aligned.flush_lsn == best.flush_lsn
+            ):
+                self._agrees(safekeeper.disk.cells, safekeeper.disk.base, vcl, "leader's log")
+        self.world.happened["elected"] += 1
+
+    def committed(self, host: ProposerHost, lsn: int) -> None:
+        """A proposer tells its primary that a quorum has everything below `lsn`."""
+        assert lsn >= host.commit_lsn, "nothing goes back: commit_lsn"
+        streaming = host.core.streaming
+        assert streaming is not None
+        cells = self._log(host, lsn)
+        if cells:
+            base = min(cells)
+            aligned = self.world.records.aligned(cells, base, lsn)
+            self._agrees(cells, base, aligned, f"commit of {host.core.node_id}")
+            for at in range(max(self.end, base), aligned):
+                self.cells[at] = cells[at]
+            if aligned > self.end:
+                self.world.happened["commits"] += 1
+            self.end = max(self.end, aligned)
+
+    def _log(self, host: ProposerHost, lsn: int) -> dict[int, int]:
+        """The log of a safekeeper in this epoch that has it up to `lsn`."""
+        for safekeeper in self.world.safekeepers:
+            core = safekeeper.core
+            history = safekeeper.control.history
+            if history.latest_epoch == host.core.node_id.term and core.flush_lsn >= lsn:
+                return {at: c for at, c in safekeeper.disk.cells.items() if at < lsn}
+        return {}  # who acknowledged it has crashed since
+
+    def quorum_log(self, host: ProposerHost) -> dict[int, int]:
+        """The whole log up to VCL, as a failover's standby gets it from the safekeepers."""
+        vcl = host.core.vcl
+        cells = dict(self.cells)
+        cells.update(self._log(host, vcl))
+        first = min(self.world.server.cells)
+        own = self.world.server.cells
+        cells.update((at, own[at]) for at in range(first, max(first, min(cells, default=vcl))))
+        return {at: cell for at, cell in cells.items() if at < vcl}
+
+    def restarted(self, host: ProposerHost, lsn: int) -> None:
+        assert lsn >= host.restart_lsn, "nothing goes back: the proposer's restart_lsn"
+        host.restart_lsn = lsn
+
+    def stopped(self, host: ProposerHost, reason: StopReason) -> None:
+        assert reason not in {StopReason.BROKEN, StopReason.OTHER_SERVER}, reason
+        assert not (host.told and reason == StopReason.OTHER_HISTORY), "refused after a failover"
+        if reason == StopReason.DISPLACED:
+            self.refused.add(host.core.node_id.proposer)
+
+    # -- safekeepers --------------------------------------------------------------------------------
+
+    def persisted(self, host: SafekeeperHost, before: ControlState, after: ControlState) -> None:
+        assert after.node_id.term >= before.node_id.term, "nothing goes back: term"
+        assert after.restart_lsn >= before.restart_lsn, "nothing goes back: restart_lsn"
+        assert after.configuration.version >= before.configuration.version, "membership goes back"
+        if after.node_id != before.node_id:
+            assert after.node_id.proposer not in self.refused, "a rejected proposer came back"
+
+    def served(self, host: SafekeeperHost, lsn: int) -> None:
+        """Readers get this: only what is committed, and the same everywhere."""
+        disk = host.disk
+        aligned = self.world.records.aligned(disk.cells, disk.base, lsn)
+        if disk.cells and lsn:
+            assert aligned <= max(self.end, disk.base), f"a reader gets {aligned} of {self.end}"
+            self._agrees(disk.cells, disk.base, aligned, "what a reader gets")
+            # The rest of an incomplete record is of the committed log, too.
+            held = [self.cells.get(at) for at in range(aligned, lsn)]
+            rest = [disk.cells.get(at) for at in range(aligned, lsn)]
+            assert all(h is None or h == r for h, r in zip(held, rest, strict=True))
+
+    def _agrees(self, cells: dict[int, int], base: int, end: int, what: str) -> None:
+        for at in range(max(base, self.end - 200), min(end, self.end)):
+            known = self.cells.get(at)
+            assert known is None or known == cells.get(at), f"committed never lost: {at} in the {what}"
+
+    # -- all logs -----------------------------------------------------------------------------------
+
+    def logs(self) -> None:
+        """Any two logs are equal up to where their histories part."""
+        for one, two in combinations(self.world.safekeepers, 2):
+            if not one.control.history or not two.control.history or not (one.up and two.up):
+                continue
+            ends = one.core.flush_lsn, two.core.flush_lsn
+            point = divergence(one.control.history, ends[0], two.control.history, ends[1])
+            first = max(one.disk.base, two.disk.base)
+            for at in range(max(first, (point or 0) - 200), point or 0):
+                if one.disk.cells.get(at) != two.disk.cells.get(at):
+                    held = [each.disk.cells.get(at) for each in (one, two)]
+                    raise AssertionError(f"log safety: {held} at {at} of {one.number}, {two.number}")
+
+    def settled(self) -> None:
+        """After the faults the cluster works: the server's last byte is committed."""
+        proposer, server = self.world.proposer, self.world.server
+        assert proposer.leads, "nobody was elected in the end"
+        assert proposer.commit_lsn == server.flush_lsn, "it does not commit in the end"

@@ -1,0 +1,240 @@
+"""A proposer's process: the real core, its primary, its queue and spill, and connections."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from walsender_bridge.proposer import effects as e
+from walsender_bridge.proposer.core import Proposer
+from walsender_bridge.safekeeper import messages as m
+
+if TYPE_CHECKING:
+    from tests.support.quorum.wal import Server
+    from tests.support.quorum.world import Connection, World
+
+
+class ProposerHost:
+    core_class: type[Proposer] = Proposer
+
+    def __init__(self, world: World, server: Server | None, purpose: m.Purpose) -> None:
+        from tests.support.quorum.world import INFO, LIMITS
+
+        self.world = world
+        self.server = server
+        self.alive = True
+        self.connections: dict[int, Connection] = {}
+        #: What was asked of each peer with Fetch: the effect, in order.
+        self.fetches: dict[int, deque[e.ReadWal | e.CompareWal]] = {}
+        self.queue: dict[int, int] = {}
+        self.spill = (0, 0)
+        self.spilled: dict[int, int] = {}
+        self.hands: dict[int, list[int]] = {}
+        self.stream_lsn: int | None = None
+        self.commit_lsn = self.restart_lsn = 0
+        #: It was promoted as `failover` says: it must not be refused.
+        self.told = False
+        self.on_established: Callable[[], None] | None = None
+        primary = None
+        if server is not None:
+            lineage = e.Lineage(server.timeline, server.switches)
+            primary = e.Primary(lineage, server.flush_lsn)
+        self.core = self.core_class(
+            world.number(),
+            INFO,
+            primary,
+            world.configuration,
+            len(world.safekeepers),
+            purpose=purpose,
+            limits=LIMITS,
+            primary_begin=server.keeps if server else None,
+        )
+        for peer in range(len(world.safekeepers)):
+            self.dial(peer)
+
+    @property
+    def leads(self) -> bool:
+        streaming = self.core.streaming
+        return self.alive and streaming is not None and streaming.established
+
+    def kill(self) -> None:
+        self.alive = False
+        for connection in self.connections.values():
+            connection.proposer_open = False
+            self.world.send_there(connection, None)
+        self.connections = {}
+
+    # -- events -------------------------------------------------------------------------------------
+
+    def dial(self, peer: int) -> None:
+        def again() -> None:
+            if self.alive and peer not in self.connections:
+                self.world.connect(self, peer)
+                if peer not in self.connections:
+                    self.dial(peer)
+
+        self.world.at(self.world.choose.uniform(0, 10), again)
+
+    def connected(self, connection: Connection) -> None:
+        self.connections[connection.peer] = connection
+        self.fetches[connection.peer] = deque()
+        self.handle(e.PeerConnected(connection.peer))
+
+    def closed(self, connection: Connection) -> None:
+        connection.proposer_open = False
+        peer = connection.peer
+        if self.connections.get(peer) is connection:
+            del self.connections[peer]
+            failed = self.fetches.pop(peer)
+            self.handle(e.PeerClosed(peer))
+            for fetch in failed:
+                self._fetched(fetch, [])
+            self.dial(peer)
+
+    def received(self, connection: Connection, message: m.Message, cells: list[int]) -> None:
+        peer = connection.peer
+        if isinstance(message, m.Fetched):
+            self._fetched(self.fetches[peer].popleft(), cells)
+        else:
+            self.handle(e.PeerReceived(peer, message))  # type: ignore[arg-type]  # sent by a safekeeper
+
+    def _fetched(self, fetch: e.ReadWal | e.CompareWal, cells: list[int]) -> None:
+        whole = len(cells) == fetch.end_lsn - fetch.begin_lsn
+        if isinstance(fetch, e.ReadWal):
+            self._in_hand(fetch, cells if whole else [])
+            return
+        equal = None
+        if whole:
+            assert self.server is not None
+            own = self.server.cells
+            equal = cells == [own.get(at) for at in range(fetch.begin_lsn, fetch.end_lsn)]
+        self.handle(e.WalCompared(fetch.peer, fetch.end_lsn, equal))
+
+    def _in_hand(self, read: e.ReadWal, cells: list[int]) -> None:
+        self.hands[read.peer] = cells
+        self.handle(e.WalRead(read.peer, read.begin_lsn, read.begin_lsn + len(cells)))
+
+    def stream(self) -> None:
+        """What the server has flushed comes over its walsender."""
+        server = self.server
+        if not self.alive or server is None or self.stream_lsn is None:
+            return
+        if server.flush_lsn > self.stream_lsn:
+            begin, end = self.stream_lsn, server.flush_lsn
+            self.queue.update((at, server.cells[at]) for at in range(begin, end))
+            self.stream_lsn = end
+            self.handle(e.WalReceived(begin, end))
+            if self.alive and self.core.streaming is not None:
+                self.world.checks.streamed(self.core.streaming)
+
+    def tick(self) -> None:
+        if self.alive:
+            self.handle(e.Tick())
+
+    def handle(self, event: e.Event) -> None:
+        if not self.alive:
+            return
+        established = self.leads
+        for effect in self.core.step(event):
+            self.perform(effect)
+        streaming = self.core.streaming
+        if self.alive and streaming is not None:
+            self.world.checks.streams(self, streaming)
+            if self.leads and not established and self.on_established:
+                self.on_established()
+
+    # -- effects ------------------------------------------------------------------------------------
+
+    def perform(self, effect: e.Effect) -> None:
+        match effect:
+            case e.SendMessage(peer, message):
+                self._send(peer, message, [])
+            case e.SendWal(peer, begin, end, commit_lsn, restart_lsn):
+                cells = self._cells(peer, begin, end)
+                term = self.core.node_id.term
+                append = m.Append(term, begin, commit_lsn, restart_lsn, end - begin)
+                self._send(peer, append, cells)
+            case e.Feedback(lsn):
+                self.world.checks.committed(self, lsn)
+                self.commit_lsn = lsn
+            case e.StartStreaming(lsn=lsn):
+                self.stream_lsn = lsn
+                self.world.at(0.1, self.stream)
+            case e.ReadWal():
+                self._read(effect)
+            case e.CompareWal(peer, begin, end):
+                self._fetch(peer, effect)
+            case e.ReleaseWal(lsn):
+                self._release(lsn)
+            case e.AdvanceSlot(lsn):
+                self._advance_slot(lsn)
+            case e.ClosePeer(peer):
+                connection = self.connections.get(peer)
+                if connection is not None:
+                    self.world.send_there(connection, None)
+                    self.world.at(0.1, lambda: self.closed(connection))
+            case e.Stop(reason):
+                self.kill()
+                self.world.stopped(self, reason)
+            case e.MarkRebuild() | e.MembersChanged() | e.PeerFault():
+                self.world.happened[type(effect).__name__] += 1
+            case _:
+                raise AssertionError(effect)
+
+    def _send(self, peer: int, message: m.ToSafekeeper, cells: list[int]) -> None:
+        connection = self.connections.get(peer)
+        if connection is not None:
+            self.world.send_there(connection, (message, cells))
+
+    def _cells(self, peer: int, begin: int, end: int) -> list[int]:
+        if end == begin:
+            return []
+        if begin in self.queue:  # ReleaseWal comes behind what is still sent from it
+            return [self.queue[at] for at in range(begin, end)]
+        cells = self.hands.pop(peer)
+        assert len(cells) == end - begin
+        return cells
+
+    def _read(self, read: e.ReadWal) -> None:
+        begin, end = read.begin_lsn, read.end_lsn
+        if read.source == e.Source.PEER:
+            assert read.donor is not None
+            self._fetch(read.donor, read)
+            return
+        self.world.happened[f"read {read.source}"] += 1
+        if read.source == e.Source.PRIMARY:
+            assert self.server is not None
+            held = self.server.cells if begin >= self.server.keeps else {}
+        else:
+            held = self.spilled if begin >= self.spill[0] else {}
+        cells = [held[at] for at in range(begin, end)] if held else []
+        self.world.at(self.world.choose.uniform(0.1, 5), lambda: self._in_hand(read, cells))
+
+    def _fetch(self, peer: int, fetch: e.ReadWal | e.CompareWal) -> None:
+        if peer not in self.connections:
+            self.world.at(0.1, lambda: self._fetched(fetch, []))
+            return
+        self.world.happened[f"fetch for {type(fetch).__name__}"] += 1
+        self.fetches[peer].append(fetch)
+        message = m.Fetch(self.core.node_id.term, fetch.begin_lsn, fetch.end_lsn)
+        self._send(peer, message, [])
+
+    def _release(self, lsn: int) -> None:
+        if self.world.choose.random() < 0.5:
+            begin = max(self.spill[0], lsn - 48) if self.spill[1] else min(self.queue, default=lsn)
+            self.spilled.update((at, cell) for at, cell in self.queue.items() if at < lsn)
+            if all(at in self.spilled for at in range(begin, lsn)):
+                self.spill = (begin, lsn)
+                self.world.at(0.1, lambda: self.handle(e.SpillKeeps(*self.spill)))
+        self.queue = {at: cell for at, cell in self.queue.items() if at >= lsn}
+
+    def _advance_slot(self, lsn: int) -> None:
+        self.world.checks.restarted(self, lsn)
+        if self.server is not None:
+            # WAL is removed by whole segments.
+            self.server.keeps = max(self.server.keeps, lsn - lsn % self.core.server.segment_size)
+            keeps = self.server.keeps
+            self.world.at(0.1, lambda: self.handle(e.PrimaryKeeps(keeps)))
+
+

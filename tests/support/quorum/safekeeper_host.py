@@ -1,0 +1,140 @@
+"""A safekeeper's process: the real core, a disk that tears, and connections."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from tests.support.quorum.wal import Disk
+from walsender_bridge.safekeeper import effects as e
+from walsender_bridge.safekeeper.core import Safekeeper
+from walsender_bridge.safekeeper.messages import Append, Fetched, Message
+
+if TYPE_CHECKING:
+    from tests.support.quorum.world import Connection, World
+
+
+class SafekeeperHost:
+    core_class: type[Safekeeper] = Safekeeper
+
+    def __init__(self, world: World, number: int) -> None:
+        self.world = world
+        self.number = number
+        self.new_disk()
+        self.start()
+
+    def new_disk(self) -> None:
+        self.identity = self.world.number()
+        self.disk = Disk(self.world.records, self.world.choose)
+        self.control = e.ControlState(self.identity)
+
+    def start(self) -> None:
+        self.up = True
+        self.connections: dict[int, Connection] = {}
+        self.hand: list[int] = []
+        self.drain_due = False
+        self.core = self.core_class(self.control, self.disk.scan())
+
+    # -- faults -------------------------------------------------------------------------------------
+
+    def crash(self) -> None:
+        if not self.up:
+            return
+        self.up = False
+        self.disk.crash()
+        for connection in self.connections.values():
+            connection.safekeeper_open = False
+            self.world.send_back(connection, None)
+        self.connections = {}
+        delay = 400 if self.world.choose.random() < 0.15 else 10
+        self.world.at(self.world.choose.uniform(1, delay), self.restart)
+
+    def restart(self) -> None:
+        if not self.up:
+            self.start()
+
+    def lose_disk(self) -> None:
+        self.crash()
+        self.new_disk()
+
+    # -- events -------------------------------------------------------------------------------------
+
+    def received(self, connection: Connection, message: Message, cells: list[int]) -> None:
+        self.hand = cells
+        self.handle(e.Received(connection.number, message))  # type: ignore[arg-type]  # sent by a proposer
+        if isinstance(message, Append) and self.up and not self.drain_due:
+            self.drain_due = True
+            self.world.at(self.world.choose.uniform(0, 3), self.drain)
+
+    def drain(self) -> None:
+        self.drain_due = False
+        if self.up:
+            self.handle(e.Drained())
+
+    def closed(self, connection: Connection) -> None:
+        connection.safekeeper_open = False
+        if self.connections.pop(connection.number, None) is not None:
+            self.handle(e.Closed(connection.number))
+
+    def persist_due(self) -> None:
+        if self.up:
+            self.handle(e.PersistDue())
+
+    def handle(self, event: e.Event) -> None:
+        events = deque([event])
+        while events:
+            answers: list[e.Event] = []
+            for effect in self.core.step(events.popleft()):
+                if not self.world.calm and self.world.choose.random() < self.world.faults.crash_effect:
+                    self.world.happened[f"crash at {type(effect).__name__}"] += 1
+                    if isinstance(effect, e.TruncateWal):
+                        self.disk.tear_truncation(effect.lsn)
+                    self.crash()
+                    return
+                answer = self.perform(effect)
+                if answer is not None:
+                    answers.append(answer)
+            events.extendleft(reversed(answers))
+
+    # -- effects ------------------------------------------------------------------------------------
+
+    def perform(self, effect: e.Effect) -> e.Event | None:
+        disk = self.disk
+        match effect:
+            case e.Send(conn, message):
+                connection = self.connections.get(conn)
+                if connection is not None:
+                    self.world.send_back(connection, (message, []))
+            case e.WriteWal(lsn, length):
+                assert length == len(self.hand)
+                disk.write(lsn, self.hand)
+            case e.SyncWal(lsn):
+                disk.sync()
+                return e.WalSynced(lsn)
+            case e.ServeReaders(lsn):
+                self.world.checks.served(self, lsn)
+            case e.PersistControl(state):
+                self.world.checks.persisted(self, self.control, state)
+                self.control = state
+            case e.AlignWal(flush_lsn, commit_lsn):
+                aligned = (
+                    self.world.records.aligned(disk.cells, disk.base, lsn)
+                    for lsn in (flush_lsn, commit_lsn)
+                )
+                return e.WalAligned(*aligned, disk.base)
+            case e.TruncateWal(lsn):
+                disk.truncate(lsn)
+            case e.ResetWal(lsn):
+                disk.reset(lsn)
+            case e.ReadWal(conn, term, begin, end):
+                connection = self.connections.get(conn)
+                if connection is not None:
+                    first = max(begin, disk.base)
+                    cells = disk.read(first, end)
+                    self.world.send_back(connection, (Fetched(term, first, len(cells)), cells))
+            case e.Close(conn):
+                connection = self.connections.pop(conn, None)
+                if connection is not None:
+                    connection.safekeeper_open = False
+                    self.world.send_back(connection, None)
+        return None

@@ -1,0 +1,285 @@
+"""A cluster on a virtual clock: the real cores, drivers that do what the effects say, and faults.
+
+A connection is TCP: each direction keeps its order, may break at any time and lose what is on the way, and
+what one end sent before it closed can still arrive at the other. Across connections nothing is ordered.
+A safekeeper can crash between any two effects and within those that write.
+"""
+
+import heapq
+import random
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tests.support.quorum.checks import Checks
+from tests.support.quorum.proposer_host import ProposerHost
+from tests.support.quorum.safekeeper_host import SafekeeperHost
+from tests.support.quorum.wal import Records, Server
+from walsender_bridge.proposer.effects import Limits, MembersWanted, StopReason
+from walsender_bridge.safekeeper.configuration import Configuration
+from walsender_bridge.safekeeper.messages import Message, Purpose, ServerInfo
+
+SEGMENT = 16
+INFO = ServerInfo(7, 16, SEGMENT)
+LIMITS = Limits(
+    queue_bytes=32, inflight_bytes=24, append_bytes=8, max_laggard_bytes=240, compare_bytes=8
+)
+Parcel = tuple[Message, list[int]]
+
+
+@dataclass(slots=True)
+class Connection:
+    """From a proposer to a safekeeper. `None` in a direction is the end of the stream."""
+
+    number: int
+    proposer: ProposerHost
+    peer: int
+    there: deque[Parcel | None] = field(default_factory=deque)
+    back: deque[Parcel | None] = field(default_factory=deque)
+    proposer_open: bool = True
+    safekeeper_open: bool = True
+    arrives_there: float = 0
+    arrives_back: float = 0
+
+
+@dataclass(slots=True)
+class Faults:
+    """Probabilities, for each event of the clock's fault timer."""
+
+    crash_effect: float = 0.003
+    every: float = 60.0
+
+
+class World:
+    """`size` safekeepers. `checks` holds the invariants; a violation is an AssertionError."""
+
+    host_of_proposers: type[ProposerHost] = ProposerHost
+    host_of_safekeepers: type[SafekeeperHost] = SafekeeperHost
+
+    def __init__(self, seed: int, size: int = 3, faults: Faults | None = None) -> None:
+        self.choose = random.Random(seed)
+        self.faults = faults or Faults()
+        self.now = 0.0
+        self.events = 0
+        self.happened: Counter[str] = Counter()
+        self._agenda: list[tuple[float, int, Callable[[], None]]] = []
+        self._sequence = 0
+        self._numbers = 0
+        self.records = Records()
+        self.checks = Checks(self)
+        self.calm = self.quiet = False
+        self.safekeepers = [self.host_of_safekeepers(self, number) for number in range(size)]
+        self.configuration = Configuration(1, frozenset(s.identity for s in self.safekeepers))
+        self.server = Server(self.records, self.choose, 2 * SEGMENT)
+        while self.server.flush_lsn < 3 * SEGMENT:  # it is attached to while it runs
+            self.server.work()
+        #: All servers that there were; those that were left for another do not know it.
+        self.servers = [self.server]
+        self.proposers: list[ProposerHost] = []
+        self.proposer = self.start_proposer(self.server)
+        self.every(8, self._server_works)
+        self.every(25, lambda: self.proposer.tick())
+        self.every(40, self._persist_due)
+        self.every(self.faults.every, self._fault)
+
+    # -- the clock ----------------------------------------------------------------------------------
+
+    def at(self, delay: float, action: Callable[[], None]) -> None:
+        self._sequence += 1
+        heapq.heappush(self._agenda, (self.now + delay, self._sequence, action))
+
+    def every(self, interval: float, action: Callable[[], None]) -> None:
+        def again() -> None:
+            action()
+            self.at(interval * self.choose.uniform(0.5, 1.5), again)
+
+        self.at(interval, again)
+
+    def run(self, events: int) -> None:
+        for _ in range(events):
+            self.now, _, action = heapq.heappop(self._agenda)
+            self.events += 1
+            action()
+            if self.events % 25 == 0:
+                self.checks.logs()
+
+    def finish(self) -> None:
+        """No more faults: whatever the server has is committed by everybody at last."""
+        self.calm = True
+        for safekeeper in self.safekeepers:
+            safekeeper.restart()
+        self.run(300)
+        self.quiet = True
+        for _ in range(12):
+            if self.proposer.leads and self.proposer.commit_lsn == self.server.flush_lsn:
+                break
+            self.run(200)
+        self.checks.logs()
+        self.checks.settled()
+
+    def number(self) -> int:
+        self._numbers += 1
+        return self._numbers
+
+    # -- processes ----------------------------------------------------------------------------------
+
+    def start_proposer(self, server: Server | None, purpose: Purpose = Purpose.ATTACH) -> ProposerHost:
+        host = self.host_of_proposers(self, server, purpose)
+        self.proposers.append(host)
+        return host
+
+    def stopped(self, host: ProposerHost, reason: StopReason) -> None:
+        """A proposer said why it ends; its supervisor starts another one, if it is still wanted."""
+        self.happened[f"stop: {reason.name}"] += 1
+        self.checks.stopped(host, reason)
+        if host is not self.proposer:
+            return
+        purpose = Purpose.ATTACH
+        if reason in {StopReason.OTHER_HISTORY, StopReason.AHEAD, StopReason.FENCED}:
+            # The operator looks for the server that can go on, or takes a fence back.
+            self.server = self.choose.choice(self.servers)
+            purpose = self.choose.choice((Purpose.ATTACH, Purpose.ABORT))
+        self.at(self.choose.uniform(5, 40), lambda: self.restart_proposer(host, purpose))
+
+    def restart_proposer(self, previous: ProposerHost, purpose: Purpose = Purpose.ATTACH) -> None:
+        if previous is self.proposer:
+            previous.kill()
+            self.proposer = self.start_proposer(self.server, purpose)
+
+    def _server_works(self) -> None:
+        if not self.quiet:
+            self.server.work()
+        for proposer in self.proposers:
+            proposer.stream()
+        self.proposers = [each for each in self.proposers if each.alive or each is self.proposer]
+
+    def _persist_due(self) -> None:
+        self.choose.choice(self.safekeepers).persist_due()
+
+    # -- the network --------------------------------------------------------------------------------
+
+    def connect(self, proposer: ProposerHost, peer: int) -> None:
+        safekeeper = self.safekeepers[peer]
+        if not safekeeper.up or not proposer.alive or peer in proposer.connections:
+            return
+        connection = Connection(self.number(), proposer, peer)
+        safekeeper.connections[connection.number] = connection
+        proposer.connected(connection)
+
+    def _delay(self) -> float:
+        return self.choose.uniform(20, 120) if self.choose.random() < 0.03 else self.choose.random()
+
+    def send_there(self, connection: Connection, parcel: Parcel | None) -> None:
+        connection.there.append(parcel)
+        connection.arrives_there = max(connection.arrives_there, self.now + self._delay())
+        self.at(connection.arrives_there - self.now, lambda: self._arrive_there(connection))
+
+    def send_back(self, connection: Connection, parcel: Parcel | None) -> None:
+        connection.back.append(parcel)
+        connection.arrives_back = max(connection.arrives_back, self.now + self._delay())
+        self.at(connection.arrives_back - self.now, lambda: self._arrive_back(connection))
+
+    def _arrive_there(self, connection: Connection) -> None:
+        if connection.there and connection.safekeeper_open:
+            parcel = connection.there.popleft()
+            safekeeper = self.safekeepers[connection.peer]
+            if parcel is None:
+                safekeeper.closed(connection)
+            else:
+                safekeeper.received(connection, *parcel)
+
+    def _arrive_back(self, connection: Connection) -> None:
+        if connection.back and connection.proposer_open:
+            parcel = connection.back.popleft()
+            if parcel is None:
+                connection.proposer.closed(connection)
+            else:
+                connection.proposer.received(connection, *parcel)
+
+    def lose(self, connection: Connection) -> None:
+        """It breaks: of what is on the way, each end still gets a first part, later or never."""
+        for queue, end in ((connection.there, self.send_there), (connection.back, self.send_back)):
+            for _ in range(self.choose.randint(0, len(queue))):
+                queue.pop()
+            end(connection, None)
+
+    # -- faults -------------------------------------------------------------------------------------
+
+    def _fault(self) -> None:
+        if self.calm:
+            return
+        kind = self.choose.choices(
+            ("break", "crash", "proposer", "server", "zombie", "promote", "failover", "members", "disk"),
+            (6, 6, 4, 2, 2, 1, 2, 1, 1),
+        )[0]
+        self.happened[kind] += 1
+        getattr(self, f"_fault_{kind}")()
+
+    def _fault_break(self) -> None:
+        connections = list(self.proposer.connections.values())
+        if connections:
+            self.lose(self.choose.choice(connections))
+
+    def _fault_crash(self) -> None:
+        self.choose.choice(self.safekeepers).crash()
+
+    def _fault_proposer(self) -> None:
+        self.restart_proposer(self.proposer)
+
+    def _fault_server(self) -> None:
+        self.proposer.kill()
+        self.server.crash()
+        self.restart_proposer(self.proposer)
+
+    def _fault_zombie(self) -> None:
+        """A server that was left starts its proposer again; or a second one for the same server."""
+        self.start_proposer(self.choose.choice(self.servers))
+
+    def _fault_promote(self) -> None:
+        """A standby that follows the server directly is promoted wherever it is."""
+        server = self.server
+        end = self.choose.randint(max(server.begin, server.flush_lsn - 30), server.flush_lsn)
+        self._switch_to(server.promoted(server.cells, end, self._timeline()))
+
+    def _timeline(self) -> int:
+        return max(server.timeline for server in self.servers) + 1
+
+    def _switch_to(self, server: Server, *, told: bool = False) -> None:
+        self.servers.append(server)
+        previous, self.server = self.proposer, server
+        if self.choose.random() < 0.5:
+            previous.kill()
+        self.proposer = self.start_proposer(server)
+        self.proposer.told = told
+
+    def _fault_failover(self) -> None:
+        host = self.start_proposer(None, Purpose.FAILOVER)
+        host.on_established = lambda: self._promote_at_vcl(host)
+
+    def _promote_at_vcl(self, host: ProposerHost) -> None:
+        if self.choose.random() < 0.2:
+            # The operator changes their mind: the old server goes on.
+            host.kill()
+            self.proposer.kill()
+            self.proposer = self.start_proposer(self.server, Purpose.ABORT)
+            return
+        cells = self.checks.quorum_log(host)
+        host.kill()
+        # Only who stood for the timeline that was fenced is followed.
+        if host.core.history.entries[-1].timeline == self.server.timeline:
+            self._switch_to(self.server.promoted(cells, host.core.vcl, self._timeline()), told=True)
+
+    def _fault_disk(self) -> None:
+        """One safekeeper loses its disk, if everybody else is a member and there."""
+        core = self.proposer.core
+        everyone = frozenset(s.identity for s in self.safekeepers)
+        if core.configuration.members == everyone and core.configuration.new_members is None:
+            self.choose.choice(self.safekeepers).lose_disk()
+
+    def _fault_members(self) -> None:
+        """The operator makes those that are there the members."""
+        proposer = self.proposer
+        if proposer.leads and proposer.core.configuration.new_members is None:
+            everyone = frozenset(s.identity for s in self.safekeepers)
+            if everyone != proposer.core.configuration.members:
+                proposer.handle(MembersWanted(everyone))
