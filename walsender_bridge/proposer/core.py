@@ -8,10 +8,8 @@ Safety, with the rules of safekeeper/README.md:
 - VCL is the end of the most advanced log among a quorum of *vote replies* (rule 1, `election.py`); no
   safekeeper takes part before its vote for this NodeId.
 - The epoch is the term, which grew above every one that a quorum had heard of (rule 2).
-- Each safekeeper is sent WAL from the divergence point of the two histories (rules 3, 6); it finds the same
-  point for itself, or refuses.
-- What is committed is decided in `streaming.py` (rules 4, 7, 8), with a majority of each membership
-  (rule 10).
+- In office (`office.py`), a safekeeper follows from the divergence point (rules 3, 6), and what is committed
+  is decided by `streaming.py` (rules 4, 7, 8) with a majority of each membership (rule 10).
 - One process has one NodeId: it resumes with it, and when it is refused it stops (rule 5).
 
 The server that the WAL comes from must be the one whose WAL the quorum holds: the same system, a lineage
@@ -19,6 +17,7 @@ that goes on from VCL (`lineage.py`), no end before VCL, and the same bytes belo
 """
 
 from collections.abc import Collection
+from dataclasses import replace
 from enum import StrEnum
 
 from walsender_bridge.errors import CorruptError, DivergedError, NotSupportedError
@@ -30,14 +29,15 @@ from walsender_bridge.proposer.effects import (
     Event,
     Limits,
     Lineage,
+    LocatePrimary,
     MembersChanged,
     MembersWanted,
-    PassFeedback,
     PeerClosed,
     PeerConnected,
     PeerFault,
     PeerReceived,
     Primary,
+    PrimaryAt,
     PrimaryKeeps,
     SendMessage,
     SpillKeeps,
@@ -49,13 +49,13 @@ from walsender_bridge.proposer.effects import (
     WalRead,
     WalReceived,
 )
-from walsender_bridge.proposer.feedback import oldest
 from walsender_bridge.proposer.membership import Membership
+from walsender_bridge.proposer.office import Office
 from walsender_bridge.proposer.peer import Peer, PeerState
 from walsender_bridge.proposer.streaming import Streaming
 from walsender_bridge.safekeeper import messages as m
 from walsender_bridge.safekeeper.configuration import Configuration
-from walsender_bridge.safekeeper.history import History, divergence
+from walsender_bridge.safekeeper.history import History
 from walsender_bridge.wire.lsn import format_lsn
 
 
@@ -112,8 +112,12 @@ class Proposer:
         self.comparing: int | None = None
         self.history = History()
         self.vcl = 0
-        self.streaming: Streaming | None = None
-        self.feedback = m.HotStandbyFeedback()
+        self.office: Office | None = None
+
+    @property
+    def streaming(self) -> Streaming | None:
+        """The WAL of a proposer in office."""
+        return self.office.streaming if self.office else None
 
     @property
     def configuration(self) -> Configuration:
@@ -147,10 +151,12 @@ class Proposer:
             return self._compared(event)
         return self._told(event)
 
-    def _told(self, event: SpillKeeps | PrimaryKeeps | MembersWanted) -> list[Effect]:
+    def _told(self, event: SpillKeeps | PrimaryKeeps | PrimaryAt | MembersWanted) -> list[Effect]:
         streaming = self.streaming
         if isinstance(event, MembersWanted):
-            return self._use(self.membership.begin(event.members, streaming))
+            return self._members_wanted(event.members)
+        if isinstance(event, PrimaryAt):
+            return self._located(event.flush_lsn)
         if isinstance(event, PrimaryKeeps):
             self.primary_begin = event.begin_lsn
             if streaming:
@@ -161,15 +167,28 @@ class Proposer:
 
     def _received(self, peer: Peer, message: m.ToProposer) -> list[Effect]:
         if isinstance(message, m.AppendAck):
-            return self._acknowledged(peer, message)
+            return self.office.acknowledged(peer, message) if self.office else []
         if isinstance(message, m.SafekeeperGreeting):
             return self._greeted(peer, message)
         if isinstance(message, m.VoteReply):
             return self._voted(peer, message)
         if isinstance(message, m.Configured):
-            return self._persisted(peer, message)
+            return self._invited(self.office.persisted(peer, message)) if self.office else []
         assert isinstance(message, m.Refused), message
         return self._refused(peer, message)
+
+    def _members_wanted(self, members: frozenset[int]) -> list[Effect]:
+        """Raises `UsageError` when the membership cannot change now."""
+        configuration = self.membership.begin(members, self.streaming)
+        assert self.office is not None
+        return self._invited(self.office.use(configuration))
+
+    def _invited(self, effects: list[Effect]) -> list[Effect]:
+        """And whoever has become a member by this is asked for its vote."""
+        if any(isinstance(effect, MembersChanged) for effect in effects):
+            for peer in self.peers.values():
+                effects += self._ask(peer)
+        return effects
 
     # -- the end ------------------------------------------------------------------------------------
 
@@ -199,12 +218,6 @@ class Proposer:
         peer.greeting = greeting
         if greeting.server.system_id and greeting.server != self.server:
             return self._stop(StopReason.OTHER_SERVER, f"its WAL is of {greeting.server}")
-        if (
-            self.primary is not None
-            and greeting.timeline == self.primary.lineage.timeline
-            and greeting.commit_lsn > self.primary.flush_lsn
-        ):
-            return self._ahead(greeting.commit_lsn)  # said before a vote displaces anybody
         if self.phase == Phase.GREETING:
             self.membership.learn(greeting.configuration)
             return self._propose()
@@ -223,9 +236,32 @@ class Proposer:
         greetings = [peer.greeting for peer in self.peers.values() if peer.greeting]
         if not self.configuration.has_quorum({each.safekeeper for each in greetings}):
             return []
+        if self._behind(greetings):
+            return [LocatePrimary()]  # before a vote displaces anybody
         self.phase = Phase.VOTING
         self.node_id = m.NodeId(election.next_term(greetings), self.node_id.proposer)
         return [effect for peer in self.peers.values() for effect in self._ask(peer)]
+
+    def _behind(self, greetings: Collection[m.SafekeeperGreeting]) -> bool:
+        """Whether more is committed than the primary had when it was looked at."""
+        primary = self.primary
+        return primary is not None and any(
+            each.timeline == primary.lineage.timeline and each.commit_lsn > primary.flush_lsn
+            for each in greetings
+        )
+
+    def _located(self, flush_lsn: int) -> list[Effect]:
+        """Where the primary is now: if that is still too little, it lacks what others have of it."""
+        assert self.primary is not None
+        self.primary = replace(self.primary, flush_lsn=flush_lsn)
+        if self.phase == Phase.GREETING:
+            greetings = [peer.greeting for peer in self.peers.values() if peer.greeting]
+            if self._behind(greetings):
+                return self._ahead(max(greeting.commit_lsn for greeting in greetings))
+            return self._propose()
+        if self.phase != Phase.COMPARING:
+            return []
+        return self._ahead(self.vcl) if flush_lsn < self.vcl else self._compare()
 
     def _ask(self, peer: Peer) -> list[Effect]:
         """For its vote, once, and only a member: nobody else's counts (rule 10)."""
@@ -256,7 +292,8 @@ class Proposer:
         peer.reply = reply
         peer.begin_lsn = reply.begin_lsn
         if self.phase == Phase.LEADING:
-            return self._take_over(peer)
+            assert self.office is not None
+            return self.office.take_over(peer)
         if self.phase == Phase.COMPARING:
             return self._compare()
         self.membership.learn(reply.configuration)
@@ -284,8 +321,6 @@ class Proposer:
         self.vcl = election.end(best)
         if not self.vcl:
             self.vcl = self._genesis()
-        if self.primary is not None and self.primary.flush_lsn < self.vcl:
-            return self._ahead(self.vcl)
         origin = self.primary.lineage if self.primary else Lineage(self._log_timeline(best))
         term = self.node_id.term
         entries = lineage.successors(best.history, self.vcl, term, origin)
@@ -321,6 +356,8 @@ class Proposer:
         assert self.best is not None
         if self.primary is None or not self.best.history:
             return self._lead()
+        if self.primary.flush_lsn < self.vcl:
+            return [LocatePrimary()]
         for peer in self.peers.values():
             reply = peer.reply
             if reply is not None and election.rank(reply) == election.rank(self.best):
@@ -354,107 +391,24 @@ class Proposer:
         voters = self._replies().values()
         commit = max([0, self.best.commit_lsn, *(reply.commit_lsn for reply in voters)])
         restart = max([0, self.best.restart_lsn, *(reply.restart_lsn for reply in voters)])
-        self.streaming = Streaming(
+        streaming = Streaming(
             self.peers,
             self.configuration,
             self.history,
             epoch_start=self.vcl,
             # An empty log is committed as far as it goes.
             commit_lsn=commit if self.best.history else self.vcl,
-            restart_lsn=min(restart, self.vcl) if self.best.history else self.vcl,
+            # Votes end at complete records: what was let go can be a part of one ahead of them.
+            restart_lsn=min(restart, commit) if self.best.history else self.vcl,
             segment_size=self.server.segment_size,
             limits=self.limits,
             primary_begin=self.primary_begin if self.primary else None,
         )
+        office = Office(
+            self.node_id.term, self.vcl, self.history, self.peers, self.membership, streaming
+        )
+        self.office = office
         effects: list[Effect] = [StartStreaming(self.node_id, self.vcl)] if self.primary else []
         for peer in self.peers.values():
-            effects += self._take_over(peer) if peer.state == PeerState.VOTED else self._ask(peer)
+            effects += office.take_over(peer) if peer.state == PeerState.VOTED else self._ask(peer)
         return effects
-
-    def _take_over(self, peer: Peer) -> list[Effect]:
-        """Bring a voter into this epoch, where its log parts from ours (rules 3 and 6)."""
-        reply, streaming = peer.reply, self.streaming
-        assert reply is not None
-        assert streaming is not None
-        taken = reply.history.latest_epoch == self.node_id.term
-        if taken and streaming.can_feed(reply.flush_lsn):
-            self.membership.persisted[peer.identity] = reply.configuration.generation
-            return [*self._configure(peer), *streaming.start(peer, reply.flush_lsn)]
-        start = reply.flush_lsn if taken else self._divergence(reply)
-        rebuild = start is None or not streaming.can_feed(start)
-        if rebuild or start is None:
-            start = max(streaming.oldest_kept(), self.history.entries[0].start_lsn)
-            peer.begin_lsn = start
-        peer.state = PeerState.TAKING
-        peer.generation = self.configuration.generation
-        # Acknowledged before anything is sent: what is below was never ours to send.
-        peer.sent_lsn = start
-        elected = m.Elected(
-            self.node_id.term,
-            start,
-            streaming.commit_lsn,
-            rebuild,
-            self.history,
-            self.configuration,
-        )
-        return [SendMessage(peer.number, elected)]
-
-    def _divergence(self, reply: m.VoteReply) -> int | None:
-        return divergence(reply.history, reply.flush_lsn, self.history, self.vcl)
-
-    def _acknowledged(self, peer: Peer, ack: m.AppendAck) -> list[Effect]:
-        streaming = self.streaming
-        if streaming is None or ack.term != self.node_id.term:
-            return []  # only acknowledgements of this term count (rule 4)
-        effects: list[Effect] = []
-        if peer.state == PeerState.TAKING:
-            if ack.flush_lsn != peer.sent_lsn:
-                return [ClosePeer(peer.number)]
-            self.membership.persisted[peer.identity] = peer.generation
-            effects += self._configure(peer)
-            effects += streaming.start(peer, ack.flush_lsn)
-        elif peer.state == PeerState.STREAMING:
-            effects += streaming.acknowledged(peer, ack.flush_lsn)
-        if ack.feedback is not None and ack.feedback != peer.feedback:
-            peer.feedback = ack.feedback
-            effects += self._pass_feedback()
-        return effects + self._next_membership() if self.configuration.new_members else effects
-
-    def _pass_feedback(self) -> list[Effect]:
-        feedback = oldest(peer.feedback for peer in self.peers.values() if peer.feedback)
-        if feedback == self.feedback:
-            return []
-        self.feedback = feedback
-        return [PassFeedback(feedback)]
-
-    # -- membership ---------------------------------------------------------------------------------
-
-    def _use(self, configuration: Configuration) -> list[Effect]:
-        """Count by this membership from now on, and have it persisted."""
-        assert self.streaming is not None
-        self.membership.configuration = self.streaming.configuration = configuration
-        effects: list[Effect] = [MembersChanged(configuration)]
-        for peer in self.peers.values():
-            if peer.state == PeerState.GREETED:
-                effects += self._ask(peer)
-            elif peer.greeting and peer.identity not in configuration.everyone:
-                effects.append(ClosePeer(peer.number))
-            elif peer.state == PeerState.STREAMING:  # who is taking over is told when it has
-                effects += self._configure(peer)
-        return [*effects, *self.streaming.advance()]
-
-    def _configure(self, peer: Peer) -> list[Effect]:
-        if self.membership.persisted.get(peer.identity) == self.configuration.generation:
-            return []
-        return [SendMessage(peer.number, m.Configure(self.node_id.term, self.configuration))]
-
-    def _persisted(self, peer: Peer, configured: m.Configured) -> list[Effect]:
-        if configured.term != self.node_id.term:
-            return []
-        self.membership.persisted[peer.identity] = configured.generation
-        return self._next_membership()
-
-    def _next_membership(self) -> list[Effect]:
-        assert self.streaming is not None
-        configuration = self.membership.next_step(self.streaming)
-        return [] if configuration is None else self._use(configuration)

@@ -123,6 +123,13 @@ class PrimaryKeeps:
 
 
 @dataclass(frozen=True, slots=True)
+class PrimaryAt:
+    """Answer to `LocatePrimary`: its WAL is flushed up to here now."""
+
+    flush_lsn: int
+
+
+@dataclass(frozen=True, slots=True)
 class MembersWanted:
     """An operator changes the membership to these identities."""
 
@@ -143,6 +150,7 @@ Event: TypeAlias = (
     | WalCompared
     | SpillKeeps
     | PrimaryKeeps
+    | PrimaryAt
     | MembersWanted
     | Tick
 )
@@ -203,6 +211,11 @@ class PeerFault:
 
     peer: int
     refused: Refused
+
+
+@dataclass(frozen=True, slots=True)
+class LocatePrimary:
+    """Ask the primary how far its WAL is flushed. Answer: `PrimaryAt`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,6 +302,7 @@ Effect: TypeAlias = (
     | SendWal
     | ClosePeer
     | PeerFault
+    | LocatePrimary
     | CompareWal
     | StartStreaming
     | ReadWal

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
+from walsender_bridge.proposer.effects import Source
 from walsender_bridge.safekeeper.messages import HotStandbyFeedback, SafekeeperGreeting, VoteReply
 
 
@@ -30,6 +31,9 @@ class Peer:
     flush_lsn: int = 0
     #: The end of what `ReadWal` was asked for, while no answer has come.
     reading: int | None = None
+    #: Where it is read, and where it could not be read from this position.
+    source: Source | None = None
+    failed: frozenset[Source] = frozenset()
     #: The oldest WAL that it holds.
     begin_lsn: int = 0
     #: The generation of the configuration that it was sent with Elected.
@@ -45,3 +49,4 @@ class Peer:
         """Nothing that was on the way arrives any more."""
         self.state = PeerState.AWAY
         self.greeting = self.reply = self.reading = self.feedback = None
+        self.failed = frozenset()

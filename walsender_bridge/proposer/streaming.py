@@ -149,23 +149,31 @@ class Streaming:
         return SendWal(peer.number, begin, end, self.commit_lsn, self.restart_lsn)
 
     def _read(self, peer: Peer, begin: int, end: int) -> list[Effect]:
-        found = self.source(begin, end)
+        found = self.source(begin, end, peer.failed)
         if found is not None:
-            source, end, donor = found
+            peer.source, end, donor = found
             peer.reading = end
-            return [ReadWal(peer.number, source, begin, end, donor)]
+            return [ReadWal(peer.number, peer.source, begin, end, donor)]
+        if peer.failed:
+            peer.failed = frozenset()
+            return []  # each was tried: the next tick begins again
         if begin >= self.oldest_kept():
             return []  # a safekeeper that has it may come back: each tick looks again
         # Nowhere any more. Its next connection is told to begin anew.
         peer.state = PeerState.AWAY
         return [*self._mark(peer.identity), ClosePeer(peer.number)]
 
-    def source(self, begin: int, end: int) -> tuple[Source, int, int | None] | None:
+    def source(
+        self, begin: int, end: int, failed: frozenset[Source] = frozenset()
+    ) -> tuple[Source, int, int | None] | None:
         """Where [begin, end), or a first part of it, can be read: (source, end of the part, donor)."""
-        if self.spill[0] <= begin < self.spill[1]:
+        if self.spill[0] <= begin < self.spill[1] and Source.SPILL not in failed:
             return Source.SPILL, min(end, self.spill[1]), None
-        if self.primary_begin is not None and self.primary_begin <= begin:
+        kept = self.primary_begin is not None and self.primary_begin <= begin
+        if kept and Source.PRIMARY not in failed:
             return Source.PRIMARY, end, None
+        if Source.PEER in failed:
+            return None
         for donor in self.peers.values():
             if donor.state == PeerState.STREAMING and donor.begin_lsn <= begin < donor.flush_lsn:
                 return Source.PEER, min(end, donor.flush_lsn), donor.number
@@ -181,8 +189,13 @@ class Streaming:
             return []  # asked for a connection that is gone
         wanted, peer.reading = peer.reading, None
         if begin != peer.sent_lsn or not begin < end <= wanted:
-            return []  # it failed: the next tick tries again
-        effects: list[Effect] = [self.send(peer, begin, end)]
+            # It failed: elsewhere, then.
+            assert peer.source is not None
+            peer.failed |= {peer.source}
+            effects: list[Effect] = []
+        else:
+            peer.failed = frozenset()
+            effects = [self.send(peer, begin, end)]
         self.pump(peer, effects)
         return effects
 

@@ -29,10 +29,12 @@ class Checks:
     def __init__(self, world: World) -> None:
         self.world = world
         self.offices: dict[int, NodeId] = {}
-        #: The committed log: what is at each LSN, and where it ends.
+        #: The committed log: what is at each LSN, where it ends, and where each term brought it.
         self.cells: dict[int, int] = {}
         self.end = 0
-        self.refused: set[int] = set()
+        self.ends: dict[int, int] = {}
+        #: The terms in which proposers were rejected, by their UUID.
+        self.refused: dict[int, int] = {}
         self.leading: set[int] = set()
 
     # -- proposers ----------------------------------------------------------------------------------
@@ -64,7 +66,9 @@ class Checks:
         other = self.offices.setdefault(node_id.term, node_id)
         assert other == node_id, f"election safety: {other} and {node_id}"
         vcl = streaming.epoch_start
-        assert vcl >= self.end, f"committed never lost: {self.end}, and {node_id} starts at {vcl}"
+        # One that was slow may take office behind a newer one, whose commits it cannot know.
+        end = max([0, *(end for term, end in self.ends.items() if term < node_id.term)])
+        assert vcl >= end, f"committed never lost: {end}, and {node_id} starts at {vcl}"
         best = host.core.best
         assert best is not None
         for safekeeper in self.world.safekeepers:
@@ -77,7 +81,7 @@ class Checks:
                 and core.aligned is not None
                 and core.aligned.flush_lsn == best.flush_lsn
             ):
-                self._agrees(safekeeper.disk.cells, safekeeper.disk.base, vcl, "leader's log")
+                self._agrees(safekeeper.disk.cells, safekeeper.disk.base, end, "leader's log")
         self.world.happened["elected"] += 1
 
     def committed(self, host: ProposerHost, lsn: int) -> None:
@@ -95,6 +99,7 @@ class Checks:
             if aligned > self.end:
                 self.world.happened["commits"] += 1
             self.end = max(self.end, aligned)
+            self.ends[host.core.node_id.term] = aligned
 
     def _log(self, host: ProposerHost, lsn: int) -> dict[int, int]:
         """The log of a safekeeper in this epoch that has it up to `lsn`."""
@@ -119,11 +124,11 @@ class Checks:
         assert lsn >= host.restart_lsn, "nothing goes back: the proposer's restart_lsn"
         host.restart_lsn = lsn
 
-    def stopped(self, host: ProposerHost, reason: StopReason) -> None:
-        assert reason not in {StopReason.BROKEN, StopReason.OTHER_SERVER}, reason
+    def stopped(self, host: ProposerHost, reason: StopReason, detail: str) -> None:
+        assert reason not in {StopReason.BROKEN, StopReason.OTHER_SERVER}, (reason, detail)
         assert not (host.told and reason == StopReason.OTHER_HISTORY), "refused after a failover"
         if reason == StopReason.DISPLACED:
-            self.refused.add(host.core.node_id.proposer)
+            self.refused[host.core.node_id.proposer] = host.core.node_id.term
 
     # -- safekeepers --------------------------------------------------------------------------------
 
@@ -132,7 +137,8 @@ class Checks:
         assert after.restart_lsn >= before.restart_lsn, "nothing goes back: restart_lsn"
         assert after.configuration.version >= before.configuration.version, "membership goes back"
         if after.node_id != before.node_id:
-            assert after.node_id.proposer not in self.refused, "a rejected proposer came back"
+            rejected = self.refused.get(after.node_id.proposer, after.node_id.term)
+            assert after.node_id.term <= rejected, "a rejected proposer elected itself again"
 
     def served(self, host: SafekeeperHost, lsn: int) -> None:
         """Readers get this: only what is committed, and the same everywhere."""
@@ -149,7 +155,9 @@ class Checks:
     def _agrees(self, cells: dict[int, int], base: int, end: int, what: str) -> None:
         for at in range(max(base, self.end - 200), min(end, self.end)):
             known = self.cells.get(at)
-            assert known is None or known == cells.get(at), f"committed never lost: {at} in the {what}"
+            assert known is None or known == cells.get(at), (
+                f"committed never lost: {at} in the {what}"
+            )
 
     # -- all logs -----------------------------------------------------------------------------------
 
@@ -164,7 +172,9 @@ class Checks:
             for at in range(max(first, (point or 0) - 200), point or 0):
                 if one.disk.cells.get(at) != two.disk.cells.get(at):
                     held = [each.disk.cells.get(at) for each in (one, two)]
-                    raise AssertionError(f"log safety: {held} at {at} of {one.number}, {two.number}")
+                    raise AssertionError(
+                        f"log safety: {held} at {at} of {one.number}, {two.number}"
+                    )
 
     def settled(self) -> None:
         """After the faults the cluster works: the server's last byte is committed."""

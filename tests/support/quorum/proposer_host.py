@@ -161,6 +161,10 @@ class ProposerHost:
             case e.StartStreaming(lsn=lsn):
                 self.stream_lsn = lsn
                 self.world.at(0.1, self.stream)
+            case e.LocatePrimary():
+                assert self.server is not None
+                at = e.PrimaryAt(self.server.flush_lsn)
+                self.world.at(self.world.choose.uniform(0.1, 3), lambda: self.handle(at))
             case e.ReadWal():
                 self._read(effect)
             case e.CompareWal(peer, begin, end):
@@ -174,9 +178,9 @@ class ProposerHost:
                 if connection is not None:
                     self.world.send_there(connection, None)
                     self.world.at(0.1, lambda: self.closed(connection))
-            case e.Stop(reason):
+            case e.Stop(reason, detail):
                 self.kill()
-                self.world.stopped(self, reason)
+                self.world.stopped(self, reason, detail)
             case e.MarkRebuild() | e.MembersChanged() | e.PeerFault():
                 self.world.happened[type(effect).__name__] += 1
             case _:
@@ -236,5 +240,3 @@ class ProposerHost:
             self.server.keeps = max(self.server.keeps, lsn - lsn % self.core.server.segment_size)
             keeps = self.server.keeps
             self.world.at(0.1, lambda: self.handle(e.PrimaryKeeps(keeps)))
-
-

@@ -85,7 +85,10 @@ class SafekeeperHost:
         while events:
             answers: list[e.Event] = []
             for effect in self.core.step(events.popleft()):
-                if not self.world.calm and self.world.choose.random() < self.world.faults.crash_effect:
+                if (
+                    not self.world.calm
+                    and self.world.choose.random() < self.world.faults.crash_effect
+                ):
                     self.world.happened[f"crash at {type(effect).__name__}"] += 1
                     if isinstance(effect, e.TruncateWal):
                         self.disk.tear_truncation(effect.lsn)
@@ -117,11 +120,12 @@ class SafekeeperHost:
                 self.world.checks.persisted(self, self.control, state)
                 self.control = state
             case e.AlignWal(flush_lsn, commit_lsn):
-                aligned = (
-                    self.world.records.aligned(disk.cells, disk.base, lsn)
-                    for lsn in (flush_lsn, commit_lsn)
+                aligned = self.world.records.aligned
+                return e.WalAligned(
+                    aligned(disk.cells, disk.base, flush_lsn),
+                    aligned(disk.cells, disk.base, commit_lsn),
+                    disk.base,
                 )
-                return e.WalAligned(*aligned, disk.base)
             case e.TruncateWal(lsn):
                 disk.truncate(lsn)
             case e.ResetWal(lsn):

@@ -78,7 +78,7 @@ class World:
         self.proposers: list[ProposerHost] = []
         self.proposer = self.start_proposer(self.server)
         self.every(8, self._server_works)
-        self.every(25, lambda: self.proposer.tick())
+        self.every(25, self._tick)
         self.every(40, self._persist_due)
         self.every(self.faults.every, self._fault)
 
@@ -123,15 +123,17 @@ class World:
 
     # -- processes ----------------------------------------------------------------------------------
 
-    def start_proposer(self, server: Server | None, purpose: Purpose = Purpose.ATTACH) -> ProposerHost:
+    def start_proposer(
+        self, server: Server | None, purpose: Purpose = Purpose.ATTACH
+    ) -> ProposerHost:
         host = self.host_of_proposers(self, server, purpose)
         self.proposers.append(host)
         return host
 
-    def stopped(self, host: ProposerHost, reason: StopReason) -> None:
+    def stopped(self, host: ProposerHost, reason: StopReason, detail: str) -> None:
         """A proposer said why it ends; its supervisor starts another one, if it is still wanted."""
         self.happened[f"stop: {reason.name}"] += 1
-        self.checks.stopped(host, reason)
+        self.checks.stopped(host, reason, detail)
         if host is not self.proposer:
             return
         purpose = Purpose.ATTACH
@@ -152,6 +154,9 @@ class World:
         for proposer in self.proposers:
             proposer.stream()
         self.proposers = [each for each in self.proposers if each.alive or each is self.proposer]
+
+    def _tick(self) -> None:
+        self.proposer.tick()
 
     def _persist_due(self) -> None:
         self.choose.choice(self.safekeepers).persist_due()
@@ -209,8 +214,18 @@ class World:
         if self.calm:
             return
         kind = self.choose.choices(
-            ("break", "crash", "proposer", "server", "zombie", "promote", "failover", "members", "disk"),
-            (6, 6, 4, 2, 2, 1, 2, 1, 1),
+            (
+                "break",
+                "crash",
+                "proposer",
+                "server",
+                "zombie",
+                "promote",
+                "failover",
+                "members",
+                "disk",
+            ),
+            (6, 6, 4, 2, 2, 1, 2, 3, 1),
         )[0]
         self.happened[kind] += 1
         getattr(self, f"_fault_{kind}")()
@@ -238,7 +253,8 @@ class World:
     def _fault_promote(self) -> None:
         """A standby that follows the server directly is promoted wherever it is."""
         server = self.server
-        end = self.choose.randint(max(server.begin, server.flush_lsn - 30), server.flush_lsn)
+        first = max([server.begin, *(switch for _, switch in server.switches)])
+        end = self.choose.randint(max(first, server.flush_lsn - 30), server.flush_lsn)
         self._switch_to(server.promoted(server.cells, end, self._timeline()))
 
     def _timeline(self) -> int:
@@ -267,7 +283,10 @@ class World:
         host.kill()
         # Only who stood for the timeline that was fenced is followed.
         if host.core.history.entries[-1].timeline == self.server.timeline:
-            self._switch_to(self.server.promoted(cells, host.core.vcl, self._timeline()), told=True)
+            # An operator who takes the fence back at the same time gets what they asked for.
+            aborting = any(p.alive and p.core.purpose == Purpose.ABORT for p in self.proposers)
+            server = self.server.promoted(cells, host.core.vcl, self._timeline())
+            self._switch_to(server, told=not aborting)
 
     def _fault_disk(self) -> None:
         """One safekeeper loses its disk, if everybody else is a member and there."""

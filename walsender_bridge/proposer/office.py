@@ -1,0 +1,136 @@
+"""The proposer in office: voters are brought into its epoch, acknowledge, and may be exchanged.
+
+Each safekeeper is sent WAL from the divergence point of the two histories (rules 3, 6); it finds the same
+point for itself, or refuses. Only acknowledgements of this term count (rule 4). `streaming.py` decides what is
+committed, `membership.py` by whose majority.
+"""
+
+from walsender_bridge.proposer.effects import (
+    ClosePeer,
+    Effect,
+    MembersChanged,
+    PassFeedback,
+    SendMessage,
+)
+from walsender_bridge.proposer.feedback import oldest
+from walsender_bridge.proposer.membership import Membership
+from walsender_bridge.proposer.peer import Peer, PeerState
+from walsender_bridge.proposer.streaming import Streaming
+from walsender_bridge.safekeeper import messages as m
+from walsender_bridge.safekeeper.configuration import Configuration
+from walsender_bridge.safekeeper.history import History, divergence
+
+
+class Office:
+    """See the module. `history` ends with this term's epoch, which starts at `vcl`."""
+
+    __slots__ = ("feedback", "history", "membership", "peers", "streaming", "term", "vcl")
+
+    def __init__(
+        self,
+        term: int,
+        vcl: int,
+        history: History,
+        peers: dict[int, Peer],
+        membership: Membership,
+        streaming: Streaming,
+    ) -> None:
+        self.term = term
+        self.vcl = vcl
+        self.history = history
+        self.peers = peers
+        self.membership = membership
+        self.streaming = streaming
+        self.feedback = m.HotStandbyFeedback()
+
+    def take_over(self, peer: Peer) -> list[Effect]:
+        """Bring a voter into this epoch, where its log parts from ours (rules 3 and 6)."""
+        reply, streaming = peer.reply, self.streaming
+        assert reply is not None
+        configuration = self.membership.configuration
+        taken = reply.history.latest_epoch == self.term
+        if taken and streaming.can_feed(reply.flush_lsn):
+            self.membership.persisted[peer.identity] = reply.configuration.generation
+            return [*self._configure(peer), *streaming.start(peer, reply.flush_lsn)]
+        start = reply.flush_lsn if taken else self._divergence(reply)
+        rebuild = start is None or not streaming.can_feed(start)
+        if rebuild or start is None:
+            start = max(streaming.oldest_kept(), self.history.entries[0].start_lsn)
+            peer.begin_lsn = start
+        peer.state = PeerState.TAKING
+        peer.generation = configuration.generation
+        # Acknowledged before anything is sent: what is below was never ours to send.
+        peer.sent_lsn = start
+        elected = m.Elected(
+            self.term,
+            start,
+            streaming.commit_lsn,
+            rebuild,
+            self.history,
+            configuration,
+        )
+        return [SendMessage(peer.number, elected)]
+
+    def _divergence(self, reply: m.VoteReply) -> int | None:
+        return divergence(reply.history, reply.flush_lsn, self.history, self.vcl)
+
+    def acknowledged(self, peer: Peer, ack: m.AppendAck) -> list[Effect]:
+        """A safekeeper has taken over, or has more of the WAL on disk."""
+        streaming = self.streaming
+        if ack.term != self.term:
+            return []  # only acknowledgements of this term count (rule 4)
+        if ack.flush_lsn > streaming.end:
+            return [ClosePeer(peer.number)]  # nobody can have what was not sent
+        effects: list[Effect] = []
+        if peer.state == PeerState.TAKING:
+            if ack.flush_lsn != peer.sent_lsn:
+                return [ClosePeer(peer.number)]
+            self.membership.persisted[peer.identity] = peer.generation
+            effects += self._configure(peer)
+            effects += streaming.start(peer, ack.flush_lsn)
+        elif peer.state == PeerState.STREAMING:
+            effects += streaming.acknowledged(peer, ack.flush_lsn)
+        if ack.feedback is not None and ack.feedback != peer.feedback:
+            peer.feedback = ack.feedback
+            effects += self._pass_feedback()
+        return (
+            effects + self._next_membership()
+            if self.membership.configuration.new_members
+            else effects
+        )
+
+    def _pass_feedback(self) -> list[Effect]:
+        feedback = oldest(peer.feedback for peer in self.peers.values() if peer.feedback)
+        if feedback == self.feedback:
+            return []
+        self.feedback = feedback
+        return [PassFeedback(feedback)]
+
+    # -- membership ---------------------------------------------------------------------------------
+
+    def use(self, configuration: Configuration) -> list[Effect]:
+        """Count by this membership from now on, and have it persisted."""
+        self.membership.configuration = self.streaming.configuration = configuration
+        effects: list[Effect] = [MembersChanged(configuration)]
+        for peer in self.peers.values():
+            if peer.greeting and peer.identity not in configuration.everyone:
+                effects.append(ClosePeer(peer.number))
+            elif peer.state == PeerState.STREAMING:  # who is taking over is told when it has
+                effects += self._configure(peer)
+        return [*effects, *self.streaming.advance()]
+
+    def _configure(self, peer: Peer) -> list[Effect]:
+        if self.membership.persisted.get(peer.identity) == self.membership.configuration.generation:
+            return []
+        return [SendMessage(peer.number, m.Configure(self.term, self.membership.configuration))]
+
+    def persisted(self, peer: Peer, configured: m.Configured) -> list[Effect]:
+        """A safekeeper holds a configuration of this term."""
+        if configured.term != self.term:
+            return []
+        self.membership.persisted[peer.identity] = configured.generation
+        return self._next_membership()
+
+    def _next_membership(self) -> list[Effect]:
+        configuration = self.membership.next_step(self.streaming)
+        return [] if configuration is None else self.use(configuration)
