@@ -396,10 +396,9 @@ class Proposer:
             self.configuration,
             self.history,
             epoch_start=self.vcl,
-            # An empty log is committed as far as it goes.
-            commit_lsn=commit if self.best.history else self.vcl,
+            commit_lsn=commit,
             # Votes end at complete records: what was let go can be a part of one ahead of them.
-            restart_lsn=min(restart, commit) if self.best.history else self.vcl,
+            restart_lsn=min(restart, commit),
             segment_size=self.server.segment_size,
             limits=self.limits,
             primary_begin=self.primary_begin if self.primary else None,

@@ -269,7 +269,10 @@ class ReleaseWal:
 
 @dataclass(frozen=True, slots=True)
 class AdvanceSlot:
-    """Every safekeeper that is not to be rebuilt has the WAL below `lsn`: no slot needs to hold it."""
+    """Every safekeeper that is not to be rebuilt has the WAL below `lsn`: no slot needs to hold it.
+
+    But the start of a record that goes on at `lsn`: votes go back to it (rule 9). The driver stays below.
+    """
 
     lsn: int
 

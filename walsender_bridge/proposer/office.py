@@ -64,7 +64,8 @@ class Office:
         elected = m.Elected(
             self.term,
             start,
-            streaming.commit_lsn,
+            # Where the log begins, nothing is below.
+            max(streaming.commit_lsn, self.history.entries[0].start_lsn),
             rebuild,
             self.history,
             configuration,

@@ -246,7 +246,8 @@ class Streaming:
     def _let_laggards_go(self) -> list[Effect]:
         """A safekeeper that is too far behind must not fill the primary's disk (rule 8)."""
         effects: list[Effect] = []
-        limit = self.end - self.limits.max_laggard_bytes
+        # Behind the quorum, that is: if the quorum itself hangs, commits hang with it.
+        limit = min(self.end - self.limits.max_laggard_bytes, self.commit_lsn)
         if limit <= self.restart_lsn:
             return effects
         for each in self.members - self.rebuild:

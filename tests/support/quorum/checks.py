@@ -108,7 +108,8 @@ class Checks:
             history = safekeeper.control.history
             if history.latest_epoch == host.core.node_id.term and core.flush_lsn >= lsn:
                 return {at: c for at, c in safekeeper.disk.cells.items() if at < lsn}
-        return {}  # who acknowledged it has crashed since
+        # Who acknowledged it has crashed since.
+        return {at: c for at, c in host.server.cells.items() if at < lsn} if host.server else {}
 
     def quorum_log(self, host: ProposerHost) -> dict[int, int]:
         """The whole log up to VCL, as a failover's standby gets it from the safekeepers."""

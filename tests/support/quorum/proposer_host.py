@@ -236,7 +236,8 @@ class ProposerHost:
     def _advance_slot(self, lsn: int) -> None:
         self.world.checks.restarted(self, lsn)
         if self.server is not None:
-            # WAL is removed by whole segments.
-            self.server.keeps = max(self.server.keeps, lsn - lsn % self.core.server.segment_size)
+            # WAL is removed by whole segments, but for the one where a record begins that goes on in it.
+            kept = self.server.aligned(lsn)
+            self.server.keeps = max(self.server.keeps, kept - kept % self.core.server.segment_size)
             keeps = self.server.keeps
             self.world.at(0.1, lambda: self.handle(e.PrimaryKeeps(keeps)))

@@ -87,7 +87,7 @@ class SafekeeperHost:
             for effect in self.core.step(events.popleft()):
                 if (
                     not self.world.calm
-                    and self.world.choose.random() < self.world.faults.crash_effect
+                    and self.world.choose.random() < self.world.faults.crash_at_effect
                 ):
                     self.world.happened[f"crash at {type(effect).__name__}"] += 1
                     if isinstance(effect, e.TruncateWal):

@@ -8,8 +8,8 @@ A safekeeper can crash between any two effects and within those that write.
 import heapq
 import random
 from collections import Counter, deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 
 from tests.support.quorum.checks import Checks
 from tests.support.quorum.proposer_host import ProposerHost
@@ -42,12 +42,37 @@ class Connection:
     arrives_back: float = 0
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Faults:
-    """Probabilities, for each event of the clock's fault timer."""
+    """What goes wrong, and how often: the mean time between two faults, their weights, and chances."""
 
-    crash_effect: float = 0.003
+    weights: Mapping[str, int]
     every: float = 60.0
+    crash_at_effect: float = 0.003
+    #: The same for the effects of an election, which are few.
+    crash_at_election: float = 0.01
+    slow: float = 0.03
+
+
+#: Something of everything; promotions and proposers that do not know of each other; lost disks; power cuts.
+MIXED = Faults(
+    {
+        **{"break": 6, "crash": 6, "proposer": 4, "server": 2, "zombie": 2, "rivals": 1},
+        **{"promote": 1, "failover": 2, "members": 3, "disk": 1},
+    }
+)
+RIVALS = Faults(
+    {"break": 4, "crash": 2, "proposer": 2, "zombie": 3, "rivals": 3, "promote": 4},
+    every=20.0,
+    slow=0.1,
+)
+DISKS = Faults(
+    {"break": 2, "crash": 6, "proposer": 3, "zombie": 1, "members": 6, "disk": 6},
+    every=20.0,
+    slow=0.1,
+)
+POWER = replace(RIVALS, crash_at_effect=0.01, crash_at_election=0.15)
+PROFILES = {"power": POWER, "mixed": MIXED, "rivals": RIVALS, "disks": DISKS}
 
 
 class World:
@@ -56,9 +81,9 @@ class World:
     host_of_proposers: type[ProposerHost] = ProposerHost
     host_of_safekeepers: type[SafekeeperHost] = SafekeeperHost
 
-    def __init__(self, seed: int, size: int = 3, faults: Faults | None = None) -> None:
+    def __init__(self, seed: int, size: int = 3, faults: Faults = MIXED) -> None:
         self.choose = random.Random(seed)
-        self.faults = faults or Faults()
+        self.faults = faults
         self.now = 0.0
         self.events = 0
         self.happened: Counter[str] = Counter()
@@ -172,7 +197,8 @@ class World:
         proposer.connected(connection)
 
     def _delay(self) -> float:
-        return self.choose.uniform(20, 120) if self.choose.random() < 0.03 else self.choose.random()
+        slow = not self.calm and self.choose.random() < self.faults.slow
+        return self.choose.uniform(5, 120) if slow else self.choose.random()
 
     def send_there(self, connection: Connection, parcel: Parcel | None) -> None:
         connection.there.append(parcel)
@@ -213,20 +239,8 @@ class World:
     def _fault(self) -> None:
         if self.calm:
             return
-        kind = self.choose.choices(
-            (
-                "break",
-                "crash",
-                "proposer",
-                "server",
-                "zombie",
-                "promote",
-                "failover",
-                "members",
-                "disk",
-            ),
-            (6, 6, 4, 2, 2, 1, 2, 3, 1),
-        )[0]
+        weights = self.faults.weights
+        kind = self.choose.choices(list(weights), list(weights.values()))[0]
         self.happened[kind] += 1
         getattr(self, f"_fault_{kind}")()
 
@@ -249,6 +263,11 @@ class World:
     def _fault_zombie(self) -> None:
         """A server that was left starts its proposer again; or a second one for the same server."""
         self.start_proposer(self.choose.choice(self.servers))
+
+    def _fault_rivals(self) -> None:
+        """Two at the same moment: they hear of the same terms."""
+        for _ in range(2):
+            self._fault_zombie()
 
     def _fault_promote(self) -> None:
         """A standby that follows the server directly is promoted wherever it is."""

@@ -1,0 +1,240 @@
+"""Each safety rule, broken in one small place: what the simulator and the explorer must notice.
+
+A mutant replaces one function or method of the cores, or what a driver does with one effect. Nothing in the
+product knows of it.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+from tests.support.quorum import safekeeper_host, wal
+from walsender_bridge.proposer import core as proposer_core
+from walsender_bridge.proposer import office, streaming
+from walsender_bridge.proposer.office import Office
+from walsender_bridge.proposer.streaming import Streaming
+from walsender_bridge.safekeeper import configuration, core, effects
+from walsender_bridge.safekeeper import messages as m
+from walsender_bridge.safekeeper.core import Safekeeper
+from walsender_bridge.safekeeper.history import EpochEntry, History
+
+Patch = tuple[object, str, object]
+
+
+def _what_the_greeting_knew() -> list[Patch]:
+    """Rule 1: VCL from what was held before the vote."""
+    greeting, aligned = Safekeeper._greeting, Safekeeper._aligned
+    known: dict[tuple[int, int], tuple[History, int]] = {}
+
+    def note(self: Safekeeper, conn: int, message: m.ProposerGreeting) -> list[effects.Effect]:
+        known[self.control.safekeeper, conn] = (self.control.history, self.flush_lsn)
+        return greeting(self, conn, message)
+
+    def tell(self: Safekeeper, answer: effects.WalAligned) -> list[effects.Effect]:
+        owner = self.owner
+        told = aligned(self, answer)
+        if owner is None or self.taken:
+            return told
+        history, flush_lsn = known.get((self.control.safekeeper, owner), (self.control.history, 0))
+        for index, effect in enumerate(told):
+            if isinstance(effect, effects.Send) and isinstance(effect.message, m.VoteReply):
+                end = min(flush_lsn, effect.message.flush_lsn)
+                told[index] = replace(
+                    effect, message=replace(effect.message, history=history, flush_lsn=end)
+                )
+        return told
+
+    return [(Safekeeper, "_greeting", note), (Safekeeper, "_aligned", tell)]
+
+
+def _equal_terms() -> list[Patch]:
+    """Rule 2: a vote for an equal term, of another proposer."""
+
+    def outranks(candidate: m.NodeId, office: m.NodeId) -> bool:
+        return candidate.term >= office.term and candidate != office
+
+    return [(core, "outranks", outranks)]
+
+
+def _next_epoch() -> list[Patch]:
+    """Rule 2: the epoch is one more than the last one, whoever may have taken it already."""
+    succeeded = proposer_core.lineage.successors
+
+    def successors(log: History, vcl: int, term: int, lineage: Any) -> tuple[EpochEntry, ...]:
+        epoch = (log.counted(vcl)[-1].epoch if log.counted(vcl) else 0) + 1
+        return tuple(replace(entry, epoch=epoch) for entry in succeeded(log, vcl, term, lineage))
+
+    return [(proposer_core.lineage, "successors", successors)]
+
+
+def _no_truncation() -> list[Patch]:
+    """Rule 3: the tail stays; the position alone is set back."""
+    return [(wal.Disk, "truncate", lambda _self, _lsn: None)]
+
+
+def _history_first() -> list[Patch]:
+    """Rule 3: the history is persisted before the tail is gone."""
+    elected = Safekeeper._elected
+
+    def hasty(self: Safekeeper, conn: int, message: m.Elected) -> list[effects.Effect]:
+        ordered = elected(self, conn, message)
+        return sorted(ordered, key=lambda effect: not isinstance(effect, effects.PersistControl))
+
+    return [(Safekeeper, "_elected", hasty)]
+
+
+def _older_epochs_commit() -> list[Patch]:
+    """Rule 4: a quorum's position commits before the quorum is in the epoch."""
+    return [(streaming, "may_commit", lambda _candidate, _epoch_start: True)]
+
+
+def _votes_are_acks() -> list[Patch]:
+    """Rule 4: whoever voted counts as having everything up to VCL."""
+    lead = proposer_core.Proposer._lead
+
+    def count(self: proposer_core.Proposer) -> list[Any]:
+        told = lead(self)
+        assert self.streaming is not None
+        for identity in self._replies():
+            self.streaming.acked.setdefault(identity, self.vcl)
+        return told + self.streaming.advance()
+
+    return [(proposer_core.Proposer, "_lead", count)]
+
+
+def _resumption_truncates() -> list[Patch]:
+    """Rule 5: a resumption goes back to where the epoch began."""
+    resume = Safekeeper._resume
+
+    def back(self: Safekeeper, conn: int, message: m.Resume) -> list[effects.Effect]:
+        if message.node_id == self.control.node_id and self.taken:
+            start = self.control.history.start_of(self.control.node_id.term)
+            if start < self.written_lsn:
+                self.flush_lsn = self.written_lsn = start
+                return [effects.TruncateWal(start), *resume(self, conn, message)]
+        return resume(self, conn, message)
+
+    return [(Safekeeper, "_resume", back)]
+
+
+def _never_stops() -> list[Patch]:
+    """Rule 5: a proposer that was displaced elects itself again."""
+    refused = proposer_core.Proposer._refused
+
+    def again(self: proposer_core.Proposer, peer: Any, message: m.Refused) -> list[Any]:
+        if message.reason != m.Refusal.OLDER_TERM:
+            return refused(self, peer, message)
+        self.node_id = m.NodeId(message.node_id.term + 1, self.node_id.proposer)
+        self.phase = proposer_core.Phase.VOTING
+        self.office = None
+        told: list[Any] = []
+        for each in self.peers.values():
+            each.reply = None
+            if each.greeting and each.state != "away":
+                each.state = proposer_core.PeerState.GREETED
+                told += self._ask(each)
+        return told
+
+    return [(proposer_core.Proposer, "_refused", again)]
+
+
+def _by_position_alone() -> list[Patch]:
+    """Rule 6: what lies below the leader's end is believed to be the leader's."""
+
+    def alone(_log: History, flush_lsn: int, _leader: History, leader_end: int) -> int | None:
+        return min(flush_lsn, leader_end) or None
+
+    return [(core, "divergence", alone), (office, "divergence", alone)]
+
+
+def _restart_goes_back() -> list[Patch]:
+    """Rule 7: the last one that was told is believed."""
+    return [(core, "greatest_restart", lambda _known, told: told)]
+
+
+def _unbounded_queue() -> list[Patch]:
+    """Rule 8: the queue keeps all that somebody needs."""
+    return [(Streaming, "_queue_floor", lambda _self: 0)]
+
+
+def _laggards_hold_on() -> list[Patch]:
+    """Rule 8: the primary keeps WAL for whoever was ever a member."""
+    return [(Streaming, "_let_laggards_go", lambda _self: [])]
+
+
+def _bytes_not_records() -> list[Patch]:
+    """Rule 9: a vote tells the last byte, in the middle of a record."""
+    aligned = Safekeeper._aligned
+
+    def raw(self: Safekeeper, answer: effects.WalAligned) -> list[effects.Effect]:
+        return aligned(self, replace(answer, flush_lsn=self.flush_lsn))
+
+    return [(Safekeeper, "_aligned", raw)]
+
+
+def _committed_part_stays() -> list[Patch]:
+    """Rule 9: commit_lsn stays in a record that another timeline replaces."""
+    truncate = Safekeeper._truncate
+
+    def stay(self: Safekeeper, point: int, epoch_start: int) -> list[effects.Effect]:
+        known = self.commit_lsn
+        told = truncate(self, point, epoch_start)
+        self.commit_lsn = known
+        return told
+
+    return [(Safekeeper, "_truncate", stay)]
+
+
+def _one_majority() -> list[Patch]:
+    """Rule 10: during a change a majority of the new members is enough."""
+
+    def groups(self: configuration.Configuration) -> tuple[frozenset[int], ...]:
+        return (self.members if self.new_members is None else self.new_members,)
+
+    return [(configuration.Configuration, "groups", property(groups))]
+
+
+def _same_identity() -> list[Patch]:
+    """Rule 10: a safekeeper that lost its disk is who it was."""
+    new_disk = safekeeper_host.SafekeeperHost.new_disk
+
+    def again(self: safekeeper_host.SafekeeperHost) -> None:
+        before = getattr(self, "identity", None)
+        new_disk(self)
+        if before is not None:
+            self.identity = before
+            self.control = effects.ControlState(before)
+
+    return [(safekeeper_host.SafekeeperHost, "new_disk", again)]
+
+
+MUTANTS: Mapping[str, Callable[[], list[Patch]]] = {
+    "1: VCL from before the vote": _what_the_greeting_knew,
+    "2: a vote for an equal term": _equal_terms,
+    "2: an epoch that is no term": _next_epoch,
+    "3: no zeros over the tail": _no_truncation,
+    "3: the history first": _history_first,
+    "4: commits before the epoch": _older_epochs_commit,
+    "4: votes are acknowledgements": _votes_are_acks,
+    "5: a resumption truncates": _resumption_truncates,
+    "5: a rejected proposer goes on": _never_stops,
+    "6: by position alone": _by_position_alone,
+    "7: restart_lsn goes back": _restart_goes_back,
+    "8: an unbounded queue": _unbounded_queue,
+    "8: laggards hold on": _laggards_hold_on,
+    "9: bytes, not records": _bytes_not_records,
+    "9: the committed part of a record stays": _committed_part_stays,
+    "10: one majority for two memberships": _one_majority,
+    "10: a lost disk under its old identity": _same_identity,
+}
+
+
+@contextlib.contextmanager
+def mutant(name: str) -> Iterator[None]:
+    """The cores with one rule broken."""
+    with contextlib.ExitStack() as stack:
+        for where, attribute, replacement in MUTANTS[name]():
+            stack.enter_context(mock.patch.object(where, attribute, replacement))
+        yield
