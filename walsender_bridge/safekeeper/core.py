@@ -250,6 +250,8 @@ class Safekeeper:
         if self.owner is None or not self.pending:
             return []  # the connection broke meanwhile
         self.pending = False
+        # A log that begins above what is committed has no record below it.
+        aligned = replace(aligned, commit_lsn=min(aligned.commit_lsn, self.commit_lsn))
         self.aligned = aligned
         reply = m.VoteReply(
             self.control.node_id,

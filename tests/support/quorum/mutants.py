@@ -12,8 +12,8 @@ from unittest import mock
 
 from tests.support.quorum import safekeeper_host, wal
 from walsender_bridge.proposer import core as proposer_core
-from walsender_bridge.proposer import office, streaming
-from walsender_bridge.proposer.office import Office
+from walsender_bridge.proposer import lineage, office, streaming
+from walsender_bridge.proposer.peer import PeerState
 from walsender_bridge.proposer.streaming import Streaming
 from walsender_bridge.safekeeper import configuration, core, effects
 from walsender_bridge.safekeeper import messages as m
@@ -60,13 +60,13 @@ def _equal_terms() -> list[Patch]:
 
 def _next_epoch() -> list[Patch]:
     """Rule 2: the epoch is one more than the last one, whoever may have taken it already."""
-    succeeded = proposer_core.lineage.successors
+    succeeded = lineage.successors
 
-    def successors(log: History, vcl: int, term: int, lineage: Any) -> tuple[EpochEntry, ...]:
+    def successors(log: History, vcl: int, term: int, origin: Any) -> tuple[EpochEntry, ...]:
         epoch = (log.counted(vcl)[-1].epoch if log.counted(vcl) else 0) + 1
-        return tuple(replace(entry, epoch=epoch) for entry in succeeded(log, vcl, term, lineage))
+        return tuple(replace(entry, epoch=epoch) for entry in succeeded(log, vcl, term, origin))
 
-    return [(proposer_core.lineage, "successors", successors)]
+    return [(lineage, "successors", successors)]
 
 
 def _no_truncation() -> list[Patch]:
@@ -133,7 +133,7 @@ def _never_stops() -> list[Patch]:
         for each in self.peers.values():
             each.reply = None
             if each.greeting and each.state != "away":
-                each.state = proposer_core.PeerState.GREETED
+                each.state = PeerState.GREETED
                 told += self._ask(each)
         return told
 

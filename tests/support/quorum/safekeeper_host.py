@@ -85,10 +85,7 @@ class SafekeeperHost:
         while events:
             answers: list[e.Event] = []
             for effect in self.core.step(events.popleft()):
-                if (
-                    not self.world.calm
-                    and self.world.choose.random() < self.world.faults.crash_at_effect
-                ):
+                if self.world.crashes(effect):
                     self.world.happened[f"crash at {type(effect).__name__}"] += 1
                     if isinstance(effect, e.TruncateWal):
                         self.disk.tear_truncation(effect.lsn)

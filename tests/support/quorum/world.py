@@ -17,6 +17,13 @@ from tests.support.quorum.safekeeper_host import SafekeeperHost
 from tests.support.quorum.wal import Records, Server
 from walsender_bridge.proposer.effects import Limits, MembersWanted, StopReason
 from walsender_bridge.safekeeper.configuration import Configuration
+from walsender_bridge.safekeeper.effects import (
+    AlignWal,
+    Effect,
+    PersistControl,
+    ResetWal,
+    TruncateWal,
+)
 from walsender_bridge.safekeeper.messages import Message, Purpose, ServerInfo
 
 SEGMENT = 16
@@ -57,8 +64,16 @@ class Faults:
 #: Something of everything; promotions and proposers that do not know of each other; lost disks; power cuts.
 MIXED = Faults(
     {
-        **{"break": 6, "crash": 6, "proposer": 4, "server": 2, "zombie": 2, "rivals": 1},
-        **{"promote": 1, "failover": 2, "members": 3, "disk": 1},
+        "break": 6,
+        "crash": 6,
+        "proposer": 4,
+        "server": 2,
+        "zombie": 2,
+        "rivals": 1,
+        "promote": 1,
+        "failover": 2,
+        "members": 3,
+        "disk": 1,
     }
 )
 RIVALS = Faults(
@@ -235,6 +250,14 @@ class World:
             end(connection, None)
 
     # -- faults -------------------------------------------------------------------------------------
+
+    def crashes(self, effect: Effect) -> bool:
+        """Whether power fails at this effect of a safekeeper."""
+        if self.calm:
+            return False
+        election = isinstance(effect, PersistControl | TruncateWal | ResetWal | AlignWal)
+        chance = self.faults.crash_at_election if election else self.faults.crash_at_effect
+        return self.choose.random() < chance
 
     def _fault(self) -> None:
         if self.calm:
