@@ -21,6 +21,12 @@ def successors(log: History, vcl: int, term: int, lineage: Lineage) -> tuple[Epo
     """
     left = dict(lineage.switches)
     entries = log.counted(vcl)
+    start = entries[-1].timeline if entries else lineage.timeline_at(vcl)
+    if start != lineage.timeline and start not in left:
+        raise DivergedError(
+            f"the safekeepers are on timeline {start}, this server is on {lineage.timeline}",
+            repair="attach the server that was promoted; this one comes back with pg_rewind",
+        )
     for before, after in pairwise(entries):
         if before.timeline != after.timeline and left.get(before.timeline) != after.start_lsn:
             raise DivergedError(
@@ -28,12 +34,6 @@ def successors(log: History, vcl: int, term: int, lineage: Lineage) -> tuple[Epo
                 f"{format_lsn(after.start_lsn)}, this server did not",
                 repair="attach the server that was promoted, or rebuild this one from a backup of it",
             )
-    start = entries[-1].timeline if entries else lineage.timeline_at(vcl)
-    if start != lineage.timeline and start not in left:
-        raise DivergedError(
-            f"the safekeepers are on timeline {start}, this server is on {lineage.timeline}",
-            repair="attach the server that was promoted; this one comes back with pg_rewind",
-        )
     if start in left and left[start] < vcl:
         raise DivergedError(
             f"this server left timeline {start} at {format_lsn(left[start])}, and the safekeepers "

@@ -11,6 +11,7 @@ from typing import Any
 from unittest import mock
 
 from tests.support.quorum import safekeeper_host, wal
+from tests.support.quorum.explorer import Explorer
 from walsender_bridge.proposer import core as proposer_core
 from walsender_bridge.proposer import lineage, office, streaming
 from walsender_bridge.proposer.peer import PeerState
@@ -71,7 +72,10 @@ def _next_epoch() -> list[Patch]:
 
 def _no_truncation() -> list[Patch]:
     """Rule 3: the tail stays; the position alone is set back."""
-    return [(wal.Disk, "truncate", lambda _self, _lsn: None)]
+    return [
+        (wal.Disk, "truncate", lambda _self, _lsn: None),
+        (Explorer, "truncate", lambda _self, _state, _peer, _lsn: None),
+    ]
 
 
 def _history_first() -> list[Patch]:

@@ -1,0 +1,381 @@
+"""Proposer and safekeeper face to face, step by step: the pictures of the design, and each refusal."""
+
+import pytest
+
+from tests.support.quorum.explorer import BASE, INFO, Explorer, Scope, State
+from tests.support.quorum.mutants import mutant
+from walsender_bridge.proposer.core import Proposer
+from walsender_bridge.proposer.effects import (
+    Lineage,
+    PeerConnected,
+    PeerReceived,
+    Primary,
+    Stop,
+    StopReason,
+)
+from walsender_bridge.safekeeper import effects as e
+from walsender_bridge.safekeeper import messages as m
+from walsender_bridge.safekeeper.configuration import Configuration
+from walsender_bridge.safekeeper.core import Safekeeper
+from walsender_bridge.safekeeper.history import EpochEntry, History
+
+# -- 6: the pictures --------------------------------------------------------------------------------
+# One byte a record: R1 is at BASE, and a log with R1 and R2 ends at BASE + 2.
+
+OLD = ((1, BASE, 1),)
+S1, S2, S3 = 0, 1, 2
+
+
+class Picture(Explorer):
+    """S1 has R1(a), S2 R1(a) R2(b), S3 all of R1(a) R2(b) R3(c) R4(d)."""
+
+    def __init__(self, *starts: tuple[int, int, int]) -> None:
+        logs = ((OLD, BASE + 1), (OLD, BASE + 2), (OLD, BASE + 4))
+        super().__init__(Scope(starts, logs=logs))
+        self.state: State = self._first()
+
+    def start(self, number: int, *there: int) -> Proposer:
+        """A proposer that reaches these safekeepers, up to its votes."""
+        self._start(self.state, number)
+        for peer in {S1, S2, S3} - set(there):
+            self._hang_up(self.state, (number, peer))
+        return self.proposer(number)
+
+    def proposer(self, number: int) -> Proposer:
+        found = self.state.proposers[number]
+        assert found is not None
+        return found
+
+    def settle(self, number: int, *peers: int, stop_at: type[object] | None = None) -> None:
+        """Deliver whatever this proposer has sent to these, but for messages of one kind."""
+        waiting = True
+        while waiting:
+            waiting = False
+            for peer in peers:
+                link = self.state.links.get((number, peer))
+                if link and not (stop_at and isinstance(link[0][0], stop_at)):
+                    self._deliver(self.state, (number, peer))
+                    waiting = True
+
+    def write(self, number: int) -> None:
+        """The server's whole WAL is streamed."""
+        while self.state.streamed[number] < self.scope.starts[number][2]:
+            self._stream(self.state, number)
+
+    def log(self, peer: int) -> str:
+        """A log as the picture shows it: timeline 1 wrote a, b, c, d; timeline 2 wrote e, f from R3 on."""
+        core = self.state.safekeepers[peer]
+        cells = self.state.wal[peer][: core.flush_lsn - BASE]
+        names = {(1, BASE + n): "abcd"[n] for n in range(4)} | {
+            (2, BASE + 2 + n): "ef"[n] for n in range(2)
+        }
+        return "".join(names[cell] for cell in cells)
+
+
+def test_6_an_uncommitted_tail_is_overwritten_after_an_election() -> None:
+    picture = Picture((2, BASE + 2, BASE + 4))  # promoted behind R2(b), it writes R3(e) and R4(f)
+    proposer = picture.start(0, S1, S2)
+    picture.settle(0, S1, S2)
+    assert proposer.vcl == BASE + 2
+    picture.write(0)
+    picture.settle(0, S1, S2)
+    assert [picture.log(each) for each in (S1, S2, S3)] == ["abef", "abef", "abcd"]
+    assert proposer.streaming is not None
+    assert proposer.streaming.commit_lsn == BASE + 4
+
+    # S3 is back: R4(d) is gone before R3(e) is written.
+    picture._dial(picture.state, (0, S3))
+    picture.settle(0, S3, stop_at=m.Append)
+    assert picture.log(S3) == "ab"
+    assert picture.state.wal[S3] == picture.state.wal[S1][:2]
+    picture.settle(0, S3)
+    assert picture.log(S3) == "abef"
+
+
+def test_6_a_crash_before_anybody_took_the_new_epoch_gives_vcl_4() -> None:
+    picture = Picture((1, BASE, BASE + 2), (1, BASE, BASE + 4))
+    first = picture.start(0, S1, S2)
+    picture.settle(0, S1, S2, stop_at=m.Elected)
+    assert first.vcl == BASE + 2
+    second = picture.start(1, S1, S3)
+    picture.settle(1, S1, S3)
+    assert second.vcl == BASE + 4
+    assert [picture.log(each) for each in (S1, S3)] == ["abcd", "abcd"]
+
+
+def test_6_a_crash_after_two_took_the_new_epoch_gives_vcl_2() -> None:
+    picture = Picture((1, BASE, BASE + 2), (2, BASE + 2, BASE + 4))
+    picture.start(0, S1, S2)
+    picture.settle(0, S1, S2)
+    assert [picture.log(each) for each in (S1, S2)] == ["ab", "ab"]
+    second = picture.start(1, S1, S3)
+    picture.settle(1, S1, S3)
+    assert second.vcl == BASE + 2
+    assert picture.log(S3) == "ab"  # R3(c) and R4(d) never had a quorum
+    picture.write(1)
+    picture.settle(1, S1, S3)
+    assert [picture.log(each) for each in (S1, S3)] == ["abef", "abef"]
+
+
+# -- one safekeeper ---------------------------------------------------------------------------------
+
+MEMBERS = Configuration(1, frozenset({1, 2, 3}))
+EPOCH_1 = History((EpochEntry(1, 100, 1),))
+
+
+def safekeeper(flush_lsn: int = 200) -> Safekeeper:
+    """A safekeeper of term 1, which has its WAL up to `flush_lsn`."""
+    state = e.ControlState(1, INFO, m.NodeId(1, 11), EPOCH_1, MEMBERS)
+
+    return Safekeeper(state, flush_lsn)
+
+
+def drive(core: Safekeeper, conn: int, *messages: m.ToSafekeeper) -> list[e.Effect]:
+    """Hand in messages on a connection, answer what is asked; all effects but the greeting's."""
+    done: list[e.Effect] = []
+    for message in messages:
+        events: list[e.Event] = [e.Received(conn, message)]
+        while events:
+            for effect in core.step(events.pop(0)):
+                done.append(effect)
+                if isinstance(effect, e.SyncWal):
+                    events.append(e.WalSynced(effect.lsn))
+                elif isinstance(effect, e.AlignWal):
+                    events.append(e.WalAligned(effect.flush_lsn, effect.commit_lsn, 100))
+    return done
+
+
+def greeting(proposer: int) -> m.ProposerGreeting:
+    return m.ProposerGreeting(INFO, proposer)
+
+
+def vote(
+    term: int, proposer: int, timeline: int = 1, purpose: m.Purpose = m.Purpose.ATTACH
+) -> m.Vote:
+    return m.Vote(m.NodeId(term, proposer), purpose, timeline, MEMBERS)
+
+
+def sent(effects: list[e.Effect], kind: type[m.Message]) -> list[m.Message]:
+    return [x.message for x in effects if isinstance(x, e.Send) and isinstance(x.message, kind)]
+
+
+def refusal(effects: list[e.Effect]) -> m.Refusal:
+    (refused,) = sent(effects, m.Refused)
+    assert isinstance(refused, m.Refused)
+    return refused.reason
+
+
+def in_office(core: Safekeeper, term: int = 2, proposer: int = 22, conn: int = 5) -> None:
+    """A proposer of timeline 1 is elected and sends 10 bytes, of which 5 are committed."""
+    history = EPOCH_1.succeeded(200, [EpochEntry(term, 200, 1)])
+    configuration = MEMBERS.stamped(term)
+    drive(core, conn, greeting(proposer), vote(term, proposer))
+    drive(core, conn, m.Elected(term, 200, 150, False, history, configuration))
+    drive(core, conn, m.Append(term, 200, 150, 120, 10))
+    core.step(e.WalSynced(210))
+    drive(core, conn, m.Append(term, 210, 205, 120, 0))
+
+
+def test_1_2_a_vote_is_persisted_before_what_is_held_is_told() -> None:
+    done = drive(safekeeper(), 5, greeting(22), vote(2, 22))
+    assert [type(x) for x in done[1:]] == [e.PersistControl, e.AlignWal, e.Send]
+    persisted, told = done[1], sent(done, m.VoteReply)[0]
+    assert isinstance(persisted, e.PersistControl)
+    assert isinstance(told, m.VoteReply)
+    assert persisted.state.node_id == m.NodeId(2, 22)
+    assert (told.flush_lsn, told.history) == (200, EPOCH_1)
+
+
+@pytest.mark.parametrize("term", [0, 1])
+def test_2_a_vote_needs_a_greater_term(term: int) -> None:
+    done = drive(safekeeper(), 5, greeting(22), vote(term, 22))
+    assert refusal(done) == m.Refusal.OLDER_TERM
+    assert not [x for x in done if isinstance(x, e.PersistControl)]
+
+
+def test_3_zeros_come_before_the_history_and_new_wal_behind_it() -> None:
+    core = safekeeper()
+    drive(core, 5, greeting(22), vote(2, 22, timeline=2))
+    history = EPOCH_1.succeeded(150, [EpochEntry(2, 150, 2)])
+    done = drive(core, 5, m.Elected(2, 150, 150, False, history, MEMBERS.stamped(2)))
+    kinds = [type(x) for x in done]
+    assert kinds == [e.TruncateWal, e.PersistControl, e.Send]
+    assert sent(done, m.AppendAck) == [m.AppendAck(2, 150, 0)]
+    assert refusal(drive(core, 5, m.Append(2, 200, 150, 120, 10))) == m.Refusal.DIVERGED  # a gap
+
+
+def test_6_a_position_that_is_not_its_own_divergence_point_is_refused() -> None:
+    core = safekeeper()
+    drive(core, 5, greeting(22), vote(2, 22))
+    history = EPOCH_1.succeeded(150, [EpochEntry(2, 150, 1)])
+    done = drive(core, 5, m.Elected(2, 200, 150, False, history, MEMBERS.stamped(2)))
+    assert refusal(done) == m.Refusal.DIVERGED
+
+
+def test_a_rewrite_below_what_is_committed_is_refused() -> None:
+    core = safekeeper()
+    in_office(core)
+    drive(core, 6, greeting(33), vote(3, 33))
+    history = EPOCH_1.succeeded(180, [EpochEntry(3, 180, 1)])
+    done = drive(core, 6, m.Elected(3, 180, 180, False, history, MEMBERS.stamped(3)))
+    assert refusal(done) == m.Refusal.DIVERGED
+    assert not [x for x in done if isinstance(x, e.TruncateWal)]
+
+
+def test_26_a_greater_node_id_displaces_and_readers_stay() -> None:
+    core = safekeeper()
+    in_office(core)
+    done = drive(core, 6, greeting(33), vote(3, 33))
+    assert e.Send(5, m.Refused(m.Refusal.OLDER_TERM, m.NodeId(3, 33), "displaced")) in done
+    assert e.Close(5) in done
+    assert not [x for x in done if isinstance(x, e.ServeReaders)]  # nothing changes for them
+    assert core.served_lsn == 205
+    assert refusal(drive(core, 5, m.Append(2, 210, 205, 120, 10))) == m.Refusal.OLDER_TERM
+
+
+def test_26_a_short_disconnection_resumes_without_a_vote() -> None:
+    core = safekeeper()
+    in_office(core)
+    drive(core, 5, m.Append(2, 210, 205, 120, 10))  # not synced when the connection breaks
+    done = drive(core, 6, greeting(22), m.Resume(m.NodeId(2, 22)))
+    assert e.Close(5) in done
+    assert not [x for x in done if isinstance(x, e.PersistControl | e.TruncateWal)]
+    (told,) = sent(done, m.VoteReply)
+    assert isinstance(told, m.VoteReply)
+    assert told.flush_lsn == 220
+    assert sent(drive(core, 6, m.Append(2, 220, 205, 120, 0)), m.AppendAck)
+
+
+def test_5_a_resumption_of_another_process_is_refused() -> None:
+    core = safekeeper()
+    in_office(core)
+    assert refusal(drive(core, 6, greeting(23), m.Resume(m.NodeId(2, 23)))) == m.Refusal.OLDER_TERM
+
+
+def test_29_a_fenced_timeline_is_refused_until_its_successor_attached() -> None:
+    core = safekeeper()
+    drive(core, 5, greeting(22), vote(2, 22, purpose=m.Purpose.FAILOVER))
+    assert core.control.fence == e.Fence(2, 1)
+    assert refusal(drive(core, 6, greeting(11), vote(3, 11))) == m.Refusal.FENCED_TIMELINE
+    again = Safekeeper(core.control, 200)  # the fence is durable
+    assert refusal(drive(again, 6, greeting(11), vote(3, 11))) == m.Refusal.FENCED_TIMELINE
+    drive(again, 7, greeting(33), vote(3, 33, timeline=2))
+    history = EPOCH_1.succeeded(200, [EpochEntry(3, 200, 2)])
+    assert sent(
+        drive(again, 7, m.Elected(3, 200, 200, False, history, MEMBERS.stamped(3))), m.AppendAck
+    )
+    assert again.control.fence is None
+    assert refusal(drive(again, 8, greeting(11), vote(4, 11))) == m.Refusal.OLDER_TIMELINE
+
+
+def test_29_an_abort_takes_the_fence_back() -> None:
+    core = safekeeper()
+    drive(core, 5, greeting(22), vote(2, 22, purpose=m.Purpose.FAILOVER))
+    done = drive(core, 6, greeting(11), vote(3, 11, purpose=m.Purpose.ABORT))
+    assert sent(done, m.VoteReply)
+    assert core.control.fence is None
+
+
+def test_27_a_new_identity_is_no_member_and_gives_no_vote() -> None:
+    wiped = Safekeeper(e.ControlState(99), 0)
+    assert refusal(drive(wiped, 5, greeting(22), vote(2, 22))) == m.Refusal.NOT_A_MEMBER
+
+
+@pytest.mark.parametrize(
+    ("server", "reason"),
+    [
+        (m.ServerInfo(8, 16, 8), m.Refusal.OTHER_SYSTEM),
+        (m.ServerInfo(7, 15, 8), m.Refusal.OTHER_MAJOR),
+        (m.ServerInfo(7, 16, 16), m.Refusal.OTHER_SEGMENT_SIZE),
+    ],
+)
+def test_19_another_server_is_refused_by_name(server: m.ServerInfo, reason: m.Refusal) -> None:
+    assert refusal(drive(safekeeper(), 5, m.ProposerGreeting(server, 22))) == reason
+
+
+def _promoted_inside_a_record() -> Safekeeper:
+    """It knew 205 to be committed, inside a record that began at 200; the successor starts at 200."""
+    core = safekeeper()
+    in_office(core)
+    core.step(e.Received(6, greeting(33)))
+    core.step(e.Received(6, vote(3, 33, timeline=2)))
+    core.step(e.WalAligned(200, 200, 100))
+    history = EPOCH_1.succeeded(200, [EpochEntry(3, 200, 2)])
+    drive(core, 6, m.Elected(3, 200, 200, False, history, MEMBERS.stamped(3)))
+    drive(core, 6, m.Append(3, 200, 200, 120, 10))
+    core.step(e.WalSynced(210))
+    return core
+
+
+def test_30_what_was_committed_inside_a_record_is_not_what_a_promotion_wrote_there() -> None:
+    assert _promoted_inside_a_record().served_lsn == 200
+
+
+def test_24_mutant_9_would_serve_it() -> None:
+    with mutant("9: the committed part of a record stays"):
+        assert _promoted_inside_a_record().served_lsn == 205
+
+
+def test_27_a_rebuild_forgets_its_history_before_its_wal() -> None:
+    core = safekeeper()
+    drive(core, 5, greeting(22), vote(9, 22))
+    history = History((EpochEntry(7, 800, 1), EpochEntry(9, 1200, 1)))
+    done = drive(core, 5, m.Elected(9, 1000, 1100, True, history, MEMBERS.stamped(9)))
+    empty, reset, new, ack = done
+    assert isinstance(empty, e.PersistControl)
+    assert not empty.state.history
+    assert reset == e.ResetWal(1000)
+    assert isinstance(new, e.PersistControl)
+    assert new.state.history == history
+    assert ack == e.Send(5, m.AppendAck(9, 1000, 0))
+
+
+def test_27_a_rebuild_above_what_is_committed_is_refused() -> None:
+    core = safekeeper()
+    drive(core, 5, greeting(22), vote(9, 22))
+    history = History((EpochEntry(7, 800, 1), EpochEntry(9, 1200, 1)))
+    done = drive(core, 5, m.Elected(9, 1000, 999, True, history, MEMBERS.stamped(9)))
+    assert refusal(done) == m.Refusal.DIVERGED
+
+
+# -- one proposer -----------------------------------------------------------------------------------
+
+
+def held(
+    safekeeper: int, term: int = 1, commit_lsn: int = 0, timeline: int = 1
+) -> m.SafekeeperGreeting:
+    return m.SafekeeperGreeting(
+        safekeeper, INFO, m.NodeId(term, 9), MEMBERS, 200, commit_lsn, timeline
+    )
+
+
+def proposer(flush_lsn: int = 300) -> Proposer:
+    core = Proposer(22, INFO, Primary(Lineage(1), flush_lsn), MEMBERS, 3)
+    for peer in range(3):
+        core.step(PeerConnected(peer))
+    return core
+
+
+def test_5_whoever_is_refused_stops_and_says_by_whom() -> None:
+    core = proposer()
+    core.step(PeerReceived(0, held(1)))
+    core.step(PeerReceived(1, held(2)))
+    done = core.step(PeerReceived(0, m.Refused(m.Refusal.OLDER_TERM, m.NodeId(7, 77), "voted")))
+    assert done == [Stop(StopReason.DISPLACED, "voted", m.NodeId(7, 77))]
+    assert core.step(PeerReceived(2, held(3))) == []
+
+
+def test_29_a_fenced_proposer_stops_and_says_so() -> None:
+    core = proposer()
+    done = core.step(
+        PeerReceived(0, m.Refused(m.Refusal.FENCED_TIMELINE, m.NodeId(7, 77), "fenced"))
+    )
+    assert done == [Stop(StopReason.FENCED, "fenced", m.NodeId(7, 77))]
+
+
+def test_27_a_safekeeper_that_lost_its_disk_is_not_asked_for_its_vote() -> None:
+    core = proposer()
+    core.step(PeerReceived(0, held(99)))  # S1 is back, empty, under another identity
+    done = core.step(PeerReceived(2, held(3)))  # S3, which lacks what S1 and S2 acknowledged
+    assert done == []
+    assert core.phase == "greeting"
