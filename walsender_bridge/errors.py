@@ -39,6 +39,7 @@ class Cause(IntEnum):
     SNAPSHOT = 25
     RUNNING = 26
     SPOOL = 27
+    DISK_FULL = 28
 
 
 class TusklineError(Exception):
@@ -224,6 +225,12 @@ class SpoolError(TusklineError):
     """Large transactions in progress do not fit into the room that they have on disk."""
 
     cause = Cause.SPOOL
+
+
+class DiskFullError(TusklineError):
+    """No room for more WAL, or less than is to stay free. It goes on by itself once there is room."""
+
+    cause = Cause.DISK_FULL
 
 
 def _all_classes(root: type[TusklineError]) -> list[type[TusklineError]]:

@@ -1,0 +1,180 @@
+"""Acceptance 23, the storage's half: power cuts at every write, torn and lost writes, in mid-truncation too.
+
+The real storage runs on a disk that loses whatever it may lose. A model knows every byte that was given, and what was
+acknowledged. After each cut the storage must hold at least `aligned(acknowledged)`, and of what it holds every byte
+must be right: the very bytes that were given there last.
+"""
+
+import random
+
+import pytest
+
+from tests.support.simulated_disk import PowerCutError, SimulatedDisk
+from tests.support.wal import MIB, SMALL, Wal
+from walsender_bridge.safekeeper.segments import Segments, StorageLimits
+from walsender_bridge.safekeeper.wal_storage import WalStorage
+
+LIMITS = StorageLimits(free_bytes=0)
+
+
+class Simulation:
+    """One storage, the WAL that is fed to it, and what was promised about it."""
+
+    def __init__(self, seed: int) -> None:
+        print(f"seed {seed}")
+        self.rng = random.Random(seed)
+        self.disk = SimulatedDisk(self.rng)
+        self.wal = Wal(origin=MIB)
+        self.wal.fill(self.wal.origin + 100_000, self.rng)
+        self.acknowledged = MIB
+        self.committed = MIB
+        self.floor: int | None = None  # a truncation to here was begun
+        self.cuts: dict[str, int] = {}
+        self.storage = self._opened()
+        self.storage.reset(MIB)
+
+    def _opened(self) -> WalStorage:
+        storage = WalStorage(self.disk, SMALL, LIMITS)
+        storage.open()
+        return storage
+
+    # -- what is done to it -------------------------------------------------------------------------
+
+    def feed(self) -> None:
+        """A few pieces, up to ends of records, of pages, or anywhere; then one flush, and the acknowledgement."""
+        for _ in range(self.rng.randrange(1, 4)):
+            start = self.storage.write_lsn
+            length = self.rng.choice([200, 3000, 8192, 60_000, 400_000])
+            to = start + self.rng.randrange(1, length)
+            if self.wal.end < to:
+                self.wal.fill(to, self.rng, largest=self.rng.choice([100, 400, 20_000, 300_000]))
+            choice = self.rng.random()
+            if choice < 0.4:
+                to = max(to // 8192 * 8192, start)
+            elif choice < 0.6:
+                to = min((end for end in self.wal.ends if end >= to), default=to)
+            self.storage.write(start, self.wal.piece(start, to), self.wal.timeline)
+        self.acknowledged = self.storage.flush()
+        while self.rng.random() < 0.5:
+            self.storage.prepare()
+
+    def commit(self) -> None:
+        self.committed = self.rng.randrange(self.committed, self.acknowledged + 1)
+
+    def fork(self) -> None:
+        """Another proposer's WAL from a record that is not committed: often the same layout, other bytes."""
+        low = self.wal.last_end(self.committed)
+        ends = [end for end in self.wal.ends if low <= end <= self.storage.flush_lsn]
+        point = self.rng.choice([*ends[-40:], *ends[:1]]) if ends else low
+        timeline = self.wal.timeline + (self.rng.random() < 0.3)
+        if point < self.storage.begin_lsn:
+            return
+        self.floor = point
+        self.storage.truncate(point)
+        self.floor = None
+        self.acknowledged = point
+        self.committed = min(self.committed, point)
+        self.wal = self._diverged(point, timeline)
+
+    def _diverged(self, point: int, timeline: int) -> Wal:
+        """The other WAL: its records have the lengths of the old ones, so old ones would fit in behind them."""
+        other = self.wal.copy(point, timeline=timeline)
+        if point == self.wal.origin:
+            other.starts, other.ends = [], []
+        lengths = [b - a for a, b in zip(self.wal.starts, self.wal.ends, strict=True) if a >= point]
+        for length in lengths[: self.rng.randrange(1, 60)]:
+            other.record(self.rng.randbytes(max(length - 29, 0) // 8 * 8 - 5 if length > 40 else 0))
+        return other
+
+    def remove(self) -> None:
+        self.storage.remove_below(self.committed)
+
+    def stop_and_start(self) -> None:
+        end = self.storage.write_lsn
+        self.storage.close()
+        self.storage = self._opened()
+        assert self.storage.flush_lsn == end, "an orderly stop keeps the end to the byte"
+        self.check()
+
+    # -- what must hold -----------------------------------------------------------------------------
+
+    def crash(self) -> None:
+        self.disk.restart()
+        while True:
+            try:
+                if self.rng.random() < 0.3:
+                    self.disk.cut_at = self.rng.randrange(12)
+                self.storage = self._opened()
+                self.disk.cut_at = None
+                break
+            except PowerCutError:
+                self.disk.restart()
+        promised = self.wal.last_end(self.acknowledged)
+        if self.floor is not None:
+            promised = min(promised, self.floor)
+            self.floor = None
+        assert self.storage.flush_lsn >= promised
+        self.check()
+        self.acknowledged = self.storage.flush_lsn
+        # Nobody was told that a record is committed which was not acknowledged.
+        self.committed = min(self.committed, self.acknowledged)
+
+    def check(self) -> None:
+        storage = self.storage
+        assert storage.flush_lsn <= self.wal.end
+        lsn = storage.begin_lsn
+        while lsn < storage.flush_lsn:
+            data = storage.read(lsn, MIB)
+            assert data == self.wal.piece(lsn, lsn + len(data)), f"other bytes from {lsn:x} on"
+            lsn += len(data)
+        assert storage.align(storage.flush_lsn) == max(
+            self.wal.last_end(storage.flush_lsn), storage.begin_lsn
+        )
+
+    def run(self, actions: int) -> None:
+        doing = [self.feed] * 12 + [self.commit] * 4
+        doing += [self.fork, self.fork, self.remove, self.stop_and_start]
+        self.disk.cut_at = self.rng.randrange(1, 60)
+        for _ in range(actions):
+            action = self.rng.choice(doing)
+            try:
+                action()
+            except PowerCutError:
+                name = action.__name__
+                self.cuts[name] = self.cuts.get(name, 0) + 1
+                self.crash()
+            if self.disk.cut_at is None:
+                self.disk.cut_at = self.rng.randrange(1, 60)
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_23_power_cuts_at_any_write(seed, number):
+    simulation = Simulation(seed * 1000 + number)
+    simulation.run(150)
+    assert sum(simulation.cuts.values()) > 5
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+def test_23_power_cuts_at_any_write_for_long(seed):
+    cuts: dict[str, int] = {}
+    for number in range(60):
+        simulation = Simulation(seed * 10_000 + number)
+        simulation.run(300)
+        for name, count in simulation.cuts.items():
+            cuts[name] = cuts.get(name, 0) + count
+    print(cuts)
+    assert set(cuts) == {"feed", "fork", "remove", "stop_and_start"}
+
+
+def test_23_a_truncation_that_leaves_old_bytes_is_found(seed, monkeypatch):
+    """The unsafe variant of rule 3: cut the length alone. Then an old record stands behind a new one."""
+    monkeypatch.setattr(Segments, "wipe", lambda self, file, lsn: None)
+    failed = 0
+    for number in range(25):
+        simulation = Simulation(seed * 1000 + number)
+        try:
+            simulation.run(150)
+        except AssertionError:
+            failed += 1
+    assert failed > 0

@@ -1,0 +1,94 @@
+"""Where a safekeeper's WAL begins and ends, as its folder tells after a crash (see `wal_storage` for what holds)."""
+
+from functools import lru_cache
+
+from walsender_bridge.errors import CorruptError
+from walsender_bridge.safekeeper import position_file
+from walsender_bridge.safekeeper.disk import Disk
+from walsender_bridge.safekeeper.position_file import Position
+from walsender_bridge.safekeeper.segments import Segments
+from walsender_bridge.wire.lsn import format_lsn
+from walsender_bridge.wire.wal_page import PAGE_BYTES, WalFormat, segment_start
+from walsender_bridge.wire.wal_record import Pages, Walk, record_start_before
+
+_WINDOW = 1 << 18
+
+
+def load(disk: Disk, segments: Segments) -> Position | None:
+    """See what is there; None: nothing, it is new. Raises `CorruptError` for WAL without its position file."""
+    segments.load()
+    position = position_file.load(disk)
+    if position is None and segments.starts:
+        raise CorruptError(
+            "there is WAL, and its position file is missing",
+            where=f"{disk}/{position_file.NAME}",
+            repair="let the safekeeper join as a new member; see what happened to its disk",
+        )
+    return position
+
+
+def find_end(segments: Segments, wal_format: WalFormat, position: Position) -> tuple[int, int]:
+    """Where the WAL begins and ends. Raises `CorruptError` when some of what was durable is not there."""
+    size = wal_format.segment_bytes
+    known = position.durable_lsn
+    while (file := segments.at(segment_start(known, size))) and file.complete:
+        known = file.start + size
+    first = segment_start(known, size)
+    if known > first and segments.at(first) is None:
+        raise CorruptError(
+            f"the segment of {format_lsn(known)}, which was durable, is gone",
+            where=str(segments.disk),
+            repair="let the safekeeper join as a new member; see what happened to its disk",
+        )
+    begin = first
+    while begin > position.begin_lsn and segments.at(begin - size):
+        begin -= size
+    # A process that was killed may have left bytes in the page cache alone; what is found here is told to others.
+    later = first
+    while file := segments.at(later):
+        opened = segments.disk.open(file.name, durable=False)
+        opened.sync()
+        opened.close()
+        later += size
+    return begin, _scan(_pages(segments, size), wal_format, begin, known)
+
+
+def _pages(segments: Segments, size: int) -> Pages:
+    @lru_cache(maxsize=4)
+    def window(lsn: int) -> bytes:
+        start = segment_start(lsn, size)
+        file = segments.at(start)
+        return b"" if file is None else segments.disk.read(file.name, lsn - start, _WINDOW)
+
+    def page(lsn: int) -> bytes:
+        at = lsn % _WINDOW
+        return window(lsn - at)[at : at + PAGE_BYTES]
+
+    return page
+
+
+def _scan(pages: Pages, wal_format: WalFormat, begin: int, known: int) -> int:
+    """The end of the last whole record, but not less than `known`.
+
+    The walk starts at a record below `known`, so that the first record behind it has to name its predecessor:
+    older WAL in a recycled segment never does.
+    """
+    if known > begin:
+        start = record_start_before(pages, known - 1, wal_format, oldest=begin)
+        if start is None:
+            return known
+        walk = Walk(pages, start, wal_format, stop=known)
+        for _ in walk:
+            pass
+        if not walk.ran_out:
+            raise CorruptError(
+                f"WAL below {format_lsn(known)}, which was durable, is damaged: {walk.why}",
+                repair="let the safekeeper join as a new member; see what happened to its disk",
+            )
+        start, previous = walk.end, walk.previous
+    else:
+        start, previous = begin, None
+    walk = Walk(pages, start, wal_format, previous=previous)
+    for _ in walk:
+        pass
+    return max(known, walk.end)
