@@ -19,10 +19,15 @@ _LINE = re.compile(
 )
 
 
+def insert_lsn(connection) -> int:
+    row = connection.execute("SELECT pg_current_wal_insert_lsn()").fetchone()
+    return parse_lsn(row[0])
+
+
 def filled(server) -> tuple[int, int]:
     """Write many kinds of records, long ones too, over three segments; where WAL begins and ends."""
     with psycopg.connect(server.dsn(), autocommit=True) as connection:
-        start = parse_lsn(connection.execute("SELECT pg_current_wal_insert_lsn()").fetchone()[0])
+        start = insert_lsn(connection)
         connection.execute("CREATE TABLE t (n int PRIMARY KEY, x text)")
         connection.execute(
             "INSERT INTO t SELECT n, repeat('x', n % 900) FROM generate_series(1, 20000) n"
@@ -34,7 +39,7 @@ def filled(server) -> tuple[int, int]:
         connection.execute("SELECT pg_switch_wal()")
         connection.execute("CHECKPOINT")
         connection.execute("DELETE FROM t WHERE n < 300")
-        end = parse_lsn(connection.execute("SELECT pg_current_wal_insert_lsn()").fetchone()[0])
+        end = insert_lsn(connection)
     return start, end
 
 
@@ -49,6 +54,8 @@ def test_records_are_where_pg_waldump_finds_them(make_server, major):
     first = next(p for p in sorted(folder.iterdir()) if len(p.name) == 24)
     header = wal_page.identify(first.read_bytes()[:PAGE_BYTES])
     assert header.major == major
+    assert header.system_id
+    assert header.segment_bytes
     expected = WalFormat(header.major, header.system_id, header.segment_bytes)
     size = expected.segment_bytes
     files = {}

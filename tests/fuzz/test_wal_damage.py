@@ -74,7 +74,7 @@ def test_noise_is_no_wal(seed):
         with contextlib.suppress(CorruptError):
             record_start_before(noise.page, noise.end, SMALL, oldest=MIB)
         with contextlib.suppress(CorruptError, NotSupportedError):
-            wal_page.identify(noise.data)
+            wal_page.identify(bytes(noise.data))
 
 
 def test_a_length_of_a_gigabyte_costs_nothing(seed):

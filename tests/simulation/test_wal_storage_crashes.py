@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.simulated_disk import PowerCutError, SimulatedDisk
 from tests.support.wal import MIB, SMALL, Wal
+from walsender_bridge.errors import CorruptError
 from walsender_bridge.safekeeper.segments import Segments, StorageLimits
 from walsender_bridge.safekeeper.wal_storage import WalStorage
 
@@ -134,8 +135,9 @@ class Simulation:
     def run(self, actions: int) -> None:
         doing = [self.feed] * 12 + [self.commit] * 4
         doing += [self.fork, self.fork, self.remove, self.stop_and_start]
-        self.disk.cut_at = self.rng.randrange(1, 60)
         for _ in range(actions):
+            if self.disk.cut_at is None:
+                self.disk.cut_at = self.rng.randrange(1, 60)
             action = self.rng.choice(doing)
             try:
                 action()
@@ -143,8 +145,6 @@ class Simulation:
                 name = action.__name__
                 self.cuts[name] = self.cuts.get(name, 0) + 1
                 self.crash()
-            if self.disk.cut_at is None:
-                self.disk.cut_at = self.rng.randrange(1, 60)
 
 
 @pytest.mark.parametrize("number", range(4))
@@ -167,14 +167,30 @@ def test_23_power_cuts_at_any_write_for_long(seed):
     assert set(cuts) == {"feed", "fork", "remove", "stop_and_start"}
 
 
+def found(seed: int, runs: int) -> bool:
+    """Whether the simulation finds a fault in so many runs."""
+    for number in range(runs):
+        try:
+            Simulation(seed * 1000 + number).run(150)
+        except (AssertionError, CorruptError):
+            return True
+    return False
+
+
 def test_23_a_truncation_that_leaves_old_bytes_is_found(seed, monkeypatch):
     """The unsafe variant of rule 3: cut the length alone. Then an old record stands behind a new one."""
     monkeypatch.setattr(Segments, "wipe", lambda self, file, lsn: None)
-    failed = 0
-    for number in range(25):
-        simulation = Simulation(seed * 1000 + number)
-        try:
-            simulation.run(150)
-        except AssertionError:
-            failed += 1
-    assert failed > 0
+    assert found(seed, 25)
+
+
+def test_23_a_flush_that_is_not_durable_is_found(seed, monkeypatch):
+    opened = SimulatedDisk.open
+    monkeypatch.setattr(
+        SimulatedDisk, "open", lambda self, name, durable: opened(self, name, durable=False)
+    )
+    assert found(seed, 25)
+
+
+def test_23_a_cut_that_is_not_announced_is_found(seed, monkeypatch):
+    monkeypatch.setattr(WalStorage, "_mark", lambda self, lsn, cutting=False, exact=False: None)
+    assert found(seed, 25)

@@ -6,6 +6,7 @@ not synced are there up to some operation: a file system keeps the order of its 
 """
 
 import errno
+import itertools
 import random
 from collections.abc import Callable
 
@@ -150,7 +151,7 @@ class SimulatedDisk:
         if self.rng.random() < 0.5:
             cuts.update(range(0, len(data), max(512, len(data) // 16)))
         edges = sorted(cuts)
-        return [(a, data[a:b]) for a, b in zip(edges, edges[1:], strict=False)]
+        return [(a, data[a:b]) for a, b in itertools.pairwise(edges)]
 
 
 class _Handle:

@@ -171,20 +171,20 @@ def test_a_wrong_header_is_refused_by_what_is_wrong(offset, data, message):
     wal.record(b"one")
     wal.data[offset : offset + len(data)] = data
     with pytest.raises(CorruptError, match=message):
-        wal_page.parse_page_header(wal.data, MIB, wal.format)
+        wal_page.parse_page_header(bytes(wal.data), MIB, wal.format)
 
 
 def test_a_first_page_tells_whose_wal_it_is():
     wal = Wal()
     wal.record(b"one")
-    header = wal_page.identify(wal.data)
+    header = wal_page.identify(bytes(wal.data))
     assert (header.major, header.lsn, header.timeline) == (16, MIB, 1)
     assert (header.system_id, header.segment_bytes) == (SMALL.system_id, MIB)
     swapped = bytes([wal.data[1], wal.data[0], *wal.data[2:]])
     with pytest.raises(NotSupportedError, match="big-endian PostgreSQL 16"):
         wal_page.identify(swapped)
     with pytest.raises(CorruptError, match="39 bytes"):
-        wal_page.identify(wal.data[:39])
+        wal_page.identify(bytes(wal.data[:39]))
     with pytest.raises(CorruptError, match="begin no WAL segment"):
         wal_page.identify(bytes(8192))
 

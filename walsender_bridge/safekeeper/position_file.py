@@ -1,7 +1,7 @@
 """What the WAL storage remembers beside the WAL itself: where it begins, a bound of its end, and a cut in progress.
 
 `begin_lsn`: no WAL below it is held. `durable_lsn`: the WAL is durable at least up to here; it is written when the
-storage stops, starts, or is cut, not with each write. `cutting`: a cut at `durable_lsn` was begun; until it is done
+storage stops, starts, is cut, or loses old WAL, not with each write; `exact`: the WAL ends there. `cutting`: a cut at `durable_lsn` was begun; until it is done
 again to its end, nothing at or behind that position is WAL.
 """
 
@@ -23,6 +23,7 @@ class Position:
     begin_lsn: int = 0
     durable_lsn: int = 0
     cutting: bool = False
+    exact: bool = False
 
 
 def save(disk: Disk, position: Position) -> None:

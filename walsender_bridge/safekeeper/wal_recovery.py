@@ -50,7 +50,7 @@ def find_end(segments: Segments, wal_format: WalFormat, position: Position) -> t
         opened.sync()
         opened.close()
         later += size
-    return begin, _scan(_pages(segments, size), wal_format, begin, known)
+    return begin, _scan(_pages(segments, size), wal_format, begin, known, exact=position.exact)
 
 
 def _pages(segments: Segments, size: int) -> Pages:
@@ -67,8 +67,8 @@ def _pages(segments: Segments, size: int) -> Pages:
     return page
 
 
-def _scan(pages: Pages, wal_format: WalFormat, begin: int, known: int) -> int:
-    """The end of the last whole record, but not less than `known`.
+def _scan(pages: Pages, wal_format: WalFormat, begin: int, known: int, *, exact: bool) -> int:
+    """The end of the last whole record, but not less than `known`, nor more if that is exact.
 
     The walk starts at a record below `known`, so that the first record behind it has to name its predecessor:
     older WAL in a recycled segment never does.
@@ -88,6 +88,8 @@ def _scan(pages: Pages, wal_format: WalFormat, begin: int, known: int) -> int:
         start, previous = walk.end, walk.previous
     else:
         start, previous = begin, None
+    if exact:
+        return known
     walk = Walk(pages, start, wal_format, previous=previous)
     for _ in walk:
         pass

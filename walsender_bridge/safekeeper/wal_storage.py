@@ -23,6 +23,7 @@ The driver calls from one thread. `OSError` from a write leaves the storage `fai
 known only to a new start.
 """
 
+import contextlib
 import mmap
 from collections.abc import Callable
 
@@ -90,13 +91,15 @@ class WalStorage:
         self._resume()
 
     def close(self) -> None:
-        """Write what was given, and remember the exact end. Raises `DiskFullError`, `OSError`."""
+        """Write what was given, as far as there is room, and remember the exact end. Raises `OSError`."""
         if self.flush_lsn and not self.failed:
-            self._mark(self.flush())
+            with contextlib.suppress(DiskFullError):
+                self.flush()
+            self._mark(self.flush_lsn, exact=True)
         self._close_file()
 
-    def _mark(self, lsn: int, *, cutting: bool = False) -> None:
-        position_file.save(self._disk, Position(self.begin_lsn, lsn, cutting))
+    def _mark(self, lsn: int, *, cutting: bool = False, exact: bool = False) -> None:
+        position_file.save(self._disk, Position(self.begin_lsn, lsn, cutting, exact))
 
     def _resume(self) -> None:
         """Get ready to write behind `flush_lsn`."""
@@ -300,11 +303,13 @@ class WalStorage:
         """
         keep = segment_start(self.align(min(horizon, self.flush_lsn)), self._size)
         old = [file for file in self.segments.all() if file.start < keep]
-        for file in old:
-            self.segments.remove(file, recycle=file.complete)
         if old:
-            self._disk.sync()
+            # The position may not lie in what goes; and what is left over by a crash goes at the next start.
             self.begin_lsn = max(self.begin_lsn, keep)
+            self._mark(self.flush_lsn)
+            for file in old:
+                self.segments.remove(file, recycle=file.complete)
+            self._disk.sync()
         return len(old)
 
     # -- reading ------------------------------------------------------------------------------------

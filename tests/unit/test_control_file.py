@@ -1,0 +1,121 @@
+"""Acceptance 25: a control file that is corrupt, newer, or missing is refused by name; an older one is upgraded."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from tests.support.simulated_disk import PowerCutError, SimulatedDisk
+from walsender_bridge.errors import CorruptError, NotSupportedError
+from walsender_bridge.safekeeper import control_file, record_file
+from walsender_bridge.safekeeper.configuration import Configuration
+from walsender_bridge.safekeeper.disk import FolderDisk
+from walsender_bridge.safekeeper.effects import ControlState, Fence
+from walsender_bridge.safekeeper.history import EpochEntry, History
+from walsender_bridge.safekeeper.messages import NodeId, ServerInfo
+
+STATE = ControlState(
+    safekeeper=2**128 - 1,
+    server=ServerInfo(system_id=7_000_000_000_000_000_001, major=16, segment_size=16 << 20),
+    node_id=NodeId(term=9, proposer=2**127 + 5),
+    history=History((EpochEntry(2, 0x100, 1), EpochEntry(9, 2**63, 2))),
+    configuration=Configuration(3, frozenset({1, 2**100}), frozenset({5}), term=9),
+    fence=Fence(term=8, timeline=1),
+    commit_lsn=2**63 + 1,
+    restart_lsn=0x200,
+)
+
+
+@pytest.fixture
+def disk(tmp_path):
+    return FolderDisk(tmp_path / "data")
+
+
+@pytest.mark.parametrize("state", [STATE, ControlState(safekeeper=1)])
+def test_it_says_what_was_written(disk, state):
+    assert control_file.load(disk) is None
+    control_file.save(disk, state)
+    assert control_file.load(disk) == state
+    assert disk.names() == {"control"}
+
+
+def test_25_a_damaged_one_is_refused_and_kept(disk, seed):
+    rng = random.Random(seed)
+    control_file.save(disk, STATE)
+    data = (disk.folder / "control").read_bytes()
+    for number in range(1, 60):
+        at = rng.randrange(len(data))
+        kind = rng.randrange(3)
+        damaged = [data[:at], data + b"x", data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :]][kind]
+        (disk.folder / "control").write_bytes(damaged)
+        with pytest.raises(CorruptError, match=r"is damaged.*kept as control\.corrupt"):
+            control_file.load(disk)
+        assert (disk.folder / f"control.corrupt-{number}").read_bytes() == damaged
+        assert not (disk.folder / "control").exists()
+        # It does not become a new safekeeper by that.
+        with pytest.raises(CorruptError, match=r"missing, and the folder holds control\.corrupt-1"):
+            control_file.load(disk)
+
+
+def test_25_a_missing_one_beside_anything_is_refused(disk):
+    (disk.folder / "wal").mkdir()
+    with pytest.raises(CorruptError, match=r"(?s)missing, and the folder holds wal.*new\s+member"):
+        control_file.load(disk)
+
+
+def test_25_a_newer_one_is_refused_by_its_number_and_left(disk):
+    data = record_file.pack(control_file.MAGIC, 7, {"whatever": 1})
+    (disk.folder / "control").write_bytes(data)
+    with pytest.raises(NotSupportedError, match="format 7; this version of Tuskline knows 1 to 1"):
+        control_file.load(disk)
+    assert (disk.folder / "control").read_bytes() == data
+
+
+def test_25_an_older_one_is_upgraded(disk, monkeypatch):
+    older = control_file.to_record(STATE)
+    older["lsns"] = [older.pop("commit_lsn"), older.pop("restart_lsn")]
+
+    def upgrade(record):
+        commit, restart = record.pop("lsns")
+        return record | {"commit_lsn": commit, "restart_lsn": restart}
+
+    (disk.folder / "control").write_bytes(record_file.pack(control_file.MAGIC, 1, older))
+    monkeypatch.setattr(control_file, "FORMAT", 2)
+    monkeypatch.setitem(control_file.UPGRADES, 1, upgrade)
+    assert control_file.load(disk) == STATE
+    version, _ = record_file.unpack((disk.folder / "control").read_bytes(), control_file.MAGIC, 2)
+    assert version == 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"node_id": [1]},
+        {"history": [[5, 1, 1], [4, 2, 1]]},
+        {"safekeeper": None},
+        {"configuration": {}},
+        {"fence": {"x": 1}},
+    ],
+)
+def test_25_a_record_that_makes_no_sense_is_damage(disk, change):
+    record = control_file.to_record(STATE) | change
+    (disk.folder / "control").write_bytes(record_file.pack(control_file.MAGIC, 1, record))
+    with pytest.raises(CorruptError, match="control file is damaged"):
+        control_file.load(disk)
+
+
+def test_23_a_power_cut_leaves_the_old_or_the_new(seed):
+    """At each operation of a replacement, in many ways that a disk can lose what was not synced."""
+    after = replace(STATE, node_id=NodeId(10, 1))
+    seen = set()
+    for number in range(200):
+        disk = SimulatedDisk(random.Random(seed * 1000 + number))
+        control_file.save(disk, STATE)
+        disk.cut_at = number % 5
+        with pytest.raises(PowerCutError):
+            control_file.save(disk, after)
+        disk.restart()
+        found = control_file.load(disk)
+        assert found in (STATE, after)
+        seen.add(found)
+    assert seen == {STATE, after}
