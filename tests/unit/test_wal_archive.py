@@ -1,0 +1,160 @@
+"""The archive of complete segments: each once, verified, resumable, and it holds the horizon."""
+
+import random
+from functools import cache
+
+import fsspec
+import pytest
+
+from tests.support.wal import MIB, SMALL, Wal
+from walsender_bridge.errors import DivergedError, UnavailableError
+from walsender_bridge.safekeeper.archive import Archive
+from walsender_bridge.safekeeper.disk import FolderDisk
+from walsender_bridge.safekeeper.horizon import horizon
+from walsender_bridge.safekeeper.segments import StorageLimits
+from walsender_bridge.safekeeper.wal_storage import WalStorage
+
+
+@cache
+def long_wal(seed: int) -> Wal:
+    wal = Wal()
+    wal.fill(5 * MIB, random.Random(seed), largest=5000)
+    return wal
+
+
+@pytest.fixture
+def wal(seed: int) -> Wal:
+    return long_wal(seed)
+
+
+@pytest.fixture
+def storage(tmp_path, wal):
+    storage = WalStorage(FolderDisk(tmp_path / "wal"), SMALL, StorageLimits(free_bytes=0))
+    storage.open()
+    storage.reset(MIB)
+    storage.write(MIB, wal.piece(MIB, 4 * MIB + 5000), 1)
+    storage.flush()
+    return storage
+
+
+def archive(tmp_path, url, node="one", **options):
+    return Archive(FolderDisk(tmp_path / f"data-{node}"), str(url), node=node, options=options)
+
+
+@pytest.fixture(params=["file", "memory"])
+def url(request, tmp_path):
+    if request.param == "file":
+        return f"file://{tmp_path}/archive"
+    fsspec.filesystem("memory").store.clear()
+    return "memory://archive"
+
+
+def files(url: str) -> dict[str, bytes]:
+    system, folder = fsspec.core.url_to_fs(url)
+    return {
+        path.rsplit("/", 1)[1]: system.cat_file(path) for path in system.ls(folder, detail=False)
+    }
+
+
+def test_complete_committed_segments_are_archived_in_order(tmp_path, storage, wal, url):
+    one = archive(tmp_path, url)
+    assert not one.step(storage, 2 * MIB - 8)
+    assert one.step(storage, 3 * MIB)
+    assert one.archived_lsn == 2 * MIB
+    assert one.step(storage, 3 * MIB)
+    # The third is complete, but not committed: it may still be cut off.
+    assert not one.step(storage, 4 * MIB - 8)
+    assert one.step(storage, 2**63)
+    assert not one.step(storage, 2**63)
+    assert files(url) == {
+        f"00000001000000000000000{n}": wal.piece(n * MIB, (n + 1) * MIB) for n in (1, 2, 3)
+    }
+
+
+def test_it_goes_on_where_it_was_and_another_uploads_nothing_again(
+    tmp_path, storage, url, monkeypatch
+):
+    archive(tmp_path, url).step(storage, 4 * MIB)
+    again = archive(tmp_path, url)
+    assert again.archived_lsn == 2 * MIB
+    while again.step(storage, 4 * MIB):
+        pass
+    other = archive(tmp_path, url, node="two")
+    monkeypatch.setattr(type(other._files), "mv", None)
+    while other.step(storage, 4 * MIB):
+        pass
+    assert other.archived_lsn == 4 * MIB
+
+
+def test_an_interrupted_upload_is_done_again(tmp_path, storage, url, monkeypatch):
+    one = archive(tmp_path, url)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(one._files), "mv", lambda *_: (_ for _ in ()).throw(OSError("gone")))
+        with pytest.raises(UnavailableError, match=r"cannot be archived: gone"):
+            one.step(storage, 4 * MIB)
+    assert one.archived_lsn == 0
+    assert set(files(url)) == {"000000010000000000000001.one.tmp"}
+    assert archive(tmp_path, url).step(storage, 4 * MIB)
+    assert set(files(url)) == {"000000010000000000000001"}
+
+
+def test_another_file_of_that_name_is_left_alone(tmp_path, storage, url):
+    system, folder = fsspec.core.url_to_fs(url)
+    system.makedirs(folder, exist_ok=True)
+    system.pipe_file(f"{folder}/000000010000000000000001", b"another cluster's")
+    one = archive(tmp_path, url)
+    with pytest.raises(DivergedError, match=r"(?s)another file: 17 bytes.*archive of its own"):
+        one.step(storage, 4 * MIB)
+    assert files(url) == {"000000010000000000000001": b"another cluster's"}
+    assert one.archived_lsn == 0
+
+
+def test_10_the_archive_holds_the_horizon(tmp_path, storage, url):
+    one = archive(tmp_path, url)
+    end = storage.flush_lsn
+
+    def remove() -> int:
+        least = horizon(
+            restart_lsn=end, commit_lsn=end, flush_lsn=end, archived_lsn=one.archived_lsn
+        )
+        return storage.remove_below(least)
+
+    assert remove() == 0
+    while one.step(storage, 4 * MIB):
+        pass
+    assert remove() >= 2
+
+
+def test_histories_come_before_the_segments_of_their_timeline(tmp_path, wal, url, seed):
+    point = next(end for end in wal.ends if end > 2 * MIB + 1000)
+    other = wal.copy(point, timeline=2)
+    other.fill(3 * MIB + 10_000, random.Random(seed))
+    storage = WalStorage(FolderDisk(tmp_path / "wal"), SMALL, StorageLimits(free_bytes=0))
+    storage.open()
+    storage.reset(MIB)
+    storage.write(MIB, wal.piece(MIB, point), 1)
+    storage.save_history(2, b"1\t0/2000000\tpromoted\n")
+    storage.write(point, other.piece(point, other.end), 2)
+    storage.flush()
+    one = archive(tmp_path, url)
+    while one.step(storage, 2**63):
+        pass
+    assert set(files(url)) == {
+        "000000010000000000000001",
+        "00000002.history",
+        "000000020000000000000002",
+    }
+
+
+def test_a_lost_memory_is_no_loss(tmp_path, storage, url):
+    one = archive(tmp_path, url)
+    while one.step(storage, 4 * MIB):
+        pass
+    mark = tmp_path / "data-one" / "archived"
+    mark.write_bytes(b"damaged")
+    again = archive(tmp_path, url)
+    assert again.archived_lsn == 0
+    while again.step(storage, 4 * MIB):
+        pass
+    assert again.archived_lsn == 4 * MIB
+    assert (tmp_path / "data-one" / "archived.corrupt-1").exists()

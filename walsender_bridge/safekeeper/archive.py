@@ -1,0 +1,133 @@
+"""Upload of complete, committed segments and timeline histories to an archive, any URL that fsspec knows.
+
+Each file is in the archive once, under PostgreSQL's own name, so a `restore_command` is a plain copy. It is written
+under a name of this uploader's own and moved, read back and compared by length and CRC-32C, and only then counted.
+A file that is there already is compared instead of written: the other safekeepers archive the same bytes, and so did
+this one before a crash. Another content under that name is never overwritten; it is another cluster's, or a lost
+history, and somebody has to look.
+
+Only whole segments that end at or below `commit_lsn` are taken: what is not committed may still be cut off.
+`archived_lsn` holds the removal horizon (`horizon.horizon`); it is remembered in a file of its own, which may be
+lost: then the archive itself says what it has.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import fsspec
+import google_crc32c
+from fsspec.implementations.local import LocalFileSystem
+
+from walsender_bridge.errors import CorruptError, DivergedError, UnavailableError
+from walsender_bridge.safekeeper import record_file
+from walsender_bridge.safekeeper.disk import Disk
+from walsender_bridge.safekeeper.segments import PIECE_BYTES
+from walsender_bridge.safekeeper.wal_storage import WalStorage
+from walsender_bridge.wire.lsn import format_lsn
+from walsender_bridge.wire.wal_page import history_name
+
+NAME = "archived"
+MAGIC = b"TUSKARCH"
+FORMAT = 1
+
+
+class Archive:
+    """See the module. `archived_lsn`: up to here every segment is in the archive.
+
+    `url`: a folder, such as `s3://bucket/wal` or `file:///mnt/archive`. `node`: who uploads, a part of the names
+    of unfinished files. `options` go to fsspec. `disk` keeps what was archived.
+    """
+
+    def __init__(
+        self, disk: Disk, url: str, *, node: str, options: dict[str, Any] | None = None
+    ) -> None:
+        self._disk = disk
+        self._url = url
+        self._node = node
+        self._files, self._folder = fsspec.core.url_to_fs(url, **(options or {}))
+        self.archived_lsn = self._remembered()
+
+    def _remembered(self) -> int:
+        if NAME not in self._disk.names():
+            return 0
+        try:
+            data = record_file.read_whole(self._disk, NAME)
+            _, record = record_file.unpack(data, MAGIC, FORMAT)
+            return int(record["lsn"]) if record["url"] == self._url else 0
+        except (CorruptError, KeyError):
+            record_file.keep_aside(self._disk, NAME)
+            return 0
+
+    def step(self, storage: WalStorage, commit_lsn: int) -> bool:
+        """Archive the next segment and, before it, its timeline's history; whether there was one.
+
+        Reads what is durable alone, so it may run beside the writer. Raises `UnavailableError` (the archive cannot
+        be reached or written: try again) and `DivergedError` (it holds something else under that name).
+        """
+        size = storage.format.segment_bytes
+        start = max(self.archived_lsn, storage.begin_lsn)
+        file = storage.segments.at(start)
+        if file is None or not file.complete or start + size > min(commit_lsn, storage.flush_lsn):
+            return False
+        try:
+            self._files.makedirs(self._folder, exist_ok=True)
+            for timeline in range(2, file.timeline + 1):
+                history = storage.history(timeline)
+                if history is not None:
+                    self._put(history_name(timeline), partial(iter, [history]))
+            self._put(file.name, partial(_pieces, storage, start))
+        except OSError as error:
+            raise UnavailableError(
+                f"the segment at {format_lsn(start)} cannot be archived: {error}",
+                where=self._url,
+                repair="see that the archive can be reached and has room; old WAL is kept until then",
+            ) from error
+        self.archived_lsn = start + size
+        record = {"url": self._url, "lsn": self.archived_lsn}
+        record_file.replace(self._disk, NAME, record_file.pack(MAGIC, FORMAT, record))
+        return True
+
+    def _put(self, name: str, content: Callable[[], Iterator[bytes]]) -> None:
+        """Have this file in the archive, whichever way. `content` gives its pieces anew at each call."""
+        expected = _summary(content())
+        target = f"{self._folder}/{name}"
+        if not self._files.exists(target):
+            unfinished = f"{target}.{self._node}.tmp"
+            with self._files.open(unfinished, "wb") as upload:
+                for piece in content():
+                    upload.write(piece)
+            self._files.mv(unfinished, target)
+        if isinstance(self._files, LocalFileSystem):
+            # Old WAL is removed once it is here: it has to be on that disk, and not in a cache.
+            for path in (target, self._folder):
+                descriptor = os.open(path, os.O_RDONLY)
+                try:
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
+        with self._files.open(target, "rb") as stored:
+            found = _summary(iter(lambda: stored.read(PIECE_BYTES), b""))
+        if found != expected:
+            raise DivergedError(
+                f"the archive's {name} is another file: {found[0]} bytes, CRC {found[1]:08X},"
+                f" and not {expected[0]}, {expected[1]:08X}",
+                where=self._url,
+                repair="see whose it is; give every cluster an archive of its own, and move a wrong file away",
+            )
+
+
+def _pieces(storage: WalStorage, start: int) -> Iterator[bytes]:
+    """The segment that starts there."""
+    for lsn in range(start, start + storage.format.segment_bytes, PIECE_BYTES):
+        yield storage.read(lsn, PIECE_BYTES)
+
+
+def _summary(pieces: Iterator[bytes]) -> tuple[int, int]:
+    """Length and CRC-32C."""
+    length, crc = 0, 0
+    for piece in pieces:
+        length += len(piece)
+        crc = google_crc32c.extend(crc, piece)
+    return length, crc
