@@ -38,7 +38,8 @@ def storage(tmp_path, wal):
 
 
 def archive(tmp_path, url, node="one", **options):
-    return Archive(FolderDisk(tmp_path / f"data-{node}"), str(url), node=node, options=options)
+    own, wal = FolderDisk(tmp_path / f"data-{node}"), FolderDisk(tmp_path / "wal")
+    return Archive(own, wal, MIB, str(url), node=node, options=options)
 
 
 @pytest.fixture(params=["file", "memory"])
@@ -58,14 +59,14 @@ def files(url: str) -> dict[str, bytes]:
 
 def test_complete_committed_segments_are_archived_in_order(tmp_path, storage, wal, url):
     one = archive(tmp_path, url)
-    assert not one.step(storage, 2 * MIB - 8)
-    assert one.step(storage, 3 * MIB)
+    assert not one.step(2 * MIB - 8)
+    assert one.step(3 * MIB)
     assert one.archived_lsn == 2 * MIB
-    assert one.step(storage, 3 * MIB)
+    assert one.step(3 * MIB)
     # The third is complete, but not committed: it may still be cut off.
-    assert not one.step(storage, 4 * MIB - 8)
-    assert one.step(storage, 2**63)
-    assert not one.step(storage, 2**63)
+    assert not one.step(4 * MIB - 8)
+    assert one.step(2**63)
+    assert not one.step(2**63)
     assert files(url) == {
         f"00000001000000000000000{n}": wal.piece(n * MIB, (n + 1) * MIB) for n in (1, 2, 3)
     }
@@ -74,14 +75,14 @@ def test_complete_committed_segments_are_archived_in_order(tmp_path, storage, wa
 def test_it_goes_on_where_it_was_and_another_uploads_nothing_again(
     tmp_path, storage, url, monkeypatch
 ):
-    archive(tmp_path, url).step(storage, 4 * MIB)
+    archive(tmp_path, url).step(4 * MIB)
     again = archive(tmp_path, url)
     assert again.archived_lsn == 2 * MIB
-    while again.step(storage, 4 * MIB):
+    while again.step(4 * MIB):
         pass
     other = archive(tmp_path, url, node="two")
     monkeypatch.setattr(type(other._files), "mv", None)
-    while other.step(storage, 4 * MIB):
+    while other.step(4 * MIB):
         pass
     assert other.archived_lsn == 4 * MIB
 
@@ -91,10 +92,10 @@ def test_an_interrupted_upload_is_done_again(tmp_path, storage, url, monkeypatch
     with monkeypatch.context() as patch:
         patch.setattr(type(one._files), "mv", lambda *_: (_ for _ in ()).throw(OSError("gone")))
         with pytest.raises(UnavailableError, match=r"cannot be archived: gone"):
-            one.step(storage, 4 * MIB)
+            one.step(4 * MIB)
     assert one.archived_lsn == 0
     assert set(files(url)) == {"000000010000000000000001.one.tmp"}
-    assert archive(tmp_path, url).step(storage, 4 * MIB)
+    assert archive(tmp_path, url).step(4 * MIB)
     assert set(files(url)) == {"000000010000000000000001"}
 
 
@@ -104,7 +105,7 @@ def test_another_file_of_that_name_is_left_alone(tmp_path, storage, url):
     system.pipe_file(f"{folder}/000000010000000000000001", b"another cluster's")
     one = archive(tmp_path, url)
     with pytest.raises(DivergedError, match=r"(?s)another file: 17 bytes.*archive of its own"):
-        one.step(storage, 4 * MIB)
+        one.step(4 * MIB)
     assert files(url) == {"000000010000000000000001": b"another cluster's"}
     assert one.archived_lsn == 0
 
@@ -120,7 +121,7 @@ def test_10_the_archive_holds_the_horizon(tmp_path, storage, url):
         return storage.remove_below(least)
 
     assert remove() == 0
-    while one.step(storage, 4 * MIB):
+    while one.step(4 * MIB):
         pass
     assert remove() >= 2
 
@@ -137,7 +138,7 @@ def test_histories_come_before_the_segments_of_their_timeline(tmp_path, wal, url
     storage.write(point, other.piece(point, other.end), 2)
     storage.flush()
     one = archive(tmp_path, url)
-    while one.step(storage, 2**63):
+    while one.step(2**63):
         pass
     assert set(files(url)) == {
         "000000010000000000000001",
@@ -148,13 +149,13 @@ def test_histories_come_before_the_segments_of_their_timeline(tmp_path, wal, url
 
 def test_a_lost_memory_is_no_loss(tmp_path, storage, url):
     one = archive(tmp_path, url)
-    while one.step(storage, 4 * MIB):
+    while one.step(4 * MIB):
         pass
     mark = tmp_path / "data-one" / "archived"
     mark.write_bytes(b"damaged")
     again = archive(tmp_path, url)
     assert again.archived_lsn == 0
-    while again.step(storage, 4 * MIB):
+    while again.step(4 * MIB):
         pass
     assert again.archived_lsn == 4 * MIB
     assert (tmp_path / "data-one" / "archived.corrupt-1").exists()

@@ -12,8 +12,7 @@ lost: then the archive itself says what it has.
 """
 
 import os
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 from typing import Any
 
 import fsspec
@@ -24,9 +23,8 @@ from walsender_bridge.errors import CorruptError, DivergedError, UnavailableErro
 from walsender_bridge.safekeeper import record_file
 from walsender_bridge.safekeeper.disk import Disk
 from walsender_bridge.safekeeper.segments import PIECE_BYTES
-from walsender_bridge.safekeeper.wal_storage import WalStorage
 from walsender_bridge.wire.lsn import format_lsn
-from walsender_bridge.wire.wal_page import history_name
+from walsender_bridge.wire.wal_page import history_name, parse_segment_name, segment_name
 
 NAME = "archived"
 MAGIC = b"TUSKARCH"
@@ -37,13 +35,23 @@ class Archive:
     """See the module. `archived_lsn`: up to here every segment is in the archive.
 
     `url`: a folder, such as `s3://bucket/wal` or `file:///mnt/archive`. `node`: who uploads, a part of the names
-    of unfinished files. `options` go to fsspec. `disk` keeps what was archived.
+    of unfinished files. `options` go to fsspec. `wal` is the folder of the segments, which is only read: what is
+    complete and committed does not change, so this may run in a process of its own. `disk` keeps what was archived.
     """
 
     def __init__(
-        self, disk: Disk, url: str, *, node: str, options: dict[str, Any] | None = None
+        self,
+        disk: Disk,
+        wal: Disk,
+        segment_bytes: int,
+        url: str,
+        *,
+        node: str,
+        options: dict[str, Any] | None = None,
     ) -> None:
         self._disk = disk
+        self._wal = wal
+        self._segment_bytes = segment_bytes
         self._url = url
         self._node = node
         self._files, self._folder = fsspec.core.url_to_fs(url, **(options or {}))
@@ -60,43 +68,56 @@ class Archive:
             record_file.keep_aside(self._disk, NAME)
             return 0
 
-    def step(self, storage: WalStorage, commit_lsn: int) -> bool:
+    def step(self, commit_lsn: int) -> bool:
         """Archive the next segment and, before it, its timeline's history; whether there was one.
 
-        Reads what is durable alone, so it may run beside the writer. Raises `UnavailableError` (the archive cannot
-        be reached or written: try again) and `DivergedError` (it holds something else under that name).
+        `commit_lsn`: of the quorum. Raises `UnavailableError` (the archive cannot be reached or written: try again)
+        and `DivergedError` (it holds something else under that name).
         """
-        size = storage.format.segment_bytes
-        start = max(self.archived_lsn, storage.begin_lsn)
-        file = storage.segments.at(start)
-        if file is None or not file.complete or start + size > min(commit_lsn, storage.flush_lsn):
+        found = self._next(commit_lsn)
+        if found is None:
             return False
+        timeline, start = found
+        name = segment_name(timeline, start, self._segment_bytes)
         try:
             self._files.makedirs(self._folder, exist_ok=True)
-            for timeline in range(2, file.timeline + 1):
-                history = storage.history(timeline)
-                if history is not None:
-                    self._put(history_name(timeline), partial(iter, [history]))
-            self._put(file.name, partial(_pieces, storage, start))
+            histories = {history_name(each) for each in range(2, timeline + 1)}
+            for each in [*sorted(histories & self._wal.names()), name]:
+                self._put(each)
         except OSError as error:
             raise UnavailableError(
                 f"the segment at {format_lsn(start)} cannot be archived: {error}",
                 where=self._url,
                 repair="see that the archive can be reached and has room; old WAL is kept until then",
             ) from error
-        self.archived_lsn = start + size
+        self.archived_lsn = start + self._segment_bytes
         record = {"url": self._url, "lsn": self.archived_lsn}
         record_file.replace(self._disk, NAME, record_file.pack(MAGIC, FORMAT, record))
         return True
 
-    def _put(self, name: str, content: Callable[[], Iterator[bytes]]) -> None:
-        """Have this file in the archive, whichever way. `content` gives its pieces anew at each call."""
-        expected = _summary(content())
+    def _next(self, commit_lsn: int) -> tuple[int, int] | None:
+        """Timeline and start of the oldest segment that is complete, committed, and not archived."""
+        complete = [parse_segment_name(name, self._segment_bytes) for name in self._wal.names()]
+        waiting = [place for place in complete if place and place[1] >= self.archived_lsn]
+        start = min((start for _, start in waiting), default=commit_lsn)
+        if start + self._segment_bytes > commit_lsn:
+            return None
+        return max(timeline for timeline, first in waiting if first == start), start
+
+    def _pieces(self, name: str) -> Iterator[bytes]:
+        at = 0
+        while piece := self._wal.read(name, at, PIECE_BYTES):
+            yield piece
+            at += len(piece)
+
+    def _put(self, name: str) -> None:
+        """Have this file in the archive, whichever way."""
+        expected = _summary(self._pieces(name))
         target = f"{self._folder}/{name}"
         if not self._files.exists(target):
             unfinished = f"{target}.{self._node}.tmp"
             with self._files.open(unfinished, "wb") as upload:
-                for piece in content():
+                for piece in self._pieces(name):
                     upload.write(piece)
             self._files.mv(unfinished, target)
         if isinstance(self._files, LocalFileSystem):
@@ -116,12 +137,6 @@ class Archive:
                 where=self._url,
                 repair="see whose it is; give every cluster an archive of its own, and move a wrong file away",
             )
-
-
-def _pieces(storage: WalStorage, start: int) -> Iterator[bytes]:
-    """The segment that starts there."""
-    for lsn in range(start, start + storage.format.segment_bytes, PIECE_BYTES):
-        yield storage.read(lsn, PIECE_BYTES)
 
 
 def _summary(pieces: Iterator[bytes]) -> tuple[int, int]:
