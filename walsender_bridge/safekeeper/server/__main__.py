@@ -1,0 +1,76 @@
+"""The WAL server of one safekeeper as a process: `python -m walsender_bridge.safekeeper.server`.
+
+It ends with its supervisor, and on SIGTERM or SIGINT; readers then connect again, to this one or another.
+"""
+
+import argparse
+import asyncio
+import gc
+import sys
+from pathlib import Path
+
+from walsender_bridge import logs, supervisor
+from walsender_bridge.errors import TusklineError, UsageError
+from walsender_bridge.safekeeper.server.service import Settings, WalServer
+from walsender_bridge.safekeeper.server.stream import TIMEOUT
+from walsender_bridge.safekeeper.server.tls import TlsFiles
+
+
+def main() -> None:
+    """Serve the WAL of one safekeeper until the process is told to end."""
+    supervisor.exit_with_parent()
+    logs.configure()
+    parser = argparse.ArgumentParser(prog="tuskline-wal-server", description=main.__doc__)
+    parser.add_argument("--wal-dir", type=Path, required=True)
+    parser.add_argument("--positions", type=Path, required=True, help="the hot loop's page")
+    parser.add_argument("--slots", type=Path, required=True, help="file of the replication slots")
+    parser.add_argument(
+        "--users", type=Path, required=True, help='lines of "name" "SCRAM-SHA-256$..."'
+    )
+    parser.add_argument("--listen", required=True, help="host:port")
+    parser.add_argument("--tls-cert", type=Path)
+    parser.add_argument("--tls-key", type=Path)
+    parser.add_argument("--tls-client-ca", type=Path)
+    parser.add_argument("--tls-required", action=argparse.BooleanOptionalAction)
+    parser.add_argument("--timeout", type=float, default=TIMEOUT, help="seconds of silence")
+    try:
+        asyncio.run(_serve(parser.parse_args()))
+    except TusklineError as error:
+        logs.say_error(error)
+        sys.exit(int(error.cause))
+
+
+async def _serve(given: argparse.Namespace) -> None:
+    stop = asyncio.Event()
+    supervisor.stop_on_signals(stop)
+    host, _, port = given.listen.rpartition(":")
+    if not host or not port.isdecimal():
+        raise UsageError(f"--listen {given.listen}", repair="write host:port")
+    server = WalServer(
+        Settings(
+            wal_dir=given.wal_dir,
+            positions=given.positions,
+            slots=given.slots,
+            users=given.users,
+            host=host.strip("[]"),
+            port=int(port),
+            tls=_tls(given),
+            tls_required=given.tls_required,
+            timeout=given.timeout,
+        )
+    )
+    # What has been made by now lives as long as the process.
+    gc.freeze()
+    await server.run(stop)
+
+
+def _tls(given: argparse.Namespace) -> TlsFiles | None:
+    if given.tls_cert is None and given.tls_key is None and given.tls_client_ca is None:
+        return None
+    if given.tls_cert is None or given.tls_key is None:
+        raise UsageError("TLS needs --tls-cert and --tls-key")
+    return TlsFiles(given.tls_cert, given.tls_key, given.tls_client_ca)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,460 @@
+"""One client's connection: the driver of login, commands and stream, on asyncio.
+
+Invariant: a client can hold up nobody but itself. Everything that waits here waits on one event, which is set by bytes,
+by room to write, by new positions, by a passing deadline, and by the end of the connection. What a client has sent and
+nobody has read is bounded (reading stops), and so is what it has not taken (one chunk; writing stops). A login, and a
+packet that has begun, have to be complete in time.
+
+Errors are answered in the client's own protocol; the log has a line for each refusal, with nothing in it that
+the client sent but its name.
+"""
+
+import asyncio
+import os
+import secrets
+import ssl
+import time
+from typing import Protocol
+
+import structlog
+
+from walsender_bridge.errors import CorruptError, MalformedMessageError
+from walsender_bridge.safekeeper.server import answers
+from walsender_bridge.safekeeper.server.login import Login, Step, Then
+from walsender_bridge.safekeeper.server.positions import Positions
+from walsender_bridge.safekeeper.server.slots import Slot, Slots
+from walsender_bridge.safekeeper.server.stream import Finish, Send, Stream, Wait, Write
+from walsender_bridge.safekeeper.server.users import Users
+from walsender_bridge.safekeeper.server.wal_folder import WalCursor, WalFolder
+from walsender_bridge.wire import backend, replication_command
+from walsender_bridge.wire.backend import SqlError, SqlErrorReply
+from walsender_bridge.wire.frontend import MESSAGE_LIMIT, FrontendParser, Message, Packet, text_of
+from walsender_bridge.wire.replication_command import (
+    CreateSlot,
+    DropSlot,
+    IdentifySystem,
+    ReadSlot,
+    Show,
+    StartReplication,
+    TimelineHistory,
+    Unsupported,
+)
+
+#: Bytes of WAL in one message. Larger ones cost memory for each reader and save little CPU.
+CHUNK = 256 << 10
+_SMALL = 16 << 10
+#: Bytes from a client that may wait to be read before its socket is left alone.
+_INPUT_LIMIT = 4 * MESSAGE_LIMIT
+#: Seconds for a login, for the rest of a packet that has begun, and for a last word to be taken.
+LOGIN_SECONDS = 10.0
+_PACKET_SECONDS = 30.0
+_FAREWELL_SECONDS = 5.0
+
+_log = structlog.get_logger(__name__)
+
+
+class Server(Protocol):
+    """What a connection needs of the server that it belongs to."""
+
+    folder: WalFolder
+    slots: Slots
+    users: Users
+    certificate: str | None
+    tls: ssl.SSLContext | None
+    tls_required: bool
+    timeout: float
+
+    def positions(self) -> Positions:
+        """The positions now. Raises `SqlErrorReply` 57P03 when there is no WAL yet."""
+
+    def admit(self, connection: "Connection") -> None:
+        """The client has proved who it is. Raises `SqlErrorReply` 53300 when there are too many."""
+
+    def wants_change(self) -> None:
+        """A reader has everything; it wants to be woken by the next change of the positions."""
+
+    async def save_slots(self) -> None:
+        """Make the slots durable as they are now."""
+
+    def slot_released(self) -> None:
+        """A slot is free again: those who wait for one are to look."""
+
+    def gone(self, connection: "Connection") -> None:
+        """The connection has ended."""
+
+
+class _GoneError(Exception):
+    """The client has closed the connection."""
+
+
+class Connection(asyncio.Protocol):
+    """A client. `number` stands for it where slots and errors name it."""
+
+    transport: asyncio.Transport
+
+    def __init__(self, server: Server, number: int) -> None:
+        self.number = number
+        self.stream: Stream | None = None
+        self.deadline = time.monotonic() + LOGIN_SECONDS
+        self._server = server
+        self._parser = FrontendParser()
+        self._event = asyncio.Event()
+        self._lost = False
+        self._room = True
+        self._reading = True
+        self._buffer = bytearray()
+        self._login = Login(
+            server.users.verifier, server.certificate, tls_required=server.tls_required
+        )
+        self._task: asyncio.Task[None] | None = None
+        self._peer = ""
+
+    # -- what asyncio and the server tell -----------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """asyncio: the socket is there."""
+        assert isinstance(transport, asyncio.Transport)
+        self._use(transport)
+        name = transport.get_extra_info("peername")
+        self._peer = f"{name[0]}:{name[1]}" if name else ""
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    def data_received(self, data: bytes) -> None:
+        """asyncio: bytes have come."""
+        self._parser.feed(data)
+        if self._reading and self._parser.buffered > _INPUT_LIMIT:
+            self._reading = False
+            self.transport.pause_reading()
+        self._event.set()
+
+    def pause_writing(self) -> None:
+        """asyncio: the client has to take what was written first."""
+        self._room = False
+
+    def resume_writing(self) -> None:
+        """asyncio: it has."""
+        self._room = True
+        self._event.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """asyncio: there is no connection any more."""
+        del exc
+        self._lost = True
+        self._event.set()
+
+    def wake(self) -> None:
+        """The positions have changed."""
+        self._event.set()
+
+    def tick(self, now: float) -> None:
+        """Time has passed."""
+        if now >= self.deadline:
+            self._event.set()
+
+    def end(self) -> None:
+        """End the connection without a word."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def ended(self) -> None:
+        """Wait until it has."""
+        if self._task is not None:
+            await asyncio.wait([self._task])
+
+    # -- the conversation -----------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        try:
+            if await self._log_in():
+                await self._serve()
+        except _GoneError:
+            pass
+        except SqlErrorReply as reply:
+            self._refuse(reply.error)
+        except MalformedMessageError as error:
+            self._refuse(SqlError("08P01", error.what, fatal=True))
+        except (ssl.SSLError, ConnectionError, TimeoutError) as error:
+            _log.info("no TLS connection", peer=self._peer, why=_reason(error))
+        except CorruptError as error:
+            _log.error("the WAL cannot be served", **error.to_wire())
+            self._refuse(SqlError("XX001", error.what, fatal=True))
+        except OSError as error:
+            _log.error("the WAL cannot be read", why=os.strerror(error.errno or 0))
+            self._refuse(SqlError("58030", "could not read the WAL", fatal=True))
+        except asyncio.CancelledError:
+            self._write(
+                backend.error(
+                    SqlError("57P01", "terminating connection: the server is ending", fatal=True)
+                )
+            )
+        finally:
+            self._server.gone(self)
+            self._close()
+
+    async def _log_in(self) -> bool:
+        """Whether the client may go on to commands."""
+        loop = asyncio.get_running_loop()
+        while self._login.step is not Step.DONE:
+            packet = await self._packet()
+            reply = self._login.take(packet, more=self._parser.buffered > 0)
+            self._write(reply.data)
+            if reply.then is Then.END:
+                return False
+            if reply.then is Then.START_TLS:
+                assert self._server.tls is not None
+                left = max(0.1, self.deadline - time.monotonic())
+                made = await loop.start_tls(
+                    self.transport,
+                    self,
+                    self._server.tls,
+                    server_side=True,
+                    ssl_handshake_timeout=left,
+                )
+                if made is None:
+                    raise _GoneError
+                self._use(made)
+        self._server.admit(self)
+        positions = self._server.positions()
+        self._write(
+            backend.AUTHENTICATION_OK
+            + backend.parameters(answers.status_parameters(positions))
+            + backend.key_data(os.getpid(), secrets.randbits(32))
+            + backend.READY
+        )
+        _log.info(
+            "reader connected",
+            peer=self._peer,
+            user=self._login.user,
+            application=self._login.application,
+            tls=self._login.encrypted,
+        )
+        return True
+
+    async def _serve(self) -> None:
+        """Commands, one after another, until the client says goodbye."""
+        self.deadline = float("inf")
+        while True:
+            await self._drained()
+            match await self._packet():
+                case Message("X"):
+                    return
+                case Message("Q", body):
+                    try:
+                        await self._command(text_of(body))
+                    except SqlErrorReply as reply:
+                        if reply.error.fatal:
+                            raise
+                        self._write(backend.error(reply.error) + backend.READY)
+                case Message("d" | "c" | "f"):
+                    pass  # what a client had sent before it learnt that its stream had failed
+                case _:
+                    raise SqlErrorReply(
+                        "08P01",
+                        "extended query protocol not supported in a replication connection",
+                        fatal=True,
+                    )
+
+    async def _command(self, text: str) -> None:
+        command = replication_command.parse(text)
+        positions, slots = self._server.positions(), self._server.slots
+        match command:
+            case None:
+                answer = backend.message(b"I")
+            case IdentifySystem():
+                answer = answers.identify_system(positions)
+            case Show(name):
+                answer = answers.show(name, positions)
+            case TimelineHistory(timeline):
+                answer = answers.timeline_history(timeline, self._server.folder)
+            case ReadSlot(name):
+                answer = answers.read_slot(slots.find(name), positions.history)
+            case CreateSlot(name, temporary, reserve):
+                slot = Slot(name, positions.served_lsn if reserve else None, temporary=temporary)
+                slots.create(slot, self.number)
+                if not temporary:
+                    await self._server.save_slots()
+                answer = answers.created_slot(slot)
+            case DropSlot(name, wait):
+                while wait and slots.in_use(name, self.number):
+                    self._event.clear()
+                    await self._woken()
+                if slots.drop(name, self.number):
+                    await self._server.save_slots()
+                answer = backend.complete("DROP_REPLICATION_SLOT")
+            case StartReplication():
+                await self._start_replication(command, positions)
+                return
+            case Unsupported(what):
+                raise SqlErrorReply("0A000", f"a safekeeper cannot execute {what}")
+        self._write(answer + backend.READY)
+
+    async def _start_replication(self, command: StartReplication, positions: Positions) -> None:
+        slots, now = self._server.slots, time.monotonic()
+        stream = Stream(
+            positions, command.lsn, command.timeline, now=now, timeout=self._server.timeout
+        )
+        if command.slot is not None:
+            slots.acquire(command.slot, self.number)
+        try:
+            if not stream.opens:
+                self._write(stream.result(positions))
+                return
+            self._write(backend.COPY_BOTH)
+            stream.check_start(positions)
+            self.stream = stream
+            _log.info(
+                "streaming",
+                peer=self._peer,
+                application=self._login.application,
+                lsn=command.lsn,
+                timeline=stream.timeline,
+                slot=command.slot,
+            )
+            await self._send_wal(stream, command.slot, positions.segment_bytes)
+        finally:
+            self.stream = None
+            self.deadline = float("inf")
+            if command.slot is not None:
+                slots.release(command.slot)
+                self._server.slot_released()
+
+    async def _send_wal(self, stream: Stream, slot: str | None, segment_bytes: int) -> None:
+        cursor = WalCursor(self._server.folder, segment_bytes)
+        try:
+            while True:
+                self._event.clear()
+                self._take_messages(stream, slot)
+                now = time.monotonic()
+                if not self._room:
+                    # It has to take what it was sent; what it says meanwhile is heard.
+                    stream.check_heard(now)
+                    self.deadline = now + 1.0
+                    await self._woken()
+                    continue
+                match stream.next(self._server.positions(), now, _now_us()):
+                    case Finish(data):
+                        self._write(data)
+                        return
+                    case Write(data):
+                        self._write(data)
+                        continue
+                    case Send(begin, end):
+                        if self._send(cursor, stream, begin, end):
+                            # Others' turn: a reader that takes everything at once would keep the loop.
+                            await asyncio.sleep(0)
+                            continue
+                        self.deadline = now  # the positions have just gone back; look again soon
+                    case Wait(until):
+                        self.deadline = until
+                        self._server.wants_change()
+                        if self._server.positions().served_lsn > stream.sent_lsn:
+                            self._event.set()  # it changed before it could wake us
+                await self._woken()
+        finally:
+            cursor.close()
+
+    def _take_messages(self, stream: Stream, slot: str | None) -> None:
+        while (packet := self._next_packet()) is not None:
+            assert isinstance(packet, Message)
+            if stream.received(packet.kind, packet.body, time.monotonic()):
+                raise _GoneError
+            if slot is not None:
+                self._server.slots.confirm(slot, stream.flush_lsn)
+                self._server.slots.heed(slot, stream.feedback)
+        self._alive()
+
+    def _send(self, cursor: WalCursor, stream: Stream, begin: int, end: int) -> bool:
+        """Send a chunk of what may be sent; False if the positions went back while it was read."""
+        size = min(CHUNK, end - begin)
+        if len(self._buffer) < backend.XLOG_HEADER + size:
+            # A reader that is never far behind needs a small one.
+            self._buffer = bytearray(backend.XLOG_HEADER + min(CHUNK, max(2 * size, _SMALL)))
+        view = memoryview(self._buffer)
+        history = self._server.positions().history
+        got = cursor.read_into(view[backend.XLOG_HEADER :], begin, size, stream.timeline, history)
+        after = self._server.positions()
+        if begin + got > after.served_lsn or after.history != history:
+            return False
+        backend.put_xlog_header(self._buffer, got, begin, end, _now_us())
+        stream.sent(begin + got)
+        # The buffer is written again only when the transport has let go of it: its limit is 0.
+        self._write(view[: backend.XLOG_HEADER + got])
+        return True
+
+    # -- packets and bytes --------------------------------------------------------------------------
+
+    def _use(self, transport: asyncio.Transport) -> None:
+        self.transport = transport
+        transport.set_write_buffer_limits(high=0)
+
+    def _write(self, data: bytes | memoryview) -> None:
+        if data and not self._lost:
+            self.transport.write(data)
+
+    def _next_packet(self) -> Packet | None:
+        packet = self._parser.next()
+        if not self._reading and self._parser.buffered <= _INPUT_LIMIT and not self._lost:
+            self._reading = True
+            self.transport.resume_reading()
+        return packet
+
+    async def _packet(self) -> Packet:
+        """The next packet. A client that does not finish it in time is dropped."""
+        given = self.deadline
+        while (packet := self._next_packet()) is None:
+            self._alive()
+            now = time.monotonic()
+            if now >= self.deadline:
+                raise SqlErrorReply("08006", "canceling: no complete message in time", fatal=True)
+            if self._parser.buffered and given == float("inf") and self.deadline == given:
+                self.deadline = now + _PACKET_SECONDS
+            self._event.clear()
+            await self._woken()
+        self.deadline = given
+        return packet
+
+    async def _woken(self) -> None:
+        """Wait for whatever may have changed. The event was cleared before it was looked."""
+        await self._event.wait()
+        self._alive()
+
+    async def _drained(self) -> None:
+        """Until the client has taken what was written: answers do not pile up for one that only asks."""
+        given = self.deadline
+        self.deadline = min(given, time.monotonic() + _PACKET_SECONDS)
+        while not self._room:
+            self._event.clear()
+            if time.monotonic() >= self.deadline:
+                raise _GoneError
+            await self._woken()
+        self.deadline = given
+
+    def _alive(self) -> None:
+        if self._lost:
+            raise _GoneError
+
+    def _refuse(self, error: SqlError) -> None:
+        _log.info(
+            "client refused",
+            peer=self._peer,
+            user=self._login.user,
+            code=error.code,
+            why=error.text,
+        )
+        self._write(backend.error(error))
+
+    def _close(self) -> None:
+        """Close; who does not take the last words in time is cut off."""
+        transport = self.transport
+        if not self._lost:
+            transport.close()
+            asyncio.get_running_loop().call_later(_FAREWELL_SECONDS, transport.abort)
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000
+
+
+def _reason(error: BaseException) -> str:
+    """Why TLS failed, in OpenSSL's words, which hold nothing of the client's."""
+    return str(getattr(error, "reason", None) or type(error).__name__)

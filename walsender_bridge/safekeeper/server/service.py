@@ -1,0 +1,234 @@
+"""The WAL server of one safekeeper: listener, limits, waking, and what the readers need, told to the hot loop.
+
+Invariant: memory is bounded by the limits below, whatever clients do, and a client that has not proved who it is
+takes nothing from one that has. Logins that take their time are the first to go when there are too many: the
+oldest makes room for the newest, so a crowd of silent connections keeps nobody out.
+"""
+
+import asyncio
+import contextlib
+import ssl
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from walsender_bridge.errors import ConfigError, ConnectionFailedError, TusklineError
+from walsender_bridge.safekeeper.server import feedback
+from walsender_bridge.safekeeper.server.connection import Connection
+from walsender_bridge.safekeeper.server.positions import (
+    LOOK_SECONDS,
+    PositionReader,
+    Positions,
+    Readers,
+)
+from walsender_bridge.safekeeper.server.slots import SlotFile, Slots
+from walsender_bridge.safekeeper.server.stream import TIMEOUT
+from walsender_bridge.safekeeper.server.tls import TlsFiles, tls_context
+from walsender_bridge.safekeeper.server.users import Users
+from walsender_bridge.safekeeper.server.wal_folder import WalFolder
+from walsender_bridge.wire.backend import SqlErrorReply
+
+#: Connections that have logged in, and that have not.
+MOST_READERS: Final = 64
+_MOST_LOGINS: Final = 32
+#: Seconds after which a slot that has moved within its segment is written down all the same.
+_SAVE_SECONDS: Final = 30.0
+_BACKLOG = 64
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Where things are, and who may come in.
+
+    `positions`: the page that the hot loop writes; `slots`: the file of the slots; `tls_client_ca`: whose client
+    certificates are asked for. `timeout`: seconds that a reader may be silent. Without a certificate the server
+    listens on loopback only, unless `tls_required` is False.
+    """
+
+    wal_dir: Path
+    positions: Path
+    slots: Path
+    users: Path
+    host: str
+    port: int
+    tls: TlsFiles | None = None
+    tls_required: bool | None = None
+    timeout: float = TIMEOUT
+
+
+class WalServer:
+    """Serves the WAL of one safekeeper. `run` it; it is what `connection.Server` asks for."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Read users, slots and certificates. Raises `ConfigError`, `CorruptError`, `NotSupportedError`."""
+        loopback = settings.host in {"127.0.0.1", "::1", "localhost"}
+        self.tls_required = not loopback if settings.tls_required is None else settings.tls_required
+        if self.tls_required and settings.tls is None:
+            raise ConfigError(
+                "WAL would be served without TLS",
+                where=f"{settings.host}:{settings.port}",
+                repair="give a certificate and its key, or listen on 127.0.0.1",
+            )
+        self.folder = WalFolder(settings.wal_dir)
+        self.users = Users(settings.users)
+        self.timeout = settings.timeout
+        self.tls: ssl.SSLContext | None = None
+        self.certificate: str | None = None
+        if settings.tls is not None:
+            self.tls, self.certificate = tls_context(settings.tls)
+        self._settings = settings
+        self._file = SlotFile(settings.slots)
+        # The segment size is known once there is WAL; until then no slot can have moved.
+        self.slots = Slots.restored(self._file.load(), segment_bytes=1 << 24)
+        self._page = PositionReader(settings.positions, self.folder.history)
+        self._logins: dict[int, Connection] = {}
+        self._readers: dict[int, Connection] = {}
+        self._number = 0
+        self._saving = asyncio.Lock()
+        self._saved_at = time.monotonic()
+        self._told: Readers | None = None
+
+    # -- what a connection asks for -------------------------------------------------------------------
+
+    def positions(self) -> Positions:
+        """The positions now. Raises `SqlErrorReply` 57P03 when there is no WAL yet, `CorruptError`."""
+        found = self._page.now()
+        if found is None:
+            raise SqlErrorReply("57P03", "the safekeeper holds no WAL yet", fatal=True)
+        return found
+
+    def admit(self, connection: Connection) -> None:
+        """The client has proved who it is. Raises `SqlErrorReply` 53300 when there are too many."""
+        del self._logins[connection.number]
+        if len(self._readers) >= MOST_READERS:
+            raise SqlErrorReply("53300", "sorry, too many clients already", fatal=True)
+        self._readers[connection.number] = connection
+
+    def wants_change(self) -> None:
+        """A reader has everything; the next change of the positions wakes us."""
+        self._page.arm()
+
+    async def save_slots(self) -> None:
+        """Make the slots durable as they are now, and tell the hot loop."""
+        async with self._saving:
+            slots = self.slots.durable()
+            # A disk that takes its time keeps no reader waiting.
+            await asyncio.to_thread(self._file.save, slots)
+            self.slots.saved(slots)
+            self._saved_at = time.monotonic()
+        self._tell()
+
+    def slot_released(self) -> None:
+        """Those who wait for a slot are to look."""
+        self._wake()
+
+    def gone(self, connection: Connection) -> None:
+        """The connection has ended."""
+        self._logins.pop(connection.number, None)
+        self._readers.pop(connection.number, None)
+        self.slots.disconnected(connection.number)
+        self._wake()
+
+    # -- running ----------------------------------------------------------------------------------------
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Serve until `stop` is set. Raises `ConnectionFailedError` if the port cannot be had."""
+        loop = asyncio.get_running_loop()
+        settings = self._settings
+        try:
+            listener = await loop.create_server(
+                self._connection, settings.host, settings.port, backlog=_BACKLOG
+            )
+        except OSError as error:
+            raise ConnectionFailedError(
+                f"the port cannot be had: {error.strerror}",
+                where=f"{settings.host}:{settings.port}",
+                repair="choose another with --listen, or end who has it",
+            ) from None
+        loop.add_reader(self._page.fileno(), self._moved)
+        upkeep = asyncio.create_task(self._upkeep())
+        _log.info(
+            "serving WAL", listen=f"{settings.host}:{settings.port}", tls=self.tls is not None
+        )
+        try:
+            await stop.wait()
+        finally:
+            listener.close()
+            upkeep.cancel()
+            everybody = [*self._logins.values(), *self._readers.values()]
+            for connection in everybody:
+                connection.end()
+            for connection in everybody:
+                await connection.ended()
+            loop.remove_reader(self._page.fileno())
+            if self.slots.changed:
+                await self.save_slots()
+            self._tell()
+            self._page.close()
+
+    def _connection(self) -> Connection:
+        self._number += 1
+        if len(self._logins) >= _MOST_LOGINS:
+            oldest = next(iter(self._logins.values()))
+            _log.warning("too many logins at once: the oldest has to go")
+            oldest.end()
+            del self._logins[oldest.number]
+        made = Connection(self, self._number)
+        self._logins[made.number] = made
+        return made
+
+    def _moved(self) -> None:
+        self._page.drain()
+        self._wake()
+
+    def _wake(self) -> None:
+        for connection in self._readers.values():
+            connection.wake()
+
+    async def _upkeep(self) -> None:
+        """What time brings: deadlines, a change that nobody told, users that were changed, slots that moved."""
+        last: Positions | None = None
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            now = time.monotonic()
+            with contextlib.suppress(TusklineError):
+                # An error of the folder is each reader's own; here it only has to be looked at again.
+                found = self._page.now()
+                if found is not None and found != last:
+                    last = found
+                    self.slots.segment_bytes = found.segment_bytes
+                    self._wake()
+            for connection in [*self._logins.values(), *self._readers.values()]:
+                connection.tick(now)
+            await self._keep(now)
+
+    async def _keep(self, now: float) -> None:
+        try:
+            self.users.refresh()
+        except ConfigError as error:
+            _log.error("the users stay as they were", **error.to_wire())
+        due = self.slots.frees_a_segment or now - self._saved_at > _SAVE_SECONDS
+        if self.slots.changed and due:
+            try:
+                await self.save_slots()
+            except OSError as error:
+                # They pin more than they need meanwhile, and are tried again.
+                _log.error("the slots cannot be written", why=error.strerror)
+        self._tell()
+
+    def _tell(self) -> None:
+        """Tell the hot loop what the readers need, if that has changed."""
+        streams = [c.stream for c in self._readers.values() if c.stream is not None]
+        needs = Readers(
+            self.slots.pin_lsn(),
+            feedback.oldest([*(s.feedback for s in streams), *self.slots.feedbacks()]),
+            len(streams),
+        )
+        if needs != self._told:
+            self._page.publish(needs)
+            self._told = needs

@@ -1,0 +1,233 @@
+"""Physical replication slots of a safekeeper: which WAL its readers still need.
+
+As in PostgreSQL a slot keeps WAL from the position that its reader last confirmed as flushed, and the reader's
+oldest transactions, also while nobody is connected. `TEMPORARY` ones live as long as their connection.
+
+Invariant: what is told as pinned (`pin_lsn`) is what the file says, and a slot moves forward only. So after a crash
+a slot asks for nothing that could have been removed. Advancing is written down lazily: when a slot has left a
+segment (sooner it would pin the same files), or some seconds later. Making and dropping are durable before their
+answer.
+
+The file is JSON with a format version and a CRC32C over the rest; it is replaced by rename. One that is damaged, or
+newer, is refused by name: to go on without it would let go of WAL that a standby still needs.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+import google_crc32c
+
+from walsender_bridge.errors import CorruptError, NotSupportedError
+from walsender_bridge.safekeeper.messages import HotStandbyFeedback
+from walsender_bridge.wire.backend import SqlErrorReply
+
+FORMAT: Final = 1
+#: Slots that a safekeeper may have; more is a client that makes one at each start.
+MOST_SLOTS: Final = 64
+NO_FEEDBACK: Final = HotStandbyFeedback()
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A slot. `restart_lsn` None: it keeps nothing until a reader confirms a first position."""
+
+    name: str
+    restart_lsn: int | None = None
+    feedback: HotStandbyFeedback = NO_FEEDBACK
+    temporary: bool = False
+
+
+@dataclass(slots=True)
+class _State:
+    slot: Slot
+    owner: int | None = None  # the number of the connection that uses it
+
+
+@dataclass(slots=True)
+class Slots:
+    """The slots in memory. Connections are numbers. No I/O: `SlotFile` writes what `durable` gives."""
+
+    segment_bytes: int
+    _slots: dict[str, _State] = field(default_factory=dict)
+    _saved: dict[str, Slot] = field(default_factory=dict)
+
+    @classmethod
+    def restored(cls, slots: list[Slot], segment_bytes: int) -> "Slots":
+        """As the file had them."""
+        return cls(
+            segment_bytes,
+            {slot.name: _State(slot) for slot in slots},
+            {slot.name: slot for slot in slots},
+        )
+
+    def create(self, slot: Slot, connection: int) -> None:
+        """Make a slot; a temporary one is in use at once. Raises `SqlErrorReply` 42710, 53400."""
+        if slot.name in self._slots:
+            raise SqlErrorReply("42710", f'replication slot "{slot.name}" already exists')
+        if len(self._slots) >= MOST_SLOTS:
+            raise SqlErrorReply(
+                "53400", "all replication slots are in use", hint="Drop one that nobody needs."
+            )
+        self._slots[slot.name] = _State(slot, connection if slot.temporary else None)
+
+    def drop(self, name: str, connection: int) -> bool:
+        """Remove a slot; whether its removal has to be written down. Raises `SqlErrorReply` 42704, 55006."""
+        state = self._unused(name, connection)
+        del self._slots[name]
+        return not state.slot.temporary
+
+    def find(self, name: str) -> Slot | None:
+        """The slot of that name."""
+        state = self._slots.get(name)
+        return state.slot if state else None
+
+    def in_use(self, name: str, connection: int) -> bool:
+        """Whether another connection uses it."""
+        state = self._slots.get(name)
+        return state is not None and state.owner not in {None, connection}
+
+    def acquire(self, name: str, connection: int) -> None:
+        """Use a slot. Raises `SqlErrorReply` 42704, 55006."""
+        self._unused(name, connection).owner = connection
+
+    def release(self, name: str) -> None:
+        """The stream that used it has ended. A temporary slot stays its connection's."""
+        state = self._slots.get(name)
+        if state is not None and not state.slot.temporary:
+            state.owner = None
+
+    def disconnected(self, connection: int) -> None:
+        """A connection is gone, and with it its temporary slots."""
+        for name, state in list(self._slots.items()):
+            if state.owner == connection:
+                state.owner = None
+                if state.slot.temporary:
+                    del self._slots[name]
+
+    def confirm(self, name: str, flush_lsn: int) -> None:
+        """The slot's reader has WAL up to `flush_lsn` on disk."""
+        state = self._slots.get(name)
+        if state is not None and flush_lsn > (state.slot.restart_lsn or 0):
+            state.slot = replace(state.slot, restart_lsn=flush_lsn)
+
+    def heed(self, name: str, feedback: HotStandbyFeedback) -> None:
+        """The oldest transactions of the slot's reader."""
+        state = self._slots.get(name)
+        if state is not None and state.slot.feedback != feedback:
+            state.slot = replace(state.slot, feedback=feedback)
+
+    def feedbacks(self) -> Iterator[HotStandbyFeedback]:
+        """What each slot's reader still sees, connected or not."""
+        return (state.slot.feedback for state in self._slots.values())
+
+    def pin_lsn(self) -> int | None:
+        """The oldest WAL that the slots keep for certain: of permanent ones what the file says; None if none."""
+        kept = [slot.restart_lsn for slot in self._saved.values()]
+        kept += [s.slot.restart_lsn for s in self._slots.values() if s.slot.temporary]
+        return min((lsn for lsn in kept if lsn is not None), default=None)
+
+    def durable(self) -> dict[str, Slot]:
+        """The permanent slots as they are now, for the file."""
+        return {n: s.slot for n, s in self._slots.items() if not s.slot.temporary}
+
+    def saved(self, slots: dict[str, Slot]) -> None:
+        """The file says this now."""
+        self._saved = slots
+
+    @property
+    def changed(self) -> bool:
+        """Whether the file is behind."""
+        return self.durable() != self._saved
+
+    @property
+    def frees_a_segment(self) -> bool:
+        """Whether writing the file now would unpin whole segments."""
+        return any(
+            name in self._saved
+            and (slot.restart_lsn or 0) // self.segment_bytes
+            > (self._saved[name].restart_lsn or 0) // self.segment_bytes
+            for name, slot in self.durable().items()
+        )
+
+    def _unused(self, name: str, connection: int) -> _State:
+        state = self._slots.get(name)
+        if state is None:
+            raise SqlErrorReply("42704", f'replication slot "{name}" does not exist')
+        if self.in_use(name, connection):
+            raise SqlErrorReply(
+                "55006", f'replication slot "{name}" is active for connection {state.owner}'
+            )
+        return state
+
+
+class SlotFile:
+    """The slots on disk."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def load(self) -> list[Slot]:
+        """The slots; [] if there never were any. Raises `CorruptError`, `NotSupportedError`."""
+        try:
+            raw = self.path.read_bytes()
+        except FileNotFoundError:
+            return []
+        head, _, body = raw.partition(b"\n")
+        try:
+            version, check = json.loads(head)["format"], json.loads(head)["crc32c"]
+        except (ValueError, KeyError, TypeError):
+            raise self._corrupt("its first line is not ours") from None
+        if version != FORMAT:
+            raise NotSupportedError(
+                f"the slots have format {version}; known here is {FORMAT}",
+                where=str(self.path),
+                repair="use the version of Tuskline that wrote them, or a newer one",
+            )
+        if google_crc32c.value(body) != check:
+            raise self._corrupt("its checksum does not fit")
+        try:
+            return [_slot(record) for record in json.loads(body)]
+        except (ValueError, KeyError, TypeError):
+            raise self._corrupt("it holds something else than slots") from None
+
+    def save(self, slots: dict[str, Slot]) -> None:
+        """Replace the file, durably."""
+        body = json.dumps([_record(slot) for slot in slots.values()], indent=1).encode() + b"\n"
+        head = json.dumps({"format": FORMAT, "crc32c": google_crc32c.value(body)}).encode() + b"\n"
+        draft = self.path.with_name(self.path.name + ".tmp")
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with open(descriptor, "wb") as file:
+            file.write(head + body)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.rename(self.path)
+        folder = os.open(self.path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def _corrupt(self, why: str) -> CorruptError:
+        return CorruptError(
+            f"the replication slots cannot be read: {why}",
+            where=str(self.path),
+            repair="keep the file aside under another name; readers then make their slots anew",
+        )
+
+
+def _record(slot: Slot) -> dict[str, Any]:
+    record = asdict(slot)
+    del record["temporary"]
+    return record
+
+
+def _slot(record: dict[str, Any]) -> Slot:
+    return Slot(
+        str(record["name"]),
+        None if record["restart_lsn"] is None else int(record["restart_lsn"]),
+        HotStandbyFeedback(**{k: int(v) for k, v in record["feedback"].items()}),
+    )
