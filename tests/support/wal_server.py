@@ -120,7 +120,7 @@ class HeldWal:
 
     def switch_to(self, server: LocalServer) -> int:
         """Go on with a promoted server's timeline; where it forked. Its history is there before it is told."""
-        timeline = int(run(server, "SELECT timeline_id FROM pg_control_checkpoint()")[0][0])
+        timeline = int(run(server, "SELECT pg_walfile_name(pg_current_wal_lsn())")[0][0][:8], 16)
         source = server.data_dir / "pg_wal" / f"{timeline:08X}.history"
         text = source.read_text()
         shutil.copyfile(source, self.folder / source.name)
@@ -169,14 +169,15 @@ class WalServerProcess:
     def start(self) -> None:
         before = self.log.count("serving WAL")
         with self.log_file.open("ab") as log:
-            self.process = subprocess.Popen(self._command, stdout=log, stderr=log)
+            process = subprocess.Popen(self._command, stdout=log, stderr=log)
+        self.process = process
         try:
             wait_for(
-                lambda: self.log.count("serving WAL") > before or self.process.poll() is not None,
+                lambda: self.log.count("serving WAL") > before or process.poll() is not None,
                 30,
                 "the WAL server serves",
             )
-            assert self.process.poll() is None, self.log
+            assert process.poll() is None, self.log
         except AssertionError:
             self.kill()
             raise
@@ -275,3 +276,46 @@ class Receiver:
 def plain_environment() -> dict[str, str]:
     """The environment without settings that libpq takes from it."""
     return {k: v for k, v in os.environ.items() if not k.startswith("PG")} | {"LC_ALL": "C"}
+
+
+def make_standby(origin: LocalServer, folder: Path, upstream: str, **settings: str) -> LocalServer:
+    """A standby from a base backup of `origin` that streams from `upstream` (a libpq connection string)."""
+    standby = backup(origin, folder, **settings)
+    follow(standby, upstream)
+    return standby
+
+
+def backup(origin: LocalServer, folder: Path, *, wal: str = "none", **settings: str) -> LocalServer:
+    """A base backup of `origin` as a server that was never started. `wal`: as `pg_basebackup -X` takes it."""
+    account = origin._account
+    account.make_folder(folder, 0o755)
+    made = LocalServer(origin.installation, account, folder, origin._password)
+    account.run(
+        [
+            *(origin.installation.tool("pg_basebackup"), "-D", made.data_dir, "-X", wal),
+            *("-c", "fast", "--no-sync", "-d", origin.dsn(replication="true")),
+        ]
+    )
+    with (made.data_dir / "postgresql.conf").open("a") as conf:
+        conf.writelines(f"{name} = '{value}'\n" for name, value in settings.items())
+    return made
+
+
+def follow(standby: LocalServer, upstream: str, **settings: str) -> None:
+    """Make a stopped server a standby of `upstream`."""
+    lines = {
+        "primary_conninfo": upstream.replace("\\", "\\\\").replace("'", "''"),
+        "recovery_target_timeline": "latest",
+        "wal_retrieve_retry_interval": "200ms",
+        "wal_receiver_status_interval": "1s",
+        **settings,
+    }
+    with (standby.data_dir / "postgresql.conf").open("a") as conf:
+        conf.writelines(f"{name} = '{value}'\n" for name, value in lines.items())
+    (standby.data_dir / "standby.signal").touch()
+
+
+def replayed(server: LocalServer) -> int:
+    """Up to where a standby has replayed."""
+    found = run(server, "SELECT pg_last_wal_replay_lsn()")[0][0]
+    return parse_lsn(found) if found else 0

@@ -29,6 +29,7 @@ from walsender_bridge.safekeeper.server.wal_folder import WalCursor, WalFolder
 from walsender_bridge.wire import backend, replication_command
 from walsender_bridge.wire.backend import SqlError, SqlErrorReply
 from walsender_bridge.wire.frontend import MESSAGE_LIMIT, FrontendParser, Message, Packet, text_of
+from walsender_bridge.wire.lsn import format_lsn
 from walsender_bridge.wire.replication_command import (
     CreateSlot,
     DropSlot,
@@ -306,7 +307,7 @@ class Connection(asyncio.Protocol):
                 "streaming",
                 peer=self._peer,
                 application=self._login.application,
-                lsn=command.lsn,
+                lsn=format_lsn(command.lsn),
                 timeline=stream.timeline,
                 slot=command.slot,
             )
@@ -331,7 +332,8 @@ class Connection(asyncio.Protocol):
                     self.deadline = now + 1.0
                     await self._woken()
                     continue
-                match stream.next(self._server.positions(), now, _now_us()):
+                positions = self._server.positions()
+                match stream.next(positions, now, _now_us()):
                     case Finish(data):
                         self._write(data)
                         return
@@ -347,8 +349,8 @@ class Connection(asyncio.Protocol):
                     case Wait(until):
                         self.deadline = until
                         self._server.wants_change()
-                        if self._server.positions().served_lsn > stream.sent_lsn:
-                            self._event.set()  # it changed before it could wake us
+                        if self._server.positions() is not positions:
+                            self._event.set()  # they changed before that could wake us
                 await self._woken()
         finally:
             cursor.close()
@@ -415,7 +417,11 @@ class Connection(asyncio.Protocol):
 
     async def _woken(self) -> None:
         """Wait for whatever may have changed. The event was cleared before it was looked."""
-        await self._event.wait()
+        if self._event.is_set():
+            # Waiting would return at once, and others' turn would never come.
+            await asyncio.sleep(0)
+        else:
+            await self._event.wait()
         self._alive()
 
     async def _drained(self) -> None:

@@ -1,0 +1,285 @@
+"""What the WAL server shares and keeps: the page of positions, the folder's files, the slots."""
+
+import json
+import multiprocessing
+import select
+import time
+from pathlib import Path
+
+import pytest
+
+from walsender_bridge.errors import CorruptError
+from walsender_bridge.safekeeper.messages import HotStandbyFeedback
+from walsender_bridge.safekeeper.server import positions as page
+from walsender_bridge.safekeeper.server.positions import (
+    PositionReader,
+    Positions,
+    PositionWriter,
+    Readers,
+)
+from walsender_bridge.safekeeper.server.slots import MOST_SLOTS, Slot, SlotFile, Slots
+from walsender_bridge.safekeeper.server.wal_folder import PARTIAL, WalCursor, WalFolder
+from walsender_bridge.wire.backend import SqlErrorReply
+from walsender_bridge.wire.replication import History
+from walsender_bridge.wire.wal_page import segment_name
+
+MIB = 1 << 20
+
+
+def made(lsn: int, timeline: int = 1) -> Positions:
+    return Positions(2**63 + 7, 16, MIB, History(timeline), lsn, lsn * 3)
+
+
+# -- the page ---------------------------------------------------------------------------------------
+
+
+def test_both_sides_see_what_the_other_wrote_whoever_comes_first(tmp_path: Path) -> None:
+    path = tmp_path / "positions"
+    with PositionReader(path, History) as reader, PositionWriter(path) as writer:
+        assert reader.now() is None
+        assert writer.readers() is None
+        for lsn in (5, 6, 2, 9):
+            writer.publish(made(lsn))
+            assert reader.now() == made(lsn)
+        needs = Readers(77, HotStandbyFeedback(1, 2, 3, 4), 5)
+        reader.publish(needs)
+        assert writer.readers() == needs
+        reader.publish(Readers())
+        assert writer.readers() == Readers()
+    # Another life of either goes on from there, not from an older record.
+    with PositionReader(path, History) as reader, PositionWriter(path) as writer:
+        assert reader.now() == made(9)
+        writer.publish(made(10, timeline=4))
+        assert reader.now() == made(10, timeline=4)
+
+
+def test_a_record_that_is_torn_anywhere_leaves_the_one_before(tmp_path: Path) -> None:
+    path = tmp_path / "positions"
+    with PositionReader(path, History) as reader, PositionWriter(path) as writer:
+        writer.publish(made(100))
+        before = path.read_bytes()
+        writer.publish(made(200))
+        after = path.read_bytes()
+        changed = [i for i in range(len(after)) if before[i] != after[i]]
+        assert changed
+        for cut in changed[1:]:
+            # The writer dies when it has written all below `cut`, whatever the order of its stores was.
+            for torn in (after[:cut] + before[cut:], before[:cut] + after[cut:]):
+                _overwrite(path, torn)
+                assert reader.now() in {made(100), made(200)}
+        _overwrite(path, after)
+        assert reader.now() == made(200)
+
+
+def _overwrite(path: Path, data: bytes) -> None:
+    # In place: the mapping is of this file.
+    with path.open("r+b") as file:
+        file.write(data)
+
+
+def _write_many(path: str, seconds: float) -> None:
+    end = time.monotonic() + seconds
+    lsn = 0
+    with PositionWriter(Path(path)) as writer:
+        while time.monotonic() < end:
+            lsn += 1
+            writer.publish(made(lsn))
+
+
+def test_a_reader_never_sees_half_a_record_of_a_writer_that_does_not_stop(tmp_path: Path) -> None:
+    path = tmp_path / "positions"
+    process = multiprocessing.get_context("spawn").Process(
+        target=_write_many, args=(str(path), 1.5)
+    )
+    with PositionReader(path, History) as reader:
+        process.start()
+        seen, last = 0, 0
+        while process.is_alive():
+            found = reader.now()
+            if found is not None:
+                assert found.commit_lsn == 3 * found.flush_lsn
+                assert found.flush_lsn >= last
+                seen += found.flush_lsn > last
+                last = found.flush_lsn
+        process.join()
+    print(f"{seen} different records seen of {last}")
+    assert process.exitcode == 0
+    assert seen > 100
+
+
+def test_a_reader_that_waits_is_woken_and_one_that_does_not_costs_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "positions"
+    with PositionReader(path, History) as reader, PositionWriter(path) as writer:
+        poll = select.poll()
+        poll.register(reader.fileno(), select.POLLIN)
+        writer.publish(made(1))
+        assert not poll.poll(0)
+        reader.arm()
+        writer.publish(made(2))
+        assert poll.poll(1000)
+        reader.drain()
+        writer.publish(made(3))
+        assert not poll.poll(0)
+
+
+def test_a_file_that_is_something_else_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "positions"
+    path.write_bytes(b"tuskline pos 002" + bytes(page._SIZE - 16))
+    with pytest.raises(CorruptError, match="another version"):
+        PositionWriter(path)
+
+
+# -- the folder -------------------------------------------------------------------------------------
+
+
+class Folder:
+    """Segments whose every byte tells its timeline."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.cursor = WalCursor(WalFolder(path), MIB)
+
+    def segment(self, timeline: int, number: int, *, partial: bool = False) -> Path:
+        name = segment_name(timeline, number * MIB, MIB) + (PARTIAL if partial else "")
+        (self.path / name).write_bytes(bytes([timeline]) * MIB)
+        return self.path / name
+
+    def read(self, lsn: int, size: int, timeline: int, history: History) -> bytes:
+        buffer = bytearray(size)
+        got = self.cursor.read_into(memoryview(buffer), lsn, size, timeline, history)
+        return bytes(buffer[:got])
+
+
+@pytest.fixture
+def folder(tmp_path: Path):
+    made = Folder(tmp_path)
+    yield made
+    made.cursor.close()
+
+
+def test_a_chunk_ends_with_its_segment_and_with_its_timeline(folder: Folder) -> None:
+    for number in (1, 2, 3):
+        folder.segment(1, number)
+    fork = 2 * MIB + 5000
+    history = History(2, ((1, fork),))
+    assert folder.read(2 * MIB - 10, 100, 1, history) == b"\1" * 10
+    # The newer timeline has no file yet: the older one's counts as far as it belongs to both.
+    assert folder.read(fork - 10, 100, 1, history) == b"\1" * 10
+    with pytest.raises(SqlErrorReply, match="already been removed"):
+        folder.read(fork, 100, 2, history)
+    folder.segment(2, 2, partial=True)
+    assert folder.read(fork, 100, 2, history) == b"\2" * 100
+    # And preferred for the whole segment once it is there.
+    assert folder.read(2 * MIB, 100, 1, history) == b"\2" * 100
+    assert folder.read(MIB, 100, 1, history) == b"\1" * 100
+    with pytest.raises(SqlErrorReply, match="000000020000000000000003"):
+        folder.read(3 * MIB, 100, 2, history)
+
+
+def test_a_segment_that_becomes_complete_is_read_on(folder: Folder) -> None:
+    partial = folder.segment(1, 1, partial=True)
+    history = History(1)
+    assert folder.read(MIB, 10, 1, history) == b"\1" * 10
+    partial.rename(partial.with_suffix(""))
+    assert folder.read(MIB + 10, 10, 1, history) == b"\1" * 10
+
+
+@pytest.mark.parametrize("how", ["removed", "recycled"])
+def test_bytes_of_a_segment_that_lost_its_name_are_not_handed_out(folder: Folder, how: str) -> None:
+    segment = folder.segment(1, 1)
+    history = History(1)
+    assert folder.read(MIB, 10, 1, history)
+    if how == "removed":
+        segment.unlink()
+    else:
+        segment.rename(folder.path / (segment_name(1, 9 * MIB, MIB) + PARTIAL))
+    with pytest.raises(SqlErrorReply, match="already been removed"):
+        folder.read(MIB + 10, 10, 1, history)
+
+
+def test_a_history_that_is_missing_is_named(tmp_path: Path) -> None:
+    folder = WalFolder(tmp_path)
+    assert folder.history(1) == History(1)
+    with pytest.raises(CorruptError, match="timeline 3 is missing"):
+        folder.history(3)
+    (tmp_path / "00000003.history").write_text("1\t0/500\tno recovery target\n2\t0/900\twhy\n")
+    assert folder.history(3) == History(3, ((1, 0x500), (2, 0x900)))
+
+
+# -- slots ------------------------------------------------------------------------------------------
+
+
+def test_what_is_pinned_is_what_the_file_says(tmp_path: Path) -> None:
+    file = SlotFile(tmp_path / "slots")
+    slots = Slots(MIB)
+    assert slots.pin_lsn() is None
+    slots.create(Slot("a", 10 * MIB), 1)
+    assert slots.pin_lsn() is None  # not yet durable, so not yet promised
+    file.save(slots.durable())
+    slots.saved(slots.durable())
+    assert slots.pin_lsn() == 10 * MIB
+    slots.acquire("a", 2)
+    slots.confirm("a", 10 * MIB + 5)
+    assert (slots.changed, slots.frees_a_segment) == (True, False)
+    slots.confirm("a", 12 * MIB)
+    slots.confirm("a", 11 * MIB)  # never back
+    assert (slots.changed, slots.frees_a_segment) == (True, True)
+    # A crash now would bring the older position back: it is the one that is pinned.
+    assert slots.pin_lsn() == 10 * MIB
+    assert Slots.restored(file.load(), MIB).pin_lsn() == 10 * MIB
+    file.save(slots.durable())
+    slots.saved(slots.durable())
+    assert slots.pin_lsn() == 12 * MIB
+    assert Slots.restored(file.load(), MIB).find("a") == Slot("a", 12 * MIB)
+
+
+def test_temporary_slots_pin_and_end_with_their_connection() -> None:
+    slots = Slots(MIB)
+    slots.create(Slot("passing", 5, temporary=True), 1)
+    assert slots.pin_lsn() == 5
+    assert slots.durable() == {}
+    with pytest.raises(SqlErrorReply, match="is active"):
+        slots.acquire("passing", 2)
+    slots.acquire("passing", 1)
+    slots.release("passing")
+    with pytest.raises(SqlErrorReply, match="is active"):
+        slots.drop("passing", 2)
+    slots.disconnected(1)
+    assert slots.find("passing") is None
+
+
+def test_a_slot_remembers_its_readers_oldest_transaction(tmp_path: Path) -> None:
+    slots = Slots(MIB)
+    slots.create(Slot("a"), 1)
+    slots.acquire("a", 1)
+    slots.heed("a", HotStandbyFeedback(700, 1, 0, 0))
+    slots.disconnected(1)
+    file = SlotFile(tmp_path / "slots")
+    file.save(slots.durable())
+    assert list(Slots.restored(file.load(), MIB).feedbacks()) == [HotStandbyFeedback(700, 1, 0, 0)]
+    assert slots.pin_lsn() is None
+    for number in range(MOST_SLOTS - 1):
+        slots.create(Slot(f"s{number}"), 1)
+    with pytest.raises(SqlErrorReply, match="all replication slots are in use"):
+        slots.create(Slot("more"), 1)
+
+
+@pytest.mark.parametrize("at", [0, 5, 30, 60, 100, -1])
+def test_a_slot_file_that_is_damaged_anywhere_is_refused(tmp_path: Path, at: int) -> None:
+    file = SlotFile(tmp_path / "slots")
+    file.save({"a": Slot("a", 3 * MIB)})
+    raw = bytearray(file.path.read_bytes())
+    raw[at] ^= 0x20
+    file.path.write_bytes(raw)
+    with pytest.raises(CorruptError) as caught:
+        file.load()
+    assert caught.value.where == str(file.path)
+    assert file.path.read_bytes() == raw
+
+
+def test_the_slot_file_is_plain_text_of_its_owner(tmp_path: Path) -> None:
+    file = SlotFile(tmp_path / "slots")
+    file.save({"a": Slot("a", 3)})
+    assert file.path.stat().st_mode & 0o077 == 0
+    assert json.loads(file.path.read_bytes().partition(b"\n")[2])[0]["name"] == "a"
+    assert list(tmp_path.iterdir()) == [file.path]
