@@ -8,6 +8,7 @@ import pytest
 from tests.support.capture_stack import CaptureProcess, ChangeLog, make_tables
 from tests.support.servers import Database
 from tests.support.waiting import wait_for
+from tests.support.wal_server import Receivers
 from walsender_bridge.local_server import LocalServer
 
 
@@ -33,3 +34,11 @@ def capture(tmp_path: Path, log: ChangeLog, server: LocalServer) -> Iterator[Cap
         wait_for(capture.streams, 30, "capture streams")
         yield capture
         print(capture.output.read_text()[-4000:])
+
+
+@pytest.fixture
+def receive() -> Iterator[Receivers]:
+    """Starts real `pg_receivewal`s, which end with the test."""
+    made = Receivers()
+    yield made
+    made.end()

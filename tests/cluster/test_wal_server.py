@@ -12,6 +12,7 @@ from tests.support.waiting import wait_for
 from tests.support.wal_server import (
     HeldWal,
     Receiver,
+    Receivers,
     WalServerProcess,
     backup,
     keep_wal,
@@ -21,7 +22,7 @@ from tests.support.wal_server import (
 )
 from walsender_bridge.local_server import LocalServer, by_major
 from walsender_bridge.safekeeper.server.wal_folder import PARTIAL
-from walsender_bridge.wire.lsn import format_lsn, parse_lsn
+from walsender_bridge.wire.lsn import parse_lsn
 from walsender_bridge.wire.wal_page import segment_name
 
 #: Majors that have client tools here; a bare server has none.
@@ -59,12 +60,16 @@ def fill(server: LocalServer, rows: int) -> None:
 
 
 def test_13_pg_receivewal_gets_the_committed_wal_and_not_a_byte_more(
-    primary: LocalServer, held: HeldWal, wal_server: WalServerProcess, tmp_path: Path
+    primary: LocalServer,
+    held: HeldWal,
+    wal_server: WalServerProcess,
+    tmp_path: Path,
+    receive: Receivers,
 ) -> None:
     fill(primary, 1000)
     held.take(primary)
     held.publish(commit=held.start + 12345)
-    receiver = Receiver(primary, wal_server.dsn(), tmp_path / "received", "--synchronous")
+    receiver = receive(primary, wal_server.dsn(), tmp_path / "received", "--synchronous")
     try:
         for step in range(12):
             fill(primary, 4000)
@@ -99,7 +104,11 @@ def received(server: LocalServer) -> int:
 
 
 def test_13_standbys_replay_the_committed_wal_and_follow_a_timeline_switch(
-    primary: LocalServer, held: HeldWal, wal_server: WalServerProcess, tmp_path: Path, make_server
+    primary: LocalServer,
+    held: HeldWal,
+    wal_server: WalServerProcess,
+    tmp_path: Path,
+    receive: Receivers,
 ) -> None:
     made: list[LocalServer] = []
 
@@ -118,7 +127,7 @@ def test_13_standbys_replay_the_committed_wal_and_follow_a_timeline_switch(
         candidate = standby(primary, wal_server.dsn(application_name="candidate"))
         wait_for(lambda: replayed(direct) >= held.position, 60, "the standby has replayed")
         cascading = standby(direct, direct.dsn(replication="true"))
-        receiver = Receiver(primary, wal_server.dsn(), tmp_path / "received")
+        receiver = receive(primary, wal_server.dsn(), tmp_path / "received")
         wait_for(lambda: count(direct) == 100, 30, "the standby is queryable")
 
         # What is on disk and has no quorum is not for readers.
@@ -162,7 +171,11 @@ def test_13_standbys_replay_the_committed_wal_and_follow_a_timeline_switch(
 
 
 def test_14_a_base_backup_and_the_wal_from_here_rebuild_a_lost_primary(
-    primary: LocalServer, held: HeldWal, wal_server: WalServerProcess, tmp_path: Path
+    primary: LocalServer,
+    held: HeldWal,
+    wal_server: WalServerProcess,
+    tmp_path: Path,
+    receive: Receivers,
 ) -> None:
     rebuilt = backup(primary, primary.folder.with_name("rebuilt"), fsync="off")
     try:
@@ -172,12 +185,11 @@ def test_14_a_base_backup_and_the_wal_from_here_rebuild_a_lost_primary(
         # Lost with its disk; what had no quorum is lost with it.
         fill(primary, 5)
         primary.destroy()
-        received = tmp_path / "received"
-        begin = f"--endpos={format_lsn(held.position)}"
-        receiver = Receiver(rebuilt, wal_server.dsn(), received, begin, "--no-loop")
-        assert receiver.process.wait(60) == 0, receiver.stop()
+        receiver = receive(rebuilt, wal_server.dsn(), tmp_path / "received")
+        wait_for(lambda: receiver.has(held, held.position), 60, "all WAL is received")
+        print(receiver.stop())
         receiver.check(held, held.position)
-        for each in received.iterdir():
+        for each in receiver.folder.iterdir():
             target = rebuilt.data_dir / "pg_wal" / each.name.removesuffix(PARTIAL)
             shutil.copyfile(each, target)
             shutil.chown(target, rebuilt._account.uid, rebuilt._account.gid)
@@ -190,7 +202,11 @@ def test_14_a_base_backup_and_the_wal_from_here_rebuild_a_lost_primary(
 
 
 def test_10_a_slot_keeps_wal_and_says_so_to_the_hot_loop(
-    primary: LocalServer, held: HeldWal, wal_server: WalServerProcess, tmp_path: Path
+    primary: LocalServer,
+    held: HeldWal,
+    wal_server: WalServerProcess,
+    tmp_path: Path,
+    receive: Receivers,
 ) -> None:
     fill(primary, 30_000)
     held.take(primary)
@@ -198,25 +214,25 @@ def test_10_a_slot_keeps_wal_and_says_so_to_the_hot_loop(
     wait_for(held.readers, 30, "the server has told what the readers need")
     assert held.readers().pin_lsn is None
 
-    def receive(folder: str, *options: str) -> Receiver:
-        return Receiver(primary, wal_server.dsn(), tmp_path / folder, *options)
+    def run_in(folder: str, *options: str) -> Receiver:
+        return receive(primary, wal_server.dsn(), tmp_path / folder, *options)
 
-    made = receive("none", "--slot=archive", "--create-slot")
+    made = run_in("none", "--slot=archive", "--create-slot")
     assert made.process.wait(30) == 0, made.stop()
-    again = receive("none", "--slot=archive", "--create-slot")
+    again = run_in("none", "--slot=archive", "--create-slot")
     assert again.process.wait(30) != 0
     assert 'replication slot "archive" already exists' in again.stop()
     assert held.readers().pin_lsn is None  # it has no reader yet
 
-    first = receive("first", "--slot=archive", "--synchronous")
+    first = run_in("first", "--slot=archive", "--synchronous")
     try:
         wait_for(lambda: first.has(held, held.position), 60, "all is received")
         # Written down when it has left a segment, and told only then.
         wait_for(lambda: held.readers().pin_lsn, 30, "it pins what it has confirmed")
-        second = receive("second", "--slot=archive", "--no-loop")
+        second = run_in("second", "--slot=archive", "--no-loop")
         assert second.process.wait(30) != 0
         assert 'replication slot "archive" is active' in second.stop()
-        dropping = receive("none", "--slot=archive", "--drop-slot")
+        dropping = run_in("none", "--slot=archive", "--drop-slot")
         assert dropping.process.wait(30) != 0
     finally:
         print(first.stop())
@@ -236,15 +252,15 @@ def test_10_a_slot_keeps_wal_and_says_so_to_the_hot_loop(
         if path.name < segment_name(1, pinned, held.segment_bytes):
             path.unlink()
     if primary.installation.major >= 15:
-        rest = receive("rest", "--slot=archive")
+        rest = run_in("rest", "--slot=archive")
         try:
             wait_for(lambda: rest.has(held, held.position), 60, "the rest is received")
         finally:
             print(rest.stop())
         rest.check(held, held.position)
-    lost = receive("first", "--slot=no_such_slot", "--no-loop")
+    lost = run_in("first", "--slot=no_such_slot", "--no-loop")
     assert lost.process.wait(30) != 0
     assert 'replication slot "no_such_slot" does not exist' in lost.stop()
-    dropped = receive("none", "--slot=archive", "--drop-slot")
+    dropped = run_in("none", "--slot=archive", "--drop-slot")
     assert dropped.process.wait(30) == 0, dropped.stop()
     assert held.readers().pin_lsn is None

@@ -17,7 +17,7 @@ from tests.support.wal_server import (
     PASSWORD,
     USER,
     HeldWal,
-    Receiver,
+    Receivers,
     WalServerProcess,
     current_lsn,
     run,
@@ -241,7 +241,7 @@ def _tls(certificates: Path, *more: str) -> list[str]:
 
 
 def test_21_tls_with_channel_binding_and_no_plain_client_where_tls_is_required(
-    held, tmp_path, certificates, primary
+    held, tmp_path, certificates, primary, receive: Receivers
 ) -> None:
     options = _tls(certificates, "--tls-required")
     with WalServerProcess(tmp_path, held, *options) as server:
@@ -259,7 +259,7 @@ def test_21_tls_with_channel_binding_and_no_plain_client_where_tls_is_required(
                 "IDENTIFY_SYSTEM",
                 **verified | {"sslrootcert": f"{certificates}/foreign.crt"},
             )
-        receiver = Receiver(primary, server.dsn(**bound), tmp_path / "received")
+        receiver = receive(primary, server.dsn(**bound), tmp_path / "received")
         try:
             wait_for(lambda: receiver.has(held, held.position), 30, "WAL comes through TLS")
         finally:
@@ -284,9 +284,11 @@ def test_21_an_expired_a_foreign_and_a_missing_client_certificate_are_refused(
             return command(server, "IDENTIFY_SYSTEM", sslmode="require", **own)
 
         assert connect("client")
-        for name in ("expired", "stranger", "nobody"):
+        for name in ("expired", "stranger"):
             with pytest.raises(ConnectionError):
                 connect(name)
+        with pytest.raises(ConnectionError):
+            command(server, "IDENTIFY_SYSTEM", sslmode="require")
         assert server.log.count("no TLS connection") == 3
         with pytest.raises(ConnectionError, match="password"):
             command(
@@ -320,11 +322,11 @@ def resident(server: WalServerProcess) -> int:
 
 
 def test_22_garbage_half_messages_and_two_gib_harm_nobody(
-    wal_server, held, primary, tmp_path, seed
+    wal_server, held, primary, tmp_path, seed, receive: Receivers
 ) -> None:
     print(f"seed {seed}")
     rng = random.Random(seed)
-    receiver = Receiver(primary, wal_server.dsn(), tmp_path / "received")
+    receiver = receive(primary, wal_server.dsn(), tmp_path / "received")
     works(wal_server, held)
     before = resident(wal_server)
     with RawClient(wal_server.port) as silent, RawClient(wal_server.port) as slow:
@@ -346,11 +348,11 @@ def test_22_garbage_half_messages_and_two_gib_harm_nobody(
             client.socket.settimeout(2)
             try:
                 for _ in range(2000):
-                    client.send(message(b"Q", b"IDENTIFY_SYSTEM\0") * 100)
+                    client.send(message(b"Q", b"IDENTIFY_SYSTEM\0") * 5000)
             except TimeoutError:
                 pass
             else:
-                pytest.fail("the server took 200,000 commands whose answers were not read")
+                pytest.fail("the server took 210 MB of commands whose answers were not read")
         # A byte now and then does not keep a login alive.
         packet = startup({"user": USER, "replication": "true"})
         dropped = None
@@ -388,7 +390,7 @@ def test_22_a_crowd_of_silent_logins_keeps_nobody_out(wal_server, held) -> None:
 
 
 def test_22_a_reader_that_takes_nothing_is_dropped_and_costs_a_chunk(
-    wal_server, held, primary, tmp_path
+    wal_server, held, primary, tmp_path, receive: Receivers
 ) -> None:
     run(primary, "CREATE TABLE IF NOT EXISTS bulk (t text)")
     run(
@@ -402,7 +404,7 @@ def test_22_a_reader_that_takes_nothing_is_dropped_and_costs_a_chunk(
         for client in clients:
             client.log_in()
             client.query(f"START_REPLICATION {format_lsn(held.start)}")
-        receiver = Receiver(primary, wal_server.dsn(), tmp_path / "received")
+        receiver = receive(primary, wal_server.dsn(), tmp_path / "received")
         wait_for(lambda: receiver.has(held, held.position), 30, "the others' WAL comes meanwhile")
         assert resident(wal_server) - before < 40 << 20
         wait_for(
@@ -420,7 +422,7 @@ def test_22_a_reader_that_takes_nothing_is_dropped_and_costs_a_chunk(
 
 def test_a_recycled_segment_is_not_read_as_the_old_one(wal_server, held, primary) -> None:
     """The hot loop renames an old segment and writes new WAL over it while somebody reads it."""
-    with RawClient(wal_server.port, receive_buffer=4096) as client:
+    with RawClient(wal_server.port, receive_buffer=1 << 16) as client:
         client.log_in()
         client.query(f"START_REPLICATION {format_lsn(held.start)}")
         client.until("W")
@@ -436,6 +438,7 @@ def test_a_recycled_segment_is_not_read_as_the_old_one(wal_server, held, primary
                 kind, body = client.receive()
                 if kind == "d" and body[:1] == b"w":
                     wal += body[25:]
+                    client.send(message(b"d", b"r" + bytes(33)))
                 if kind == "E":
                     assert b"58P01" in body
                     break

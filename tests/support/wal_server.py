@@ -15,7 +15,8 @@ from scramp import ScramMechanism
 
 from tests.support.waiting import wait_for
 from walsender_bridge.local_server import LocalServer, free_port
-from walsender_bridge.safekeeper.server.positions import Positions, PositionWriter
+from walsender_bridge.safekeeper.server.positions import Positions
+from walsender_bridge.safekeeper.server.shared_page import PositionWriter
 from walsender_bridge.safekeeper.server.wal_folder import PARTIAL
 from walsender_bridge.wire.lsn import parse_lsn
 from walsender_bridge.wire.replication import History, parse_history
@@ -217,6 +218,21 @@ class WalServerProcess:
     def __exit__(self, *_: object) -> None:
         self.kill()
         print(self.log[-4000:])
+
+
+class Receivers:
+    """Makes receivers, and ends them all."""
+
+    def __init__(self) -> None:
+        self._made: list[Receiver] = []
+
+    def __call__(self, server: LocalServer, dsn: str, folder: Path, *options: str) -> "Receiver":
+        self._made.append(Receiver(server, dsn, folder, *options))
+        return self._made[-1]
+
+    def end(self) -> None:
+        for receiver in self._made:
+            print(receiver.stop())
 
 
 class Receiver:

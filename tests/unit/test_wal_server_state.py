@@ -10,14 +10,11 @@ import pytest
 
 from walsender_bridge.errors import CorruptError
 from walsender_bridge.safekeeper.messages import HotStandbyFeedback
-from walsender_bridge.safekeeper.server import positions as page
-from walsender_bridge.safekeeper.server.positions import (
-    PositionReader,
-    Positions,
-    PositionWriter,
-    Readers,
-)
-from walsender_bridge.safekeeper.server.slots import MOST_SLOTS, Slot, SlotFile, Slots
+from walsender_bridge.safekeeper.server import shared_page
+from walsender_bridge.safekeeper.server.positions import Positions, Readers
+from walsender_bridge.safekeeper.server.shared_page import PositionReader, PositionWriter
+from walsender_bridge.safekeeper.server.slot_file import SlotFile
+from walsender_bridge.safekeeper.server.slots import MOST_SLOTS, Slot, Slots
 from walsender_bridge.safekeeper.server.wal_folder import PARTIAL, WalCursor, WalFolder
 from walsender_bridge.wire.backend import SqlErrorReply
 from walsender_bridge.wire.replication import History
@@ -124,7 +121,7 @@ def test_a_reader_that_waits_is_woken_and_one_that_does_not_costs_nothing(tmp_pa
 
 def test_a_file_that_is_something_else_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "positions"
-    path.write_bytes(b"tuskline pos 002" + bytes(page._SIZE - 16))
+    path.write_bytes(b"tuskline pos 002" + bytes(shared_page._SIZE - 16))
     with pytest.raises(CorruptError, match="another version"):
         PositionWriter(path)
 

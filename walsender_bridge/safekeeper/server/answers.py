@@ -1,4 +1,4 @@
-"""The answers to a walsender's short commands, from the positions and the WAL folder.
+"""The answers to a walsender's short commands, as a function of the positions. No I/O.
 
 Everything but `START_REPLICATION` and what changes slots. Columns and errors are PostgreSQL's own; where a
 safekeeper has nothing to say (it has no databases, and few settings) it says so with PostgreSQL's SQLSTATE.
@@ -8,7 +8,6 @@ from typing import Final
 
 from walsender_bridge.safekeeper.server.positions import Positions
 from walsender_bridge.safekeeper.server.slots import Slot
-from walsender_bridge.safekeeper.server.wal_folder import WalFolder
 from walsender_bridge.wire import backend
 from walsender_bridge.wire.backend import INT4, INT8, TEXT, SqlErrorReply
 from walsender_bridge.wire.lsn import format_lsn
@@ -65,9 +64,8 @@ def status_parameters(positions: Positions) -> dict[str, str]:
     }
 
 
-def timeline_history(timeline: int, folder: WalFolder) -> bytes:
-    """The answer to `TIMELINE_HISTORY`. Raises `SqlErrorReply` 58P01 if the safekeeper has none."""
-    text = folder.history_text(timeline)
+def timeline_history(timeline: int, text: bytes) -> bytes:
+    """The answer to `TIMELINE_HISTORY`: the file's name and `text`."""
     columns = [("filename", TEXT), ("content", TEXT)]
     answer = backend.row(columns, [history_name(timeline), text])
     return answer + backend.complete("TIMELINE_HISTORY")

@@ -266,7 +266,8 @@ class Connection(asyncio.Protocol):
             case Show(name):
                 answer = answers.show(name, positions)
             case TimelineHistory(timeline):
-                answer = answers.timeline_history(timeline, self._server.folder)
+                history = self._server.folder.history_text(timeline)
+                answer = answers.timeline_history(timeline, history)
             case ReadSlot(name):
                 answer = answers.read_slot(slots.find(name), positions.history)
             case CreateSlot(name, temporary, reserve):
@@ -387,7 +388,9 @@ class Connection(asyncio.Protocol):
 
     def _use(self, transport: asyncio.Transport) -> None:
         self.transport = transport
-        transport.set_write_buffer_limits(high=0)
+        # The least that each takes as "nothing": asyncio's TLS transport stops at its limit, not above it.
+        encrypted = transport.get_extra_info("ssl_object") is not None
+        transport.set_write_buffer_limits(high=1 if encrypted else 0)
 
     def _write(self, data: bytes | memoryview) -> None:
         if data and not self._lost:

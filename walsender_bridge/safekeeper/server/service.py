@@ -18,13 +18,10 @@ import structlog
 from walsender_bridge.errors import ConfigError, ConnectionFailedError, TusklineError
 from walsender_bridge.safekeeper.server import feedback
 from walsender_bridge.safekeeper.server.connection import Connection
-from walsender_bridge.safekeeper.server.positions import (
-    LOOK_SECONDS,
-    PositionReader,
-    Positions,
-    Readers,
-)
-from walsender_bridge.safekeeper.server.slots import SlotFile, Slots
+from walsender_bridge.safekeeper.server.positions import Positions, Readers
+from walsender_bridge.safekeeper.server.shared_page import LOOK_SECONDS, PositionReader
+from walsender_bridge.safekeeper.server.slot_file import SlotFile
+from walsender_bridge.safekeeper.server.slots import Slots
 from walsender_bridge.safekeeper.server.stream import TIMEOUT
 from walsender_bridge.safekeeper.server.tls import TlsFiles, tls_context
 from walsender_bridge.safekeeper.server.users import Users
