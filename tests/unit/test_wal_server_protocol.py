@@ -171,6 +171,15 @@ def test_21_the_offer_depends_on_tls_and_nothing_is_told_before_the_proof() -> N
     assert b"SCRAM-SHA-256-PLUS" in reply.data
 
 
+def test_21_bytes_in_clear_behind_a_request_for_tls_are_refused() -> None:
+    with pytest.raises(SqlErrorReply, match="unencrypted data"):
+        login(certificate="PEM").take(EncryptionRequest(gss=False), more=True)
+    with pytest.raises(SqlErrorReply, match="without TLS are refused"):
+        login(certificate="PEM", required=True).take(
+            Startup(3, 0, {"user": "x", "replication": "true"}), more=False
+        )
+
+
 @pytest.mark.parametrize(
     ("packet", "code"),
     [
@@ -244,6 +253,19 @@ def test_13_a_timeline_that_was_left_ends_with_the_next_one() -> None:
     assert isinstance(done, Finish)
     assert b"next_tli" in done.data
     assert b"0/1F4" in done.data
+
+
+def test_a_reader_may_end_the_stream_itself() -> None:
+    stream = Stream(at(400), 100, 0, now=0.0)
+    stream.received("c", b"", 1.0)
+    assert stream.next(at(400), 1.0, 0) == Write(backend.COPY_DONE)
+    done = stream.next(at(400), 1.0, 0)
+    assert isinstance(done, Finish)
+    # No timeline follows; a walreceiver reads two completions.
+    assert b"next_tli" not in done.data
+    assert done.data.count(b"START_") == 2
+    with pytest.raises(MalformedMessageError):
+        stream.received("d", status(1), 2.0)
 
 
 def test_13_a_start_exactly_where_the_timeline_was_left_has_no_stream() -> None:

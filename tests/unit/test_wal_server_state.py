@@ -68,6 +68,23 @@ def test_a_record_that_is_torn_anywhere_leaves_the_one_before(tmp_path: Path) ->
         assert reader.now() == made(200)
 
 
+def test_positions_are_never_read_backwards(tmp_path: Path) -> None:
+    path = tmp_path / "positions"
+    with PositionReader(path, History) as reader, PositionWriter(path) as writer:
+        writer.publish(made(100))
+        before = path.read_bytes()
+        writer.publish(made(200))
+        assert reader.now() == made(200)
+        # The newer record is being replaced, and the older one still stands.
+        last = max(i for i, byte in enumerate(path.read_bytes()) if byte != before[i])
+        torn = bytearray(path.read_bytes())
+        torn[last] ^= 1
+        _overwrite(path, bytes(torn))
+        assert reader.now() == made(200)
+        writer.publish(made(300))
+        assert reader.now() == made(300)
+
+
 def _overwrite(path: Path, data: bytes) -> None:
     # In place: the mapping is of this file.
     with path.open("r+b") as file:
