@@ -46,7 +46,8 @@ def held(primary: LocalServer, tmp_path: Path) -> Iterator[HeldWal]:
 
 
 @pytest.fixture
-def wal_server(held: HeldWal, tmp_path: Path) -> Iterator[WalServerProcess]:
+def wal_server(primary: LocalServer, held: HeldWal, tmp_path: Path) -> Iterator[WalServerProcess]:
+    held.take(primary)
     held.publish()
     with WalServerProcess(tmp_path, held) as server:
         yield server
@@ -177,6 +178,9 @@ def test_14_a_base_backup_and_the_wal_from_here_rebuild_a_lost_primary(
     tmp_path: Path,
     receive: Receivers,
 ) -> None:
+    # It archives from before the backup on.
+    receiver = receive(primary, wal_server.dsn(), tmp_path / "received")
+    wait_for(partial(receiver.has, held, held.position), 60, "it has begun")
     rebuilt = backup(primary, primary.folder.with_name("rebuilt"), fsync="off")
     try:
         fill(primary, 30_000)
@@ -185,8 +189,7 @@ def test_14_a_base_backup_and_the_wal_from_here_rebuild_a_lost_primary(
         # Lost with its disk; what had no quorum is lost with it.
         fill(primary, 5)
         primary.destroy()
-        receiver = receive(rebuilt, wal_server.dsn(), tmp_path / "received")
-        wait_for(lambda: receiver.has(held, held.position), 60, "all WAL is received")
+        wait_for(partial(receiver.has, held, held.position), 60, "all WAL is received")
         print(receiver.stop())
         receiver.check(held, held.position)
         for each in receiver.folder.iterdir():

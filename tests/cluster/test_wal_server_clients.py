@@ -26,6 +26,7 @@ from tests.support.wire_client import RawClient, message, startup
 from walsender_bridge.local_server import LocalServer
 from walsender_bridge.safekeeper.server.slots import MOST_SLOTS
 from walsender_bridge.wire.lsn import format_lsn
+from walsender_bridge.wire.wal_page import segment_name
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +76,24 @@ def command(server: WalServerProcess, text: str, **parameters: str) -> list[tupl
             )
             for r in range(result.ntuples)
         ]
+    finally:
+        connection.finish()
+
+
+def stream(server: WalServerProcess, begin: int, end: int, **parameters: str) -> bytes:
+    """The WAL from `begin` to `end`, through libpq."""
+    connection = pq.PGconn.connect(server.dsn(**parameters).encode())
+    try:
+        result = connection.exec_(f"START_REPLICATION {format_lsn(begin)}".encode())
+        assert result.status == pq.ExecStatus.COPY_BOTH, result.get_error_message()
+        wal = b""
+        while begin + len(wal) < end:
+            size, data = connection.get_copy_data(0)
+            assert size > 0
+            if bytes(data[:1]) == b"w":
+                assert int.from_bytes(data[1:9], "big") == begin + len(wal)
+                wal += bytes(data[25:])
+        return wal
     finally:
         connection.finish()
 
@@ -241,7 +260,7 @@ def _tls(certificates: Path, *more: str) -> list[str]:
 
 
 def test_21_tls_with_channel_binding_and_no_plain_client_where_tls_is_required(
-    held, tmp_path, certificates, primary, receive: Receivers
+    held, tmp_path, certificates, primary
 ) -> None:
     options = _tls(certificates, "--tls-required")
     with WalServerProcess(tmp_path, held, *options) as server:
@@ -259,12 +278,14 @@ def test_21_tls_with_channel_binding_and_no_plain_client_where_tls_is_required(
                 "IDENTIFY_SYSTEM",
                 **verified | {"sslrootcert": f"{certificates}/foreign.crt"},
             )
-        receiver = receive(primary, server.dsn(**bound), tmp_path / "received")
-        try:
-            wait_for(lambda: receiver.has(held, held.position), 30, "WAL comes through TLS")
-        finally:
-            print(receiver.stop())
-        receiver.check(held, held.position)
+        run(primary, "SELECT pg_logical_emit_message(false, 'x', repeat('y', 3000000))")
+        held.take(primary)
+        held.publish()
+        streamed = stream(server, held.start, held.position, **bound)
+        size = held.segment_bytes
+        for begin in range(held.start, held.position, size):
+            part = streamed[begin - held.start : begin - held.start + size]
+            assert held.bytes_of(segment_name(1, begin, size))[: len(part)] == part
         with RawClient(server.port) as client:
             # Bytes behind the request, in clear, would be read as if they had come encrypted.
             client.send(
@@ -371,7 +392,8 @@ def test_22_garbage_half_messages_and_two_gib_harm_nobody(
                 break
         assert dropped is not None
         assert dropped < 20
-        assert silent.error()["C"] == "08006"
+        # Its time was over, or it had to make room.
+        assert silent.error()["C"] in {"08006", "53300"}
     works(wal_server, held)
     assert resident(wal_server) - before < 30 << 20
     held.publish()
@@ -422,6 +444,9 @@ def test_22_a_reader_that_takes_nothing_is_dropped_and_costs_a_chunk(
 
 def test_a_recycled_segment_is_not_read_as_the_old_one(wal_server, held, primary) -> None:
     """The hot loop renames an old segment and writes new WAL over it while somebody reads it."""
+    run(primary, "SELECT pg_logical_emit_message(false, 'x', repeat('y', 9000000))")
+    held.take(primary)
+    held.publish()
     with RawClient(wal_server.port, receive_buffer=1 << 16) as client:
         client.log_in()
         client.query(f"START_REPLICATION {format_lsn(held.start)}")

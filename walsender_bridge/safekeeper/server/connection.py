@@ -51,6 +51,9 @@ LOGIN_SECONDS = 10.0
 _PACKET_SECONDS = 30.0
 _FAREWELL_SECONDS = 5.0
 
+#: What a client is told when the server ends.
+ENDING = SqlError("57P01", "terminating connection: the server is ending", fatal=True)
+
 _log = structlog.get_logger(__name__)
 
 
@@ -109,6 +112,7 @@ class Connection(asyncio.Protocol):
         )
         self._task: asyncio.Task[None] | None = None
         self._peer = ""
+        self._last_word = ENDING
 
     # -- what asyncio and the server tell -----------------------------------------------------------
 
@@ -152,8 +156,9 @@ class Connection(asyncio.Protocol):
         if now >= self.deadline:
             self._event.set()
 
-    def end(self) -> None:
-        """End the connection without a word."""
+    def end(self, error: SqlError) -> None:
+        """End the connection; `error` is the last word."""
+        self._last_word = error
         if self._task is not None:
             self._task.cancel()
 
@@ -183,11 +188,7 @@ class Connection(asyncio.Protocol):
             _log.error("the WAL cannot be read", why=os.strerror(error.errno or 0))
             self._refuse(SqlError("58030", "could not read the WAL", fatal=True))
         except asyncio.CancelledError:
-            self._write(
-                backend.error(
-                    SqlError("57P01", "terminating connection: the server is ending", fatal=True)
-                )
-            )
+            self._write(backend.error(self._last_word))
         finally:
             self._server.gone(self)
             self._close()
@@ -428,7 +429,9 @@ class Connection(asyncio.Protocol):
         self._alive()
 
     async def _drained(self) -> None:
-        """Until the client has taken what was written: answers do not pile up for one that only asks."""
+        """Others' turn; then until the client has taken what was written: answers do not pile up."""
+        await asyncio.sleep(0)
+        self._alive()
         given = self.deadline
         self.deadline = min(given, time.monotonic() + _PACKET_SECONDS)
         while not self._room:
@@ -439,7 +442,7 @@ class Connection(asyncio.Protocol):
         self.deadline = given
 
     def _alive(self) -> None:
-        if self._lost:
+        if self._lost or self.transport.is_closing():
             raise _GoneError
 
     def _refuse(self, error: SqlError) -> None:

@@ -17,7 +17,7 @@ import structlog
 
 from walsender_bridge.errors import ConfigError, ConnectionFailedError, TusklineError
 from walsender_bridge.safekeeper.server import feedback
-from walsender_bridge.safekeeper.server.connection import Connection
+from walsender_bridge.safekeeper.server.connection import ENDING, Connection
 from walsender_bridge.safekeeper.server.positions import Positions, Readers
 from walsender_bridge.safekeeper.server.shared_page import LOOK_SECONDS, PositionReader
 from walsender_bridge.safekeeper.server.slot_file import SlotFile
@@ -26,7 +26,7 @@ from walsender_bridge.safekeeper.server.stream import TIMEOUT
 from walsender_bridge.safekeeper.server.tls import TlsFiles, tls_context
 from walsender_bridge.safekeeper.server.users import Users
 from walsender_bridge.safekeeper.server.wal_folder import WalFolder
-from walsender_bridge.wire.backend import SqlErrorReply
+from walsender_bridge.wire.backend import SqlError, SqlErrorReply
 
 #: Connections that have logged in, and that have not.
 MOST_READERS: Final = 64
@@ -159,7 +159,7 @@ class WalServer:
             upkeep.cancel()
             everybody = [*self._logins.values(), *self._readers.values()]
             for connection in everybody:
-                connection.end()
+                connection.end(ENDING)
             for connection in everybody:
                 await connection.ended()
             loop.remove_reader(self._page.fileno())
@@ -173,7 +173,7 @@ class WalServer:
         if len(self._logins) >= _MOST_LOGINS:
             oldest = next(iter(self._logins.values()))
             _log.warning("too many logins at once: the oldest has to go")
-            oldest.end()
+            oldest.end(SqlError("53300", "too many connections are logging in", fatal=True))
             del self._logins[oldest.number]
         made = Connection(self, self._number)
         self._logins[made.number] = made
