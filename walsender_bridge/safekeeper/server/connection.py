@@ -1,12 +1,7 @@
-"""One client's connection: the driver of login, commands and stream, on asyncio.
-
-Invariant: a client can hold up nobody but itself. Everything that waits here waits on one event, which is set by bytes,
-by room to write, by new positions, by a passing deadline, and by the end of the connection. What a client has sent and
-nobody has read is bounded (reading stops), and so is what it has not taken (one chunk; writing stops). A login, and a
-packet that has begun, have to be complete in time.
+"""One client's conversation: login, commands, and the stream of WAL.
 
 Errors are answered in the client's own protocol; the log has a line for each refusal, with nothing in it that
-the client sent but its name.
+the client sent but its name. What it does not take, or does not finish, is `peer.py`'s.
 """
 
 import asyncio
@@ -21,6 +16,7 @@ import structlog
 from walsender_bridge.errors import CorruptError, MalformedMessageError
 from walsender_bridge.safekeeper.server import answers
 from walsender_bridge.safekeeper.server.login import Login, Step, Then
+from walsender_bridge.safekeeper.server.peer import GoneError, Peer
 from walsender_bridge.safekeeper.server.positions import Positions
 from walsender_bridge.safekeeper.server.slots import Slot, Slots
 from walsender_bridge.safekeeper.server.stream import Finish, Send, Stream, Wait, Write
@@ -28,7 +24,7 @@ from walsender_bridge.safekeeper.server.users import Users
 from walsender_bridge.safekeeper.server.wal_folder import WalCursor, WalFolder
 from walsender_bridge.wire import backend, replication_command
 from walsender_bridge.wire.backend import SqlError, SqlErrorReply
-from walsender_bridge.wire.frontend import MESSAGE_LIMIT, FrontendParser, Message, Packet, text_of
+from walsender_bridge.wire.frontend import Message, text_of
 from walsender_bridge.wire.lsn import format_lsn
 from walsender_bridge.wire.replication_command import (
     CreateSlot,
@@ -44,13 +40,6 @@ from walsender_bridge.wire.replication_command import (
 #: Bytes of WAL in one message. Larger ones cost memory for each reader and save little CPU.
 CHUNK = 256 << 10
 _SMALL = 16 << 10
-#: Bytes from a client that may wait to be read before its socket is left alone.
-_INPUT_LIMIT = 4 * MESSAGE_LIMIT
-#: Seconds for a login, for the rest of a packet that has begun, and for a last word to be taken.
-LOGIN_SECONDS = 10.0
-_PACKET_SECONDS = 30.0
-_FAREWELL_SECONDS = 5.0
-
 #: What a client is told when the server ends.
 ENDING = SqlError("57P01", "terminating connection: the server is ending", fatal=True)
 
@@ -87,74 +76,25 @@ class Server(Protocol):
         """The connection has ended."""
 
 
-class _GoneError(Exception):
-    """The client has closed the connection."""
-
-
-class Connection(asyncio.Protocol):
+class Connection(Peer):
     """A client. `number` stands for it where slots and errors name it."""
 
-    transport: asyncio.Transport
-
     def __init__(self, server: Server, number: int) -> None:
+        super().__init__()
         self.number = number
         self.stream: Stream | None = None
-        self.deadline = time.monotonic() + LOGIN_SECONDS
         self._server = server
-        self._parser = FrontendParser()
-        self._event = asyncio.Event()
-        self._lost = False
-        self._room = True
-        self._reading = True
         self._buffer = bytearray()
         self._login = Login(
             server.users.verifier, server.certificate, tls_required=server.tls_required
         )
         self._task: asyncio.Task[None] | None = None
-        self._peer = ""
         self._last_word = ENDING
-
-    # -- what asyncio and the server tell -----------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """asyncio: the socket is there."""
-        assert isinstance(transport, asyncio.Transport)
-        self._use(transport)
-        name = transport.get_extra_info("peername")
-        self._peer = f"{name[0]}:{name[1]}" if name else ""
+        super().connection_made(transport)
         self._task = asyncio.get_running_loop().create_task(self._run())
-
-    def data_received(self, data: bytes) -> None:
-        """asyncio: bytes have come."""
-        self._parser.feed(data)
-        if self._reading and self._parser.buffered > _INPUT_LIMIT:
-            self._reading = False
-            self.transport.pause_reading()
-        self._event.set()
-
-    def pause_writing(self) -> None:
-        """asyncio: the client has to take what was written first."""
-        self._room = False
-
-    def resume_writing(self) -> None:
-        """asyncio: it has."""
-        self._room = True
-        self._event.set()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """asyncio: there is no connection any more."""
-        del exc
-        self._lost = True
-        self._event.set()
-
-    def wake(self) -> None:
-        """The positions have changed."""
-        self._event.set()
-
-    def tick(self, now: float) -> None:
-        """Time has passed."""
-        if now >= self.deadline:
-            self._event.set()
 
     def end(self, error: SqlError) -> None:
         """End the connection; `error` is the last word."""
@@ -173,14 +113,14 @@ class Connection(asyncio.Protocol):
         try:
             if await self._log_in():
                 await self._serve()
-        except _GoneError:
+        except GoneError:
             pass
         except SqlErrorReply as reply:
             self._refuse(reply.error)
         except MalformedMessageError as error:
             self._refuse(SqlError("08P01", error.what, fatal=True))
         except (ssl.SSLError, ConnectionError, TimeoutError) as error:
-            _log.info("no TLS connection", peer=self._peer, why=_reason(error))
+            _log.info("no TLS connection", peer=self.address, why=_reason(error))
         except CorruptError as error:
             _log.error("the WAL cannot be served", **error.to_wire())
             self._refuse(SqlError("XX001", error.what, fatal=True))
@@ -188,18 +128,18 @@ class Connection(asyncio.Protocol):
             _log.error("the WAL cannot be read", why=os.strerror(error.errno or 0))
             self._refuse(SqlError("58030", "could not read the WAL", fatal=True))
         except asyncio.CancelledError:
-            self._write(backend.error(self._last_word))
+            self.write(backend.error(self._last_word))
         finally:
             self._server.gone(self)
-            self._close()
+            self.close()
 
     async def _log_in(self) -> bool:
         """Whether the client may go on to commands."""
         loop = asyncio.get_running_loop()
         while self._login.step is not Step.DONE:
-            packet = await self._packet()
-            reply = self._login.take(packet, more=self._parser.buffered > 0)
-            self._write(reply.data)
+            packet = await self.packet()
+            reply = self._login.take(packet, more=self.parser.buffered > 0)
+            self.write(reply.data)
             if reply.then is Then.END:
                 return False
             if reply.then is Then.START_TLS:
@@ -213,11 +153,11 @@ class Connection(asyncio.Protocol):
                     ssl_handshake_timeout=left,
                 )
                 if made is None:
-                    raise _GoneError
-                self._use(made)
+                    raise GoneError
+                self.use(made)
         self._server.admit(self)
         positions = self._server.positions()
-        self._write(
+        self.write(
             backend.AUTHENTICATION_OK
             + backend.parameters(answers.status_parameters(positions))
             + backend.key_data(os.getpid(), secrets.randbits(32))
@@ -225,7 +165,7 @@ class Connection(asyncio.Protocol):
         )
         _log.info(
             "reader connected",
-            peer=self._peer,
+            peer=self.address,
             user=self._login.user,
             application=self._login.application,
             tls=self._login.encrypted,
@@ -236,8 +176,8 @@ class Connection(asyncio.Protocol):
         """Commands, one after another, until the client says goodbye."""
         self.deadline = float("inf")
         while True:
-            await self._drained()
-            match await self._packet():
+            await self.drained()
+            match await self.packet():
                 case Message("X"):
                     return
                 case Message("Q", body):
@@ -246,7 +186,7 @@ class Connection(asyncio.Protocol):
                     except SqlErrorReply as reply:
                         if reply.error.fatal:
                             raise
-                        self._write(backend.error(reply.error) + backend.READY)
+                        self.write(backend.error(reply.error) + backend.READY)
                 case Message("d" | "c" | "f"):
                     pass  # what a client had sent before it learnt that its stream had failed
                 case _:
@@ -275,21 +215,33 @@ class Connection(asyncio.Protocol):
                 slot = Slot(name, positions.served_lsn if reserve else None, temporary=temporary)
                 slots.create(slot, self.number)
                 if not temporary:
-                    await self._server.save_slots()
+                    try:
+                        await self._save_slots()
+                    except SqlErrorReply:
+                        slots.drop(name, self.number)
+                        raise
                 answer = answers.created_slot(slot)
             case DropSlot(name, wait):
                 while wait and slots.in_use(name, self.number):
-                    self._event.clear()
-                    await self._woken()
+                    self.event.clear()
+                    await self.woken()
                 if slots.drop(name, self.number):
-                    await self._server.save_slots()
+                    await self._save_slots()
                 answer = backend.complete("DROP_REPLICATION_SLOT")
             case StartReplication():
                 await self._start_replication(command, positions)
                 return
             case Unsupported(what):
                 raise SqlErrorReply("0A000", f"a safekeeper cannot execute {what}")
-        self._write(answer + backend.READY)
+        self.write(answer + backend.READY)
+
+    async def _save_slots(self) -> None:
+        try:
+            await self._server.save_slots()
+        except OSError as error:
+            raise SqlErrorReply(
+                "58030", "could not write the replication slots", detail=error.strerror or ""
+            ) from None
 
     async def _start_replication(self, command: StartReplication, positions: Positions) -> None:
         slots, now = self._server.slots, time.monotonic()
@@ -300,14 +252,14 @@ class Connection(asyncio.Protocol):
             slots.acquire(command.slot, self.number)
         try:
             if not stream.opens:
-                self._write(stream.result(positions))
+                self.write(stream.result(positions))
                 return
-            self._write(backend.COPY_BOTH)
+            self.write(backend.COPY_BOTH)
             stream.check_start(positions)
             self.stream = stream
             _log.info(
                 "streaming",
-                peer=self._peer,
+                peer=self.address,
                 application=self._login.application,
                 lsn=format_lsn(command.lsn),
                 timeline=stream.timeline,
@@ -325,22 +277,22 @@ class Connection(asyncio.Protocol):
         cursor = WalCursor(self._server.folder, segment_bytes)
         try:
             while True:
-                self._event.clear()
+                self.event.clear()
                 self._take_messages(stream, slot)
                 now = time.monotonic()
-                if not self._room:
+                if not self.room:
                     # It has to take what it was sent; what it says meanwhile is heard.
                     stream.check_heard(now)
                     self.deadline = now + 1.0
-                    await self._woken()
+                    await self.woken()
                     continue
                 positions = self._server.positions()
                 match stream.next(positions, now, _now_us()):
                     case Finish(data):
-                        self._write(data)
+                        self.write(data)
                         return
                     case Write(data):
-                        self._write(data)
+                        self.write(data)
                         continue
                     case Send(begin, end):
                         if self._send(cursor, stream, begin, end):
@@ -352,20 +304,20 @@ class Connection(asyncio.Protocol):
                         self.deadline = until
                         self._server.wants_change()
                         if self._server.positions() is not positions:
-                            self._event.set()  # they changed before that could wake us
-                await self._woken()
+                            self.event.set()  # they changed before that could wake us
+                await self.woken()
         finally:
             cursor.close()
 
     def _take_messages(self, stream: Stream, slot: str | None) -> None:
-        while (packet := self._next_packet()) is not None:
+        while (packet := self.next_packet()) is not None:
             assert isinstance(packet, Message)
             if stream.received(packet.kind, packet.body, time.monotonic()):
-                raise _GoneError
+                raise GoneError
             if slot is not None:
                 self._server.slots.confirm(slot, stream.flush_lsn)
                 self._server.slots.heed(slot, stream.feedback)
-        self._alive()
+        self.check_alive()
 
     def _send(self, cursor: WalCursor, stream: Stream, begin: int, end: int) -> bool:
         """Send a chunk of what may be sent; False if the positions went back while it was read."""
@@ -382,85 +334,18 @@ class Connection(asyncio.Protocol):
         backend.put_xlog_header(self._buffer, got, begin, end, _now_us())
         stream.sent(begin + got)
         # The buffer is written again only when the transport has let go of it: its limit is 0.
-        self._write(view[: backend.XLOG_HEADER + got])
+        self.write(view[: backend.XLOG_HEADER + got])
         return True
-
-    # -- packets and bytes --------------------------------------------------------------------------
-
-    def _use(self, transport: asyncio.Transport) -> None:
-        self.transport = transport
-        # The least that each takes as "nothing": asyncio's TLS transport stops at its limit, not above it.
-        encrypted = transport.get_extra_info("ssl_object") is not None
-        transport.set_write_buffer_limits(high=1 if encrypted else 0)
-
-    def _write(self, data: bytes | memoryview) -> None:
-        if data and not self._lost:
-            self.transport.write(data)
-
-    def _next_packet(self) -> Packet | None:
-        packet = self._parser.next()
-        if not self._reading and self._parser.buffered <= _INPUT_LIMIT and not self._lost:
-            self._reading = True
-            self.transport.resume_reading()
-        return packet
-
-    async def _packet(self) -> Packet:
-        """The next packet. A client that does not finish it in time is dropped."""
-        given = self.deadline
-        while (packet := self._next_packet()) is None:
-            self._alive()
-            now = time.monotonic()
-            if now >= self.deadline:
-                raise SqlErrorReply("08006", "canceling: no complete message in time", fatal=True)
-            if self._parser.buffered and given == float("inf") and self.deadline == given:
-                self.deadline = now + _PACKET_SECONDS
-            self._event.clear()
-            await self._woken()
-        self.deadline = given
-        return packet
-
-    async def _woken(self) -> None:
-        """Wait for whatever may have changed. The event was cleared before it was looked."""
-        if self._event.is_set():
-            # Waiting would return at once, and others' turn would never come.
-            await asyncio.sleep(0)
-        else:
-            await self._event.wait()
-        self._alive()
-
-    async def _drained(self) -> None:
-        """Others' turn; then until the client has taken what was written: answers do not pile up."""
-        await asyncio.sleep(0)
-        self._alive()
-        given = self.deadline
-        self.deadline = min(given, time.monotonic() + _PACKET_SECONDS)
-        while not self._room:
-            self._event.clear()
-            if time.monotonic() >= self.deadline:
-                raise _GoneError
-            await self._woken()
-        self.deadline = given
-
-    def _alive(self) -> None:
-        if self._lost or self.transport.is_closing():
-            raise _GoneError
 
     def _refuse(self, error: SqlError) -> None:
         _log.info(
             "client refused",
-            peer=self._peer,
+            peer=self.address,
             user=self._login.user,
             code=error.code,
             why=error.text,
         )
-        self._write(backend.error(error))
-
-    def _close(self) -> None:
-        """Close; who does not take the last words in time is cut off."""
-        transport = self.transport
-        if not self._lost:
-            transport.close()
-            asyncio.get_running_loop().call_later(_FAREWELL_SECONDS, transport.abort)
+        self.write(backend.error(error))
 
 
 def _now_us() -> int:

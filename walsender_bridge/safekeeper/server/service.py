@@ -89,6 +89,7 @@ class WalServer:
         self._saving = asyncio.Lock()
         self._saved_at = time.monotonic()
         self._told: Readers | None = None
+        self._faults: dict[str, str | None] = {}
 
     # -- what a connection asks for -------------------------------------------------------------------
 
@@ -207,16 +208,24 @@ class WalServer:
     async def _keep(self, now: float) -> None:
         try:
             self.users.refresh()
+            self._complain("the users stay as they were", None)
         except ConfigError as error:
-            _log.error("the users stay as they were", **error.to_wire())
+            self._complain("the users stay as they were", f"{error.where}: {error.what}")
         due = self.slots.frees_a_segment or now - self._saved_at > _SAVE_SECONDS
         if self.slots.changed and due:
             try:
                 await self.save_slots()
+                self._complain("the slots cannot be written", None)
             except OSError as error:
                 # They pin more than they need meanwhile, and are tried again.
-                _log.error("the slots cannot be written", why=error.strerror)
+                self._complain("the slots cannot be written", error.strerror)
         self._tell()
+
+    def _complain(self, what: str, why: str | None) -> None:
+        """Log a fault once, however often it is met; `why` None: it is mended."""
+        if why is not None and self._faults.get(what) != why:
+            _log.error(what, why=why)
+        self._faults[what] = why
 
     def _tell(self) -> None:
         """Tell the hot loop what the readers need, if that has changed."""
