@@ -406,6 +406,9 @@ def test_22_a_crowd_of_silent_logins_keeps_nobody_out(wal_server, held) -> None:
     try:
         works(wal_server, held)
         assert "the oldest has to go" in wal_server.log
+        for client in crowd[:100]:
+            assert client.error()["C"] == "53300"
+            assert client.socket.recv(1) == b""
     finally:
         for client in crowd:
             client.socket.close()

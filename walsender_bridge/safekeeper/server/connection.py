@@ -90,15 +90,20 @@ class Connection(Peer):
         )
         self._task: asyncio.Task[None] | None = None
         self._last_word = ENDING
+        self._unwanted = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """asyncio: the socket is there."""
         super().connection_made(transport)
         self._task = asyncio.get_running_loop().create_task(self._run())
+        # Not at the end of the task: one that is cancelled before its first step never comes there.
+        self._task.add_done_callback(self._over)
+        if self._unwanted:
+            self._task.cancel()
 
     def end(self, error: SqlError) -> None:
-        """End the connection; `error` is the last word."""
-        self._last_word = error
+        """End the connection, at whatever stage it is; `error` is the last word."""
+        self._last_word, self._unwanted = error, True
         if self._task is not None:
             self._task.cancel()
 
@@ -127,11 +132,14 @@ class Connection(Peer):
         except OSError as error:
             _log.error("the WAL cannot be read", why=os.strerror(error.errno or 0))
             self._refuse(SqlError("58030", "could not read the WAL", fatal=True))
-        except asyncio.CancelledError:
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled():
             self.write(backend.error(self._last_word))
-        finally:
-            self._server.gone(self)
-            self.close()
+        elif (error := task.exception()) is not None:
+            _log.error("a fault of the WAL server", peer=self.address, exc_info=error)
+        self._server.gone(self)
+        self.close()
 
     async def _log_in(self) -> bool:
         """Whether the client may go on to commands."""

@@ -102,7 +102,7 @@ class WalServer:
 
     def admit(self, connection: Connection) -> None:
         """The client has proved who it is. Raises `SqlErrorReply` 53300 when there are too many."""
-        del self._logins[connection.number]
+        self._logins.pop(connection.number, None)
         if len(self._readers) >= MOST_READERS:
             raise SqlErrorReply("53300", "sorry, too many clients already", fatal=True)
         self._readers[connection.number] = connection
