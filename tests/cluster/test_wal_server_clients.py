@@ -348,6 +348,7 @@ def test_22_garbage_half_messages_and_two_gib_harm_nobody(
     print(f"seed {seed}")
     rng = random.Random(seed)
     receiver = receive(primary, wal_server.dsn(), tmp_path / "received")
+    wait_for(lambda: "streaming" in wal_server.log, 30, "an honest reader streams")
     works(wal_server, held)
     before = resident(wal_server)
     with RawClient(wal_server.port) as silent, RawClient(wal_server.port) as slow:
@@ -402,7 +403,7 @@ def test_22_garbage_half_messages_and_two_gib_harm_nobody(
 
 
 def test_22_a_crowd_of_silent_logins_keeps_nobody_out(wal_server, held) -> None:
-    crowd = [RawClient(wal_server.port) for _ in range(150)]
+    crowd = [RawClient(wal_server.port) for _ in range(200)]
     try:
         works(wal_server, held)
         assert "the oldest has to go" in wal_server.log

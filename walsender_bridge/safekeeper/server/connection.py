@@ -101,6 +101,11 @@ class Connection(Peer):
         if self._unwanted:
             self._task.cancel()
 
+    @property
+    def silent(self) -> bool:
+        """Whether the client has not even said who it is."""
+        return self._login.step is Step.START
+
     def end(self, error: SqlError) -> None:
         """End the connection, at whatever stage it is; `error` is the last word."""
         self._last_word, self._unwanted = error, True

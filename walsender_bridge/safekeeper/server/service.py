@@ -2,7 +2,8 @@
 
 Invariant: memory is bounded by the limits below, whatever clients do, and a client that has not proved who it is
 takes nothing from one that has. Logins that take their time are the first to go when there are too many: the
-oldest makes room for the newest, so a crowd of silent connections keeps nobody out.
+oldest of those that have said nothing, or else the oldest, makes room for the newest, so a crowd of silent
+connections keeps nobody out.
 """
 
 import asyncio
@@ -30,7 +31,7 @@ from walsender_bridge.wire.backend import SqlError, SqlErrorReply
 
 #: Connections that have logged in, and that have not.
 MOST_READERS: Final = 64
-_MOST_LOGINS: Final = 32
+_MOST_LOGINS: Final = 64
 #: Seconds after which a slot that has moved within its segment is written down all the same.
 _SAVE_SECONDS: Final = 30.0
 _BACKLOG = 64
@@ -172,7 +173,8 @@ class WalServer:
     def _connection(self) -> Connection:
         self._number += 1
         if len(self._logins) >= _MOST_LOGINS:
-            oldest = next(iter(self._logins.values()))
+            waiting = self._logins.values()
+            oldest = next((each for each in waiting if each.silent), next(iter(waiting)))
             _log.warning("too many logins at once: the oldest has to go")
             oldest.end(SqlError("53300", "too many connections are logging in", fatal=True))
             del self._logins[oldest.number]
