@@ -13,6 +13,7 @@ import select
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Self
 
 import psycopg
 from psycopg import pq
@@ -103,7 +104,7 @@ class ReplicationConnection(Closing):
         self._over = False
 
     @classmethod
-    def connect(cls, dsn: str, *, application_name: str = "tuskline") -> "ReplicationConnection":
+    def connect(cls, dsn: str, *, application_name: str = "tuskline") -> Self:
         """Connect with `replication=database`, within the DSN's `connect_timeout` (10 s).
 
         Raises `ConfigError`, `AuthenticationError` (user, password, pg_hba.conf), `PrivilegeError`

@@ -29,6 +29,7 @@ Row = tuple[str | None, ...]
 
 _XLOG_HEADER = struct.Struct(">cQQq")
 _KEEPALIVE = struct.Struct(">cQqB")
+_FEEDBACK = struct.Struct(">cqIIII")
 _STATUS = struct.Struct(">cQQQqB")
 _SLOT_NAME = re.compile(r"[a-z0-9_]{1,63}")
 _HISTORY_LINE = re.compile(r"\s*(\d+)\s+([0-9A-Fa-f]+/[0-9A-Fa-f]+)(\s.*)?")
@@ -102,6 +103,15 @@ def status_update(*, write: int, flush: int, apply: int, now_us: int, reply: boo
     return _STATUS.pack(b"r", write, flush, apply, now_us - POSTGRES_EPOCH, reply)
 
 
+def hot_standby_feedback(
+    *, xmin: int, xmin_epoch: int, catalog_xmin: int, catalog_xmin_epoch: int, now_us: int
+) -> bytes:
+    """A hot standby feedback message: the oldest transactions that readers still see, 0 for none."""
+    return _FEEDBACK.pack(
+        b"h", now_us - POSTGRES_EPOCH, xmin, xmin_epoch, catalog_xmin, catalog_xmin_epoch
+    )
+
+
 def quote_name(name: str) -> str:
     """A name in double quotes. Raises `UsageError` for one that no server accepts."""
     if not name or "\0" in name or len(name.encode()) > 63:
@@ -169,6 +179,11 @@ def start_logical(
         if streaming:
             options += f", streaming '{'parallel' if protocol >= 4 else 'on'}'"
     return f"START_REPLICATION SLOT {quote_slot(slot)} LOGICAL {format_lsn(start_lsn)} ({options})"
+
+
+def start_physical(lsn: int, timeline: int) -> str:
+    """`START_REPLICATION ... PHYSICAL`, without a slot."""
+    return f"START_REPLICATION PHYSICAL {format_lsn(lsn)} TIMELINE {timeline:d}"
 
 
 def parse_identity(rows: Sequence[Row]) -> SystemIdentity:

@@ -1,0 +1,161 @@
+"""Safekeepers and a proposer as processes, around a real primary."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any, Self
+
+import psycopg
+
+from tests.support.waiting import wait_for
+from walsender_bridge.local_server import LocalServer, free_port
+
+NAME = "tuskline_quorum"
+
+
+class QuorumStack:
+    """`count` safekeepers under `folder`, and a proposer that attaches them to `server`."""
+
+    def __init__(self, folder: Path, server: LocalServer, count: int = 3) -> None:
+        self.folder = folder
+        self.server = server
+        self.ports = [free_port() for _ in range(count)]
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.names = [f"safekeeper-{n}" for n in range(count)]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name in list(self.processes):
+            self.kill(name)
+
+    # -- processes ----------------------------------------------------------------------------------
+
+    def start(self, *names: str) -> None:
+        """`safekeeper-N` or `proposer`; without names all of them."""
+        for name in names or (*self.names, "proposer"):
+            with self.log(name).open("ab") as log:
+                self.processes[name] = subprocess.Popen(
+                    self._command(name),
+                    env={**os.environ, "TUSKLINE_SOURCE_DSN": self.server.dsn()},
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                )
+
+    def _command(self, name: str) -> list[str]:
+        python = [sys.executable, "-m"]
+        if name == "proposer":
+            each = [f"--safekeeper=127.0.0.1:{port}" for port in self.ports]
+            status = f"--status-file={self.folder / 'proposer.json'}"
+            return [*python, "walsender_bridge.proposer", *each, status]
+        number = int(name.rpartition("-")[2])
+        return [
+            *(*python, "walsender_bridge.safekeeper", f"--data-dir={self.data(number)}"),
+            f"--listen=127.0.0.1:{self.ports[number]}",
+            f"--positions={self.folder / f'positions-{number}'}",
+        ]
+
+    def kill(self, name: str, number: int = signal.SIGKILL) -> int:
+        """End a process with a signal; its exit code."""
+        process = self.processes.pop(name)
+        process.send_signal(number)
+        process.send_signal(signal.SIGCONT)
+        return process.wait(timeout=30)
+
+    def pause(self, name: str) -> None:
+        """SIGSTOP: it hangs."""
+        self.processes[name].send_signal(signal.SIGSTOP)
+
+    def resume(self, name: str) -> None:
+        """SIGCONT."""
+        self.processes[name].send_signal(signal.SIGCONT)
+
+    def data(self, number: int) -> Path:
+        """A safekeeper's data directory."""
+        return self.folder / f"data-{number}"
+
+    def log(self, name: str) -> Path:
+        """What a process has said."""
+        return self.folder / f"{name}.log"
+
+    def logs(self) -> str:
+        """The ends of all logs, for a failure."""
+        return "\n".join(
+            f"--- {path.name}\n{path.read_text()[-1500:]}"
+            for path in sorted(self.folder.glob("*.log"))
+        )
+
+    # -- the primary --------------------------------------------------------------------------------
+
+    def attach(self) -> None:
+        """Have commits wait for the quorum."""
+        with psycopg.connect(self.server.dsn(), autocommit=True) as connection:
+            connection.execute("SET synchronous_commit = local")
+            for setting in (
+                f"synchronous_standby_names = 'FIRST 1 ({NAME})'",
+                "synchronous_commit = on",
+            ):
+                connection.execute(f"ALTER SYSTEM SET {setting}".encode())
+            connection.execute("SELECT pg_reload_conf()")
+        wait_for(self.is_sync, 60, f"the quorum is there: {self.logs()}")
+
+    def is_sync(self) -> bool:
+        """Whether the proposer is the primary's synchronous standby."""
+        found = self.ask(
+            "SELECT sync_state FROM pg_stat_replication WHERE application_name = %s", NAME
+        )
+        return found == [("sync",)]
+
+    def ask(self, query: str, *values: Any) -> list[Any]:
+        """A statement; the rows of a query."""
+        with psycopg.connect(self.server.dsn(), autocommit=True) as connection:
+            cursor = connection.execute(query.encode(), values)
+            return cursor.fetchall() if cursor.description else []
+
+    def status(self) -> dict[str, Any]:
+        """What the proposer says."""
+        found: dict[str, Any] = json.loads((self.folder / "proposer.json").read_text())
+        return found
+
+    def flush_lsn(self) -> str:
+        """The primary's durable end of WAL."""
+        found: str = self.ask("SELECT pg_current_wal_flush_lsn()")[0][0]
+        return found
+
+    def segments(self, number: int) -> dict[str, bytes]:
+        """A safekeeper's complete segments."""
+        folder = self.data(number) / "wal"
+        return {p.name: p.read_bytes() for p in folder.iterdir() if len(p.name) == 24}
+
+
+class Load:
+    """Inserts numbers, each in a transaction of its own; `acknowledged` are those whose COMMIT returned."""
+
+    def __init__(self, server: LocalServer, first: int = 0) -> None:
+        self._server = server
+        self._stop = threading.Event()
+        self.acknowledged: list[int] = []
+        self._thread = threading.Thread(target=self._run, args=(first,), daemon=True)
+        self._thread.start()
+
+    def _run(self, number: int) -> None:
+        while not self._stop.is_set():
+            try:
+                with psycopg.connect(self._server.dsn(), autocommit=True) as connection:
+                    while not self._stop.is_set():
+                        number += 1
+                        connection.execute("INSERT INTO load VALUES (%s)", [number])
+                        self.acknowledged.append(number)
+            except psycopg.Error:
+                self._stop.wait(0.1)
+
+    def stop(self) -> list[int]:
+        """End it; what was acknowledged."""
+        self._stop.set()
+        self._thread.join(30)
+        return self.acknowledged

@@ -1,0 +1,120 @@
+"""`python -m walsender_bridge.proposer`: the WAL proposer of one primary; the bridge's supervisor starts it.
+
+The DSN comes in the environment variable TUSKLINE_SOURCE_DSN, since arguments are everybody's to read. A primary
+that is away is waited for, and looked at anew: each time by a new session with an election of its own. What
+another start cannot mend ends the process; the exit code is the error's cause.
+"""
+
+import argparse
+import gc
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import structlog
+
+from walsender_bridge import logs, supervisor
+from walsender_bridge.errors import (
+    ConnectionFailedError,
+    DeadlineError,
+    TusklineError,
+    UnavailableError,
+    UsageError,
+)
+from walsender_bridge.proposer.core import Phase
+from walsender_bridge.proposer.driver import Session, Settings
+from walsender_bridge.proposer.first_membership import find_membership
+from walsender_bridge.proposer.primary import PrimaryStream
+from walsender_bridge.wire.lsn import format_lsn
+
+DSN_VARIABLE = "TUSKLINE_SOURCE_DSN"
+#: Seconds between two sessions.
+_PAUSE = 0.5
+
+_log = structlog.get_logger(__name__)
+
+
+class _Process:
+    def __init__(self, settings: Settings, status_file: Path | None) -> None:
+        self._settings = settings
+        self._status_file = status_file
+        self._session: Session | None = None
+        self._stopped = False
+        self._told = ("", 0.0)
+
+    def stop(self) -> None:
+        self._stopped = True
+        if self._session is not None:
+            self._session.stop()
+
+    def run(self) -> None:
+        while not self._stopped:
+            try:
+                with PrimaryStream.connect(self._settings.dsn) as asked:
+                    server = asked.server_info()
+                membership = find_membership(self._settings.safekeepers, server)
+                self._session = Session(self._settings, membership, self._tell)
+                self._session.run()
+            except (ConnectionFailedError, UnavailableError, DeadlineError) as error:
+                _log.warning("session ended", reason=error.what, where=error.where)
+                self._tell(0, Phase.GREETING)
+                time.sleep(_PAUSE)
+        self._tell(0, Phase.STOPPED)
+
+    def _tell(self, commit_lsn: int, phase: Phase) -> None:
+        """Say how far it is: each change of phase, and an LSN a few times a second."""
+        if self._status_file is None:
+            return
+        now = time.monotonic()
+        if phase == self._told[0] and now - self._told[1] < _PAUSE:
+            return
+        self._told = phase, now
+        draft = self._status_file.with_suffix(".new")
+        draft.write_text(json.dumps({"phase": phase, "commit_lsn": format_lsn(commit_lsn)}))
+        draft.rename(self._status_file)
+
+
+def main(arguments: list[str]) -> int:
+    """Run until a signal; the exit code."""
+    supervisor.exit_with_parent()
+    logs.configure()
+    parser = argparse.ArgumentParser(prog="python -m walsender_bridge.proposer")
+    parser.add_argument("--safekeeper", action="append", required=True, help="host:port, repeated")
+    parser.add_argument("--application-name", default="tuskline_quorum")
+    parser.add_argument("--slot", default="tuskline_safekeepers", help="keeps WAL for laggards")
+    parser.add_argument("--status-file", type=Path, help="where to say how far it is (JSON)")
+    given = parser.parse_args(arguments)
+    dsn = os.environ.pop(DSN_VARIABLE, None)
+    try:
+        if dsn is None:
+            raise UsageError(f"{DSN_VARIABLE} is not set")
+        settings = Settings(
+            dsn=dsn,
+            safekeepers=tuple(_address(each) for each in given.safekeeper),
+            application_name=given.application_name,
+            slot=given.slot,
+        )
+        process = _Process(settings, given.status_file)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: process.stop())
+        # What has been made by now lives as long as the process.
+        gc.freeze()
+        process.run()
+    except TusklineError as error:
+        logs.say_error(error)
+        return error.cause
+    return 0
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal():
+        raise UsageError(f"--safekeeper {text}", repair="write host:port")
+    return host.strip("[]"), int(port)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,394 @@
+"""Runs a safekeeper's core: its disk, its connections, its clock, and nothing that decides.
+
+One thread and one epoll: what has arrived from the proposer is taken to its end, written, made durable once,
+and acknowledged once (group commit). Readers are served by a process of their own (`server/`), which hears of
+each new position through a page of shared memory.
+
+Invariant: the effects of an event are performed in order, each to its end, before the next event. An error of
+the disk ends the process, except that it is full: then nothing is acknowledged and nothing read from the
+proposer until there is room, and no byte is lost.
+"""
+
+import os
+import select
+import socket
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from walsender_bridge import fail_point
+from walsender_bridge.errors import (
+    ConfigError,
+    ConnectionFailedError,
+    DiskFullError,
+    MalformedMessageError,
+    NotSupportedError,
+    TrimmedError,
+)
+from walsender_bridge.safekeeper import control_file
+from walsender_bridge.safekeeper import effects as e
+from walsender_bridge.safekeeper import messages as m
+from walsender_bridge.safekeeper.core import Safekeeper
+from walsender_bridge.safekeeper.disk import FolderDisk
+from walsender_bridge.safekeeper.frames import MAX_WAL_BYTES, decode
+from walsender_bridge.safekeeper.horizon import horizon
+from walsender_bridge.safekeeper.segments import StorageLimits
+from walsender_bridge.safekeeper.server.positions import Positions, PositionWriter
+from walsender_bridge.safekeeper.timelines import history_file, server_history
+from walsender_bridge.safekeeper.wal_storage import WalStorage
+from walsender_bridge.safekeeper.wire_end import WireEnd
+from walsender_bridge.wire.lsn import format_lsn
+from walsender_bridge.wire.wal_page import WalFormat
+
+#: Seconds between two writes of the lazy LSNs, and two looks at readers and old WAL.
+PERSIST_SECONDS = 1.0
+#: Seconds that a stranger may take to say who it is.
+GREETING_SECONDS = 10.0
+#: Seconds between two tries at a full disk.
+FULL_SECONDS = 0.2
+#: Connections of proposers at once; one writes, the others are old ones, new ones and strangers.
+MOST_CONNECTIONS = 32
+_FETCHED_BYTES = MAX_WAL_BYTES // 2
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """`data_dir` holds `control/` and `wal/`; `positions` is the page that the WAL server reads.
+
+    `keep_bytes`: how much WAL is kept behind the end though nobody needs it.
+    """
+
+    data_dir: Path
+    host: str
+    port: int
+    positions: Path
+    limits: StorageLimits = StorageLimits()  # noqa: RUF009  # it is frozen
+    keep_bytes: int = 0
+
+
+class _Connection:
+    def __init__(self, end: WireEnd, now: float) -> None:
+        self.end = end
+        self.since = now
+        self.greeted = False
+        self.closing = False
+
+
+class SafekeeperDriver:
+    """See the module. It listens as soon as it is made; `port` is the one it got.
+
+    Raises `ConfigError` (port), `CorruptError`, `NotSupportedError` (data directory), `OSError`.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._control_disk = FolderDisk(settings.data_dir / "control")
+        self._wal_disk = FolderDisk(settings.data_dir / "wal")
+        control = control_file.load(self._control_disk)
+        if control is None:
+            control = e.ControlState(int.from_bytes(os.urandom(16), "big"))
+            control_file.save(self._control_disk, control)
+        self._storage: WalStorage | None = None
+        flush_lsn = 0
+        if control.server.system_id:
+            self._storage = self._open_storage(control)
+            flush_lsn = self._storage.flush_lsn
+        self.core = Safekeeper(control, flush_lsn)
+        self._positions = PositionWriter(settings.positions)
+        self._connections: dict[int, _Connection] = {}
+        self._numbers: dict[int, int] = {}
+        self._next = 0
+        self._hand = memoryview(b"")
+        self._stopped = False
+        self._persist_at = 0.0
+        self._poll = select.epoll()
+        try:
+            self._listener = socket.create_server((settings.host, settings.port))
+        except OSError as error:
+            raise ConfigError(
+                f"cannot listen: {error}",
+                where=f"{settings.host}:{settings.port}",
+                repair="choose a free port",
+            ) from None
+        self._listener.setblocking(False)
+        self.port: int = self._listener.getsockname()[1]
+        self._poll.register(self._listener, select.EPOLLIN)
+        self._wake_read, self._wake_write = os.pipe()
+        self._poll.register(self._wake_read, select.EPOLLIN)
+        self._publish(0)
+        _log.info(
+            "safekeeper listens",
+            address=f"{settings.host}:{self.port}",
+            safekeeper=f"{control.safekeeper:032x}",
+            flush=format_lsn(flush_lsn),
+        )
+
+    def _open_storage(self, control: e.ControlState) -> WalStorage:
+        server = control.server
+        storage = WalStorage(
+            self._wal_disk,
+            WalFormat(server.major, server.system_id, server.segment_size),
+            self._settings.limits,
+        )
+        storage.open()
+        return storage
+
+    def stop(self) -> None:
+        """End `run` soon. May be called from a signal handler."""
+        self._stopped = True
+        os.write(self._wake_write, b"!")
+
+    def run(self) -> None:
+        """Serve until `stop`. Raises `OSError` when the disk fails, `UnavailableError`."""
+        try:
+            while not self._stopped:
+                self._turn()
+        finally:
+            self._close()
+
+    def _close(self) -> None:
+        for number in list(self._connections):
+            self._drop(number)
+        self._listener.close()
+        if self._storage is not None:
+            self._storage.close()
+        self._handle(e.PersistDue())
+        self._positions.close()
+        self._poll.close()
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+
+    # -- the loop -----------------------------------------------------------------------------------
+
+    def _turn(self) -> None:
+        now = time.monotonic()
+        ready = self._poll.poll(max(self._persist_at - now, 0.0))
+        now = time.monotonic()
+        for descriptor, events in ready:
+            if descriptor == self._listener.fileno():
+                self._accept(now)
+            elif descriptor == self._wake_read:
+                os.read(self._wake_read, 4096)
+            elif (number := self._numbers.get(descriptor)) is not None:
+                self._serve(number, events)
+        self._handle(e.Drained())
+        if now >= self._persist_at:
+            self._persist_at = now + PERSIST_SECONDS
+            self._upkeep(now)
+        self._flush_all()
+        if not ready and self._storage is not None:
+            self._storage.prepare()
+
+    def _accept(self, now: float) -> None:
+        try:
+            connected, address = self._listener.accept()
+        except OSError:
+            return  # it was gone again, or there are no descriptors left
+        if len(self._connections) >= MOST_CONNECTIONS:
+            connected.close()
+            return
+        self._next += 1
+        end = WireEnd(connected, f"{address[0]}:{address[1]}")
+        self._connections[self._next] = _Connection(end, now)
+        self._numbers[end.fileno()] = self._next
+        self._poll.register(end, select.EPOLLIN)
+
+    def _serve(self, number: int, events: int) -> None:
+        connection = self._connections[number]
+        end = connection.end
+        try:
+            if events & select.EPOLLOUT:
+                end.flush()
+            if events & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR):
+                if connection.closing:
+                    if events & (select.EPOLLHUP | select.EPOLLERR):
+                        self._gone(number)
+                    return
+                end.receive()
+                for header, body in end.frames():
+                    self._hand = body if header.carries_wal else memoryview(b"")
+                    message = decode(header, b"" if header.carries_wal else body)
+                    if not isinstance(message, m.ToSafekeeper):
+                        raise ConnectionFailedError("a safekeeper's message", where=end.where)
+                    self._handle(e.Received(number, message))
+                    if number not in self._connections or connection.closing:
+                        return
+                    if isinstance(message, m.ProposerGreeting):
+                        connection.greeted = True
+                        end.trust()
+        except (ConnectionFailedError, MalformedMessageError, NotSupportedError) as error:
+            _log.info("connection ended", peer=end.where, reason=error.what)
+            self._gone(number)
+
+    def _gone(self, number: int) -> None:
+        """The connection broke, or made no sense."""
+        if number in self._connections:
+            self._drop(number)
+            self._handle(e.Closed(number))
+
+    def _drop(self, number: int) -> None:
+        connection = self._connections.pop(number)
+        descriptor = connection.end.fileno()
+        self._numbers.pop(descriptor, None)
+        self._poll.unregister(descriptor)
+        connection.end.close()
+
+    def _flush_all(self) -> None:
+        for number, connection in list(self._connections.items()):
+            end = connection.end
+            try:
+                end.flush()
+            except ConnectionFailedError:
+                self._gone(number)
+                continue
+            if connection.closing and not end.sending:
+                self._drop(number)
+                continue
+            self._poll.modify(end, end.events)
+
+    def _upkeep(self, now: float) -> None:
+        for number, connection in list(self._connections.items()):
+            if not connection.greeted and now - connection.since > GREETING_SECONDS:
+                self._gone(number)
+        self._handle(e.PersistDue())
+        readers = self._positions.readers()
+        if readers is None or self._storage is None:
+            return
+        if readers.feedback != self.core.feedback:
+            self._handle(e.ReadersMoved(readers.feedback))
+        core = self.core
+        keep = horizon(
+            restart_lsn=core.restart_lsn,
+            commit_lsn=core.commit_lsn,
+            flush_lsn=core.flush_lsn,
+            slots=[] if readers.pin_lsn is None else [readers.pin_lsn],
+            keep_bytes=self._settings.keep_bytes,
+        )
+        if core.taken and keep > self._storage.begin_lsn:
+            self._storage.remove_below(keep)
+
+    # -- events and effects -------------------------------------------------------------------------
+
+    def _handle(self, event: e.Event) -> None:
+        events = deque([event])
+        while events:
+            answers: list[e.Event] = []
+            for effect in self.core.step(events.popleft()):
+                fail_point.hit(f"safekeeper-{type(effect).__name__}")
+                answer = self._perform(effect)
+                if answer is not None:
+                    answers.append(answer)
+            events.extendleft(reversed(answers))
+
+    def _perform(self, effect: e.Effect) -> e.Event | None:
+        match effect:
+            case e.Send(conn, message):
+                if (connection := self._connections.get(conn)) is not None:
+                    connection.end.send(message)
+            case e.WriteWal(lsn, length, timeline):
+                assert length == len(self._hand)
+                self._write(lsn, self._hand, timeline)
+            case e.SyncWal():
+                self._until_room(self._held.flush)
+                return e.WalSynced(self._held.flush_lsn)
+            case e.ServeReaders(lsn):
+                self._publish(lsn)
+            case e.PersistControl(state):
+                self._persist(state)
+            case e.AlignWal(flush_lsn, commit_lsn):
+                storage = self._held
+                return e.WalAligned(
+                    storage.align(flush_lsn), storage.align(commit_lsn), storage.begin_lsn
+                )
+            case e.TruncateWal(lsn):
+                self._held.truncate(lsn)
+            case e.ResetWal(lsn):
+                self._held.reset(lsn)
+            case e.ReadWal():
+                self._read(effect)
+            case e.Close(conn):
+                if (connection := self._connections.get(conn)) is not None:
+                    connection.closing = True
+        return None
+
+    @property
+    def _held(self) -> WalStorage:
+        assert self._storage is not None, "a vote came first"
+        return self._storage
+
+    def _write(self, lsn: int, data: memoryview, timeline: int) -> None:
+        """Take the bytes; what does not fit into memory is made durable meanwhile."""
+        storage, end = self._held, lsn + len(data)
+
+        def rest() -> None:
+            taken = storage.write_lsn - lsn
+            storage.write(lsn + taken, data[taken:], timeline)
+
+        assert storage.write_lsn == lsn < end
+        self._until_room(rest)
+
+    def _until_room(self, act: Callable[[], object]) -> None:
+        """Do it, as soon as the disk has room for it.
+
+        Meanwhile nothing is read and nothing acknowledged: the quorum goes on with the others. Raises
+        `DiskFullError` when told to stop.
+        """
+        told = False
+        while True:
+            try:
+                act()
+            except DiskFullError as error:
+                if self._stopped:
+                    raise
+                if not told:
+                    _log.error("the disk is full; nothing is acknowledged", reason=str(error))
+                told = True
+                time.sleep(FULL_SECONDS)
+                continue
+            if told:
+                _log.info("there is room again")
+            return
+
+    def _persist(self, state: e.ControlState) -> None:
+        control_file.save(self._control_disk, state)
+        if self._storage is None and state.server.system_id:
+            self._storage = self._open_storage(state)
+        found = history_file(state.history)
+        if found is not None and self._storage is not None:
+            self._storage.save_history(*found)
+
+    def _publish(self, lsn: int) -> None:
+        control = self.core.control
+        if not control.history or self._storage is None:
+            return
+        self._positions.publish(
+            Positions(
+                system_id=control.server.system_id,
+                major=control.server.major,
+                segment_bytes=control.server.segment_size,
+                history=server_history(control.history),
+                flush_lsn=self._storage.flush_lsn,
+                commit_lsn=lsn,
+            )
+        )
+
+    def _read(self, effect: e.ReadWal) -> None:
+        connection = self._connections.get(effect.conn)
+        if connection is None:
+            return
+        lsn = effect.begin_lsn
+        while lsn < effect.end_lsn:
+            try:
+                data = self._held.read(lsn, min(_FETCHED_BYTES, effect.end_lsn - lsn))
+            except TrimmedError:
+                data = b""
+            connection.end.send(m.Fetched(effect.term, lsn, len(data)), [memoryview(data)])
+            if not data:
+                return
+            lsn += len(data)
