@@ -1,5 +1,6 @@
 """Safekeepers around a real primary: a COMMIT returns when a quorum has its WAL, and only then."""
 
+import random
 import threading
 import time
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ import pytest
 from tests.support.quorum_stack import Load, QuorumStack
 from tests.support.servers import MAJORS_IN_TURN, MakeServer
 from tests.support.waiting import wait_for
+from tests.support.wal_server import Receivers
 from walsender_bridge.local_server import LocalServer
 from walsender_bridge.wire.lsn import parse_lsn
 
@@ -30,6 +32,13 @@ def quorum(tmp_path: Path, primary: LocalServer) -> Iterator[QuorumStack]:
         stack.start()
         stack.attach()
         yield stack
+
+
+@pytest.fixture
+def receivers() -> Iterator[Receivers]:
+    receivers = Receivers()
+    yield receivers
+    receivers.end()
 
 
 def insert(quorum: QuorumStack, number: int, *, timeout_ms: int = 20_000) -> None:
@@ -124,6 +133,78 @@ def test_8_a_safekeeper_that_was_away_catches_up_from_the_primary(quorum):
     insert(quorum, 1, timeout_ms=60_000)  # needs the one that was away
     lsn = quorum.flush_lsn()
     wait_for(lambda: committed_to(quorum, lsn), 20, "the quorum has it all")
+
+
+@pytest.mark.parametrize("kills", [10, pytest.param(100, marks=pytest.mark.long)])
+def test_2_random_kills_under_load_lose_nothing_acknowledged(quorum, seed, kills):
+    chance = random.Random(seed)
+    loads = [Load(quorum.server, 10_000_000 * n) for n in range(8)]
+    for _ in range(kills):
+        victim = chance.choice([*quorum.names, "proposer", "postgres"])
+        print(seed, victim)
+        if victim == "postgres":
+            quorum.server.kill()
+            quorum.server.start()
+        else:
+            quorum.kill(victim)
+            quorum.start(victim)
+        time.sleep(chance.uniform(0.1, 1.0))
+    wait_for(quorum.is_sync, 60, "the quorum is there again")
+    before = sum(len(load.acknowledged) for load in loads)
+    wait_for(
+        lambda: sum(len(load.acknowledged) for load in loads) > before + 20,
+        60,
+        "commits return again",
+    )
+    acknowledged = [set(load.stop()) for load in loads]
+    found = {number for (number,) in quorum.ask("SELECT number FROM load")}
+    assert not set().union(*acknowledged) - found, seed
+    quorum.ask("SELECT pg_switch_wal()")
+    insert(quorum, -1)
+    lsn = quorum.flush_lsn()
+    wait_for(lambda: committed_to(quorum, lsn), 30, "the quorum has it all")
+    wait_for(
+        lambda: quorum.segments(0).keys() == quorum.segments(1).keys() == quorum.segments(2).keys(),
+        30,
+        "all three have the same segments",
+    )
+    assert quorum.segments(0) == quorum.segments(1) == quorum.segments(2)
+
+
+def test_13_pg_receivewal_reads_from_a_safekeeper_and_never_past_the_commit(
+    quorum, tmp_path, receivers
+):
+    insert(quorum, 1)
+    with quorum.wal_server(0) as server:
+        received = receivers(
+            quorum.server, server.dsn(), tmp_path / "received", "--synchronous", "--no-loop"
+        )
+        quorum.ask("SELECT pg_switch_wal()")
+        insert(quorum, 2)
+        name = max(quorum.segments(0))
+        wait_for((received.folder / name).exists, 30, f"it has {name}")
+        wal = quorum.server.data_dir / "pg_wal"
+        assert (received.folder / name).read_bytes() == (wal / name).read_bytes()
+        quorum.pause("safekeeper-1")
+        quorum.pause("safekeeper-2")
+        waiting = waits(quorum, 3)
+        committed = parse_lsn(quorum.status()["commit_lsn"])
+        current = quorum.ask("SELECT pg_walfile_name(pg_current_wal_flush_lsn())")[0][0]
+        at = committed % (16 << 20)
+        theirs = (wal / current).read_bytes()
+        wait_for(
+            lambda: (received.held(current) or b"")[:at] == theirs[:at],
+            20,
+            "it has what has a quorum",
+        )
+        assert theirs[at : at + 64].strip(b"\0")
+        mine = received.held(current)
+        assert mine is not None
+        assert not mine[at:].strip(b"\0")
+        quorum.resume("safekeeper-1")
+        quorum.resume("safekeeper-2")
+        waiting.join(20)
+        assert not waiting.is_alive()
 
 
 def test_20_fast_shutdown_of_the_primary_ends_promptly(quorum):

@@ -7,11 +7,13 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Self
 
 import psycopg
 
 from tests.support.waiting import wait_for
+from tests.support.wal_server import WalServerProcess
 from walsender_bridge.local_server import LocalServer, free_port
 
 NAME = "tuskline_quorum"
@@ -126,6 +128,12 @@ class QuorumStack:
         """The primary's durable end of WAL."""
         found: str = self.ask("SELECT pg_current_wal_flush_lsn()")[0][0]
         return found
+
+    def wal_server(self, number: int) -> WalServerProcess:
+        """The WAL server of a safekeeper, to be started."""
+        data = self.data(number)
+        held = SimpleNamespace(folder=data / "wal", page=self.folder / f"positions-{number}")
+        return WalServerProcess(data, held)
 
     def segments(self, number: int) -> dict[str, bytes]:
         """A safekeeper's complete segments."""

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import psycopg
 from psycopg.conninfo import make_conninfo
@@ -146,10 +146,17 @@ class HeldWal:
         self._writer.close()
 
 
+class Held(Protocol):
+    """What a WAL server serves: the folder with the WAL, and the page of its positions."""
+
+    folder: Path
+    page: Path
+
+
 class WalServerProcess:
     """The WAL server as a process."""
 
-    def __init__(self, folder: Path, held: HeldWal | None, *options: str | Path) -> None:
+    def __init__(self, folder: Path, held: Held | None, *options: str | Path) -> None:
         self.folder = folder
         self.port = free_port()
         self.users = folder / "users"

@@ -94,7 +94,7 @@ class _Link:
 
 
 class Session:
-    """See the module. `tell(commit_lsn, phase)` hears of every change."""
+    """See the module. `tell(commit_lsn, phase)` hears of every change, and at each tick."""
 
     def __init__(
         self,
@@ -161,6 +161,7 @@ class Session:
                     tick_at = now + TICK_SECONDS
                     self._dial(now)
                     self._handle(e.Tick())
+                    self._tell(self._commit, self._phase)
                     if now >= self._reported_at + REPORT_SECONDS:
                         self._report(now)
                 self._turn(tick_at - time.monotonic())

@@ -37,7 +37,8 @@ from walsender_bridge.safekeeper.disk import FolderDisk
 from walsender_bridge.safekeeper.frames import MAX_WAL_BYTES, decode
 from walsender_bridge.safekeeper.horizon import horizon
 from walsender_bridge.safekeeper.segments import StorageLimits
-from walsender_bridge.safekeeper.server.positions import Positions, PositionWriter
+from walsender_bridge.safekeeper.server.positions import Positions
+from walsender_bridge.safekeeper.server.shared_page import PositionWriter
 from walsender_bridge.safekeeper.timelines import history_file, server_history
 from walsender_bridge.safekeeper.wal_storage import WalStorage
 from walsender_bridge.safekeeper.wire_end import WireEnd
