@@ -144,7 +144,7 @@ def test_13_standbys_replay_the_committed_wal_and_follow_a_timeline_switch(
 
         # Its oldest transaction reaches the hot loop.
         wait_for(lambda: held.readers().feedback.xmin >= 3, 30, "feedback is handed out")
-        assert held.readers().count == 3
+        wait_for(lambda: held.readers().count == 3, 30, "and how many stream")
 
         held.publish()
         for server in (direct, candidate, cascading):
