@@ -46,7 +46,7 @@ class Configuration:
     @property
     def everyone(self) -> frozenset[int]:
         """Members of either membership."""
-        return self.members | (self.new_members or frozenset())
+        return self.members if self.new_members is None else self.members | self.new_members
 
     @property
     def groups(self) -> tuple[frozenset[int], ...]:

@@ -75,6 +75,8 @@ class History:
 
     def boundary_after(self, lsn: int) -> int | None:
         """Where the timeline of the byte at `lsn` ends, if another one follows."""
+        if self.entries and lsn >= self.entries[-1].start_lsn:
+            return None  # asked for each message, and nearly always so
         timeline = self.timeline_at(lsn)
         for entry in self.entries:
             if entry.start_lsn > lsn and entry.timeline != timeline:
