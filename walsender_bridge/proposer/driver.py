@@ -23,15 +23,12 @@ from walsender_bridge import fail_point
 from walsender_bridge.capture.handover import Waker
 from walsender_bridge.errors import (
     ConnectionFailedError,
-    CorruptError,
-    DivergedError,
-    FencedError,
     MalformedMessageError,
     NotSupportedError,
-    TusklineError,
 )
 from walsender_bridge.proposer import effects as e
 from walsender_bridge.proposer.core import Phase, Proposer
+from walsender_bridge.proposer.ending import ended
 from walsender_bridge.proposer.primary import Job, OlderWal, PrimaryStream
 from walsender_bridge.proposer.wal_queue import WalQueue
 from walsender_bridge.safekeeper import messages as m
@@ -55,18 +52,6 @@ REPORT_SECONDS = 1.0
 #: Seconds between two tries to connect to a safekeeper.
 DIAL_SECONDS = 0.5
 _CONNECT_SECONDS = 5.0
-
-_ERRORS: dict[e.StopReason, type[TusklineError]] = {
-    e.StopReason.DISPLACED: FencedError,
-    e.StopReason.FENCED: FencedError,
-    e.StopReason.BROKEN: CorruptError,
-}
-_REPAIRS = {
-    e.StopReason.DISPLACED: "only one proposer may run: stop this one, or the other",
-    e.StopReason.FENCED: "attach the server that was promoted, or take the failover back",
-    e.StopReason.AHEAD: "rebuild this server from a base backup and the safekeepers' WAL",
-    e.StopReason.OTHER_BYTES: "this server is not the one whose WAL the safekeepers hold",
-}
 
 _log = structlog.get_logger(__name__)
 
@@ -166,18 +151,9 @@ class Session:
                         self._report(now)
                 self._turn(tick_at - time.monotonic())
             if self._stop is not None:
-                raise self._ended(self._stop)
+                raise ended(self._stop, self._stream.where)
         finally:
             self._close()
-
-    def _ended(self, stop: e.Stop) -> TusklineError:
-        kind = _ERRORS.get(stop.reason, DivergedError)
-        by = f" ({stop.by})" if stop.by else ""
-        return kind(
-            f"the proposer stopped, {stop.reason}: {stop.detail}{by}",
-            where=self._stream.where,
-            repair=_REPAIRS.get(stop.reason, ""),
-        )
 
     def _close(self) -> None:
         for link in self._links.values():

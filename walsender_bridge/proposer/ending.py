@@ -1,0 +1,30 @@
+"""Why a proposer ended, as the error that its operator reads."""
+
+from walsender_bridge.errors import CorruptError, DivergedError, FencedError, TusklineError
+from walsender_bridge.proposer.effects import Stop, StopReason
+
+_ERRORS: dict[StopReason, type[TusklineError]] = {
+    StopReason.DISPLACED: FencedError,
+    StopReason.FENCED: FencedError,
+    StopReason.BROKEN: CorruptError,
+}
+_REPAIRS = {
+    StopReason.DISPLACED: "only one proposer may run: stop this one, or the other",
+    StopReason.FENCED: "attach the server that was promoted, or take the failover back",
+    StopReason.OTHER_SERVER: "give each cluster safekeepers of its own",
+    StopReason.AHEAD: "rebuild this server from a base backup and the safekeepers' WAL",
+    StopReason.OTHER_HISTORY: "attach the server whose timeline the safekeepers hold",
+    StopReason.OTHER_BYTES: "this server is not the one whose WAL the safekeepers hold",
+    StopReason.BROKEN: "keep the safekeepers' data directories, and compare their WAL",
+}
+
+
+def ended(stop: Stop, where: str) -> TusklineError:
+    """The error of a `Stop`; `where` is the primary."""
+    kind = _ERRORS.get(stop.reason, DivergedError)
+    by = f" ({stop.by})" if stop.by else ""
+    return kind(
+        f"the proposer stopped, {stop.reason}: {stop.detail}{by}",
+        where=where,
+        repair=_REPAIRS[stop.reason],
+    )
