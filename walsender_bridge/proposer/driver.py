@@ -15,7 +15,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import structlog
 
@@ -27,6 +27,7 @@ from walsender_bridge.errors import (
     NotSupportedError,
 )
 from walsender_bridge.proposer import effects as e
+from walsender_bridge.proposer.clean_segments import CleanSegments
 from walsender_bridge.proposer.core import Phase, Proposer
 from walsender_bridge.proposer.ending import ended
 from walsender_bridge.proposer.primary import Job, OlderWal, PrimaryStream
@@ -106,7 +107,6 @@ class Session:
         except BaseException:
             self._stream.close()
             raise
-        self._segment_size = server.segment_size
         self._older = OlderWal(settings.dsn, settings.slot, primary.lineage, self._waker)
         self._timeline = primary.lineage.timeline
         self.core = Proposer(
@@ -119,6 +119,7 @@ class Session:
             primary_begin=kept,
         )
         self._queue = WalQueue(0)
+        self._clean = CleanSegments(0, server.segment_size)
         self._streaming = False
         #: Bytes of the last `WalRead` for each safekeeper, and of a comparison: the two sides.
         self._hands: dict[int, tuple[int, memoryview]] = {}
@@ -195,6 +196,7 @@ class Session:
                 raise MalformedMessageError("WAL out of order", where=self._stream.where)
             self._queue.append(memoryview(payload)[XLOG_HEADER_SIZE:])
         if self._queue.end > begin:
+            self._clean.pass_over(self._queue)
             self._handle(e.WalReceived(begin, self._queue.end))
         if reply:
             self._report(time.monotonic())
@@ -373,6 +375,7 @@ class Session:
             case e.StartStreaming(node_id, lsn):
                 _log.info("elected", node_id=str(node_id), lsn=format_lsn(lsn))
                 self._queue = WalQueue(lsn)
+                self._clean = CleanSegments(lsn, self.core.server.segment_size)
                 self._stream.start_physical(lsn, self._timeline)
                 self._streaming = True
                 self._report(time.monotonic())
@@ -431,20 +434,13 @@ class Session:
         link.end.send(m.Fetch(self.core.node_id.term, wanted.begin_lsn, wanted.end_lsn))
 
     def _let_go(self, lsn: int) -> None:
-        """All have the WAL below: but for the segment of a record that goes on there, it may go."""
-        keep = lsn - lsn % self._segment_size - self._segment_size
-        if self.core.primary_begin is not None and keep > self.core.primary_begin:
+        """All have the WAL below: up to the record that goes on there, it may go."""
+        keep, kept = self._clean.last_at(lsn), self.core.primary_begin
+        if keep is not None and kept is not None and keep > kept:
             self._older.ask(Job(None, advance=keep))
             self._handle(e.PrimaryKeeps(keep))
 
     def _pass_feedback(self, feedback: m.HotStandbyFeedback) -> None:
         if self._streaming:
-            self._stream.send(
-                hot_standby_feedback(
-                    xmin=feedback.xmin,
-                    xmin_epoch=feedback.xmin_epoch,
-                    catalog_xmin=feedback.catalog_xmin,
-                    catalog_xmin_epoch=feedback.catalog_xmin_epoch,
-                    now_us=time.time_ns() // 1000,
-                )
-            )
+            now_us = time.time_ns() // 1000
+            self._stream.send(hot_standby_feedback(**asdict(feedback), now_us=now_us))
