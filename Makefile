@@ -39,7 +39,7 @@ check: $(READY)  ## style, types, imports, unit tests and a short simulation (un
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/pytest -n $(WORKERS) --dist loadfile -m 'not long' tests/test_tidy.py tests/unit tests/simulation
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile -m 'not long and not exhaustive' tests/test_tidy.py tests/unit tests/simulation
 
 .PHONY: test
 test: $(READY)  ## every test but the long ones, on real servers (TESTS=tests/unit narrows it)

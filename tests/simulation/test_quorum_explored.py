@@ -10,6 +10,8 @@ import pytest
 from tests.support.quorum.explorer import BASE, Explorer, Scope, ViolationError
 from tests.support.quorum.mutants import mutant
 
+pytestmark = pytest.mark.exhaustive
+
 OLD = ((1, BASE, 1),)
 NOTHING = ((), BASE)
 SCOPES = {
