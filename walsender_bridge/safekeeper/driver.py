@@ -95,13 +95,15 @@ class SafekeeperDriver:
         if control is None:
             control = e.ControlState(int.from_bytes(os.urandom(16), "big"))
             control_file.save(self._control_disk, control)
+        self._positions = PositionWriter(settings.positions)
+        # Opening cuts off what a crash left of the last record; readers must not be there any more.
+        self._tell_readers(control, 0, 0)
         self._storage: WalStorage | None = None
         flush_lsn = 0
         if control.server.system_id:
             self._storage = self._open_storage(control)
             flush_lsn = self._storage.flush_lsn
         self.core = Safekeeper(control, flush_lsn)
-        self._positions = PositionWriter(settings.positions)
         self._connections: dict[int, _Connection] = {}
         self._numbers: dict[int, int] = {}
         self._next = 0
@@ -122,7 +124,7 @@ class SafekeeperDriver:
         self._poll.register(self._listener, select.EPOLLIN)
         self._wake_read, self._wake_write = os.pipe()
         self._poll.register(self._wake_read, select.EPOLLIN)
-        self._publish(0)
+        self._publish(min(self.core.commit_lsn, self.core.flush_lsn))
         _log.info(
             "safekeeper listens",
             address=f"{settings.host}:{self.port}",
@@ -365,8 +367,11 @@ class SafekeeperDriver:
             self._storage.save_history(*found)
 
     def _publish(self, lsn: int) -> None:
-        control = self.core.control
-        if not control.history or self._storage is None:
+        if self._storage is not None:
+            self._tell_readers(self.core.control, self._storage.flush_lsn, lsn)
+
+    def _tell_readers(self, control: e.ControlState, flush_lsn: int, commit_lsn: int) -> None:
+        if not control.history:
             return
         self._positions.publish(
             Positions(
@@ -374,8 +379,8 @@ class SafekeeperDriver:
                 major=control.server.major,
                 segment_bytes=control.server.segment_size,
                 history=server_history(control.history),
-                flush_lsn=self._storage.flush_lsn,
-                commit_lsn=lsn,
+                flush_lsn=flush_lsn,
+                commit_lsn=commit_lsn,
             )
         )
 
