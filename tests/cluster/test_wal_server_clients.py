@@ -310,7 +310,9 @@ def test_21_an_expired_a_foreign_and_a_missing_client_certificate_are_refused(
                 connect(name)
         with pytest.raises(ConnectionError):
             command(server, "IDENTIFY_SYSTEM", sslmode="require")
-        assert server.log.count("no TLS connection") == 3
+        wait_for(
+            lambda: server.log.count("no TLS connection") == 3, 10, "all three refusals are told"
+        )
         with pytest.raises(ConnectionError, match="password"):
             command(
                 server,

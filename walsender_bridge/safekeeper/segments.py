@@ -5,6 +5,7 @@
     00000002.history                    a timeline's history, as the server gave it
     spare-1                             zeroed ahead of time, or recycled: a removed segment with its old WAL
     new-segment                         one that is being made; removed at the next start
+    segment-copy                        the current one's copy for a new timeline; removed at the next start
 
 A complete name is given only when all of the segment is durable. Where two timelines have a file of one segment,
 the greater holds the WAL: it starts with a copy of the other's, up to where it branched off.
@@ -25,6 +26,7 @@ from walsender_bridge.wire.wal_page import parse_segment_name, segment_name
 PARTIAL = ".partial"
 _SPARE = re.compile(r"spare-(\d+)")
 _MAKING = "new-segment"
+_COPYING = "segment-copy"
 #: Zeros are written in pieces of this size, one between two looks at the network.
 PIECE_BYTES = 1 << 20
 _ZEROS = bytes(PIECE_BYTES)
@@ -79,7 +81,7 @@ class Segments:
         self._files.clear()
         self._spares.clear()
         for name in sorted(self.disk.names()):
-            if name == _MAKING:
+            if name in (_MAKING, _COPYING):
                 self.disk.remove(name)
             elif spare := _SPARE.fullmatch(name):
                 self._counter = max(self._counter, int(spare[1]))
@@ -177,6 +179,15 @@ class Segments:
         while not self.prepare():
             pass
         return self._spares.pop()
+
+    def take_for_copy(self) -> str:
+        """The same, to copy WAL of the current segment into, under a name that the next start removes.
+
+        As a spare it could outlive a crash: WAL that is cut off later would lie in it, at the LSNs of a new segment.
+        """
+        self.disk.rename(self.take_spare(), _COPYING)
+        self.disk.sync()
+        return _COPYING
 
     def adopt(self, spare: str, timeline: int, start: int) -> SegmentFile:
         """Make a spare the current file of a segment, durably."""

@@ -229,10 +229,10 @@ class WalStorage:
         file = self.segments.at(start)
         if file is not None and file.timeline != timeline:
             self._close_file()
-            spare = self.segments.take_spare()
+            copy = self.segments.take_for_copy()
             try:
-                self._copy(file, spare, self.flush_lsn - start)
-                self.segments.adopt(spare, timeline, start)
+                self._copy(file, copy, self.flush_lsn - start)
+                self.segments.adopt(copy, timeline, start)
                 for other in self.segments.all():
                     if other.start == start and other.timeline > timeline:
                         self.segments.remove(other)
@@ -242,8 +242,8 @@ class WalStorage:
                 raise
         self.timeline = timeline
 
-    def _copy(self, file: SegmentFile, spare: str, length: int) -> None:
-        target = self._disk.open(spare, durable=False)
+    def _copy(self, file: SegmentFile, to: str, length: int) -> None:
+        target = self._disk.open(to, durable=False)
         try:
             for at in range(0, length, PIECE_BYTES):
                 piece = self._disk.read(file.name, at, min(PIECE_BYTES, length - at))
