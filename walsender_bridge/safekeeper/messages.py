@@ -23,6 +23,7 @@ from enum import IntEnum
 
 from walsender_bridge.safekeeper.configuration import Configuration
 from walsender_bridge.safekeeper.history import History
+from walsender_bridge.safekeeper.value import value
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +168,7 @@ class Elected:
 # -- WAL --------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Append:
     """`length` bytes of WAL from `begin_lsn`, and how far the quorum and everybody are. 0: a heartbeat."""
 
@@ -178,7 +179,7 @@ class Append:
     length: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class AppendAck:
     """On disk up to `flush_lsn`. `feedback`: None when it is as it was."""
 
