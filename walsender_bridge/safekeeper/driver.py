@@ -9,6 +9,7 @@ the disk ends the process, except that it is full: then nothing is acknowledged 
 proposer until there is room, and no byte is lost.
 """
 
+import contextlib
 import os
 import select
 import socket
@@ -79,6 +80,7 @@ class _Connection:
         self.since = now
         self.greeted = False
         self.closing = False
+        self.polled = int(select.EPOLLIN)
 
 
 class SafekeeperDriver:
@@ -96,6 +98,8 @@ class SafekeeperDriver:
             control = e.ControlState(int.from_bytes(os.urandom(16), "big"))
             control_file.save(self._control_disk, control)
         self._positions = PositionWriter(settings.positions)
+        #: The last history that readers were told of, and as they know it.
+        self._told_history = control.history, server_history(control.history)
         # Opening cuts off what a crash left of the last record; readers must not be there any more.
         self._tell_readers(control, 0, 0)
         self._storage: WalStorage | None = None
@@ -106,6 +110,8 @@ class SafekeeperDriver:
         self.core = Safekeeper(control, flush_lsn)
         self._connections: dict[int, _Connection] = {}
         self._numbers: dict[int, int] = {}
+        #: Connections whose frames are here and were not taken, since they do not read their answers.
+        self._stalled: set[int] = set()
         self._next = 0
         self._hand = memoryview(b"")
         self._stopped = False
@@ -171,8 +177,12 @@ class SafekeeperDriver:
 
     def _turn(self) -> None:
         now = time.monotonic()
-        ready = self._poll.poll(max(self._persist_at - now, 0.0))
+        resumed = [n for n in self._stalled if not self._connections[n].end.crowded()]
+        ready = self._poll.poll(0 if resumed else max(self._persist_at - now, 0.0))
         now = time.monotonic()
+        for again in resumed:
+            self._stalled.discard(again)
+            self._serve(again, 0)
         for descriptor, events in ready:
             if descriptor == self._listener.fileno():
                 self._accept(now)
@@ -208,12 +218,14 @@ class SafekeeperDriver:
         try:
             if events & select.EPOLLOUT:
                 end.flush()
-            if events & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR):
-                if connection.closing:
-                    if events & (select.EPOLLHUP | select.EPOLLERR):
-                        self._gone(number)
-                    return
-                end.receive()
+            if connection.closing:
+                if events & (select.EPOLLHUP | select.EPOLLERR):
+                    self._gone(number)
+                return
+            # A peer that does not read its answers is not read either; what came before is here still.
+            if not end.crowded():
+                if events & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR):
+                    end.receive()
                 for header, body in end.frames():
                     self._hand = body if header.carries_wal else memoryview(b"")
                     message = decode(header, b"" if header.carries_wal else body)
@@ -225,6 +237,9 @@ class SafekeeperDriver:
                     if isinstance(message, m.ProposerGreeting):
                         connection.greeted = True
                         end.trust()
+                    if end.crowded():
+                        self._stalled.add(number)
+                        return
         except (ConnectionFailedError, MalformedMessageError, NotSupportedError) as error:
             _log.info("connection ended", peer=end.where, reason=error.what)
             self._gone(number)
@@ -237,6 +252,7 @@ class SafekeeperDriver:
 
     def _drop(self, number: int) -> None:
         connection = self._connections.pop(number)
+        self._stalled.discard(number)
         descriptor = connection.end.fileno()
         self._numbers.pop(descriptor, None)
         self._poll.unregister(descriptor)
@@ -252,8 +268,9 @@ class SafekeeperDriver:
                 continue
             if connection.closing and not end.sending:
                 self._drop(number)
-                continue
-            self._poll.modify(end, end.events)
+            elif end.events != connection.polled:
+                connection.polled = end.events
+                self._poll.modify(end, connection.polled)
 
     def _upkeep(self, now: float) -> None:
         for number, connection in list(self._connections.items()):
@@ -283,7 +300,8 @@ class SafekeeperDriver:
         while events:
             answers: list[e.Event] = []
             for effect in self.core.step(events.popleft()):
-                fail_point.hit(f"safekeeper-{type(effect).__name__}")
+                if fail_point.ARMED:
+                    fail_point.hit(f"safekeeper-{type(effect).__name__}")
                 answer = self._perform(effect)
                 if answer is not None:
                     answers.append(answer)
@@ -294,6 +312,9 @@ class SafekeeperDriver:
             case e.Send(conn, message):
                 if (connection := self._connections.get(conn)) is not None:
                     connection.end.send(message)
+                    # At once: what else this turn does, nobody waits for. What breaks is found at its end.
+                    with contextlib.suppress(ConnectionFailedError):
+                        connection.end.flush()
             case e.WriteWal(lsn, length, timeline):
                 assert length == len(self._hand)
                 self._write(lsn, self._hand, timeline)
@@ -327,13 +348,16 @@ class SafekeeperDriver:
 
     def _write(self, lsn: int, data: memoryview, timeline: int) -> None:
         """Take the bytes; what does not fit into memory is made durable meanwhile."""
-        storage, end = self._held, lsn + len(data)
+        storage = self._held
+        assert storage.write_lsn == lsn
+        with contextlib.suppress(DiskFullError):
+            storage.write(lsn, data, timeline)
+            return
 
         def rest() -> None:
             taken = storage.write_lsn - lsn
             storage.write(lsn + taken, data[taken:], timeline)
 
-        assert storage.write_lsn == lsn < end
         self._until_room(rest)
 
     def _until_room(self, act: Callable[[], object]) -> None:
@@ -373,12 +397,14 @@ class SafekeeperDriver:
     def _tell_readers(self, control: e.ControlState, flush_lsn: int, commit_lsn: int) -> None:
         if not control.history:
             return
+        if control.history is not self._told_history[0]:
+            self._told_history = control.history, server_history(control.history)
         self._positions.publish(
             Positions(
                 system_id=control.server.system_id,
                 major=control.server.major,
                 segment_bytes=control.server.segment_size,
-                history=server_history(control.history),
+                history=self._told_history[1],
                 flush_lsn=flush_lsn,
                 commit_lsn=commit_lsn,
             )

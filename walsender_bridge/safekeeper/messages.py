@@ -189,9 +189,16 @@ class AppendAck:
     feedback: HotStandbyFeedback | None = None
 
 
+#: The most that one Fetch may ask for, in bytes: the answer waits in the safekeeper's memory.
+MAX_FETCH_BYTES = 1 << 20
+
+
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Asks the voter for the WAL of [begin_lsn, end_lsn), committed or not, to hand it to others."""
+    """Asks the voter for the WAL of [begin_lsn, end_lsn), committed or not, to hand it to others.
+
+    At most `MAX_FETCH_BYTES`.
+    """
 
     term: int
     begin_lsn: int

@@ -68,14 +68,13 @@ class WireEnd:
         """What to poll for."""
         if not self._out:
             return select.EPOLLIN
-        return select.EPOLLOUT if self.crowded else select.EPOLLIN | select.EPOLLOUT
+        return select.EPOLLOUT if self.crowded() else select.EPOLLIN | select.EPOLLOUT
 
     @property
     def sending(self) -> bool:
         """Whether something waits to be sent."""
         return bool(self._out)
 
-    @property
     def crowded(self) -> bool:
         """Whether so much waits to be sent that nothing more should be taken."""
         return self._out_bytes >= _CROWDED_BYTES
