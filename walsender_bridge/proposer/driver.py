@@ -32,6 +32,7 @@ from walsender_bridge.proposer.core import Phase, Proposer
 from walsender_bridge.proposer.ending import ended
 from walsender_bridge.proposer.primary import Job, OlderWal, PrimaryStream
 from walsender_bridge.proposer.wal_queue import WalQueue
+from walsender_bridge.proposer.wal_source import WalSource
 from walsender_bridge.safekeeper import messages as m
 from walsender_bridge.safekeeper.configuration import Configuration
 from walsender_bridge.safekeeper.frames import decode
@@ -80,19 +81,25 @@ class _Link:
 
 
 class Session:
-    """See the module. `tell(commit_lsn, phase)` hears of every change, and at each tick."""
+    """See the module. `tell(commit_lsn, phase)` hears of every change, and at each tick.
+
+    `source`: where the WAL comes from, the primary at `settings.dsn` unless it is given; closed at the end.
+    """
 
     def __init__(
         self,
         settings: Settings,
         configuration: Configuration,
         tell: Callable[[int, Phase], None],
+        *,
+        purpose: m.Purpose = m.Purpose.ATTACH,
+        source: WalSource | None = None,
     ) -> None:
         """Connects to the primary. Raises what `PrimaryStream` raises."""
         self._settings = settings
         self._tell = tell
         self._stopped = False
-        self._stream = PrimaryStream.connect(
+        self._stream = source or PrimaryStream.connect(
             settings.dsn, application_name=settings.application_name
         )
         self._waker = Waker()
@@ -107,14 +114,16 @@ class Session:
         except BaseException:
             self._stream.close()
             raise
-        self._older = OlderWal(settings.dsn, settings.slot, primary.lineage, self._waker)
-        self._timeline = primary.lineage.timeline
+        lineage = primary.lineage if primary else e.Lineage(0)  # of which nothing is asked
+        self._older = OlderWal(settings.dsn, settings.slot, lineage, self._waker)
+        self._timeline = lineage.timeline
         self.core = Proposer(
             int.from_bytes(os.urandom(16), "big"),
             server,
             primary,
             configuration,
             len(settings.safekeepers),
+            purpose=purpose,
             limits=settings.limits,
             primary_begin=kept,
         )
