@@ -21,11 +21,7 @@ import structlog
 
 from walsender_bridge import fail_point
 from walsender_bridge.capture.handover import Waker
-from walsender_bridge.errors import (
-    ConnectionFailedError,
-    MalformedMessageError,
-    NotSupportedError,
-)
+from walsender_bridge.errors import ConnectionFailedError, MalformedMessageError, NotSupportedError
 from walsender_bridge.proposer import effects as e
 from walsender_bridge.proposer.clean_segments import CleanSegments
 from walsender_bridge.proposer.core import Phase, Proposer
@@ -83,7 +79,7 @@ class _Link:
 class Session:
     """See the module. `tell(commit_lsn, phase)` hears of every change, and at each tick.
 
-    `source`: where the WAL comes from, the primary at `settings.dsn` unless it is given; closed at the end.
+    `source`: of the WAL, the primary at `settings.dsn` unless it is given; closed at the end.
     """
 
     def __init__(
