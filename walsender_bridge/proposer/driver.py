@@ -77,10 +77,7 @@ class _Link:
 
 
 class Session:
-    """See the module. `tell(commit_lsn, phase)` hears of every change, and at each tick.
-
-    `source`: of the WAL, the primary at `settings.dsn` unless it is given; closed at the end.
-    """
+    """See the module. `tell(commit_lsn, phase)` hears of every change and tick; `source` stands in for the primary."""
 
     def __init__(
         self,

@@ -23,12 +23,16 @@ class TermInOffice:
     def __init__(self, make: MakeSession) -> None:
         self.commit_lsn = 0
         self._error: TusklineError | None = None
+        self._closing = False
         self._session = make(self._told)
         self._thread = threading.Thread(target=self._run, name="in office", daemon=True)
         self._thread.start()
 
     def _told(self, commit_lsn: int, _: Phase) -> None:
         self.commit_lsn = commit_lsn
+        if self._closing:
+            # On its own thread: from another one it may have ended, and its descriptors be somebody else's.
+            self._session.stop()
 
     def _run(self) -> None:
         try:
@@ -70,6 +74,6 @@ class TermInOffice:
             time.sleep(_LOOK)
 
     def close(self) -> None:
-        """Leave the office."""
-        self._session.stop()
+        """Leave the office, with the session's next tick."""
+        self._closing = True
         self._thread.join(10)
