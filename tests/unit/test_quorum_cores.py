@@ -7,6 +7,7 @@ from tests.support.quorum.mutants import mutant
 from walsender_bridge.proposer.core import Proposer
 from walsender_bridge.proposer.effects import (
     ClosePeer,
+    CompareWal,
     Lineage,
     PeerClosed,
     PeerConnected,
@@ -368,6 +369,19 @@ def proposer(flush_lsn: int = 300) -> Proposer:
     for peer in range(3):
         core.step(PeerConnected(peer))
     return core
+
+
+def test_17_bytes_are_compared_on_one_timeline() -> None:
+    history = EPOCH_1.succeeded(190, [EpochEntry(2, 190, 2)])
+    core = Proposer(22, INFO, Primary(Lineage(2, ((1, 190),)), 300), MEMBERS, 3)
+    for peer in range(3):
+        core.step(PeerConnected(peer))
+        core.step(PeerReceived(peer, held(peer + 1, timeline=2)))
+    done = []
+    for peer in range(2):
+        reply = m.VoteReply(core.node_id, 200, 0, 0, 100, history, MEMBERS)
+        done += core.step(PeerReceived(peer, reply))
+    assert done == [CompareWal(0, 190, 200)]
 
 
 def test_5_whoever_is_refused_stops_and_says_by_whom() -> None:

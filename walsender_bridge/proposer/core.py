@@ -374,6 +374,8 @@ class Proposer:
                 begin = max(self.vcl - self.limits.compare_bytes, reply.begin_lsn)
                 if begin == self.vcl:
                     return self._lead()
+                # A server sends one timeline at a time, and up to its switch the lineage has agreed.
+                begin = max(begin, self.best.history.timeline_start(self.vcl - 1))
                 self.comparing = peer.number
                 return [CompareWal(peer.number, begin, self.vcl)]
         raise AssertionError("VCL is of a voter whose connection stands")

@@ -164,7 +164,8 @@ class FailoverRun:
         end = min(candidate.end_lsn, quorum.vcl)
         # A standby may have let go of what lies before its segment.
         segment = (end - 1) - (end - 1) % info.segment_size
-        begin = max(end - self._proposer.limits.compare_bytes, segment)
+        left = [lsn for _, lsn in candidate.lineage.switches if lsn < end]
+        begin = max([end - self._proposer.limits.compare_bytes, segment, *left])
         timeline = candidate.lineage.timeline_at(begin)
         with (
             StandbyStream.connect(self._proposer.dsn) as own,
