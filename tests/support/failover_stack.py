@@ -22,6 +22,9 @@ from walsender_bridge.local_server import LocalServer
 from walsender_bridge.proposer.driver import Settings
 from walsender_bridge.proposer.failover import Step
 from walsender_bridge.proposer.failover_run import FailoverRun, FailoverSettings, abort
+from walsender_bridge.proposer.first_membership import greet
+from walsender_bridge.proposer.primary import PrimaryStream
+from walsender_bridge.safekeeper.messages import SafekeeperGreeting
 
 #: Runs a failover in a process of its own, which a test can have killed anywhere.
 _SCRIPT = """
@@ -121,6 +124,13 @@ class FailoverStack(QuorumStack):
                 timeout=120,
             )
         return done.returncode
+
+    def greetings(self, server: LocalServer) -> list[SafekeeperGreeting]:
+        """What the safekeepers that are there say of themselves; asked for the cluster of `server`."""
+        with PrimaryStream.connect(server.dsn()) as asked:
+            info = asked.server_info()
+        found = [greet("127.0.0.1", port, info) for port in self.ports]
+        return [greeting for greeting in found if greeting is not None]
 
     def abort(self) -> bool:
         """Take it back for the primary."""

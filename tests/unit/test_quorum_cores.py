@@ -376,7 +376,7 @@ def test_17_bytes_are_compared_on_one_timeline() -> None:
     core = Proposer(22, INFO, Primary(Lineage(2, ((1, 190),)), 300), MEMBERS, 3)
     for peer in range(3):
         core.step(PeerConnected(peer))
-        core.step(PeerReceived(peer, held(peer + 1, timeline=2)))
+        core.step(PeerReceived(peer, held(peer + 1, 2, timeline=2)))
     done = []
     for peer in range(2):
         reply = m.VoteReply(core.node_id, 200, 0, 0, 100, history, MEMBERS)
