@@ -381,6 +381,7 @@ class Session:
                 self._stream.start_physical(lsn, self._timeline)
                 self._streaming = True
                 self._report(time.monotonic())
+                self._take_wal()  # what came with the answer makes nothing readable
             case e.AdvanceSlot(lsn):
                 self._let_go(lsn)
             case e.ClosePeer(peer):
