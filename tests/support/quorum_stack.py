@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -45,13 +46,22 @@ class QuorumStack:
     def start(self, *names: str) -> None:
         """`safekeeper-N` or `proposer`; without names all of them."""
         for name in names or (*self.names, "proposer"):
-            with self.log(name).open("ab") as log:
-                self.processes[name] = subprocess.Popen(
-                    self._command(name),
-                    env={**os.environ, "TUSKLINE_SOURCE_DSN": self.server.dsn()},
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                )
+            self._start(name)
+
+    def start_mortal(self, name: str, place: str) -> None:
+        """Start a process anew that dies when it comes by that fail point."""
+        if name in self.processes:
+            self.kill(name)
+        self._start(name, TUSKLINE_FAIL_POINT=place)
+
+    def _start(self, name: str, **environment: str) -> None:
+        with self.log(name).open("ab") as log:
+            self.processes[name] = subprocess.Popen(
+                self._command(name),
+                env={**os.environ, "TUSKLINE_SOURCE_DSN": self.server.dsn(), **environment},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
 
     def _command(self, name: str) -> list[str]:
         python = [sys.executable, "-m"]
@@ -75,7 +85,16 @@ class QuorumStack:
         self.names.append(f"safekeeper-{number}")
         self.options[self.names[-1]] = list(options)
         self.start(self.names[-1])
+        wait_for(lambda: self.listens(number), 20, f"it listens: {self.logs()}")
         return number
+
+    def listens(self, number: int) -> bool:
+        """Whether a safekeeper takes connections."""
+        try:
+            socket.create_connection(("127.0.0.1", self.ports[number]), timeout=1).close()
+        except OSError:
+            return False
+        return True
 
     def address(self, number: int) -> str:
         """Where a safekeeper listens for proposers."""

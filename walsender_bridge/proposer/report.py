@@ -1,6 +1,7 @@
 """What a proposer says of its quorum: the membership, each safekeeper, a change under way. JSON values; pure."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from walsender_bridge.proposer.core import Proposer
@@ -36,6 +37,7 @@ def report(
         )
     return {
         "term": core.node_id.term,
+        "server": asdict(core.server),
         "membership": {
             "generation": configuration.generation,
             "members": sorted(f"{member:032x}" for member in configuration.members),
