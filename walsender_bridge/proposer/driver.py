@@ -30,10 +30,10 @@ from walsender_bridge.proposer import effects as e
 from walsender_bridge.proposer.clean_segments import CleanSegments
 from walsender_bridge.proposer.core import Phase, Proposer
 from walsender_bridge.proposer.ending import ended
-from walsender_bridge.proposer.link import Link, dial
+from walsender_bridge.proposer.link import CONNECT_SECONDS, DIAL_SECONDS, FAULT_SECONDS, Link, dial
 from walsender_bridge.proposer.member_changes import Address, MemberChanges
 from walsender_bridge.proposer.primary import Job, OlderWal, PrimaryStream
-from walsender_bridge.proposer.report import report
+from walsender_bridge.proposer.report import keeps_up, report
 from walsender_bridge.proposer.wal_queue import WalQueue
 from walsender_bridge.safekeeper import messages as m
 from walsender_bridge.safekeeper.configuration import Configuration
@@ -52,9 +52,6 @@ from walsender_bridge.wire.replication import (
 TICK_SECONDS = 0.2
 #: Seconds between two reports to the primary when nothing changes.
 REPORT_SECONDS = 1.0
-#: Seconds between two tries to connect to a safekeeper.
-DIAL_SECONDS = 0.5
-_CONNECT_SECONDS = 5.0
 
 _log = structlog.get_logger(__name__)
 
@@ -215,6 +212,8 @@ class Session:
 
     def report(self) -> dict[str, Any]:
         """What `report.py` says of this session."""
+        for peer in [each for each in self._faults if keeps_up(self.core, each)]:
+            del self._faults[peer]
         return report(self.core, self._addresses, self._faults, self._changes)
 
     def _look_for_changes(self) -> None:
@@ -228,14 +227,13 @@ class Session:
         for peer, (host, port) in enumerate(self._addresses):
             link = self._links.get(peer)
             if link is not None:
-                if not link.connected and now - link.since > _CONNECT_SECONDS:
+                if not link.connected and now - link.since > CONNECT_SECONDS:
                     self._broken(peer, "no answer to the connection")
                 continue
             if now < self._dial_at.get(peer, 0.0):
                 continue
             self._dial_at[peer] = now + DIAL_SECONDS
-            link = dial(host, port)
-            if link is None:
+            if (link := dial(host, port)) is None:
                 continue
             self._links[peer] = link
             self._by_fd[link.end.fileno()] = peer
@@ -395,6 +393,7 @@ class Session:
             case e.PeerFault(peer, refused):
                 host, port = self._addresses[peer]
                 self._faults[peer] = refused.detail
+                self._dial_at[peer] = time.monotonic() + FAULT_SECONDS
                 _log.error("safekeeper refused", address=f"{host}:{port}", reason=refused.detail)
             case e.MarkRebuild(safekeeper):
                 _log.error("safekeeper is to be rebuilt", safekeeper=f"{safekeeper:032x}")

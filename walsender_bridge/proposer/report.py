@@ -10,6 +10,13 @@ from walsender_bridge.proposer.peer import PeerState
 from walsender_bridge.wire.lsn import format_lsn
 
 
+def keeps_up(core: Proposer, number: int) -> bool:
+    """Whether a safekeeper has all there is: nothing is wrong with it any more."""
+    peer, streaming = core.peers[number], core.streaming
+    follows = peer.state == PeerState.STREAMING
+    return follows and streaming is not None and peer.flush_lsn == streaming.end
+
+
 def report(
     core: Proposer,
     addresses: Sequence[Address],
@@ -22,7 +29,6 @@ def report(
     safekeepers = []
     for number, peer in sorted(core.peers.items()):
         host, port = addresses[number]
-        follows = peer.state == PeerState.STREAMING
         held = streaming.acked.get(peer.identity) if streaming and peer.identity else None
         safekeepers.append(
             {
@@ -32,7 +38,7 @@ def report(
                 "member": peer.identity in configuration.everyone,
                 "flush_lsn": None if held is None else format_lsn(held),
                 "reads_from": peer.source if peer.reading is not None else None,
-                "fault": None if follows else faults.get(number),
+                "fault": faults.get(number),
             }
         )
     return {
