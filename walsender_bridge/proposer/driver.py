@@ -21,11 +21,7 @@ import structlog
 
 from walsender_bridge import fail_point
 from walsender_bridge.capture.handover import Waker
-from walsender_bridge.errors import (
-    ConnectionFailedError,
-    MalformedMessageError,
-    NotSupportedError,
-)
+from walsender_bridge.errors import ConnectionFailedError, MalformedMessageError, NotSupportedError
 from walsender_bridge.proposer import effects as e
 from walsender_bridge.proposer.clean_segments import CleanSegments
 from walsender_bridge.proposer.core import Phase, Proposer
@@ -35,6 +31,7 @@ from walsender_bridge.proposer.member_changes import Address, MemberChanges
 from walsender_bridge.proposer.primary import Job, OlderWal, PrimaryStream
 from walsender_bridge.proposer.report import keeps_up, report
 from walsender_bridge.proposer.wal_queue import WalQueue
+from walsender_bridge.proposer.wal_source import WalSource
 from walsender_bridge.safekeeper import messages as m
 from walsender_bridge.safekeeper.configuration import Configuration
 from walsender_bridge.safekeeper.frames import decode
@@ -72,19 +69,22 @@ class Settings:
 
 
 class Session:
-    """See the module. `tell(commit_lsn, phase)` hears of every change, and at each tick."""
+    """See the module. `tell(commit_lsn, phase)` hears of every change and tick; `source` stands in for the primary."""
 
     def __init__(
         self,
         settings: Settings,
         configuration: Configuration,
         tell: Callable[[int, Phase], None],
+        *,
+        purpose: m.Purpose = m.Purpose.ATTACH,
+        source: WalSource | None = None,
     ) -> None:
         """Connects to the primary. Raises what `PrimaryStream` raises."""
         self._settings = settings
         self._tell = tell
         self._stopped = False
-        self._stream = PrimaryStream.connect(
+        self._stream = source or PrimaryStream.connect(
             settings.dsn, application_name=settings.application_name
         )
         self._waker = Waker()
@@ -103,14 +103,16 @@ class Session:
         except BaseException:
             self._stream.close()
             raise
-        self._older = OlderWal(settings.dsn, settings.slot, primary.lineage, self._waker)
-        self._timeline = primary.lineage.timeline
+        lineage = primary.lineage if primary else e.Lineage(0)  # of which nothing is asked
+        self._older = OlderWal(settings.dsn, settings.slot, lineage, self._waker)
+        self._timeline = lineage.timeline
         self.core = Proposer(
             int.from_bytes(os.urandom(16), "big"),
             server,
             primary,
             configuration,
             len(self._addresses),
+            purpose=purpose,
             limits=settings.limits,
             primary_begin=kept,
         )

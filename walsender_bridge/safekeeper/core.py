@@ -155,6 +155,7 @@ class Safekeeper:
             self.flush_lsn,
             min(self.commit_lsn, self.flush_lsn),
             counted[-1].timeline if counted else 0,
+            self.control.fence.timeline if self.control.fence else 0,
         )
         return [Send(conn, reply)]
 
@@ -286,8 +287,11 @@ class Safekeeper:
         if problem:
             return self._refuse(conn, m.Refusal.DIVERGED, problem)
         fence = self.control.fence
-        if fence is not None and elected.history.entries[-1].timeline > fence.timeline:
-            fence = None  # the successor has attached
+        attached = elected.history.counted(elected.start_lsn)
+        if fence is not None and attached and attached[-1].timeline > fence.timeline:
+            # The successor's log is here. While it only follows further on, the older timeline could still
+            # be taken for the one that stands.
+            fence = None
         self.control = replace(
             self.control,
             history=elected.history,
