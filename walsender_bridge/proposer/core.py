@@ -145,7 +145,7 @@ class Proposer:
             assert streaming is not None
             return streaming.was_read(self.peers[event.peer], event.begin_lsn, event.end_lsn)
         if isinstance(event, PeerConnected):
-            peer = self.peers[event.peer]
+            peer = self.peers.setdefault(event.peer, Peer(event.peer))
             peer.state = PeerState.CONNECTED
             greeting = m.ProposerGreeting(self.server, self.node_id.proposer)
             return [SendMessage(peer.number, greeting)]
@@ -228,7 +228,7 @@ class Proposer:
             return self._stop(StopReason.OTHER_SERVER, f"its WAL is of {greeting.server}")
         if self.phase == Phase.GREETING:
             self.membership.learn(greeting.configuration)
-            return self._propose()
+            return self._propose() or self._stranger(peer)
         if peer.identity not in self.configuration.everyone:
             return self._ask(peer)
         if greeting.node_id == self.node_id:
@@ -275,16 +275,21 @@ class Proposer:
         """For its vote, once, and only a member: nobody else's counts (rule 10)."""
         if peer.state != PeerState.GREETED:
             return []
-        assert peer.greeting is not None
-        if peer.identity not in self.configuration.everyone:
-            detail = f"safekeeper {peer.identity:032x} is not a member"
-            office = peer.greeting.node_id
-            return [PeerFault(peer.number, m.Refused(m.Refusal.NOT_A_MEMBER, office, detail))]
+        if stranger := self._stranger(peer):
+            return stranger
         peer.state = PeerState.VOTING
         void = peer.identity in self.fenced and self.office and self.office.streaming.established
         purpose = m.Purpose.ABORT if void else self.purpose
         vote = m.Vote(self.node_id, purpose, self._timeline(), self.configuration)
         return [SendMessage(peer.number, vote)]
+
+    def _stranger(self, peer: Peer) -> list[Effect]:
+        assert peer.greeting is not None
+        if peer.identity in self.configuration.everyone:
+            return []
+        detail = f"safekeeper {peer.identity:032x} is not a member"
+        refused = m.Refused(m.Refusal.NOT_A_MEMBER, peer.greeting.node_id, detail)
+        return [PeerFault(peer.number, refused)]
 
     def _timeline(self) -> int:
         """The primary's; a failover goes on with the one that stands."""

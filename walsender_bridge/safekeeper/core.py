@@ -29,6 +29,7 @@ from walsender_bridge.safekeeper.effects import (
     Effect,
     Event,
     Fence,
+    NoRoom,
     PersistControl,
     PersistDue,
     ReadersMoved,
@@ -101,6 +102,8 @@ class Safekeeper:
             return self._synced(event.flush_lsn)
         if isinstance(event, WalAligned):
             return self._aligned(event)
+        if isinstance(event, NoRoom):
+            return self._full(event)
         if isinstance(event, Closed):
             self._forget(event.conn)
             return []
@@ -386,6 +389,14 @@ class Safekeeper:
             Send(self.owner, self._ack()),
             *self._serve(min(self.commit_lsn, self.flush_lsn)),
         ]
+
+    def _full(self, event: NoRoom) -> list[Effect]:
+        """Its proposer is sent away and comes back: each time it tells what may be removed, and tries again."""
+        self.flush_lsn = self.written_lsn = event.flush_lsn
+        effects = self._serve(min(self.commit_lsn, self.flush_lsn))
+        if self.owner is not None:
+            effects += self._refuse(self.owner, m.Refusal.DISK_FULL, event.why)
+        return effects
 
     def _ack(self) -> m.AppendAck:
         feedback = None if self.feedback == self.told_feedback else self.feedback

@@ -70,6 +70,7 @@ class Refusal(IntEnum):
     OLDER_TIMELINE = 7
     DIVERGED = 8
     OUT_OF_ORDER = 9
+    DISK_FULL = 10
 
 
 @dataclass(frozen=True, slots=True)
