@@ -16,6 +16,8 @@ import psycopg
 from tests.support.waiting import wait_for
 from tests.support.wal_server import WalServerProcess
 from walsender_bridge.local_server import LocalServer, free_port
+from walsender_bridge.local_server.account import server_account
+from walsender_bridge.wire.lsn import parse_lsn
 
 NAME = "tuskline_quorum"
 
@@ -172,6 +174,24 @@ class QuorumStack:
         found: dict[str, Any] = json.loads(self.status_file.read_text())
         return found
 
+    def make_wal(self, mebibytes: int) -> int:
+        """Have the primary write so much, without a commit that waits for it; where its WAL ends."""
+        self.ask(
+            "SET synchronous_commit = local; SELECT count(pg_logical_emit_message(true, 'bulk',"
+            f" repeat('x', 1 << 20))) FROM generate_series(1, {mebibytes})"
+        )
+        return parse_lsn(self.flush_lsn())
+
+    def held(self, number: int) -> int:
+        """Up to where the proposer knows a safekeeper to have the WAL; 0 while it is away."""
+        found = {each["address"]: each["flush_lsn"] for each in self.status()["safekeepers"]}
+        return parse_lsn(found[self.address(number)] or "0/0")
+
+    def fault(self, number: int) -> str:
+        """What the proposer says is wrong with a safekeeper; empty: nothing."""
+        found = {each["address"]: each["fault"] for each in self.status()["safekeepers"]}
+        return found[self.address(number)] or ""
+
     def flush_lsn(self) -> str:
         """The primary's durable end of WAL."""
         found: str = self.ask("SELECT pg_current_wal_flush_lsn()")[0][0]
@@ -215,3 +235,15 @@ class Load:
         self._stop.set()
         self._thread.join(30)
         return self.acknowledged
+
+
+def small_segments(server: LocalServer) -> None:
+    """Give a server that has never run WAL segments of 1 MiB."""
+    tool = server.installation.tool("pg_resetwal")
+    server_account().run([tool, "--wal-segsize=1", "-D", server.data_dir])
+
+
+def peak_memory(process: subprocess.Popen[bytes]) -> int:
+    """The most memory that a process had at once, in bytes."""
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    return int(next(line.split()[1] for line in status.splitlines() if "VmHWM" in line)) << 10
