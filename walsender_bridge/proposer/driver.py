@@ -19,6 +19,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import structlog
 
@@ -32,16 +34,19 @@ from walsender_bridge.errors import (
 )
 from walsender_bridge.proposer import effects as e
 from walsender_bridge.proposer.clean_segments import CleanSegments
-from walsender_bridge.proposer.comparison import Comparison
 from walsender_bridge.proposer.core import Phase, Proposer
 from walsender_bridge.proposer.ending import ended
 from walsender_bridge.proposer.errands import Errands
 from walsender_bridge.proposer.links import Link, Links
-from walsender_bridge.proposer.older_wal import OlderWal, Range
+from walsender_bridge.proposer.member_changes import Address, MemberChanges
+from walsender_bridge.proposer.older_wal import OlderWal
 from walsender_bridge.proposer.peer import PeerState
 from walsender_bridge.proposer.primary import PrimaryStream, WalSlot
 from walsender_bridge.proposer.primary_link import PrimaryLink
+from walsender_bridge.proposer.report import keeps_up, report
 from walsender_bridge.proposer.wal_queue import WalQueue
+from walsender_bridge.proposer.wal_reads import WalReads
+from walsender_bridge.proposer.wal_source import WalSource
 from walsender_bridge.safekeeper import messages as m
 from walsender_bridge.safekeeper.configuration import Configuration
 from walsender_bridge.safekeeper.frames import decode, encode
@@ -57,29 +62,38 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """`safekeepers`: (host, port) of each. `slot`: the idle physical slot that keeps WAL for them."""
+    """`safekeepers`: (host, port) of each. `slot`: the idle physical slot that keeps WAL for them.
+
+    `members_file`: where an operator asks for another membership (`member_changes.py`).
+    """
 
     dsn: str
-    safekeepers: tuple[tuple[str, int], ...]
+    safekeepers: tuple[Address, ...]
     application_name: str
     slot: str
     limits: e.Limits = e.Limits()  # noqa: RUF009  # it is frozen
+    members_file: Path | None = None
 
 
 class Session:
-    """See the module. `tell(commit_lsn, phase)` hears of every change, and at each tick."""
+    """See the module. `tell(commit_lsn, phase)` hears of every change and tick; `source` stands in for the primary."""
 
     def __init__(
         self,
         settings: Settings,
         configuration: Configuration,
         tell: Callable[[int, Phase], None],
+        *,
+        purpose: m.Purpose = m.Purpose.ATTACH,
+        source: WalSource | None = None,
     ) -> None:
         """Connects to the primary. Raises what `PrimaryStream` raises."""
         self._settings = settings
         self._tell = tell
         self._stopped = False
-        connection = PrimaryStream.connect(settings.dsn, application_name=settings.application_name)
+        connection: WalSource = source or PrimaryStream.connect(
+            settings.dsn, application_name=settings.application_name
+        )
         try:
             server = connection.server_info()
             primary = connection.primary()
@@ -91,16 +105,25 @@ class Session:
         self._errands = Errands(self._waker)
         self._poll = select.epoll()
         self._primary = PrimaryLink(connection, self._poll)
-        self._links = Links(settings.safekeepers, self._poll)
-        self._older = OlderWal(settings.dsn, primary.lineage, self._errands, self._poll)
+        self._changes = MemberChanges(settings.members_file)
+        #: By the peer's number; they only become more.
+        self._addresses = list(dict.fromkeys((*settings.safekeepers, *self._changes.look())))
+        self._links = Links(self._addresses, self._poll)
+        self._lineage = (
+            primary.lineage if primary is not None else e.Lineage(0)
+        )  # of which nothing is asked
+        self._older = OlderWal(settings.dsn, self._lineage, self._errands, self._poll)
+        self._reads = WalReads(
+            self._older, self._handle, self._send, lambda: self.core.node_id.term
+        )
         self._slot = WalSlot(settings.dsn, settings.slot)
-        self._lineage = primary.lineage
         self.core = Proposer(
             int.from_bytes(os.urandom(16), "big"),
             server,
             primary,
             configuration,
-            len(settings.safekeepers),
+            len(self._addresses),
+            purpose=purpose,
             limits=settings.limits,
             primary_begin=kept,
         )
@@ -108,16 +131,13 @@ class Session:
         self._clean = CleanSegments(0, server.segment_size)
         #: How much may lie above what a quorum has until the primary is read no further.
         self._most_ahead = settings.limits.queue_bytes // 2
-        #: Bytes of the last `WalRead` for each safekeeper.
-        self._hands: dict[int, tuple[int, memoryview]] = {}
-        self._comparison = Comparison()
         #: The frame and the WAL of the last Append from the queue: the next safekeeper gets the same.
         self._same: tuple[tuple[int, int, int, int], bytes, list[memoryview]] | None = None
         #: Safekeepers that something was queued for in this turn.
         self._to_flush: dict[int, Link] = {}
         self._events: deque[e.Event] = deque()
         self._start = 0
-        self._advancing = False
+        self._advancing = self._asking = False
         self._faults: dict[int, str] = {}
         self._phase = Phase.GREETING
         self._stop: e.Stop | None = None
@@ -175,6 +195,10 @@ class Session:
         states = self.core.peers
         for peer, reason in self._links.silent(now, lambda n: states[n].state not in _QUIET):
             self._broken(peer, reason)
+        self._look_for_changes()
+        for peer in [each for each in self._faults if keeps_up(self.core, each)]:
+            del self._faults[peer]
+            self._links.settled(peer)
         self._links.dial(now)
         self._older.tick()
         self._handle(e.Tick())
@@ -200,6 +224,17 @@ class Session:
 
     # -- safekeepers --------------------------------------------------------------------------------
 
+    def report(self) -> dict[str, Any]:
+        """What `report.py` says of this session."""
+        return report(self.core, self._addresses, self._faults, self._changes)
+
+    def _look_for_changes(self) -> None:
+        known = set(self._addresses)
+        self._addresses += [each for each in self._changes.look() if each not in known]
+        wanted = self._changes.next(self.core.configuration, self.core.streaming)
+        if wanted is not None:
+            self._handle(wanted)
+
     def _serve(self, peer: int, events: int) -> None:
         link = self._links.by_peer[peer]
         end = link.end
@@ -215,7 +250,7 @@ class Session:
                 for header, body in end.frames():
                     message = decode(header, b"" if header.carries_wal else body)
                     if isinstance(message, m.Fetched):
-                        self._fetched(link, message, body)
+                        self._reads.fetched(link, message, body)
                     elif isinstance(message, m.ToProposer):
                         self._handle(e.PeerReceived(peer, message))
                     else:
@@ -236,7 +271,7 @@ class Session:
             _log.info("safekeeper's connection ended", safekeeper=link.end.where, reason=reason)
             self._handle(e.PeerClosed(peer))
         for fetch in link.fetches:
-            self._fetch_failed(fetch)
+            self._reads.failed(fetch)
 
     def _flush(self) -> None:
         """Send what was queued. What breaks on the way queues more, perhaps."""
@@ -249,52 +284,6 @@ class Session:
                         self._links.watch(link)
                     except ConnectionFailedError as error:
                         self._broken(peer, error.what)
-
-    # -- WAL that is not in the queue ---------------------------------------------------------------
-
-    def _fetched(self, link: Link, message: m.Fetched, body: memoryview) -> None:
-        """A piece of what was asked of this safekeeper. An empty one: it does not hold it any more."""
-        if not link.fetches:
-            raise MalformedMessageError("WAL that nobody asked for", where=link.end.where)
-        fetch = link.fetches[0]
-        link.fetched += body
-        if message.length and len(link.fetched) < fetch.end_lsn - fetch.begin_lsn:
-            return
-        link.fetches.popleft()
-        data, link.fetched = bytes(link.fetched), bytearray()
-        if len(data) != fetch.end_lsn - fetch.begin_lsn:
-            self._fetch_failed(fetch)
-        elif isinstance(fetch, e.CompareWal):
-            self._compared(fetch, self._comparison.safekeeper_has(fetch, data))
-        else:
-            self._in_hand(fetch, data)
-
-    def _fetch_failed(self, fetch: e.ReadWal | e.CompareWal) -> None:
-        if isinstance(fetch, e.CompareWal):
-            self._comparison.failed(fetch)
-            self._handle(e.WalCompared(fetch.peer, fetch.end_lsn, None))
-        else:
-            self._in_hand(fetch, b"")
-
-    def _compared(self, wanted: e.CompareWal, equal: bool | None) -> None:
-        if equal is not None:
-            self._handle(e.WalCompared(wanted.peer, wanted.end_lsn, equal))
-
-    def _older_came(self, wanted: e.ReadWal | e.CompareWal, data: bytes) -> None:
-        if isinstance(wanted, e.ReadWal):
-            self._in_hand(wanted, data)
-        elif data:
-            self._compared(wanted, self._comparison.primary_has(wanted, data))
-        else:
-            self._fetch_failed(wanted)
-
-    def _ask_primary(self, wanted: e.ReadWal | e.CompareWal) -> None:
-        came = partial(self._older_came, wanted)
-        self._older.ask(wanted.peer, Range(wanted.begin_lsn, wanted.end_lsn, came))
-
-    def _in_hand(self, read: e.ReadWal, data: bytes) -> None:
-        self._hands[read.peer] = read.begin_lsn, memoryview(data)
-        self._handle(e.WalRead(read.peer, read.begin_lsn, read.begin_lsn + len(data)))
 
     # -- events and effects -------------------------------------------------------------------------
 
@@ -327,14 +316,11 @@ class Session:
             case e.AdvanceSlot(lsn):
                 self._let_go(lsn)
             case e.SendMessage(peer, message):
-                if (link := self._links.by_peer.get(peer)) is not None:
-                    link.end.send(message)
-                    self._to_flush[peer] = link
+                self._send(peer, message)
             case e.ReadWal():
-                self._read(effect)
-            case e.CompareWal(peer):
-                self._fetch(peer, effect)
-                self._ask_primary(effect)
+                self._reads.read(effect)
+            case e.CompareWal():
+                self._reads.compare(effect)
             case e.StartStreaming(node_id, lsn):
                 _log.info("elected", node_id=str(node_id), lsn=format_lsn(lsn))
                 self._start_streaming(lsn)
@@ -344,7 +330,7 @@ class Session:
             case e.PassFeedback(feedback):
                 self._primary.pass_feedback(feedback)
             case e.LocatePrimary():
-                self._errands.ask(self._locate, self._located)
+                self._ask_where()
             case e.PeerFault(peer, refused):
                 self._fault(peer, refused.detail)
             case e.MarkRebuild(safekeeper):
@@ -353,6 +339,14 @@ class Session:
                 _log.info("membership", generation=configuration.generation)
             case e.Stop():
                 self._stop = effect
+
+    def _send(self, peer: int, message: m.ToSafekeeper) -> Link | None:
+        """Queue a message; None if there is no connection."""
+        link = self._links.by_peer.get(peer)
+        if link is not None:
+            link.end.send(message)
+            self._to_flush[peer] = link
+        return link
 
     def _start_streaming(self, lsn: int) -> None:
         self._start = lsn
@@ -377,8 +371,7 @@ class Session:
                 views = self._queue.views(begin, end) if end > begin else []
                 self._same = key, frame, views
             else:
-                start, hand = self._hands.pop(peer)
-                views = [hand[begin - start : end - start]]
+                views = [self._reads.hand(peer, begin, end)]
         link.end.send_frame(frame, views)
         self._to_flush[peer] = link
 
@@ -388,31 +381,23 @@ class Session:
             self._faults[peer] = detail
             _log.error("safekeeper refused", address=self._links.where(peer), reason=detail)
 
-    def _locate(self) -> int:
-        with PrimaryStream.connect(self._settings.dsn) as asked:
-            return asked.primary().flush_lsn
-
-    def _located(self, flush_lsn: int | TusklineError) -> None:
-        if isinstance(flush_lsn, TusklineError):
-            raise flush_lsn
-        self._handle(e.PrimaryAt(flush_lsn))
-
-    def _read(self, effect: e.ReadWal) -> None:
-        if effect.source == e.Source.PRIMARY:
-            self._ask_primary(effect)
-        elif effect.donor is not None:
-            self._fetch(effect.donor, effect)
-        else:
-            raise AssertionError("no spill file was announced")
-
-    def _fetch(self, peer: int, wanted: e.ReadWal | e.CompareWal) -> None:
-        link = self._links.by_peer.get(peer)
-        if link is None:
-            self._fetch_failed(wanted)
+    def _ask_where(self) -> None:
+        """Where the primary's WAL ends now; one question at a time."""
+        if self._asking:
             return
-        link.fetches.append(wanted)
-        link.end.send(m.Fetch(self.core.node_id.term, wanted.begin_lsn, wanted.end_lsn))
-        self._to_flush[peer] = link
+        self._asking = True
+
+        def ask() -> int:
+            with PrimaryStream.connect(self._settings.dsn) as asked:
+                return asked.primary().flush_lsn
+
+        def told(flush_lsn: int | TusklineError) -> None:
+            self._asking = False
+            if isinstance(flush_lsn, TusklineError):
+                raise flush_lsn
+            self._handle(e.PrimaryAt(flush_lsn))
+
+        self._errands.ask(ask, told)
 
     def _let_go(self, lsn: int) -> None:
         """All have the WAL below: up to the record that goes on there, it may go."""

@@ -17,7 +17,7 @@ from walsender_bridge.safekeeper.wire_end import WireEnd
 
 #: Seconds between two tries to connect to a safekeeper, and at most, when it refuses each time.
 DIAL_SECONDS = 0.5
-MOST_DIAL_SECONDS = 10.0
+MOST_DIAL_SECONDS = 5.0
 #: Seconds for a connection to stand.
 CONNECT_SECONDS = 5.0
 #: Seconds of silence when something is expected: heartbeats are answered several times a second.
@@ -41,12 +41,13 @@ class Links:
     """See the module. `by_peer` and `by_fd`: those that stand, or are being made."""
 
     def __init__(self, addresses: Sequence[tuple[str, int]], poll: select.epoll) -> None:
+        #: By the peer's number. They may become more.
         self.addresses = addresses
         self.by_peer: dict[int, Link] = {}
         self.by_fd: dict[int, int] = {}
         self._poll = poll
-        self._dial_at = [0.0] * len(addresses)
-        self._pause = [DIAL_SECONDS] * len(addresses)
+        self._dial_at: dict[int, float] = {}
+        self._pause: dict[int, float] = {}
 
     def where(self, peer: int) -> str:
         """A safekeeper's address."""
@@ -56,9 +57,9 @@ class Links:
     def dial(self, now: float) -> None:
         """Begin the connections that are due."""
         for peer, (host, port) in enumerate(self.addresses):
-            if peer in self.by_peer or now < self._dial_at[peer]:
+            if peer in self.by_peer or now < self._dial_at.get(peer, 0.0):
                 continue
-            self._dial_at[peer] = now + self._pause[peer]
+            self._dial_at[peer] = now + DIAL_SECONDS
             dialled = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
             dialled.setblocking(False)
             with contextlib.suppress(BlockingIOError):
@@ -90,12 +91,13 @@ class Links:
 
     def refused(self, peer: int) -> None:
         """It refused: the next try waits twice as long as the one before."""
-        self._pause[peer] = min(2 * self._pause[peer], MOST_DIAL_SECONDS)
-        self._dial_at[peer] = time.monotonic() + self._pause[peer]
+        pause = min(2 * self._pause.get(peer, DIAL_SECONDS), MOST_DIAL_SECONDS)
+        self._pause[peer] = pause
+        self._dial_at[peer] = time.monotonic() + pause
 
     def settled(self, peer: int) -> None:
         """It follows: when it breaks, it is tried again at once."""
-        self._pause[peer] = DIAL_SECONDS
+        self._pause.pop(peer, None)
 
     def drop(self, peer: int) -> Link:
         """Close one."""

@@ -20,7 +20,7 @@ from walsender_bridge.wire.connection import (
     server_error,
 )
 from walsender_bridge.wire.lsn import format_lsn
-from walsender_bridge.wire.replication import quote_slot
+from walsender_bridge.wire.replication import quote_slot, start_physical
 
 _UNITS = {"": 1, "B": 1, "kB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
 
@@ -63,6 +63,13 @@ class PrimaryStream(ReplicationConnection):
                 repair="drop it, or choose another name for the safekeepers' slot",
             )
         return int(restart)
+
+    def start_physical(self, lsn: int, timeline: int) -> None:
+        """Have the WAL of `timeline` sent from `lsn` on, and wait for the answer.
+
+        Then only `receive`, `send`, `flush` make sense; what came with the answer makes nothing readable.
+        """
+        self._ask(start_physical(lsn, timeline), ANSWER_SECONDS, copies=True)
 
 
 class WalSlot(Closing):

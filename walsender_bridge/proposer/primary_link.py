@@ -6,6 +6,7 @@ import time
 from walsender_bridge.closing import Closing
 from walsender_bridge.errors import ConnectionFailedError
 from walsender_bridge.proposer.wal_queue import WalQueue
+from walsender_bridge.proposer.wal_source import WalSource
 from walsender_bridge.proposer.wal_stream import WalStream
 from walsender_bridge.safekeeper.messages import HotStandbyFeedback
 from walsender_bridge.wire.connection import ReplicationConnection
@@ -21,7 +22,7 @@ SILENT_SECONDS = 30.0
 class PrimaryLink(Closing):
     """See the module. It streams from `start` on; `commit_lsn` is what it reports."""
 
-    def __init__(self, connection: ReplicationConnection, poll: select.epoll) -> None:
+    def __init__(self, connection: WalSource, poll: select.epoll) -> None:
         self.where = connection.where
         self.commit_lsn = 0
         self._connection = connection
@@ -33,6 +34,7 @@ class PrimaryLink(Closing):
 
     def start(self, lsn: int, timeline: int) -> None:
         """Have the WAL sent from `lsn` on. Raises `ConnectionFailedError`."""
+        assert isinstance(self._connection, ReplicationConnection), "there is a primary"
         self._stream = WalStream(self._connection, lsn, timeline)
         self._heard_at = time.monotonic()
         self._poll.register(self._stream, self._polled)
