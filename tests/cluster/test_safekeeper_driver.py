@@ -1,5 +1,6 @@
 """A safekeeper's process against peers that behave badly: bounded memory, and the others go on."""
 
+import random
 import resource
 import select
 import socket
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.wal import Wal
+from tests.support.wal import SMALL, Wal
 from walsender_bridge.safekeeper import messages as m
 from walsender_bridge.safekeeper.configuration import Configuration
 from walsender_bridge.safekeeper.driver import SafekeeperDriver, Settings
@@ -18,8 +19,9 @@ from walsender_bridge.safekeeper.frames import HEADER_BYTES, decode, encode
 from walsender_bridge.safekeeper.history import EpochEntry, History
 from walsender_bridge.safekeeper.wire_end import WireEnd
 
-SEGMENT = 1 << 20
-SERVER = m.ServerInfo(7, 16, SEGMENT)
+SEGMENT = SMALL.segment_bytes
+HALF = SEGMENT // 2
+SERVER = m.ServerInfo(SMALL.system_id, SMALL.major, SEGMENT)
 NODE = m.NodeId(1, 99)
 
 
@@ -57,48 +59,57 @@ def safekeeper(tmp_path: Path) -> Iterator[SafekeeperDriver]:
         thread.join(20)
 
 
-def elected(port: int, safekeeper: int) -> Peer:
+@pytest.fixture
+def wal(seed: int) -> bytes:
+    """WAL from the second segment on."""
+    made = Wal()
+    made.fill(SEGMENT + 3 * HALF, random.Random(seed))
+    return bytes(made.data)
+
+
+@pytest.fixture
+def peer(safekeeper: SafekeeperDriver) -> Iterator[Peer]:
     """A proposer in office, whose WAL begins at the second segment."""
-    peer = Peer(port)
+    peer = Peer(safekeeper.port)
     peer.send(m.ProposerGreeting(SERVER, NODE.proposer))
     assert isinstance(peer.answer(), m.SafekeeperGreeting)
-    members = Configuration(1, frozenset({safekeeper}))
+    members = Configuration(1, frozenset({safekeeper.core.control.safekeeper}))
     peer.send(m.Vote(NODE, m.Purpose.ATTACH, 1, members))
     assert isinstance(peer.answer(), m.VoteReply)
     history = History((EpochEntry(1, SEGMENT, 1),))
     peer.send(m.Elected(1, SEGMENT, SEGMENT, True, history, members.stamped(1)))
     assert peer.answer() == m.AppendAck(1, SEGMENT, 0)
-    return peer
+    yield peer
+    peer.end.close()
 
 
-def test_8_answers_that_nobody_reads_are_not_piled_up(safekeeper):
-    peer = elected(safekeeper.port, safekeeper.core.control.safekeeper)
-    wal = bytes(512 << 10)
-    peer.send(m.Append(1, SEGMENT, SEGMENT, SEGMENT, len(wal)), wal)
-    assert peer.answer() == m.AppendAck(1, SEGMENT + len(wal), SEGMENT)
+def append(peer: Peer, wal: bytes, number: int) -> None:
+    begin = SEGMENT + number * HALF
+    peer.send(m.Append(1, begin, SEGMENT, SEGMENT, HALF), wal[number * HALF : (number + 1) * HALF])
+    assert peer.answer() == m.AppendAck(1, begin + HALF, SEGMENT)
+
+
+def test_8_answers_that_nobody_reads_are_not_piled_up(peer, wal):
+    append(peer, wal, 0)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    asked = 1000  # half a gigabyte
-    fetch = encode(m.Fetch(1, SEGMENT, SEGMENT + len(wal)))
+    asked = 400  # 200 MB
     peer.socket.setblocking(True)
-    peer.socket.sendall(fetch * asked)
+    peer.socket.sendall(encode(m.Fetch(1, SEGMENT, SEGMENT + HALF)) * asked)
     time.sleep(1.0)
     after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert after - before < 64 << 10, "kilobytes"
     # What was asked for comes once it is read, to the last byte.
-    left = asked * (len(wal) + HEADER_BYTES)
     peer.socket.settimeout(20)
+    left = asked * (HALF + HEADER_BYTES)
     while left:
         left -= len(peer.socket.recv(min(left, 1 << 20)))
-    peer.send(m.Append(1, SEGMENT + len(wal), SEGMENT, SEGMENT, 0))
-    assert isinstance(peer.answer(), m.AppendAck)
+    peer.socket.setblocking(False)
+    append(peer, wal, 1)
 
 
-def test_22_a_fetch_of_more_than_a_piece_is_refused(safekeeper):
-    peer = elected(safekeeper.port, safekeeper.core.control.safekeeper)
-    for at in range(3):
-        begin = SEGMENT + at * (512 << 10)
-        peer.send(m.Append(1, begin, SEGMENT, SEGMENT, 512 << 10), bytes(512 << 10))
-        assert isinstance(peer.answer(), m.AppendAck)
+def test_22_a_fetch_of_more_than_a_piece_is_refused(peer, wal):
+    for number in range(3):
+        append(peer, wal, number)
     peer.send(m.Fetch(1, SEGMENT, SEGMENT + m.MAX_FETCH_BYTES + 1))
     refused = peer.answer()
     assert isinstance(refused, m.Refused)

@@ -6,14 +6,15 @@ import psycopg
 from psycopg import pq
 
 from walsender_bridge.errors import ConnectionFailedError, MalformedMessageError, TusklineError
-from walsender_bridge.wire.connection import ReplicationConnection, server_error
+from walsender_bridge.proposer.primary import PrimaryStream
+from walsender_bridge.wire.connection import server_error
 from walsender_bridge.wire.lsn import parse_lsn
 
 
 class LibpqCopy:
     """A `wal_stream.Copy`."""
 
-    def __init__(self, connection: ReplicationConnection) -> None:
+    def __init__(self, connection: PrimaryStream) -> None:
         """The connection, idle, is this object's from now on."""
         self._connection = connection
         self._pgconn = connection.pgconn

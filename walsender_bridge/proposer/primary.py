@@ -4,7 +4,10 @@ A permanent physical slot, used by nobody, keeps the WAL that a safekeeper still
 slot: a slot there would follow what is reported, and let go of what laggards need).
 """
 
+import os
+
 import psycopg
+from psycopg import pq
 
 from walsender_bridge.closing import Closing
 from walsender_bridge.errors import ConnectionFailedError, SlotError
@@ -27,6 +30,20 @@ _UNITS = {"": 1, "B": 1, "kB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
 
 class PrimaryStream(ReplicationConnection):
     """A connection that can stream physical WAL."""
+
+    @property
+    def plain(self) -> bool:
+        """Whether what goes over the socket is the protocol itself: no TLS, no GSSAPI."""
+        return not self._pgconn.ssl_in_use and not self._pgconn.used_gssapi
+
+    @property
+    def pgconn(self) -> pq.abc.PGconn:
+        """The connection as libpq has it, for who takes it over."""
+        return self._pgconn
+
+    def dup(self) -> int:
+        """A descriptor of its own for the socket."""
+        return os.dup(self._pgconn.socket)
 
     def server_info(self) -> ServerInfo:
         """Whose WAL it is."""

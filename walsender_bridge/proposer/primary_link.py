@@ -5,11 +5,11 @@ import time
 
 from walsender_bridge.closing import Closing
 from walsender_bridge.errors import ConnectionFailedError
+from walsender_bridge.proposer.primary import PrimaryStream
 from walsender_bridge.proposer.wal_queue import WalQueue
 from walsender_bridge.proposer.wal_source import WalSource
 from walsender_bridge.proposer.wal_stream import WalStream
 from walsender_bridge.safekeeper.messages import HotStandbyFeedback
-from walsender_bridge.wire.connection import ReplicationConnection
 from walsender_bridge.wire.replication import hot_standby_feedback, status_update
 
 #: Seconds between two reports to the primary when nothing changes.
@@ -34,7 +34,7 @@ class PrimaryLink(Closing):
 
     def start(self, lsn: int, timeline: int) -> None:
         """Have the WAL sent from `lsn` on. Raises `ConnectionFailedError`."""
-        assert isinstance(self._connection, ReplicationConnection), "there is a primary"
+        assert isinstance(self._connection, PrimaryStream), "there is a primary"
         self._stream = WalStream(self._connection, lsn, timeline)
         self._heard_at = time.monotonic()
         self._poll.register(self._stream, self._polled)

@@ -20,7 +20,8 @@ from typing import Protocol
 from walsender_bridge.closing import Closing
 from walsender_bridge.errors import ConnectionFailedError, MalformedMessageError, TusklineError
 from walsender_bridge.proposer.copy_both import LibpqCopy
-from walsender_bridge.wire.connection import ReplicationConnection, server_error
+from walsender_bridge.proposer.primary import PrimaryStream
+from walsender_bridge.wire.connection import server_error
 from walsender_bridge.wire.lsn import format_lsn, parse_lsn
 from walsender_bridge.wire.replication import (
     KEEPALIVE,
@@ -67,7 +68,7 @@ class Copy(Protocol):
 class SocketCopy:
     """A `Copy` over a plain socket."""
 
-    def __init__(self, connection: ReplicationConnection) -> None:
+    def __init__(self, connection: PrimaryStream) -> None:
         """The connection, idle, is this object's from now on."""
         self._connection = connection
         self._where = connection.where
@@ -214,7 +215,7 @@ def _switch(row: list[bytes], where: str) -> tuple[int, int]:
 class WalStream(Closing):
     """See the module."""
 
-    def __init__(self, connection: ReplicationConnection, lsn: int, timeline: int) -> None:
+    def __init__(self, connection: PrimaryStream, lsn: int, timeline: int) -> None:
         """Asks for the WAL of `timeline` from `lsn` on, and does not wait. The connection is idle.
 
         It is this object's from now on. Raises `ConnectionFailedError`.
