@@ -13,14 +13,16 @@ from typing import Any
 
 from benchmarks.report import keep
 
-NAMES = ("capture", "decode", "snapshot")
+NAMES = ("capture", "decode", "snapshot", "wal", "wal-catchup")
 
 
 def main(arguments: list[str]) -> int:
     """Run one benchmark; the exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     names = parser.add_subparsers(dest="name", required=True)
-    modules = {name: importlib.import_module(f"benchmarks.{name}") for name in NAMES}
+    modules = {
+        name: importlib.import_module(f"benchmarks.{name.replace('-', '_')}") for name in NAMES
+    }
     for name, module in modules.items():
         own = names.add_parser(name, help=str(module.__doc__).split("\n", 1)[0])
         own.add_argument("--json", action="store_true")

@@ -81,3 +81,17 @@ def test_a_byte_that_differs_from_pg_recvlogical_is_found(tmp_path):
     assert recvlogical.differs(written, [payload(b"Bone", b"I\n\n"), payload(b"Cend")]) is None
     assert "message 1" in str(recvlogical.differs(written, [payload(b"Bone", b"I\nx", b"Cend")]))
     assert "more than" in str(recvlogical.differs(written, [payload(b"Bone", b"I\n\n")]))
+
+
+def test_wal_prints_its_ratios():
+    found = run("wal", "--scale", "0.01", "--seconds", "1", "--bulk-rows", "3000000")
+    assert found["ratios"].keys() >= {
+        *("p50_c1_vs_receivers", "p50_c8_vs_receivers", "tps_c8_vs_receivers"),
+        *("tps_c32_vs_receivers", "tps_c32_vs_standbys", "bulk_mb_s_vs_receivers"),
+    }
+    assert len(found["peers"]) == 2
+
+
+def test_wal_catchup_prints_its_ratios():
+    found = run("wal-catchup", "--scale", "0.03")
+    assert found["ratios"].keys() >= {"mb_s_vs_receiver", "proposer_rss_mb"}

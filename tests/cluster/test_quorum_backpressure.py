@@ -1,0 +1,41 @@
+"""A primary that writes faster than the quorum takes it: memory stays, and nothing is lost."""
+
+import re
+from pathlib import Path
+
+import psycopg
+
+from tests.cluster.test_quorum import committed_to, insert, primary, quorum
+from tests.support.waiting import wait_for
+
+__all__ = ["primary", "quorum"]
+
+
+def resident_mb(pid: int) -> float:
+    found = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
+    assert found is not None
+    return int(found[1]) / 1024
+
+
+def test_8_a_fast_primary_waits_for_the_quorum_and_not_in_our_memory(quorum):
+    insert(quorum, 1)
+    proposer = quorum.processes["proposer"].pid
+    before = resident_mb(proposer)
+    for name in quorum.names:
+        quorum.pause(name)
+    with psycopg.connect(quorum.server.dsn(), autocommit=True) as connection:
+        connection.execute("SET synchronous_commit = off")
+        connection.execute(
+            "CREATE TABLE fast AS SELECT repeat('x', 1000) FROM generate_series(1, 120000)"
+        )
+    lsn = quorum.flush_lsn()
+    # The core drops what is beyond its queue and reads it again; that is for laggards, not for the quorum.
+    assert resident_mb(proposer) - before < 60
+    for name in quorum.names:
+        quorum.resume(name)
+    insert(quorum, 2, timeout_ms=60_000)
+    wait_for(lambda: committed_to(quorum, lsn), 30, "the quorum has it all")
+    assert resident_mb(proposer) - before < 60
+    assert quorum.ask(
+        "SELECT count(*) FROM pg_stat_replication WHERE application_name = 'tuskline-older-wal'"
+    ) == [(0,)], "all of it came through the stream"
