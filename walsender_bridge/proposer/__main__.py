@@ -6,7 +6,6 @@ another start cannot mend ends the process; the exit code is the error's cause.
 """
 
 import argparse
-import gc
 import json
 import os
 import signal
@@ -16,7 +15,7 @@ from pathlib import Path
 
 import structlog
 
-from walsender_bridge import logs, supervisor
+from walsender_bridge import garbage, logs, supervisor
 from walsender_bridge.errors import (
     ConnectionFailedError,
     DeadlineError,
@@ -113,7 +112,7 @@ def main(arguments: list[str]) -> int:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: process.stop())
         # What has been made by now lives as long as the process.
-        gc.freeze()
+        garbage.keep_quiet()
         process.run()
     except TusklineError as error:
         logs.say_error(error)

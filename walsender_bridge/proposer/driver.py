@@ -32,6 +32,7 @@ from walsender_bridge.errors import (
     NotSupportedError,
     TusklineError,
 )
+from walsender_bridge.garbage import Sweeper
 from walsender_bridge.proposer import effects as e
 from walsender_bridge.proposer.clean_segments import CleanSegments
 from walsender_bridge.proposer.core import Phase, Proposer
@@ -136,6 +137,7 @@ class Session:
         #: Safekeepers that something was queued for in this turn.
         self._to_flush: dict[int, Link] = {}
         self._events: deque[e.Event] = deque()
+        self._sweeper = Sweeper()
         self._start = 0
         self._advancing = self._asking = False
         self._faults: dict[int, str] = {}
@@ -206,6 +208,7 @@ class Session:
         self._tell(self._primary.commit_lsn, self._phase)
         self._pause()
         self._primary.tick(now)
+        self._sweeper.tick(now)
 
     def _take_wal(self, events: int) -> None:
         """What the primary has sent: one event for all of it."""

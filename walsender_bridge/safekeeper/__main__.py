@@ -4,12 +4,11 @@ It ends with its supervisor, and on SIGTERM or SIGINT. The exit code is the erro
 """
 
 import argparse
-import gc
 import signal
 import sys
 from pathlib import Path
 
-from walsender_bridge import logs, supervisor
+from walsender_bridge import garbage, logs, supervisor
 from walsender_bridge.errors import Cause, TusklineError, UsageError
 from walsender_bridge.safekeeper.driver import SafekeeperDriver, Settings
 from walsender_bridge.safekeeper.segments import StorageLimits
@@ -43,7 +42,7 @@ def main(arguments: list[str]) -> int:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: driver.stop())
         # What has been made by now lives as long as the process, and the loop makes no cycles.
-        gc.freeze()
+        garbage.keep_quiet()
         driver.run()
     except TusklineError as error:
         logs.say_error(error)

@@ -30,6 +30,7 @@ from walsender_bridge.errors import (
     NotSupportedError,
     TrimmedError,
 )
+from walsender_bridge.garbage import Sweeper
 from walsender_bridge.safekeeper import control_file
 from walsender_bridge.safekeeper import effects as e
 from walsender_bridge.safekeeper import messages as m
@@ -118,6 +119,7 @@ class SafekeeperDriver:
         #: Why no WAL is taken; empty: it is.
         self._full = ""
         self._persist_at = 0.0
+        self._sweeper = Sweeper()
         self._poll = select.epoll()
         try:
             self._listener = socket.create_server((settings.host, settings.port))
@@ -279,6 +281,7 @@ class SafekeeperDriver:
             if not connection.greeted and now - connection.since > GREETING_SECONDS:
                 self._gone(number)
         self._handle(e.PersistDue())
+        self._sweeper.tick(now)
         readers = self._positions.readers()
         if readers is None or self._storage is None:
             return
