@@ -22,9 +22,11 @@ from walsender_bridge.commands import (
     lake_status,
     parts,
     quarantine,
+    quorum,
     run,
     safekeeper,
     status,
+    wait,
 )
 from walsender_bridge.commands import table as table_group
 from walsender_bridge.commands.copy_bars import CopyBars
@@ -60,7 +62,7 @@ for name, named in (
 ):
     app.add_typer(named, name=name, no_args_is_help=True)
 
-for group in (attach, doctor, quarantine, run, safekeeper, status, table_group):
+for group in (attach, doctor, quarantine, quorum, run, safekeeper, status, table_group, wait):
     group.register(app)
 
 
