@@ -14,7 +14,10 @@ CONNECT_SECONDS = 5.0
 
 
 class Link:
-    """One connection, and what was asked of it with `Fetch`, in order."""
+    """One connection, and what was asked of it with `Fetch`, in order.
+
+    `since`: when it was begun, or last said something.
+    """
 
     def __init__(self, end: WireEnd, *, connected: bool) -> None:
         self.end = end

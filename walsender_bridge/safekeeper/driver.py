@@ -29,7 +29,7 @@ from walsender_bridge.errors import (
     NotSupportedError,
     TrimmedError,
 )
-from walsender_bridge.safekeeper import control_file
+from walsender_bridge.safekeeper import control_file, status
 from walsender_bridge.safekeeper import effects as e
 from walsender_bridge.safekeeper import messages as m
 from walsender_bridge.safekeeper.core import Safekeeper
@@ -39,6 +39,7 @@ from walsender_bridge.safekeeper.horizon import horizon
 from walsender_bridge.safekeeper.segments import NO_ROOM, StorageLimits
 from walsender_bridge.safekeeper.server.positions import Positions
 from walsender_bridge.safekeeper.server.shared_page import PositionWriter
+from walsender_bridge.safekeeper.status import Tell, WriteTimes, tell_nobody
 from walsender_bridge.safekeeper.timelines import history_file, server_history
 from walsender_bridge.safekeeper.wal_storage import WalStorage
 from walsender_bridge.safekeeper.wire_end import WireEnd
@@ -71,6 +72,8 @@ class Settings:
     positions: Path
     limits: StorageLimits = StorageLimits()  # noqa: RUF009  # it is frozen
     keep_bytes: int = 0
+    #: Hears once a second how it is (`status.record`).
+    tell: Tell = tell_nobody
 
 
 class _Connection:
@@ -112,6 +115,8 @@ class SafekeeperDriver:
         #: Why no WAL is taken; empty: it is.
         self._full = ""
         self._persist_at = 0.0
+        self._writes = WriteTimes()
+        self._removed = 0
         self._poll = select.epoll()
         try:
             self._listener = socket.create_server((settings.host, settings.port))
@@ -262,6 +267,7 @@ class SafekeeperDriver:
             if not connection.greeted and now - connection.since > GREETING_SECONDS:
                 self._gone(number)
         self._handle(e.PersistDue())
+        self._say()
         readers = self._positions.readers()
         if readers is None or self._storage is None:
             return
@@ -277,7 +283,26 @@ class SafekeeperDriver:
         )
         if core.taken and keep > self._storage.begin_lsn:
             storage = self._storage
-            self._until_room(lambda: storage.remove_below(keep))
+            self._until_room(lambda: self._remove_below(storage, keep))
+
+    def _remove_below(self, storage: WalStorage, keep: int) -> None:
+        self._removed += storage.remove_below(keep)
+
+    def _say(self, full: str = "") -> None:
+        """Say how it is."""
+        settings = self._settings
+        self._settings.tell(
+            status.record(
+                self.core,
+                self._storage,
+                self._writes,
+                address=f"{settings.host}:{self.port}",
+                proposers=len(self._connections),
+                removed=self._removed,
+                readers=self._positions.readers(),
+                full=full or self._full or (self._storage.segments.full if self._storage else ""),
+            )
+        )
 
     # -- events and effects -------------------------------------------------------------------------
 
@@ -301,7 +326,10 @@ class SafekeeperDriver:
                 assert length == len(self._hand)
                 return self._unless_full(lambda: self._held.write(lsn, self._hand, timeline))
             case e.SyncWal():
-                return self._unless_full(self._held.flush) or e.WalSynced(self._held.flush_lsn)
+                began = time.perf_counter()
+                refused = self._unless_full(self._held.flush)
+                self._writes.add(time.perf_counter() - began)
+                return refused or e.WalSynced(self._held.flush_lsn)
             case e.ServeReaders(lsn):
                 self._publish(lsn)
             case e.PersistControl(state):
@@ -357,6 +385,7 @@ class SafekeeperDriver:
                 told = True
                 if self._storage is not None:
                     self._storage.segments.drop_spares()
+                self._say(error.strerror or str(error))
                 time.sleep(FULL_SECONDS)
                 continue
             if told:
