@@ -17,7 +17,16 @@ from typing import Annotated
 import typer
 
 from walsender_bridge import logs
-from walsender_bridge.commands import attach, doctor, lake_status, quarantine, run, status
+from walsender_bridge.commands import (
+    attach,
+    doctor,
+    lake_status,
+    quarantine,
+    quorum,
+    run,
+    status,
+    wait,
+)
 from walsender_bridge.commands import table as table_group
 from walsender_bridge.commands.copy_bars import CopyBars
 from walsender_bridge.commands.options import DEFAULT_CONFIG, AsJson, ConfigPath, lake_section
@@ -52,7 +61,7 @@ for name, named in (
 ):
     app.add_typer(named, name=name, no_args_is_help=True)
 
-for group in (attach, doctor, quarantine, run, status, table_group):
+for group in (attach, doctor, quarantine, quorum, run, status, table_group, wait):
     group.register(app)
 
 
