@@ -28,6 +28,10 @@ class QuorumStack:
         self.ports = [free_port() for _ in range(count)]
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.names = [f"safekeeper-{n}" for n in range(count)]
+        #: How many of them the proposer is told of at its start.
+        self.configured = count
+        #: More arguments, by the process's name.
+        self.options: dict[str, list[str]] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -52,15 +56,40 @@ class QuorumStack:
     def _command(self, name: str) -> list[str]:
         python = [sys.executable, "-m"]
         if name == "proposer":
-            each = [f"--safekeeper=127.0.0.1:{port}" for port in self.ports]
-            status = f"--status-file={self.folder / 'proposer.json'}"
-            return [*python, "walsender_bridge.proposer", *each, status]
+            each = [f"--safekeeper={self.address(n)}" for n in range(self.configured)]
+            files = [f"--status-file={self.status_file}", f"--members-file={self.members_file}"]
+            more = self.options.get(name, [])
+            return [*python, "walsender_bridge.proposer", *each, *files, *more]
         number = int(name.rpartition("-")[2])
         return [
             *(*python, "walsender_bridge.safekeeper", f"--data-dir={self.data(number)}"),
-            f"--listen=127.0.0.1:{self.ports[number]}",
+            f"--listen={self.address(number)}",
             f"--positions={self.folder / f'positions-{number}'}",
+            *self.options.get(name, []),
         ]
+
+    def one_more(self, *options: str) -> int:
+        """Start a safekeeper that no configuration names; its number."""
+        number = len(self.ports)
+        self.ports.append(free_port())
+        self.names.append(f"safekeeper-{number}")
+        self.options[self.names[-1]] = list(options)
+        self.start(self.names[-1])
+        return number
+
+    def address(self, number: int) -> str:
+        """Where a safekeeper listens for proposers."""
+        return f"127.0.0.1:{self.ports[number]}"
+
+    @property
+    def status_file(self) -> Path:
+        """Where the proposer says how far it is."""
+        return self.folder / "proposer.json"
+
+    @property
+    def members_file(self) -> Path:
+        """Where a change of the membership is asked for."""
+        return self.folder / "members.json"
 
     def kill(self, name: str, number: int = signal.SIGKILL) -> int:
         """End a process with a signal; its exit code."""
@@ -121,7 +150,7 @@ class QuorumStack:
 
     def status(self) -> dict[str, Any]:
         """What the proposer says."""
-        found: dict[str, Any] = json.loads((self.folder / "proposer.json").read_text())
+        found: dict[str, Any] = json.loads(self.status_file.read_text())
         return found
 
     def flush_lsn(self) -> str:

@@ -26,7 +26,9 @@ from walsender_bridge.errors import (
 )
 from walsender_bridge.proposer.core import Phase
 from walsender_bridge.proposer.driver import Session, Settings
+from walsender_bridge.proposer.effects import Limits
 from walsender_bridge.proposer.first_membership import find_membership
+from walsender_bridge.proposer.member_changes import MemberChanges, parse_address
 from walsender_bridge.proposer.primary import PrimaryStream
 from walsender_bridge.wire.lsn import format_lsn
 
@@ -55,11 +57,13 @@ class _Process:
             try:
                 with PrimaryStream.connect(self._settings.dsn) as asked:
                     server = asked.server_info()
-                membership = find_membership(self._settings.safekeepers, server)
+                others = MemberChanges(self._settings.members_file).look()
+                membership = find_membership(self._settings.safekeepers, server, others)
                 self._session = Session(self._settings, membership, self._tell)
                 self._session.run()
             except (ConnectionFailedError, UnavailableError, DeadlineError) as error:
                 _log.warning("session ended", reason=error.what, where=error.where)
+                self._session = None
                 self._tell(0, Phase.GREETING)
                 time.sleep(_PAUSE)
         self._tell(0, Phase.STOPPED)
@@ -73,7 +77,10 @@ class _Process:
             return
         self._told = phase, now
         draft = self._status_file.with_suffix(".new")
-        draft.write_text(json.dumps({"phase": phase, "commit_lsn": format_lsn(commit_lsn)}))
+        told = {"phase": phase, "commit_lsn": format_lsn(commit_lsn)}
+        if self._session is not None:
+            told |= self._session.report()
+        draft.write_text(json.dumps(told))
         draft.rename(self._status_file)
 
 
@@ -86,6 +93,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--application-name", default="tuskline_quorum")
     parser.add_argument("--slot", default="tuskline_safekeepers", help="keeps WAL for laggards")
     parser.add_argument("--status-file", type=Path, help="where to say how far it is (JSON)")
+    parser.add_argument("--members-file", type=Path, help="where a change of members is asked for")
+    parser.add_argument("--queue-bytes", type=int, default=Limits().queue_bytes)
+    parser.add_argument("--max-laggard-bytes", type=int, default=Limits().max_laggard_bytes)
     given = parser.parse_args(arguments)
     dsn = os.environ.pop(DSN_VARIABLE, None)
     try:
@@ -93,9 +103,11 @@ def main(arguments: list[str]) -> int:
             raise UsageError(f"{DSN_VARIABLE} is not set")
         settings = Settings(
             dsn=dsn,
-            safekeepers=tuple(_address(each) for each in given.safekeeper),
+            safekeepers=tuple(parse_address(each) for each in given.safekeeper),
             application_name=given.application_name,
             slot=given.slot,
+            limits=Limits(queue_bytes=given.queue_bytes, max_laggard_bytes=given.max_laggard_bytes),
+            members_file=given.members_file,
         )
         process = _Process(settings, given.status_file)
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -107,13 +119,6 @@ def main(arguments: list[str]) -> int:
         logs.say_error(error)
         return error.cause
     return 0
-
-
-def _address(text: str) -> tuple[str, int]:
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal():
-        raise UsageError(f"--safekeeper {text}", repair="write host:port")
-    return host.strip("[]"), int(port)
 
 
 if __name__ == "__main__":

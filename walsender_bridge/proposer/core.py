@@ -141,7 +141,7 @@ class Proposer:
             assert streaming is not None
             return streaming.was_read(self.peers[event.peer], event.begin_lsn, event.end_lsn)
         if isinstance(event, PeerConnected):
-            peer = self.peers[event.peer]
+            peer = self.peers.setdefault(event.peer, Peer(event.peer))
             peer.state = PeerState.CONNECTED
             greeting = m.ProposerGreeting(self.server, self.node_id.proposer)
             return [SendMessage(peer.number, greeting)]

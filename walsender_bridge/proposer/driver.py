@@ -8,14 +8,14 @@ Invariant: the primary is told of an LSN only as the effect `Feedback` says. Unt
 which is no position, so no commit returns.
 """
 
-import contextlib
 import os
 import select
-import socket
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
 import structlog
 
@@ -30,12 +30,14 @@ from walsender_bridge.proposer import effects as e
 from walsender_bridge.proposer.clean_segments import CleanSegments
 from walsender_bridge.proposer.core import Phase, Proposer
 from walsender_bridge.proposer.ending import ended
+from walsender_bridge.proposer.link import Link, dial
+from walsender_bridge.proposer.member_changes import Address, MemberChanges
 from walsender_bridge.proposer.primary import Job, OlderWal, PrimaryStream
+from walsender_bridge.proposer.report import report
 from walsender_bridge.proposer.wal_queue import WalQueue
 from walsender_bridge.safekeeper import messages as m
 from walsender_bridge.safekeeper.configuration import Configuration
 from walsender_bridge.safekeeper.frames import decode
-from walsender_bridge.safekeeper.wire_end import WireEnd
 from walsender_bridge.wire.lsn import format_lsn
 from walsender_bridge.wire.replication import (
     XLOG_DATA,
@@ -59,24 +61,17 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """`safekeepers`: (host, port) of each. `slot`: the idle physical slot that keeps WAL for them."""
+    """`safekeepers`: (host, port) of each. `slot`: the idle physical slot that keeps WAL for them.
+
+    `members_file`: where an operator asks for another membership (`member_changes.py`).
+    """
 
     dsn: str
-    safekeepers: tuple[tuple[str, int], ...]
+    safekeepers: tuple[Address, ...]
     application_name: str
     slot: str
     limits: e.Limits = e.Limits()  # noqa: RUF009  # it is frozen
-
-
-class _Link:
-    """A safekeeper's connection, and what was asked of it with `Fetch`, in order."""
-
-    def __init__(self, end: WireEnd, *, connected: bool) -> None:
-        self.end = end
-        self.connected = connected
-        self.since = time.monotonic()
-        self.fetches: deque[e.ReadWal | e.CompareWal] = deque()
-        self.fetched = bytearray()
+    members_file: Path | None = None
 
 
 class Session:
@@ -96,8 +91,12 @@ class Session:
             settings.dsn, application_name=settings.application_name
         )
         self._waker = Waker()
-        self._links: dict[int, _Link] = {}
-        self._dial_at = dict.fromkeys(range(len(settings.safekeepers)), 0.0)
+        self._links: dict[int, Link] = {}
+        self._changes = MemberChanges(settings.members_file)
+        #: By the peer's number; they only become more.
+        self._addresses = list(dict.fromkeys((*settings.safekeepers, *self._changes.look())))
+        self._faults: dict[int, str] = {}
+        self._dial_at: dict[int, float] = {}
         self._poll = select.epoll()
         self._by_fd: dict[int, int] = {}
         try:
@@ -114,7 +113,7 @@ class Session:
             server,
             primary,
             configuration,
-            len(settings.safekeepers),
+            len(self._addresses),
             limits=settings.limits,
             primary_begin=kept,
         )
@@ -145,6 +144,7 @@ class Session:
                 now = time.monotonic()
                 if now >= tick_at:
                     tick_at = now + TICK_SECONDS
+                    self._look_for_changes()
                     self._dial(now)
                     self._handle(e.Tick())
                     self._tell(self._commit, self._phase)
@@ -213,28 +213,30 @@ class Session:
 
     # -- safekeepers --------------------------------------------------------------------------------
 
+    def report(self) -> dict[str, Any]:
+        """What `report.py` says of this session."""
+        return report(self.core, self._addresses, self._faults, self._changes)
+
+    def _look_for_changes(self) -> None:
+        known = set(self._addresses)
+        self._addresses += [each for each in self._changes.look() if each not in known]
+        wanted = self._changes.next(self.core.configuration, self.core.streaming)
+        if wanted is not None:
+            self._handle(wanted)
+
     def _dial(self, now: float) -> None:
-        for peer, (host, port) in enumerate(self._settings.safekeepers):
+        for peer, (host, port) in enumerate(self._addresses):
             link = self._links.get(peer)
             if link is not None:
                 if not link.connected and now - link.since > _CONNECT_SECONDS:
                     self._broken(peer, "no answer to the connection")
                 continue
-            if now < self._dial_at[peer]:
+            if now < self._dial_at.get(peer, 0.0):
                 continue
             self._dial_at[peer] = now + DIAL_SECONDS
-            dialled = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-            dialled.setblocking(False)
-            with contextlib.suppress(BlockingIOError):
-                try:
-                    dialled.connect((host, port))
-                except BlockingIOError:
-                    pass
-                except OSError:
-                    dialled.close()
-                    continue
-            link = _Link(WireEnd(dialled, f"{host}:{port}"), connected=False)
-            link.end.trust()
+            link = dial(host, port)
+            if link is None:
+                continue
             self._links[peer] = link
             self._by_fd[link.end.fileno()] = peer
             self._poll.register(link.end, select.EPOLLIN | select.EPOLLOUT)
@@ -273,7 +275,7 @@ class Session:
         for fetch in link.fetches:
             self._fetch_failed(fetch)
 
-    def _drop(self, peer: int) -> _Link:
+    def _drop(self, peer: int) -> Link:
         link = self._links.pop(peer)
         descriptor = link.end.fileno()
         del self._by_fd[descriptor]
@@ -292,7 +294,7 @@ class Session:
 
     # -- WAL that is not in the queue ---------------------------------------------------------------
 
-    def _fetched(self, link: _Link, message: m.Fetched, body: memoryview) -> None:
+    def _fetched(self, link: Link, message: m.Fetched, body: memoryview) -> None:
         """A piece of what was asked of this safekeeper. An empty one: it does not hold it any more."""
         if not link.fetches:
             raise MalformedMessageError("WAL that nobody asked for", where=link.end.where)
@@ -391,7 +393,8 @@ class Session:
                     flush_lsn = asked.primary().flush_lsn
                 self._handle(e.PrimaryAt(flush_lsn))
             case e.PeerFault(peer, refused):
-                host, port = self._settings.safekeepers[peer]
+                host, port = self._addresses[peer]
+                self._faults[peer] = refused.detail
                 _log.error("safekeeper refused", address=f"{host}:{port}", reason=refused.detail)
             case e.MarkRebuild(safekeeper):
                 _log.error("safekeeper is to be rebuilt", safekeeper=f"{safekeeper:032x}")

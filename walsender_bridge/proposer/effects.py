@@ -61,7 +61,7 @@ class Primary:
 
 @dataclass(frozen=True, slots=True)
 class PeerConnected:
-    """A connection to this safekeeper stands."""
+    """A connection to this safekeeper stands. A number that is new is one more address."""
 
     peer: int
 

@@ -20,11 +20,21 @@ from walsender_bridge.safekeeper.wire_end import WireEnd
 _ANSWER_SECONDS = 5.0
 
 
-def find_membership(safekeepers: Sequence[tuple[str, int]], server: m.ServerInfo) -> Configuration:
-    """The membership in force, or the first one. Raises `UnavailableError` when too few answer."""
+def find_membership(
+    safekeepers: Sequence[tuple[str, int]],
+    server: m.ServerInfo,
+    others: Sequence[tuple[str, int]] = (),
+) -> Configuration:
+    """The membership in force, or the first one. Raises `UnavailableError` when too few answer.
+
+    `others`: addresses where members may be found, too, which found no membership.
+    """
     greetings = [greet(host, port, server) for host, port in safekeepers]
     found = [greeting for greeting in greetings if greeting is not None]
     known = newest([greeting.configuration for greeting in found])
+    if not known and others:
+        asked = [greet(host, port, server) for host, port in others]
+        known = newest([greeting.configuration for greeting in asked if greeting is not None])
     if known:
         return known
     if len(found) < len(safekeepers):

@@ -1,0 +1,49 @@
+"""What a proposer says of its quorum: the membership, each safekeeper, a change under way. JSON values; pure."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from walsender_bridge.proposer.core import Proposer
+from walsender_bridge.proposer.member_changes import Address, MemberChanges
+from walsender_bridge.proposer.peer import PeerState
+from walsender_bridge.wire.lsn import format_lsn
+
+
+def report(
+    core: Proposer,
+    addresses: Sequence[Address],
+    faults: Mapping[int, str],
+    changes: MemberChanges,
+) -> dict[str, Any]:
+    """`addresses` and `faults` by the peer's number; identities in hexadecimal, LSNs as PostgreSQL writes them."""
+    configuration, streaming = core.configuration, core.streaming
+    new = configuration.new_members
+    safekeepers = []
+    for number, peer in sorted(core.peers.items()):
+        host, port = addresses[number]
+        follows = peer.state == PeerState.STREAMING
+        held = streaming.acked.get(peer.identity) if streaming and peer.identity else None
+        safekeepers.append(
+            {
+                "address": f"{host}:{port}",
+                "safekeeper": f"{peer.identity:032x}" if peer.identity else None,
+                "state": peer.state,
+                "member": peer.identity in configuration.everyone,
+                "flush_lsn": None if held is None else format_lsn(held),
+                "reads_from": peer.source if peer.reading is not None else None,
+                "fault": None if follows else faults.get(number),
+            }
+        )
+    return {
+        "term": core.node_id.term,
+        "membership": {
+            "generation": configuration.generation,
+            "members": sorted(f"{member:032x}" for member in configuration.members),
+            "new_members": None if new is None else sorted(f"{member:032x}" for member in new),
+        },
+        "change": {"state": changes.state(configuration), "why": changes.why},
+        "rebuild": sorted(f"{each:032x}" for each in streaming.rebuild) if streaming else [],
+        "restart_lsn": format_lsn(streaming.restart_lsn if streaming else 0),
+        "end_lsn": format_lsn(streaming.end if streaming else 0),
+        "safekeepers": safekeepers,
+    }
