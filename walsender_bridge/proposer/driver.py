@@ -34,6 +34,7 @@ from walsender_bridge.proposer.link import Link, dial
 from walsender_bridge.proposer.member_changes import Address, MemberChanges
 from walsender_bridge.proposer.primary import Job, OlderWal, PrimaryStream
 from walsender_bridge.proposer.report import report
+from walsender_bridge.proposer.status import completed
 from walsender_bridge.proposer.wal_queue import WalQueue
 from walsender_bridge.safekeeper import messages as m
 from walsender_bridge.safekeeper.configuration import Configuration
@@ -180,10 +181,8 @@ class Session:
             if self._stop is not None:
                 return
         self._flush_links()
-        if not self._stream.flush():
-            self._poll.modify(self._stream, select.EPOLLIN | select.EPOLLOUT)
-        else:
-            self._poll.modify(self._stream, select.EPOLLIN)
+        more = 0 if self._stream.flush() else select.EPOLLOUT
+        self._poll.modify(self._stream, select.EPOLLIN | more)
 
     def _take_wal(self) -> None:
         """What the primary has sent: one event for all of it."""
@@ -214,8 +213,10 @@ class Session:
     # -- safekeepers --------------------------------------------------------------------------------
 
     def report(self) -> dict[str, Any]:
-        """What `report.py` says of this session."""
-        return report(self.core, self._addresses, self._faults, self._changes)
+        """What `report.py` and `status.py` say of this session."""
+        told = report(self.core, self._addresses, self._faults, self._changes)
+        heard = {peer: link.since for peer, link in self._links.items()}
+        return completed(told, self.core, heard, time.monotonic())
 
     def _look_for_changes(self) -> None:
         known = set(self._addresses)
@@ -251,6 +252,7 @@ class Session:
                 self._handle(e.PeerConnected(peer))
             if events & select.EPOLLIN:
                 link.end.receive()
+                link.since = time.monotonic()
                 for header, body in link.end.frames():
                     message = decode(header, b"" if header.carries_wal else body)
                     if isinstance(message, m.Fetched):

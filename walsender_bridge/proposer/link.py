@@ -9,7 +9,7 @@ from walsender_bridge.safekeeper.wire_end import WireEnd
 
 
 class Link:
-    """One connection, and what was asked of it with `Fetch`, in order."""
+    """One connection, and what was asked of it with `Fetch`, in order. `since`: when it was begun, or last said something."""
 
     def __init__(self, end: WireEnd, *, connected: bool) -> None:
         self.end = end

@@ -29,7 +29,7 @@ from walsender_bridge.errors import (
     NotSupportedError,
     TrimmedError,
 )
-from walsender_bridge.safekeeper import control_file
+from walsender_bridge.safekeeper import control_file, status
 from walsender_bridge.safekeeper import effects as e
 from walsender_bridge.safekeeper import messages as m
 from walsender_bridge.safekeeper.core import Safekeeper
@@ -39,6 +39,7 @@ from walsender_bridge.safekeeper.horizon import horizon
 from walsender_bridge.safekeeper.segments import StorageLimits
 from walsender_bridge.safekeeper.server.positions import Positions
 from walsender_bridge.safekeeper.server.shared_page import PositionWriter
+from walsender_bridge.safekeeper.status import Tell, WriteTimes, tell_nobody
 from walsender_bridge.safekeeper.timelines import history_file, server_history
 from walsender_bridge.safekeeper.wal_storage import WalStorage
 from walsender_bridge.safekeeper.wire_end import WireEnd
@@ -71,6 +72,8 @@ class Settings:
     positions: Path
     limits: StorageLimits = StorageLimits()  # noqa: RUF009  # it is frozen
     keep_bytes: int = 0
+    #: Hears once a second how it is (`status.record`).
+    tell: Tell = tell_nobody
 
 
 class _Connection:
@@ -110,6 +113,8 @@ class SafekeeperDriver:
         self._hand = memoryview(b"")
         self._stopped = False
         self._persist_at = 0.0
+        self._writes = WriteTimes()
+        self._removed = 0
         self._poll = select.epoll()
         try:
             self._listener = socket.create_server((settings.host, settings.port))
@@ -260,6 +265,7 @@ class SafekeeperDriver:
             if not connection.greeted and now - connection.since > GREETING_SECONDS:
                 self._gone(number)
         self._handle(e.PersistDue())
+        self._say()
         readers = self._positions.readers()
         if readers is None or self._storage is None:
             return
@@ -274,7 +280,23 @@ class SafekeeperDriver:
             keep_bytes=self._settings.keep_bytes,
         )
         if core.taken and keep > self._storage.begin_lsn:
-            self._storage.remove_below(keep)
+            self._removed += self._storage.remove_below(keep)
+
+    def _say(self, full: str = "") -> None:
+        """Say how it is."""
+        settings = self._settings
+        self._settings.tell(
+            status.record(
+                self.core,
+                self._storage,
+                self._writes,
+                address=f"{settings.host}:{self.port}",
+                proposers=len(self._connections),
+                removed=self._removed,
+                readers=self._positions.readers(),
+                full=full or (self._storage.segments.full if self._storage else ""),
+            )
+        )
 
     # -- events and effects -------------------------------------------------------------------------
 
@@ -298,7 +320,9 @@ class SafekeeperDriver:
                 assert length == len(self._hand)
                 self._write(lsn, self._hand, timeline)
             case e.SyncWal():
+                began = time.perf_counter()
                 self._until_room(self._held.flush)
+                self._writes.add(time.perf_counter() - began)
                 return e.WalSynced(self._held.flush_lsn)
             case e.ServeReaders(lsn):
                 self._publish(lsn)
@@ -352,6 +376,7 @@ class SafekeeperDriver:
                 if not told:
                     _log.error("the disk is full; nothing is acknowledged", reason=str(error))
                 told = True
+                self._say(error.what)
                 time.sleep(FULL_SECONDS)
                 continue
             if told:
