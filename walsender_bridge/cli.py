@@ -4,7 +4,6 @@ Each command is a thin call into the part that does the work; a part is imported
 that `tuskline --help` needs neither Spark nor PostgreSQL's client library.
 """
 
-import asyncio
 import dataclasses
 import os
 import signal
@@ -21,9 +20,11 @@ from walsender_bridge.commands import (
     attach,
     doctor,
     lake_status,
+    parts,
     quarantine,
     quorum,
     run,
+    safekeeper,
     status,
     wait,
 )
@@ -38,7 +39,7 @@ from walsender_bridge.errors import (
     UsageError,
 )
 from walsender_bridge.output import Output
-from walsender_bridge.supervisor import Child, Supervisor, exit_with_parent, stop_on_signals
+from walsender_bridge.supervisor import exit_with_parent
 from walsender_bridge.wire.lsn import format_lsn
 
 app = typer.Typer(
@@ -61,7 +62,7 @@ for name, named in (
 ):
     app.add_typer(named, name=name, no_args_is_help=True)
 
-for group in (attach, doctor, quarantine, quorum, run, status, table_group, wait):
+for group in (attach, doctor, quarantine, quorum, run, safekeeper, status, table_group, wait):
     group.register(app)
 
 
@@ -82,69 +83,16 @@ def flags(
 
 @keeper_app.command("run")
 def keeper_run(config: ConfigPath = DEFAULT_CONFIG) -> None:
-    """Run the keeper until it is told to stop (SIGTERM, SIGINT)."""
+    """Run the keeper until it is told to stop (SIGTERM, SIGINT): log replicas, and safekeepers if configured."""
     exit_with_parent()
-    settings = _settings(config)
-    keeper = settings.keeper[0]
-    child = Child(
-        "replicas",
-        [
-            sys.executable,
-            "-m",
-            "walsender_bridge.change_log.keeper",
-            "--data-dir",
-            str(keeper.data_dir),
-            "--listen",
-            keeper.listen,
-        ],
-    )
-    _supervise("keeper", [child], settings)
+    parts.keeper(_settings(config))
 
 
 @bridge_app.command("run")
 def bridge_run(config: ConfigPath = DEFAULT_CONFIG) -> None:
-    """Run the bridge: the metadata repository, and one capture for each source."""
+    """Run the bridge: the metadata repository, one capture for each source, the proposer of the safekeepers."""
     exit_with_parent()
-    settings = _settings(config)
-    from walsender_bridge.change_log.repository_service import RepositoryServer
-
-    repository = RepositoryServer(
-        settings.log.data_dir,
-        settings.log.listen,
-        keepers=[f"grpc://{keeper.listen}" for keeper in settings.keeper],
-        retention=settings.log.retention,
-    )
-    repository.start()
-    try:
-        _supervise("bridge", _captures(settings), settings)
-    finally:
-        repository.stop()
-
-
-def _captures(settings: Config) -> list[Child]:
-    children = []
-    for source in settings.source:
-        argv = [sys.executable, "-m", "walsender_bridge.capture", "--source", source.name]
-        argv += ["--slot", source.slot_name, "--publication", source.publication_name]
-        argv += ["--log", settings.log_address, "--spool", str(settings.spool_dir / source.name)]
-        argv += ["--spool-limit", str(source.spool_limit)]
-        argv += ["--status-file", str(settings.run_dir / f"capture-{source.name}.status.json")]
-        for table in source.tables:
-            argv += ["--table", table]
-        # The DSN may hold a password, and arguments are everybody's to read.
-        children.append(
-            Child(f"capture-{source.name}", argv, env={"TUSKLINE_SOURCE_DSN": source.dsn})
-        )
-    return children
-
-
-def _supervise(name: str, children: list[Child], settings: Config) -> None:
-    async def serve() -> None:
-        stop = asyncio.Event()
-        stop_on_signals(stop)
-        await Supervisor(name, children, run_dir=settings.run_dir).run(stop)
-
-    asyncio.run(serve())
+    parts.bridge(_settings(config))
 
 
 @lake_app.command("run")

@@ -100,6 +100,16 @@ class Config(BaseSettings):
         return self.log.data_dir / "scratch"
 
     @property
+    def proposer_status(self) -> Path:
+        """The file in which the proposer says how it is, where its bridge runs (`proposer.status`)."""
+        return self.run_dir / "proposer.status.json"
+
+    @property
+    def members_request(self) -> Path:
+        """The file in which another membership of the safekeepers is asked for (`proposer.member_changes`)."""
+        return self.log.data_dir / "members.json"
+
+    @property
     def run_dir(self) -> Path:
         """Where the supervisors say what they run (see `supervisor`)."""
         return self.log.data_dir / "run"

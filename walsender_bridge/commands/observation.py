@@ -19,7 +19,8 @@ from psycopg.rows import dict_row
 from walsender_bridge import lifetime, processes
 from walsender_bridge.change_log.client import LogClient, LogStatus
 from walsender_bridge.closing import Closing
-from walsender_bridge.commands import lake_status
+from walsender_bridge.commands import lake_status, quorum_view
+from walsender_bridge.commands.quorum_view import QuorumView
 from walsender_bridge.config import Config, SourceSection
 from walsender_bridge.errors import TusklineError, UnavailableError
 from walsender_bridge.sql import load
@@ -36,7 +37,7 @@ IDENTITY_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process of ours. `state` is `running`, `restarting`, `stopped` or `gone`; memory in bytes."""
+    """A process of ours. `state` is `running`, `restarting`, `ended` (for good), `stopped` or `gone`; memory in bytes."""
 
     name: str
     pid: int | None
@@ -94,11 +95,14 @@ class Observation:
     lake: Any | None
     errors: dict[str, TusklineError] = field(default_factory=dict)
     copying: dict[str, dict[str, Any]] = field(default_factory=dict)
+    #: None: no safekeepers are configured.
+    quorum: QuorumView | None = None
 
     @property
     def ill(self) -> list[str]:
         """What does not run as it should, in words; empty when all is well."""
-        words = [f"process {p.name} is {p.state}" for p in self.processes if p.state != "running"]
+        words = self.quorum.ill if self.quorum is not None else []
+        words += [f"process {p.name} is {p.state}" for p in self.processes if p.state != "running"]
         if not self.processes:
             words.append("nothing runs here")
         words += [
@@ -180,6 +184,7 @@ class Observer(Closing):
             lake=manifest,
             errors=errors,
             copying=copying,
+            quorum=quorum_view.look(settings),
         )
 
     def _source(self, section: SourceSection, process: Process | None) -> SourceView:
