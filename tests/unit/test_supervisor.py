@@ -105,13 +105,15 @@ def test_a_child_that_ends_for_good_is_not_started_again(tmp_path):
     marks = tmp_path / "marks"
     code = f"open({str(marks)!r}, 'a').write('x'); raise SystemExit(11)"
 
+    def state():
+        return read_states(tmp_path, "s").get("children", {}).get("c", {})
+
     async def run():
         stop = asyncio.Event()
         child = Child("c", [sys.executable, "-c", code], final={11})
         supervisor = Supervisor("s", [child], run_dir=tmp_path)
         running = asyncio.create_task(supervisor.run(stop))
-        while read_states(tmp_path, "s").get("children", {}).get("c", {}).get("state") != "ended":
-            await asyncio.sleep(0.02)
+        await asyncio.to_thread(_wait, lambda: state().get("state") == "ended")
         await asyncio.sleep(0.5)  # longer than the pause before another start
         assert not running.done()
         stop.set()
@@ -119,5 +121,4 @@ def test_a_child_that_ends_for_good_is_not_started_again(tmp_path):
 
     asyncio.run(asyncio.wait_for(run(), 20))
     assert marks.read_text() == "x"
-    child = read_states(tmp_path, "s")["children"]["c"]
-    assert (child["state"], child["exit_code"], child["restarts"]) == ("ended", 11, 0)
+    assert (state()["state"], state()["exit_code"], state()["restarts"]) == ("ended", 11, 0)

@@ -392,8 +392,7 @@ class Session:
                 self._pass_feedback(feedback)
             case e.LocatePrimary():
                 with PrimaryStream.connect(self._settings.dsn) as asked:
-                    flush_lsn = asked.primary().flush_lsn
-                self._handle(e.PrimaryAt(flush_lsn))
+                    self._handle(e.PrimaryAt(asked.primary().flush_lsn))
             case e.PeerFault(peer, refused):
                 host, port = self._addresses[peer]
                 self._faults[peer] = refused.detail
