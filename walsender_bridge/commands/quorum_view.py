@@ -9,6 +9,7 @@ gone, says nothing of now: its state is then `unknown`, and what it holds is sti
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from walsender_bridge import processes, status_file
@@ -129,6 +130,12 @@ def look(settings: Config) -> QuorumView | None:
                 address, address, told.get(address, {}), {}, {}, hosted=False
             )
     return QuorumView(proposer, bool(proposer), tuple(found.values()))
+
+
+def fresh(path: Path) -> dict[str, Any]:
+    """What a process says there, if it lives and says it now; else {}."""
+    found = status_file.read(path)
+    return found if _fresh(found) else {}
 
 
 def _fresh(record: Mapping[str, Any]) -> bool:

@@ -1,6 +1,7 @@
 """`tuskline safekeeper`: how the safekeepers are, and whether what they hold is whole and the same."""
 
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
@@ -39,6 +40,34 @@ def status(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None
                 output.rows(name, rows)
     if record["ill"]:
         raise typer.Exit(int(Cause.UNAVAILABLE))
+
+
+@safekeeper_app.command("verify")
+def verify(
+    config: ConfigPath = DEFAULT_CONFIG,
+    data_dir: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--data-dir", help="This data directory, instead of the hosted ones; repeatable."
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Read all that the safekeepers here hold, and compare it. Exit code 12: damaged, 10: they differ."""
+    from walsender_bridge.commands import verify as verifying
+
+    output = Output(as_json=as_json)
+    places = verifying.named(data_dir) if data_dir else verifying.hosted_places(configured(config))
+    report = verifying.run(places, output)
+    if as_json:
+        output.record(report.record)
+    else:
+        output.rows("safekeepers", report.record["safekeepers"])
+        output.record({name: report.record[name] for name in ("compared_bytes", "equal")})
+    for error in report.errors:
+        output.error(error)
+    if report.errors:
+        raise typer.Exit(int(report.errors[0].cause))
 
 
 def configured(config: Any) -> Config:
