@@ -67,8 +67,8 @@ def of_source(section: SourceSection) -> list[Finding]:
     return examine(capture_source(section))
 
 
-def of_quorum(settings: Config) -> list[Finding]:
-    """The findings about the safekeepers, and about the server whose commits wait for them; none without any."""
+def of_quorum(settings: Config, *, reach: bool = True) -> list[Finding]:
+    """The findings about the server whose commits wait for safekeepers, and (`reach`) about these; none without any."""
     section = settings.quorum_source
     if section is None:
         return []
@@ -78,7 +78,7 @@ def of_quorum(settings: Config) -> list[Finding]:
 
     found = examine_quorum(
         needed_quorum(settings),
-        settings.safekeepers.proposed_to,
+        settings.safekeepers.proposed_to if reach else (),
         settings.safekeepers.max_laggard_bytes,
         status_file.read(settings.proposer_status),
     )

@@ -40,14 +40,14 @@ def examine_quorum(
     max_laggard_bytes: int,
     told: Mapping[str, Any],
 ) -> list[Finding]:
-    """The server as the quorum's, and the safekeepers at `addresses`. `told`: the proposer's status, or nothing."""
+    """The server as the quorum's, and the safekeepers at `addresses`, if any. `told`: the proposer's status, or nothing."""
     where = f"{quorum.source.name} ({quorum.where})"
     findings = [*safekeepers.proposer(told, where)]
     try:
         with session(quorum) as connection:
             found = facts(connection, quorum)
         findings += quorum_settings.judge(found, quorum, where, max_laggard_bytes)
-        if found["in_recovery"]:
+        if found["in_recovery"] or not addresses:
             return findings
         with PrimaryStream.connect(quorum.source.dsn, application_name="tuskline-doctor") as asked:
             server, primary = asked.server_info(), asked.primary()
