@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -15,6 +16,8 @@ import psycopg
 from tests.support.waiting import wait_for
 from tests.support.wal_server import WalServerProcess
 from walsender_bridge.local_server import LocalServer, free_port
+from walsender_bridge.local_server.account import server_account
+from walsender_bridge.wire.lsn import parse_lsn
 
 NAME = "tuskline_quorum"
 
@@ -45,13 +48,22 @@ class QuorumStack:
     def start(self, *names: str) -> None:
         """`safekeeper-N` or `proposer`; without names all of them."""
         for name in names or (*self.names, "proposer"):
-            with self.log(name).open("ab") as log:
-                self.processes[name] = subprocess.Popen(
-                    self._command(name),
-                    env={**os.environ, "TUSKLINE_SOURCE_DSN": self.server.dsn()},
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                )
+            self._start(name)
+
+    def start_mortal(self, name: str, place: str) -> None:
+        """Start a process anew that dies when it comes by that fail point."""
+        if name in self.processes:
+            self.kill(name)
+        self._start(name, TUSKLINE_FAIL_POINT=place)
+
+    def _start(self, name: str, **environment: str) -> None:
+        with self.log(name).open("ab") as log:
+            self.processes[name] = subprocess.Popen(
+                self._command(name),
+                env={**os.environ, "TUSKLINE_SOURCE_DSN": self.server.dsn(), **environment},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
 
     def _command(self, name: str) -> list[str]:
         python = [sys.executable, "-m"]
@@ -75,7 +87,16 @@ class QuorumStack:
         self.names.append(f"safekeeper-{number}")
         self.options[self.names[-1]] = list(options)
         self.start(self.names[-1])
+        wait_for(lambda: self.listens(number), 20, f"it listens: {self.logs()}")
         return number
+
+    def listens(self, number: int) -> bool:
+        """Whether a safekeeper takes connections."""
+        try:
+            socket.create_connection(("127.0.0.1", self.ports[number]), timeout=1).close()
+        except OSError:
+            return False
+        return True
 
     def address(self, number: int) -> str:
         """Where a safekeeper listens for proposers."""
@@ -153,6 +174,24 @@ class QuorumStack:
         found: dict[str, Any] = json.loads(self.status_file.read_text())
         return found
 
+    def make_wal(self, mebibytes: int) -> int:
+        """Have the primary write so much, without a commit that waits for it; where its WAL ends."""
+        self.ask(
+            "SET synchronous_commit = local; SELECT count(pg_logical_emit_message(true, 'bulk',"
+            f" repeat('x', 1 << 20))) FROM generate_series(1, {mebibytes})"
+        )
+        return parse_lsn(self.flush_lsn())
+
+    def held(self, number: int) -> int:
+        """Up to where the proposer knows a safekeeper to have the WAL; 0 while it is away."""
+        found = {each["address"]: each["flush_lsn"] for each in self.status()["safekeepers"]}
+        return parse_lsn(found[self.address(number)] or "0/0")
+
+    def fault(self, number: int) -> str:
+        """What the proposer says is wrong with a safekeeper; empty: nothing."""
+        found = {each["address"]: each["fault"] for each in self.status()["safekeepers"]}
+        return found[self.address(number)] or ""
+
     def flush_lsn(self) -> str:
         """The primary's durable end of WAL."""
         found: str = self.ask("SELECT pg_current_wal_flush_lsn()")[0][0]
@@ -196,3 +235,15 @@ class Load:
         self._stop.set()
         self._thread.join(30)
         return self.acknowledged
+
+
+def small_segments(server: LocalServer) -> None:
+    """Give a server that has never run WAL segments of 1 MiB."""
+    tool = server.installation.tool("pg_resetwal")
+    server_account().run([tool, "--wal-segsize=1", "-D", server.data_dir])
+
+
+def peak_memory(process: subprocess.Popen[bytes]) -> int:
+    """The most memory that a process had at once, in bytes."""
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    return int(next(line.split()[1] for line in status.splitlines() if "VmHWM" in line)) << 10

@@ -37,7 +37,12 @@ class Resume:
         self._writes = writes
         self._passed = set()
         if record.exists():
-            self._passed = {json.loads(line)["test"] for line in record.read_text().splitlines()}
+            # A line without its end was cut off by what ended that run; its test runs again.
+            lines = record.read_text().splitlines(keepends=True)
+            whole = [line for line in lines if line.endswith("\n")]
+            if writes and whole != lines:
+                record.write_text("".join(whole))
+            self._passed = {json.loads(line)["test"] for line in whole}
 
     def pytest_collection_modifyitems(
         self, config: pytest.Config, items: list[pytest.Item]

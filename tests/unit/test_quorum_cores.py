@@ -6,10 +6,14 @@ from tests.support.quorum.explorer import BASE, INFO, Explorer, Scope, State
 from tests.support.quorum.mutants import mutant
 from walsender_bridge.proposer.core import Proposer
 from walsender_bridge.proposer.effects import (
+    ClosePeer,
+    CompareWal,
     Lineage,
+    PeerClosed,
     PeerConnected,
     PeerReceived,
     Primary,
+    SendMessage,
     Stop,
     StopReason,
 )
@@ -268,6 +272,17 @@ def test_29_a_fenced_timeline_is_refused_until_its_successor_attached() -> None:
     assert refusal(drive(again, 8, greeting(11), vote(4, 11))) == m.Refusal.OLDER_TIMELINE
 
 
+def test_29_a_fence_stands_until_the_log_itself_is_the_successor_s() -> None:
+    core = safekeeper()
+    drive(core, 5, greeting(22), vote(2, 22, purpose=m.Purpose.FAILOVER))
+    assert sent(drive(core, 9, greeting(44)), m.SafekeeperGreeting)[0].fenced_timeline == 1  # type: ignore[union-attr]
+    drive(core, 7, greeting(33), vote(3, 33, timeline=2))
+    # It was promoted further on, and its WAL up to there has not come.
+    history = EPOCH_1.succeeded(200, [EpochEntry(3, 200, 1), EpochEntry(3, 230, 2)])
+    drive(core, 7, m.Elected(3, 200, 200, False, history, MEMBERS.stamped(3)))
+    assert refusal(drive(core, 8, greeting(11), vote(4, 11))) == m.Refusal.FENCED_TIMELINE
+
+
 def test_29_an_abort_takes_the_fence_back() -> None:
     core = safekeeper()
     drive(core, 5, greeting(22), vote(2, 22, purpose=m.Purpose.FAILOVER))
@@ -356,6 +371,19 @@ def proposer(flush_lsn: int = 300) -> Proposer:
     return core
 
 
+def test_17_bytes_are_compared_on_one_timeline() -> None:
+    history = EPOCH_1.succeeded(190, [EpochEntry(2, 190, 2)])
+    core = Proposer(22, INFO, Primary(Lineage(2, ((1, 190),)), 300), MEMBERS, 3)
+    for peer in range(3):
+        core.step(PeerConnected(peer))
+        core.step(PeerReceived(peer, held(peer + 1, 2, timeline=2)))
+    done = []
+    for peer in range(2):
+        reply = m.VoteReply(core.node_id, 200, 0, 0, 100, history, MEMBERS)
+        done += core.step(PeerReceived(peer, reply))
+    assert done == [CompareWal(0, 190, 200)]
+
+
 def test_5_whoever_is_refused_stops_and_says_by_whom() -> None:
     core = proposer()
     core.step(PeerReceived(0, held(1)))
@@ -365,12 +393,40 @@ def test_5_whoever_is_refused_stops_and_says_by_whom() -> None:
     assert core.step(PeerReceived(2, held(3))) == []
 
 
+FENCED = m.Refused(m.Refusal.FENCED_TIMELINE, m.NodeId(1, 77), "fenced")
+
+
 def test_29_a_fenced_proposer_stops_and_says_so() -> None:
     core = proposer()
-    done = core.step(
-        PeerReceived(0, m.Refused(m.Refusal.FENCED_TIMELINE, m.NodeId(7, 77), "fenced"))
-    )
-    assert done == [Stop(StopReason.FENCED, "fenced", m.NodeId(7, 77))]
+    for peer in range(3):
+        core.step(PeerReceived(peer, held(peer + 1)))
+    assert ClosePeer(0) in core.step(PeerReceived(0, FENCED))  # the other two may be a quorum
+    done = core.step(PeerReceived(1, FENCED))
+    assert done == [Stop(StopReason.FENCED, "fenced", m.NodeId(1, 77))]
+
+
+def test_29_what_is_left_of_a_fence_is_taken_back_by_who_commits_without_it() -> None:
+    core = proposer()
+    for peer in range(3):
+        core.step(PeerReceived(peer, held(peer + 1)))
+    core.step(PeerReceived(0, FENCED))  # it was away when the failover was taken back
+
+    def asked_again() -> m.Purpose:
+        core.step(PeerClosed(0))
+        core.step(PeerConnected(0))
+        (told,) = core.step(PeerReceived(0, held(1)))
+        assert isinstance(told, SendMessage)
+        assert isinstance(told.message, m.Vote)
+        return told.message.purpose
+
+    assert asked_again() == m.Purpose.ATTACH
+    for peer in (1, 2):
+        core.step(PeerReceived(peer, m.VoteReply(core.node_id, 200, 0, 0, 200, EPOCH_1, MEMBERS)))
+    assert core.phase == "leading"
+    assert asked_again() == m.Purpose.ATTACH  # nobody follows yet
+    for peer in (1, 2):
+        core.step(PeerReceived(peer, m.AppendAck(core.node_id.term, 200, 0)))
+    assert asked_again() == m.Purpose.ABORT
 
 
 def test_27_a_safekeeper_that_lost_its_disk_is_not_asked_for_its_vote() -> None:

@@ -44,7 +44,7 @@ GOLDEN: list[tuple[m.Message, str]] = [
 ALL: list[m.Message] = [
     *(message for message, _ in GOLDEN),
     m.ProposerGreeting(INFO, 77),
-    m.SafekeeperGreeting(9, INFO, ID, ONE, 100, 90, 2),
+    m.SafekeeperGreeting(9, INFO, ID, ONE, 100, 90, 2, 1),
     m.Resume(ID),
     m.VoteReply(ID, 100, 90, 80, 16, HISTORY, JOINT),
     m.Elected(5, 100, 90, True, HISTORY, ONE),

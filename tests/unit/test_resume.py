@@ -25,3 +25,13 @@ def test_a_run_with_nothing_left_is_a_success(pytester: pytest.Pytester):
     again = pytester.inline_run(plugins=[Resume(record)])
     again.assertoutcome(passed=0)
     assert again.ret == pytest.ExitCode.OK
+
+
+def test_a_record_that_was_cut_off_counts_up_to_there(pytester):
+    """The disk was full, or the machine went down, in the middle of a line."""
+    record = pytester.path / "seed-1.jsonl"
+    pytester.makepyfile("def test_one(): pass\ndef test_two(): pass")
+    pytester.inline_run(plugins=[Resume(record)]).assertoutcome(passed=2)
+    record.write_text(record.read_text()[:-9])
+    pytester.inline_run(plugins=[Resume(record)]).assertoutcome(passed=1)
+    pytester.inline_run(plugins=[Resume(record)]).assertoutcome(passed=0)

@@ -16,6 +16,7 @@ from typing import Any, Final, Literal
 
 import psycopg
 from psycopg import sql
+from psycopg.rows import tuple_row
 
 from walsender_bridge.attach.init import as_admin, login_of
 from walsender_bridge.attach.record import Made, Record
@@ -69,7 +70,8 @@ def session(quorum: Quorum, admin: str | None = None) -> Iterator[Connection]:
 def facts(connection: Connection, quorum: Quorum) -> dict[str, Any]:
     """What the server says: sql/quorum_facts.sql."""
     names = {"slot": quorum.slot, "name": quorum.name}
-    row = connection.execute(load("quorum_facts").encode(), names).fetchone()
+    with connection.cursor(row_factory=tuple_row) as cursor:
+        row = cursor.execute(load("quorum_facts").encode(), names).fetchone()
     assert row is not None
     found: dict[str, Any] = row[0]
     return found

@@ -11,6 +11,8 @@ Safety, with the rules of safekeeper/README.md:
 - In office (`office.py`), a safekeeper follows from the divergence point (rules 3, 6), and what is committed
   is decided by `streaming.py` (rules 4, 7, 8) with a majority of each membership (rule 10).
 - One process has one NodeId: it resumes with it, and when it is refused it stops (rule 5).
+- A failover's fence is a quorum's. Who gets a quorum of votes and commits without those that are fenced has
+  shown that the failover was never elected, or was taken back: then it takes back what is left of the fence.
 
 The server that the WAL comes from must be the one whose WAL the quorum holds: the same system, a lineage
 that goes on from VCL (`lineage.py`), no end before VCL, and the same bytes below VCL.
@@ -109,6 +111,8 @@ class Proposer:
         self.primary_begin = primary_begin
         self.phase = Phase.GREETING
         self.best: m.VoteReply | None = None
+        #: Who has refused for the fence of a failover, by identity.
+        self.fenced: frozenset[int] = frozenset()
         self.comparing: int | None = None
         self.history = History()
         self.vcl = 0
@@ -199,6 +203,10 @@ class Proposer:
     def _refused(self, peer: Peer, refused: m.Refused) -> list[Effect]:
         """Whoever is in the way of this proposer ends it (rule 5); other faults are one safekeeper's."""
         reason = _STOPS.get(refused.reason)
+        if reason == StopReason.FENCED:
+            self.fenced |= {peer.identity}
+            if self.configuration.has_quorum(self.configuration.everyone - self.fenced):
+                reason = None
         if reason is None:
             return [PeerFault(peer.number, refused), ClosePeer(peer.number)]
         return self._stop(reason, refused.detail, refused.node_id)
@@ -220,7 +228,7 @@ class Proposer:
             return self._stop(StopReason.OTHER_SERVER, f"its WAL is of {greeting.server}")
         if self.phase == Phase.GREETING:
             self.membership.learn(greeting.configuration)
-            return self._propose()
+            return self._propose() or self._stranger(peer)
         if peer.identity not in self.configuration.everyone:
             return self._ask(peer)
         if greeting.node_id == self.node_id:
@@ -267,14 +275,21 @@ class Proposer:
         """For its vote, once, and only a member: nobody else's counts (rule 10)."""
         if peer.state != PeerState.GREETED:
             return []
-        assert peer.greeting is not None
-        if peer.identity not in self.configuration.everyone:
-            detail = f"safekeeper {peer.identity:032x} is not a member"
-            office = peer.greeting.node_id
-            return [PeerFault(peer.number, m.Refused(m.Refusal.NOT_A_MEMBER, office, detail))]
+        if stranger := self._stranger(peer):
+            return stranger
         peer.state = PeerState.VOTING
-        vote = m.Vote(self.node_id, self.purpose, self._timeline(), self.configuration)
+        void = peer.identity in self.fenced and self.office and self.office.streaming.established
+        purpose = m.Purpose.ABORT if void else self.purpose
+        vote = m.Vote(self.node_id, purpose, self._timeline(), self.configuration)
         return [SendMessage(peer.number, vote)]
+
+    def _stranger(self, peer: Peer) -> list[Effect]:
+        assert peer.greeting is not None
+        if peer.identity in self.configuration.everyone:
+            return []
+        detail = f"safekeeper {peer.identity:032x} is not a member"
+        refused = m.Refused(m.Refusal.NOT_A_MEMBER, peer.greeting.node_id, detail)
+        return [PeerFault(peer.number, refused)]
 
     def _timeline(self) -> int:
         """The primary's; a failover goes on with the one that stands."""
@@ -364,6 +379,8 @@ class Proposer:
                 begin = max(self.vcl - self.limits.compare_bytes, reply.begin_lsn)
                 if begin == self.vcl:
                     return self._lead()
+                # A server sends one timeline at a time, and up to its switch the lineage has agreed.
+                begin = max(begin, self.best.history.timeline_start(self.vcl - 1))
                 self.comparing = peer.number
                 return [CompareWal(peer.number, begin, self.vcl)]
         raise AssertionError("VCL is of a voter whose connection stands")

@@ -21,21 +21,18 @@ import structlog
 
 from walsender_bridge import fail_point
 from walsender_bridge.capture.handover import Waker
-from walsender_bridge.errors import (
-    ConnectionFailedError,
-    MalformedMessageError,
-    NotSupportedError,
-)
+from walsender_bridge.errors import ConnectionFailedError, MalformedMessageError, NotSupportedError
 from walsender_bridge.proposer import effects as e
 from walsender_bridge.proposer.clean_segments import CleanSegments
 from walsender_bridge.proposer.core import Phase, Proposer
 from walsender_bridge.proposer.ending import ended
-from walsender_bridge.proposer.link import Link, dial
+from walsender_bridge.proposer.link import CONNECT_SECONDS, DIAL_SECONDS, FAULT_SECONDS, Link, dial
 from walsender_bridge.proposer.member_changes import Address, MemberChanges
 from walsender_bridge.proposer.primary import Job, OlderWal, PrimaryStream
-from walsender_bridge.proposer.report import report
+from walsender_bridge.proposer.report import keeps_up, report
 from walsender_bridge.proposer.status import completed
 from walsender_bridge.proposer.wal_queue import WalQueue
+from walsender_bridge.proposer.wal_source import WalSource
 from walsender_bridge.safekeeper import messages as m
 from walsender_bridge.safekeeper.configuration import Configuration
 from walsender_bridge.safekeeper.frames import decode
@@ -53,9 +50,6 @@ from walsender_bridge.wire.replication import (
 TICK_SECONDS = 0.2
 #: Seconds between two reports to the primary when nothing changes.
 REPORT_SECONDS = 1.0
-#: Seconds between two tries to connect to a safekeeper.
-DIAL_SECONDS = 0.5
-_CONNECT_SECONDS = 5.0
 
 _log = structlog.get_logger(__name__)
 
@@ -76,19 +70,22 @@ class Settings:
 
 
 class Session:
-    """See the module. `tell(commit_lsn, phase)` hears of every change, and at each tick."""
+    """See the module. `tell(commit_lsn, phase)` hears of every change and tick; `source` stands in for the primary."""
 
     def __init__(
         self,
         settings: Settings,
         configuration: Configuration,
         tell: Callable[[int, Phase], None],
+        *,
+        purpose: m.Purpose = m.Purpose.ATTACH,
+        source: WalSource | None = None,
     ) -> None:
         """Connects to the primary. Raises what `PrimaryStream` raises."""
         self._settings = settings
         self._tell = tell
         self._stopped = False
-        self._stream = PrimaryStream.connect(
+        self._stream = source or PrimaryStream.connect(
             settings.dsn, application_name=settings.application_name
         )
         self._waker = Waker()
@@ -107,14 +104,16 @@ class Session:
         except BaseException:
             self._stream.close()
             raise
-        self._older = OlderWal(settings.dsn, settings.slot, primary.lineage, self._waker)
-        self._timeline = primary.lineage.timeline
+        lineage = primary.lineage if primary else e.Lineage(0)  # of which nothing is asked
+        self._older = OlderWal(settings.dsn, settings.slot, lineage, self._waker)
+        self._timeline = lineage.timeline
         self.core = Proposer(
             int.from_bytes(os.urandom(16), "big"),
             server,
             primary,
             configuration,
             len(self._addresses),
+            purpose=purpose,
             limits=settings.limits,
             primary_begin=kept,
         )
@@ -214,6 +213,8 @@ class Session:
 
     def report(self) -> dict[str, Any]:
         """What `report.py` and `status.py` say of this session."""
+        for peer in [each for each in self._faults if keeps_up(self.core, each)]:
+            del self._faults[peer]
         told = report(self.core, self._addresses, self._faults, self._changes)
         heard = {peer: link.since for peer, link in self._links.items()}
         return completed(told, self.core, heard, time.monotonic())
@@ -229,14 +230,13 @@ class Session:
         for peer, (host, port) in enumerate(self._addresses):
             link = self._links.get(peer)
             if link is not None:
-                if not link.connected and now - link.since > _CONNECT_SECONDS:
+                if not link.connected and now - link.since > CONNECT_SECONDS:
                     self._broken(peer, "no answer to the connection")
                 continue
             if now < self._dial_at.get(peer, 0.0):
                 continue
             self._dial_at[peer] = now + DIAL_SECONDS
-            link = dial(host, port)
-            if link is None:
+            if (link := dial(host, port)) is None:
                 continue
             self._links[peer] = link
             self._by_fd[link.end.fileno()] = peer
@@ -383,6 +383,7 @@ class Session:
                 self._stream.start_physical(lsn, self._timeline)
                 self._streaming = True
                 self._report(time.monotonic())
+                self._take_wal()  # what came with the answer makes nothing readable
             case e.AdvanceSlot(lsn):
                 self._let_go(lsn)
             case e.ClosePeer(peer):
@@ -396,6 +397,7 @@ class Session:
             case e.PeerFault(peer, refused):
                 host, port = self._addresses[peer]
                 self._faults[peer] = refused.detail
+                self._dial_at[peer] = time.monotonic() + FAULT_SECONDS
                 _log.error("safekeeper refused", address=f"{host}:{port}", reason=refused.detail)
             case e.MarkRebuild(safekeeper):
                 _log.error("safekeeper is to be rebuilt", safekeeper=f"{safekeeper:032x}")

@@ -7,9 +7,17 @@ from collections import deque
 from walsender_bridge.proposer import effects as e
 from walsender_bridge.safekeeper.wire_end import WireEnd
 
+#: Seconds between two tries to connect to a safekeeper; after it refused; and for an answer.
+DIAL_SECONDS = 0.5
+FAULT_SECONDS = 2.0
+CONNECT_SECONDS = 5.0
+
 
 class Link:
-    """One connection, and what was asked of it with `Fetch`, in order. `since`: when it was begun, or last said something."""
+    """One connection, and what was asked of it with `Fetch`, in order.
+
+    `since`: when it was begun, or last said something.
+    """
 
     def __init__(self, end: WireEnd, *, connected: bool) -> None:
         self.end = end

@@ -1,12 +1,20 @@
 """What a proposer says of its quorum: the membership, each safekeeper, a change under way. JSON values; pure."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from walsender_bridge.proposer.core import Proposer
 from walsender_bridge.proposer.member_changes import Address, MemberChanges
 from walsender_bridge.proposer.peer import PeerState
 from walsender_bridge.wire.lsn import format_lsn
+
+
+def keeps_up(core: Proposer, number: int) -> bool:
+    """Whether a safekeeper has all there is: nothing is wrong with it any more."""
+    peer, streaming = core.peers[number], core.streaming
+    follows = peer.state == PeerState.STREAMING
+    return follows and streaming is not None and peer.flush_lsn == streaming.end
 
 
 def report(
@@ -21,7 +29,6 @@ def report(
     safekeepers = []
     for number, peer in sorted(core.peers.items()):
         host, port = addresses[number]
-        follows = peer.state == PeerState.STREAMING
         held = streaming.acked.get(peer.identity) if streaming and peer.identity else None
         safekeepers.append(
             {
@@ -31,11 +38,12 @@ def report(
                 "member": peer.identity in configuration.everyone,
                 "flush_lsn": None if held is None else format_lsn(held),
                 "reads_from": peer.source if peer.reading is not None else None,
-                "fault": None if follows else faults.get(number),
+                "fault": faults.get(number),
             }
         )
     return {
         "term": core.node_id.term,
+        "server": asdict(core.server),
         "membership": {
             "generation": configuration.generation,
             "members": sorted(f"{member:032x}" for member in configuration.members),

@@ -29,6 +29,7 @@ from walsender_bridge.safekeeper.effects import (
     Effect,
     Event,
     Fence,
+    NoRoom,
     PersistControl,
     PersistDue,
     ReadersMoved,
@@ -101,6 +102,8 @@ class Safekeeper:
             return self._synced(event.flush_lsn)
         if isinstance(event, WalAligned):
             return self._aligned(event)
+        if isinstance(event, NoRoom):
+            return self._full(event)
         if isinstance(event, Closed):
             self._forget(event.conn)
             return []
@@ -152,6 +155,7 @@ class Safekeeper:
             self.flush_lsn,
             min(self.commit_lsn, self.flush_lsn),
             counted[-1].timeline if counted else 0,
+            self.control.fence.timeline if self.control.fence else 0,
         )
         return [Send(conn, reply)]
 
@@ -283,8 +287,11 @@ class Safekeeper:
         if problem:
             return self._refuse(conn, m.Refusal.DIVERGED, problem)
         fence = self.control.fence
-        if fence is not None and elected.history.entries[-1].timeline > fence.timeline:
-            fence = None  # the successor has attached
+        attached = elected.history.counted(elected.start_lsn)
+        if fence is not None and attached and attached[-1].timeline > fence.timeline:
+            # The successor's log is here. While it only follows further on, the older timeline could still
+            # be taken for the one that stands.
+            fence = None
         self.control = replace(
             self.control,
             history=elected.history,
@@ -382,6 +389,14 @@ class Safekeeper:
             Send(self.owner, self._ack()),
             *self._serve(min(self.commit_lsn, self.flush_lsn)),
         ]
+
+    def _full(self, event: NoRoom) -> list[Effect]:
+        """Its proposer is sent away and comes back: each time it tells what may be removed, and tries again."""
+        self.flush_lsn = self.written_lsn = event.flush_lsn
+        effects = self._serve(min(self.commit_lsn, self.flush_lsn))
+        if self.owner is not None:
+            effects += self._refuse(self.owner, m.Refusal.DISK_FULL, event.why)
+        return effects
 
     def _ack(self) -> m.AppendAck:
         feedback = None if self.feedback == self.told_feedback else self.feedback

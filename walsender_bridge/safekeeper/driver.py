@@ -5,8 +5,8 @@ and acknowledged once (group commit). Readers are served by a process of their o
 each new position through a page of shared memory.
 
 Invariant: the effects of an event are performed in order, each to its end, before the next event. An error of
-the disk ends the process, except that it is full: then nothing is acknowledged and nothing read from the
-proposer until there is room, and no byte is lost.
+the disk ends the process, except that it is full: WAL for which there is no room is not taken and the proposer
+sent away, to come back; a promise for which there is none is waited with, and all else with it.
 """
 
 import os
@@ -36,7 +36,7 @@ from walsender_bridge.safekeeper.core import Safekeeper
 from walsender_bridge.safekeeper.disk import FolderDisk
 from walsender_bridge.safekeeper.frames import MAX_WAL_BYTES, decode
 from walsender_bridge.safekeeper.horizon import horizon
-from walsender_bridge.safekeeper.segments import StorageLimits
+from walsender_bridge.safekeeper.segments import NO_ROOM, StorageLimits
 from walsender_bridge.safekeeper.server.positions import Positions
 from walsender_bridge.safekeeper.server.shared_page import PositionWriter
 from walsender_bridge.safekeeper.status import Tell, WriteTimes, tell_nobody
@@ -50,7 +50,7 @@ from walsender_bridge.wire.wal_page import WalFormat
 PERSIST_SECONDS = 1.0
 #: Seconds that a stranger may take to say who it is.
 GREETING_SECONDS = 10.0
-#: Seconds between two tries at a full disk.
+#: Seconds between two tries to write a promise to a full disk.
 FULL_SECONDS = 0.2
 #: Connections of proposers at once; one writes, the others are old ones, new ones and strangers.
 MOST_CONNECTIONS = 32
@@ -112,6 +112,8 @@ class SafekeeperDriver:
         self._next = 0
         self._hand = memoryview(b"")
         self._stopped = False
+        #: Why no WAL is taken; empty: it is.
+        self._full = ""
         self._persist_at = 0.0
         self._writes = WriteTimes()
         self._removed = 0
@@ -280,7 +282,11 @@ class SafekeeperDriver:
             keep_bytes=self._settings.keep_bytes,
         )
         if core.taken and keep > self._storage.begin_lsn:
-            self._removed += self._storage.remove_below(keep)
+            storage = self._storage
+            self._until_room(lambda: self._remove_below(storage, keep))
+
+    def _remove_below(self, storage: WalStorage, keep: int) -> None:
+        self._removed += storage.remove_below(keep)
 
     def _say(self, full: str = "") -> None:
         """Say how it is."""
@@ -294,7 +300,7 @@ class SafekeeperDriver:
                 proposers=len(self._connections),
                 removed=self._removed,
                 readers=self._positions.readers(),
-                full=full or (self._storage.segments.full if self._storage else ""),
+                full=full or self._full or (self._storage.segments.full if self._storage else ""),
             )
         )
 
@@ -318,12 +324,12 @@ class SafekeeperDriver:
                     connection.end.send(message)
             case e.WriteWal(lsn, length, timeline):
                 assert length == len(self._hand)
-                self._write(lsn, self._hand, timeline)
+                return self._unless_full(lambda: self._held.write(lsn, self._hand, timeline))
             case e.SyncWal():
                 began = time.perf_counter()
-                self._until_room(self._held.flush)
+                refused = self._unless_full(self._held.flush)
                 self._writes.add(time.perf_counter() - began)
-                return e.WalSynced(self._held.flush_lsn)
+                return refused or e.WalSynced(self._held.flush_lsn)
             case e.ServeReaders(lsn):
                 self._publish(lsn)
             case e.PersistControl(state):
@@ -349,34 +355,37 @@ class SafekeeperDriver:
         assert self._storage is not None, "a vote came first"
         return self._storage
 
-    def _write(self, lsn: int, data: memoryview, timeline: int) -> None:
-        """Take the bytes; what does not fit into memory is made durable meanwhile."""
-        storage, end = self._held, lsn + len(data)
-
-        def rest() -> None:
-            taken = storage.write_lsn - lsn
-            storage.write(lsn + taken, data[taken:], timeline)
-
-        assert storage.write_lsn == lsn < end
-        self._until_room(rest)
+    def _unless_full(self, act: Callable[[], object]) -> e.NoRoom | None:
+        """Take WAL, or make it durable, as far as there is room."""
+        storage = self._held
+        try:
+            act()
+        except DiskFullError as error:
+            storage.drop_unflushed()
+            if not self._full:
+                _log.error("no room for WAL; none is taken", reason=error.what, repair=error.repair)
+            self._full = error.what
+            return e.NoRoom(storage.flush_lsn, error.what)
+        if self._full and not storage.segments.full:
+            self._full = ""
+            _log.info("there is room again")
+        return None
 
     def _until_room(self, act: Callable[[], object]) -> None:
-        """Do it, as soon as the disk has room for it.
-
-        Meanwhile nothing is read and nothing acknowledged: the quorum goes on with the others. Raises
-        `DiskFullError` when told to stop.
-        """
+        """Do it, as soon as the file system has room for it; nothing is promised meanwhile. Raises `OSError`."""
         told = False
         while True:
             try:
                 act()
-            except DiskFullError as error:
-                if self._stopped:
+            except OSError as error:
+                if error.errno not in NO_ROOM or self._stopped:
                     raise
                 if not told:
-                    _log.error("the disk is full; nothing is acknowledged", reason=str(error))
+                    _log.error("the disk is full; nothing is promised", reason=str(error))
                 told = True
-                self._say(error.what)
+                if self._storage is not None:
+                    self._storage.segments.drop_spares()
+                self._say(error.strerror or str(error))
                 time.sleep(FULL_SECONDS)
                 continue
             if told:
@@ -384,7 +393,7 @@ class SafekeeperDriver:
             return
 
     def _persist(self, state: e.ControlState) -> None:
-        control_file.save(self._control_disk, state)
+        self._until_room(lambda: control_file.save(self._control_disk, state))
         if self._storage is None and state.server.system_id:
             self._storage = self._open_storage(state)
         found = history_file(state.history)

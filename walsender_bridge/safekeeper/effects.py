@@ -6,7 +6,8 @@ dies between any two effects has performed the ones before and none behind: ever
 that. `conn` is the driver's number of a connection; numbers are not used twice.
 
     effect                         its answer
-    SyncWal(lsn)                   WalSynced(flush_lsn)
+    WriteWal(lsn, ...)             none, or NoRoom(flush_lsn, why)
+    SyncWal(lsn)                   WalSynced(flush_lsn), or NoRoom(flush_lsn, why)
     AlignWal(flush_lsn, ...)       WalAligned(flush_lsn, commit_lsn, begin_lsn)
 """
 
@@ -88,6 +89,14 @@ class WalSynced:
 
 
 @dataclass(frozen=True, slots=True)
+class NoRoom:
+    """The disk takes no more WAL: what was written beyond `flush_lsn` is dropped, the rest is durable."""
+
+    flush_lsn: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class WalAligned:
     """Answer to `AlignWal`: where the last complete record at or below each LSN ends; the oldest WAL held."""
 
@@ -108,7 +117,9 @@ class PersistDue:
     """It is time to write down the lazy LSNs, if they moved (seconds, not at each message)."""
 
 
-Event: TypeAlias = Received | Closed | Drained | WalSynced | WalAligned | ReadersMoved | PersistDue
+Event: TypeAlias = (
+    Received | Closed | Drained | WalSynced | NoRoom | WalAligned | ReadersMoved | PersistDue
+)
 
 
 # -- effects ----------------------------------------------------------------------------------------

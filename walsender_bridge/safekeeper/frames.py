@@ -144,7 +144,8 @@ def _encode_body(message: m.Message) -> bytes:
             kind, term = Kind.SAFEKEEPER_GREETING, message.node_id.term
             body.identity(message.safekeeper).server(message.server)
             body.identity(message.node_id.proposer).configuration(message.configuration)
-            body.u64(message.flush_lsn).u64(message.commit_lsn).u32(message.timeline)
+            body.u64(message.flush_lsn).u64(message.commit_lsn)
+            body.u32(message.timeline).u32(message.fenced_timeline)
         case m.Vote():
             kind, term = Kind.VOTE, message.node_id.term
             body.identity(message.node_id.proposer).u8(message.purpose)
@@ -226,6 +227,7 @@ def _decode_body(header: Header, reader: Reader) -> m.Message:
                 flush_lsn=reader.u64(),
                 commit_lsn=reader.u64(),
                 timeline=reader.u32(),
+                fenced_timeline=reader.u32(),
             )
         case Kind.VOTE:
             node_id = m.NodeId(term, reader.identity())

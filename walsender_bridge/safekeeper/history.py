@@ -73,6 +73,11 @@ class History:
                 return entry.timeline
         raise CorruptError(f"no epoch covers {format_lsn(lsn)}")
 
+    def timeline_start(self, lsn: int) -> int:
+        """Where the log went over to the timeline of the byte at `lsn`. Raises `CorruptError` as `timeline_at`."""
+        timeline = self.timeline_at(lsn)
+        return min(e.start_lsn for e in self.entries if e.timeline == timeline)
+
     def boundary_after(self, lsn: int) -> int | None:
         """Where the timeline of the byte at `lsn` ends, if another one follows."""
         if self.entries and lsn >= self.entries[-1].start_lsn:

@@ -70,6 +70,7 @@ class Refusal(IntEnum):
     OLDER_TIMELINE = 7
     DIVERGED = 8
     OUT_OF_ORDER = 9
+    DISK_FULL = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,8 @@ class ProposerGreeting:
 class SafekeeperGreeting:
     """Its answer. `flush_lsn` is for information: it may move until the vote (rule 1).
 
-    `timeline` is that of the last epoch that counts, 0 for an empty log.
+    `timeline` is that of the last epoch that counts, 0 for an empty log. `fenced_timeline`: a failover refuses it
+    and older ones; 0 for none.
     """
 
     safekeeper: int
@@ -107,6 +109,7 @@ class SafekeeperGreeting:
     flush_lsn: int
     commit_lsn: int
     timeline: int
+    fenced_timeline: int = 0
 
 
 # -- elections --------------------------------------------------------------------------------------

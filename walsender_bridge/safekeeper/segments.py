@@ -30,7 +30,8 @@ _COPYING = "segment-copy"
 #: Zeros are written in pieces of this size, one between two looks at the network.
 PIECE_BYTES = 1 << 20
 _ZEROS = bytes(PIECE_BYTES)
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+#: The errors of a full disk.
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +156,7 @@ class Segments:
             self._making.sync()
         except OSError as error:
             self._give_up_making()
-            if error.errno in _NO_ROOM:
+            if error.errno in NO_ROOM:
                 raise self._no_room("the file system is full") from error
             raise
         self._making.close()

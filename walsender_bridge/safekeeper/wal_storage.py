@@ -158,6 +158,10 @@ class WalStorage:
             self._fill += length
             taken += length
 
+    def drop_unflushed(self) -> None:
+        """Forget what was given and is not durable."""
+        self._fill = self.flush_lsn - self._base
+
     def flush(self) -> int:
         """Make all that was given durable; the durable end, which may be told.
 

@@ -104,14 +104,16 @@ class ReplicationConnection(Closing):
         self._over = False
 
     @classmethod
-    def connect(cls, dsn: str, *, application_name: str = "tuskline") -> Self:
-        """Connect with `replication=database`, within the DSN's `connect_timeout` (10 s).
+    def connect(
+        cls, dsn: str, *, application_name: str = "tuskline", replication: str = "database"
+    ) -> Self:
+        """Connect to a walsender, within the DSN's `connect_timeout` (10 s). A safekeeper's takes `true` only.
 
         Raises `ConfigError`, `AuthenticationError` (user, password, pg_hba.conf), `PrivilegeError`
         (no REPLICATION), `ConnectionFailedError` (not there, starting, no such database).
         """
         conninfo = pinned_conninfo(
-            dsn, qualified=True, replication="database", application_name=application_name
+            dsn, qualified=True, replication=replication, application_name=application_name
         )
         where = describe(dsn)
         pgconn = pq.PGconn.connect(conninfo.encode())

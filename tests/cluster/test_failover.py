@@ -1,0 +1,200 @@
+"""Failover without loss, on real servers: what a quorum has acknowledged is on the server that is promoted."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from tests.support.failover_stack import FailoverStack
+from tests.support.quorum_stack import Load
+from tests.support.servers import MAJORS_IN_TURN, MakeServer
+from tests.support.waiting import wait_for
+from tests.support.wal_server import current_lsn, run
+from walsender_bridge.errors import DivergedError, FencedError
+from walsender_bridge.local_server import LocalServer
+from walsender_bridge.proposer.failover import Step
+from walsender_bridge.proposer.failover_run import FailoverRun
+
+ALL = [step for step in Step if step not in {Step.RECEIVE, Step.REPLAY}]
+
+
+@pytest.fixture
+def primary(make_server: MakeServer, request: pytest.FixtureRequest) -> LocalServer:
+    server = make_server(major=getattr(request, "param", 16), wal_level="replica")
+    server.start()
+    with psycopg.connect(server.dsn(), autocommit=True) as connection:
+        connection.execute("CREATE TABLE load (number int PRIMARY KEY)")
+    return server
+
+
+@pytest.fixture
+def stack(tmp_path: Path, primary: LocalServer) -> Iterator[FailoverStack]:
+    with FailoverStack(tmp_path, primary) as stack:
+        stack.start()
+        stack.standby()
+        stack.attach()
+        stack.serve()
+        yield stack
+
+
+def insert(server: LocalServer, number: int, *, timeout_ms: int = 20_000) -> None:
+    with psycopg.connect(server.dsn(), autocommit=True) as connection:
+        connection.execute(f"SET statement_timeout = {timeout_ms}".encode())
+        connection.execute("INSERT INTO load VALUES (%s)", [number])
+
+
+def waits(server: LocalServer, number: int) -> threading.Thread:
+    """A commit that has not returned after a second; the thread that it returns in."""
+
+    def commit() -> None:
+        try:
+            insert(server, number)
+        except psycopg.Error:
+            return
+
+    thread = threading.Thread(target=commit, daemon=True)
+    thread.start()
+    thread.join(1.0)
+    assert thread.is_alive(), "the commit returned without a quorum"
+    return thread
+
+
+def numbers(server: LocalServer) -> set[int]:
+    with psycopg.connect(server.dsn(), autocommit=True) as connection:
+        return {number for (number,) in connection.execute("SELECT number FROM load")}
+
+
+@pytest.mark.parametrize("primary", MAJORS_IN_TURN, indirect=True)
+def test_16_a_standby_promoted_at_vcl_has_every_acknowledged_commit(stack, primary):
+    (standby,) = stack.standbys
+    loads = [Load(primary, 1_000_000 * n) for n in range(4)]
+    wait_for(lambda: min(len(load.acknowledged) for load in loads) > 20, 30, "commits return")
+    primary.kill()
+    acknowledged = set().union(*(load.stop() for load in loads))
+    stack.kill("proposer")
+    steps = stack.fail_over(standby)
+    assert set(ALL) <= set(steps), steps
+    assert acknowledged <= numbers(standby)
+    waiting = waits(
+        standby, -1
+    )  # nothing returns on it without the quorum, from its first moment on
+    stack.switch_to(standby)
+    waiting.join(20)
+    insert(standby, -2)
+    assert {-1, -2} <= numbers(standby)
+    assert stack.fail_over(standby) == [Step.DONE]
+
+
+def test_15_29_a_fenced_primary_gets_no_acknowledgement_until_the_failover_is_taken_back(
+    stack, primary
+):
+    (standby,) = stack.standbys
+    insert(primary, 1)
+    old = stack.processes.pop("proposer")
+    assert stack.fail_over_and_die(standby, "failover-after-ELECT") == -9
+    assert old.wait(timeout=30) == FencedError.cause  # it was displaced
+    waiting = waits(primary, 2)
+    stack.start("proposer")
+    fenced = stack.processes.pop("proposer")
+    assert fenced.wait(timeout=30) == FencedError.cause, stack.logs()
+    assert "a failover fenced timeline 1" in stack.log("proposer").read_text()
+    assert waiting.is_alive()
+    # One that is away now will have its fence when nobody else has.
+    stack.kill("safekeeper-2")
+    assert stack.abort()
+    stack.start("proposer")
+    waiting.join(20)
+    assert not waiting.is_alive(), stack.logs()
+    stack.start("safekeeper-2")
+    stack.kill("safekeeper-0")
+    insert(primary, 3)
+    assert {1, 2, 3} <= numbers(primary)
+    assert not stack.abort()
+
+
+def test_29_after_the_successor_attached_the_old_primary_is_refused_for_good(stack, primary):
+    (standby,) = stack.standbys
+    insert(primary, 1)
+    assert ALL[-1] in stack.fail_over(standby)
+    waiting = waits(primary, 2)
+    with pytest.raises(DivergedError, match="follow timeline 2 already"):
+        stack.abort()
+    wait_for(lambda: stack.processes["proposer"].poll() is not None, 30, "the old one has ended")
+    stack.start("proposer")
+    assert stack.processes.pop("proposer").wait(timeout=30) == DivergedError.cause, stack.logs()
+    assert waiting.is_alive()
+    stack.switch_to(standby)
+    insert(standby, 3)
+    assert {1, 3} <= numbers(standby)
+
+
+def test_16_what_a_standby_has_beyond_the_quorum_is_committed_before_it_is_promoted(stack, primary):
+    (standby,) = stack.standbys
+    insert(primary, 1)
+    stack.pause("proposer")
+    waits(primary, 2)
+    stack.caught_up(standby)
+    beyond = current_lsn(primary)
+    primary.kill()
+    stack.kill("proposer")
+    assert stack.fail_over_and_die(standby, "failover-after-COMMIT") == -9
+    ends = [safekeeper.flush_lsn for safekeeper in stack.greetings(standby)]
+    assert sorted(ends)[1] >= beyond
+    stack.fail_over(standby)
+    assert {1, 2} <= numbers(standby)
+
+
+def test_16_a_standby_that_is_behind_gets_the_rest_from_a_safekeeper(stack, primary):
+    (standby,) = stack.standbys
+    insert(primary, 1)
+    standby.stop()
+    for number in range(2, 30):
+        insert(primary, number)
+    primary.kill()
+    stack.kill("proposer")
+    standby.start()
+    steps = FailoverRun(stack.settings(standby)).plan()
+    assert Step.RECEIVE in steps
+    assert standby_is_untouched(standby)
+    assert stack.fail_over(standby)[-1] == Step.DONE
+    assert set(range(1, 30)) <= numbers(standby)
+
+
+def standby_is_untouched(standby: LocalServer) -> bool:
+    with psycopg.connect(standby.dsn(), autocommit=True) as connection:
+        row = connection.execute(
+            "SELECT pg_is_in_recovery(), current_setting('synchronous_standby_names')"
+        ).fetchone()
+    return row == (True, "")
+
+
+def test_16_a_standby_promoted_below_vcl_is_refused(stack, primary):
+    (standby,) = stack.standbys
+    insert(primary, 1)
+    stack.caught_up(standby)
+    run(standby, "ALTER SYSTEM SET primary_conninfo = ''", "SELECT pg_reload_conf()")
+    wait_for(lambda: not run(standby, "SELECT 1 FROM pg_stat_wal_receiver"), 30, "cut off")
+    insert(primary, 2)
+    primary.kill()
+    stack.kill("proposer")
+    run(standby, "SELECT pg_promote()")
+    with pytest.raises(DivergedError, match="this server left timeline 1 at"):
+        stack.fail_over(standby)
+    stack.server = standby
+    stack.start("proposer")
+    assert stack.processes.pop("proposer").wait(timeout=30) == DivergedError.cause, stack.logs()
+
+
+def test_16_a_failover_that_is_killed_anywhere_goes_on(stack, primary):
+    (standby,) = stack.standbys
+    load = Load(primary)
+    wait_for(lambda: len(load.acknowledged) > 50, 30, "commits return")
+    primary.kill()
+    acknowledged = set(load.stop())
+    stack.kill("proposer")
+    for step in ALL[:-1]:
+        assert stack.fail_over_and_die(standby, f"failover-after-{step.name}") == -9, step
+    assert stack.fail_over(standby) == [Step.DONE]
+    assert acknowledged <= numbers(standby)

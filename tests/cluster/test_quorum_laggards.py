@@ -1,0 +1,152 @@
+"""Safekeepers that stay behind: fed from the primary or from another one, with bounded memory and bounded pg_wal."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from tests.support.quorum_stack import QuorumStack, peak_memory, small_segments
+from tests.support.servers import MakeServer
+from tests.support.waiting import wait_for
+from walsender_bridge.local_server import LocalServer
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def primary(make_server: MakeServer) -> LocalServer:
+    server = make_server(
+        wal_level="replica", min_wal_size="8MB", max_wal_size="16MB", checkpoint_timeout="1h"
+    )
+    small_segments(server)
+    server.start()
+    with psycopg.connect(server.dsn(), autocommit=True) as connection:
+        connection.execute("CREATE TABLE load (number int PRIMARY KEY)")
+    return server
+
+
+@pytest.fixture
+def quorum(tmp_path: Path, primary: LocalServer) -> Iterator[QuorumStack]:
+    with QuorumStack(tmp_path, primary) as stack:
+        stack.options["proposer"] = ["--queue-bytes", str(8 * MIB)]
+        yield stack
+
+
+def insert(quorum: QuorumStack, number: int) -> None:
+    with psycopg.connect(quorum.server.dsn(), autocommit=True) as connection:
+        connection.execute("SET statement_timeout = '30s'")
+        connection.execute("INSERT INTO load VALUES (%s)", [number])
+
+
+def pg_wal_bytes(quorum: QuorumStack) -> int:
+    """After a checkpoint, which removes what no slot keeps."""
+    quorum.ask("CHECKPOINT")
+    return sum(p.stat().st_size for p in (quorum.server.data_dir / "pg_wal").glob("0*"))
+
+
+def test_8_a_laggard_catches_up_from_the_primary_in_bounded_memory(quorum):
+    quorum.start()
+    quorum.attach()
+    insert(quorum, 0)
+    quorum.kill("safekeeper-2")
+    behind = quorum.make_wal(150)
+    wait_for(lambda: quorum.held(0) >= behind, 30, "the others have it")
+    # The slot keeps it for the one that is away.
+    assert pg_wal_bytes(quorum) > 150 * MIB
+    before = peak_memory(quorum.processes["proposer"])
+    quorum.start("safekeeper-2")
+    wait_for(lambda: quorum.held(2) >= behind, 60, "it catches up")
+    grown = peak_memory(quorum.processes["proposer"]) - before
+    print(
+        "proposer grew by", grown, "laggard's peak", peak_memory(quorum.processes["safekeeper-2"])
+    )
+    assert grown < 40 * MIB
+    fresh, rest = (
+        peak_memory(quorum.processes["safekeeper-2"]),
+        peak_memory(quorum.processes["safekeeper-0"]),
+    )
+    assert fresh < rest + 20 * MIB
+    # And lets go of it afterwards.
+    end = quorum.make_wal(3)
+    wait_for(lambda: min(map(quorum.held, range(3))) >= end, 20, "all have it")
+    wait_for(lambda: pg_wal_bytes(quorum) < 48 * MIB, 20, "pg_wal is small again")
+
+
+def test_8_two_laggards_at_different_places_catch_up_at_once(quorum):
+    quorum.start()
+    quorum.attach()
+    insert(quorum, 0)
+    quorum.kill("safekeeper-2")
+    quorum.make_wal(20)
+    quorum.kill("safekeeper-1")
+    behind = quorum.make_wal(60)
+    began = time.monotonic()
+    quorum.start("safekeeper-1", "safekeeper-2")
+    wait_for(lambda: min(map(quorum.held, range(3))) >= behind, 60, "both catch up")
+    print("both caught up in", round(time.monotonic() - began, 1), "s")
+    insert(quorum, 1)
+
+
+def test_8_beyond_what_the_primary_keeps_it_catches_up_from_a_peer(quorum):
+    quorum.options["proposer"] += ["--max-laggard-bytes", str(16 * MIB)]
+    quorum.start()  # without WAL servers beside them, safekeepers keep all their WAL
+    quorum.attach()
+    insert(quorum, 0)
+    wait_for(lambda: quorum.segments(2) is not None and quorum.held(2), 20, "it has something")
+    quorum.kill("safekeeper-2")
+    oldest = min(p.name for p in (quorum.data(0) / "wal").glob("0*"))
+    behind = quorum.make_wal(60)
+    wait_for(lambda: quorum.status()["rebuild"], 20, "it is given up")
+    wait_for(lambda: pg_wal_bytes(quorum) < 48 * MIB, 20, "pg_wal is bounded")
+    assert not (quorum.server.data_dir / "pg_wal" / oldest).exists()
+    before = peak_memory(quorum.processes["safekeeper-0"])
+    quorum.start("safekeeper-2")
+    wait_for(lambda: quorum.held(2) >= behind, 60, f"it catches up {quorum.logs()}")
+    assert not quorum.status()["rebuild"]
+    # From where it was, not anew; and the one that it was read from needed little memory.
+    assert min(p.name for p in (quorum.data(2) / "wal").glob("0*")) == oldest
+    assert quorum.segments(2) == quorum.segments(0)
+    assert peak_memory(quorum.processes["safekeeper-0"]) - before < 20 * MIB
+
+
+def test_27_who_stays_too_far_behind_lets_go_of_the_wal_and_is_rebuilt(quorum):
+    quorum.options["proposer"] += ["--max-laggard-bytes", str(16 * MIB)]
+    quorum.start()
+    quorum.attach()
+    insert(quorum, 0)
+    with quorum.wal_server(0), quorum.wal_server(1):
+        quorum.kill("safekeeper-2")
+        oldest = min(p.name for p in (quorum.data(2) / "wal").glob("0*"))
+        behind = quorum.make_wal(60)
+        wait_for(lambda: quorum.status()["rebuild"], 20, "it is marked")
+        assert "is to be rebuilt" in quorum.log("proposer").read_text()
+        wait_for(lambda: pg_wal_bytes(quorum) < 48 * MIB, 20, "pg_wal is bounded")
+        for number in (0, 1):
+            wait_for(
+                lambda: oldest not in {p.name for p in (quorum.data(number) / "wal").iterdir()},  # noqa: B023
+                20,
+                "the others have removed what it lacks",
+            )
+        quorum.start("safekeeper-2")
+        wait_for(lambda: quorum.held(2) >= behind, 60, f"it is rebuilt {quorum.logs()}")
+        assert not quorum.status()["rebuild"]
+        held = {p.name for p in (quorum.data(2) / "wal").glob("0*")}
+        assert oldest not in held
+        quorum.kill("safekeeper-1")
+        insert(quorum, 1)  # with the one that was rebuilt
+
+
+def test_20_a_laggard_s_reading_does_not_hold_up_a_fast_shutdown(quorum):
+    quorum.start()
+    quorum.attach()
+    insert(quorum, 0)
+    quorum.kill("safekeeper-2")
+    behind = quorum.make_wal(40)
+    quorum.start("safekeeper-2")
+    wait_for(lambda: quorum.held(2) >= behind, 60, "it catches up")
+    insert(quorum, 1)
+    began = time.monotonic()
+    quorum.server.stop("fast")
+    assert time.monotonic() - began < 10

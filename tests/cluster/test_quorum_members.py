@@ -1,0 +1,209 @@
+"""Safekeepers come and go while commits go on: joint memberships around a real primary."""
+
+import random
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from tests.support.quorum_stack import Load, QuorumStack
+from tests.support.servers import MakeServer
+from tests.support.waiting import wait_for
+from walsender_bridge.errors import DeadlineError, UsageError
+from walsender_bridge.local_server import LocalServer
+from walsender_bridge.proposer.change_members import ProposerFiles, change, wait
+from walsender_bridge.wire.lsn import parse_lsn
+
+
+@pytest.fixture
+def primary(make_server: MakeServer) -> LocalServer:
+    server = make_server(wal_level="replica")
+    server.start()
+    with psycopg.connect(server.dsn(), autocommit=True) as connection:
+        connection.execute("CREATE TABLE load (number int PRIMARY KEY)")
+    return server
+
+
+@pytest.fixture
+def quorum(
+    tmp_path: Path, primary: LocalServer, request: pytest.FixtureRequest
+) -> Iterator[QuorumStack]:
+    with QuorumStack(tmp_path, primary, getattr(request, "param", 3)) as stack:
+        stack.start()
+        stack.attach()
+        yield stack
+
+
+@pytest.fixture
+def files(quorum: QuorumStack) -> ProposerFiles:
+    return ProposerFiles(quorum.status_file, quorum.members_file)
+
+
+def goes_on(load: Load, what: str, commits: int = 5) -> None:
+    before = len(load.acknowledged)
+    wait_for(lambda: len(load.acknowledged) > before + commits, 30, what)
+
+
+def ends_well(quorum: QuorumStack, load: Load, members: list[int]) -> None:
+    """All that was acknowledged is at the primary, and each member has the primary's WAL."""
+    goes_on(load, f"commits go on: {quorum.logs()}")
+    acknowledged = load.stop()
+    found = {number for (number,) in quorum.ask("SELECT number FROM load")}
+    assert set(acknowledged) <= found
+    quorum.ask("SELECT pg_switch_wal()")
+    lsn = parse_lsn(quorum.flush_lsn())
+    addresses = {quorum.address(number) for number in members}
+
+    def all_have_it() -> bool:
+        told = {
+            each["address"]: parse_lsn(each["flush_lsn"])
+            for each in quorum.status()["safekeepers"]
+            if each["member"] and each["flush_lsn"]
+        }
+        return told.keys() == addresses and min(told.values()) >= lsn
+
+    wait_for(all_have_it, 20, "every member has it all")
+    wal = quorum.server.data_dir / "pg_wal"
+    for number in members:
+        held = quorum.segments(number)
+        assert held
+        for name, content in held.items():
+            if (wal / name).exists():
+                assert (wal / name).read_bytes() == content, (number, name)
+
+
+def test_12_one_safekeeper_is_replaced_by_another_under_load(quorum, files):
+    load = Load(quorum.server)
+    goes_on(load, "commits")
+    new = quorum.one_more()
+    asked = change(files, add=[quorum.address(new)], remove=[quorum.address(0)])
+    said = wait(files, asked, 20)
+    assert said["membership"]["generation"] == 3
+    quorum.kill("safekeeper-0")
+    goes_on(load, "commits go on without the old one")
+    # It is asked for again: nothing happens.
+    again = change(files, add=[quorum.address(new)], remove=[quorum.address(0)])
+    assert wait(files, again, 5)["membership"]["generation"] == 3
+    # The new one counts: without another one there is a majority.
+    quorum.kill("safekeeper-1")
+    goes_on(load, "commits with the new one")
+    quorum.start("safekeeper-1")
+    ends_well(quorum, load, [1, 2, new])
+
+
+def test_12_a_lost_disk_comes_back_only_as_a_new_member(quorum, files):
+    """Rule 10: S1 acknowledged with S2, lost its disk, and is not heard with S3."""
+    load = Load(quorum.server)
+    goes_on(load, "commits")
+    quorum.pause("safekeeper-2")  # S3 stays behind
+    goes_on(load, "commits of S1 and S2")
+    at = {each["address"]: each["safekeeper"] for each in quorum.status()["safekeepers"]}
+    address = quorum.address(0)
+    lost = at[address]
+    for name in ("safekeeper-0", "safekeeper-1", "proposer"):
+        quorum.kill(name)
+    quorum.resume("safekeeper-2")
+    shutil.rmtree(quorum.data(0))
+    quorum.start("safekeeper-0", "proposer")
+    wait_for(
+        lambda: "is not a member" in quorum.log("proposer").read_text(), 20, "it is refused by name"
+    )
+    before = len(load.acknowledged)
+    # Neither its vote nor its acknowledgement counts: S3 alone is no quorum.
+    assert quorum.status()["commit_lsn"] == "0/0"
+    with pytest.raises(UsageError, match="or several"):
+        change(files, add=[address], remove=[address])  # two are missing: which is it?
+    with pytest.raises(DeadlineError, match="a quorum does not follow"):
+        wait(files, change(files, add=[address], remove=[lost[:8]]), 2)
+    assert len(load.acknowledged) == before
+    # With S2, all others are there: what was asked for is done, and the load goes on.
+    quorum.start("safekeeper-1")
+    asked = change(files, add=[address], remove=[lost])
+    said = wait(files, asked, 20)
+    assert said["membership"]["generation"] == 3
+    assert lost not in said["membership"]["members"]
+    assert {each["member"] for each in said["safekeepers"]} == {True}
+    # It has what the others have: with it, one of them is enough.
+    quorum.kill("safekeeper-1")
+    goes_on(load, "commits with the new one")
+    quorum.start("safekeeper-1")
+    ends_well(quorum, load, [0, 1, 2])
+
+
+@pytest.mark.parametrize("quorum", [1], indirect=True)
+def test_12_a_quorum_grows_from_one_to_three_to_five_and_shrinks_again(quorum, files):
+    load = Load(quorum.server)
+    goes_on(load, "commits with one")
+    others = [quorum.one_more() for _ in range(4)]
+    for added in (others[:2], others[2:]):
+        asked = change(files, add=[quorum.address(number) for number in added])
+        wait(files, asked, 20)
+        goes_on(load, "commits with more")
+    assert len(quorum.status()["membership"]["members"]) == 5
+    for number in (0, others[0]):
+        quorum.pause(f"safekeeper-{number}")
+    goes_on(load, "commits with three of five")
+    # Those two go; the rest is a quorum of its own.
+    asked = change(files, remove=[quorum.address(0), quorum.address(others[0])])
+    said = wait(files, asked, 20)
+    assert len(said["membership"]["members"]) == 3
+    asked = change(files, remove=[quorum.address(others[1]), quorum.address(others[2])])
+    wait(files, asked, 20)
+    for number in others[1:3]:
+        quorum.kill(f"safekeeper-{number}")
+    # A proposer that knows the first address alone finds the membership by the file.
+    quorum.kill("safekeeper-0")
+    quorum.kill("proposer")
+    quorum.start("proposer")
+    ends_well(quorum, load, [others[3]])
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        # Counting by the joint membership, which nobody holds yet; then by the new one.
+        ("proposer", "proposer-MembersChanged"),
+        # The joining one, before its WAL begins anew and before its history is written.
+        ("safekeeper-3", "safekeeper-ResetWal"),
+        ("safekeeper-3", "safekeeper-PersistControl"),
+        # A member, at its next write of what it promises: a membership, or how far it is.
+        ("safekeeper-1", "safekeeper-PersistControl"),
+    ],
+)
+def test_12_a_change_goes_on_whoever_is_killed_in_it(quorum, files, name, place):
+    load = Load(quorum.server)
+    goes_on(load, "commits")
+    new = quorum.one_more()
+    quorum.start_mortal(name, place)
+    wait_for(lambda: quorum.listens(new), 20, "the one that joins is there")
+    wait_for(quorum.is_sync, 20, "the proposer leads")
+    asked = change(files, add=[quorum.address(new)], remove=[quorum.address(0)])
+    wait_for(lambda: quorum.processes[name].poll() is not None, 20, f"{name} dies: {quorum.logs()}")
+    quorum.kill(name)
+    quorum.start(name)
+    wait(files, asked, 30)
+    quorum.kill("safekeeper-0")
+    ends_well(quorum, load, [1, 2, new])
+
+
+@pytest.mark.parametrize("kills", [3, pytest.param(25, marks=pytest.mark.long)])
+def test_12_replaced_again_and_again_with_random_kills(quorum, files, seed, kills):
+    chance = random.Random(seed)
+    load = Load(quorum.server)
+    members = [0, 1, 2]
+    for _ in range(kills):
+        old = chance.choice(members)
+        new = quorum.one_more()
+        asked = change(files, add=[quorum.address(new)], remove=[quorum.address(old)])
+        time.sleep(chance.uniform(0, 0.6))
+        victim = chance.choice(["proposer", *(f"safekeeper-{n}" for n in [*members, new])])
+        print(seed, old, new, victim)
+        quorum.kill(victim)
+        quorum.start(victim)
+        wait(files, asked, 30)
+        members = [*(set(members) - {old}), new]
+        quorum.kill(f"safekeeper-{old}")
+    ends_well(quorum, load, members)

@@ -1,0 +1,152 @@
+"""Adding, removing and replacing safekeepers: what an operator asks, as a request to the proposer that runs.
+
+A safekeeper is named by its identity, a beginning of it, or its address. The identity is drawn with the data
+directory, so at the address of one that lost its disk another one answers, which is no member: replacing an address
+by itself puts that one in the place of the member that is missing.
+
+Everything here may be repeated: a change that is made, or under way, is found so and not asked for twice.
+"""
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from walsender_bridge.errors import DeadlineError, UnavailableError, UsageError
+from walsender_bridge.proposer.first_membership import greet
+from walsender_bridge.proposer.member_changes import ChangeState, MemberRequest, parse_address
+from walsender_bridge.safekeeper.messages import ServerInfo
+
+#: Digits of an identity that name a safekeeper.
+_FEWEST_DIGITS = 4
+#: Seconds between two looks at the status, and its age from which on the proposer is taken to be gone.
+_LOOK_SECONDS = 0.1
+_STALE_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class ProposerFiles:
+    """Of the proposer that runs: where it says how far it is, and where it is asked for members."""
+
+    status: Path
+    members: Path
+
+    def read(self) -> dict[str, Any]:
+        """What it says. Raises `UnavailableError` when it does not run, or has no quorum yet."""
+        try:
+            if time.time() - self.status.stat().st_mtime > _STALE_SECONDS:
+                raise FileNotFoundError
+            said: dict[str, Any] = json.loads(self.status.read_text())
+        except FileNotFoundError:
+            said = {}
+        if "membership" not in said:
+            raise UnavailableError(
+                "the proposer does not run, or has not heard of a membership yet",
+                where=str(self.status),
+                repair="start it, and a majority of the safekeepers",
+            )
+        return said
+
+
+def change(
+    files: ProposerFiles, *, add: Sequence[str] = (), remove: Sequence[str] = ()
+) -> MemberRequest:
+    """Ask for these members more, and those fewer. `add`: addresses; `remove`: see the module.
+
+    Returns what was asked; `wait` waits for it. Raises `UsageError`, `UnavailableError`.
+    """
+    said = files.read()
+    membership = said["membership"]
+    members = _identities(membership["members"])
+    joining = {address: _identity_at(address, said["server"]) for address in add}
+    leaving = {_member(name, said, members) for name in remove} - {None}
+    wanted = (members - leaving) | frozenset(joining.values())
+    if not wanted:
+        raise UsageError("a quorum needs members", repair="add one before the last one goes")
+    addresses = {each["address"] for each in said["safekeepers"] if each["member"]} | set(add)
+    request = MemberRequest(
+        membership["generation"],
+        wanted,
+        tuple(parse_address(each) for each in sorted(addresses)),
+    )
+    under_way = membership["new_members"]
+    if under_way is not None:
+        if _identities(under_way) not in (wanted, wanted - leaving):
+            raise UsageError(
+                "the membership is changing already", repair="wait until that change is complete"
+            )
+        return MemberRequest(membership["generation"], _identities(under_way), request.addresses)
+    if wanted != members:
+        request.save(files.members)
+    return request
+
+
+def wait(files: ProposerFiles, request: MemberRequest, timeout: float) -> dict[str, Any]:
+    """The proposer's status once the change is made. Raises `DeadlineError`, and `UsageError` if another came first."""
+    deadline = time.monotonic() + timeout
+    why = "the proposer does not run"
+    while time.monotonic() < deadline:
+        try:
+            said = files.read()
+        except UnavailableError:
+            time.sleep(_LOOK_SECONDS)
+            continue
+        if (
+            _identities(said["membership"]["members"]) == request.members
+            and said["membership"]["new_members"] is None
+        ):
+            return said
+        if said["change"]["state"] == ChangeState.SUPERSEDED:
+            raise UsageError(
+                "another change of the membership came first",
+                where=str(files.status),
+                repair="look at the members, and ask again",
+            )
+        why = said["change"]["why"] or "a majority of the new members is not in step yet"
+        time.sleep(_LOOK_SECONDS)
+    raise DeadlineError(
+        f"the membership is not changed yet: {why}",
+        where=str(files.status),
+        repair="it goes on by itself; ask again to wait longer",
+    )
+
+
+def _identities(texts: Sequence[str]) -> frozenset[int]:
+    return frozenset(int(text, 16) for text in texts)
+
+
+def _identity_at(address: str, server: dict[str, int]) -> int:
+    host, port = parse_address(address)
+    greeting = greet(host, port, ServerInfo(**server))
+    if greeting is None:
+        raise UnavailableError(
+            "no safekeeper for this server answers there",
+            where=address,
+            repair="start it with an empty data directory, or see whose WAL it holds",
+        )
+    return greeting.safekeeper
+
+
+def _member(name: str, said: dict[str, Any], members: frozenset[int]) -> int | None:
+    """The member that is meant; None: one that has left already."""
+    found = [each for each in members if f"{each:032x}".startswith(name.lower())]
+    if len(name) >= _FEWEST_DIGITS and len(found) == 1:
+        return found[0]
+    if len(name) == len(f"{0:032x}") and not found:
+        return None
+    for each in said["safekeepers"]:
+        if each["address"] == name and each["member"]:
+            return int(each["safekeeper"], 16)
+    heard = _identities([each["safekeeper"] for each in said["safekeepers"] if each["safekeeper"]])
+    missing = members - heard
+    known = any(each["address"] == name for each in said["safekeepers"])
+    if known and len(missing) == 1:
+        return next(iter(missing))
+    if known and not missing:
+        return None
+    raise UsageError(
+        f"{name!r} names none of the members, or several",
+        repair="name one of " + ", ".join(sorted(f"{each:032x}" for each in members)),
+    )

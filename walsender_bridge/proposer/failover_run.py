@@ -1,0 +1,271 @@
+r"""Does what `failover.next_step` says, on real servers and safekeepers. The API of a failover.
+
+    run = FailoverRun(settings)
+    print(*run.plan(), sep="\n")     # a dry run: nobody is displaced, nothing is changed
+    run.run()                        # until the safekeepers follow the candidate, or an error says why not
+    abort(settings.proposer)         # or: the old primary goes on
+
+Nothing is remembered outside the safekeepers and the servers: a run that was killed is started again. The elected
+proposer stays in office, on a thread, until the candidate is attached: it feeds safekeepers that lag behind, tells
+readers what is committed, and whoever displaces it ends the run before the next step.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import structlog
+
+from walsender_bridge import fail_point
+from walsender_bridge.errors import DeadlineError, DivergedError, FencedError, UnavailableError
+from walsender_bridge.proposer import failover
+from walsender_bridge.proposer.candidate import CandidateServer
+from walsender_bridge.proposer.driver import Session, Settings
+from walsender_bridge.proposer.failover import Candidate, Quorum, Step
+from walsender_bridge.proposer.first_membership import find_membership, greet
+from walsender_bridge.proposer.primary import PrimaryStream
+from walsender_bridge.proposer.term_in_office import TermInOffice
+from walsender_bridge.proposer.wal_range import read_range
+from walsender_bridge.proposer.wal_source import NoPrimary, StandbyStream
+from walsender_bridge.safekeeper.configuration import newest
+from walsender_bridge.safekeeper.messages import Purpose, SafekeeperGreeting, ServerInfo
+from walsender_bridge.wire.lsn import format_lsn
+
+#: Seconds between two looks.
+_LOOK = 0.1
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class FailoverSettings:
+    """`proposer.dsn` is the candidate's. `upstream`: how it reaches the safekeepers' WAL servers (libpq; several hosts).
+
+    `promote`: see `CandidateServer`. `seconds`: how long each step may take.
+    """
+
+    proposer: Settings
+    upstream: str
+    promote: Callable[[], object] | None = None
+    trusts_restore: bool = False
+    seconds: float = 60.0
+
+
+class FailoverRun:
+    """See the module."""
+
+    def __init__(self, settings: FailoverSettings) -> None:
+        self._settings = settings
+        self._proposer = settings.proposer
+        self._server = CandidateServer(
+            settings.proposer.dsn,
+            settings.proposer.application_name,
+            settings.upstream,
+            settings.promote,
+        )
+        self._office: TermInOffice | None = None
+
+    def plan(self) -> list[Step]:
+        """What a run would do now, as far as can be told without an election. Raises what `run` raises."""
+        info = self._server.server_info()
+        greetings = _greetings(self._proposer, info)
+        return failover.plan(
+            self._server.look(),
+            _quorum(greetings),
+            max(greeting.flush_lsn for greeting in greetings),
+            trusts_restore=self._settings.trusts_restore,
+        )
+
+    def run(self) -> list[Step]:
+        """Fail over to the candidate; the steps that were done. May be run again after whatever happened.
+
+        Raises what `failover.next_step` raises, `FencedError` (another proposer came), `DeadlineError` (a step took
+        longer than `seconds`), `UnavailableError` (no majority answers), and errors of the servers.
+        """
+        info = self._server.server_info()
+        quorum = _quorum(_greetings(self._proposer, info))
+        done: list[Step] = []
+        deadline = time.monotonic() + self._settings.seconds
+        try:
+            while True:
+                candidate = self._server.look()
+                if not candidate.in_recovery:
+                    quorum = _quorum(_greetings(self._proposer, info))
+                elif self._office is not None:
+                    self._office.check()
+                step = failover.next_step(
+                    candidate, quorum, trusts_restore=self._settings.trusts_restore
+                )
+                if step not in done:
+                    _log.info("failover", step=step.value, candidate=self._server.where)
+                    done.append(step)
+                    deadline = time.monotonic() + self._settings.seconds
+                fail_point.hit(f"failover-before-{step.name}")
+                if step == Step.DONE:
+                    return done
+                if time.monotonic() > deadline:
+                    raise DeadlineError(
+                        f"this took longer than {self._settings.seconds:g} s: {step.value}",
+                        where=self._server.where,
+                        repair="look at its log, and run this again: it goes on from here",
+                    )
+                quorum = self._perform(step, candidate, quorum, info)
+                fail_point.hit(f"failover-after-{step.name}")
+        finally:
+            self._leave()
+
+    def _perform(
+        self, step: Step, candidate: Candidate, quorum: Quorum, info: ServerInfo
+    ) -> Quorum:
+        server, seconds = self._server, self._settings.seconds
+        match step:
+            case Step.ELECT:
+                return self._elect(quorum, info)
+            case Step.GUARD:
+                server.guard()
+            case Step.COMPARE:
+                return self._compare(candidate, quorum, info)
+            case Step.FOLLOW:
+                server.follow(seconds)
+            case Step.COMMIT:
+                return self._commit(candidate, quorum, info)
+            case Step.PROMOTE:
+                server.promote(seconds)
+            case Step.ATTACH:
+                self._attach(candidate, info)
+            case Step.RECEIVE | Step.REPLAY | Step.DONE:
+                pass
+        time.sleep(_LOOK)
+        return quorum
+
+    # -- in office ----------------------------------------------------------------------------------
+
+    def _leave(self) -> None:
+        if self._office is not None:
+            self._office.close()
+            self._office = None
+
+    def _enter(self, info: ServerInfo, source: NoPrimary | StandbyStream | None) -> TermInOffice:
+        """A proposer in office; the one before it has gone."""
+        self._leave()
+        purpose = Purpose.FAILOVER if source else Purpose.ATTACH
+        self._office = _enter(self._proposer, info, purpose, source)
+        return self._office
+
+    def _elect(self, quorum: Quorum, info: ServerInfo) -> Quorum:
+        office = self._enter(info, NoPrimary(info))
+        office.wait(lambda: office.established, self._settings.seconds, Step.ELECT)
+        _log.info("a quorum has everything that may be committed", lsn=format_lsn(office.vcl))
+        return replace(quorum, timeline=office.timeline, fenced=office.timeline, vcl=office.vcl)
+
+    def _compare(self, candidate: Candidate, quorum: Quorum, info: ServerInfo) -> Quorum:
+        """The candidate's last bytes below VCL, with those that a safekeeper serves."""
+        assert quorum.vcl is not None
+        end = min(candidate.end_lsn, quorum.vcl)
+        # A standby may have let go of what lies before its segment.
+        segment = (end - 1) - (end - 1) % info.segment_size
+        left = [lsn for _, lsn in candidate.lineage.switches if lsn < end]
+        begin = max([end - self._proposer.limits.compare_bytes, segment, *left])
+        timeline = candidate.lineage.timeline_at(begin)
+        with (
+            StandbyStream.connect(self._proposer.dsn) as own,
+            StandbyStream.connect(self._settings.upstream, replication="true") as theirs,
+        ):
+            equal = read_range(own, begin, end, timeline) == read_range(
+                theirs, begin, end, timeline
+            )
+        if not equal:
+            raise DivergedError(
+                f"its WAL below {format_lsn(end)} is not what the safekeepers hold: it is a copy that went its own way",
+                where=self._server.where,
+                repair="choose another standby, or make this one anew from a base backup",
+            )
+        return replace(quorum, equal_to=end)
+
+    def _commit(self, candidate: Candidate, quorum: Quorum, info: ServerInfo) -> Quorum:
+        """The candidate as the source of WAL: its bytes below VCL are compared once more, its tail is committed."""
+        end = candidate.end_lsn
+        office = self._enter(info, StandbyStream.connect(self._proposer.dsn))
+        office.wait(
+            lambda: office.established and office.commit_lsn >= end,
+            self._settings.seconds,
+            Step.COMMIT,
+        )
+        return replace(quorum, vcl=office.vcl, committed=end)
+
+    def _attach(self, candidate: Candidate, info: ServerInfo) -> None:
+        office = self._enter(info, None)
+        timeline = candidate.lineage.timeline
+
+        def attached() -> bool:
+            found = _quorum(_greetings(self._proposer, info))
+            return found.timeline >= timeline > found.fenced
+
+        try:
+            office.wait(
+                lambda: office.established and attached(), self._settings.seconds, Step.ATTACH
+            )
+        except FencedError:
+            # The bridge's own proposer may have been quicker.
+            if not attached():
+                raise
+
+
+def abort(settings: Settings, *, seconds: float = 60.0) -> bool:
+    """Take a failover back: the old primary, whose DSN this is, goes on. False: nothing was fenced.
+
+    A candidate that was promoted meanwhile is lost: it comes back with pg_rewind. Raises `DivergedError` when the
+    safekeepers follow a promoted server already, `FencedError`, `DeadlineError`, `UnavailableError`.
+    """
+    with PrimaryStream.connect(settings.dsn) as asked:
+        info, primary = asked.server_info(), asked.primary()
+    quorum = _quorum(_greetings(settings, info))
+    if quorum.timeline > primary.lineage.timeline:
+        raise DivergedError(
+            f"the safekeepers follow timeline {quorum.timeline} already, this server is on {primary.lineage.timeline}",
+            repair="it comes back with pg_rewind, or as a standby if it ends where the other began",
+        )
+    if quorum.fenced < primary.lineage.timeline:
+        return False
+    office = _enter(settings, info, Purpose.ABORT, None)
+    try:
+        office.wait(lambda: office.established, seconds, "take the fence back")
+    finally:
+        office.close()
+    return True
+
+
+def _enter(
+    settings: Settings,
+    info: ServerInfo,
+    purpose: Purpose,
+    source: NoPrimary | StandbyStream | None,
+) -> TermInOffice:
+    membership = find_membership(settings.safekeepers, info)
+    return TermInOffice(
+        lambda tell: Session(settings, membership, tell, purpose=purpose, source=source)
+    )
+
+
+def _greetings(settings: Settings, info: ServerInfo) -> list[SafekeeperGreeting]:
+    """Of those that answer; a majority. Nobody's term changes by being asked. Raises `UnavailableError`."""
+    asked = [greet(host, port, info) for host, port in settings.safekeepers]
+    greetings = [greeting for greeting in asked if greeting is not None]
+    configuration = newest([greeting.configuration for greeting in greetings])
+    if not configuration.has_quorum({greeting.safekeeper for greeting in greetings}):
+        raise UnavailableError(
+            f"{len(greetings)} of {len(asked)} safekeepers answer: no majority",
+            where=", ".join(f"{host}:{port}" for host, port in settings.safekeepers),
+            repair="start them; without a majority nobody knows what is committed",
+        )
+    return greetings
+
+
+def _quorum(greetings: list[SafekeeperGreeting]) -> Quorum:
+    """What a majority of them agrees on."""
+    configuration = newest([greeting.configuration for greeting in greetings])
+    timelines = {greeting.safekeeper: greeting.timeline for greeting in greetings}
+    return Quorum(
+        timeline=configuration.quorum_lsn(timelines),
+        fenced=max(greeting.fenced_timeline for greeting in greetings),
+    )
