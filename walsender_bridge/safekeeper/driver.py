@@ -29,7 +29,7 @@ from walsender_bridge.errors import (
     NotSupportedError,
     TrimmedError,
 )
-from walsender_bridge.safekeeper import control_file, status
+from walsender_bridge.safekeeper import archived_file, control_file, data_dir, status
 from walsender_bridge.safekeeper import effects as e
 from walsender_bridge.safekeeper import messages as m
 from walsender_bridge.safekeeper.core import Safekeeper
@@ -63,7 +63,8 @@ _log = structlog.get_logger(__name__)
 class Settings:
     """`data_dir` holds `control/` and `wal/`; `positions` is the page that the WAL server reads.
 
-    `keep_bytes`: how much WAL is kept behind the end though nobody needs it.
+    `keep_bytes`: how much WAL is kept behind the end though nobody needs it. `archive`: where the archiver beside
+    it uploads to; old WAL waits for that.
     """
 
     data_dir: Path
@@ -72,6 +73,7 @@ class Settings:
     positions: Path
     limits: StorageLimits = StorageLimits()  # noqa: RUF009  # it is frozen
     keep_bytes: int = 0
+    archive: str | None = None
     #: Hears once a second how it is (`status.record`).
     tell: Tell = tell_nobody
 
@@ -279,11 +281,16 @@ class SafekeeperDriver:
             commit_lsn=core.commit_lsn,
             flush_lsn=core.flush_lsn,
             slots=[] if readers.pin_lsn is None else [readers.pin_lsn],
+            archived_lsn=self._archived_lsn(),
             keep_bytes=self._settings.keep_bytes,
         )
         if core.taken and keep > self._storage.begin_lsn:
             storage = self._storage
             self._until_room(lambda: self._remove_below(storage, keep))
+
+    def _archived_lsn(self) -> int | None:
+        url, archived = self._settings.archive, self._settings.data_dir / data_dir.ARCHIVED
+        return None if url is None else archived_file.load(FolderDisk(archived), url)
 
     def _remove_below(self, storage: WalStorage, keep: int) -> None:
         self._removed += storage.remove_below(keep)

@@ -105,7 +105,8 @@ class WireEnd:
         """Queue a message, and the WAL behind it; `flush` sends it."""
         self._out.append(memoryview(encode(message)))
         if wal:
-            self._out.extend(wal)
+            # An empty view would never be sent, and all behind it wait for ever.
+            self._out.extend(view for view in wal if view)
 
     def flush(self) -> None:
         """Send as much as the socket takes. Raises `ConnectionFailedError`."""
