@@ -79,8 +79,12 @@ def test_a_role_of_least_privilege_is_given_what_the_quorum_needs(tmp_path, stac
     error = tuskline.error(
         "quorum", "release", "--yes", "--yes-i-may-lose-data", code=Cause.PRIVILEGE
     )
-    assert "ALTER SYSTEM" in error["repair"]
+    assert "ALTER SYSTEM" in error["what"]
     assert SECRET not in str(error)
+    # It was not done, so it is not recorded.
+    assert tuskline.json("quorum", "show")["released"] is None
+    tuskline.error("detach", code=Cause.PRIVILEGE)
+    assert names(stack) == f"FIRST 1 ({NAME})"
     tuskline.json("detach", "--admin", "user=postgres", env=env)
     assert names(stack) == ""
 

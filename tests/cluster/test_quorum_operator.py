@@ -166,11 +166,13 @@ def answers(stack: QuorumStack) -> bool:
 
 
 @pytest.mark.parametrize("primary", MAJORS_IN_TURN, indirect=True)
-def test_what_a_quorum_needs_is_made_and_taken_back(tmp_path, primary):
+def test_what_a_quorum_needs_is_made_and_taken_back(tmp_path, primary, receive):
+    receive(
+        primary, primary.dsn(application_name="Far away"), tmp_path / "far", "--synchronous"
+    )
     with psycopg.connect(primary.dsn(), autocommit=True) as connection:
         for statement in (
             "ALTER SYSTEM SET synchronous_standby_names = '\"Far away\"'",
-            "SET synchronous_commit = local",
             "SELECT pg_reload_conf()",
         ):
             connection.execute(statement.encode())
@@ -198,7 +200,7 @@ def test_what_a_quorum_needs_is_made_and_taken_back(tmp_path, primary):
         assert difference(before, server_state(primary.dsn())) == []
 
 
-@pytest.mark.parametrize("mode", ["fast", "smart"])
+@pytest.mark.parametrize("mode", ["fast", pytest.param("smart", marks=pytest.mark.long)])
 @pytest.mark.parametrize("lost", [False, True], ids=["quorum", "no quorum"])
 def test_20_the_primary_s_shutdown_ends_promptly_with_a_quorum_and_without(
     stack, tuskline, mode, lost
