@@ -167,9 +167,7 @@ def answers(stack: QuorumStack) -> bool:
 
 @pytest.mark.parametrize("primary", MAJORS_IN_TURN, indirect=True)
 def test_what_a_quorum_needs_is_made_and_taken_back(tmp_path, primary, receive):
-    receive(
-        primary, primary.dsn(application_name="Far away"), tmp_path / "far", "--synchronous"
-    )
+    receive(primary, primary.dsn(application_name="Far away"), tmp_path / "far", "--synchronous")
     with psycopg.connect(primary.dsn(), autocommit=True) as connection:
         for statement in (
             "ALTER SYSTEM SET synchronous_standby_names = '\"Far away\"'",

@@ -37,14 +37,15 @@ _LOOK = 0.1
 class GateState:
     """`wanted`: what the quorum must have. `reached`: what it has, as far as this server was told. LSNs, or None.
 
-    `required`: whether commits wait for the quorum, `waiting`: how many do now. `reason`: why the gate is closed;
-    empty: it is open.
+    `required`: whether commits wait for the quorum, `waiting`: how many do now, `proposers`: how many there are to
+    answer them. `reason`: why the gate is closed; empty: it is open.
     """
 
     wanted: int | None
     reached: int | None
     required: bool
     waiting: int
+    proposers: int
     reason: str = ""
 
     def to_json(self) -> dict[str, Any]:
@@ -80,7 +81,9 @@ class Gate:
             )
         required = StandbyNames.parse(found["names"]).needs(self._quorum.name)
         if found["in_recovery"]:
-            return GateState(None, None, required, 0, "the server is a standby, or still recovers")
+            return GateState(
+                None, None, required, 0, 0, "the server is a standby, or still recovers"
+            )
         if self._wanted is None:
             self._wanted = found["flush_lsn"]
         reached, wanted = found["quorum_lsn"], self._wanted
@@ -92,7 +95,7 @@ class Gate:
         elif not self._passed:
             held = "nothing yet" if not reached else format_lsn(reached)
             reason = f"a quorum has {held} of the WAL, which reaches {format_lsn(wanted)}"
-        return GateState(wanted, reached, required, found["waiting"], reason)
+        return GateState(wanted, reached, required, found["waiting"], found["senders"], reason)
 
 
 def wait_ready(quorum: Quorum, timeout: float, admin: str | None = None) -> GateState:

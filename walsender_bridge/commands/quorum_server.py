@@ -34,7 +34,9 @@ class QuorumServer:
         except PrivilegeError as error:
             yield f"{error.what}; {error.repair}"
             return
-        if not state.required and released is None:
+        if state.required and not state.proposers:
+            yield "commits hang: they wait for the quorum, and no proposer is attached; tuskline up"
+        elif not state.required and released is None:
             yield "commits do not wait for the quorum; tuskline quorum require"
         if state.reason:
             yield f"what the server shows is not on a quorum yet: {state.reason}"
