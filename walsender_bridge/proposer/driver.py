@@ -30,6 +30,7 @@ from walsender_bridge.proposer.link import CONNECT_SECONDS, DIAL_SECONDS, FAULT_
 from walsender_bridge.proposer.member_changes import Address, MemberChanges
 from walsender_bridge.proposer.primary import Job, OlderWal, PrimaryStream
 from walsender_bridge.proposer.report import keeps_up, report
+from walsender_bridge.proposer.shutdown_watch import ShutdownWatch
 from walsender_bridge.proposer.status import completed
 from walsender_bridge.proposer.wal_queue import WalQueue
 from walsender_bridge.proposer.wal_source import WalSource
@@ -126,6 +127,7 @@ class Session:
         self._events: deque[e.Event] = deque()
         self._commit = 0
         self._reported_at = 0.0
+        self._shutdown = ShutdownWatch()
         self._phase = Phase.GREETING
         self._stop: e.Stop | None = None
 
@@ -197,6 +199,7 @@ class Session:
             self._clean.pass_over(self._queue)
             self._handle(e.WalReceived(begin, self._queue.end))
         if reply:
+            self._shutdown.asked(time.monotonic(), self._commit, self._stream.where)
             self._report(time.monotonic())
 
     def _report(self, now: float) -> None:
