@@ -4,7 +4,6 @@ Each command is a thin call into the part that does the work; a part is imported
 that `tuskline --help` needs neither Spark nor PostgreSQL's client library.
 """
 
-import asyncio
 import dataclasses
 import os
 import signal
@@ -17,7 +16,19 @@ from typing import Annotated
 import typer
 
 from walsender_bridge import logs
-from walsender_bridge.commands import attach, doctor, lake_status, quarantine, run, status
+from walsender_bridge.commands import (
+    attach,
+    doctor,
+    lake_status,
+    members,
+    parts,
+    quarantine,
+    quorum,
+    run,
+    safekeeper,
+    status,
+    wait,
+)
 from walsender_bridge.commands import table as table_group
 from walsender_bridge.commands.copy_bars import CopyBars
 from walsender_bridge.commands.options import DEFAULT_CONFIG, AsJson, ConfigPath, lake_section
@@ -29,7 +40,7 @@ from walsender_bridge.errors import (
     UsageError,
 )
 from walsender_bridge.output import Output
-from walsender_bridge.supervisor import Child, Supervisor, exit_with_parent, stop_on_signals
+from walsender_bridge.supervisor import exit_with_parent
 from walsender_bridge.wire.lsn import format_lsn
 
 app = typer.Typer(
@@ -52,7 +63,18 @@ for name, named in (
 ):
     app.add_typer(named, name=name, no_args_is_help=True)
 
-for group in (attach, doctor, quarantine, run, status, table_group):
+for group in (
+    attach,
+    doctor,
+    quarantine,
+    quorum,
+    run,
+    safekeeper,
+    members,
+    status,
+    table_group,
+    wait,
+):
     group.register(app)
 
 
@@ -73,69 +95,16 @@ def flags(
 
 @keeper_app.command("run")
 def keeper_run(config: ConfigPath = DEFAULT_CONFIG) -> None:
-    """Run the keeper until it is told to stop (SIGTERM, SIGINT)."""
+    """Run the keeper until it is told to stop (SIGTERM, SIGINT): log replicas, and safekeepers if configured."""
     exit_with_parent()
-    settings = _settings(config)
-    keeper = settings.keeper[0]
-    child = Child(
-        "replicas",
-        [
-            sys.executable,
-            "-m",
-            "walsender_bridge.change_log.keeper",
-            "--data-dir",
-            str(keeper.data_dir),
-            "--listen",
-            keeper.listen,
-        ],
-    )
-    _supervise("keeper", [child], settings)
+    parts.keeper(_settings(config))
 
 
 @bridge_app.command("run")
 def bridge_run(config: ConfigPath = DEFAULT_CONFIG) -> None:
-    """Run the bridge: the metadata repository, and one capture for each source."""
+    """Run the bridge: the metadata repository, one capture for each source, the proposer of the safekeepers."""
     exit_with_parent()
-    settings = _settings(config)
-    from walsender_bridge.change_log.repository_service import RepositoryServer
-
-    repository = RepositoryServer(
-        settings.log.data_dir,
-        settings.log.listen,
-        keepers=[f"grpc://{keeper.listen}" for keeper in settings.keeper],
-        retention=settings.log.retention,
-    )
-    repository.start()
-    try:
-        _supervise("bridge", _captures(settings), settings)
-    finally:
-        repository.stop()
-
-
-def _captures(settings: Config) -> list[Child]:
-    children = []
-    for source in settings.source:
-        argv = [sys.executable, "-m", "walsender_bridge.capture", "--source", source.name]
-        argv += ["--slot", source.slot_name, "--publication", source.publication_name]
-        argv += ["--log", settings.log_address, "--spool", str(settings.spool_dir / source.name)]
-        argv += ["--spool-limit", str(source.spool_limit)]
-        argv += ["--status-file", str(settings.run_dir / f"capture-{source.name}.status.json")]
-        for table in source.tables:
-            argv += ["--table", table]
-        # The DSN may hold a password, and arguments are everybody's to read.
-        children.append(
-            Child(f"capture-{source.name}", argv, env={"TUSKLINE_SOURCE_DSN": source.dsn})
-        )
-    return children
-
-
-def _supervise(name: str, children: list[Child], settings: Config) -> None:
-    async def serve() -> None:
-        stop = asyncio.Event()
-        stop_on_signals(stop)
-        await Supervisor(name, children, run_dir=settings.run_dir).run(stop)
-
-    asyncio.run(serve())
+    parts.bridge(_settings(config))
 
 
 @lake_app.command("run")
@@ -293,6 +262,9 @@ def demo(
     ] = False,
     seed: Annotated[int | None, typer.Option(help="Seed of the load and of the kills.")] = None,
     rate: Annotated[float, typer.Option(help="Transactions a second and database.", min=1)] = 120.0,
+    safekeepers: Annotated[
+        int, typer.Option(help="1, 3 or 5: commits wait for a majority of them.", min=0, max=5)
+    ] = 0,
     directory: Annotated[
         Path | None, typer.Option("--dir", help="A new or empty folder for everything it makes.")
     ] = None,
@@ -301,13 +273,20 @@ def demo(
     """Everything on this machine: a real PostgreSQL, a bank, real clients, and the lake."""
     from walsender_bridge.demo.run import DemoOptions, run_demo
 
-    options = DemoOptions(seconds=seconds, kill=kill, seed=seed, rate=rate, directory=directory)
+    options = DemoOptions(
+        seconds=seconds,
+        kill=kill,
+        seed=seed,
+        rate=rate,
+        directory=directory,
+        safekeepers=safekeepers,
+    )
     output = Output(as_json=as_json)
     result = run_demo(options, output)
     output.record(result)
     if result["invariant_violations"] or result["tables_equal"] != result["tables_compared"]:
         raise typer.Exit(Cause.DIFFERENT)
-    if not result["planted_error_found"]:
+    if not result["planted_error_found"] or not result.get("segments_equal", True):
         raise typer.Exit(Cause.DIFFERENT)
 
 

@@ -10,100 +10,41 @@ import json
 import os
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from walsender_bridge.config_sections import (
+    KeeperSection,
+    LakeSection,
+    LogSection,
+    LogsSection,
+    MetricsSection,
+    SafekeepersSection,
+    SourceSection,
+)
 from walsender_bridge.errors import ConfigError, NotSupportedError, UsageError
 
+__all__ = [
+    "RESERVED",
+    "Config",
+    "KeeperSection",
+    "LakeSection",
+    "LogSection",
+    "LogsSection",
+    "MetricsSection",
+    "SafekeepersSection",
+    "SourceSection",
+    "has_password",
+    "load_config",
+    "remember_flags",
+]
+
 #: Sections of parts that this version does not have.
-RESERVED = ("candidate", "safekeepers", "gate", "tls")
+RESERVED = ("candidate", "gate", "tls")
 #: What `--set` said, as a JSON object in the environment: the processes that are started here see it too.
 FLAGS_VARIABLE = "TUSKLINE_FLAGS"
-
-#: A stream's name is a folder name, a Flight path and an Iceberg namespace, so it is kept plain.
-StreamName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,39}$")]
-SlotName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9_]{1,63}$")]
-HostPort = Annotated[str, StringConstraints(pattern=r"^[^\s/]+:\d{1,5}$")]
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class LogSection(_Section):
-    """`[log]`: the metadata repository and what holds for the whole change log."""
-
-    data_dir: Path
-    #: Where the repository listens, `host:port`.
-    listen: HostPort = "127.0.0.1:7400"
-    #: Seconds that committed entries are kept for consumers which hold no lease.
-    retention: float = Field(default=86_400.0, gt=0)
-
-
-class SourceSection(_Section):
-    """`[[source]]`: one database that is captured into one log stream."""
-
-    name: StreamName
-    #: libpq's own ways: a URI, `key=value` pairs, `service=`; a password is better in `.pgpass`.
-    dsn: str
-    #: `schema.table` names; empty means every ordinary table of the database.
-    tables: tuple[str, ...] = ()
-    slot: SlotName | None = None
-    publication: str | None = None
-    #: Bytes on disk for large transactions that have not committed yet (PostgreSQL 14 and later send them
-    #: while they are in progress). 0: the server keeps them on its own disk instead.
-    spool_limit: int = Field(default=64 << 30, ge=0)
-
-    @property
-    def slot_name(self) -> str:
-        """The logical slot, `tuskline_<name>` unless configured."""
-        return self.slot or f"tuskline_{self.name}"
-
-    @property
-    def publication_name(self) -> str:
-        """The publication, `tuskline_<name>` unless configured."""
-        return self.publication or f"tuskline_{self.name}"
-
-
-class KeeperSection(_Section):
-    """`[[keeper]]`: a service that keeps replicas of the log streams."""
-
-    listen: HostPort
-    data_dir: Path
-
-
-class LakeSection(_Section):
-    """`[lake]`: where the tables are published, and how often."""
-
-    uri: str
-    format: Literal["iceberg"] = "iceberg"
-    #: Seconds between epochs when there is data.
-    epoch_interval: float = Field(default=60.0, gt=0)
-    #: Seconds that an epoch stays readable after a newer one was published.
-    retention: float = Field(default=86_400.0, gt=0)
-    #: What becomes of epochs while a table cannot follow: they wait for it, or go on and name it.
-    failing_table: Literal["hold", "go_on"] = "hold"
-    #: Bytes a second that a copy of tables writes at most; no limit unless set.
-    copy_rate: float | None = Field(default=None, gt=0)
-    #: What is done with a row that has a value which the lake cannot hold, by `stream.schema.table` and for
-    #: all others as `default`: `fail` (the job stops and names it) or `quarantine` (it is set aside).
-    on_unfit_value: dict[str, Literal["fail", "quarantine"]] = {}
-    #: Spark's master for `tuskline lake run`; a cluster's own settings win under spark-submit.
-    spark_master: str = "local[2]"
-
-
-class MetricsSection(_Section):
-    """`[metrics]`: where `tuskline up` serves `/metrics`, `/healthz` and `/readyz`."""
-
-    listen: HostPort = "127.0.0.1:9400"
-
-
-class LogsSection(_Section):
-    """`[logs]`: how the parts write their logs, to standard error."""
-
-    format: Literal["console", "json"] = "console"
 
 
 class Config(BaseSettings):
@@ -117,6 +58,7 @@ class Config(BaseSettings):
     source: tuple[SourceSection, ...] = Field(min_length=1)
     keeper: tuple[KeeperSection, ...] = Field(min_length=1)
     lake: LakeSection | None = None
+    safekeepers: SafekeepersSection = SafekeepersSection()
     #: None: no endpoint is served.
     metrics: MetricsSection | None = None
     logs: LogsSection = LogsSection()
@@ -140,6 +82,14 @@ class Config(BaseSettings):
         return f"grpc://{self.log.listen}"
 
     @property
+    def quorum_source(self) -> SourceSection | None:
+        """A database of the server whose commits wait for the safekeepers; None without safekeepers."""
+        section = self.safekeepers
+        if not section.proposed_to:
+            return None
+        return next(s for s in self.source if section.source in {None, s.name})
+
+    @property
     def spool_dir(self) -> Path:
         """Where captures keep large transactions until they commit, a folder for each source."""
         return self.log.data_dir / "spool"
@@ -148,6 +98,16 @@ class Config(BaseSettings):
     def scratch_dir(self) -> Path:
         """Where Spark drivers that are started here keep what ends with them (`spark_consumers.scratch`)."""
         return self.log.data_dir / "scratch"
+
+    @property
+    def proposer_status(self) -> Path:
+        """The file in which the proposer says how it is, where its bridge runs (`proposer.status`)."""
+        return self.run_dir / "proposer.status.json"
+
+    @property
+    def members_request(self) -> Path:
+        """The file in which another membership of the safekeepers is asked for (`proposer.member_changes`)."""
+        return self.log.data_dir / "members.json"
 
     @property
     def run_dir(self) -> Path:
@@ -187,6 +147,7 @@ def _fields_at(location: tuple[int | str, ...]) -> list[str]:
             "source": SourceSection,
             "keeper": KeeperSection,
             "lake": LakeSection,
+            "safekeepers": SafekeepersSection,
             "metrics": MetricsSection,
             "logs": LogsSection,
         }.get(part, Config)
@@ -226,10 +187,36 @@ def _check_tables(config: Config, where: str) -> None:
         )
 
 
+def _check_safekeepers(config: Config, where: str) -> None:
+    """Raise `ConfigError` for safekeepers of no source, or whose ports another part has."""
+    section = config.safekeepers
+    names = [source.name for source in config.source]
+    if section.source is not None and section.source not in names:
+        raise ConfigError(
+            f"safekeepers.source: there is no source {section.source!r}",
+            where=where,
+            repair=_nearest(section.source, names) or "one of: " + ", ".join(names),
+        )
+    taken = {config.log.listen, *(keeper.listen for keeper in config.keeper)}
+    taken |= {config.metrics.listen} if config.metrics is not None else set()
+    for address in (*section.hosted_addresses, *section.wal_addresses):
+        if address in taken:
+            raise ConfigError(
+                f"safekeepers: {address} is another part's",
+                where=where,
+                repair=f"choose another listen or wal_listen: each takes {section.local} ports in a row",
+            )
+
+
 def _resolve(base: Path, values: dict[str, Any]) -> None:
     for section in (values.get("log"), *_tables(values.get("keeper"))):
         if isinstance(section, dict) and isinstance(section.get("data_dir"), str):
             section["data_dir"] = str(base / section["data_dir"])
+    safekeepers = values.get("safekeepers")
+    if isinstance(safekeepers, dict):
+        for name in ("users", "tls_cert", "tls_key", "tls_client_ca", "archive"):
+            if isinstance(safekeepers.get(name), str) and "://" not in safekeepers[name]:
+                safekeepers[name] = str(base / safekeepers[name])
     lake = values.get("lake")
     if isinstance(lake, dict) and isinstance(lake.get("uri"), str) and "://" not in lake["uri"]:
         lake["uri"] = str(base / lake["uri"])
@@ -337,6 +324,7 @@ def load_config(path: Path) -> Config:
         raise _explain(error, where) from None
     config = _with_flags(config, where)
     _check_tables(config, where)
+    _check_safekeepers(config, where)
     names = [source.name for source in config.source]
     for name in names:
         if names.count(name) > 1:

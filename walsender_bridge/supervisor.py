@@ -4,7 +4,7 @@ Invariant: a child never outlives its supervisor. Each child inherits the read e
 end only the supervisor holds; when the supervisor is gone, whatever killed it, the pipe closes and
 `exit_with_parent` ends the child. So a restarted supervisor never meets a second copy of its children.
 
-A child that ends is started again after a pause that grows from 0.2 s to 15 s and is forgotten after a
+A child that ends, other than by a code in `Child.final`, is started again after a pause that grows from 0.2 s to 15 s and is forgotten after a
 minute of good life. What runs is written to `<run_dir>/<name>.json` at each change (name, pid, state,
 restarts, last exit code of each child), by rename, so a reader sees a whole file.
 """
@@ -17,7 +17,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,8 @@ class Child:
     env: Mapping[str, str] = field(default_factory=dict)
     #: File that takes stdout and stderr (appended); None: they go where the supervisor's go.
     log_file: Path | None = None
+    #: Exit codes after which it is not started again: another start would do harm, or the same.
+    final: Collection[int] = ()
 
 
 @dataclass(slots=True)
@@ -95,6 +97,13 @@ class Supervisor:
             state.state = "stopped" if stop.is_set() else "restarting"
             self._write()
             if stop.is_set():
+                return
+            if process.returncode in child.final:
+                state.state = "ended"
+                self._write()
+                _log.error("child ended for good", child=child.name, exit_code=process.returncode)
+                # The others go on, and an operator sees that this one does not.
+                await stop.wait()
                 return
             if time.monotonic() - born > GOOD_LIFE:
                 pause = FIRST_PAUSE

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from walsender_bridge.config import RESERVED, load_config
+from walsender_bridge.config_sections import split_address
 from walsender_bridge.errors import ConfigError, NotSupportedError
 
 GOOD = """
@@ -124,3 +125,48 @@ def test_a_policy_for_no_table_is_named(tmp_path, line, message):
     text = GOOD.replace('name = "shop"', 'name = "shop"\ntables = ["public.a"]')
     with pytest.raises(ConfigError, match=message):
         _load(tmp_path, f"{text}[lake.on_unfit_value]\n{line}\n")
+
+
+def test_without_safekeepers_nothing_is_hosted_and_no_server_waits(tmp_path):
+    config = _load(tmp_path, GOOD)
+    assert config.quorum_source is None
+    assert config.safekeepers.proposed_to == ()
+
+
+def test_local_safekeepers_have_ports_in_a_row(tmp_path):
+    config = _load(tmp_path, f'{GOOD}[safekeepers]\nlocal = 3\nlisten = "[::1]:7500"\n')
+    section = config.safekeepers
+    assert section.proposed_to == ("[::1]:7500", "[::1]:7501", "[::1]:7502")
+    assert section.wal_addresses == ("127.0.0.1:7420", "127.0.0.1:7421", "127.0.0.1:7422")
+    assert split_address(section.proposed_to[1]) == ("::1", 7501)
+    assert config.quorum_source is config.source[0]
+
+
+def test_safekeepers_elsewhere_are_proposed_to_where_they_are(tmp_path):
+    text = f'{GOOD}[safekeepers]\nlocal = 1\naddresses = ["a:1", "b:1", "c:1"]\nusers = "users"\n'
+    section = _load(tmp_path, text).safekeepers
+    assert section.proposed_to == ("a:1", "b:1", "c:1")
+    assert section.hosted_addresses == ("127.0.0.1:7410",)
+    assert section.users == tmp_path / "users"
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("local = 2", "safekeepers.local"),
+        ('addresses = ["a:1", "a:1", "b:1"]', "each safekeeper once"),
+        ('addresses = ["a:1", "b:1"]', "worse than one"),
+        ('addresses = ["a"]', r"safekeepers.addresses.0"),
+        ('adresses = ["a:1"]', "did you mean 'addresses'"),
+        ('local = 1\nsource = "shopp"', "did you mean 'shop'"),
+        ('local = 3\nlisten = "127.0.0.1:7399"', "7400 is another part's"),
+        ('local = 3\nlisten = "127.0.0.1:7418"', "overlap"),
+        ('listen = "127.0.0.1:65535"', "safekeepers.listen"),
+        ('application_name = "*"', "safekeepers.application_name"),
+        ("max_queue_bytes = 1", "safekeepers.max_queue_bytes"),
+        ('tls_cert = "x"', "belong together"),
+    ],
+)
+def test_a_wrong_quorum_is_named(tmp_path, lines, message):
+    with pytest.raises(ConfigError, match=message):
+        _load(tmp_path, f"{GOOD}[safekeepers]\n{lines}\n")

@@ -99,3 +99,26 @@ def test_a_child_that_ignores_sigterm_is_killed(tmp_path):
 
 def test_states_of_a_supervisor_that_never_ran(tmp_path):
     assert read_states(tmp_path, "none") == {}
+
+
+def test_a_child_that_ends_for_good_is_not_started_again(tmp_path):
+    marks = tmp_path / "marks"
+    code = f"open({str(marks)!r}, 'a').write('x'); raise SystemExit(11)"
+
+    def state():
+        return read_states(tmp_path, "s").get("children", {}).get("c", {})
+
+    async def run():
+        stop = asyncio.Event()
+        child = Child("c", [sys.executable, "-c", code], final={11})
+        supervisor = Supervisor("s", [child], run_dir=tmp_path)
+        running = asyncio.create_task(supervisor.run(stop))
+        await asyncio.to_thread(_wait, lambda: state().get("state") == "ended")
+        await asyncio.sleep(0.5)  # longer than the pause before another start
+        assert not running.done()
+        stop.set()
+        await running
+
+    asyncio.run(asyncio.wait_for(run(), 20))
+    assert marks.read_text() == "x"
+    assert (state()["state"], state()["exit_code"], state()["restarts"]) == ("ended", 11, 0)

@@ -81,25 +81,25 @@ def _recorded(connection: psycopg.Connection[Any], source: Source) -> list[Made]
 
 
 @dataclass(frozen=True, slots=True)
-class _Login:
+class Login:
     """Who a DSN logs in as, however libpq finds that out."""
 
     user: str
     password: str
 
 
-def _login(dsn: str) -> _Login:
+def login_of(dsn: str) -> Login:
     """Libpq says whom it would log in as even when the server refuses, as it does before the role exists."""
     pgconn = pq.PGconn.connect(pinned_conninfo(dsn).encode())
     try:
-        return _Login((pgconn.user or b"").decode(), (pgconn.password or b"").decode())
+        return Login((pgconn.user or b"").decode(), (pgconn.password or b"").decode())
     finally:
         pgconn.finish()
 
 
 def _prepare_role(connection: psycopg.Connection[Any], source: Source) -> None:
     """Make the source's role if it is not there, and grant what it lacks."""
-    login = _login(source.dsn)
+    login = login_of(source.dsn)
     if login.user == connection.info.user:
         return
     record = Record(connection, source.slot)
@@ -129,7 +129,7 @@ def _prepare_role(connection: psycopg.Connection[Any], source: Source) -> None:
             record.add(made)
 
 
-def _secret(connection: psycopg.Connection[Any], login: _Login) -> sql.Literal:
+def _secret(connection: psycopg.Connection[Any], login: Login) -> sql.Literal:
     """The password as the server keeps it, so that no log of statements shows it."""
     if not login.password:
         return sql.Literal(None)

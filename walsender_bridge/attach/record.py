@@ -19,15 +19,21 @@ import psycopg
 from walsender_bridge.sql import load
 
 #: Kinds that belong to one source; the others belong to all sources of the database.
-OF_ONE_SOURCE: Final = ("slot", "publication", "published")
+OF_ONE_SOURCE: Final = (
+    *("slot", "publication", "published"),
+    # What the quorum of safekeepers needs, under the slot that keeps WAL for them (`quorum`).
+    *("setting", "physical slot", "member"),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Made:
     """One thing: `kind` is schema, slot, publication, published, role, or what a grant is on.
 
-    `name` is as the catalog writes it (`schema.table` for tables). `grantee` is the role of a grant, or the
-    publication that a table was added to; `privilege` the privilege that was granted.
+    Or physical slot, setting, member (a role that was made a member of pg_read_all_stats). `name` is as the
+    catalog writes it (`schema.table` for tables). `grantee` is the role of a grant, the publication that a table
+    was added to, or `=` and what ALTER SYSTEM had set a setting to (empty: nothing); `privilege` the privilege
+    that was granted.
     """
 
     kind: str
@@ -40,6 +46,8 @@ class Made:
             return f"{self.privilege} on {self.kind} {self.name} for {self.grantee}"
         if self.kind == "published":
             return f"table {self.name} in publication {self.grantee}"
+        if self.kind == "member":
+            return f"membership of {self.name} in pg_read_all_stats"
         return f"{self.kind} {self.name}"
 
 

@@ -14,7 +14,8 @@ from walsender_bridge.commands.options import (
     checked_admin,
     chosen_sources,
 )
-from walsender_bridge.config import SourceSection, load_config
+from walsender_bridge.config import Config, SourceSection, load_config
+from walsender_bridge.errors import ConfigError
 from walsender_bridge.output import Output
 
 
@@ -30,16 +31,25 @@ def init(
     admin: Admin = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make what the sources need on their servers: publication, slot, flush table; with --admin the role."""
+    """Make what the sources need on their servers: publication, slot, flush table; with --admin the role.
+
+    With [safekeepers] also what the quorum needs; commits wait for it once the proposer runs.
+    """
     from walsender_bridge.attach import init as attaching
+    from walsender_bridge.attach.quorum import attach_quorum
 
     settings = load_config(config)
     admin = checked_admin(admin)
+    output = Output(as_json=as_json)
     rows: list[dict[str, str]] = []
     for section in chosen_sources(settings, source):
         made = attaching.init(capture_source(section), admin)
+        if section is settings.quorum_source:
+            wanted = needed_quorum(settings)
+            made += attach_quorum(wanted, admin)
+            output.note(waits(wanted, admin))
         rows += [{"source": section.name, "made": str(each)} for each in made]
-    _say(Output(as_json=as_json), "made", rows)
+    _say(output, "made", rows)
 
 
 def detach(
@@ -50,6 +60,7 @@ def detach(
 ) -> None:
     """Take back what init or capture made on the servers. The log and the lake stay where they are."""
     from walsender_bridge.attach import detach as leaving
+    from walsender_bridge.attach.quorum import detach_quorum
     from walsender_bridge.lifetime import refuse_while_up
 
     settings = load_config(config)
@@ -58,7 +69,10 @@ def detach(
     rows: list[dict[str, str]] = []
     # The other way round than init: a role that several databases share was made with the first.
     for section in reversed(chosen_sources(settings, source)):
-        taken = leaving.detach(capture_source(section), admin)
+        # First of all commits have to return: nobody answers them any more. Its record is asked, not the
+        # configuration: that may have lost its safekeepers meanwhile.
+        taken = detach_quorum(_quorum(settings, section), admin)
+        taken += leaving.detach(capture_source(section), admin)
         rows += [{"source": section.name, "taken_back": str(each)} for each in taken]
     _say(Output(as_json=as_json), "taken_back", rows)
 
@@ -69,6 +83,44 @@ def capture_source(section: SourceSection) -> Any:
 
     return Source(
         section.name, section.dsn, section.slot_name, section.publication_name, section.tables
+    )
+
+
+def needed_quorum(settings: Config) -> Any:
+    """The configured quorum, for `attach.quorum`. Raises `ConfigError` when there is none."""
+    section = settings.quorum_source
+    if section is None:
+        raise ConfigError(
+            "no safekeepers are configured", repair="add [safekeepers] with addresses, or local = 3"
+        )
+    return _quorum(settings, section)
+
+
+def _quorum(settings: Config, section: SourceSection) -> Any:
+    from walsender_bridge.attach.quorum import Quorum
+
+    return Quorum(
+        capture_source(section), settings.safekeepers.application_name, settings.safekeepers.slot
+    )
+
+
+def waits(quorum: Any, admin: str | None = None) -> str:
+    """In a sentence, whether commits wait on the server, and whether anybody answers them."""
+    from walsender_bridge.attach.quorum import facts, session
+    from walsender_bridge.attach.standby_names import StandbyNames
+
+    with session(quorum, admin) as connection:
+        found = facts(connection, quorum)
+    if StandbyNames.parse(found["names"]).names_it(quorum.name):
+        if found["senders"]:
+            return f"{quorum.where}: commits wait for the quorum"
+        return (
+            f"{quorum.where}: commits hang: they wait for {quorum.name}, and nobody runs it "
+            "(`tuskline up` runs it, `tuskline quorum release` lets them return)"
+        )
+    return (
+        f"{quorum.where}: commits do not wait for the quorum yet: `tuskline up`, then "
+        "`tuskline quorum require`"
     )
 
 

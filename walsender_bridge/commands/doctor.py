@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from walsender_bridge.commands.attach import capture_source
+from walsender_bridge.commands.attach import capture_source, needed_quorum
 from walsender_bridge.commands.options import (
     DEFAULT_CONFIG,
     AsJson,
@@ -39,6 +39,8 @@ def doctor(
     """What is not ready on the servers and on this machine, and how it is repaired."""
     settings = load_config(config)
     by_source = {section.name: of_source(section) for section in chosen_sources(settings, source)}
+    if settings.quorum_source is not None and settings.quorum_source.name in by_source:
+        by_source[settings.quorum_source.name] += of_quorum(settings)
     findings = [each for found in by_source.values() for each in found]
     findings += of_machine(settings)
     output = Output(as_json=as_json)
@@ -63,6 +65,35 @@ def of_source(section: SourceSection) -> list[Finding]:
     from walsender_bridge.doctor.server import examine
 
     return examine(capture_source(section))
+
+
+def of_quorum(settings: Config, *, reach: bool = True) -> list[Finding]:
+    """The findings about the server whose commits wait for safekeepers, and (`reach`) about these; none without any."""
+    section = settings.quorum_source
+    if section is None:
+        return []
+    from walsender_bridge import status_file
+    from walsender_bridge.attach import release_record
+    from walsender_bridge.doctor.server import examine_quorum
+
+    found = examine_quorum(
+        needed_quorum(settings),
+        settings.safekeepers.proposed_to if reach else (),
+        settings.safekeepers.max_laggard_bytes,
+        status_file.read(settings.proposer_status),
+    )
+    released = release_record.standing(settings.log.data_dir)
+    if released is not None:
+        found.append(
+            Finding(
+                "quorum release",
+                released.server,
+                released.told(),
+                Severity.WARNING,
+                repair="tuskline quorum require, once the quorum is back",
+            )
+        )
+    return found
 
 
 def of_machine(settings: Config) -> list[Finding]:

@@ -1,6 +1,7 @@
 """`tuskline up` and `tuskline down`: all parts that a configuration names, under one supervisor."""
 
 import asyncio
+import contextlib
 import subprocess
 import sys
 import time
@@ -10,11 +11,12 @@ from typing import Annotated
 import typer
 
 from walsender_bridge import lifetime, logs
-from walsender_bridge.commands.doctor import of_source
+from walsender_bridge.commands.attach import needed_quorum, waits
+from walsender_bridge.commands.doctor import of_quorum, of_source
 from walsender_bridge.commands.options import DEFAULT_CONFIG, AsJson, ConfigPath
 from walsender_bridge.config import Config, load_config
 from walsender_bridge.doctor.finding import Severity
-from walsender_bridge.errors import Cause, DeadlineError, from_wire
+from walsender_bridge.errors import Cause, DeadlineError, TusklineError, from_wire
 from walsender_bridge.output import Output
 from walsender_bridge.supervisor import Child, Supervisor, read_states, stop_on_signals
 
@@ -52,22 +54,24 @@ def preflight(settings: Config) -> None:
         from spark_consumers.lakehouse import folder
 
         folder.check(settings.lake.uri)
-    for section in settings.source:
-        for finding in of_source(section):
-            if finding.severity is not Severity.ERROR:
-                continue
-            error = from_wire(
-                {
-                    "code": finding.cause.name,
-                    "what": finding.what,
-                    "where": finding.where,
-                    "repair": finding.repair,
-                }
-            )
-            passing = {Cause.CONNECTION, Cause.UNAVAILABLE, Cause.INTERNAL}
-            if finding.prevents and finding.cause not in passing:
-                raise error
-            logs.say_error(error)
+    found = [finding for section in settings.source for finding in of_source(section)]
+    # Nobody is told that safekeepers are away which are started next.
+    found += [each for each in of_quorum(settings, reach=False) if each.prevents]
+    for finding in found:
+        if finding.severity is not Severity.ERROR:
+            continue
+        error = from_wire(
+            {
+                "code": finding.cause.name,
+                "what": finding.what,
+                "where": finding.where,
+                "repair": finding.repair,
+            }
+        )
+        passing = {Cause.CONNECTION, Cause.UNAVAILABLE, Cause.INTERNAL}
+        if finding.prevents and finding.cause not in passing:
+            raise error
+        logs.say_error(error)
 
 
 def _children(config: Path, settings: Config) -> list[Child]:
@@ -126,3 +130,7 @@ def down(
         output.record({"ended": pid})
     else:
         output.note(f"process {pid} has ended" if pid else "it did not run")
+    if settings.quorum_source is not None:
+        # The proposer has ended, and a server that waits for it goes on waiting.
+        with contextlib.suppress(TusklineError):
+            output.note(waits(needed_quorum(settings)))

@@ -28,8 +28,12 @@ def status(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None
     if as_json:
         output.record(record)
     else:
+        if record["quorum"] is not None and not record["quorum"]["quorum"]:
+            output.note(record["ill"][0])
         for name in ("processes", "sources", "slots"):
             output.rows(name, record[name])
+        if record["quorum"] is not None:
+            output.record(_short(record["quorum"]))
         output.record({"log version": record["log"]["version"], **record["lake"]})
         for word in record["ill"]:
             output.note(word)
@@ -37,8 +41,21 @@ def status(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None
         raise typer.Exit(int(Cause.UNAVAILABLE))
 
 
+def _short(quorum: dict[str, Any]) -> dict[str, Any]:
+    """The quorum in a few lines."""
+    proposer = quorum["proposer"]
+    states = [each["state"] for each in quorum["safekeepers"]]
+    counted = {state: states.count(state) for state in dict.fromkeys(states)}
+    return {
+        "safekeepers": ", ".join(f"{count} {state}" for state, count in counted.items()),
+        "quorum commit lsn": proposer["commit_lsn"],
+        "quorum lag bytes": proposer["lag_bytes"],
+    }
+
+
 def summary(seen: Any) -> dict[str, Any]:
     """An observation as plain values."""
+    from walsender_bridge.commands import safekeeper
     from walsender_bridge.wire.lsn import format_lsn
 
     lake = seen.lake
@@ -81,6 +98,7 @@ def summary(seen: Any) -> dict[str, Any]:
             }
             for source in seen.sources
         ],
+        "quorum": None if seen.quorum is None else safekeeper.summary(seen.quorum),
         "log": {
             "version": seen.log and seen.log.version,
             "error": seen.errors["log"].what if "log" in seen.errors else None,
@@ -105,11 +123,15 @@ def lag(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
     output = Output(as_json=as_json)
     sources = [_rounded(asdict(each)) for each in stages.of_sources(seen)]
     tables = [_rounded(asdict(each)) for each in stages.of_tables(seen)]
+    quorum = [] if seen.quorum is None else stages.of_safekeepers(seen.quorum)
+    safekeepers = [asdict(each) for each in quorum]
     if as_json:
-        output.record({"sources": sources, "tables": tables})
+        output.record({"sources": sources, "tables": tables, "safekeepers": safekeepers})
     else:
         output.rows("sources", sources)
         output.rows("tables", tables)
+        if safekeepers:
+            output.rows("safekeepers", safekeepers)
 
 
 def _rounded(record: dict[str, Any]) -> dict[str, Any]:

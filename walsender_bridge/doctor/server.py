@@ -1,16 +1,21 @@
 """A source's server, asked with the source's own role: no superuser is needed to hear what is wrong.
 
-`examine` asks; the functions in `settings` and `tables` judge what it heard, and know no connection.
+`examine` asks; the functions in `settings` and `tables` judge what it heard, and know no connection. So do `quorum` and
+`safekeepers` what `examine_quorum` heard.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from walsender_bridge.attach.init import wanted_tables
+from walsender_bridge.attach.quorum import Quorum, facts, session
 from walsender_bridge.capture import source as capture
 from walsender_bridge.capture.source import Source
-from walsender_bridge.doctor import settings, tables
+from walsender_bridge.doctor import quorum as quorum_settings
+from walsender_bridge.doctor import safekeepers, settings, tables
 from walsender_bridge.doctor.finding import Finding, Severity
 from walsender_bridge.errors import TusklineError
+from walsender_bridge.proposer.primary import PrimaryStream
 from walsender_bridge.sql import load
 from walsender_bridge.wire.connection import ReplicationConnection
 
@@ -27,6 +32,29 @@ def examine(source: Source) -> list[Finding]:
     findings += settings.judge(facts, source, where)
     findings += tables.judge(facts, found, source, where)
     return findings
+
+
+def examine_quorum(
+    quorum: Quorum,
+    addresses: Sequence[str],
+    max_laggard_bytes: int,
+    told: Mapping[str, Any],
+) -> list[Finding]:
+    """The server as the quorum's, and the safekeepers at `addresses`, if any. `told`: the proposer's status, or nothing."""
+    where = f"{quorum.source.name} ({quorum.where})"
+    findings = [*safekeepers.proposer(told, where)]
+    try:
+        with session(quorum) as connection:
+            found = facts(connection, quorum)
+        findings += quorum_settings.judge(found, quorum, where, max_laggard_bytes)
+        if found["in_recovery"] or not addresses:
+            return findings
+        with PrimaryStream.connect(quorum.source.dsn, application_name="tuskline-doctor") as asked:
+            server, primary = asked.server_info(), asked.primary()
+    except TusklineError as error:
+        return [*findings, failed("quorum", where, error)]
+    answers = safekeepers.reach(addresses, server)
+    return [*findings, *safekeepers.judge(answers, server, primary, where)]
 
 
 def failed(check: str, where: str, error: TusklineError) -> Finding:

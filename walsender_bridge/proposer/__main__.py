@@ -6,16 +6,16 @@ another start cannot mend ends the process; the exit code is the error's cause.
 """
 
 import argparse
-import json
 import os
 import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import structlog
 
-from walsender_bridge import garbage, logs, supervisor
+from walsender_bridge import garbage, logs, status_file, supervisor
 from walsender_bridge.errors import (
     ConnectionFailedError,
     DeadlineError,
@@ -29,7 +29,7 @@ from walsender_bridge.proposer.effects import Limits
 from walsender_bridge.proposer.first_membership import find_membership
 from walsender_bridge.proposer.member_changes import MemberChanges, parse_address
 from walsender_bridge.proposer.primary import PrimaryStream
-from walsender_bridge.wire.lsn import format_lsn
+from walsender_bridge.proposer.status import without_session
 
 DSN_VARIABLE = "TUSKLINE_SOURCE_DSN"
 #: Seconds between two sessions.
@@ -63,24 +63,29 @@ class _Process:
             except (ConnectionFailedError, UnavailableError, DeadlineError) as error:
                 _log.warning("session ended", reason=error.what, where=error.where)
                 self._session = None
-                self._tell(0, Phase.GREETING)
+                self._say(without_session(Phase.GREETING), error)
                 time.sleep(_PAUSE)
-        self._tell(0, Phase.STOPPED)
+            except TusklineError as error:
+                # Another start cannot mend it, and would be in the way of whoever is right.
+                self._say(without_session("ended"), error)
+                raise
+        self._say(without_session(Phase.STOPPED))
 
     def _tell(self, commit_lsn: int, phase: Phase) -> None:
-        """Say how far it is: each change of phase, and an LSN a few times a second."""
-        if self._status_file is None:
-            return
+        """Say how it is: at each change of phase, and a few times a second."""
+        del commit_lsn  # it is a part of the session's report
         now = time.monotonic()
+        if self._status_file is None or self._session is None:
+            return
         if phase == self._told[0] and now - self._told[1] < _PAUSE:
             return
         self._told = phase, now
-        draft = self._status_file.with_suffix(".new")
-        told = {"phase": phase, "commit_lsn": format_lsn(commit_lsn)}
-        if self._session is not None:
-            told |= self._session.report()
-        draft.write_text(json.dumps(told))
-        draft.rename(self._status_file)
+        self._say(self._session.report())
+
+    def _say(self, record: dict[str, Any], error: TusklineError | None = None) -> None:
+        if self._status_file is not None:
+            told = None if error is None else error.to_wire()
+            status_file.write(self._status_file, {**record, "error": told})
 
 
 def main(arguments: list[str]) -> int:

@@ -45,6 +45,7 @@ from walsender_bridge.proposer.peer import PeerState
 from walsender_bridge.proposer.primary import PrimaryStream, WalSlot
 from walsender_bridge.proposer.primary_link import PrimaryLink
 from walsender_bridge.proposer.report import keeps_up, report
+from walsender_bridge.proposer.status import completed
 from walsender_bridge.proposer.wal_queue import WalQueue
 from walsender_bridge.proposer.wal_reads import WalReads
 from walsender_bridge.proposer.wal_source import WalSource
@@ -228,8 +229,10 @@ class Session:
     # -- safekeepers --------------------------------------------------------------------------------
 
     def report(self) -> dict[str, Any]:
-        """What `report.py` says of this session."""
-        return report(self.core, self._addresses, self._faults, self._changes)
+        """What `report.py` and `status.py` say of this session."""
+        told = report(self.core, self._addresses, self._faults, self._changes)
+        heard = {peer: link.since for peer, link in self._links.by_peer.items()}
+        return completed(told, self.core, heard, time.monotonic())
 
     def _look_for_changes(self) -> None:
         known = set(self._addresses)

@@ -6,6 +6,7 @@ import time
 from walsender_bridge.closing import Closing
 from walsender_bridge.errors import ConnectionFailedError
 from walsender_bridge.proposer.primary import PrimaryStream
+from walsender_bridge.proposer.shutdown_watch import ShutdownWatch
 from walsender_bridge.proposer.wal_queue import WalQueue
 from walsender_bridge.proposer.wal_source import WalSource
 from walsender_bridge.proposer.wal_stream import WalStream
@@ -31,6 +32,7 @@ class PrimaryLink(Closing):
         self._polled = select.EPOLLIN
         self._paused = False
         self._heard_at = self._reported_at = 0.0
+        self._shutdown = ShutdownWatch()
 
     def start(self, lsn: int, timeline: int) -> None:
         """Have the WAL sent from `lsn` on. Raises `ConnectionFailedError`."""
@@ -44,7 +46,10 @@ class PrimaryLink(Closing):
         return -1 if self._stream is None else self._stream.fileno()
 
     def take(self, events: int, queue: WalQueue) -> None:
-        """Append what has arrived, and answer if the primary wants to hear from us. Raises what `pieces` raises."""
+        """Append what has arrived, and answer if the primary wants to hear from us.
+
+        Raises what `pieces` raises, and `ConnectionFailedError` when the primary waits in vain for its shutdown.
+        """
         stream = self._stream
         assert stream is not None
         if events & ~select.EPOLLOUT:
@@ -53,6 +58,7 @@ class PrimaryLink(Closing):
             self._heard_at = time.monotonic()
         if stream.asked:
             stream.asked = False
+            self._shutdown.asked(time.monotonic(), self.commit_lsn, self.where)
             self.report()
 
     def report(self, *, ask: bool = False) -> None:

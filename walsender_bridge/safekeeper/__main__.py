@@ -6,12 +6,16 @@ It ends with its supervisor, and on SIGTERM or SIGINT. The exit code is the erro
 import argparse
 import signal
 import sys
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-from walsender_bridge import garbage, logs, supervisor
+from walsender_bridge import garbage, logs, status_file, supervisor
 from walsender_bridge.errors import Cause, TusklineError, UsageError
+from walsender_bridge.safekeeper import data_dir
 from walsender_bridge.safekeeper.driver import SafekeeperDriver, Settings
 from walsender_bridge.safekeeper.segments import StorageLimits
+from walsender_bridge.safekeeper.status import Tell, tell_nobody
 
 
 def main(arguments: list[str]) -> int:
@@ -23,27 +27,27 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--listen", required=True, help="host:port for proposers")
     parser.add_argument("--positions", type=Path, required=True, help="the page for the WAL server")
     parser.add_argument("--wal-bytes", type=int, help="the most that its WAL may take on disk")
+    parser.add_argument("--free-bytes", type=int, help="what is to stay free on its disk")
+    parser.add_argument("--status-file", type=Path, help="where to say how it is (JSON)")
     parser.add_argument("--keep-bytes", type=int, default=0, help="WAL kept though nobody needs it")
+    parser.add_argument("--archive", help="where its archiver uploads to: old WAL waits for that")
     given = parser.parse_args(arguments)
     try:
         host, _, port = given.listen.rpartition(":")
         if not host or not port.isdecimal():
             raise UsageError(f"--listen {given.listen}", repair="write host:port")
-        driver = SafekeeperDriver(
-            Settings(
-                data_dir=given.data_dir,
-                host=host.strip("[]"),
-                port=int(port),
-                positions=given.positions,
-                limits=StorageLimits(wal_bytes=given.wal_bytes),
-                keep_bytes=given.keep_bytes,
-            )
+        settings = Settings(
+            data_dir=given.data_dir,
+            host=host.strip("[]"),
+            port=int(port),
+            positions=given.positions,
+            limits=_limits(given),
+            keep_bytes=given.keep_bytes,
+            archive=given.archive,
+            tell=_tell(given.status_file),
         )
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: driver.stop())
-        # What has been made by now lives as long as the process, and the loop makes no cycles.
-        garbage.keep_quiet()
-        driver.run()
+        with data_dir.held(given.data_dir):
+            _run(settings)
     except TusklineError as error:
         logs.say_error(error)
         return error.cause
@@ -51,6 +55,24 @@ def main(arguments: list[str]) -> int:
         sys.stderr.write(f"the disk failed: {error}\n")
         return Cause.INTERNAL
     return 0
+
+
+def _run(settings: Settings) -> None:
+    driver = SafekeeperDriver(settings)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: driver.stop())
+    # What has been made by now lives as long as the process, and the loop makes no cycles.
+    garbage.keep_quiet()
+    driver.run()
+
+
+def _limits(given: argparse.Namespace) -> StorageLimits:
+    limits = StorageLimits(wal_bytes=given.wal_bytes)
+    return limits if given.free_bytes is None else replace(limits, free_bytes=given.free_bytes)
+
+
+def _tell(path: Path | None) -> Tell:
+    return tell_nobody if path is None else partial(status_file.write, path)
 
 
 if __name__ == "__main__":

@@ -80,11 +80,10 @@ def save(disk: Disk, state: ControlState) -> None:
     record_file.replace(disk, NAME, record_file.pack(MAGIC, FORMAT, to_record(state)))
 
 
-def load(disk: Disk) -> ControlState | None:
-    """What the control file says; None: the data directory is new.
+def read(disk: Disk) -> tuple[int, ControlState] | None:
+    """Format version and state, as the file has them; None: the data directory is new. Nothing is written.
 
-    One of an older version is upgraded, and written as such. Raises `CorruptError` (damaged: kept aside; missing
-    beside anything else) and `NotSupportedError` (newer).
+    Raises `CorruptError` (damaged; missing beside anything else) and `NotSupportedError` (newer).
     """
     where = f"{disk}/{NAME}"
     names = disk.names() - {NAME + record_file.NEW}
@@ -100,16 +99,32 @@ def load(disk: Disk) -> ControlState | None:
         version, record = record_file.unpack(record_file.read_whole(disk, NAME), MAGIC, FORMAT)
         for older in range(version, FORMAT):
             record = UPGRADES[older](record)
-        state = from_record(record)
+        return version, from_record(record)
     except NotSupportedError as error:
         raise NotSupportedError(error.what, where=where, repair=error.repair) from error
     except TusklineError as error:
+        raise CorruptError(
+            f"the control file is damaged: {error.what}", where=where, repair=_REPAIR
+        ) from error
+
+
+def load(disk: Disk) -> ControlState | None:
+    """What the control file says, for the safekeeper whose it is; None: the data directory is new.
+
+    One of an older version is upgraded, and written as such. Raises as `read`; a damaged one is kept aside.
+    """
+    try:
+        found = read(disk)
+    except CorruptError as error:
+        if NAME not in disk.names():
+            raise
         aside = record_file.keep_aside(disk, NAME)
         raise CorruptError(
-            f"the control file is damaged: {error.what}; it was kept as {aside}",
-            where=where,
-            repair=_REPAIR,
+            f"{error.what}; it was kept as {aside}", where=error.where, repair=error.repair
         ) from error
+    if found is None:
+        return None
+    version, state = found
     if version < FORMAT:
         save(disk, state)
     return state

@@ -31,17 +31,17 @@ from walsender_bridge.errors import (
     TrimmedError,
 )
 from walsender_bridge.garbage import Sweeper
-from walsender_bridge.safekeeper import control_file
+from walsender_bridge.safekeeper import archived_file, control_file, data_dir, status
 from walsender_bridge.safekeeper import effects as e
 from walsender_bridge.safekeeper import messages as m
 from walsender_bridge.safekeeper.core import Safekeeper
 from walsender_bridge.safekeeper.disk import FolderDisk
 from walsender_bridge.safekeeper.frames import MAX_WAL_BYTES, decode
 from walsender_bridge.safekeeper.horizon import horizon
+from walsender_bridge.safekeeper.reader_page import ReaderPage
 from walsender_bridge.safekeeper.segments import NO_ROOM, StorageLimits
-from walsender_bridge.safekeeper.server.positions import Positions
-from walsender_bridge.safekeeper.server.shared_page import PositionWriter
-from walsender_bridge.safekeeper.timelines import history_file, server_history
+from walsender_bridge.safekeeper.status import Tell, WriteTimes, tell_nobody
+from walsender_bridge.safekeeper.timelines import history_file
 from walsender_bridge.safekeeper.wal_storage import WalStorage
 from walsender_bridge.safekeeper.wire_end import WireEnd
 from walsender_bridge.wire.lsn import format_lsn
@@ -64,7 +64,8 @@ _log = structlog.get_logger(__name__)
 class Settings:
     """`data_dir` holds `control/` and `wal/`; `positions` is the page that the WAL server reads.
 
-    `keep_bytes`: how much WAL is kept behind the end though nobody needs it.
+    `keep_bytes`: how much WAL is kept behind the end though nobody needs it. `archive`: where the archiver beside
+    it uploads to; old WAL waits for that.
     """
 
     data_dir: Path
@@ -73,6 +74,9 @@ class Settings:
     positions: Path
     limits: StorageLimits = StorageLimits()  # noqa: RUF009  # it is frozen
     keep_bytes: int = 0
+    archive: str | None = None
+    #: Hears once a second how it is (`status.record`).
+    tell: Tell = tell_nobody
 
 
 class _Connection:
@@ -98,11 +102,9 @@ class SafekeeperDriver:
         if control is None:
             control = e.ControlState(int.from_bytes(os.urandom(16), "big"))
             control_file.save(self._control_disk, control)
-        self._positions = PositionWriter(settings.positions)
-        #: The last history that readers were told of, and as they know it.
-        self._told_history = control.history, server_history(control.history)
+        self._positions = ReaderPage(settings.positions)
         # Opening cuts off what a crash left of the last record; readers must not be there any more.
-        self._tell_readers(control, 0, 0)
+        self._positions.tell(control, 0, 0)
         self._storage: WalStorage | None = None
         flush_lsn = 0
         if control.server.system_id:
@@ -120,6 +122,8 @@ class SafekeeperDriver:
         self._full = ""
         self._persist_at = 0.0
         self._sweeper = Sweeper()
+        self._writes = WriteTimes()
+        self._removed = 0
         self._poll = select.epoll()
         try:
             self._listener = socket.create_server((settings.host, settings.port))
@@ -282,6 +286,7 @@ class SafekeeperDriver:
                 self._gone(number)
         self._handle(e.PersistDue())
         self._sweeper.tick(now)
+        self._say()
         readers = self._positions.readers()
         if readers is None or self._storage is None:
             return
@@ -293,11 +298,35 @@ class SafekeeperDriver:
             commit_lsn=core.commit_lsn,
             flush_lsn=core.flush_lsn,
             slots=[] if readers.pin_lsn is None else [readers.pin_lsn],
+            archived_lsn=self._archived_lsn(),
             keep_bytes=self._settings.keep_bytes,
         )
         if core.taken and keep > self._storage.begin_lsn:
             storage = self._storage
-            self._until_room(lambda: storage.remove_below(keep))
+            self._until_room(lambda: self._remove_below(storage, keep))
+
+    def _archived_lsn(self) -> int | None:
+        url, archived = self._settings.archive, self._settings.data_dir / data_dir.ARCHIVED
+        return None if url is None else archived_file.load(FolderDisk(archived), url)
+
+    def _remove_below(self, storage: WalStorage, keep: int) -> None:
+        self._removed += storage.remove_below(keep)
+
+    def _say(self, full: str = "") -> None:
+        """Say how it is."""
+        settings = self._settings
+        self._settings.tell(
+            status.record(
+                self.core,
+                self._storage,
+                self._writes,
+                address=f"{settings.host}:{self.port}",
+                proposers=len(self._connections),
+                removed=self._removed,
+                readers=self._positions.readers(),
+                full=full or self._full or (self._storage.segments.full if self._storage else ""),
+            )
+        )
 
     # -- events and effects -------------------------------------------------------------------------
 
@@ -325,7 +354,10 @@ class SafekeeperDriver:
                 assert length == len(self._hand)
                 return self._unless_full(lambda: self._held.write(lsn, self._hand, timeline))
             case e.SyncWal():
-                return self._unless_full(self._held.flush) or e.WalSynced(self._held.flush_lsn)
+                began = time.perf_counter()
+                refused = self._unless_full(self._held.flush)
+                self._writes.add(time.perf_counter() - began)
+                return refused or e.WalSynced(self._held.flush_lsn)
             case e.ServeReaders(lsn):
                 self._publish(lsn)
             case e.PersistControl(state):
@@ -381,6 +413,7 @@ class SafekeeperDriver:
                 told = True
                 if self._storage is not None:
                     self._storage.segments.drop_spares()
+                self._say(error.strerror or str(error))
                 time.sleep(FULL_SECONDS)
                 continue
             if told:
@@ -397,23 +430,7 @@ class SafekeeperDriver:
 
     def _publish(self, lsn: int) -> None:
         if self._storage is not None:
-            self._tell_readers(self.core.control, self._storage.flush_lsn, lsn)
-
-    def _tell_readers(self, control: e.ControlState, flush_lsn: int, commit_lsn: int) -> None:
-        if not control.history:
-            return
-        if control.history is not self._told_history[0]:
-            self._told_history = control.history, server_history(control.history)
-        self._positions.publish(
-            Positions(
-                system_id=control.server.system_id,
-                major=control.server.major,
-                segment_bytes=control.server.segment_size,
-                history=self._told_history[1],
-                flush_lsn=flush_lsn,
-                commit_lsn=commit_lsn,
-            )
-        )
+            self._positions.tell(self.core.control, self._storage.flush_lsn, lsn)
 
     def _read(self, effect: e.ReadWal) -> None:
         connection = self._connections.get(effect.conn)

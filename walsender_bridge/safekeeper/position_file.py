@@ -31,8 +31,8 @@ def save(disk: Disk, position: Position) -> None:
     record_file.replace(disk, NAME, record_file.pack(MAGIC, FORMAT, asdict(position)))
 
 
-def load(disk: Disk) -> Position | None:
-    """What it says; None: there is none. Raises `CorruptError` (it is kept aside) and `NotSupportedError`."""
+def read(disk: Disk) -> Position | None:
+    """What it says; None: there is none. Nothing is written. Raises `CorruptError` and `NotSupportedError`."""
     if NAME not in disk.names():
         return None
     where = f"{disk}/{NAME}"
@@ -42,9 +42,19 @@ def load(disk: Disk) -> Position | None:
     except NotSupportedError as error:
         raise NotSupportedError(error.what, where=where, repair=error.repair) from error
     except (CorruptError, TypeError) as error:
-        aside = record_file.keep_aside(disk, NAME)
         raise CorruptError(
-            f"it is damaged ({error}), and was kept as {aside}",
+            f"it is damaged ({error})",
             where=where,
             repair="let the safekeeper join as a new member; see what happened to its disk",
+        ) from error
+
+
+def load(disk: Disk) -> Position | None:
+    """The same, for the safekeeper whose it is: a damaged one is kept aside."""
+    try:
+        return read(disk)
+    except CorruptError as error:
+        aside = record_file.keep_aside(disk, NAME)
+        raise CorruptError(
+            f"{error.what}, and was kept as {aside}", where=error.where, repair=error.repair
         ) from error

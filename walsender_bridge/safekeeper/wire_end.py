@@ -138,9 +138,10 @@ class WireEnd:
         self._out.append(frame)
         self._out_bytes += len(frame)
         if wal:
-            self._out.extend(wal)
-            for view in wal:
-                self._out_bytes += len(view)
+            # An empty view would never be sent, and all behind it wait for ever.
+            views = [view for view in wal if view]
+            self._out.extend(views)
+            self._out_bytes += sum(map(len, views))
 
     def flush(self) -> None:
         """Send as much as the socket takes. Raises `ConnectionFailedError`."""

@@ -32,6 +32,7 @@ def main() -> None:
     parser.add_argument("--tls-key", type=Path)
     parser.add_argument("--tls-client-ca", type=Path)
     parser.add_argument("--tls-required", action=argparse.BooleanOptionalAction)
+    parser.add_argument("--status-file", type=Path, help="where to say who reads (JSON)")
     parser.add_argument("--timeout", type=float, default=TIMEOUT, help="seconds of silence")
     try:
         asyncio.run(_serve(parser.parse_args()))
@@ -57,6 +58,7 @@ async def _serve(given: argparse.Namespace) -> None:
             tls=_tls(given),
             tls_required=given.tls_required,
             timeout=given.timeout,
+            status_file=given.status_file,
         )
     )
     # What has been made by now lives as long as the process.

@@ -106,6 +106,11 @@ class Connection(Peer):
         """Whether the client has not even said who it is."""
         return self._login.step is Step.START
 
+    @property
+    def who(self) -> dict[str, str]:
+        """Who the client says it is; its user is proved once it has logged in."""
+        return {"user": self._login.user, "application_name": self._login.application}
+
     def end(self, error: SqlError) -> None:
         """End the connection, at whatever stage it is; `error` is the last word."""
         self._last_word, self._unwanted = error, True

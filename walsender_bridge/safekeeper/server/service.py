@@ -12,10 +12,11 @@ import ssl
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import structlog
 
+from walsender_bridge import status_file
 from walsender_bridge.errors import ConfigError, ConnectionFailedError, TusklineError
 from walsender_bridge.safekeeper.server import feedback
 from walsender_bridge.safekeeper.server.connection import ENDING, Connection
@@ -28,10 +29,13 @@ from walsender_bridge.safekeeper.server.tls import TlsFiles, tls_context
 from walsender_bridge.safekeeper.server.users import Users
 from walsender_bridge.safekeeper.server.wal_folder import WalFolder
 from walsender_bridge.wire.backend import SqlError, SqlErrorReply
+from walsender_bridge.wire.lsn import format_lsn
 
 #: Connections that have logged in, and that have not.
 MOST_READERS: Final = 64
 _MOST_LOGINS: Final = 64
+#: Seconds between two words about who reads.
+_STATUS_SECONDS: Final = 1.0
 #: Seconds after which a slot that has moved within its segment is written down all the same.
 _SAVE_SECONDS: Final = 30.0
 _BACKLOG = 64
@@ -57,6 +61,8 @@ class Settings:
     tls: TlsFiles | None = None
     tls_required: bool | None = None
     timeout: float = TIMEOUT
+    #: Where to say who reads (`WalServer.status`); None: nowhere.
+    status_file: Path | None = None
 
 
 class WalServer:
@@ -91,6 +97,7 @@ class WalServer:
         self._saved_at = time.monotonic()
         self._told: Readers | None = None
         self._faults: dict[str, str | None] = {}
+        self._said_at = 0.0
 
     # -- what a connection asks for -------------------------------------------------------------------
 
@@ -206,6 +213,42 @@ class WalServer:
             for connection in [*self._logins.values(), *self._readers.values()]:
                 connection.tick(now)
             await self._keep(now)
+            if self._settings.status_file is not None and now - self._said_at >= _STATUS_SECONDS:
+                self._said_at = now
+                status_file.write(self._settings.status_file, self.status())
+
+    def status(self) -> dict[str, Any]:
+        """Who reads, and the slots. LSNs as PostgreSQL writes them; null: not known, or none.
+
+        `readers`: of each that streams its `user`, `address`, `application_name`, `timeline`, `sent_lsn`,
+        `flush_lsn`; `slots`: of each its `slot` name, `restart_lsn`, `active`, `temporary`; `logins`: how many
+        clients are not through.
+        """
+        return {
+            "logins": len(self._logins),
+            "readers": [
+                {
+                    "address": c.address,
+                    **c.who,
+                    "timeline": c.stream.timeline,
+                    "sent_lsn": format_lsn(c.stream.sent_lsn),
+                    "flush_lsn": format_lsn(c.stream.flush_lsn),
+                }
+                for c in self._readers.values()
+                if c.stream is not None
+            ],
+            "slots": [
+                {
+                    "slot": slot.name,
+                    "restart_lsn": None
+                    if slot.restart_lsn is None
+                    else format_lsn(slot.restart_lsn),
+                    "active": active,
+                    "temporary": slot.temporary,
+                }
+                for slot, active in self.slots.all()
+            ],
+        }
 
     async def _keep(self, now: float) -> None:
         try:

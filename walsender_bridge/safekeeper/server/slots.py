@@ -120,6 +120,10 @@ class Slots:
         kept += [s.slot.restart_lsn for s in self._slots.values() if s.slot.temporary]
         return min((lsn for lsn in kept if lsn is not None), default=None)
 
+    def all(self) -> list[tuple[Slot, bool]]:
+        """Every slot, by name, and whether it is in use."""
+        return [(state.slot, state.owner is not None) for _, state in sorted(self._slots.items())]
+
     def durable(self) -> dict[str, Slot]:
         """The permanent slots as they are now, for the file."""
         return {n: s.slot for n, s in self._slots.items() if not s.slot.temporary}

@@ -1,0 +1,1 @@
+ALTER ROLE {role} IN DATABASE {database} SET synchronous_commit = on;

@@ -1,0 +1,1 @@
+ALTER DATABASE {database} SET synchronous_commit = on;

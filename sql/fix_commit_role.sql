@@ -1,0 +1,1 @@
+ALTER ROLE {role} SET synchronous_commit = on;

@@ -1,0 +1,1 @@
+REVOKE pg_read_all_stats FROM {role};

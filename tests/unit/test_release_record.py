@@ -1,0 +1,27 @@
+"""The record of who had commits go on without a quorum."""
+
+from walsender_bridge.attach.release_record import FILE, Decision, decisions, standing, write
+
+RELEASE = Decision("release", "db:5432/x", "postgres", "0/3000000", "0/2000000", 7, "FIRST 1 (q)")
+REQUIRE = Decision("require", "db:5432/x", "postgres", "0/4000000", None, 0, "")
+
+
+def test_28_a_release_stands_until_the_quorum_is_required_again(tmp_path):
+    assert standing(tmp_path / "log") is None
+    written = write(tmp_path / "log", RELEASE)
+    assert standing(tmp_path / "log") == written
+    assert written.by
+    assert written.at
+    assert "7 commits waited" in written.told()
+    write(tmp_path / "log", REQUIRE)
+    assert standing(tmp_path / "log") is None
+    assert [each.action for each in decisions(tmp_path / "log")] == ["release", "require"]
+
+
+def test_28_a_torn_line_hides_nothing_that_was_done(tmp_path):
+    written = write(tmp_path, RELEASE)
+    with (tmp_path / FILE).open("ab") as file:
+        file.write(b'{"action": "requ')
+    assert standing(tmp_path) == written
+    write(tmp_path, REQUIRE)
+    assert standing(tmp_path) is None

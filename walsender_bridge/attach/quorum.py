@@ -1,0 +1,341 @@
+"""What a server needs for a quorum of safekeepers: commits that wait for the proposer, and WAL kept for laggards.
+
+Invariant: whoever sets or frees what commits wait for never waits for it (`session`), so all of this works while
+commits hang. What `synchronous_standby_names` was before is recorded (`record`) before it is changed, and `detach`
+puts exactly that back; other standbys that had to answer still have to.
+
+A server is not made to wait for somebody who is not there: commits wait only once the proposer has told that a
+quorum has a commit that was made a moment ago (`wait_for_quorum`).
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import psycopg
+from psycopg import sql
+from psycopg.rows import tuple_row
+
+from walsender_bridge.attach.init import as_admin, login_of
+from walsender_bridge.attach.record import Made, Record
+from walsender_bridge.attach.release_record import Decision
+from walsender_bridge.attach.standby_names import StandbyNames
+from walsender_bridge.capture import source as capture
+from walsender_bridge.capture.source import Source
+from walsender_bridge.errors import (
+    DeadlineError,
+    PrivilegeError,
+    ServerSettingError,
+    SlotError,
+    SlotInUseError,
+)
+from walsender_bridge.sql import load
+from walsender_bridge.wire.lsn import format_lsn
+
+SETTING: Final = "synchronous_standby_names"
+#: Kinds of the record.
+_NAMES, _SLOT, _STATS = "setting", "physical slot", "member"
+#: Seconds in which a server reads its configuration again.
+_RELOAD_SECONDS: Final = 10.0
+#: Seconds in which a walsender notices that its client has gone.
+_SLOT_SECONDS: Final = 5.0
+
+Connection = psycopg.Connection[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Quorum:
+    """`source`: a database of the server. `name`: the proposer's application_name. `slot`: see `proposer.primary`."""
+
+    source: Source
+    name: str
+    slot: str
+
+    @property
+    def where(self) -> str:
+        """`host:port/database`, for messages."""
+        return self.source.where
+
+
+@contextmanager
+def session(quorum: Quorum, admin: str | None = None) -> Iterator[Connection]:
+    """A connection whose commits wait for no standby. `admin` as for `init`; raises what `capture.connect` does."""
+    with capture.connect(as_admin(quorum.source, admin)) as connection:
+        connection.execute(load("quorum_session").encode())
+        yield connection
+
+
+def facts(connection: Connection, quorum: Quorum) -> dict[str, Any]:
+    """What the server says: sql/quorum_facts.sql."""
+    names = {"slot": quorum.slot, "name": quorum.name}
+    with connection.cursor(row_factory=tuple_row) as cursor:
+        row = cursor.execute(load("quorum_facts").encode(), names).fetchone()
+    assert row is not None
+    found: dict[str, Any] = row[0]
+    return found
+
+
+def decision(
+    connection: Connection, quorum: Quorum, action: Literal["release", "require"]
+) -> Decision:
+    """What is decided, and how it stands at this moment: for `release_record`."""
+    found = facts(connection, quorum)
+    return Decision(
+        action,
+        quorum.where,
+        found["role"]["name"],
+        _text(found["flush_lsn"]),
+        _text(found["quorum_lsn"]),
+        found["waiting"],
+        found["names"],
+    )
+
+
+def _text(lsn: int | None) -> str | None:
+    return None if lsn is None else format_lsn(lsn)
+
+
+# -- making and taking back -----------------------------------------------------------------------------
+
+
+def attach_quorum(quorum: Quorum, admin: str | None = None) -> list[Made]:
+    """Make the slot, let the source's role see what is reported, and have commits wait if the quorum is there.
+
+    What was made. The database has been attached (`init`). Raises as `require_quorum`, and `SlotError`.
+    """
+    with session(quorum, admin) as connection:
+        record = _record(connection, quorum)
+        before = record.own()
+        check(facts(connection, quorum), quorum)
+        _make_slot(connection, quorum, record)
+        _let_see(connection, quorum, record)
+        if facts(connection, quorum)["senders"]:
+            require_quorum(connection, quorum)
+        return [made for made in record.own() if made not in before]
+
+
+def detach_quorum(quorum: Quorum, admin: str | None = None) -> list[Made]:
+    """Take back what the record says; what was taken back. Raises `SlotInUseError`, `PrivilegeError`."""
+    with session(quorum, admin) as connection:
+        record = Record(connection, quorum.slot)
+        found = record.own() if record.readable else []
+        if any(made.kind == _NAMES for made in found):
+            may_set(connection, quorum)
+        for made in found:
+            if made.kind == _NAMES and made.name == SETTING:
+                _put_back(connection, quorum, record, made)
+        for made in found:
+            if made.kind == _SLOT and made.name == quorum.slot:
+                _drop_slot(connection, quorum)
+            elif made.kind == _STATS and made.name == login_of(quorum.source.dsn).user:
+                _role(connection, "revoke_stats", made.name)
+        if found:
+            record.forget()
+        return found
+
+
+def _record(connection: Connection, quorum: Quorum) -> Record:
+    record = Record(connection, quorum.slot)
+    if record.owner is None:
+        raise ServerSettingError(
+            "this database is not attached", where=quorum.where, repair="tuskline init"
+        )
+    return record
+
+
+def _make_slot(connection: Connection, quorum: Quorum, record: Record) -> None:
+    """As the proposer would. One of our own prefix is ours whoever of us has made it."""
+    slot = facts(connection, quorum)["slot"]
+    if slot is not None and (slot["slot_type"] != "physical" or slot["active"]):
+        raise SlotError(
+            f"slot {quorum.slot!r} is not an idle physical slot",
+            where=quorum.where,
+            repair="choose another name: [safekeepers] slot",
+        )
+    if slot is None or quorum.slot.startswith("tuskline_"):
+        record.add(Made(_SLOT, quorum.slot))
+    if slot is None:
+        connection.execute(load("physical_slot_create").encode(), {"slot": quorum.slot})
+
+
+def _drop_slot(connection: Connection, quorum: Quorum) -> None:
+    deadline = time.monotonic() + _SLOT_SECONDS
+    while True:
+        try:
+            connection.execute(load("physical_slot_drop").encode(), {"slot": quorum.slot})
+        except psycopg.errors.ObjectInUse as error:
+            if time.monotonic() > deadline:
+                raise SlotInUseError(
+                    str(error.diag.message_primary),
+                    where=f"{quorum.where}, slot {quorum.slot}",
+                    repair="tuskline down, or stop whoever else uses it",
+                ) from None
+            time.sleep(0.1)
+        else:
+            return
+
+
+def _let_see(connection: Connection, quorum: Quorum, record: Record) -> None:
+    """The role that the parts run as, if this connection is an administrator's."""
+    role = login_of(quorum.source.dsn).user
+    acts = facts(connection, quorum)["role"]
+    if not acts["superuser"] or acts["name"] == role:
+        return
+    found = connection.execute(load("role_sees").encode(), {"role": role}).fetchone()
+    if found is not None and not found[0]:
+        record.add(Made(_STATS, role))
+        _role(connection, "roles_stats", role)
+
+
+def _role(connection: Connection, text: str, role: str) -> None:
+    connection.execute(sql.SQL(load(text)).format(role=sql.Identifier(role)))
+
+
+# -- what commits wait for ------------------------------------------------------------------------------
+
+
+def check(found: dict[str, Any], quorum: Quorum) -> None:
+    """Raise `ServerSettingError` for a server on which commits could not wait for the proposer, or for ever."""
+    apply = [each for each in found["commit_elsewhere"] if each["value"] == "remote_apply"]
+    if found["commit"] == "remote_apply" or apply:
+        raise ServerSettingError(
+            "synchronous_commit = remote_apply waits for a standby that replays, and safekeepers do not: "
+            "every commit would hang",
+            where=quorum.where,
+            repair="set it to on: `tuskline doctor` says where, and --fix-sql how",
+        )
+    if found["commit"] in {"off", "local"}:
+        raise ServerSettingError(
+            f"synchronous_commit is {found['commit']}: commits wait for no standby",
+            where=quorum.where,
+            repair="set synchronous_commit = on",
+        )
+
+
+def require_quorum(connection: Connection, quorum: Quorum, *, timeout: float = 30.0) -> bool:
+    """Have commits wait for the proposer; whether anything had to be changed. `connection` is from `session`.
+
+    First a quorum has to answer, in `timeout` seconds (0: it is not asked for, and commits may hang at once).
+    Raises `ServerSettingError`, `DeadlineError` (no quorum answered: nothing is changed) and `PrivilegeError`.
+    """
+    found = facts(connection, quorum)
+    check(found, quorum)
+    now = StandbyNames.parse(found["names"])
+    wanted = now.joined_by(quorum.name)
+    if wanted is None:
+        raise ServerSettingError(
+            f"{SETTING} is {found['names']!r}: others can answer in the quorum's place",
+            where=quorum.where,
+            repair=f"name every standby that has to answer, for example "
+            f"FIRST {len(now.names) + 1} ({', '.join((quorum.name, *now.names))})",
+        )
+    if wanted == now:
+        return False
+    record = _record(connection, quorum)
+    may_set(connection, quorum)
+    if timeout:
+        wait_for_quorum(connection, quorum, timeout)
+    if not any(made.kind == _NAMES for made in record.own()):
+        row = connection.execute(load("system_value").encode(), {"name": SETTING}).fetchone()
+        record.add(Made(_NAMES, SETTING, grantee="" if row is None else f"={row[0]}"))
+    set_names(connection, quorum, str(wanted))
+    return True
+
+
+def release_quorum(connection: Connection, quorum: Quorum) -> bool:
+    """Have commits no longer wait for the proposer: those that hang return. Whether anything had to be changed.
+
+    `connection` is from `session`. The record of what was there before stays, for `detach`.
+    """
+    found = facts(connection, quorum)
+    now = StandbyNames.parse(found["names"])
+    left = now.left_by(quorum.name)
+    if left == now:
+        return False
+    may_set(connection, quorum)
+    set_names(connection, quorum, str(left))
+    return True
+
+
+def set_names(connection: Connection, quorum: Quorum, value: str | None) -> None:
+    """ALTER SYSTEM, and wait until it holds. None: RESET, then it only must not name the proposer any more.
+
+    Raises `ServerSettingError` when something else (the command line, an HA manager) overrides it.
+    """
+    if value is None:
+        _system(connection, "system_reset", name=sql.Identifier(SETTING))
+    else:
+        _system(connection, "system_set", name=sql.Identifier(SETTING), value=sql.Literal(value))
+    connection.execute(load("reload_conf").encode())
+    deadline = time.monotonic() + _RELOAD_SECONDS
+    while True:
+        row = connection.execute(load("setting_now").encode(), {"name": SETTING}).fetchone()
+        assert row is not None
+        held = StandbyNames.parse(row[0])
+        if not held.names_it(quorum.name) if value is None else held == StandbyNames.parse(value):
+            return
+        if time.monotonic() > deadline:
+            raise ServerSettingError(
+                f"{SETTING} was set to {value or ''!r} by ALTER SYSTEM, and stays {row[0]!r} "
+                f"(its source: {row[1]})",
+                where=quorum.where,
+                repair="set it where it comes from: the server's command line, or the HA manager's configuration",
+            )
+        time.sleep(0.05)
+
+
+def _put_back(connection: Connection, quorum: Quorum, record: Record, made: Made) -> None:
+    """What ALTER SYSTEM said before. What somebody else has set since then stays."""
+    row = connection.execute(load("system_value").encode(), {"name": SETTING}).fetchone()
+    if row is None:
+        return
+    now = StandbyNames.parse(row[0])
+    before = made.grantee[1:] if made.grantee else None
+    same = now == StandbyNames.parse(before or "")
+    if not (now.names_it(quorum.name) or same):
+        return
+    # Who is no superuser could have written anything into the record.
+    trusted = connection.execute(load("role_superuser").encode(), {"role": record.owner}).fetchone()
+    if trusted == (True,) or before is None:
+        set_names(connection, quorum, before)
+    else:
+        set_names(connection, quorum, str(now.left_by(quorum.name)))
+
+
+def _system(connection: Connection, text: str, **names: sql.Composable) -> None:
+    connection.execute(sql.SQL(load(text)).format(**names))
+
+
+def may_set(connection: Connection, quorum: Quorum) -> None:
+    """Raise `PrivilegeError` when this role may not change what commits wait for."""
+    role = facts(connection, quorum)["role"]
+    if not role["superuser"]:
+        raise PrivilegeError(
+            f"role {role['name']} may not use ALTER SYSTEM",
+            where=quorum.where,
+            repair="add --admin user=..., which names a superuser",
+        )
+
+
+def wait_for_quorum(connection: Connection, quorum: Quorum, timeout: float) -> None:
+    """Commit, and wait until the proposer has told this server that a quorum has that commit.
+
+    Raises `DeadlineError` after `timeout` seconds.
+    """
+    connection.execute(load("quorum_mark").encode())
+    wanted = facts(connection, quorum)["flush_lsn"]
+    deadline = time.monotonic() + timeout
+    while True:
+        found = facts(connection, quorum)
+        if (found["quorum_lsn"] or 0) >= wanted:
+            return
+        if time.monotonic() > deadline:
+            why = "does not say that a quorum has them" if found["senders"] else "does not run"
+            raise DeadlineError(
+                f"commits would hang: the proposer {why} ({timeout:g} s)",
+                where=quorum.where,
+                repair="tuskline up; `tuskline status` says what the quorum lacks",
+            )
+        time.sleep(0.05)

@@ -1,0 +1,107 @@
+"""Who had commits go on without a quorum, and when: `quorum.jsonl` in the data directory, a line for each decision.
+
+Invariant: a release is on disk before it is asked of the server, so commits never go on without a trace; one that
+then failed stands there too, until `tuskline quorum require`. Lines are only added. One that a crash tore is
+skipped: what it announced was not done.
+"""
+
+import getpass
+import json
+import os
+import socket
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from walsender_bridge.errors import ConfigError
+
+FILE = "quorum.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """`lsn`: the end of the server's durable WAL. `quorum_lsn`: what a quorum had of it. Both `X/Y` or None.
+
+    `waiting`: commits that hung at that moment. `names`: synchronous_standby_names before. `at`: Unix seconds.
+    """
+
+    action: Literal["release", "require"]
+    server: str
+    role: str
+    lsn: str | None
+    quorum_lsn: str | None
+    waiting: int
+    names: str
+    by: str = ""
+    at: float = 0.0
+
+    def told(self) -> str:
+        """In one line."""
+        at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.at))
+        return (
+            f"{self.by} released the quorum at {at}: {self.waiting} commits waited, the WAL ended at {self.lsn}, "
+            f"a quorum had it up to {self.quorum_lsn or 'nobody knows where'}"
+        )
+
+
+def write(data_dir: Path, decision: Decision) -> Decision:
+    """Append it, durably, with who and when; what was written. Raises `ConfigError`."""
+    signed = Decision(**{**asdict(decision), "by": _who(), "at": time.time()})
+    path = data_dir / FILE
+    try:
+        data_dir.mkdir(parents=True, exist_ok=True)
+        with path.open("a+b") as file:
+            # A line that was torn ends here.
+            torn = file.tell() and not _ends_a_line(path)
+            file.write((b"\n" if torn else b"") + json.dumps(asdict(signed)).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        folder = os.open(data_dir, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        raise ConfigError(
+            f"the decision cannot be recorded: {error.strerror}",
+            where=str(path),
+            repair="give this user the folder of [log] data_dir, or make room",
+        ) from None
+    return signed
+
+
+def decisions(data_dir: Path) -> list[Decision]:
+    """All of them, oldest first."""
+    try:
+        lines = (data_dir / FILE).read_bytes().splitlines()
+    except FileNotFoundError:
+        return []
+    found = []
+    for line in lines:
+        try:
+            values: dict[str, Any] = json.loads(line)
+            found.append(Decision(**values))
+        except (ValueError, TypeError):
+            continue
+    return found
+
+
+def standing(data_dir: Path) -> Decision | None:
+    """The release that holds; None when commits are to wait for the quorum."""
+    last = next(iter(decisions(data_dir)[::-1]), None)
+    return last if last is not None and last.action == "release" else None
+
+
+def _ends_a_line(path: Path) -> bool:
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) == b"\n"
+
+
+def _who() -> str:
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = f"uid {os.getuid()}"
+    return f"{user}@{socket.gethostname()}"

@@ -1,0 +1,90 @@
+"""What `keeper run` and `bridge run` run: their child processes, one for each hot loop."""
+
+import asyncio
+import sys
+
+from walsender_bridge.config import Config
+from walsender_bridge.errors import Cause
+from walsender_bridge.supervisor import Child, Supervisor, stop_on_signals
+
+#: A proposer that ends so was fenced, or would corrupt: it must not come back by itself (rule 5).
+_PROPOSER_FINAL = frozenset({Cause.FENCED, Cause.DIVERGED, Cause.CORRUPT, Cause.USAGE})
+
+
+def keeper(settings: Config) -> None:
+    """Run the log replicas and the safekeepers of this machine, until SIGTERM or SIGINT.
+
+    Raises what a safekeeper's data directory is refused for (`hosting.prepare`).
+    """
+    from walsender_bridge.safekeeper import hosting
+
+    section, keeper = settings.safekeepers, settings.keeper[0]
+    safekeepers = hosting.hosted(section, keeper.data_dir, settings.run_dir)
+    hosting.prepare(safekeepers, section)
+    argv = [sys.executable, "-m", "walsender_bridge.change_log.keeper"]
+    argv += ["--data-dir", str(keeper.data_dir), "--listen", keeper.listen]
+    children = [Child("replicas", argv), *hosting.children(safekeepers, section)]
+    _supervise("keeper", children, settings)
+    hosting.clear(safekeepers)
+
+
+def bridge(settings: Config) -> None:
+    """Run the repository, the captures and the proposer, until SIGTERM or SIGINT."""
+    from walsender_bridge.change_log.repository_service import RepositoryServer
+
+    repository = RepositoryServer(
+        settings.log.data_dir,
+        settings.log.listen,
+        keepers=[f"grpc://{keeper.listen}" for keeper in settings.keeper],
+        retention=settings.log.retention,
+    )
+    repository.start()
+    try:
+        _supervise("bridge", [*_captures(settings), *_proposer(settings)], settings)
+    finally:
+        repository.stop()
+
+
+def _captures(settings: Config) -> list[Child]:
+    children = []
+    for source in settings.source:
+        argv = [sys.executable, "-m", "walsender_bridge.capture", "--source", source.name]
+        argv += ["--slot", source.slot_name, "--publication", source.publication_name]
+        argv += ["--log", settings.log_address, "--spool", str(settings.spool_dir / source.name)]
+        argv += ["--spool-limit", str(source.spool_limit)]
+        argv += ["--status-file", str(settings.run_dir / f"capture-{source.name}.status.json")]
+        for table in source.tables:
+            argv += ["--table", table]
+        # The DSN may hold a password, and arguments are everybody's to read.
+        children.append(
+            Child(f"capture-{source.name}", argv, env={"TUSKLINE_SOURCE_DSN": source.dsn})
+        )
+    return children
+
+
+def _proposer(settings: Config) -> list[Child]:
+    from walsender_bridge.proposer.effects import Limits
+
+    source, section = settings.quorum_source, settings.safekeepers
+    if source is None:
+        return []
+    argv = [sys.executable, "-m", "walsender_bridge.proposer"]
+    argv += [f"--safekeeper={address}" for address in section.proposed_to]
+    argv += ["--application-name", section.application_name, "--slot", section.slot]
+    # What is on the way to a safekeeper is in memory too: the queue has the rest.
+    inflight = Limits().inflight_bytes * len(section.proposed_to)
+    argv += ["--queue-bytes", str(section.max_queue_bytes - inflight)]
+    argv += ["--max-laggard-bytes", str(section.max_laggard_bytes)]
+    argv += ["--status-file", str(settings.proposer_status)]
+    argv += ["--members-file", str(settings.members_request)]
+    env = {"TUSKLINE_SOURCE_DSN": source.dsn}
+    return [Child("proposer", argv, env=env, final=_PROPOSER_FINAL)]
+
+
+def _supervise(name: str, children: list[Child], settings: Config) -> None:
+    async def serve() -> None:
+        stop = asyncio.Event()
+        stop_on_signals(stop)
+        await Supervisor(name, children, run_dir=settings.run_dir).run(stop)
+
+    asyncio.run(serve())

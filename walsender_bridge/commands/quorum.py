@@ -1,0 +1,126 @@
+"""`tuskline quorum`: whether commits wait for the safekeepers. docs/quorum-lost.md says when to do what."""
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from walsender_bridge.commands.attach import needed_quorum
+from walsender_bridge.commands.options import (
+    DEFAULT_CONFIG,
+    Admin,
+    AsJson,
+    ConfigPath,
+    checked_admin,
+)
+from walsender_bridge.config import Config, load_config
+from walsender_bridge.errors import UsageError
+from walsender_bridge.output import Output
+
+quorum_app = typer.Typer(
+    help="Whether commits wait for the safekeepers: see docs/quorum-lost.md.", no_args_is_help=True
+)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    app.add_typer(quorum_app, name="quorum")
+
+
+@quorum_app.command()
+def show(config: ConfigPath = DEFAULT_CONFIG, admin: Admin = None, as_json: AsJson = False) -> None:
+    """What commits wait for on the server, how many wait now, and a release that stands."""
+    settings = load_config(config)
+    from walsender_bridge.attach import quorum as server
+
+    wanted = needed_quorum(settings)
+    with server.session(wanted, checked_admin(admin)) as connection:
+        Output(as_json=as_json).record(_shown(settings, server.facts(connection, wanted)))
+
+
+@quorum_app.command()
+def require(
+    config: ConfigPath = DEFAULT_CONFIG,
+    admin: Admin = None,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds in which a quorum has to answer; 0: do not ask for one.")
+    ] = 30.0,
+    as_json: AsJson = False,
+) -> None:
+    """Have commits wait for the quorum (again), once it is seen to work. Ends a release."""
+    settings = load_config(config)
+    from walsender_bridge.attach import quorum as server
+    from walsender_bridge.attach import release_record
+
+    wanted = needed_quorum(settings)
+    with server.session(wanted, checked_admin(admin)) as connection:
+        changed = server.require_quorum(connection, wanted, timeout=timeout)
+        if release_record.standing(settings.log.data_dir) is not None:
+            decision = server.decision(connection, wanted, "require")
+            release_record.write(settings.log.data_dir, decision)
+        found = _shown(settings, server.facts(connection, wanted))
+    Output(as_json=as_json).record({"changed": changed, **found})
+
+
+@quorum_app.command()
+def release(
+    config: ConfigPath = DEFAULT_CONFIG,
+    admin: Admin = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask the first question.")] = False,
+    lossy: Annotated[
+        bool, typer.Option("--yes-i-may-lose-data", help="Do not ask the second question.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Have commits go on without the quorum, also those that hang now. Recorded until `quorum require`."""
+    settings = load_config(config)
+    from walsender_bridge.attach import quorum as server
+    from walsender_bridge.attach import release_record
+
+    wanted = needed_quorum(settings)
+    output = Output(as_json=as_json)
+    if not (yes and lossy) and not sys.stdin.isatty():
+        raise UsageError(
+            "nobody is here to be asked",
+            repair="read docs/quorum-lost.md; scripts say --yes --yes-i-may-lose-data",
+        )
+    with server.session(wanted, checked_admin(admin)) as connection:
+        server.may_set(connection, wanted)
+        before = server.decision(connection, wanted, "release")
+        output.note(
+            f"{wanted.where}: {before.waiting} commits wait. The WAL ends at {before.lsn}; a quorum has it up to "
+            f"{before.quorum_lsn or 'nobody knows where'}."
+        )
+        if not yes:
+            typer.confirm("Have commits return without a quorum from now on?", abort=True, err=True)
+        if not lossy:
+            typer.confirm(
+                f"If the disk of {wanted.where} is lost before `tuskline quorum require`, these commits are lost "
+                "too. Really?",
+                abort=True,
+                err=True,
+            )
+        # First what is to be done, durably; then it is done.
+        written = release_record.write(settings.log.data_dir, before)
+        changed = server.release_quorum(connection, wanted)
+        found = _shown(settings, server.facts(connection, wanted))
+    output.record({"changed": changed, "recorded": written.told(), **found})
+
+
+def _shown(settings: Config, found: dict[str, Any]) -> dict[str, Any]:
+    from walsender_bridge.attach import release_record
+    from walsender_bridge.wire.lsn import format_lsn
+
+    released = release_record.standing(settings.log.data_dir)
+    name = settings.safekeepers.application_name
+    return {
+        "synchronous_standby_names": found["names"],
+        "proposers": found["senders"],
+        "application_name": name,
+        "waiting_commits": found["waiting"],
+        "wal_lsn": None if found["flush_lsn"] is None else format_lsn(found["flush_lsn"]),
+        # What this role may not see is not told as nothing.
+        "sees_who_waits": found["may_see"],
+        "quorum_lsn": None if found["quorum_lsn"] is None else format_lsn(found["quorum_lsn"]),
+        "released": None if released is None else released.told(),
+    }

@@ -1,0 +1,144 @@
+"""What is seen of the safekeepers at one moment: the source of `safekeeper status`, `status`, `top` and `/metrics`.
+
+The proposer, where its bridge runs here, tells of every safekeeper that it reaches; each safekeeper that the
+keeper hosts here tells of itself, and its WAL server of readers and slots (`proposer.status`, `safekeeper.status`,
+`WalServer.status`). What both tell of one is joined by its identity. A file that is old, or of a process that is
+gone, says nothing of now: its state is then `unknown`, and what it holds is still shown.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from walsender_bridge import processes, status_file
+from walsender_bridge.config import Config
+from walsender_bridge.safekeeper import hosting
+from walsender_bridge.wire.lsn import parse_lsn
+
+#: Seconds after which what a process said of itself is no longer taken for now.
+STALE: Final = 5.0
+_FOLLOWING: Final = ("streaming", "catching up")
+
+
+@dataclass(frozen=True, slots=True)
+class SafekeeperView:
+    """One safekeeper. `told`: by the proposer; `own`: by itself; `server`: by its WAL server. Each may be empty.
+
+    `name`: where it is hosted here, else its address.
+    """
+
+    name: str
+    address: str
+    told: Mapping[str, Any]
+    own: Mapping[str, Any]
+    server: Mapping[str, Any]
+    hosted: bool
+
+    @property
+    def state(self) -> str:
+        """As the proposer shows it; `full` (its disk), or without a proposer what it says of itself."""
+        if self.hosted and not _fresh(self.own):
+            return "away"
+        if self.own.get("state") == "full":
+            return "full"
+        state: str = self.told.get("shown") or self.own.get("state") or "unknown"
+        return state
+
+    @property
+    def flush_lsn(self) -> str | None:
+        """The durable end of its WAL, as far as is known."""
+        lsn: str | None = self.own.get("flush_lsn") or self.told.get("flush_lsn")
+        return lsn
+
+
+@dataclass(frozen=True, slots=True)
+class QuorumView:
+    """The proposer (empty: it does not run here) and the safekeepers."""
+
+    proposer: Mapping[str, Any]
+    proposer_here: bool
+    safekeepers: tuple[SafekeeperView, ...]
+
+    @property
+    def phase(self) -> str:
+        """The proposer's phase; `unknown` when what it said is old."""
+        if self.proposer and (_fresh(self.proposer) or self.proposer.get("phase") == "ended"):
+            phase: str = self.proposer["phase"]
+            return phase
+        return "unknown"
+
+    @property
+    def quorum(self) -> bool:
+        """Whether a majority follows the proposer: else commits wait."""
+        return self.phase == "leading" and bool(self.proposer.get("quorum"))
+
+    @property
+    def lag_bytes(self) -> int | None:
+        """How much WAL the primary has sent that is not committed yet; None: not known."""
+        if not self.quorum:
+            return None
+        return parse_lsn(self.proposer["end_lsn"]) - parse_lsn(self.proposer["commit_lsn"])
+
+    @property
+    def ill(self) -> list[str]:
+        """What does not run as it should, the worst first."""
+        words = []
+        if self.proposer_here and not self.quorum:
+            words.append(f"a quorum is lost, commits hang: {self._why()}")
+        for each in self.safekeepers:
+            name = f"safekeeper {each.address}"
+            if each.state == "rebuild":
+                words.append(f"{name} stayed too far behind: its WAL was let go, it begins anew")
+            elif each.state == "full":
+                words.append(f"{name} has no room: {each.own.get('why')}")
+            elif each.state not in {*_FOLLOWING, "following"}:
+                fault = each.told.get("fault")
+                words.append(f"{name} is {each.state}" + (f": {fault}" if fault else ""))
+        return words
+
+    def _why(self) -> str:
+        error = self.proposer.get("error") or {}
+        if error.get("what"):
+            return f"{error['what']}" + (f"; {error['repair']}" if error.get("repair") else "")
+        if self.phase != "leading":
+            return f"the proposer is {self.phase}"
+        following = sum(each.state in _FOLLOWING for each in self.safekeepers)
+        return f"{following} of {len(self.safekeepers)} safekeepers follow"
+
+
+def look(settings: Config) -> QuorumView | None:
+    """What is seen now; None: no safekeepers are configured. Reads a few small files."""
+    section = settings.safekeepers
+    if not section.proposed_to:
+        return None
+    proposer = status_file.read(settings.proposer_status)
+    told = {each["address"]: each for each in proposer.get("safekeepers", ())}
+    by_identity = {each["safekeeper"]: each for each in told.values() if each.get("safekeeper")}
+    found: dict[str, SafekeeperView] = {}
+    for each in hosting.hosted(section, settings.keeper[0].data_dir, settings.run_dir):
+        own = status_file.read(each.status)
+        seen = told.get(each.listen) or by_identity.get(own.get("safekeeper")) or {}
+        server = status_file.read(each.wal_server_status)
+        found[seen.get("address", each.listen)] = SafekeeperView(
+            each.name, each.listen, seen, own, server, hosted=True
+        )
+    for address in (*section.proposed_to, *told):
+        if address not in found:
+            found[address] = SafekeeperView(
+                address, address, told.get(address, {}), {}, {}, hosted=False
+            )
+    return QuorumView(proposer, bool(proposer), tuple(found.values()))
+
+
+def fresh(path: Path) -> dict[str, Any]:
+    """What a process says there, if it lives and says it now; else {}."""
+    found = status_file.read(path)
+    return found if _fresh(found) else {}
+
+
+def _fresh(record: Mapping[str, Any]) -> bool:
+    """Whether a process that lives said it just now."""
+    at, pid = record.get("updated_at", 0.0), record.get("pid", 0)
+    return time.time() - at < STALE and processes.alive(pid)

@@ -1,0 +1,194 @@
+"""The sections of the configuration file, each a strict value: what there is to say, its unit, its default."""
+
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    field_validator,
+    model_validator,
+)
+
+#: A stream's name is a folder name, a Flight path and an Iceberg namespace, so it is kept plain.
+StreamName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,39}$")]
+SlotName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9_]{1,63}$")]
+HostPort = Annotated[str, StringConstraints(pattern=r"^[^\s/]+:\d{1,5}$")]
+
+
+Bytes = Annotated[int, Field(ge=0)]
+#: What a standby calls itself; as a name in `synchronous_standby_names` it needs no quotes.
+StandbyName = Annotated[str, StringConstraints(pattern=r"^[a-z_][a-z0-9_]{0,62}$")]
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of a `HostPort`; an IPv6 address loses its brackets."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class LogSection(_Section):
+    """`[log]`: the metadata repository and what holds for the whole change log."""
+
+    data_dir: Path
+    #: Where the repository listens, `host:port`.
+    listen: HostPort = "127.0.0.1:7400"
+    #: Seconds that committed entries are kept for consumers which hold no lease.
+    retention: float = Field(default=86_400.0, gt=0)
+
+
+class SourceSection(_Section):
+    """`[[source]]`: one database that is captured into one log stream."""
+
+    name: StreamName
+    #: libpq's own ways: a URI, `key=value` pairs, `service=`; a password is better in `.pgpass`.
+    dsn: str
+    #: `schema.table` names; empty means every ordinary table of the database.
+    tables: tuple[str, ...] = ()
+    slot: SlotName | None = None
+    publication: str | None = None
+    #: Bytes on disk for large transactions that have not committed yet (PostgreSQL 14 and later send them
+    #: while they are in progress). 0: the server keeps them on its own disk instead.
+    spool_limit: int = Field(default=64 << 30, ge=0)
+
+    @property
+    def slot_name(self) -> str:
+        """The logical slot, `tuskline_<name>` unless configured."""
+        return self.slot or f"tuskline_{self.name}"
+
+    @property
+    def publication_name(self) -> str:
+        """The publication, `tuskline_<name>` unless configured."""
+        return self.publication or f"tuskline_{self.name}"
+
+
+class KeeperSection(_Section):
+    """`[[keeper]]`: a service that keeps replicas of the log streams."""
+
+    listen: HostPort
+    data_dir: Path
+
+
+class LakeSection(_Section):
+    """`[lake]`: where the tables are published, and how often."""
+
+    uri: str
+    format: Literal["iceberg"] = "iceberg"
+    #: Seconds between epochs when there is data.
+    epoch_interval: float = Field(default=60.0, gt=0)
+    #: Seconds that an epoch stays readable after a newer one was published.
+    retention: float = Field(default=86_400.0, gt=0)
+    #: What becomes of epochs while a table cannot follow: they wait for it, or go on and name it.
+    failing_table: Literal["hold", "go_on"] = "hold"
+    #: Bytes a second that a copy of tables writes at most; no limit unless set.
+    copy_rate: float | None = Field(default=None, gt=0)
+    #: What is done with a row that has a value which the lake cannot hold, by `stream.schema.table` and for
+    #: all others as `default`: `fail` (the job stops and names it) or `quarantine` (it is set aside).
+    on_unfit_value: dict[str, Literal["fail", "quarantine"]] = {}
+    #: Spark's master for `tuskline lake run`; a cluster's own settings win under spark-submit.
+    spark_master: str = "local[2]"
+
+
+class SafekeepersSection(_Section):
+    """`[safekeepers]`: WAL is on a quorum of safekeepers before COMMIT returns. Without any: as ever.
+
+    `keeper run` hosts `local` of them, `bridge run` the proposer that reaches all of `addresses`. Of the hosted
+    ones, the first listens where `listen` and `wal_listen` say, each further one a port higher.
+    """
+
+    #: Where the proposer finds each safekeeper; left out, they are the `local` ones.
+    addresses: tuple[HostPort, ...] = ()
+    #: How many this machine's keeper hosts.
+    local: Literal[0, 1, 3, 5] = 0
+    #: The source whose server's WAL it is, all its databases; the first source unless named.
+    source: StreamName | None = None
+    #: The proposer's name as the server's synchronous standby.
+    application_name: StandbyName = "tuskline_quorum"
+    #: The physical slot, idle, that keeps WAL for safekeepers that lag.
+    slot: SlotName = "tuskline_safekeepers"
+    #: Bytes of WAL in the proposer's memory, at most.
+    max_queue_bytes: int = Field(default=64 << 20, ge=32 << 20)
+    #: Bytes that a safekeeper may stay behind until its WAL is let go, and it is rebuilt.
+    max_laggard_bytes: int = Field(default=16 << 30, ge=64 << 20)
+    #: Where hosted safekeepers hear the proposer.
+    listen: HostPort = "127.0.0.1:7410"
+    #: Where hosted safekeepers serve WAL to PostgreSQL's own clients.
+    wal_listen: HostPort = "127.0.0.1:7420"
+    #: Who may read WAL: lines of `"name" "SCRAM-SHA-256$..."`; nobody, unless it is given.
+    users: Path | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    #: Whose certificates readers have to show.
+    tls_client_ca: Path | None = None
+    #: The most that one hosted safekeeper's WAL may take on its disk, in bytes; no limit unless set.
+    wal_bytes: Annotated[int, Field(ge=64 << 20)] | None = None
+    #: What is to stay free on that file system, in bytes.
+    free_bytes: Bytes = 64 << 20
+    #: Bytes of WAL that are kept behind the end though nobody needs them.
+    keep_bytes: Bytes = 0
+    #: Where complete segments are copied: any URL that fsspec knows. Old WAL waits for it.
+    archive: str | None = None
+
+    @field_validator("listen", "wal_listen")
+    @classmethod
+    def _has_room(cls, address: str) -> str:
+        if not 1 <= split_address(address)[1] <= 65_530:
+            raise ValueError("the port must be between 1 and 65530")
+        return address
+
+    @field_validator("addresses")
+    @classmethod
+    def _each_once(cls, addresses: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(addresses)) < len(addresses):
+            raise ValueError("each safekeeper once: one that is counted twice is no quorum")
+        if len(addresses) == 2:
+            raise ValueError("two safekeepers are worse than one: either one's loss stops commits")
+        return addresses
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key belong together")
+        taken = [*self.hosted_addresses, *self.wal_addresses]
+        if len(set(taken)) < len(taken):
+            raise ValueError(
+                f"listen and wal_listen need {self.local} ports each, and they overlap"
+            )
+        return self
+
+    def _row(self, first: str) -> tuple[str, ...]:
+        host, _, port = first.rpartition(":")
+        return tuple(f"{host}:{int(port) + n}" for n in range(self.local))
+
+    @property
+    def hosted_addresses(self) -> tuple[str, ...]:
+        """Where each hosted safekeeper hears the proposer."""
+        return self._row(self.listen)
+
+    @property
+    def wal_addresses(self) -> tuple[str, ...]:
+        """Where each hosted safekeeper serves WAL."""
+        return self._row(self.wal_listen)
+
+    @property
+    def proposed_to(self) -> tuple[str, ...]:
+        """The safekeepers that the proposer reaches."""
+        return self.addresses or self.hosted_addresses
+
+
+class MetricsSection(_Section):
+    """`[metrics]`: where `tuskline up` serves `/metrics`, `/healthz` and `/readyz`."""
+
+    listen: HostPort = "127.0.0.1:9400"
+
+
+class LogsSection(_Section):
+    """`[logs]`: how the parts write their logs, to standard error."""
+
+    format: Literal["console", "json"] = "console"

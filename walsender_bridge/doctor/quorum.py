@@ -1,0 +1,240 @@
+"""Judgement on a server whose commits are to wait for safekeepers, from the facts of sql/quorum_facts.sql.
+
+What would let a commit return without the quorum, or hang for ever, is an error. None of it keeps `up` from
+starting, but a minor version that breaks the quorum's promise: a server that waits for the proposer is worst off
+without one.
+"""
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from walsender_bridge.attach.quorum import SETTING, Quorum
+from walsender_bridge.attach.standby_names import StandbyNames
+from walsender_bridge.doctor.finding import Finding, Severity
+from walsender_bridge.doctor.fixes import fix
+from walsender_bridge.errors import Cause
+
+OK, WARNING, ERROR = Severity.OK, Severity.WARNING, Severity.ERROR
+Facts = dict[str, Any]
+
+#: The first minor of a major that never writes a part of a record anew on the same timeline (11.14's release notes).
+MENDED: Final = {11: 14, 12: 9, 13: 5, 14: 1}
+#: Connections of the proposer: the stream, and one for older WAL; the slot is moved by an ordinary one.
+SENDERS: Final = 2
+_MEGABYTE: Final = 1 << 20
+
+
+def judge(facts: Facts, quorum: Quorum, where: str, max_laggard_bytes: int) -> Iterator[Finding]:
+    """All findings about the server as the quorum's."""
+    yield from _version(facts, where)
+    yield from _names(facts, quorum, where)
+    yield from _proposers(facts, quorum, where)
+    yield from _synchronous_commit(facts, where)
+    yield from _room(facts, where)
+    yield from _retention(facts, where, max_laggard_bytes)
+    yield from _slot(facts, quorum, where)
+    yield from _role(facts, where)
+
+
+def _error(check: str, where: str, what: str, repair: str, fix_sql: str = "") -> Finding:
+    return Finding(check, where, what, ERROR, repair=repair, fix=fix_sql, prevents=False)
+
+
+def _version(facts: Facts, where: str) -> Iterator[Finding]:
+    major, minor = divmod(facts["version"], 10_000)
+    if minor < MENDED.get(major, 0):
+        yield Finding(
+            "minor version",
+            where,
+            f"{facts['version_text']} may write a part of a record anew on the same timeline after a crash: "
+            "safekeepers would hold other bytes than the server",
+            ERROR,
+            repair=f"install {major}.{MENDED[major]} or later",
+            cause=Cause.NOT_SUPPORTED,
+        )
+
+
+def _names(facts: Facts, quorum: Quorum, where: str) -> Iterator[Finding]:
+    names, text = StandbyNames.parse(facts["names"]), facts["names"]
+    wanted = names.joined_by(quorum.name)
+    if names.needs(quorum.name):
+        yield Finding(SETTING, where, f"commits wait for {quorum.name}")
+        return
+    if wanted is None:
+        everyone = [name for name in names.names if name != "*"]
+        if not names.names_it(quorum.name):
+            everyone.insert(0, quorum.name)
+        safe = StandbyNames("FIRST", len(everyone), tuple(everyone))
+        yield _error(
+            SETTING,
+            where,
+            f"{SETTING} is {text!r}: others can answer in the place of {quorum.name}, and COMMIT returns "
+            "without a quorum",
+            f"name every standby that has to answer, and no *: {safe}",
+            fix("fix_keep_size", name=SETTING, value=str(safe)),
+        )
+        return
+    yield Finding(
+        SETTING,
+        where,
+        f"commits do not wait for the quorum ({SETTING} is {text!r})",
+        WARNING,
+        repair="tuskline up, then tuskline quorum require",
+        fix=fix("fix_keep_size", name=SETTING, value=str(wanted)) if facts["senders"] else "",
+    )
+
+
+def _proposers(facts: Facts, quorum: Quorum, where: str) -> Iterator[Finding]:
+    waits = StandbyNames.parse(facts["names"]).names_it(quorum.name)
+    if facts["senders"] > 1:
+        yield _error(
+            "proposer",
+            where,
+            f"{facts['senders']} standbys call themselves {quorum.name}: each can answer for the quorum",
+            f"only the proposer may use the application_name {quorum.name}: stop the others",
+        )
+    elif waits and not facts["senders"]:
+        yield _error(
+            "proposer",
+            where,
+            f"commits hang: they wait for {quorum.name}, and nobody runs it",
+            "tuskline up; or tuskline quorum release (docs/quorum-lost.md)",
+        )
+    elif facts["senders"]:
+        told = f", {facts['waiting']} commits wait" if facts["waiting"] else ""
+        yield Finding("proposer", where, f"{quorum.name} is attached{told}")
+    else:
+        yield Finding("proposer", where, f"{quorum.name} is not attached", repair="tuskline up")
+
+
+def _synchronous_commit(facts: Facts, where: str) -> Iterator[Finding]:
+    places = [("", "", facts["commit"])]
+    places += [
+        (each["role"] or "", each["database"] or "", each["value"])
+        for each in facts["commit_elsewhere"]
+    ]
+    quiet = True
+    for role, database, value in places:
+        place = " ".join(
+            filter(None, (f"of role {role}" if role else "", f"in {database}" if database else ""))
+        )
+        repair = _on(role, database)
+        if value == "remote_apply":
+            quiet = False
+            yield _error(
+                "synchronous_commit",
+                where,
+                f"synchronous_commit {place} is remote_apply".replace("  ", " ")
+                + ": safekeepers replay nothing, so every such commit would hang",
+                "set it to on",
+                repair,
+            )
+        elif value in {"off", "local"}:
+            quiet = False
+            what = f"synchronous_commit {place} is {value}".replace("  ", " ")
+            what += ": such commits return without a quorum"
+            if place:
+                yield Finding("synchronous_commit", where, what, WARNING, repair="set it to on")
+            else:
+                yield _error("synchronous_commit", where, what, "set it to on", repair)
+    if quiet:
+        yield Finding("synchronous_commit", where, str(facts["commit"]))
+
+
+def _on(role: str, database: str) -> str:
+    if role and database:
+        return fix("fix_commit_both", role=role, database=database)
+    if role:
+        return fix("fix_commit_role", role=role)
+    if database:
+        return fix("fix_commit_database", database=database)
+    return fix("fix_keep_size", name="synchronous_commit", value="on")
+
+
+def _room(facts: Facts, where: str) -> Iterator[Finding]:
+    """Beside what capture needs, which `settings` judges."""
+    settings = facts["settings"]
+    needs = {
+        "max_wal_senders": (SENDERS - min(facts["senders"], SENDERS), facts["senders_used"]),
+        "max_replication_slots": (int(facts["slot"] is None), facts["slots_used"]),
+    }
+    for name, (missing, used) in needs.items():
+        limit = int(settings[name])
+        free = limit - used
+        if free < missing:
+            yield Finding(
+                name,
+                where,
+                f"{max(free, 0)} of {limit} are free; the quorum needs {missing} more",
+                ERROR,
+                repair=f"raise {name} to {limit + missing - free} and restart the server",
+                fix=fix("fix_number", name=name, value=limit + missing - free),
+                prevents=False,
+            )
+
+
+def _retention(facts: Facts, where: str, max_laggard_bytes: int) -> Iterator[Finding]:
+    keep = int(facts["settings"].get("max_slot_wal_keep_size", -1))
+    if 0 <= keep * _MEGABYTE < max_laggard_bytes:
+        yield Finding(
+            "max_slot_wal_keep_size",
+            where,
+            f"{keep} MB: a safekeeper that is away is fed no longer than that, and [safekeepers] "
+            f"max_laggard_bytes promises {max_laggard_bytes // _MEGABYTE} MB",
+            WARNING,
+            repair="raise it, or lower max_laggard_bytes",
+        )
+
+
+def _slot(facts: Facts, quorum: Quorum, where: str) -> Iterator[Finding]:
+    slot = facts["slot"]
+    if slot is None:
+        yield Finding("safekeepers' slot", where, f"{quorum.slot} is not there yet")
+        return
+    lost = slot.get("wal_status") == "lost" or slot.get("invalidation_reason")
+    if slot["slot_type"] != "physical" or slot["active"]:
+        what = f"{quorum.slot} is not an idle physical slot"
+    elif lost:
+        what = f"{quorum.slot} is lost: the server keeps no WAL for safekeepers that lag"
+    else:
+        yield Finding("safekeepers' slot", where, f"{quorum.slot} keeps WAL")
+        return
+    yield Finding(
+        "safekeepers' slot",
+        where,
+        what,
+        ERROR,
+        repair="drop it: the proposer makes it anew"
+        if lost
+        else "choose another name: [safekeepers] slot",
+        cause=Cause.SLOT,
+        prevents=False,
+    )
+
+
+def _role(facts: Facts, where: str) -> Iterator[Finding]:
+    role = facts["role"]["name"]
+    if not facts["may_see"]:
+        yield Finding(
+            "quorum privileges",
+            where,
+            f"{role} may not see what the proposer reports and which commits wait: `tuskline wait --quorum` and "
+            "`status` cannot tell",
+            WARNING,
+            repair=f"tuskline init --admin user=..., or GRANT pg_read_all_stats TO {role}",
+            fix=fix("roles_stats", role=role),
+            cause=Cause.PRIVILEGE,
+        )
+    if not facts["may_advance"]:
+        yield Finding(
+            "quorum privileges",
+            where,
+            f"{role} may not execute pg_replication_slot_advance: WAL for safekeepers would never be let go",
+            ERROR,
+            repair="grant it",
+            fix=fix("roles_advance", role=role),
+            cause=Cause.PRIVILEGE,
+            prevents=False,
+        )
+    if facts["may_see"] and facts["may_advance"]:
+        yield Finding("quorum privileges", where, f"{role} has what the quorum needs")

@@ -1,0 +1,157 @@
+"""The configured safekeepers, as doctor finds them: whether each answers, and whether its WAL is this server's.
+
+`reach` asks each one who it is, as a proposer greets it, which changes nothing there. `judge` knows no connection. What
+only the proposer can find out (another history, other bytes at the same position: a clone), is told in its words.
+"""
+
+import select
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from walsender_bridge.doctor.finding import Finding, Severity
+from walsender_bridge.errors import Cause, MalformedMessageError, TusklineError
+from walsender_bridge.proposer.effects import Primary
+from walsender_bridge.safekeeper import messages as m
+from walsender_bridge.safekeeper.frames import decode
+from walsender_bridge.safekeeper.wire_end import WireEnd
+from walsender_bridge.wire.lsn import format_lsn
+
+ERROR, WARNING = Severity.ERROR, Severity.WARNING
+#: Seconds for one safekeeper's answer.
+_ANSWER_SECONDS: Final = 3.0
+_CHECK: Final = "safekeeper"
+_FIELDS: Final = {
+    m.Refusal.OTHER_SYSTEM: "system identifier",
+    m.Refusal.OTHER_MAJOR: "major version",
+    m.Refusal.OTHER_SEGMENT_SIZE: "WAL segment size",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a safekeeper said, or why it said nothing."""
+
+    address: str
+    message: m.SafekeeperGreeting | m.Refused | None
+    silence: str = ""
+
+
+def reach(addresses: Sequence[str], server: m.ServerInfo) -> list[Answer]:
+    """Ask each of them."""
+    return [_ask(address, server) for address in addresses]
+
+
+def _ask(address: str, server: m.ServerInfo) -> Answer:
+    host, _, port = address.rpartition(":")
+    deadline = time.monotonic() + _ANSWER_SECONDS
+    try:
+        connected = socket.create_connection((host.strip("[]"), int(port)), _ANSWER_SECONDS)
+    except OSError as error:
+        return Answer(address, None, error.strerror or str(error))
+    end = WireEnd(connected, address)
+    try:
+        end.send(m.ProposerGreeting(server, 0))
+        end.flush()
+        poll = select.poll()
+        poll.register(end, select.POLLIN)
+        while (left := deadline - time.monotonic()) > 0:
+            if poll.poll(left * 1000):
+                end.receive()
+            for header, body in end.frames():
+                message = decode(header, body)
+                if isinstance(message, (m.SafekeeperGreeting, m.Refused)):
+                    return Answer(address, message)
+                raise MalformedMessageError("it does not say who it is", where=address)
+    except TusklineError as error:
+        return Answer(address, None, error.what)
+    finally:
+        end.close()
+    return Answer(address, None, f"no answer in {_ANSWER_SECONDS:g} s")
+
+
+def judge(
+    answers: Sequence[Answer], server: m.ServerInfo, primary: Primary, where: str
+) -> Iterator[Finding]:
+    """A finding for each safekeeper, and one for all of them."""
+    there = []
+    for answer in answers:
+        found = _one(answer, server, primary, where)
+        if found is None:
+            there.append(answer)
+            found = Finding(_CHECK, answer.address, "answers")
+        yield found
+    counted = [a.message.safekeeper for a in there if isinstance(a.message, m.SafekeeperGreeting)]
+    if len(set(counted)) < len(counted):
+        yield _finding(
+            where,
+            "two addresses lead to the same safekeeper: it would be counted twice",
+            "give each address its own",
+            Cause.CONFIG,
+        )
+    if len(set(counted)) * 2 <= len(answers):
+        yield _finding(
+            where,
+            f"{len(set(counted))} of {len(answers)} safekeepers are fit: no quorum, and commits that are to "
+            "wait for it hang",
+            "start them; docs/quorum-lost.md when they do not come back",
+            Cause.UNAVAILABLE,
+        )
+
+
+def _one(answer: Answer, server: m.ServerInfo, primary: Primary, where: str) -> Finding | None:
+    """What is wrong with this one; None: nothing."""
+    said = answer.message
+    if said is None:
+        return _finding(
+            answer.address,
+            f"does not answer: {answer.silence}",
+            "start it, or correct the address",
+            Cause.UNAVAILABLE,
+            WARNING,
+        )
+    if isinstance(said, m.Refused):
+        field = _FIELDS.get(said.reason)
+        what = (
+            f"it keeps the WAL of another server: {field} {said.detail}" if field else said.detail
+        )
+        return _finding(answer.address, what, _OTHER_SERVER, Cause.DIVERGED)
+    if said.server.system_id and said.server != server:
+        what = f"it keeps the WAL of {said.server}, and {where} is {server}"
+        return _finding(answer.address, what, _OTHER_SERVER, Cause.DIVERGED)
+    if said.timeline == primary.lineage.timeline and said.commit_lsn > primary.flush_lsn:
+        return _finding(
+            answer.address,
+            f"a quorum has WAL up to {format_lsn(said.commit_lsn)}, and {where} ends at "
+            f"{format_lsn(primary.flush_lsn)}: it was restored from an older state",
+            "rebuild this server from a base backup and the safekeepers' WAL",
+            Cause.DIVERGED,
+        )
+    return None
+
+
+_OTHER_SERVER: Final = "give each cluster safekeepers of its own"
+
+
+def _finding(
+    where: str, what: str, repair: str, cause: Cause, severity: Severity = ERROR
+) -> Finding:
+    return Finding(_CHECK, where, what, severity, repair=repair, cause=cause, prevents=False)
+
+
+def proposer(told: Mapping[str, Any], where: str) -> Iterator[Finding]:
+    """Why the proposer has ended, in its own words; nothing while it goes on."""
+    error = told.get("error")
+    if told.get("phase") == "ended" and error:
+        cause = Cause.__members__.get(error.get("code", ""), Cause.INTERNAL)
+        yield Finding(
+            "proposer",
+            where,
+            error.get("what", ""),
+            ERROR,
+            repair=error.get("repair", ""),
+            cause=cause,
+            prevents=False,
+        )
