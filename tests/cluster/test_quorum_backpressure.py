@@ -29,13 +29,9 @@ def test_8_a_fast_primary_waits_for_the_quorum_and_not_in_our_memory(quorum):
             "CREATE TABLE fast AS SELECT repeat('x', 1000) FROM generate_series(1, 120000)"
         )
     lsn = quorum.flush_lsn()
-    # The core drops what is beyond its queue and reads it again; that is for laggards, not for the quorum.
     assert resident_mb(proposer) - before < 60
     for name in quorum.names:
         quorum.resume(name)
     insert(quorum, 2, timeout_ms=60_000)
     wait_for(lambda: committed_to(quorum, lsn), 30, "the quorum has it all")
     assert resident_mb(proposer) - before < 60
-    assert quorum.ask(
-        "SELECT count(*) FROM pg_stat_replication WHERE application_name = 'tuskline-older-wal'"
-    ) == [(0,)], "all of it came through the stream"

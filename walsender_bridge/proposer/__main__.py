@@ -9,6 +9,7 @@ import argparse
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -43,22 +44,24 @@ class _Process:
         self._settings = settings
         self._status_file = status_file
         self._session: Session | None = None
-        self._stopped = False
+        self._stopped = threading.Event()
         self._told = ("", 0.0)
 
     def stop(self) -> None:
-        self._stopped = True
+        self._stopped.set()
         if self._session is not None:
             self._session.stop()
 
     def run(self) -> None:
-        while not self._stopped:
+        while not self._stopped.is_set():
             try:
                 with PrimaryStream.connect(self._settings.dsn) as asked:
                     server = asked.server_info()
                 others = MemberChanges(self._settings.members_file).look()
                 membership = find_membership(self._settings.safekeepers, server, others)
                 self._session = Session(self._settings, membership, self._tell)
+                if self._stopped.is_set():  # while there was no session to tell
+                    self._session.stop()
                 self._session.run()
             except (ConnectionFailedError, UnavailableError, DeadlineError) as error:
                 _log.warning("session ended", reason=error.what, where=error.where)

@@ -56,6 +56,8 @@ from walsender_bridge.wire.lsn import format_lsn
 
 #: Seconds between two ticks of the core: heartbeats, tries.
 TICK_SECONDS = 0.2
+#: Seconds that a primary ahead of the quorum is held back though the quorum does not get on.
+HOLD_SECONDS = 10.0
 #: A safekeeper in one of these states has nothing to say by itself.
 _QUIET = (PeerState.GREETED, PeerState.VOTED)
 
@@ -140,6 +142,8 @@ class Session:
         self._events: deque[e.Event] = deque()
         self._sweeper = Sweeper()
         self._start = 0
+        #: When the quorum got on last while the primary was ahead of it.
+        self._moved_at = 0.0
         self._advancing = self._asking = False
         self._faults: dict[int, str] = {}
         self._phase = Phase.GREETING
@@ -222,9 +226,12 @@ class Session:
         self._pause()
 
     def _pause(self) -> None:
-        """A primary that is far enough ahead of the quorum is read no further."""
-        reached = max(self._primary.commit_lsn, self._start)
-        self._primary.pause(self._queue.end - reached >= self._most_ahead)
+        """A primary that is far enough ahead of the quorum is read no further, as long as the quorum gets on.
+
+        Without a quorum it is read to its end, and the queue lets go: a server that shuts down wants to send all.
+        """
+        ahead = self._queue.end - max(self._primary.commit_lsn, self._start) >= self._most_ahead
+        self._primary.pause(ahead and time.monotonic() - self._moved_at < HOLD_SECONDS)
 
     # -- safekeepers --------------------------------------------------------------------------------
 
@@ -315,6 +322,8 @@ class Session:
             case e.Feedback(lsn):
                 self._primary.commit_lsn = lsn
                 self._primary.report()
+                if self._queue.end - lsn >= self._most_ahead // 2:
+                    self._moved_at = time.monotonic()
                 self._pause()
                 self._tell(lsn, self._phase)
             case e.ReleaseWal(lsn):
@@ -355,7 +364,7 @@ class Session:
         return link
 
     def _start_streaming(self, lsn: int) -> None:
-        self._start = lsn
+        self._start, self._moved_at = lsn, time.monotonic()
         self._queue = WalQueue(lsn)
         self._clean = CleanSegments(lsn, self.core.server.segment_size)
         self._primary.start(lsn, self._lineage.timeline_at(lsn))
