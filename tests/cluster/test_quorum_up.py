@@ -21,6 +21,8 @@ from tests.support.attached import Attached
 from tests.support.servers import MakeServer
 from tests.support.waiting import wait_for
 from walsender_bridge import processes
+from walsender_bridge.commands import quorum_view
+from walsender_bridge.config import load_config
 from walsender_bridge.errors import Cause
 from walsender_bridge.local_server import LocalServer, free_ports
 from walsender_bridge.safekeeper import data_dir
@@ -62,7 +64,8 @@ def quorum(tuskline: Attached) -> dict[str, Any]:
 
 
 def follows(tuskline: Attached) -> bool:
-    return quorum(tuskline)["ill"] == []
+    seen = quorum_view.look(load_config(tuskline.config))
+    return seen is not None and seen.proposer_here and seen.ill == []
 
 
 def up(tuskline: Attached) -> None:
@@ -113,7 +116,8 @@ def test_5_up_hosts_the_safekeepers_and_says_when_a_quorum_is_lost(tuskline, ser
     waiting = threading.Thread(target=insert, args=(server, 2), daemon=True)
     waiting.start()
     try:
-        lost = wait_for(lambda: _lost(tuskline), 30, "it says so")
+        wait_for(lambda: _lost(tuskline), 30, "it says so")
+        lost = quorum(tuskline)
         assert waiting.is_alive()
         assert lost["ill"][0].startswith("a quorum is lost, commits hang")
         # First of all, for people too.
@@ -131,9 +135,9 @@ def test_5_up_hosts_the_safekeepers_and_says_when_a_quorum_is_lost(tuskline, ser
     wait_for(lambda: follows(tuskline), 30, "they follow again")
 
 
-def _lost(tuskline: Attached) -> dict[str, Any] | None:
-    found = quorum(tuskline)
-    return None if found["quorum"] else found
+def _lost(tuskline: Attached) -> bool:
+    seen = quorum_view.look(load_config(tuskline.config))
+    return seen is not None and not seen.quorum
 
 
 def _check_metrics(tuskline: Attached) -> None:
