@@ -20,6 +20,7 @@ from walsender_bridge.commands import (
     attach,
     doctor,
     lake_status,
+    members,
     parts,
     quarantine,
     quorum,
@@ -62,7 +63,18 @@ for name, named in (
 ):
     app.add_typer(named, name=name, no_args_is_help=True)
 
-for group in (attach, doctor, quarantine, quorum, run, safekeeper, status, table_group, wait):
+for group in (
+    attach,
+    doctor,
+    quarantine,
+    quorum,
+    run,
+    safekeeper,
+    members,
+    status,
+    table_group,
+    wait,
+):
     group.register(app)
 
 

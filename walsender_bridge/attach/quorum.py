@@ -121,6 +121,8 @@ def detach_quorum(quorum: Quorum, admin: str | None = None) -> list[Made]:
     with session(quorum, admin) as connection:
         record = Record(connection, quorum.slot)
         found = record.own() if record.readable else []
+        if any(made.kind == _NAMES for made in found):
+            may_set(connection, quorum)
         for made in found:
             if made.kind == _NAMES and made.name == SETTING:
                 _put_back(connection, quorum, record, made)
@@ -232,8 +234,7 @@ def require_quorum(connection: Connection, quorum: Quorum, *, timeout: float = 3
     if wanted == now:
         return False
     record = _record(connection, quorum)
-    if not found["role"]["superuser"]:
-        raise _not_allowed(quorum, found["role"]["name"], wanted)
+    may_set(connection, quorum)
     if timeout:
         wait_for_quorum(connection, quorum, timeout)
     if not any(made.kind == _NAMES for made in record.own()):
@@ -253,8 +254,7 @@ def release_quorum(connection: Connection, quorum: Quorum) -> bool:
     left = now.left_by(quorum.name)
     if left == now:
         return False
-    if not found["role"]["superuser"]:
-        raise _not_allowed(quorum, found["role"]["name"], left)
+    may_set(connection, quorum)
     set_names(connection, quorum, str(left))
     return True
 
@@ -308,13 +308,15 @@ def _system(connection: Connection, text: str, **names: sql.Composable) -> None:
     connection.execute(sql.SQL(load(text)).format(**names))
 
 
-def _not_allowed(quorum: Quorum, role: str, wanted: StandbyNames) -> PrivilegeError:
-    return PrivilegeError(
-        f"role {role} may not use ALTER SYSTEM",
-        where=quorum.where,
-        repair="add --admin user=..., or as a superuser: "
-        f"ALTER SYSTEM SET {SETTING} = '{wanted}'; SELECT pg_reload_conf();",
-    )
+def may_set(connection: Connection, quorum: Quorum) -> None:
+    """Raise `PrivilegeError` when this role may not change what commits wait for."""
+    role = facts(connection, quorum)["role"]
+    if not role["superuser"]:
+        raise PrivilegeError(
+            f"role {role['name']} may not use ALTER SYSTEM",
+            where=quorum.where,
+            repair="add --admin user=..., which names a superuser",
+        )
 
 
 def wait_for_quorum(connection: Connection, quorum: Quorum, timeout: float) -> None:

@@ -20,6 +20,7 @@ from typing import Any
 import psycopg
 
 from walsender_bridge.attach.quorum import Quorum, facts, session
+from walsender_bridge.attach.standby_names import StandbyNames
 from walsender_bridge.errors import (
     ConnectionFailedError,
     DeadlineError,
@@ -36,12 +37,15 @@ _LOOK = 0.1
 class GateState:
     """`wanted`: what the quorum must have. `reached`: what it has, as far as this server was told. LSNs, or None.
 
-    `reason`: why the gate is closed; empty: it is open.
+    `required`: whether commits wait for the quorum, `waiting`: how many do now, `proposers`: how many there are to
+    answer them. `reason`: why the gate is closed; empty: it is open.
     """
 
     wanted: int | None
     reached: int | None
+    required: bool
     waiting: int
+    proposers: int
     reason: str = ""
 
     def to_json(self) -> dict[str, Any]:
@@ -50,6 +54,7 @@ class GateState:
             "ready": not self.reason,
             "wanted_lsn": None if self.wanted is None else format_lsn(self.wanted),
             "quorum_lsn": None if self.reached is None else format_lsn(self.reached),
+            "required": self.required,
             "waiting_commits": self.waiting,
             "reason": self.reason,
         }
@@ -74,8 +79,11 @@ class Gate:
                 where=self._quorum.where,
                 repair=f"GRANT pg_read_all_stats TO {role}, or `tuskline init --admin user=...`",
             )
+        required = StandbyNames.parse(found["names"]).needs(self._quorum.name)
         if found["in_recovery"]:
-            return GateState(None, None, 0, "the server is a standby, or still recovers")
+            return GateState(
+                None, None, required, 0, 0, "the server is a standby, or still recovers"
+            )
         if self._wanted is None:
             self._wanted = found["flush_lsn"]
         reached, wanted = found["quorum_lsn"], self._wanted
@@ -87,7 +95,7 @@ class Gate:
         elif not self._passed:
             held = "nothing yet" if not reached else format_lsn(reached)
             reason = f"a quorum has {held} of the WAL, which reaches {format_lsn(wanted)}"
-        return GateState(wanted, reached, found["waiting"], reason)
+        return GateState(wanted, reached, required, found["waiting"], found["senders"], reason)
 
 
 def wait_ready(quorum: Quorum, timeout: float, admin: str | None = None) -> GateState:

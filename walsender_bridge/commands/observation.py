@@ -20,6 +20,7 @@ from walsender_bridge import lifetime, processes
 from walsender_bridge.change_log.client import LogClient, LogStatus
 from walsender_bridge.closing import Closing
 from walsender_bridge.commands import lake_status, quorum_view
+from walsender_bridge.commands.quorum_server import QuorumServer
 from walsender_bridge.commands.quorum_view import QuorumView
 from walsender_bridge.config import Config, SourceSection
 from walsender_bridge.errors import TusklineError, UnavailableError
@@ -64,6 +65,8 @@ class SourceView:
     error: TusklineError | None
     #: Published tables that lack a replica identity, so that the server refuses their UPDATEs and DELETEs.
     unidentified: tuple[str, ...] = ()
+    #: What the server says of the quorum that is not as it should be.
+    quorum: tuple[str, ...] = ()
 
     @property
     def state(self) -> str:
@@ -102,6 +105,7 @@ class Observation:
     def ill(self) -> list[str]:
         """What does not run as it should, in words; empty when all is well."""
         words = self.quorum.ill if self.quorum is not None else []
+        words += [word for source in self.sources for word in source.quorum]
         words += [f"process {p.name} is {p.state}" for p in self.processes if p.state != "running"]
         if not self.processes:
             words.append("nothing runs here")
@@ -139,6 +143,7 @@ class Observer(Closing):
         self._connections: dict[str, psycopg.Connection[dict[str, Any]]] = {}
         #: By source: tables without a replica identity, and when that was asked (monotonic seconds).
         self._unidentified: dict[str, tuple[float, tuple[str, ...]]] = {}
+        self._quorum = QuorumServer(settings)
 
     def close(self) -> None:
         """End the connections."""
@@ -193,16 +198,20 @@ class Observer(Closing):
         with suppress(FileNotFoundError):
             capture = json.loads(path.read_text())
         server, failure = None, None
+        quorum: list[str] = []
         try:
             with self._connection(section) as connection:
                 names = {"slot": section.slot_name}
                 server = connection.execute(load("observe_source").encode(), names).fetchone()
                 self._look_at_identity(section, connection)
+                if section is self._settings.quorum_source:
+                    quorum = self._quorum.look(connection)
         except TusklineError as error:
             failure = error
         _, unidentified = self._unidentified.get(section.name, (0.0, ()))
         return SourceView(
-            section.name, section.slot_name, process, capture, server, failure, unidentified
+            *(section.name, section.slot_name, process, capture, server, failure, unidentified),
+            tuple(quorum),
         )
 
     def _look_at_identity(

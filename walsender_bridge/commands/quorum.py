@@ -85,6 +85,7 @@ def release(
             repair="read docs/quorum-lost.md; scripts say --yes --yes-i-may-lose-data",
         )
     with server.session(wanted, checked_admin(admin)) as connection:
+        server.may_set(connection, wanted)
         before = server.decision(connection, wanted, "release")
         output.note(
             f"{wanted.where}: {before.waiting} commits wait. The WAL ends at {before.lsn}; a quorum has it up to "
@@ -118,6 +119,8 @@ def _shown(settings: Config, found: dict[str, Any]) -> dict[str, Any]:
         "application_name": name,
         "waiting_commits": found["waiting"],
         "wal_lsn": None if found["flush_lsn"] is None else format_lsn(found["flush_lsn"]),
+        # What this role may not see is not told as nothing.
+        "sees_who_waits": found["may_see"],
         "quorum_lsn": None if found["quorum_lsn"] is None else format_lsn(found["quorum_lsn"]),
         "released": None if released is None else released.told(),
     }

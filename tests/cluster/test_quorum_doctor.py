@@ -1,0 +1,115 @@
+"""`tuskline doctor` on a server whose commits wait for a quorum: what it refuses, and that its SQL repairs it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+
+from tests.cluster.test_doctor import findings, run_script
+from tests.support.quorum_operator import commit, configured, hanging, names, streams
+from tests.support.quorum_stack import NAME, QuorumStack
+from tests.support.servers import MakeServer
+from tests.support.waiting import wait_for
+from walsender_bridge.errors import Cause
+from walsender_bridge.local_server import LocalServer
+
+SECRET = "planted-secret-77c1"
+
+
+def started(make_server: MakeServer) -> LocalServer:
+    server = make_server()
+    server.start()
+    with psycopg.connect(server.dsn(), autocommit=True) as connection:
+        connection.execute("CREATE TABLE load (number int PRIMARY KEY)")
+        connection.execute("CREATE ROLE client LOGIN PASSWORD 'client'")
+        connection.execute("GRANT INSERT, SELECT ON load TO client")
+    return server
+
+
+@pytest.fixture
+def stack(tmp_path: Path, make_server: MakeServer) -> Iterator[QuorumStack]:
+    with QuorumStack(tmp_path, started(make_server)) as stack:
+        stack.start()
+        wait_for(lambda: streams(stack), 30, f"the quorum is there: {stack.logs()}")
+        yield stack
+
+
+def test_28_what_outvotes_the_proposer_or_hangs_is_refused_and_repaired_by_its_sql(tmp_path, stack):
+    tuskline = configured(tmp_path, stack)
+    # Ready, but commits do not wait yet.
+    assert (
+        "do not wait"
+        in findings(tuskline.json("doctor"), "warning")["synchronous_standby_names"][0]
+    )
+    tuskline.json("init")
+    assert tuskline.json("doctor")["errors"] == 0
+    for statement in (
+        f"ALTER SYSTEM SET synchronous_standby_names = 'FIRST 1 ({NAME}, other)'",
+        "ALTER SYSTEM SET synchronous_commit = remote_apply",
+        "ALTER ROLE client SET synchronous_commit = remote_apply",
+        "SELECT pg_reload_conf()",
+    ):
+        stack.ask(statement)
+    report = tuskline.json("doctor", "--fix-sql", code=Cause.SERVER_SETTING)
+    errors = findings(report, "error")
+    assert "in the place of" in errors["synchronous_standby_names"][0]
+    assert len(errors["synchronous_commit"]) == 2
+    error = tuskline.error("quorum", "require", code=Cause.SERVER_SETTING)
+    assert "remote_apply" in error["what"]
+    # What it prints puts the other one among those that have to answer; so that one is told to go.
+    script = report["fix_sql"]
+    assert f"FIRST 2 ({NAME}, other)" in script
+    run_script(stack.server.dsn(), script.replace(f"FIRST 2 ({NAME}, other)", f"FIRST 1 ({NAME})"))
+    wait_for(lambda: names(stack) == f"FIRST 1 ({NAME})", 10, "it was read")
+    assert tuskline.json("doctor")["errors"] == 0
+    commit(stack, 1)
+
+
+def test_a_role_of_least_privilege_is_given_what_the_quorum_needs(tmp_path, stack):
+    dsn = stack.server.dsn(user="tuskline_role", password=SECRET)
+    tuskline = configured(tmp_path, stack, dsn)
+    env = {"PGPASSWORD": str(conninfo_to_dict(stack.server.dsn())["password"])}
+    made = tuskline.json("init", "--admin", "user=postgres", env=env)["made"]
+    assert "membership of tuskline_role in pg_read_all_stats" in {row["made"] for row in made}
+    assert names(stack) == f"FIRST 1 ({NAME})"
+    assert tuskline.json("doctor")["errors"] == 0
+    assert tuskline.json("wait", "--quorum")["ready"] is True
+    error = tuskline.error(
+        "quorum", "release", "--yes", "--yes-i-may-lose-data", code=Cause.PRIVILEGE
+    )
+    assert "ALTER SYSTEM" in error["what"]
+    assert SECRET not in str(error)
+    # It was not done, so it is not recorded.
+    assert tuskline.json("quorum", "show")["released"] is None
+    tuskline.error("detach", code=Cause.PRIVILEGE)
+    assert names(stack) == f"FIRST 1 ({NAME})"
+    tuskline.json("detach", "--admin", "user=postgres", env=env)
+    assert names(stack) == ""
+
+
+def test_a_server_that_waits_for_nobody_is_told(tmp_path, stack):
+    tuskline = configured(tmp_path, stack)
+    tuskline.json("init")
+    assert stack.kill("proposer", 15) == 0
+    stack.kill("safekeeper-0")
+    hanging(stack, 1)
+    report = tuskline.json("doctor", code=Cause.SERVER_SETTING)
+    assert "nobody runs it" in findings(report, "error")["proposer"][0]
+    assert "does not answer" in findings(report, "warning")["safekeeper"][0]
+    done = tuskline.run("down")
+    assert "commits hang" in done.stderr
+    stack.kill("safekeeper-1")
+    report = tuskline.json("doctor", code=Cause.SERVER_SETTING)
+    assert "1 of 3 safekeepers are fit" in findings(report, "error")["safekeeper"][0]
+
+
+def test_19_safekeepers_of_another_server_are_named(tmp_path, stack, make_server):
+    other = QuorumStack(tmp_path, started(make_server))
+    other.ports = stack.ports
+    (tmp_path / "other").mkdir()
+    tuskline = configured(tmp_path / "other", other)
+    report = tuskline.json("doctor", code=Cause.DIVERGED)
+    told = findings(report, "error")["safekeeper"]
+    assert sum("system identifier" in what for what in told) == 3

@@ -1,0 +1,249 @@
+"""What doctor says of a server whose commits are to wait for safekeepers, and of the safekeepers."""
+
+import pytest
+
+from walsender_bridge.attach.quorum import Quorum, check
+from walsender_bridge.capture.source import Source
+from walsender_bridge.doctor import quorum, safekeepers
+from walsender_bridge.doctor.finding import Severity
+from walsender_bridge.doctor.safekeepers import Answer
+from walsender_bridge.errors import Cause, ServerSettingError
+from walsender_bridge.proposer.effects import Lineage, Primary
+from walsender_bridge.safekeeper import messages as m
+from walsender_bridge.safekeeper.configuration import Configuration
+
+NAME, SLOT = "tuskline_quorum", "tuskline_safekeepers"
+QUORUM = Quorum(Source("shop", "host=db dbname=x", "s", "p"), NAME, SLOT)
+SERVER = m.ServerInfo(7, 16, 16 << 20)
+PRIMARY = Primary(Lineage(1), 0x5000000)
+MB = 1 << 20
+
+
+def facts(**other):
+    good = {
+        "version": 160_004,
+        "version_text": "16.4",
+        "in_recovery": False,
+        "names": f"FIRST 1 ({NAME})",
+        "commit": "on",
+        "commit_elsewhere": [],
+        "settings": {
+            "max_replication_slots": "10",
+            "max_wal_senders": "10",
+            "max_slot_wal_keep_size": "-1",
+        },
+        "slots_used": 2,
+        "senders_used": 2,
+        "slot": {"slot_type": "physical", "active": False, "wal_status": "reserved"},
+        "senders": 1,
+        "waiting": 0,
+        "role": {"name": "tuskline", "superuser": False, "replication": True},
+        "may_see": True,
+        "may_advance": True,
+    }
+    return {**good, **other}
+
+
+def found(severity=None, **other):
+    """What is said, by check, of findings that are not OK (or of this severity)."""
+    judged = quorum.judge(facts(**other), QUORUM, "db", 1 << 30)
+    return {
+        each.check: each
+        for each in judged
+        if (each.severity is severity if severity else each.severity is not Severity.OK)
+    }
+
+
+def test_a_good_server_is_good():
+    assert found() == {}
+
+
+@pytest.mark.parametrize(
+    ("version", "bad"),
+    [
+        (110_013, True),
+        (110_014, False),
+        (120_008, True),
+        (120_009, False),
+        (130_004, True),
+        (130_005, False),
+        (140_000, True),
+        (140_001, False),
+        (150_000, False),
+    ],
+)
+def test_minors_that_rewrite_a_part_of_a_record_are_refused(version, bad):
+    problems = found(version=version)
+    assert set(problems) == ({"minor version"} if bad else set())
+    assert all(each.prevents and each.severity is Severity.ERROR for each in problems.values())
+
+
+@pytest.mark.parametrize(
+    ("names", "fix"),
+    [
+        (f"FIRST 1 ({NAME}, s1)", f"FIRST 2 ({NAME}, s1)"),
+        (f"ANY 1 ({NAME}, s1)", f"FIRST 2 ({NAME}, s1)"),
+        ("*", f"FIRST 1 ({NAME})"),
+        ("FIRST 1 (s1, s2)", f"FIRST 3 ({NAME}, s1, s2)"),
+    ],
+)
+def test_28_names_that_can_outvote_the_proposer_are_refused(names, fix):
+    problem = found(names=names)["synchronous_standby_names"]
+    assert problem.severity is Severity.ERROR
+    assert f"'{fix}'" in problem.fix
+
+
+def test_commits_that_do_not_wait_are_worth_a_word():
+    problem = found(names="FIRST 1 (s1)")["synchronous_standby_names"]
+    assert problem.severity is Severity.WARNING
+    assert f"'FIRST 2 ({NAME}, s1)'" in problem.fix
+    # With nobody to answer, the script must not make commits hang.
+    assert not found(names="", senders=0)["synchronous_standby_names"].fix
+
+
+def test_28_a_name_that_several_use_is_refused():
+    assert found(senders=2)["proposer"].severity is Severity.ERROR
+
+
+def test_a_server_that_waits_for_nobody_is_told_and_up_may_start():
+    problem = found(senders=0)["proposer"]
+    assert (problem.severity, problem.prevents) == (Severity.ERROR, False)
+
+
+@pytest.mark.parametrize(
+    ("place", "words", "fix"),
+    [
+        ({"commit": "remote_apply"}, "is remote_apply", "ALTER SYSTEM SET"),
+        (
+            {"commit_elsewhere": [{"role": "app", "database": None, "value": "remote_apply"}]},
+            "of role app",
+            "ALTER ROLE",
+        ),
+        (
+            {"commit_elsewhere": [{"role": None, "database": "x", "value": "remote_apply"}]},
+            "in x",
+            "ALTER DATABASE",
+        ),
+        (
+            {"commit_elsewhere": [{"role": "app", "database": "x", "value": "remote_apply"}]},
+            "of role app in x",
+            "IN DATABASE",
+        ),
+    ],
+)
+def test_28_remote_apply_is_refused_wherever_it_is_set(place, words, fix):
+    problem = found(**place)["synchronous_commit"]
+    assert problem.severity is Severity.ERROR
+    assert words in problem.what
+    assert "hang" in problem.what
+    assert fix in problem.fix
+    with pytest.raises(ServerSettingError, match="remote_apply"):
+        check(facts(**place), QUORUM)
+
+
+def test_commits_that_wait_for_nothing_are_told():
+    assert found(commit="off")["synchronous_commit"].severity is Severity.ERROR
+    elsewhere = [{"role": "batch", "database": None, "value": "local"}]
+    assert found(commit_elsewhere=elsewhere)["synchronous_commit"].severity is Severity.WARNING
+    with pytest.raises(ServerSettingError, match="wait for no standby"):
+        check(facts(commit="local"), QUORUM)
+
+
+def test_room_for_the_proposer_and_its_slot():
+    settings = {
+        "max_replication_slots": "2",
+        "max_wal_senders": "3",
+        "max_slot_wal_keep_size": "64",
+    }
+    problems = found(settings=settings, slot=None, senders=0, names="")
+    assert "raise max_wal_senders to 4" in problems["max_wal_senders"].repair
+    assert "raise max_replication_slots to 3" in problems["max_replication_slots"].repair
+    assert "1024 MB" in problems["max_slot_wal_keep_size"].what
+
+
+@pytest.mark.parametrize(
+    "slot",
+    [
+        {"slot_type": "logical", "active": False},
+        {"slot_type": "physical", "active": True},
+        {"slot_type": "physical", "active": False, "wal_status": "lost"},
+    ],
+)
+def test_a_slot_that_keeps_nothing(slot):
+    assert found(slot=slot)["safekeepers' slot"].cause is Cause.SLOT
+
+
+def test_what_the_role_lacks():
+    assert found(may_see=False)["quorum privileges"].severity is Severity.WARNING
+    assert "GRANT EXECUTE" in found(may_advance=False)["quorum privileges"].fix
+
+
+# -- safekeepers ----------------------------------------------------------------------------------------
+
+
+def greeting(number, server=SERVER, commit_lsn=0x4000000):
+    node = m.NodeId(1, 1)
+    return m.SafekeeperGreeting(number, server, node, Configuration(), commit_lsn, commit_lsn, 1)
+
+
+def answers(*messages):
+    return [Answer(f"host:{n}", message, "refused") for n, message in enumerate(messages)]
+
+
+def problems(*messages):
+    judged = safekeepers.judge(answers(*messages), SERVER, PRIMARY, "db")
+    return [each for each in judged if each.severity is not Severity.OK]
+
+
+def test_safekeepers_that_answer_are_fit():
+    assert problems(greeting(1), greeting(2), greeting(3, m.ServerInfo())) == []
+
+
+def test_one_that_is_away_is_a_word_two_are_no_quorum():
+    (one,) = problems(greeting(1), None, greeting(3))
+    assert one.severity is Severity.WARNING
+    *_, none = problems(greeting(1), None, None)
+    assert none.severity is Severity.ERROR
+    assert "no quorum" in none.what
+
+
+@pytest.mark.parametrize(
+    ("reason", "word"),
+    [
+        (m.Refusal.OTHER_SYSTEM, "system identifier"),
+        (m.Refusal.OTHER_MAJOR, "major version"),
+        (m.Refusal.OTHER_SEGMENT_SIZE, "WAL segment size"),
+    ],
+)
+def test_19_another_server_s_safekeeper_is_named(reason, word):
+    refused = m.Refused(reason, m.NodeId(), "7, and its WAL here is of 8")
+    (problem,) = problems(greeting(1), greeting(2), refused)
+    assert word in problem.what
+    assert problem.cause is Cause.DIVERGED
+
+
+def test_19_a_safekeeper_that_tells_of_another_server():
+    (problem,) = problems(greeting(1), greeting(2), greeting(3, m.ServerInfo(8, 16, 16 << 20)))
+    assert problem.cause is Cause.DIVERGED
+
+
+def test_safekeepers_ahead_of_the_server_are_told():
+    found = problems(greeting(1), greeting(2), greeting(3, commit_lsn=0x6000000))
+    assert "restored from an older state" in found[0].what
+
+
+def test_an_address_twice_is_no_second_safekeeper():
+    found = problems(greeting(1), greeting(1), greeting(1))
+    assert "counted twice" in found[0].what
+    assert "1 of 3" in found[1].what
+
+
+def test_17_the_proposer_s_own_words():
+    told = {
+        "phase": "ended",
+        "error": {"code": "DIVERGED", "what": "a copy", "where": "db", "repair": "another server"},
+    }
+    (problem,) = safekeepers.proposer(told, "db")
+    assert (problem.what, problem.cause) == ("a copy", Cause.DIVERGED)
+    assert not list(safekeepers.proposer({**told, "phase": "leading"}, "db"))
+    assert not list(safekeepers.proposer({}, "db"))

@@ -1,0 +1,61 @@
+"""What `status` and `/readyz` say of the quorum, from what the server says."""
+
+import pytest
+
+from walsender_bridge.attach import quorum_gate
+from walsender_bridge.attach.quorum import Quorum
+from walsender_bridge.attach.quorum_gate import Gate
+from walsender_bridge.capture.source import Source
+from walsender_bridge.errors import PrivilegeError
+
+QUORUM = Quorum(Source("shop", "host=db dbname=x", "s", "p"), "q", "slot")
+
+
+class Told:
+    """A server that says one thing after another."""
+
+    def __init__(self, monkeypatch):
+        self.now = {
+            "names": "FIRST 1 (q)",
+            "may_see": True,
+            "in_recovery": False,
+            "flush_lsn": 100,
+            "quorum_lsn": None,
+            "senders": 0,
+            "waiting": 0,
+            "role": {"name": "r"},
+        }
+        monkeypatch.setattr(quorum_gate, "facts", lambda *_: self.now)
+
+
+@pytest.fixture
+def told(monkeypatch):
+    return Told(monkeypatch)
+
+
+def test_18_the_gate_opens_when_the_quorum_has_what_was_there_when_it_was_first_asked(told):
+    gate = Gate(None, QUORUM)
+    assert "no proposer" in gate.look().reason
+    told.now |= {"senders": 1, "flush_lsn": 200}
+    assert "nothing yet" in gate.look().reason
+    told.now |= {"quorum_lsn": 99}
+    assert "0/63" in gate.look().reason
+    told.now |= {"quorum_lsn": 100}
+    state = gate.look()
+    assert (state.reason, state.wanted, state.required) == ("", 100, True)
+    # Passed once: a proposer that restarts has reported nothing yet, and later commits wait by themselves.
+    told.now |= {"quorum_lsn": None, "senders": 0}
+    assert not gate.look().reason
+    # A crash ends the connection, and with it the gate.
+    assert Gate(None, QUORUM).look().reason
+
+
+def test_18_a_standby_has_no_gate_to_pass(told):
+    told.now |= {"in_recovery": True, "flush_lsn": None}
+    assert "standby" in Gate(None, QUORUM).look().reason
+
+
+def test_18_who_may_not_see_is_told_so_and_not_that_all_is_well(told):
+    told.now |= {"may_see": False, "quorum_lsn": 100}
+    with pytest.raises(PrivilegeError, match="may not see"):
+        Gate(None, QUORUM).look()
