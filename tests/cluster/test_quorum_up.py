@@ -16,10 +16,12 @@ from typing import Any
 import psycopg
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from psycopg.conninfo import make_conninfo
 
 from tests.support.attached import Attached
 from tests.support.servers import MakeServer
 from tests.support.waiting import wait_for
+from tests.support.wal_server import PASSWORD, USER, verifier
 from walsender_bridge import processes
 from walsender_bridge.commands import quorum_view
 from walsender_bridge.config import load_config
@@ -96,9 +98,12 @@ def fetch(tuskline: Attached, path: str) -> tuple[int, str]:
             return error.code, error.read().decode()
 
 
-def test_5_up_hosts_the_safekeepers_and_says_when_a_quorum_is_lost(tuskline, server):
+def test_5_up_hosts_the_safekeepers_and_says_when_a_quorum_is_lost(
+    tuskline, server, receive, tmp_path
+):
     up(tuskline)
     insert(server, 1)
+    _check_reader(tuskline, server, receive, tmp_path)
     found = quorum(tuskline)
     assert [each["state"] for each in found["safekeepers"]] == ["streaming"] * COUNT
     assert parse_lsn(found["proposer"]["commit_lsn"]) > 0
@@ -133,6 +138,25 @@ def test_5_up_hosts_the_safekeepers_and_says_when_a_quorum_is_lost(tuskline, ser
     waiting.join(20)
     assert not waiting.is_alive()
     wait_for(lambda: follows(tuskline), 30, "they follow again")
+
+
+def _check_reader(tuskline, server, receive, tmp_path) -> None:
+    """A user who is added while it runs reads from a hosted WAL server, and is seen."""
+    section = load_config(tuskline.config).safekeepers
+    users = tuskline.directory / "keeper" / "safekeeper" / data_dir.USERS
+    users.write_text(f'"{USER}" "{verifier(PASSWORD)}"\n')
+    host, _, port = section.wal_addresses[0].rpartition(":")
+    dsn = make_conninfo("", host=host, port=port, user=USER, password=PASSWORD)
+
+    folder = tmp_path / "received"
+    made = receive(server, dsn, folder, "--slot=shelf", "--create-slot")
+    assert made.process.wait(20) == 0, made.log_file.read_text()
+    receive(server, dsn, folder, "--slot=shelf", "--no-loop")
+    wait_for(lambda: quorum(tuskline)["safekeepers"][0]["readers"], 20, "the reader is seen")
+    (reader,) = quorum(tuskline)["safekeepers"][0]["readers"]
+    assert (reader["user"], reader["application_name"]) == (USER, "pg_receivewal")
+    (slot,) = quorum(tuskline)["safekeepers"][0]["slots"]
+    assert (slot["slot"], slot["active"]) == ("shelf", True)
 
 
 def _lost(tuskline: Attached) -> bool:
