@@ -261,9 +261,10 @@ def test_25_a_directory_of_somebody_else_is_refused_before_anything_runs(tusklin
     foreign = tuskline.directory / "keeper" / "safekeeper-2"
     foreign.mkdir(parents=True)
     (foreign / "PG_VERSION").write_text("16")
-    error = tuskline.error_plain("keeper", "run", code=Cause.CONFIG)
-    assert "PG_VERSION" in error
-    assert str(foreign) in error
+    for command in (["keeper", "run"], ["up"]):
+        error = tuskline.error_plain(*command, code=Cause.CONFIG)
+        assert "PG_VERSION" in error
+        assert str(foreign) in error
     assert {path.name for path in foreign.iterdir()} == {"PG_VERSION"}
     assert not (tuskline.directory / "keeper" / "replicas").exists()
 

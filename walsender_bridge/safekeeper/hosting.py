@@ -64,6 +64,12 @@ def hosted(section: SafekeepersSection, keeper_dir: Path, run_dir: Path) -> list
     return found
 
 
+def check(section: SafekeepersSection, keeper_dir: Path, run_dir: Path) -> None:
+    """Look at the data directories; nothing is made. Raises as `prepare`."""
+    for each in hosted(section, keeper_dir, run_dir):
+        data_dir.check(each.data_dir)
+
+
 def prepare(safekeepers: Sequence[Hosted], section: SafekeepersSection, run_dir: Path) -> None:
     """Look at the data directories, and make what is new.
 
