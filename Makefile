@@ -51,8 +51,8 @@ test-all: $(READY)  ## every test on every major that can be had; stopped and st
 	  $(BIN)/pytest -n $(WORKERS) --dist loadfile --durations=15 --resume .cache/test-all --seed $(SEED) $(TESTS) $(ARGS)
 
 .PHONY: soak
-soak: $(READY)  ## the demo with seeded kills (MINUTES=10 SEED=1)
-	$(BIN)/tuskline demo --seconds $$(( $(MINUTES) * 60 )) --kill --seed $(SEED) --json $(ARGS)
+soak: $(READY)  ## the demo with three safekeepers and seeded kills (MINUTES=10 SEED=1)
+	$(BIN)/tuskline demo --seconds $$(( $(MINUTES) * 60 )) --kill --safekeepers 3 --seed $(SEED) --json $(ARGS)
 
 .PHONY: bench
 bench: $(READY)  ## figures against real peers: capture, decode, snapshot (BENCH=decode ARGS="--scale 0.1")

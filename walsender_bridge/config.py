@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from walsender_bridge import in_memory
 from walsender_bridge.config_sections import (
     KeeperSection,
     LakeSection,
@@ -102,7 +103,7 @@ class Config(BaseSettings):
     @property
     def proposer_status(self) -> Path:
         """The file in which the proposer says how it is, where its bridge runs (`proposer.status`)."""
-        return self.run_dir / "proposer.status.json"
+        return in_memory.folder(self.run_dir) / "proposer.json"
 
     @property
     def members_request(self) -> Path:

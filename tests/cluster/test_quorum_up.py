@@ -16,11 +16,15 @@ from typing import Any
 import psycopg
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from psycopg.conninfo import make_conninfo
 
 from tests.support.attached import Attached
 from tests.support.servers import MakeServer
 from tests.support.waiting import wait_for
+from tests.support.wal_server import PASSWORD, USER, verifier
 from walsender_bridge import processes
+from walsender_bridge.commands import quorum_view
+from walsender_bridge.config import load_config
 from walsender_bridge.errors import Cause
 from walsender_bridge.local_server import LocalServer, free_ports
 from walsender_bridge.safekeeper import data_dir
@@ -62,7 +66,8 @@ def quorum(tuskline: Attached) -> dict[str, Any]:
 
 
 def follows(tuskline: Attached) -> bool:
-    return quorum(tuskline)["ill"] == []
+    seen = quorum_view.look(load_config(tuskline.config))
+    return seen is not None and seen.proposer_here and seen.ill == []
 
 
 def up(tuskline: Attached) -> None:
@@ -93,9 +98,12 @@ def fetch(tuskline: Attached, path: str) -> tuple[int, str]:
             return error.code, error.read().decode()
 
 
-def test_5_up_hosts_the_safekeepers_and_says_when_a_quorum_is_lost(tuskline, server):
+def test_5_up_hosts_the_safekeepers_and_says_when_a_quorum_is_lost(
+    tuskline, server, receive, tmp_path
+):
     up(tuskline)
     insert(server, 1)
+    _check_reader(tuskline, server, receive, tmp_path)
     found = quorum(tuskline)
     assert [each["state"] for each in found["safekeepers"]] == ["streaming"] * COUNT
     assert parse_lsn(found["proposer"]["commit_lsn"]) > 0
@@ -113,7 +121,8 @@ def test_5_up_hosts_the_safekeepers_and_says_when_a_quorum_is_lost(tuskline, ser
     waiting = threading.Thread(target=insert, args=(server, 2), daemon=True)
     waiting.start()
     try:
-        lost = wait_for(lambda: _lost(tuskline), 30, "it says so")
+        wait_for(lambda: _lost(tuskline), 30, "it says so")
+        lost = quorum(tuskline)
         assert waiting.is_alive()
         assert lost["ill"][0].startswith("a quorum is lost, commits hang")
         # First of all, for people too.
@@ -131,9 +140,33 @@ def test_5_up_hosts_the_safekeepers_and_says_when_a_quorum_is_lost(tuskline, ser
     wait_for(lambda: follows(tuskline), 30, "they follow again")
 
 
-def _lost(tuskline: Attached) -> dict[str, Any] | None:
-    found = quorum(tuskline)
-    return None if found["quorum"] else found
+def _check_reader(tuskline, server, receive, tmp_path) -> None:
+    """A user who is added while it runs reads from a hosted WAL server, and is seen."""
+    section = load_config(tuskline.config).safekeepers
+    users = tuskline.directory / "keeper" / "safekeeper" / data_dir.USERS
+    users.write_text(f'"{USER}" "{verifier(PASSWORD)}"\n')
+    host, _, port = section.wal_addresses[0].rpartition(":")
+    dsn = make_conninfo("", host=host, port=port, user=USER, password=PASSWORD)
+
+    folder = tmp_path / "received"
+
+    def let_in() -> bool:
+        """The users are read again a few times a second."""
+        made = receive(server, dsn, folder, "--slot=shelf", "--create-slot", "--if-not-exists")
+        return made.process.wait(20) == 0
+
+    wait_for(let_in, 20, "the new user may come in")
+    receive(server, dsn, folder, "--slot=shelf", "--no-loop")
+    wait_for(lambda: quorum(tuskline)["safekeepers"][0]["readers"], 20, "the reader is seen")
+    (reader,) = quorum(tuskline)["safekeepers"][0]["readers"]
+    assert (reader["user"], reader["application_name"]) == (USER, "pg_receivewal")
+    (slot,) = quorum(tuskline)["safekeepers"][0]["slots"]
+    assert (slot["slot"], slot["active"]) == ("shelf", True)
+
+
+def _lost(tuskline: Attached) -> bool:
+    seen = quorum_view.look(load_config(tuskline.config))
+    return seen is not None and not seen.quorum
 
 
 def _check_metrics(tuskline: Attached) -> None:
@@ -233,9 +266,10 @@ def test_25_a_directory_of_somebody_else_is_refused_before_anything_runs(tusklin
     foreign = tuskline.directory / "keeper" / "safekeeper-2"
     foreign.mkdir(parents=True)
     (foreign / "PG_VERSION").write_text("16")
-    error = tuskline.error_plain("keeper", "run", code=Cause.CONFIG)
-    assert "PG_VERSION" in error
-    assert str(foreign) in error
+    for command in (["keeper", "run"], ["up"]):
+        error = tuskline.error_plain(*command, code=Cause.CONFIG)
+        assert "PG_VERSION" in error
+        assert str(foreign) in error
     assert {path.name for path in foreign.iterdir()} == {"PG_VERSION"}
     assert not (tuskline.directory / "keeper" / "replicas").exists()
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from walsender_bridge.wire.lsn import parse_lsn
+
 
 def _demo(directory, *arguments, seconds):
     done = subprocess.run(
@@ -54,9 +56,17 @@ def test_the_demo_ends_equal(tmp_path):
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("load", ["45", pytest.param("120", marks=pytest.mark.long)])
 def test_the_demo_ends_equal_when_everything_is_killed(tmp_path, load):
-    code, figures = _demo(
-        tmp_path / "demo", "--seconds", load, "--kill", "--seed", "12", seconds=840
-    )
+    """And what three safekeepers hold is the same, byte for byte."""
+    options = ("--seconds", load, "--kill", "--safekeepers", "3", "--seed", "12")
+    code, figures = _demo(tmp_path / "demo", *options, seconds=840)
     _assert_whole(code, figures)
-    assert set(figures["kills"]) == {"bridge", "capture", "keeper", "driver", "postgres"}
+    assert set(figures["kills"]) == {
+        *("bridge", "capture", "keeper", "driver", "postgres"),
+        *("safekeeper", "wal_server", "proposer"),
+    }
     assert all(times >= 3 for times in figures["kills"].values()), figures["kills"]
+    assert figures["safekeepers"] == 3
+    assert parse_lsn(figures["quorum_commit_lsn"]) > 0
+    assert figures["segments_equal"] is True
+    assert figures["segments_compared"] >= 1
+    assert figures["wal_compared_bytes"] > 1 << 20

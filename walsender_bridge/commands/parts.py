@@ -3,6 +3,7 @@
 import asyncio
 import sys
 
+from walsender_bridge import in_memory
 from walsender_bridge.config import Config
 from walsender_bridge.errors import Cause
 from walsender_bridge.supervisor import Child, Supervisor, stop_on_signals
@@ -20,12 +21,12 @@ def keeper(settings: Config) -> None:
 
     section, keeper = settings.safekeepers, settings.keeper[0]
     safekeepers = hosting.hosted(section, keeper.data_dir, settings.run_dir)
-    hosting.prepare(safekeepers, section)
+    hosting.prepare(safekeepers, section, settings.run_dir)
     argv = [sys.executable, "-m", "walsender_bridge.change_log.keeper"]
     argv += ["--data-dir", str(keeper.data_dir), "--listen", keeper.listen]
     children = [Child("replicas", argv), *hosting.children(safekeepers, section)]
     _supervise("keeper", children, settings)
-    hosting.clear(safekeepers)
+    hosting.clear(safekeepers, settings.run_dir)
 
 
 def bridge(settings: Config) -> None:
@@ -43,6 +44,7 @@ def bridge(settings: Config) -> None:
         _supervise("bridge", [*_captures(settings), *_proposer(settings)], settings)
     finally:
         repository.stop()
+    in_memory.clear(settings.run_dir, settings.proposer_status.name)
 
 
 def _captures(settings: Config) -> list[Child]:
@@ -68,6 +70,7 @@ def _proposer(settings: Config) -> list[Child]:
     source, section = settings.quorum_source, settings.safekeepers
     if source is None:
         return []
+    in_memory.prepare(settings.run_dir)
     argv = [sys.executable, "-m", "walsender_bridge.proposer"]
     argv += [f"--safekeeper={address}" for address in section.proposed_to]
     argv += ["--application-name", section.application_name, "--slot", section.slot]

@@ -15,6 +15,7 @@ from typing import Any, Final
 from walsender_bridge import processes, status_file
 from walsender_bridge.config import Config
 from walsender_bridge.safekeeper import hosting
+from walsender_bridge.supervisor import read_states
 from walsender_bridge.wire.lsn import parse_lsn
 
 #: Seconds after which what a process said of itself is no longer taken for now.
@@ -55,7 +56,7 @@ class SafekeeperView:
 
 @dataclass(frozen=True, slots=True)
 class QuorumView:
-    """The proposer (empty: it does not run here) and the safekeepers."""
+    """The proposer (empty: it says nothing) and the safekeepers. `proposer_here`: its bridge runs here, or did."""
 
     proposer: Mapping[str, Any]
     proposer_here: bool
@@ -102,6 +103,8 @@ class QuorumView:
         error = self.proposer.get("error") or {}
         if error.get("what"):
             return f"{error['what']}" + (f"; {error['repair']}" if error.get("repair") else "")
+        if self.phase == "unknown":
+            return "the proposer says nothing: it does not run, or hangs"
         if self.phase != "leading":
             return f"the proposer is {self.phase}"
         following = sum(each.state in _FOLLOWING for each in self.safekeepers)
@@ -129,7 +132,10 @@ def look(settings: Config) -> QuorumView | None:
             found[address] = SafekeeperView(
                 address, address, told.get(address, {}), {}, {}, hosted=False
             )
-    return QuorumView(proposer, bool(proposer), tuple(found.values()))
+    here = bool(proposer) or "proposer" in read_states(settings.run_dir, "bridge").get(
+        "children", {}
+    )
+    return QuorumView(proposer, here, tuple(found.values()))
 
 
 def fresh(path: Path) -> dict[str, Any]:

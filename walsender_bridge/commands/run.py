@@ -54,6 +54,10 @@ def preflight(settings: Config) -> None:
         from spark_consumers.lakehouse import folder
 
         folder.check(settings.lake.uri)
+    if settings.safekeepers.local:
+        from walsender_bridge.safekeeper import hosting
+
+        hosting.check(settings.safekeepers, settings.keeper[0].data_dir, settings.run_dir)
     found = [finding for section in settings.source for finding in of_source(section)]
     # Nobody is told that safekeepers are away which are started next.
     found += [each for each in of_quorum(settings, reach=False) if each.prevents]

@@ -2,26 +2,23 @@
 
 The first one's data directory is `<keeper's>/safekeeper`, the next one's `<keeper's>/safekeeper-2`, and so on: a
 number is a place, and who the safekeeper is was drawn with its directory. The page between the two processes
-lies in memory (`server.shared_page`), in a folder that nobody else may enter; what is in it survives neither a
-reboot nor the keeper's orderly end, and need not.
+(`server.shared_page`), and what each tells of itself, lie in memory (`in_memory`).
 """
 
-import contextlib
-import hashlib
 import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from walsender_bridge import in_memory
 from walsender_bridge.config_sections import SafekeepersSection
-from walsender_bridge.errors import Cause, ConfigError
+from walsender_bridge.errors import Cause
 from walsender_bridge.safekeeper import data_dir
 from walsender_bridge.supervisor import Child
 
 #: After these, another start would find the same: an operator has to look.
 FINAL = frozenset({Cause.CONFIG, Cause.CORRUPT, Cause.NOT_SUPPORTED, Cause.USAGE})
-_MEMORY = Path("/dev/shm")  # noqa: S108  # a folder in it is made, and checked, below
 _EMPTY_USERS = '# Who may read WAL here. A line for each: "name" "SCRAM-SHA-256$..."\n'
 
 
@@ -59,40 +56,29 @@ def hosted(section: SafekeepersSection, keeper_dir: Path, run_dir: Path) -> list
                 place,
                 section.hosted_addresses[number - 1],
                 section.wal_addresses[number - 1],
-                _page_dir(run_dir) / _page_name(place),
-                run_dir / f"safekeeper-{number}.status.json",
-                run_dir / f"wal-server-{number}.status.json",
+                in_memory.folder(run_dir) / f"positions-{number}",
+                in_memory.folder(run_dir) / f"safekeeper-{number}.json",
+                in_memory.folder(run_dir) / f"wal-server-{number}.json",
             )
         )
     return found
 
 
-def _page_name(place: Path) -> str:
-    return "positions-" + hashlib.sha256(str(place.resolve()).encode()).hexdigest()[:20]
+def check(section: SafekeepersSection, keeper_dir: Path, run_dir: Path) -> None:
+    """Look at the data directories; nothing is made. Raises as `prepare`."""
+    for each in hosted(section, keeper_dir, run_dir):
+        data_dir.check(each.data_dir)
 
 
-def _page_dir(run_dir: Path) -> Path:
-    return _MEMORY / f"tuskline-{os.getuid()}" if _MEMORY.is_dir() else run_dir
-
-
-def prepare(safekeepers: Sequence[Hosted], section: SafekeepersSection) -> None:
+def prepare(safekeepers: Sequence[Hosted], section: SafekeepersSection, run_dir: Path) -> None:
     """Look at the data directories, and make what is new.
 
     Raises `ConfigError` (a directory of somebody else), `CorruptError`, `NotSupportedError`.
     """
     for each in safekeepers:
         data_dir.check(each.data_dir)
+        in_memory.prepare(run_dir)
         each.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        each.positions.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        its = each.positions.parent.stat()
-        if each.positions.parent.parent == _MEMORY and (
-            its.st_uid != os.getuid() or its.st_mode & 0o077
-        ):
-            raise ConfigError(
-                "others may enter the folder of the safekeepers' positions",
-                where=str(each.positions.parent),
-                repair="remove it: it is made anew",
-            )
         users = each.data_dir / data_dir.USERS
         if section.users is None and not users.exists():
             descriptor = os.open(users, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -100,14 +86,13 @@ def prepare(safekeepers: Sequence[Hosted], section: SafekeepersSection) -> None:
                 file.write(_EMPTY_USERS)
 
 
-def clear(safekeepers: Sequence[Hosted]) -> None:
-    """Remove the pages; the processes have ended."""
+def clear(safekeepers: Sequence[Hosted], run_dir: Path) -> None:
+    """Remove what was in memory; the processes have ended."""
     for each in safekeepers:
-        for path in (each.positions, each.positions.with_name(each.positions.name + ".wake")):
-            path.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):
-            if each.positions.parent.parent == _MEMORY:
-                each.positions.parent.rmdir()
+        page = each.positions.name
+        in_memory.clear(
+            run_dir, page, f"{page}.wake", each.status.name, each.wal_server_status.name
+        )
 
 
 def children(safekeepers: Sequence[Hosted], section: SafekeepersSection) -> list[Child]:

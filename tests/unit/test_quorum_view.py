@@ -1,0 +1,114 @@
+"""What is said of a quorum: the worst first, nothing that is old, and nothing through a folder of somebody else."""
+
+import os
+import time
+
+import pytest
+
+from walsender_bridge import in_memory, status_file
+from walsender_bridge.commands.quorum_view import QuorumView, SafekeeperView
+from walsender_bridge.errors import ConfigError
+from walsender_bridge.safekeeper.status import WRITE_SECONDS, WriteTimes
+
+MEMBERS = ("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3")
+
+
+def now(**record):
+    return {"pid": os.getpid(), "updated_at": time.time(), **record}
+
+
+def safekeeper(number, shown="streaming", *, own=None, hosted=True, **told):
+    own = now(state="following", flush_lsn="0/2000") if own is None else own
+    told = {"shown": shown, "fault": None, **told}
+    address = MEMBERS[number]
+    return SafekeeperView(f"safekeeper-{number + 1}", address, told, own, {}, hosted)
+
+
+def view(*safekeepers, **proposer):
+    told = {"phase": "leading", "quorum": True, "commit_lsn": "0/2000", "end_lsn": "0/2100"}
+    return QuorumView(now(**{**told, **proposer}), proposer_here=True, safekeepers=safekeepers)
+
+
+def test_all_is_well():
+    seen = view(*(safekeeper(n) for n in range(3)))
+    assert (seen.ill, seen.quorum, seen.lag_bytes) == ([], True, 0x100)
+
+
+def test_a_lost_quorum_is_said_first():
+    seen = view(safekeeper(0), safekeeper(1, "silent"), safekeeper(2, "away"), quorum=False)
+    assert seen.ill == [
+        "a quorum is lost, commits hang: 1 of 3 safekeepers follow",
+        "safekeeper 127.0.0.1:2 is silent",
+        "safekeeper 127.0.0.1:3 is away",
+    ]
+    assert seen.lag_bytes is None
+
+
+def test_why_a_proposer_does_not_go_on_is_told_with_its_repair():
+    error = {"what": "the proposer stopped, displaced", "repair": "stop this one"}
+    seen = view(safekeeper(0), phase="ended", quorum=False, error=error)
+    assert seen.ill[0].endswith("hang: the proposer stopped, displaced; stop this one")
+
+
+@pytest.mark.parametrize("old", [{"updated_at": time.time() - 60}, {"pid": 0}])
+def test_what_is_old_says_nothing_of_now(old):
+    seen = view(safekeeper(0), **old)
+    assert not seen.quorum
+    assert seen.ill == [
+        "a quorum is lost, commits hang: the proposer says nothing: it does not run, or hangs"
+    ]
+    hosted = safekeeper(0, own={**now(state="following", flush_lsn="0/2000"), **old})
+    assert hosted.state == "away"
+    assert hosted.flush_lsn == "0/2000"
+
+
+def test_a_full_disk_and_a_refusal_are_told_with_their_reasons():
+    full = safekeeper(0, own=now(state="full", why="no room", flush_lsn="0/2000"))
+    refused = safekeeper(1, "joining", fault="the logs part at 0/1000")
+    assert view(full, refused).ill == [
+        "safekeeper 127.0.0.1:1 has no room: no room",
+        "safekeeper 127.0.0.1:2 is joining: the logs part at 0/1000",
+    ]
+
+
+def test_the_histogram_counts_what_took_at_most_so_long():
+    times = WriteTimes()
+    for seconds in (0.00005, WRITE_SECONDS[1], 0.02, 99.0):
+        times.add(seconds)
+    record = times.record()
+    assert record["count"] == 4
+    assert record["buckets"] == [1, 2, 2, 2, 2, 2, 2, 3, 3, 3, 3]
+    assert record["seconds"] == pytest.approx(99.0203)
+
+
+def test_a_status_file_is_replaced_whole_and_a_full_disk_stops_nobody(tmp_path):
+    path = tmp_path / "status.json"
+    assert status_file.read(path) == {}
+    status_file.write(path, {"state": "x"})
+    assert status_file.read(path)["state"] == "x"
+    assert [each.name for each in tmp_path.iterdir()] == ["status.json"]
+    path.write_text('{"state": ')
+    assert status_file.read(path) == {}
+    status_file.write(tmp_path / "gone" / "status.json", {})
+
+
+def test_a_folder_that_others_may_write_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(in_memory, "_MEMORY", tmp_path / "shm")
+    (tmp_path / "shm").mkdir()
+    run_dir = tmp_path / "run"
+    made = in_memory.prepare(run_dir)
+    assert made == in_memory.folder(run_dir) != run_dir
+    assert (made.stat().st_mode & 0o777, made.parent.stat().st_uid) == (0o700, os.getuid())
+    (made / "a").touch()
+    made.parent.chmod(0o777)
+    with pytest.raises(ConfigError, match="another account may write"):
+        in_memory.prepare(run_dir)
+    in_memory.clear(run_dir, "a", "b")
+    assert not list((tmp_path / "shm").iterdir())
+
+
+def test_without_memory_the_run_folder_serves(tmp_path, monkeypatch):
+    monkeypatch.setattr(in_memory, "_MEMORY", tmp_path / "shm")
+    assert in_memory.prepare(tmp_path / "run") == tmp_path / "run"
+    in_memory.clear(tmp_path / "run", "a")
+    assert (tmp_path / "run").is_dir()
