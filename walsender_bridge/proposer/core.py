@@ -342,7 +342,8 @@ class Proposer:
         origin = self.primary.lineage if self.primary else Lineage(self._log_timeline(best))
         term = self.node_id.term
         entries = lineage.successors(best.history, self.vcl, term, origin)
-        restart = max(reply.restart_lsn for reply in voters)
+        # All may have had a part of a record that votes go back from: what they have in common ends at VCL.
+        restart = min(max(reply.restart_lsn for reply in voters), self.vcl)
         floor = restart - restart % self.server.segment_size
         self.history = best.history.succeeded(self.vcl, entries).pruned(floor)
         self.phase = Phase.COMPARING

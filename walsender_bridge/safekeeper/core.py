@@ -288,7 +288,10 @@ class Safekeeper:
             return self._refuse(conn, m.Refusal.DIVERGED, problem)
         fence = self.control.fence
         attached = elected.history.counted(elected.start_lsn)
-        if fence is not None and attached and attached[-1].timeline > fence.timeline:
+        if fence is not None and fence.term == elected.term:
+            # Its votes were asked for before the log was chosen: what is fenced is the log's timeline.
+            fence = replace(fence, timeline=max(fence.timeline, elected.history.entries[-1].timeline))
+        elif fence is not None and attached and attached[-1].timeline > fence.timeline:
             # The successor's log is here. While it only follows further on, the older timeline could still
             # be taken for the one that stands.
             fence = None
