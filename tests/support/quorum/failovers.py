@@ -173,7 +173,7 @@ class FailoverHost:
                 if not self.office.alive:
                     self.end()  # displaced: the safekeepers may be told otherwise by now
                     return
-                standby.receive(world.checks.quorum_log(self.office))
+                standby.receive(self._log(self.office))
             case Step.REPLAY:
                 standby.replayed = standby.server.flush_lsn
             case Step.PROMOTE:
@@ -211,6 +211,14 @@ class FailoverHost:
             self.quorum = Quorum(standby.server.timeline)
         return True
 
+    def _log(self, office: ProposerHost) -> dict[int, int]:
+        """The quorum's up to VCL; what nobody holds any more, the standby has."""
+        vcl, checks = office.core.vcl, self.world.checks
+        cells = checks.cells | checks._log(office, vcl)
+        first = min(cells, default=vcl)
+        own = {at: cell for at, cell in self.standby.server.cells.items() if at < first}
+        return own | {at: cell for at, cell in cells.items() if at < vcl}
+
     def _compare(self) -> None:
         assert self.office is not None
         assert self.quorum.vcl is not None
@@ -218,7 +226,7 @@ class FailoverHost:
         if not self.office.alive:
             self.end()  # displaced: the safekeepers may hold something else by now
             return
-        theirs, own = self.world.checks.quorum_log(self.office), self.standby.server.cells
+        theirs, own = self._log(self.office), self.standby.server.cells
         if any(theirs.get(at) != own.get(at) for at in range(max(0, end - 8), end)):
             self.world.happened["failover: a copy"] += 1
             self.end()
