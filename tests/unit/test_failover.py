@@ -11,7 +11,6 @@ from walsender_bridge.errors import (
     ServerSettingError,
 )
 from walsender_bridge.proposer import election
-from walsender_bridge.proposer.candidate import waits_for
 from walsender_bridge.proposer.effects import Lineage
 from walsender_bridge.proposer.failover import Candidate, Quorum, Step, next_step, plan
 from walsender_bridge.safekeeper import messages as m
@@ -71,24 +70,6 @@ def test_who_cannot_become_the_primary_is_refused_before_anybody_is_displaced(
 ) -> None:
     with pytest.raises(error):
         next_step(candidate, quorum)
-
-
-@pytest.mark.parametrize(
-    ("names", "waits"),
-    [
-        ('FIRST 1 ("q")', True),
-        ("q", True),
-        ("2 (q, other)", True),
-        ("ANY 2 (other, q)", True),
-        ("", False),
-        ("*", False),
-        ("other", False),
-        ("FIRST 1 (other, q)", False),
-        ("ANY 1 (q, other)", False),
-    ],
-)
-def test_28_whether_commits_wait_for_the_proposer(names: str, waits: bool) -> None:
-    assert waits_for(names, "q") == waits
 
 
 def test_30_what_all_had_of_a_record_that_was_replaced_is_not_what_all_have() -> None:
