@@ -9,6 +9,7 @@ the disk ends the process, except that it is full: WAL for which there is no roo
 sent away, to come back; a promise for which there is none is waited with, and all else with it.
 """
 
+import contextlib
 import os
 import select
 import socket
@@ -84,6 +85,7 @@ class _Connection:
         self.since = now
         self.greeted = False
         self.closing = False
+        self.polled = int(select.EPOLLIN)
 
 
 class SafekeeperDriver:
@@ -101,6 +103,8 @@ class SafekeeperDriver:
             control = e.ControlState(int.from_bytes(os.urandom(16), "big"))
             control_file.save(self._control_disk, control)
         self._positions = PositionWriter(settings.positions)
+        #: The last history that readers were told of, and as they know it.
+        self._told_history = control.history, server_history(control.history)
         # Opening cuts off what a crash left of the last record; readers must not be there any more.
         self._tell_readers(control, 0, 0)
         self._storage: WalStorage | None = None
@@ -111,6 +115,8 @@ class SafekeeperDriver:
         self.core = Safekeeper(control, flush_lsn)
         self._connections: dict[int, _Connection] = {}
         self._numbers: dict[int, int] = {}
+        #: Connections whose frames are here and were not taken, since they do not read their answers.
+        self._stalled: set[int] = set()
         self._next = 0
         self._hand = memoryview(b"")
         self._stopped = False
@@ -180,8 +186,12 @@ class SafekeeperDriver:
 
     def _turn(self) -> None:
         now = time.monotonic()
-        ready = self._poll.poll(max(self._persist_at - now, 0.0))
+        resumed = [n for n in self._stalled if not self._connections[n].end.crowded()]
+        ready = self._poll.poll(0 if resumed else max(self._persist_at - now, 0.0))
         now = time.monotonic()
+        for again in resumed:
+            self._stalled.discard(again)
+            self._serve(again, 0)
         for descriptor, events in ready:
             if descriptor == self._listener.fileno():
                 self._accept(now)
@@ -217,12 +227,14 @@ class SafekeeperDriver:
         try:
             if events & select.EPOLLOUT:
                 end.flush()
-            if events & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR):
-                if connection.closing:
-                    if events & (select.EPOLLHUP | select.EPOLLERR):
-                        self._gone(number)
-                    return
-                end.receive()
+            if connection.closing:
+                if events & (select.EPOLLHUP | select.EPOLLERR):
+                    self._gone(number)
+                return
+            # A peer that does not read its answers is not read either; what came before is here still.
+            if not end.crowded():
+                if events & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR):
+                    end.receive()
                 for header, body in end.frames():
                     self._hand = body if header.carries_wal else memoryview(b"")
                     message = decode(header, b"" if header.carries_wal else body)
@@ -234,6 +246,9 @@ class SafekeeperDriver:
                     if isinstance(message, m.ProposerGreeting):
                         connection.greeted = True
                         end.trust()
+                    if end.crowded():
+                        self._stalled.add(number)
+                        return
         except (ConnectionFailedError, MalformedMessageError, NotSupportedError) as error:
             _log.info("connection ended", peer=end.where, reason=error.what)
             self._gone(number)
@@ -246,6 +261,7 @@ class SafekeeperDriver:
 
     def _drop(self, number: int) -> None:
         connection = self._connections.pop(number)
+        self._stalled.discard(number)
         descriptor = connection.end.fileno()
         self._numbers.pop(descriptor, None)
         self._poll.unregister(descriptor)
@@ -261,8 +277,9 @@ class SafekeeperDriver:
                 continue
             if connection.closing and not end.sending:
                 self._drop(number)
-                continue
-            self._poll.modify(end, end.events)
+            elif end.events != connection.polled:
+                connection.polled = end.events
+                self._poll.modify(end, connection.polled)
 
     def _upkeep(self, now: float) -> None:
         for number, connection in list(self._connections.items()):
@@ -318,7 +335,8 @@ class SafekeeperDriver:
         while events:
             answers: list[e.Event] = []
             for effect in self.core.step(events.popleft()):
-                fail_point.hit(f"safekeeper-{type(effect).__name__}")
+                if fail_point.ARMED:
+                    fail_point.hit(f"safekeeper-{type(effect).__name__}")
                 answer = self._perform(effect)
                 if answer is not None:
                     answers.append(answer)
@@ -329,6 +347,9 @@ class SafekeeperDriver:
             case e.Send(conn, message):
                 if (connection := self._connections.get(conn)) is not None:
                     connection.end.send(message)
+                    # At once: what else this turn does, nobody waits for. What breaks is found at its end.
+                    with contextlib.suppress(ConnectionFailedError):
+                        connection.end.flush()
             case e.WriteWal(lsn, length, timeline):
                 assert length == len(self._hand)
                 return self._unless_full(lambda: self._held.write(lsn, self._hand, timeline))
@@ -414,12 +435,14 @@ class SafekeeperDriver:
     def _tell_readers(self, control: e.ControlState, flush_lsn: int, commit_lsn: int) -> None:
         if not control.history:
             return
+        if control.history is not self._told_history[0]:
+            self._told_history = control.history, server_history(control.history)
         self._positions.publish(
             Positions(
                 system_id=control.server.system_id,
                 major=control.server.major,
                 segment_bytes=control.server.segment_size,
-                history=server_history(control.history),
+                history=self._told_history[1],
                 flush_lsn=flush_lsn,
                 commit_lsn=commit_lsn,
             )
