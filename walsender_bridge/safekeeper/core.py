@@ -289,14 +289,12 @@ class Safekeeper:
         fence = self.control.fence
         attached = elected.history.counted(elected.start_lsn)
         if fence is not None and fence.term == elected.term:
-            # Its votes were asked for before the log was chosen: what is fenced is the log's timeline.
+            # Votes are asked for before the log is chosen: what is fenced is its timeline.
             fence = replace(
                 fence, timeline=max(fence.timeline, elected.history.entries[-1].timeline)
             )
         elif fence is not None and attached and attached[-1].timeline > fence.timeline:
-            # The successor's log is here. While it only follows further on, the older timeline could still
-            # be taken for the one that stands.
-            fence = None
+            fence = None  # the successor's log is here; to follow further on would not do
         self.control = replace(
             self.control,
             history=elected.history,
