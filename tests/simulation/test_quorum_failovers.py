@@ -122,7 +122,8 @@ def test_24_the_simulator_finds_the_failover_s_mutant(name: str) -> None:
             try:
                 run(number)
             except AssertionError as error:
-                assert isinstance(error.__cause__, AssertionError), error  # an invariant, named
+                if not isinstance(error.__cause__, AssertionError):
+                    raise  # no invariant that has a name
                 print(f"{name}: seed {number}: {error}")
                 return
     finally:

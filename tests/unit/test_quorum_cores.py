@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.support.quorum.explorer import BASE, INFO, Cluster, Scope, State
+from tests.support.quorum.claims import BASE
+from tests.support.quorum.explorer import INFO, Cluster, Scope, State
 from tests.support.quorum.mutants import mutant
 from walsender_bridge.proposer.core import Proposer
 from walsender_bridge.proposer.effects import (

@@ -5,7 +5,6 @@ ALTER SYSTEM on the settings below. Everything here may be done twice.
 """
 
 import contextlib
-import re
 import time
 from collections.abc import Callable, Iterator
 
@@ -13,6 +12,7 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
+from walsender_bridge.attach.standby_names import StandbyNames
 from walsender_bridge.errors import NotSupportedError
 from walsender_bridge.proposer.failover import Candidate
 from walsender_bridge.proposer.wal_source import StandbyStream
@@ -27,18 +27,6 @@ _RELOADS = 13
 _PROMOTES = 12
 #: Seconds between two looks whether it has done what it was told.
 _LOOK = 0.05
-_NAMES = re.compile(r"\s*(?:(FIRST|ANY)\s+)?(?:(\d+)\s*\()?([^()]*)\)?\s*", re.IGNORECASE)
-
-
-def waits_for(synchronous_standby_names: str, name: str) -> bool:
-    """Whether no commit can return without the standby `name`: all that are listed are needed, and it is listed."""
-    match = _NAMES.fullmatch(synchronous_standby_names)
-    if match is None:
-        return False
-    listed = [each.strip().strip('"') for each in match[3].split(",")]
-    needed = int(match[2] or 1)
-    first = listed[:needed] if (match[1] or "FIRST").upper() == "FIRST" else listed
-    return name in first and needed >= len(first) and "*" not in listed
 
 
 class CandidateServer:
@@ -86,7 +74,8 @@ class CandidateServer:
             lineage=seen.lineage,
             end_lsn=seen.flush_lsn,
             replay_lsn=int(replay_lsn or 0),
-            guarded=waits_for(names, self._application_name) and level not in {"off", "local"},
+            guarded=StandbyNames.parse(names).needs(self._application_name)
+            and level not in {"off", "local"},
             follows=follows,
             restores=restores,
             paused=paused,
@@ -95,7 +84,7 @@ class CandidateServer:
     def guard(self) -> None:
         """Have the commits that it will take as a primary wait for the proposer."""
         self._set(
-            synchronous_standby_names=f'FIRST 1 ("{self._application_name}")',
+            synchronous_standby_names=str(StandbyNames("FIRST", 1, (self._application_name,))),
             synchronous_commit="on",
         )
 

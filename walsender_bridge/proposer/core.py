@@ -342,7 +342,7 @@ class Proposer:
         origin = self.primary.lineage if self.primary else Lineage(self._log_timeline(best))
         term = self.node_id.term
         entries = lineage.successors(best.history, self.vcl, term, origin)
-        restart = max(reply.restart_lsn for reply in voters)
+        restart = max(election.restart(reply, best, self.vcl) for reply in voters)
         floor = restart - restart % self.server.segment_size
         self.history = best.history.succeeded(self.vcl, entries).pruned(floor)
         self.phase = Phase.COMPARING
@@ -410,7 +410,7 @@ class Proposer:
         self.membership.configuration = self.configuration.stamped(self.node_id.term)
         voters = self._replies().values()
         commit = max([0, self.best.commit_lsn, *(reply.commit_lsn for reply in voters)])
-        restart = max([0, self.best.restart_lsn, *(reply.restart_lsn for reply in voters)])
+        restart = max((election.restart(r, self.best, self.vcl) for r in voters), default=0)
         streaming = Streaming(
             self.peers,
             self.configuration,

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterable
 
 from walsender_bridge.errors import CorruptError
+from walsender_bridge.safekeeper.history import divergence
 from walsender_bridge.safekeeper.messages import SafekeeperGreeting, VoteReply
 from walsender_bridge.wire.lsn import format_lsn
 
@@ -34,6 +35,16 @@ def volume_complete(replies: Collection[VoteReply]) -> VoteReply:
                 repair="a safekeeper has lost WAL that it acknowledged: look for a failing disk",
             )
     return best
+
+
+def restart(reply: VoteReply, best: VoteReply, vcl: int) -> int:
+    """Up to where every member has the best log, as far as this voter can tell.
+
+    Its `restart_lsn` is about its own log, and may lie inside a record that votes went back from and that others
+    replaced: beyond where the two logs part it says nothing.
+    """
+    point = divergence(reply.history, reply.flush_lsn, best.history, vcl)
+    return 0 if point is None else min(reply.restart_lsn, point)
 
 
 def end(reply: VoteReply) -> int:

@@ -11,7 +11,7 @@ Safety rests on four things, each beside its code (the rules are those of README
 - One connection may write: the latest on which this NodeId was accepted; an older one is closed, and what
   it sent and is not read is dropped by the driver (rule 5).
 
-`restart_lsn` never falls (rule 7). `commit_lsn` never falls below a complete record: when a new timeline
+`restart_lsn` never falls (rule 7), but to where the log that it is about is cut off. `commit_lsn` never falls below a complete record: when a new timeline
 replaces the rest of an incomplete one, it returns to where that record begins.
 """
 
@@ -288,10 +288,13 @@ class Safekeeper:
             return self._refuse(conn, m.Refusal.DIVERGED, problem)
         fence = self.control.fence
         attached = elected.history.counted(elected.start_lsn)
-        if fence is not None and attached and attached[-1].timeline > fence.timeline:
-            # The successor's log is here. While it only follows further on, the older timeline could still
-            # be taken for the one that stands.
-            fence = None
+        if fence is not None and fence.term == elected.term:
+            # Votes are asked for before the log is chosen: what is fenced is its timeline.
+            fence = replace(
+                fence, timeline=max(fence.timeline, elected.history.entries[-1].timeline)
+            )
+        elif fence is not None and attached and attached[-1].timeline > fence.timeline:
+            fence = None  # the successor's log is here; to follow further on would not do
         self.control = replace(
             self.control,
             history=elected.history,
@@ -322,6 +325,8 @@ class Safekeeper:
         # Past the start of the new epoch nothing is known to be committed; what was known ended inside a
         # record, which the new timeline replaces (rule 9).
         self.commit_lsn = min(self.commit_lsn, epoch_start)
+        # Nor is what everybody had of the log that is cut off here a part of the new one.
+        self.restart_lsn = min(self.restart_lsn, point)
         # Even where nothing is known to be: after a crash, old WAL can lie beyond the end that was found.
         return [*self._serve(min(self.commit_lsn, point)), TruncateWal(point)]
 

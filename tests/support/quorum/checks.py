@@ -135,7 +135,8 @@ class Checks:
 
     def persisted(self, host: SafekeeperHost, before: ControlState, after: ControlState) -> None:
         assert after.node_id.term >= before.node_id.term, "nothing goes back: term"
-        assert after.restart_lsn >= before.restart_lsn, "nothing goes back: restart_lsn"
+        cut = after.history != before.history  # it was about a log that is cut off
+        assert cut or after.restart_lsn >= before.restart_lsn, "nothing goes back: restart_lsn"
         assert after.configuration.version >= before.configuration.version, "membership goes back"
         if after.node_id != before.node_id:
             rejected = self.refused.get(after.node_id.proposer, after.node_id.term)

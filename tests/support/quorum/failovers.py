@@ -41,15 +41,19 @@ FAILOVERS = Faults(
 class FailoverChecks(Checks):
     def __init__(self, world: FailoverWorld) -> None:
         super().__init__(world)
-        #: Each failover that was elected: (term, timeline that it fenced).
-        self.fences: list[tuple[int, int]] = []
+        #: Each failover that a quorum followed: (term, timeline that it fenced).
+        self.fences: set[tuple[int, int]] = set()
         self.aborts: list[ProposerHost] = []
+
+    def streams(self, host: ProposerHost, streaming: Streaming) -> None:
+        super().streams(host, streaming)
+        fence = host.core.node_id.term, streaming.history.entries[-1].timeline
+        if streaming.established and host.core.purpose == Purpose.FAILOVER:
+            self.fences.add(fence)
 
     def _took_office(self, host: ProposerHost, streaming: Streaming) -> None:
         super()._took_office(host, streaming)
         term, purpose = host.core.node_id.term, host.core.purpose
-        if purpose == Purpose.FAILOVER:
-            self.fences.append((term, host.core._timeline()))
         if purpose != Purpose.ATTACH or host.server is None:
             return
         for fenced_in, timeline in self.fences:
@@ -169,7 +173,7 @@ class FailoverHost:
                 if not self.office.alive:
                     self.end()  # displaced: the safekeepers may be told otherwise by now
                     return
-                standby.receive(world.checks.quorum_log(self.office))
+                standby.receive(self._log(self.office))
             case Step.REPLAY:
                 standby.replayed = standby.server.flush_lsn
             case Step.PROMOTE:
@@ -207,11 +211,22 @@ class FailoverHost:
             self.quorum = Quorum(standby.server.timeline)
         return True
 
+    def _log(self, office: ProposerHost) -> dict[int, int]:
+        """The quorum's up to VCL; what nobody holds any more, the standby has."""
+        vcl, checks = office.core.vcl, self.world.checks
+        cells = checks.cells | checks._log(office, vcl)
+        first = min(cells, default=vcl)
+        own = {at: cell for at, cell in self.standby.server.cells.items() if at < first}
+        return own | {at: cell for at, cell in cells.items() if at < vcl}
+
     def _compare(self) -> None:
         assert self.office is not None
         assert self.quorum.vcl is not None
         end = min(self.quorum.vcl, self.standby.server.flush_lsn)
-        theirs, own = self.world.checks.quorum_log(self.office), self.standby.server.cells
+        if not self.office.alive:
+            self.end()  # displaced: the safekeepers may hold something else by now
+            return
+        theirs, own = self._log(self.office), self.standby.server.cells
         if any(theirs.get(at) != own.get(at) for at in range(max(0, end - 8), end)):
             self.world.happened["failover: a copy"] += 1
             self.end()

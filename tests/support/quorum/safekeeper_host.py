@@ -126,6 +126,7 @@ class SafekeeperHost:
             case e.TruncateWal(lsn):
                 disk.truncate(lsn)
             case e.ResetWal(lsn):
+                assert lsn % self.control.server.segment_size == 0, "a log begins with a segment"
                 disk.reset(lsn)
             case e.ReadWal(conn, term, begin, end):
                 connection = self.connections.get(conn)

@@ -1,0 +1,81 @@
+"""The steps of a failover, one by one: what is next, what is refused, and what a dry run says."""
+
+from dataclasses import replace
+
+import pytest
+
+from walsender_bridge.errors import (
+    DivergedError,
+    FencedError,
+    NotSupportedError,
+    ServerSettingError,
+)
+from walsender_bridge.proposer import election
+from walsender_bridge.proposer.effects import Lineage
+from walsender_bridge.proposer.failover import Candidate, Quorum, Step, next_step, plan
+from walsender_bridge.safekeeper import messages as m
+from walsender_bridge.safekeeper.configuration import Configuration
+from walsender_bridge.safekeeper.history import EpochEntry, History
+
+STANDBY = Candidate(in_recovery=True, lineage=Lineage(1), end_lsn=200, replay_lsn=200)
+READY = replace(STANDBY, guarded=True, follows=True)
+VCL = Quorum(timeline=1, fenced=1, vcl=200, equal_to=200, committed=200)
+PRIMARY = Candidate(in_recovery=False, lineage=Lineage(2, ((1, 200),)), end_lsn=300, replay_lsn=200)
+
+
+def test_16_a_standby_at_vcl_is_promoted_and_one_below_is_not() -> None:
+    assert next_step(READY, VCL) == Step.PROMOTE
+    assert next_step(replace(READY, end_lsn=199), VCL) == Step.RECEIVE
+    assert next_step(replace(READY, replay_lsn=199), VCL) == Step.REPLAY
+
+
+def test_16_a_tail_is_committed_first_and_nothing_without_an_election() -> None:
+    assert next_step(replace(READY, end_lsn=240), VCL) == Step.COMMIT
+    assert next_step(READY, replace(VCL, vcl=None)) == Step.ELECT
+    assert next_step(replace(READY, guarded=False), VCL) == Step.GUARD
+
+
+def test_17_bytes_are_compared_before_a_safekeeper_s_replace_them() -> None:
+    unknown = replace(VCL, equal_to=None)
+    assert next_step(replace(READY, follows=False, end_lsn=150), unknown) == Step.COMPARE
+
+
+def test_16_a_major_that_cannot_be_told_is_promoted_with_what_it_has_or_says_what_to_do() -> None:
+    old = replace(READY, follows=None, end_lsn=260)
+    assert next_step(old, VCL) == Step.PROMOTE  # it may still hear from the old primary
+    with pytest.raises(NotSupportedError, match="only with a restart"):
+        next_step(replace(old, end_lsn=199), VCL)
+
+
+def test_a_dry_run_is_the_same_function() -> None:
+    expected = [step for step in Step if step not in {Step.RECEIVE, Step.REPLAY}]
+    assert plan(replace(STANDBY, end_lsn=240, replay_lsn=240), Quorum(1), 200) == expected
+    assert Step.RECEIVE in plan(replace(STANDBY, end_lsn=140), Quorum(1), 200)
+    assert plan(PRIMARY, Quorum(1, fenced=1), 200) == [Step.ATTACH, Step.DONE]
+    assert plan(PRIMARY, Quorum(2), 200) == [Step.DONE]
+
+
+@pytest.mark.parametrize(
+    ("candidate", "quorum", "error"),
+    [
+        (replace(STANDBY, lineage=Lineage(2)), Quorum(1), DivergedError),
+        (replace(STANDBY, restores=True), Quorum(1), ServerSettingError),
+        (replace(STANDBY, paused=True), Quorum(1), ServerSettingError),
+        (replace(PRIMARY, lineage=Lineage(1)), Quorum(1, fenced=1), FencedError),
+        (replace(PRIMARY, lineage=Lineage(1)), Quorum(2), DivergedError),
+    ],
+)
+def test_who_cannot_become_the_primary_is_refused_before_anybody_is_displaced(
+    candidate: Candidate, quorum: Quorum, error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        next_step(candidate, quorum)
+
+
+def test_30_what_all_had_of_a_record_that_was_replaced_is_not_what_all_have() -> None:
+    """All had 264, inside a record from 200 on, where another epoch went on; then one of the old ones votes."""
+    new = History((EpochEntry(1, 100, 1), EpochEntry(2, 200, 2)))
+    best = m.VoteReply(m.NodeId(3, 1), 300, 300, 200, 100, new, Configuration())
+    away = m.VoteReply(m.NodeId(3, 1), 250, 0, 264, 100, History(new.entries[:1]), Configuration())
+    assert election.restart(away, best, 300) == 200
+    assert election.restart(best, best, 300) == 200
