@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.support.quorum.explorer import BASE, INFO, Cluster, Scope, State
+from tests.support.quorum.claims import BASE
+from tests.support.quorum.explorer import INFO, Cluster, Scope, State
 from tests.support.quorum.mutants import mutant
 from walsender_bridge.proposer.core import Proposer
 from walsender_bridge.proposer.effects import (
@@ -373,6 +374,22 @@ def test_29_a_fenced_proposer_stops_and_says_so() -> None:
         PeerReceived(0, m.Refused(m.Refusal.FENCED_TIMELINE, m.NodeId(7, 77), "fenced"))
     )
     assert done == [Stop(StopReason.FENCED, "fenced", m.NodeId(7, 77))]
+
+
+def test_30_a_failover_needs_a_complete_record() -> None:
+    """The log began inside one; a standby is promoted below it, and would then be refused."""
+    members = Configuration(1, frozenset({1, 2, 3}))
+    proposer = Proposer(100, INFO, None, members, 3, purpose=m.Purpose.FAILOVER)
+    told: list[object] = []
+    log = History((EpochEntry(1, BASE, 1),))
+    for peer in range(2):
+        greeting = m.SafekeeperGreeting(peer + 1, INFO, m.NodeId(1, 9), members, BASE, 0, 1)
+        proposer.step(PeerConnected(peer))
+        proposer.step(PeerReceived(peer, greeting))
+    for peer in range(2):
+        reply = m.VoteReply(m.NodeId(2, 100), BASE, 0, 0, BASE, log, members)
+        told += proposer.step(PeerReceived(peer, reply))
+    assert [each.reason for each in told if isinstance(each, Stop)] == [StopReason.OTHER_HISTORY]
 
 
 def test_27_a_safekeeper_that_lost_its_disk_is_not_asked_for_its_vote() -> None:
