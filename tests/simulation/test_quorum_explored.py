@@ -64,4 +64,4 @@ def test_24_two_terms_two_proposers_two_lsns(name: str) -> None:
 def test_24_three_terms_three_lsns(name: str) -> None:
     """Ten minutes each; `python -m tests.support.quorum.explore` goes on from there."""
     search = explore(name, Path(".cache/explored"), 600)
-    assert search.states > 1_000_000 or search.complete
+    assert search.states > 100_000 or search.complete

@@ -11,12 +11,14 @@ import pytest
 
 from tests.support.simulated_disk import PowerCutError, SimulatedDisk
 from tests.support.wal import MIB, SMALL, Wal
-from walsender_bridge.errors import CorruptError
-from walsender_bridge.safekeeper.segments import Segments, StorageLimits
+from walsender_bridge.errors import CorruptError, DiskFullError, TrimmedError
+from walsender_bridge.safekeeper.segments import PARTIAL, Segments, StorageLimits
 from walsender_bridge.safekeeper.wal_storage import WalStorage
-from walsender_bridge.wire.wal_page import PAGE_BYTES
+from walsender_bridge.wire.wal_page import PAGE_BYTES, parse_segment_name
 
-LIMITS = StorageLimits(free_bytes=0)
+#: Room for the position file is always left.
+LIMITS = StorageLimits(free_bytes=100_000)
+ENOUGH = 1 << 40
 
 
 class Simulation:
@@ -31,6 +33,8 @@ class Simulation:
         self.acknowledged = MIB
         self.committed = MIB
         self.floor: int | None = None  # a truncation to here was begun
+        self.anew: Wal | None = None  # a reset to the beginning of this was begun
+        self.full = 0
         self.cuts: dict[str, int] = {}
         self.storage = self._opened()
         self.storage.reset(MIB)
@@ -55,10 +59,56 @@ class Simulation:
                 to = max(to // 8192 * 8192, start)
             elif choice < 0.6:
                 to = min((end for end in self.wal.ends if end >= to), default=to)
-            self.storage.write(start, self.wal.piece(start, to), self.wal.timeline)
+            self.give(start, self.wal.piece(start, to))
         self.acknowledged = self.storage.flush()
         while self.rng.random() < 0.5:
             self.storage.prepare()
+
+    def give(self, start: int, data: bytes) -> None:
+        """Hand in bytes, as whole pieces or as a receiver does that reads straight into the buffer."""
+        if self.rng.random() < 0.5:
+            self.storage.write(start, data, self.wal.timeline)
+            return
+        while data:
+            room = self.storage.room(self.wal.timeline)
+            length = self.rng.randrange(1, min(len(room), len(data)) + 1)
+            if self.rng.random() < 0.5:
+                length = min(len(room), len(data))
+            room[:length] = data[:length]
+            self.storage.advance(length)
+            data = data[length:]
+
+    def fill_up(self) -> None:
+        """There is no room for another segment; what fits is durable, and once there is room it goes on."""
+        self.disk.capacity = ENOUGH - self.disk.free_bytes() + self.rng.randrange(2 * MIB)
+        start = self.storage.write_lsn
+        to = start + self.rng.randrange(3 * MIB)
+        if self.wal.end < to:
+            self.wal.fill(to, self.rng, largest=20_000)
+        try:
+            self.give(start, self.wal.piece(start, to))
+            self.storage.flush()
+        except DiskFullError:
+            self.full += 1
+        # What the disk took counts, whether the flush said so or not.
+        self.acknowledged = self.storage.flush_lsn
+        self.disk.capacity = ENOUGH
+        assert not self.storage.failed
+        self.acknowledged = self.storage.flush()
+        assert self.acknowledged == self.storage.write_lsn
+
+    def begin_anew(self) -> None:
+        """A rebuild: the log begins again somewhere else, below or above what was held."""
+        origin = MIB * self.rng.randrange(1, self.storage.flush_lsn // MIB + 3)
+        self.anew = Wal(origin=origin, timeline=self.wal.timeline)
+        self.anew.fill(origin + 100_000, self.rng)
+        self.storage.reset(origin)
+        self._began_anew()
+
+    def _began_anew(self) -> None:
+        assert self.anew is not None
+        self.wal, self.anew = self.anew, None
+        self.acknowledged = self.committed = self.wal.origin
 
     def commit(self) -> None:
         self.committed = self.rng.randrange(self.committed, self.acknowledged + 1)
@@ -90,6 +140,9 @@ class Simulation:
 
     def remove(self) -> None:
         self.storage.remove_below(self.committed)
+        if self.storage.begin_lsn > self.wal.origin:
+            with pytest.raises(TrimmedError):
+                self.storage.read(self.storage.begin_lsn - 1, 1)
 
     def stop_and_start(self) -> None:
         end = self.storage.write_lsn
@@ -111,6 +164,13 @@ class Simulation:
                 break
             except PowerCutError:
                 self.disk.restart()
+        self.disk.capacity = ENOUGH
+        if self.anew is not None:
+            # Either all of the old WAL, or nothing and the new beginning.
+            begin, end = self.storage.begin_lsn, self.storage.flush_lsn
+            if begin == end == self.anew.origin:
+                self._began_anew()
+            self.anew = None
         promised = self.wal.last_end(self.acknowledged)
         if self.floor is not None:
             promised = min(promised, self.floor)
@@ -134,8 +194,24 @@ class Simulation:
         assert storage.align(storage.flush_lsn) == max(
             self.wal.last_end(storage.flush_lsn), storage.begin_lsn
         )
-
         self.check_spares()
+        self.check_behind_the_end()
+
+    def check_behind_the_end(self) -> None:
+        """After a start nothing but zeros lies behind the end, and a complete name is of a whole segment."""
+        end = self.storage.flush_lsn
+        for name in self.disk.names():
+            place = parse_segment_name(name.removesuffix(PARTIAL), MIB)
+            if place is None:
+                continue
+            _, start = place
+            assert self.storage.begin_lsn < start + MIB, f"{name} lies below the beginning"
+            assert start < end, f"{name} lies behind the end"
+            if name.endswith(PARTIAL):
+                behind = any(self.disk.read(name, max(end - start, 0), MIB))
+                assert not behind or end >= start + MIB, f"{name} has bytes behind {end:x}"
+            else:
+                assert start + MIB <= end, f"{name} is not whole"
 
     def check_spares(self) -> None:
         """A spare may become any later segment: what lies in it must never look like that one's WAL."""
@@ -153,6 +229,7 @@ class Simulation:
     def run(self, actions: int) -> None:
         doing = [self.feed] * 12 + [self.commit] * 4
         doing += [self.fork, self.fork, self.remove, self.stop_and_start]
+        doing += [self.fill_up, self.begin_anew]
         for _ in range(actions):
             if self.disk.cut_at is None:
                 self.disk.cut_at = self.rng.randrange(1, 60)
@@ -182,7 +259,7 @@ def test_23_power_cuts_at_any_write_for_long(seed):
         for name, count in simulation.cuts.items():
             cuts[name] = cuts.get(name, 0) + count
     print(cuts)
-    assert set(cuts) == {"feed", "fork", "remove", "stop_and_start"}
+    assert set(cuts) == {"feed", "fork", "remove", "stop_and_start", "fill_up", "begin_anew"}
 
 
 def found(seed: int, runs: int) -> bool:
@@ -211,4 +288,31 @@ def test_23_a_flush_that_is_not_durable_is_found(seed, monkeypatch):
 
 def test_23_a_cut_that_is_not_announced_is_found(seed, monkeypatch):
     monkeypatch.setattr(WalStorage, "_mark", lambda self, lsn, cutting=False, exact=False: None)
+    assert found(seed, 25)
+
+
+def test_23_a_rebuild_that_keeps_its_spares_is_found(seed, monkeypatch):
+    """They may hold WAL of the very LSNs that come again."""
+    monkeypatch.setattr(Segments, "drop_spares", lambda self: None)
+    assert found(seed, 25)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+def test_23_a_copy_for_a_new_timeline_that_outlives_a_crash_is_found(seed, monkeypatch):
+    """As a spare it brought back WAL that was cut off."""
+    monkeypatch.setattr(Segments, "take_for_copy", Segments.take_spare)
+    assert found(seed, 400)
+
+
+def test_23_a_complete_name_before_the_segment_is_whole_is_found(seed, monkeypatch):
+    """What has such a name is believed to be durable to its end."""
+    adopt = Segments.adopt
+
+    def hasty(self, spare, timeline, start):
+        file = adopt(self, spare, timeline, start)
+        self.complete(file)
+        return self.at(start)
+
+    monkeypatch.setattr(Segments, "adopt", hasty)
     assert found(seed, 25)

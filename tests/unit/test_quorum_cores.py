@@ -432,6 +432,22 @@ def test_29_what_is_left_of_a_fence_is_taken_back_by_who_commits_without_it() ->
     assert asked_again() == m.Purpose.ABORT
 
 
+def test_30_a_failover_needs_a_complete_record() -> None:
+    """The log began inside one; a standby is promoted below it, and would then be refused."""
+    members = Configuration(1, frozenset({1, 2, 3}))
+    proposer = Proposer(100, INFO, None, members, 3, purpose=m.Purpose.FAILOVER)
+    told: list[object] = []
+    log = History((EpochEntry(1, BASE, 1),))
+    for peer in range(2):
+        greeting = m.SafekeeperGreeting(peer + 1, INFO, m.NodeId(1, 9), members, BASE, 0, 1)
+        proposer.step(PeerConnected(peer))
+        proposer.step(PeerReceived(peer, greeting))
+    for peer in range(2):
+        reply = m.VoteReply(m.NodeId(2, 100), BASE, 0, 0, BASE, log, members)
+        told += proposer.step(PeerReceived(peer, reply))
+    assert [each.reason for each in told if isinstance(each, Stop)] == [StopReason.OTHER_HISTORY]
+
+
 def test_27_a_safekeeper_that_lost_its_disk_is_not_asked_for_its_vote() -> None:
     core = proposer()
     core.step(PeerReceived(0, held(99)))  # S1 is back, empty, under another identity

@@ -319,8 +319,8 @@ class Cluster:
             outcome = part.outcomes.get(at)
             if outcome is None:
                 core = copied(part.core)
-                effects = core.step(pe.PeerReceived(*event) if told else event)
-                outcome = self.parts.proposer(core), tuple(effects)
+                stepped = core.step(pe.PeerReceived(*event) if told else event)
+                outcome = self.parts.proposer(core), tuple(stepped)
                 part.outcomes[at] = outcome
             state.proposers[number], effects = outcome
             for effect in effects:

@@ -59,9 +59,12 @@ class Faults:
     #: The same for the effects of an election, which are few.
     crash_at_election: float = 0.01
     slow: float = 0.03
+    #: How often a change of the membership leaves somebody out, who may be taken in again.
+    fewer_members: float = 0.0
 
 
-#: Something of everything; promotions and proposers that do not know of each other; lost disks; power cuts.
+#: Something of everything; promotions and proposers that do not know of each other; lost disks; memberships that shrink and grow
+#: under kills and power cuts; power cuts.
 MIXED = Faults(
     {
         "break": 6,
@@ -86,8 +89,16 @@ DISKS = Faults(
     every=20.0,
     slow=0.1,
 )
+CHANGES = Faults(
+    {"break": 4, "crash": 5, "proposer": 6, "zombie": 2, "rivals": 1, "members": 12, "disk": 4},
+    every=15.0,
+    crash_at_effect=0.005,
+    crash_at_election=0.06,
+    slow=0.15,
+    fewer_members=0.5,
+)
 POWER = replace(RIVALS, crash_at_effect=0.01, crash_at_election=0.15)
-PROFILES = {"power": POWER, "mixed": MIXED, "rivals": RIVALS, "disks": DISKS}
+PROFILES = {"power": POWER, "mixed": MIXED, "rivals": RIVALS, "disks": DISKS, "changes": CHANGES}
 
 
 class World:
@@ -362,12 +373,14 @@ class World:
         return True
 
     def _fault_members(self) -> bool:
-        """The operator makes those that are there the members."""
+        """The operator makes those that are there the members, or only some of them."""
         proposer = self.proposer
         configuration = proposer.core.configuration
-        everyone = frozenset(s.identity for s in self.safekeepers)
+        there = sorted(s.identity for s in self.safekeepers)
+        if self.choose.random() < self.faults.fewer_members:
+            there = self.choose.sample(there, self.choose.randint(1, len(there)))
         wanted = proposer.leads and configuration.new_members is None
-        if not wanted or everyone == configuration.members:
+        if not wanted or frozenset(there) == configuration.members:
             return False
-        proposer.handle(MembersWanted(everyone))
+        proposer.handle(MembersWanted(frozenset(there)))
         return True
