@@ -20,7 +20,6 @@ from tests.support.slot_copies import (
     running_pair,
     slot_names,
 )
-from tests.support.waiting import wait_for
 
 RESERVE = "SELECT tuskline_slots.reserve(%s, %s, %s, %s, %s, %s)"
 MOVE = "SELECT tuskline_slots.set_fields(%s, %s, %s, %s::text::xid, %s)"
@@ -105,7 +104,9 @@ def test_10_what_cannot_be_right_is_refused_with_its_reason(pair: Pair) -> None:
         error = refusal(pair, query, *arguments)
         assert state in {None, error.sqlstate}, (query, arguments, error)
         assert text in str(error), (query, arguments, error)
-        assert error.diag.message_hint or text in {"too short", "invalid character", "invalid"}, error
+        assert error.diag.message_hint or text in {"too short", "invalid character", "invalid"}, (
+            error
+        )
     # On the primary there is nothing to copy to.
     for query, arguments in (
         (RESERVE, (NEW, "pgoutput", restart, restart, False, None)),
@@ -121,10 +122,7 @@ def test_10_a_slot_that_is_used_or_of_another_database_is_left_alone(pair: Pair)
     restart, confirmed, xmin = fields(pair.standby, COPY)
     pair.on_primary("CREATE DATABASE elsewhere")
     pair.catch_up()
-    try:
-        extension.create_extension(pair.primary, pair.library, "elsewhere")
-    except psycopg.Error as error:
-        raise AssertionError(error.diag.message_primary) from error
+    extension.create_extension(pair.primary, pair.library, "elsewhere")
     pair.catch_up()
     for query, arguments in (
         (MOVE, (COPY, restart, confirmed, xmin, False)),
@@ -163,9 +161,7 @@ def test_13_only_its_role_may_call_it_and_a_search_path_changes_nothing(pair: Pa
         " AS $$BEGIN RAISE EXCEPTION 'hostile'; END$$",
         "CREATE FUNCTION hostile.never(pg_lsn, pg_lsn) RETURNS boolean LANGUAGE plpgsql"
         " AS $$BEGIN RAISE EXCEPTION 'hostile'; END$$",
-        "CREATE OPERATOR hostile.> (FUNCTION = hostile.never, LEFTARG = pg_lsn, RIGHTARG = pg_lsn)"
-        if pair.major >= 11
-        else "SELECT",
+        "CREATE OPERATOR hostile.> (FUNCTION = hostile.never, LEFTARG = pg_lsn, RIGHTARG = pg_lsn)",
     )
     pair.catch_up()
     restart, confirmed, xmin = fields(pair.standby, COPY)
@@ -228,16 +224,16 @@ def test_10_no_argument_harms_the_server(pair: Pair, seed: int) -> None:
         (MARK, (names, ["", "a", "a" * 64, "é", "\n", "%s%n", None])),
         ("SELECT * FROM tuskline_slots.inspect(%s)", (names,)),
     ]
-    refused = 0
+    refused: set[str | None] = set()
     with psycopg.connect(pair.standby.dsn(), autocommit=True) as connection:
         for _ in range(600):
             query, domains = draw.choice(calls)
             try:
                 connection.execute(query, [draw.choice(domain) for domain in domains])
             except psycopg.Error as error:
-                refused += 1
-                assert error.sqlstate not in {None, "XX000"}, error
+                refused.add(error.sqlstate)
     assert refused
+    assert not refused & {None, "XX000"}
     assert rows(pair.standby, "SELECT pg_postmaster_start_time()") == started
     for name in slot_names(pair.standby) - {COPY}:
         pair.on_standby(DROP, name)
@@ -321,7 +317,6 @@ def test_6_after_kills_at_random_each_slot_is_whole_or_gone(major: int, seed: in
             )
             with psycopg.connect(pair.standby.dsn(), autocommit=True) as connection:
                 connection.pgconn.send_query(body.encode())
-                wait_for(lambda: True, 1, "sent")
                 rows(pair.standby, "SELECT pg_sleep(%s)", draw.uniform(0.05, 0.5))
                 pair.standby.kill()
             pair.standby.start()

@@ -8,7 +8,6 @@ import pytest
 from tests.support.extension import MAJORS, remove_built
 from tests.support.slot_copies import (
     PHYSICAL,
-    Pair,
     decoded,
     fields,
     inspect,
@@ -71,7 +70,9 @@ def test_18_positions_alone_lose_rows_and_an_advanced_copy_does_not(major: int) 
         assert received(pair.standby, "kept") == [100, 101, 102, 103, 104, 105]
         # 32: what was never proven can be dropped there, and nothing else.
         rows(pair.standby, "SELECT tuskline_slots.drop('_tuskline_tmp_positions')")
-        with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="not a temporary name"):
+        with pytest.raises(
+            psycopg.errors.ObjectNotInPrerequisiteState, match="not a temporary name"
+        ):
             rows(pair.standby, "SELECT tuskline_slots.drop('kept')")
         assert slot_names(pair.standby) == {"kept"}
 
@@ -159,7 +160,9 @@ def test_6_the_three_fields_move_together_and_forward(major: int) -> None:
         pair.reserve(COPY, "kept")
         pair.prove(COPY, "kept")
         first = fields(pair.standby, COPY)
-        pair.on_standby("SELECT tuskline_slots.reserve('_tuskline_tmp_ahead', 'pgoutput', %s, %s)", *first[:2])
+        pair.on_standby(
+            "SELECT tuskline_slots.reserve('_tuskline_tmp_ahead', 'pgoutput', %s, %s)", *first[:2]
+        )
         pair.on_primary("INSERT INTO shop VALUES (3000, 'row-1')")
         pair.prove("_tuskline_tmp_ahead", "kept")
         ahead = fields(pair.standby, "_tuskline_tmp_ahead")

@@ -34,7 +34,9 @@ def _answer(pg_config: Path, question: str) -> str:
 @cache
 def pg_config(major: int) -> Path | None:
     """The `pg_config` to build with for the server of `major` that tests use, if its headers are here."""
-    candidates = [Path(each) for each in os.environ.get("TUSKLINE_PG_CONFIG", "").split(":") if each]
+    candidates = [
+        Path(each) for each in os.environ.get("TUSKLINE_PG_CONFIG", "").split(":") if each
+    ]
     if major in by_major():
         candidates.append(by_major()[major].bin_dir / "pg_config")
     for each in candidates:

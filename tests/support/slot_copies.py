@@ -162,18 +162,14 @@ def fields(server: LocalServer, name: str) -> Fields:
 
 def slot_names(server: LocalServer) -> set[str]:
     """The logical slots."""
-    found = rows(
-        server, "SELECT slot_name FROM pg_replication_slots WHERE slot_type = 'logical'"
-    )
+    found = rows(server, "SELECT slot_name FROM pg_replication_slots WHERE slot_type = 'logical'")
     return {name for (name,) in found}
 
 
 def inspect(server: LocalServer, name: str) -> dict[str, Any]:
     """What `inspect` says of one slot."""
     with psycopg.connect(server.dsn(), autocommit=True, row_factory=dict_row) as connection:
-        found = connection.execute(
-            "SELECT * FROM tuskline_slots.inspect(%s)", [name]
-        ).fetchone()
+        found = connection.execute("SELECT * FROM tuskline_slots.inspect(%s)", [name]).fetchone()
     assert found is not None, name
     return found
 
