@@ -60,7 +60,7 @@ def refusal(pair: Pair, query: str, *arguments: object, primary: bool = False) -
 def test_10_what_cannot_be_right_is_refused_with_its_reason(pair: Pair) -> None:
     restart, confirmed, xmin = fields(pair.standby, COPY)
     past_gone = "0/100"
-    table: list[tuple[str, tuple[object, ...], str, str]] = [
+    table: list[tuple[str, tuple[object, ...], str | None, str]] = [
         (RESERVE, (None, "pgoutput", restart, confirmed, False, None), "22004", "slot_name is null"),
         (RESERVE, (NEW, None, restart, confirmed, False, None), "22004", "plugin is null"),
         (RESERVE, (NEW, "pgoutput", None, confirmed, False, None), "22004", "restart_lsn is null"),
