@@ -315,10 +315,13 @@ def test_6_after_kills_at_random_each_slot_is_whole_or_gone(major: int, seed: in
                 f" '{base[0]}', '{base[1]}'); PERFORM tuskline_slots.rename('{NEW}', 'kept');"
                 " PERFORM tuskline_slots.drop('kept'); END LOOP; END $$"
             )
-            with psycopg.connect(pair.standby.dsn(), autocommit=True) as connection:
-                connection.pgconn.send_query(body.encode())
-                rows(pair.standby, "SELECT pg_sleep(%s)", draw.uniform(0.05, 0.5))
-                pair.standby.kill()
+            connection = psycopg.pq.PGconn.connect(pair.standby.dsn().encode())
+            connection.send_query(body.encode())
+            rows(pair.standby, "SELECT pg_sleep(%s)", draw.uniform(0.05, 0.5))
+            connection.consume_input()
+            assert connection.is_busy()  # the loop still goes round
+            pair.standby.kill()
+            connection.finish()
             pair.standby.start()
             assert slot_names(pair.standby) - {COPY, NEW, "kept"} == set()
             for name in slot_names(pair.standby):
