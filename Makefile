@@ -15,6 +15,8 @@ MINUTES ?= 10
 SEED ?= 1
 SECONDS ?= 45
 ARGS ?=
+PG_CONFIG ?= pg_config
+GOAL ?= all
 TESTS ?= tests
 BENCH ?= capture decode snapshot
 
@@ -48,7 +50,13 @@ test: $(READY)  ## every test but the long ones, on real servers (TESTS=tests/un
 .PHONY: test-all
 test-all: $(READY)  ## every test on every major that can be had; stopped and started again, it goes on (SEED=1)
 	TUSKLINE_POSTGRES=$${TUSKLINE_POSTGRES:-$$(bash tests/support/other_majors.sh)} \
+	  TUSKLINE_PG_CONFIG=$${TUSKLINE_PG_CONFIG:-$$(bash tests/support/server_headers.sh)} \
 	  $(BIN)/pytest -n $(WORKERS) --dist loadfile --durations=15 --resume .cache/test-all --seed $(SEED) $(TESTS) $(ARGS)
+
+.PHONY: extension
+extension:  ## the extension for PG_CONFIG=pg_config, below build/extension (GOAL=install installs it)
+	@folder="build/extension/$$($(PG_CONFIG) --version | awk '{print $$2}')"; mkdir -p "$$folder"; \
+	  $(MAKE) -C "$$folder" -f "$(CURDIR)/extension/Makefile" PG_CONFIG="$(PG_CONFIG)" $(GOAL)
 
 .PHONY: soak
 soak: $(READY)  ## the demo with three safekeepers and seeded kills (MINUTES=10 SEED=1)

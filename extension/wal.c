@@ -7,7 +7,8 @@
  */
 #include "tuskline.h"
 
-#include <sys/stat.h>
+#include <fcntl.h>
+#include <unistd.h>
 
 #include "storage/fd.h"
 
@@ -93,14 +94,19 @@ bool
 snapshot_present(XLogRecPtr lsn)
 {
 	char		path[MAXPGPATH];
-	struct stat found;
+	char		first;
+	bool		is_there;
+	int			file;
 
 	snprintf(path, sizeof(path), "pg_logical/snapshots/%X-%X.snap", LSN_PARTS(lsn));
-	if (stat(path, &found) == 0)
-		return S_ISREG(found.st_mode) && found.st_size > 0;
-	if (errno != ENOENT)
-		ereport(ERROR,
-				(errcode_for_file_access(),
-				 errmsg("could not look at file \"%s\": %m", path)));
-	return false;
+	file = OpenTransientFile(path, O_RDONLY | PG_BINARY);
+	if (file < 0)
+	{
+		if (errno == ENOENT)
+			return false;
+		ereport(ERROR, (errcode_for_file_access(), errmsg("could not open file \"%s\": %m", path)));
+	}
+	is_there = read(file, &first, 1) == 1;
+	CloseTransientFile(file);
+	return is_there;
 }

@@ -5,7 +5,7 @@ import os
 import hypothesis
 import pytest
 
-from tests.support import containers, resume, servers
+from tests.support import containers, extension, resume, servers
 from tests.support.containers import container_dsn
 from tests.support.servers import database, make_server, pg_server, pg_servers
 from tests.support.spark import spark
@@ -47,6 +47,7 @@ def _inventory() -> list[str]:
     return [
         f"seed: {os.environ[resume.SEED]}",
         f"PostgreSQL: {', '.join(found)}" + (f"; not here: {lacking}" if lacking else ""),
+        f"headers for the extension: {', '.join(map(str, extension.buildable())) or 'none'}",
         f"containers: {containers.missing() or containers.IMAGE}",
     ]
 

@@ -48,7 +48,9 @@ def pg_config(major: int) -> Path | None:
 
 
 def buildable() -> list[int]:
-    """The majors whose server and headers are both here."""
+    """The majors whose server and headers are both here, and a compiler with them."""
+    if not (shutil.which("gcc") and shutil.which("make")):
+        return []
     return [major for major in majors() if pg_config(major)]
 
 
