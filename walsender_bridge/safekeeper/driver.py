@@ -97,7 +97,7 @@ class SafekeeperDriver:
         self._settings = settings
         self._control_disk = FolderDisk(settings.data_dir / "control")
         self._wal_disk = FolderDisk(settings.data_dir / "wal")
-        control = control_file.load(self._control_disk)
+        control = control_file.load(self._control_disk, self._wal_disk)
         if control is None:
             control = e.ControlState(int.from_bytes(os.urandom(16), "big"))
             control_file.save(self._control_disk, control)
