@@ -51,7 +51,7 @@ class Archive:
         self._url = url
         self._node = node
         self._files, self._folder = fsspec.core.url_to_fs(url, **(options or {}))
-        self.archived_lsn = archived_file.load(disk, url)
+        self.archived_lsn = archived_file.load(disk, url, mine=True)
 
     def step(self, commit_lsn: int) -> bool:
         """Archive the next segment and, before it, its timeline's history; whether there was one.

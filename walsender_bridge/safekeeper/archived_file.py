@@ -12,14 +12,19 @@ MAGIC = b"TUSKARCH"
 FORMAT = 1
 
 
-def load(disk: Disk, url: str) -> int:
-    """The LSN below which every segment is in the archive at `url`; 0: nothing is known."""
+def load(disk: Disk, url: str, *, mine: bool = False) -> int:
+    """The LSN below which every segment is in the archive at `url`; 0: nothing is known.
+
+    `mine`: the caller writes the file; a damaged one is kept aside.
+    """
     if NAME not in disk.names():
         return 0
     try:
         _, record = record_file.unpack(record_file.read_whole(disk, NAME), MAGIC, FORMAT)
         return int(record["lsn"]) if record["url"] == url else 0
     except (CorruptError, KeyError):
+        if mine:
+            record_file.keep_aside(disk, NAME)
         return 0
 
 

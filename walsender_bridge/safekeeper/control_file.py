@@ -108,10 +108,11 @@ def read(disk: Disk) -> tuple[int, ControlState] | None:
         ) from error
 
 
-def load(disk: Disk) -> ControlState | None:
+def load(disk: Disk, *beside: Disk) -> ControlState | None:
     """What the control file says, for the safekeeper whose it is; None: the data directory is new.
 
-    One of an older version is upgraded, and written as such. Raises as `read`; a damaged one is kept aside.
+    New is one whose other folders, `beside`, are empty, too. One of an older version is upgraded, and written as
+    such. Raises as `read`; a damaged one is kept aside.
     """
     try:
         found = read(disk)
@@ -123,6 +124,13 @@ def load(disk: Disk) -> ControlState | None:
             f"{error.what}; it was kept as {aside}", where=error.where, repair=error.repair
         ) from error
     if found is None:
+        left = {name for each in beside for name in each.names()}
+        if left:
+            raise CorruptError(
+                f"the control file is missing, and beside it is {min(left)}",
+                where=f"{disk}/{NAME}",
+                repair=_REPAIR,
+            )
         return None
     version, state = found
     if version < FORMAT:

@@ -39,7 +39,8 @@ from walsender_bridge.safekeeper.disk import FolderDisk
 from walsender_bridge.safekeeper.frames import MAX_WAL_BYTES, decode
 from walsender_bridge.safekeeper.horizon import horizon
 from walsender_bridge.safekeeper.reader_page import ReaderPage
-from walsender_bridge.safekeeper.segments import NO_ROOM, StorageLimits
+from walsender_bridge.safekeeper.room import until_room
+from walsender_bridge.safekeeper.segments import StorageLimits
 from walsender_bridge.safekeeper.status import Tell, WriteTimes, tell_nobody
 from walsender_bridge.safekeeper.timelines import history_file
 from walsender_bridge.safekeeper.wal_storage import WalStorage
@@ -51,8 +52,6 @@ from walsender_bridge.wire.wal_page import WalFormat
 PERSIST_SECONDS = 1.0
 #: Seconds that a stranger may take to say who it is.
 GREETING_SECONDS = 10.0
-#: Seconds between two tries to write a promise to a full disk.
-FULL_SECONDS = 0.2
 #: Connections of proposers at once; one writes, the others are old ones, new ones and strangers.
 MOST_CONNECTIONS = 32
 _FETCHED_BYTES = MAX_WAL_BYTES // 2
@@ -98,7 +97,7 @@ class SafekeeperDriver:
         self._settings = settings
         self._control_disk = FolderDisk(settings.data_dir / "control")
         self._wal_disk = FolderDisk(settings.data_dir / "wal")
-        control = control_file.load(self._control_disk)
+        control = control_file.load(self._control_disk, self._wal_disk)
         if control is None:
             control = e.ControlState(int.from_bytes(os.urandom(16), "big"))
             control_file.save(self._control_disk, control)
@@ -303,7 +302,7 @@ class SafekeeperDriver:
         )
         if core.taken and keep > self._storage.begin_lsn:
             storage = self._storage
-            self._until_room(lambda: self._remove_below(storage, keep))
+            until_room(lambda: self._remove_below(storage, keep), self._wait_for_room)
 
     def _archived_lsn(self) -> int | None:
         url, archived = self._settings.archive, self._settings.data_dir / data_dir.ARCHIVED
@@ -399,29 +398,15 @@ class SafekeeperDriver:
             _log.info("there is room again")
         return None
 
-    def _until_room(self, act: Callable[[], object]) -> None:
-        """Do it, as soon as the file system has room for it; nothing is promised meanwhile. Raises `OSError`."""
-        told = False
-        while True:
-            try:
-                act()
-            except OSError as error:
-                if error.errno not in NO_ROOM or self._stopped:
-                    raise
-                if not told:
-                    _log.error("the disk is full; nothing is promised", reason=str(error))
-                told = True
-                if self._storage is not None:
-                    self._storage.segments.drop_spares()
-                self._say(error.strerror or str(error))
-                time.sleep(FULL_SECONDS)
-                continue
-            if told:
-                _log.info("there is room again")
-            return
+    def _wait_for_room(self, why: str) -> bool:
+        """For `until_room`: the spares go first."""
+        if self._storage is not None:
+            self._storage.segments.drop_spares()
+        self._say(why)
+        return not self._stopped
 
     def _persist(self, state: e.ControlState) -> None:
-        self._until_room(lambda: control_file.save(self._control_disk, state))
+        until_room(lambda: control_file.save(self._control_disk, state), self._wait_for_room)
         if self._storage is None and state.server.system_id:
             self._storage = self._open_storage(state)
         found = history_file(state.history)
