@@ -20,6 +20,7 @@ from walsender_bridge.commands import (
     attach,
     doctor,
     lake_status,
+    members,
     parts,
     quarantine,
     quorum,
@@ -62,7 +63,18 @@ for name, named in (
 ):
     app.add_typer(named, name=name, no_args_is_help=True)
 
-for group in (attach, doctor, quarantine, quorum, run, safekeeper, status, table_group, wait):
+for group in (
+    attach,
+    doctor,
+    quarantine,
+    quorum,
+    run,
+    safekeeper,
+    members,
+    status,
+    table_group,
+    wait,
+):
     group.register(app)
 
 
@@ -250,6 +262,9 @@ def demo(
     ] = False,
     seed: Annotated[int | None, typer.Option(help="Seed of the load and of the kills.")] = None,
     rate: Annotated[float, typer.Option(help="Transactions a second and database.", min=1)] = 120.0,
+    safekeepers: Annotated[
+        int, typer.Option(help="1, 3 or 5: commits wait for a majority of them.", min=0, max=5)
+    ] = 0,
     directory: Annotated[
         Path | None, typer.Option("--dir", help="A new or empty folder for everything it makes.")
     ] = None,
@@ -258,13 +273,20 @@ def demo(
     """Everything on this machine: a real PostgreSQL, a bank, real clients, and the lake."""
     from walsender_bridge.demo.run import DemoOptions, run_demo
 
-    options = DemoOptions(seconds=seconds, kill=kill, seed=seed, rate=rate, directory=directory)
+    options = DemoOptions(
+        seconds=seconds,
+        kill=kill,
+        seed=seed,
+        rate=rate,
+        directory=directory,
+        safekeepers=safekeepers,
+    )
     output = Output(as_json=as_json)
     result = run_demo(options, output)
     output.record(result)
     if result["invariant_violations"] or result["tables_equal"] != result["tables_compared"]:
         raise typer.Exit(Cause.DIFFERENT)
-    if not result["planted_error_found"]:
+    if not result["planted_error_found"] or not result.get("segments_equal", True):
         raise typer.Exit(Cause.DIFFERENT)
 
 

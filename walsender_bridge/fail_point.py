@@ -8,10 +8,11 @@ point.
 import os
 import signal
 
-_ARMED = os.environ.get("TUSKLINE_FAIL_POINT", "")
+#: The place that was chosen; empty: none.
+ARMED = os.environ.get("TUSKLINE_FAIL_POINT", "")
 
 
 def hit(name: str) -> None:
     """Die here, at once, if this place was chosen."""
-    if name == _ARMED:
+    if name == ARMED:
         os.kill(os.getpid(), signal.SIGKILL)

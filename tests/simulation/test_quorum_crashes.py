@@ -7,14 +7,16 @@ import pytest
 from tests.support.quorum.mutants import MUTANTS, mutant
 from tests.support.quorum.world import PROFILES, World
 
+#: At least so many in each run, before the cluster is left in peace to settle.
 EVENTS = 600
+FAULTS = 5
 
 
 def run(seed: int, size: int, profile: str, events: int = EVENTS) -> World:
     """A whole run; a violation says how to have it again."""
     world = World(seed, size, PROFILES[profile])
     try:
-        world.run(events)
+        world.run(events, FAULTS)
         world.finish()
     except Exception as error:
         raise AssertionError(f"{profile} seed {seed} of {size} safekeepers: {error!r}") from error
@@ -77,15 +79,23 @@ def test_24_the_simulator_finds_the_mutant(name: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(7200)
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("chunk", range(20))
 @pytest.mark.parametrize("size", [3, 5])
-def test_23_ten_thousand_seeds(seed: int, size: int) -> None:
+def test_23_ten_thousand_seeds(seed: int, size: int, chunk: int) -> None:
+    """In twenty parts: a long run that is stopped goes on with the part it was in."""
     happened: Counter[str] = Counter()
+    totals: Counter[str] = Counter()
     profiles = list(PROFILES)
-    for number in range(10_000):
-        profile = profiles[number % len(profiles)]
-        happened += run(seed * 1_000_000 + 10_000 + number, size, profile, 800).happened
-    print(dict(happened))
+    first = seed * 1_000_000 + 10_000 + chunk * 500
+    for number in range(first, first + 500):
+        world = run(number, size, profiles[number % len(profiles)])
+        assert world.events >= EVENTS
+        assert world.faults_injected >= FAULTS
+        happened += world.happened
+        totals += Counter(seeds=1, events=world.events, faults=world.faults_injected)
+    print(f"{size} safekeepers, seeds from {first}: {dict(totals)}")
+    print(f"elections: {happened['elected']}, commits: {happened['commits']}; {dict(happened)}")
 
 
 @pytest.mark.long

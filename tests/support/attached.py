@@ -35,6 +35,7 @@ class Attached:
         lake: bool = False,
         metrics: bool = False,
         epoch_interval: float = 1.0,
+        safekeepers: Mapping[str, object] | None = None,
     ) -> None:
         self.directory = directory
         self.config = directory / "tuskline.toml"
@@ -50,6 +51,8 @@ class Attached:
             lines += ["[lake]", 'uri = "lake"', f"epoch_interval = {epoch_interval}"]
         if metrics:
             lines += ["[metrics]", f'listen = "{self.metrics_listen}"']
+        if safekeepers is not None:
+            lines += ["[safekeepers]", *(f"{k} = {toml(v)}" for k, v in safekeepers.items())]
         for name, section in self.sources.items():
             lines += ["[[source]]", f"name = {toml(name)}"]
             lines += [f"{key} = {toml(value)}" for key, value in section.items()]

@@ -63,9 +63,9 @@ class FailoverStack(QuorumStack):
     def __enter__(self) -> Self:
         return self
 
-    def serve(self) -> str:
-        """Start the safekeepers' WAL servers; the connection string of all of them."""
-        for number in range(len(self.ports)):
+    def serve(self, *numbers: int) -> str:
+        """Start these safekeepers' WAL servers, the first one's by default; the connection string of all."""
+        for number in numbers or (0,):
             self.wal_servers.append(self.wal_server(number))
             self.wal_servers[-1].start()
         return self.upstream

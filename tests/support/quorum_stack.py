@@ -73,6 +73,8 @@ class QuorumStack:
             more = self.options.get(name, [])
             return [*python, "walsender_bridge.proposer", *each, *files, *more]
         number = int(name.rpartition("-")[2])
+        if name.startswith("archiver"):
+            return [*python, "walsender_bridge.safekeeper.archiver", *self.options[name]]
         return [
             *(*python, "walsender_bridge.safekeeper", f"--data-dir={self.data(number)}"),
             f"--listen={self.address(number)}",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.quorum.explorer import BASE, INFO, Explorer, Scope, State
+from tests.support.quorum.explorer import BASE, INFO, Cluster, Scope, State
 from tests.support.quorum.mutants import mutant
 from walsender_bridge.proposer.core import Proposer
 from walsender_bridge.proposer.effects import (
@@ -30,25 +30,24 @@ OLD = ((1, BASE, 1),)
 S1, S2, S3 = 0, 1, 2
 
 
-class Picture(Explorer):
+class Picture(Cluster):
     """S1 has R1(a), S2 R1(a) R2(b), S3 all of R1(a) R2(b) R3(c) R4(d)."""
 
     def __init__(self, *starts: tuple[int, int, int]) -> None:
         logs = ((OLD, BASE + 1), (OLD, BASE + 2), (OLD, BASE + 4))
         super().__init__(Scope(starts, logs=logs))
-        self.state: State = self._first()
+        self.state: State = self.first()
 
-    def start(self, number: int, *there: int) -> Proposer:
-        """A proposer that reaches these safekeepers, up to its votes."""
-        self._start(self.state, number)
+    def reach(self, number: int, *there: int) -> None:
+        """A proposer starts and reaches these safekeepers, up to its votes."""
+        self.start(self.state, number)
         for peer in {S1, S2, S3} - set(there):
-            self._hang_up(self.state, (number, peer))
-        return self.proposer(number)
+            self.hang_up(self.state, (number, peer))
 
     def proposer(self, number: int) -> Proposer:
         found = self.state.proposers[number]
         assert found is not None
-        return found
+        return found.core
 
     def settle(self, number: int, *peers: int, stop_at: type[object] | None = None) -> None:
         """Deliver whatever this proposer has sent to these, but for messages of one kind."""
@@ -56,20 +55,22 @@ class Picture(Explorer):
         while waiting:
             waiting = False
             for peer in peers:
-                link = self.state.links.get((number, peer))
-                if link and not (stop_at and isinstance(link[0][0], stop_at)):
-                    self._deliver(self.state, (number, peer))
+                link = self.state.links[number * self.width + peer]
+                if link is None or not link.items:
+                    continue
+                if not (stop_at and isinstance(link.items[0].message, stop_at)):
+                    self.deliver(self.state, (number, peer))
                     waiting = True
 
     def write(self, number: int) -> None:
         """The server's whole WAL is streamed."""
         while self.state.streamed[number] < self.scope.starts[number][2]:
-            self._stream(self.state, number)
+            self.stream(self.state, number)
 
     def log(self, peer: int) -> str:
         """A log as the picture shows it: timeline 1 wrote a, b, c, d; timeline 2 wrote e, f from R3 on."""
-        core = self.state.safekeepers[peer]
-        cells = self.state.wal[peer][: core.flush_lsn - BASE]
+        part = self.state.safekeepers[peer]
+        cells = part.wal[: part.core.flush_lsn - BASE]
         names = {(1, BASE + n): "abcd"[n] for n in range(4)} | {
             (2, BASE + 2 + n): "ef"[n] for n in range(2)
         }
@@ -78,43 +79,44 @@ class Picture(Explorer):
 
 def test_6_an_uncommitted_tail_is_overwritten_after_an_election() -> None:
     picture = Picture((2, BASE + 2, BASE + 4))  # promoted behind R2(b), it writes R3(e) and R4(f)
-    proposer = picture.start(0, S1, S2)
+    picture.reach(0, S1, S2)
     picture.settle(0, S1, S2)
-    assert proposer.vcl == BASE + 2
+    assert picture.proposer(0).vcl == BASE + 2
     picture.write(0)
     picture.settle(0, S1, S2)
     assert [picture.log(each) for each in (S1, S2, S3)] == ["abef", "abef", "abcd"]
-    assert proposer.streaming is not None
-    assert proposer.streaming.commit_lsn == BASE + 4
+    streaming = picture.proposer(0).streaming
+    assert streaming is not None
+    assert streaming.commit_lsn == BASE + 4
 
     # S3 is back: R4(d) is gone before R3(e) is written.
-    picture._dial(picture.state, (0, S3))
+    picture.dial(picture.state, (0, S3))
     picture.settle(0, S3, stop_at=m.Append)
     assert picture.log(S3) == "ab"
-    assert picture.state.wal[S3] == picture.state.wal[S1][:2]
+    assert picture.state.safekeepers[S3].wal == picture.state.safekeepers[S1].wal[:2]
     picture.settle(0, S3)
     assert picture.log(S3) == "abef"
 
 
 def test_6_a_crash_before_anybody_took_the_new_epoch_gives_vcl_4() -> None:
     picture = Picture((1, BASE, BASE + 2), (1, BASE, BASE + 4))
-    first = picture.start(0, S1, S2)
+    picture.reach(0, S1, S2)
     picture.settle(0, S1, S2, stop_at=m.Elected)
-    assert first.vcl == BASE + 2
-    second = picture.start(1, S1, S3)
+    assert picture.proposer(0).vcl == BASE + 2
+    picture.reach(1, S1, S3)
     picture.settle(1, S1, S3)
-    assert second.vcl == BASE + 4
+    assert picture.proposer(1).vcl == BASE + 4
     assert [picture.log(each) for each in (S1, S3)] == ["abcd", "abcd"]
 
 
 def test_6_a_crash_after_two_took_the_new_epoch_gives_vcl_2() -> None:
     picture = Picture((1, BASE, BASE + 2), (2, BASE + 2, BASE + 4))
-    picture.start(0, S1, S2)
+    picture.reach(0, S1, S2)
     picture.settle(0, S1, S2)
     assert [picture.log(each) for each in (S1, S2)] == ["ab", "ab"]
-    second = picture.start(1, S1, S3)
+    picture.reach(1, S1, S3)
     picture.settle(1, S1, S3)
-    assert second.vcl == BASE + 2
+    assert picture.proposer(1).vcl == BASE + 2
     assert picture.log(S3) == "ab"  # R3(c) and R4(d) never had a quorum
     picture.write(1)
     picture.settle(1, S1, S3)

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from walsender_bridge.change_log.protocol import StreamCut
 from walsender_bridge.commands.observation import Observation, SourceView
+from walsender_bridge.commands.quorum_view import QuorumView
 
 STAGES: Final = ("capture", "gate", "barrier", "merge")
 
@@ -45,6 +46,24 @@ class TableLag:
     versions: int | None
     seconds: float | None
     why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SafekeeperLag:
+    """One safekeeper, and the `quorum` as a whole: WAL that the primary has sent and it has not, in bytes."""
+
+    safekeeper: str
+    state: str
+    bytes: int | None
+
+
+def of_safekeepers(seen: QuorumView) -> list[SafekeeperLag]:
+    """The quorum, which is what commits wait for, then each safekeeper."""
+    whole = SafekeeperLag("quorum", "follows" if seen.quorum else "lost", seen.lag_bytes)
+    return [
+        *([whole] if seen.proposer_here else []),
+        *(SafekeeperLag(s.name, s.state, s.told.get("lag_bytes")) for s in seen.safekeepers),
+    ]
 
 
 def of_sources(seen: Observation) -> list[Lag]:

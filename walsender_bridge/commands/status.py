@@ -123,11 +123,15 @@ def lag(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
     output = Output(as_json=as_json)
     sources = [_rounded(asdict(each)) for each in stages.of_sources(seen)]
     tables = [_rounded(asdict(each)) for each in stages.of_tables(seen)]
+    quorum = [] if seen.quorum is None else stages.of_safekeepers(seen.quorum)
+    safekeepers = [asdict(each) for each in quorum]
     if as_json:
-        output.record({"sources": sources, "tables": tables})
+        output.record({"sources": sources, "tables": tables, "safekeepers": safekeepers})
     else:
         output.rows("sources", sources)
         output.rows("tables", tables)
+        if safekeepers:
+            output.rows("safekeepers", safekeepers)
 
 
 def _rounded(record: dict[str, Any]) -> dict[str, Any]:

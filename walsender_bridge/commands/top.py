@@ -24,6 +24,7 @@ TABLES: Final = (
     ("processes", "processes", ("process", "pid", "state", "restarts", "memory MB", "CPU s")),
     ("streams", "streams", ("source", "state", "server", "logged", "confirmed", "slot holds")),
     ("lag", "lag", ("source", *lag.STAGES)),
+    ("safekeepers", "safekeepers", ("safekeeper", "state", "term", "commit", "flush", "behind")),
     ("tables", "tables", ("table", "state", "rows", "versions behind", "seconds behind")),
 )
 
@@ -97,6 +98,8 @@ class Top(App[None]):
         )
         self._fill("streams", [_stream(source) for source in seen.sources])
         self._fill("lag", _lag_rows(seen))
+        self.query_one("#safekeepers", DataTable).display = seen.quorum is not None
+        self._fill("safekeepers", _quorum_rows(seen))
         self._fill(
             "tables",
             [
@@ -131,6 +134,24 @@ def _lag_rows(seen: Observation) -> list[tuple[object, ...]]:
             told += f", {each.versions} v"
         by_source.setdefault(each.source, []).append(f"{told}, {_told(each.seconds, '.1f')} s")
     return [(name, *stages) for name, stages in by_source.items()]
+
+
+def _quorum_rows(seen: Observation) -> list[tuple[object, ...]]:
+    """The quorum, then each safekeeper."""
+    if seen.quorum is None:
+        return []
+    told = seen.quorum.proposer
+    state = "follows" if seen.quorum.quorum else "LOST"
+    lsns = (told.get("commit_lsn", _UNKNOWN), told.get("end_lsn", _UNKNOWN))
+    behind = f"{_told(seen.quorum.lag_bytes)} B"
+    rows: list[tuple[object, ...]] = []
+    if seen.quorum.proposer_here:
+        rows.append(("quorum", state, told.get("term", _UNKNOWN), *lsns, behind))
+    for each in seen.quorum.safekeepers:
+        term, commit = (each.own.get(name, _UNKNOWN) for name in ("term", "commit_lsn"))
+        lag = f"{_told(each.told.get('lag_bytes'))} B"
+        rows.append((each.name, each.state, term, commit, each.flush_lsn or _UNKNOWN, lag))
+    return rows
 
 
 def _told(value: float | None, form: str = "") -> str:

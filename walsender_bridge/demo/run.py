@@ -24,6 +24,7 @@ from spark_consumers.lakehouse.manifest import open_chain
 from walsender_bridge.change_log.client import LogClient
 from walsender_bridge.demo.bank import TABLES, Clients, open_bank
 from walsender_bridge.demo.nemesis import Nemesis, Victim
+from walsender_bridge.demo.quorum import DemoQuorum, section
 from walsender_bridge.demo.view import Progress, View
 from walsender_bridge.errors import DeadlineError, LakeError, TusklineError
 from walsender_bridge.local_server import LocalServer, by_major, free_port
@@ -41,13 +42,17 @@ FLUSH_TIMEOUT = 300.0
 
 @dataclass(frozen=True, slots=True)
 class DemoOptions:
-    """What the command line asked for. `rate` is transactions a second and database."""
+    """What the command line asked for. `rate` is transactions a second and database.
+
+    `safekeepers`: how many have the WAL of a commit before it returns, a majority of them; 0: none.
+    """
 
     seconds: float
     kill: bool
     seed: int | None
     rate: float
     directory: Path | None
+    safekeepers: int = 0
 
 
 def run_demo(options: DemoOptions, output: Output) -> dict[str, Any]:
@@ -64,6 +69,9 @@ def run_demo(options: DemoOptions, output: Output) -> dict[str, Any]:
             open_bank(sources[stream])
         demo = _Demo(options, output, directory, server, sources, seed)
         figures = asyncio.run(demo.run())
+        if demo.quorum is not None:
+            output.note("comparing the safekeepers' WAL, byte for byte")
+            figures |= demo.quorum.compare(output)
         output.note("comparing every table, and the sums at every epoch")
         figures |= _verify(demo, output)
     _print_snippet(output, demo.lake)
@@ -123,6 +131,7 @@ class _Demo:
             for number, (stream, dsn) in enumerate(sources.items())
         }
         self.config = self._write_config()
+        self.quorum = DemoQuorum(self.config) if options.safekeepers else None
 
     @property
     def run_dir(self) -> Path:
@@ -142,6 +151,8 @@ class _Demo:
             'uri = "lake"',
             f"epoch_interval = {EPOCH_INTERVAL}",
         ]
+        if self.options.safekeepers:
+            lines += ["", *section(self.options.safekeepers)]
         for stream, dsn in self.sources.items():
             lines += ["", "[[source]]", f'name = "{stream}"', f'dsn = "{dsn}"']
         path = self.directory / "tuskline.toml"
@@ -161,11 +172,15 @@ class _Demo:
                 watching = asyncio.create_task(self._watch(view))
                 try:
                     await self._first_epoch(stop)
+                    if self.quorum is not None:
+                        self.progress.phase = "commits wait for the quorum"
+                        await asyncio.to_thread(self.quorum.require)
                     kills = await self._load(stop)
                     self.progress.phase = "flush"
                     began = time.monotonic()
                     await self._flush()
                     flush_seconds = time.monotonic() - began
+                    settled = await asyncio.to_thread(self.quorum.settle) if self.quorum else {}
                 finally:
                     watching.cancel()
                     await asyncio.gather(watching, return_exceptions=True)
@@ -179,6 +194,7 @@ class _Demo:
             "kills": kills,
             "flush_seconds": round(flush_seconds, 2),
             "restarts": {name: state.restarts for name, state in supervisor.states.items()},
+            **settled,
         }
 
     def _children(self) -> list[Child]:
@@ -260,6 +276,12 @@ class _Demo:
             Victim("driver", with_children("lake")),
             Victim("postgres", list, power_cut),
         ]
+        if self.quorum is not None:
+            victims += [
+                Victim("safekeeper", of_supervisor("keeper", "safekeeper-")),
+                Victim("wal_server", of_supervisor("keeper", "wal-server-")),
+                Victim("proposer", of_supervisor("bridge", "proposer")),
+            ]
         nemesis = Nemesis(victims, seconds=self.options.seconds, seed=self.seed)
         self.progress.kills = {}
         return nemesis
@@ -288,6 +310,8 @@ class _Demo:
     def _look(self) -> None:
         progress = self.progress
         progress.transactions = sum(c.figures.transactions for c in self.clients.values())
+        if self.quorum is not None:
+            self.quorum.look(progress)
         # Any part may be down at this moment; then its figures stay as they were.
         with contextlib.suppress(TusklineError, psycopg.Error):
             with LogClient(self.log_address, timeout=2.0) as log:

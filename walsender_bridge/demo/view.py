@@ -25,6 +25,8 @@ class Progress:
     freshness: float | None = None
     rows: int = 0
     kills: dict[str, int] = field(default_factory=dict)
+    #: `commit` and each safekeeper, in words; empty without safekeepers.
+    quorum: dict[str, str] = field(default_factory=dict)
 
     def figures(self) -> list[tuple[str, str]]:
         """Name and text of each figure, in the order in which they are shown."""
@@ -38,6 +40,8 @@ class Progress:
             ("freshness", "-" if self.freshness is None else f"{self.freshness:.1f} s"),
             ("in the lake", f"{self.tables} tables, {self.rows:,} rows"),
         ]
+        if self.quorum:
+            rows.append(("quorum", ", ".join(f"{k} {n}" for k, n in self.quorum.items())))
         if self.kills:
             rows.append(("killed", ", ".join(f"{k} {n}" for k, n in self.kills.items())))
         return rows

@@ -1,6 +1,6 @@
 """PostgreSQL servers of our own on this machine: found, made and run for the demo and for tests."""
 
 from walsender_bridge.local_server.installation import Installation, by_major, installations
-from walsender_bridge.local_server.server import LocalServer, free_port
+from walsender_bridge.local_server.server import LocalServer, free_port, free_ports
 
-__all__ = ["Installation", "LocalServer", "by_major", "free_port", "installations"]
+__all__ = ["Installation", "LocalServer", "by_major", "free_port", "free_ports", "installations"]

@@ -54,12 +54,29 @@ def free_port() -> int:
     """A TCP port of 127.0.0.1 on which nothing listens, outside the range of outgoing connections."""
     for _ in range(200):
         port = secrets.choice(_PORTS)
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            with contextlib.suppress(OSError):
-                probe.bind(("127.0.0.1", port))
-                return port
+        if _is_free(port):
+            return port
     raise LocalServerError("no free port", where=f"127.0.0.1:{_PORTS.start}-{_PORTS.stop - 1}")
+
+
+def free_ports(count: int) -> range:
+    """So many ports in a row on which nothing listens; the range is that of `free_port`."""
+    for _ in range(200):
+        first = free_port()
+        row = range(first, first + count)
+        if row.stop <= _PORTS.stop and all(map(_is_free, row)):
+            return row
+    raise LocalServerError(f"no {count} free ports in a row", where="127.0.0.1")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
 
 
 def _silent(_: str) -> None:

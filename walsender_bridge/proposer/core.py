@@ -336,6 +336,9 @@ class Proposer:
         self.vcl = election.end(best)
         if not self.vcl:
             self.vcl = self._genesis()
+        if self.primary is None and self.vcl <= best.history.entries[0].start_lsn:
+            # The log began inside a record, and a standby is promoted where one ends: below it.
+            raise DivergedError("the safekeepers hold no complete record to fail over to")
         origin = self.primary.lineage if self.primary else Lineage(self._log_timeline(best))
         term = self.node_id.term
         entries = lineage.successors(best.history, self.vcl, term, origin)

@@ -1,11 +1,15 @@
 """Runs a proposer's core: the primary's stream, the safekeepers' connections, the queue of WAL, and the clock.
 
-One thread and one epoll for everything that a commit waits for. A `Session` is one process of the protocol: a UUID
-of its own, one election, and its end when the primary's connection breaks (a server that restarted is looked at
-anew) or the core says `Stop`. A safekeeper's connection that breaks is made again, and the core resumes it.
+One thread and one epoll for everything that a commit waits for; what may wait for a server is an errand. A `Session`
+is one process of the protocol: a UUID of its own, one election, and its end when the primary's connection breaks (a
+server that restarted is looked at anew) or the core says `Stop`. A safekeeper's connection that breaks is made again,
+and the core resumes it.
 
 Invariant: the primary is told of an LSN only as the effect `Feedback` says. Until the first one it is told 0,
 which is no position, so no commit returns.
+
+Memory is bounded: WAL that no quorum has yet is at most half the queue and what was on its way, then the primary is
+read no further, and TCP holds its walsender back. Commits that wait for the quorum wait anyway.
 """
 
 import os
@@ -13,7 +17,8 @@ import select
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,36 +26,37 @@ import structlog
 
 from walsender_bridge import fail_point
 from walsender_bridge.capture.handover import Waker
-from walsender_bridge.errors import ConnectionFailedError, MalformedMessageError, NotSupportedError
+from walsender_bridge.errors import (
+    ConnectionFailedError,
+    MalformedMessageError,
+    NotSupportedError,
+    TusklineError,
+)
 from walsender_bridge.proposer import effects as e
 from walsender_bridge.proposer.clean_segments import CleanSegments
 from walsender_bridge.proposer.core import Phase, Proposer
 from walsender_bridge.proposer.ending import ended
-from walsender_bridge.proposer.link import CONNECT_SECONDS, DIAL_SECONDS, FAULT_SECONDS, Link, dial
+from walsender_bridge.proposer.errands import Errands
+from walsender_bridge.proposer.links import Link, Links
 from walsender_bridge.proposer.member_changes import Address, MemberChanges
-from walsender_bridge.proposer.primary import Job, OlderWal, PrimaryStream
+from walsender_bridge.proposer.older_wal import OlderWal
+from walsender_bridge.proposer.peer import PeerState
+from walsender_bridge.proposer.primary import PrimaryStream, WalSlot
+from walsender_bridge.proposer.primary_link import PrimaryLink
 from walsender_bridge.proposer.report import keeps_up, report
-from walsender_bridge.proposer.shutdown_watch import ShutdownWatch
 from walsender_bridge.proposer.status import completed
 from walsender_bridge.proposer.wal_queue import WalQueue
+from walsender_bridge.proposer.wal_reads import WalReads
 from walsender_bridge.proposer.wal_source import WalSource
 from walsender_bridge.safekeeper import messages as m
 from walsender_bridge.safekeeper.configuration import Configuration
-from walsender_bridge.safekeeper.frames import decode
+from walsender_bridge.safekeeper.frames import decode, encode
 from walsender_bridge.wire.lsn import format_lsn
-from walsender_bridge.wire.replication import (
-    XLOG_DATA,
-    XLOG_HEADER_SIZE,
-    hot_standby_feedback,
-    parse_keepalive,
-    parse_xlog_header,
-    status_update,
-)
 
 #: Seconds between two ticks of the core: heartbeats, tries.
 TICK_SECONDS = 0.2
-#: Seconds between two reports to the primary when nothing changes.
-REPORT_SECONDS = 1.0
+#: A safekeeper in one of these states has nothing to say by itself.
+_QUIET = (PeerState.GREETED, PeerState.VOTED)
 
 _log = structlog.get_logger(__name__)
 
@@ -86,28 +92,32 @@ class Session:
         self._settings = settings
         self._tell = tell
         self._stopped = False
-        self._stream = source or PrimaryStream.connect(
+        connection: WalSource = source or PrimaryStream.connect(
             settings.dsn, application_name=settings.application_name
         )
+        try:
+            server = connection.server_info()
+            primary = connection.primary()
+            kept = connection.hold_wal(settings.slot)
+        except BaseException:
+            connection.close()
+            raise
         self._waker = Waker()
-        self._links: dict[int, Link] = {}
+        self._errands = Errands(self._waker)
+        self._poll = select.epoll()
+        self._primary = PrimaryLink(connection, self._poll)
         self._changes = MemberChanges(settings.members_file)
         #: By the peer's number; they only become more.
         self._addresses = list(dict.fromkeys((*settings.safekeepers, *self._changes.look())))
-        self._faults: dict[int, str] = {}
-        self._dial_at: dict[int, float] = {}
-        self._poll = select.epoll()
-        self._by_fd: dict[int, int] = {}
-        try:
-            server = self._stream.server_info()
-            primary = self._stream.primary()
-            kept = self._stream.hold_wal(settings.slot)
-        except BaseException:
-            self._stream.close()
-            raise
-        lineage = primary.lineage if primary else e.Lineage(0)  # of which nothing is asked
-        self._older = OlderWal(settings.dsn, settings.slot, lineage, self._waker)
-        self._timeline = lineage.timeline
+        self._links = Links(self._addresses, self._poll)
+        self._lineage = (
+            primary.lineage if primary is not None else e.Lineage(0)
+        )  # of which nothing is asked
+        self._older = OlderWal(settings.dsn, self._lineage, self._errands, self._poll)
+        self._reads = WalReads(
+            self._older, self._handle, self._send, lambda: self.core.node_id.term
+        )
+        self._slot = WalSlot(settings.dsn, settings.slot)
         self.core = Proposer(
             int.from_bytes(os.urandom(16), "big"),
             server,
@@ -120,14 +130,16 @@ class Session:
         )
         self._queue = WalQueue(0)
         self._clean = CleanSegments(0, server.segment_size)
-        self._streaming = False
-        #: Bytes of the last `WalRead` for each safekeeper, and of a comparison: the two sides.
-        self._hands: dict[int, tuple[int, memoryview]] = {}
-        self._sides: dict[e.CompareWal, bytes] = {}
+        #: How much may lie above what a quorum has until the primary is read no further.
+        self._most_ahead = settings.limits.queue_bytes // 2
+        #: The frame and the WAL of the last Append from the queue: the next safekeeper gets the same.
+        self._same: tuple[tuple[int, int, int, int], bytes, list[memoryview]] | None = None
+        #: Safekeepers that something was queued for in this turn.
+        self._to_flush: dict[int, Link] = {}
         self._events: deque[e.Event] = deque()
-        self._commit = 0
-        self._reported_at = 0.0
-        self._shutdown = ShutdownWatch()
+        self._start = 0
+        self._advancing = self._asking = False
+        self._faults: dict[int, str] = {}
         self._phase = Phase.GREETING
         self._stop: e.Stop | None = None
 
@@ -139,87 +151,84 @@ class Session:
     def run(self) -> None:
         """Until `stop`. Raises `ConnectionFailedError` (the primary), and what a `Stop` means."""
         try:
-            self._poll.register(self._stream, select.EPOLLIN)
             self._poll.register(self._waker.fileno(), select.EPOLLIN)
             tick_at = 0.0
             while not self._stopped and self._stop is None:
                 now = time.monotonic()
                 if now >= tick_at:
                     tick_at = now + TICK_SECONDS
-                    self._look_for_changes()
-                    self._dial(now)
-                    self._handle(e.Tick())
-                    self._tell(self._commit, self._phase)
-                    if now >= self._reported_at + REPORT_SECONDS:
-                        self._report(now)
-                self._turn(tick_at - time.monotonic())
+                    self._tick(now)
+                self._turn(tick_at - now)
             if self._stop is not None:
-                raise ended(self._stop, self._stream.where)
+                raise ended(self._stop, self._primary.where)
         finally:
             self._close()
 
     def _close(self) -> None:
-        for link in self._links.values():
-            link.end.close()
-        self._stream.close()
+        self._links.close()
+        self._primary.close()
         self._older.close()
-        self._waker.close()
+        self._errands.close()
+        self._slot.close()
         self._poll.close()
+        self._waker.close()
 
     # -- the loop -----------------------------------------------------------------------------------
 
     def _turn(self, seconds: float) -> None:
-        stream = self._stream.fileno()
+        stream = self._primary.fileno()
         for descriptor, events in self._poll.poll(max(seconds, 0.0)):
             if descriptor == stream:
-                self._take_wal()
+                self._take_wal(events)
+            elif (peer := self._links.by_fd.get(descriptor)) is not None:
+                self._serve(peer, events)
             elif descriptor == self._waker.fileno():
                 self._waker.clear()
-                for job, data in self._older.answers():
-                    self._older_came(job, data)
-            elif (peer := self._by_fd.get(descriptor)) is not None:
-                self._serve(peer, events)
+                self._errands.serve()
+            elif self._older.owns(descriptor):
+                self._older.serve(descriptor)
+            if self._to_flush:
+                self._flush()
             if self._stop is not None:
                 return
-        self._flush_links()
-        more = 0 if self._stream.flush() else select.EPOLLOUT
-        self._poll.modify(self._stream, select.EPOLLIN | more)
 
-    def _take_wal(self) -> None:
+    def _tick(self, now: float) -> None:
+        states = self.core.peers
+        for peer, reason in self._links.silent(now, lambda n: states[n].state not in _QUIET):
+            self._broken(peer, reason)
+        self._look_for_changes()
+        for peer in [each for each in self._faults if keeps_up(self.core, each)]:
+            del self._faults[peer]
+            self._links.settled(peer)
+        self._links.dial(now)
+        self._older.tick()
+        self._handle(e.Tick())
+        self._flush()
+        self._tell(self._primary.commit_lsn, self._phase)
+        self._pause()
+        self._primary.tick(now)
+
+    def _take_wal(self, events: int) -> None:
         """What the primary has sent: one event for all of it."""
-        begin, reply = self._queue.end, False
-        for payload in self._stream.receive() if self._streaming else ():
-            if payload[0] != XLOG_DATA:
-                reply |= parse_keepalive(payload).reply_requested
-                continue
-            if parse_xlog_header(payload).start_lsn != self._queue.end:
-                raise MalformedMessageError("WAL out of order", where=self._stream.where)
-            self._queue.append(memoryview(payload)[XLOG_HEADER_SIZE:])
-        if self._queue.end > begin:
-            self._clean.pass_over(self._queue)
-            self._handle(e.WalReceived(begin, self._queue.end))
-        if reply:
-            self._shutdown.asked(time.monotonic(), self._commit, self._stream.where)
-            self._report(time.monotonic())
+        queue = self._queue
+        begin = queue.end
+        self._primary.take(events, queue)
+        if queue.end > begin:
+            self._clean.pass_over(queue)
+            self._handle(e.WalReceived(begin, queue.end))
+        self._pause()
 
-    def _report(self, now: float) -> None:
-        if not self._streaming:
-            return
-        self._reported_at = now
-        self._stream.send(
-            status_update(
-                write=self._commit, flush=self._commit, apply=0, now_us=time.time_ns() // 1000
-            )
-        )
+    def _pause(self) -> None:
+        """A primary that is far enough ahead of the quorum is read no further."""
+        reached = max(self._primary.commit_lsn, self._start)
+        self._primary.pause(self._queue.end - reached >= self._most_ahead)
 
     # -- safekeepers --------------------------------------------------------------------------------
 
     def report(self) -> dict[str, Any]:
         """What `report.py` and `status.py` say of this session."""
-        for peer in [each for each in self._faults if keeps_up(self.core, each)]:
-            del self._faults[peer]
         told = report(self.core, self._addresses, self._faults, self._changes)
-        heard = {peer: link.since for peer, link in self._links.items()}
+        heard = {peer: link.since for peer, link in self._links.by_peer.items()}
         return completed(told, self.core, heard, time.monotonic())
 
     def _look_for_changes(self) -> None:
@@ -229,121 +238,55 @@ class Session:
         if wanted is not None:
             self._handle(wanted)
 
-    def _dial(self, now: float) -> None:
-        for peer, (host, port) in enumerate(self._addresses):
-            link = self._links.get(peer)
-            if link is not None:
-                if not link.connected and now - link.since > CONNECT_SECONDS:
-                    self._broken(peer, "no answer to the connection")
-                continue
-            if now < self._dial_at.get(peer, 0.0):
-                continue
-            self._dial_at[peer] = now + DIAL_SECONDS
-            if (link := dial(host, port)) is None:
-                continue
-            self._links[peer] = link
-            self._by_fd[link.end.fileno()] = peer
-            self._poll.register(link.end, select.EPOLLIN | select.EPOLLOUT)
-
     def _serve(self, peer: int, events: int) -> None:
-        link = self._links[peer]
+        link = self._links.by_peer[peer]
+        end = link.end
         try:
             if not link.connected:
                 if events & (select.EPOLLERR | select.EPOLLHUP):
-                    raise ConnectionFailedError("refused", where=link.end.where)
+                    raise ConnectionFailedError("refused", where=end.where)
                 link.connected = True
                 self._handle(e.PeerConnected(peer))
             if events & select.EPOLLIN:
-                link.end.receive()
+                end.receive()
                 link.since = time.monotonic()
-                for header, body in link.end.frames():
+                for header, body in end.frames():
                     message = decode(header, b"" if header.carries_wal else body)
                     if isinstance(message, m.Fetched):
-                        self._fetched(link, message, body)
+                        self._reads.fetched(link, message, body)
                     elif isinstance(message, m.ToProposer):
                         self._handle(e.PeerReceived(peer, message))
                     else:
-                        raise MalformedMessageError("a proposer's message", where=link.end.where)
-                    if self._links.get(peer) is not link or self._stop is not None:
+                        raise MalformedMessageError("a proposer's message", where=end.where)
+                    if self._links.by_peer.get(peer) is not link or self._stop is not None:
                         return
             elif events & (select.EPOLLERR | select.EPOLLHUP):
-                raise ConnectionFailedError("the connection broke", where=link.end.where)
+                raise ConnectionFailedError("the connection broke", where=end.where)
+            if events & select.EPOLLOUT:
+                self._to_flush[peer] = link
         except (ConnectionFailedError, MalformedMessageError, NotSupportedError) as error:
-            if self._links.get(peer) is link:
+            if self._links.by_peer.get(peer) is link:
                 self._broken(peer, error.what)
 
     def _broken(self, peer: int, reason: str) -> None:
-        link = self._drop(peer)
+        link = self._links.drop(peer)
         if link.connected:
             _log.info("safekeeper's connection ended", safekeeper=link.end.where, reason=reason)
             self._handle(e.PeerClosed(peer))
         for fetch in link.fetches:
-            self._fetch_failed(fetch)
+            self._reads.failed(fetch)
 
-    def _drop(self, peer: int) -> Link:
-        link = self._links.pop(peer)
-        descriptor = link.end.fileno()
-        del self._by_fd[descriptor]
-        self._poll.unregister(descriptor)
-        link.end.close()
-        return link
-
-    def _flush_links(self) -> None:
-        for peer, link in list(self._links.items()):
-            if link.connected:
-                try:
-                    link.end.flush()
-                    self._poll.modify(link.end, link.end.events)
-                except ConnectionFailedError as error:
-                    self._broken(peer, error.what)
-
-    # -- WAL that is not in the queue ---------------------------------------------------------------
-
-    def _fetched(self, link: Link, message: m.Fetched, body: memoryview) -> None:
-        """A piece of what was asked of this safekeeper. An empty one: it does not hold it any more."""
-        if not link.fetches:
-            raise MalformedMessageError("WAL that nobody asked for", where=link.end.where)
-        fetch = link.fetches[0]
-        link.fetched += body
-        if message.length and len(link.fetched) < fetch.end_lsn - fetch.begin_lsn:
-            return
-        link.fetches.popleft()
-        data, link.fetched = bytes(link.fetched), bytearray()
-        if len(data) != fetch.end_lsn - fetch.begin_lsn:
-            self._fetch_failed(fetch)
-        elif isinstance(fetch, e.CompareWal):
-            self._side(fetch, data)
-        else:
-            self._in_hand(fetch, data)
-
-    def _fetch_failed(self, fetch: e.ReadWal | e.CompareWal) -> None:
-        if isinstance(fetch, e.CompareWal):
-            self._sides.pop(fetch, None)
-            self._handle(e.WalCompared(fetch.peer, fetch.end_lsn, None))
-        else:
-            self._in_hand(fetch, b"")
-
-    def _older_came(self, job: Job, data: bytes) -> None:
-        wanted = job.tag
-        if isinstance(wanted, e.ReadWal):
-            self._in_hand(wanted, data)
-        elif isinstance(wanted, e.CompareWal):
-            if data:
-                self._side(wanted, data)
-            else:
-                self._fetch_failed(wanted)
-
-    def _side(self, wanted: e.CompareWal, data: bytes) -> None:
-        """One side of a comparison; with the other one there is an answer."""
-        other = self._sides.pop(wanted, None)
-        if other is None:
-            self._sides[wanted] = data
-        else:
-            self._handle(e.WalCompared(wanted.peer, wanted.end_lsn, other == data))
-
-    def _in_hand(self, read: e.ReadWal, data: bytes) -> None:
-        self._hands[read.peer] = read.begin_lsn, memoryview(data)
-        self._handle(e.WalRead(read.peer, read.begin_lsn, read.begin_lsn + len(data)))
+    def _flush(self) -> None:
+        """Send what was queued. What breaks on the way queues more, perhaps."""
+        while self._to_flush:
+            waiting, self._to_flush = self._to_flush, {}
+            for peer, link in waiting.items():
+                if self._links.by_peer.get(peer) is link and link.connected:
+                    try:
+                        link.end.flush()
+                        self._links.watch(link)
+                    except ConnectionFailedError as error:
+                        self._broken(peer, error.what)
 
     # -- events and effects -------------------------------------------------------------------------
 
@@ -354,54 +297,45 @@ class Session:
             return
         while self._events:
             for effect in self.core.step(self._events[0]):
-                fail_point.hit(f"proposer-{type(effect).__name__}")
+                if fail_point.ARMED:
+                    fail_point.hit(f"proposer-{type(effect).__name__}")
                 self._perform(effect)
             self._events.popleft()
         if self.core.phase != self._phase:
             self._phase = self.core.phase
-            self._tell(self._commit, self._phase)
+            self._tell(self._primary.commit_lsn, self._phase)
 
     def _perform(self, effect: e.Effect) -> None:
         match effect:
-            case e.SendWal(peer, begin, end):
+            case e.SendWal():
                 self._send_wal(effect)
-            case e.SendMessage(peer, message):
-                if (link := self._links.get(peer)) is not None:
-                    link.end.send(message)
             case e.Feedback(lsn):
-                self._commit = lsn
-                self._report(time.monotonic())
+                self._primary.commit_lsn = lsn
+                self._primary.report()
+                self._pause()
                 self._tell(lsn, self._phase)
             case e.ReleaseWal(lsn):
                 self._queue.release(lsn)
-            case e.ReadWal():
-                self._read(effect)
-            case e.CompareWal(peer, begin, end):
-                self._fetch(peer, effect)
-                self._older.ask(Job(effect, begin, end))
-            case e.StartStreaming(node_id, lsn):
-                _log.info("elected", node_id=str(node_id), lsn=format_lsn(lsn))
-                self._queue = WalQueue(lsn)
-                self._clean = CleanSegments(lsn, self.core.server.segment_size)
-                self._stream.start_physical(lsn, self._timeline)
-                self._streaming = True
-                self._report(time.monotonic())
-                self._take_wal()  # what came with the answer makes nothing readable
             case e.AdvanceSlot(lsn):
                 self._let_go(lsn)
+            case e.SendMessage(peer, message):
+                self._send(peer, message)
+            case e.ReadWal():
+                self._reads.read(effect)
+            case e.CompareWal():
+                self._reads.compare(effect)
+            case e.StartStreaming(node_id, lsn):
+                _log.info("elected", node_id=str(node_id), lsn=format_lsn(lsn))
+                self._start_streaming(lsn)
             case e.ClosePeer(peer):
-                if peer in self._links:
+                if peer in self._links.by_peer:
                     self._broken(peer, "closed by the proposer")
             case e.PassFeedback(feedback):
-                self._pass_feedback(feedback)
+                self._primary.pass_feedback(feedback)
             case e.LocatePrimary():
-                with PrimaryStream.connect(self._settings.dsn) as asked:
-                    self._handle(e.PrimaryAt(asked.primary().flush_lsn))
+                self._ask_where()
             case e.PeerFault(peer, refused):
-                host, port = self._addresses[peer]
-                self._faults[peer] = refused.detail
-                self._dial_at[peer] = time.monotonic() + FAULT_SECONDS
-                _log.error("safekeeper refused", address=f"{host}:{port}", reason=refused.detail)
+                self._fault(peer, refused.detail)
             case e.MarkRebuild(safekeeper):
                 _log.error("safekeeper is to be rebuilt", safekeeper=f"{safekeeper:032x}")
             case e.MembersChanged(configuration):
@@ -409,47 +343,77 @@ class Session:
             case e.Stop():
                 self._stop = effect
 
+    def _send(self, peer: int, message: m.ToSafekeeper) -> Link | None:
+        """Queue a message; None if there is no connection."""
+        link = self._links.by_peer.get(peer)
+        if link is not None:
+            link.end.send(message)
+            self._to_flush[peer] = link
+        return link
+
+    def _start_streaming(self, lsn: int) -> None:
+        self._start = lsn
+        self._queue = WalQueue(lsn)
+        self._clean = CleanSegments(lsn, self.core.server.segment_size)
+        self._primary.start(lsn, self._lineage.timeline_at(lsn))
+
     def _send_wal(self, effect: e.SendWal) -> None:
-        link = self._links.get(effect.peer)
-        if link is None:
-            return
-        begin, end = effect.begin_lsn, effect.end_lsn
-        append = m.Append(
-            self.core.node_id.term, begin, effect.commit_lsn, effect.restart_lsn, end - begin
-        )
-        views: list[memoryview] = []
-        if end > begin:
-            if begin >= self._queue.begin:
-                views = [*self._queue.views(begin, end)]
-            else:
-                start, hand = self._hands.pop(effect.peer)
-                views = [hand[begin - start : end - start]]
-        link.end.send(append, views)
-
-    def _read(self, effect: e.ReadWal) -> None:
-        if effect.source == e.Source.PRIMARY:
-            self._older.ask(Job(effect, effect.begin_lsn, effect.end_lsn))
-        elif effect.donor is not None:
-            self._fetch(effect.donor, effect)
+        peer, begin, end = effect.peer, effect.begin_lsn, effect.end_lsn
+        link = self._links.by_peer.get(peer)
+        if link is None or (begin == end and link.end.sending):
+            return  # one that reads nothing is not sent heartbeats on end
+        key = begin, end, effect.commit_lsn, effect.restart_lsn
+        if self._same is not None and self._same[0] == key:
+            _, frame, views = self._same
         else:
-            raise AssertionError("no spill file was announced")
+            term = self.core.node_id.term
+            frame = encode(
+                m.Append(term, begin, effect.commit_lsn, effect.restart_lsn, end - begin)
+            )
+            if begin == end or begin >= self._queue.begin:
+                views = self._queue.views(begin, end) if end > begin else []
+                self._same = key, frame, views
+            else:
+                views = [self._reads.hand(peer, begin, end)]
+        link.end.send_frame(frame, views)
+        self._to_flush[peer] = link
 
-    def _fetch(self, peer: int, wanted: e.ReadWal | e.CompareWal) -> None:
-        link = self._links.get(peer)
-        if link is None:
-            self._fetch_failed(wanted)
+    def _fault(self, peer: int, detail: str) -> None:
+        self._links.refused(peer)
+        if self._faults.get(peer) != detail:
+            self._faults[peer] = detail
+            _log.error("safekeeper refused", address=self._links.where(peer), reason=detail)
+
+    def _ask_where(self) -> None:
+        """Where the primary's WAL ends now; one question at a time."""
+        if self._asking:
             return
-        link.fetches.append(wanted)
-        link.end.send(m.Fetch(self.core.node_id.term, wanted.begin_lsn, wanted.end_lsn))
+        self._asking = True
+
+        def ask() -> int:
+            with PrimaryStream.connect(self._settings.dsn) as asked:
+                return asked.primary().flush_lsn
+
+        def told(flush_lsn: int | TusklineError) -> None:
+            self._asking = False
+            if isinstance(flush_lsn, TusklineError):
+                raise flush_lsn
+            self._handle(e.PrimaryAt(flush_lsn))
+
+        self._errands.ask(ask, told)
 
     def _let_go(self, lsn: int) -> None:
         """All have the WAL below: up to the record that goes on there, it may go."""
         keep, kept = self._clean.last_at(lsn), self.core.primary_begin
-        if keep is not None and kept is not None and keep > kept:
-            self._older.ask(Job(None, advance=keep))
-            self._handle(e.PrimaryKeeps(keep))
+        if keep is None or kept is None or keep <= kept or self._advancing:
+            return
+        self._advancing = True
+        self._errands.ask(partial(self._slot.advance, keep), self._advanced)
+        self._handle(e.PrimaryKeeps(keep))
 
-    def _pass_feedback(self, feedback: m.HotStandbyFeedback) -> None:
-        if self._streaming:
-            now_us = time.time_ns() // 1000
-            self._stream.send(hot_standby_feedback(**asdict(feedback), now_us=now_us))
+    def _advanced(self, result: int | TusklineError) -> None:
+        self._advancing = False
+        if isinstance(result, TusklineError):
+            _log.warning("the slot does not move", slot=self._settings.slot, reason=result.what)
+        elif self.core.streaming is not None:
+            self._let_go(self.core.streaming.restart_lsn)

@@ -17,6 +17,7 @@ from walsender_bridge.safekeeper.messages import (
     ToProposer,
     ToSafekeeper,
 )
+from walsender_bridge.safekeeper.value import value
 
 # -- what it is told at the start -------------------------------------------------------------------
 
@@ -66,7 +67,7 @@ class PeerConnected:
     peer: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class PeerReceived:
     """A message came (`Fetched` does not: its bytes are the driver's business)."""
 
@@ -81,7 +82,7 @@ class PeerClosed:
     peer: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class WalReceived:
     """The primary sent [begin_lsn, end_lsn); the bytes are in the queue."""
 
@@ -89,7 +90,7 @@ class WalReceived:
     end_lsn: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class WalRead:
     """Answer to `ReadWal`: these bytes are in hand for `peer`. `begin_lsn == end_lsn`: it failed."""
 
@@ -187,7 +188,7 @@ class SendMessage:
     message: ToSafekeeper
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SendWal:
     """Send [begin_lsn, end_lsn) as one `Append`: from the queue, or what the last `WalRead` brought."""
 
@@ -235,7 +236,7 @@ class StartStreaming:
     lsn: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ReadWal:
     """Read [begin_lsn, end_lsn) for `peer`, from `donor` if the source is a peer. Answer: `WalRead`."""
 
@@ -246,7 +247,7 @@ class ReadWal:
     donor: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Feedback:
     """A quorum has everything below `lsn` on disk: tell the primary (write = flush = lsn, apply = 0)."""
 
@@ -260,14 +261,14 @@ class PassFeedback:
     feedback: HotStandbyFeedback
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ReleaseWal:
     """The queue begins at `lsn`: free the memory of what is below and not being sent."""
 
     lsn: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class AdvanceSlot:
     """Every safekeeper that is not to be rebuilt has the WAL below `lsn`: no slot needs to hold it.
 

@@ -33,6 +33,7 @@ class Peer:
     reading: int | None = None
     #: Where it is read, and where it could not be read from this position.
     source: Source | None = None
+    donor: int | None = None
     failed: frozenset[Source] = frozenset()
     #: The oldest WAL that it holds.
     begin_lsn: int = 0

@@ -151,9 +151,9 @@ class Streaming:
     def _read(self, peer: Peer, begin: int, end: int) -> list[Effect]:
         found = self.source(begin, end, peer.failed)
         if found is not None:
-            peer.source, end, donor = found
+            peer.source, end, peer.donor = found
             peer.reading = end
-            return [ReadWal(peer.number, peer.source, begin, end, donor)]
+            return [ReadWal(peer.number, peer.source, begin, end, peer.donor)]
         if peer.failed:
             peer.failed = frozenset()
             return []  # each was tried: the next tick begins again
@@ -192,6 +192,10 @@ class Streaming:
             # It failed: elsewhere, then.
             assert peer.source is not None
             peer.failed |= {peer.source}
+            if peer.donor is not None:
+                # It has removed WAL since it told. If its connection broke, it tells again.
+                donor = self.peers[peer.donor]
+                donor.begin_lsn = max(donor.begin_lsn, peer.sent_lsn + 1)
             effects: list[Effect] = []
         else:
             peer.failed = frozenset()

@@ -1,6 +1,5 @@
 """Where a proposer's WAL comes from when it is no primary: from a standby, or from the safekeepers alone."""
 
-import os
 from typing import Protocol
 
 from walsender_bridge.proposer.effects import Primary
@@ -13,9 +12,6 @@ class WalSource(Protocol):
 
     where: str
 
-    def fileno(self) -> int:
-        """For the poll loop."""
-
     def server_info(self) -> ServerInfo:
         """Whose WAL it is."""
 
@@ -24,18 +20,6 @@ class WalSource(Protocol):
 
     def hold_wal(self, slot: str) -> int | None:
         """Keep WAL for laggards; the oldest that is kept. None: it keeps none for them."""
-
-    def start_physical(self, lsn: int, timeline: int) -> None:
-        """Have WAL sent."""
-
-    def receive(self) -> list[bytes]:
-        """What has arrived."""
-
-    def send(self, payload: bytes) -> None:
-        """Queue a message."""
-
-    def flush(self) -> bool:
-        """Send what is queued; whether all of it is out."""
 
     def close(self) -> None:
         """End it."""
@@ -51,16 +35,11 @@ class StandbyStream(PrimaryStream):
 
 
 class NoPrimary:
-    """For an election without a primary: nothing ever arrives, nobody listens."""
+    """For an election without a primary: its core does not stream."""
 
     def __init__(self, server: ServerInfo) -> None:
         self.where = "the safekeepers"
         self._server = server
-        self._descriptor = os.eventfd(0)
-
-    def fileno(self) -> int:
-        """Never readable."""
-        return self._descriptor
 
     def server_info(self) -> ServerInfo:
         """Whose WAL the safekeepers hold."""
@@ -75,21 +54,5 @@ class NoPrimary:
         del slot
         return None
 
-    def start_physical(self, lsn: int, timeline: int) -> None:
-        """A core without a primary does not stream."""
-        raise AssertionError((lsn, timeline))
-
-    def receive(self) -> list[bytes]:
-        """Nothing."""
-        return []
-
-    def send(self, payload: bytes) -> None:
-        """To nobody."""
-
-    def flush(self) -> bool:
-        """Nothing is queued."""
-        return True
-
     def close(self) -> None:
-        """Give the descriptor back."""
-        os.close(self._descriptor)
+        """Nothing is open."""

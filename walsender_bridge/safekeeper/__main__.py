@@ -31,6 +31,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--free-bytes", type=int, help="what is to stay free on its disk")
     parser.add_argument("--status-file", type=Path, help="where to say how it is (JSON)")
     parser.add_argument("--keep-bytes", type=int, default=0, help="WAL kept though nobody needs it")
+    parser.add_argument("--archive", help="where its archiver uploads to: old WAL waits for that")
     given = parser.parse_args(arguments)
     try:
         host, _, port = given.listen.rpartition(":")
@@ -43,6 +44,7 @@ def main(arguments: list[str]) -> int:
             positions=given.positions,
             limits=_limits(given),
             keep_bytes=given.keep_bytes,
+            archive=given.archive,
             tell=_tell(given.status_file),
         )
         with data_dir.held(given.data_dir):

@@ -19,16 +19,12 @@ import fsspec
 import google_crc32c
 from fsspec.implementations.local import LocalFileSystem
 
-from walsender_bridge.errors import CorruptError, DivergedError, UnavailableError
-from walsender_bridge.safekeeper import record_file
+from walsender_bridge.errors import DivergedError, UnavailableError
+from walsender_bridge.safekeeper import archived_file
 from walsender_bridge.safekeeper.disk import Disk
 from walsender_bridge.safekeeper.segments import PIECE_BYTES
 from walsender_bridge.wire.lsn import format_lsn
 from walsender_bridge.wire.wal_page import history_name, parse_segment_name, segment_name
-
-NAME = "archived"
-MAGIC = b"TUSKARCH"
-FORMAT = 1
 
 
 class Archive:
@@ -55,18 +51,7 @@ class Archive:
         self._url = url
         self._node = node
         self._files, self._folder = fsspec.core.url_to_fs(url, **(options or {}))
-        self.archived_lsn = self._remembered()
-
-    def _remembered(self) -> int:
-        if NAME not in self._disk.names():
-            return 0
-        try:
-            data = record_file.read_whole(self._disk, NAME)
-            _, record = record_file.unpack(data, MAGIC, FORMAT)
-            return int(record["lsn"]) if record["url"] == self._url else 0
-        except (CorruptError, KeyError):
-            record_file.keep_aside(self._disk, NAME)
-            return 0
+        self.archived_lsn = archived_file.load(disk, url)
 
     def step(self, commit_lsn: int) -> bool:
         """Archive the next segment and, before it, its timeline's history; whether there was one.
@@ -91,8 +76,7 @@ class Archive:
                 repair="see that the archive can be reached and has room; old WAL is kept until then",
             ) from error
         self.archived_lsn = start + self._segment_bytes
-        record = {"url": self._url, "lsn": self.archived_lsn}
-        record_file.replace(self._disk, NAME, record_file.pack(MAGIC, FORMAT, record))
+        archived_file.save(self._disk, self._url, self.archived_lsn)
         return True
 
     def _next(self, commit_lsn: int) -> tuple[int, int] | None:

@@ -410,7 +410,9 @@ class Safekeeper:
         return [ServeReaders(lsn)]
 
     def _fetch(self, conn: int, fetch: m.Fetch) -> list[Effect]:
-        if not self.control.history or not fetch.begin_lsn <= fetch.end_lsn <= self.flush_lsn:
+        length = fetch.end_lsn - fetch.begin_lsn
+        held = bool(self.control.history) and fetch.end_lsn <= self.flush_lsn
+        if not held or not 0 <= length <= m.MAX_FETCH_BYTES:
             return self._refuse(conn, m.Refusal.OUT_OF_ORDER, "it does not hold that WAL")
         return [ReadWal(conn, fetch.term, fetch.begin_lsn, fetch.end_lsn)]
 

@@ -9,6 +9,7 @@ the disk ends the process, except that it is full: WAL for which there is no roo
 sent away, to come back; a promise for which there is none is waited with, and all else with it.
 """
 
+import contextlib
 import os
 import select
 import socket
@@ -29,7 +30,7 @@ from walsender_bridge.errors import (
     NotSupportedError,
     TrimmedError,
 )
-from walsender_bridge.safekeeper import control_file, status
+from walsender_bridge.safekeeper import archived_file, control_file, data_dir, status
 from walsender_bridge.safekeeper import effects as e
 from walsender_bridge.safekeeper import messages as m
 from walsender_bridge.safekeeper.core import Safekeeper
@@ -63,7 +64,8 @@ _log = structlog.get_logger(__name__)
 class Settings:
     """`data_dir` holds `control/` and `wal/`; `positions` is the page that the WAL server reads.
 
-    `keep_bytes`: how much WAL is kept behind the end though nobody needs it.
+    `keep_bytes`: how much WAL is kept behind the end though nobody needs it. `archive`: where the archiver beside
+    it uploads to; old WAL waits for that.
     """
 
     data_dir: Path
@@ -72,6 +74,7 @@ class Settings:
     positions: Path
     limits: StorageLimits = StorageLimits()  # noqa: RUF009  # it is frozen
     keep_bytes: int = 0
+    archive: str | None = None
     #: Hears once a second how it is (`status.record`).
     tell: Tell = tell_nobody
 
@@ -82,6 +85,7 @@ class _Connection:
         self.since = now
         self.greeted = False
         self.closing = False
+        self.polled = int(select.EPOLLIN)
 
 
 class SafekeeperDriver:
@@ -99,6 +103,8 @@ class SafekeeperDriver:
             control = e.ControlState(int.from_bytes(os.urandom(16), "big"))
             control_file.save(self._control_disk, control)
         self._positions = PositionWriter(settings.positions)
+        #: The last history that readers were told of, and as they know it.
+        self._told_history = control.history, server_history(control.history)
         # Opening cuts off what a crash left of the last record; readers must not be there any more.
         self._tell_readers(control, 0, 0)
         self._storage: WalStorage | None = None
@@ -109,6 +115,8 @@ class SafekeeperDriver:
         self.core = Safekeeper(control, flush_lsn)
         self._connections: dict[int, _Connection] = {}
         self._numbers: dict[int, int] = {}
+        #: Connections whose frames are here and were not taken, since they do not read their answers.
+        self._stalled: set[int] = set()
         self._next = 0
         self._hand = memoryview(b"")
         self._stopped = False
@@ -178,8 +186,12 @@ class SafekeeperDriver:
 
     def _turn(self) -> None:
         now = time.monotonic()
-        ready = self._poll.poll(max(self._persist_at - now, 0.0))
+        resumed = [n for n in self._stalled if not self._connections[n].end.crowded()]
+        ready = self._poll.poll(0 if resumed else max(self._persist_at - now, 0.0))
         now = time.monotonic()
+        for again in resumed:
+            self._stalled.discard(again)
+            self._serve(again, 0)
         for descriptor, events in ready:
             if descriptor == self._listener.fileno():
                 self._accept(now)
@@ -215,12 +227,14 @@ class SafekeeperDriver:
         try:
             if events & select.EPOLLOUT:
                 end.flush()
-            if events & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR):
-                if connection.closing:
-                    if events & (select.EPOLLHUP | select.EPOLLERR):
-                        self._gone(number)
-                    return
-                end.receive()
+            if connection.closing:
+                if events & (select.EPOLLHUP | select.EPOLLERR):
+                    self._gone(number)
+                return
+            # A peer that does not read its answers is not read either; what came before is here still.
+            if not end.crowded():
+                if events & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR):
+                    end.receive()
                 for header, body in end.frames():
                     self._hand = body if header.carries_wal else memoryview(b"")
                     message = decode(header, b"" if header.carries_wal else body)
@@ -232,6 +246,9 @@ class SafekeeperDriver:
                     if isinstance(message, m.ProposerGreeting):
                         connection.greeted = True
                         end.trust()
+                    if end.crowded():
+                        self._stalled.add(number)
+                        return
         except (ConnectionFailedError, MalformedMessageError, NotSupportedError) as error:
             _log.info("connection ended", peer=end.where, reason=error.what)
             self._gone(number)
@@ -244,6 +261,7 @@ class SafekeeperDriver:
 
     def _drop(self, number: int) -> None:
         connection = self._connections.pop(number)
+        self._stalled.discard(number)
         descriptor = connection.end.fileno()
         self._numbers.pop(descriptor, None)
         self._poll.unregister(descriptor)
@@ -259,8 +277,9 @@ class SafekeeperDriver:
                 continue
             if connection.closing and not end.sending:
                 self._drop(number)
-                continue
-            self._poll.modify(end, end.events)
+            elif end.events != connection.polled:
+                connection.polled = end.events
+                self._poll.modify(end, connection.polled)
 
     def _upkeep(self, now: float) -> None:
         for number, connection in list(self._connections.items()):
@@ -279,11 +298,16 @@ class SafekeeperDriver:
             commit_lsn=core.commit_lsn,
             flush_lsn=core.flush_lsn,
             slots=[] if readers.pin_lsn is None else [readers.pin_lsn],
+            archived_lsn=self._archived_lsn(),
             keep_bytes=self._settings.keep_bytes,
         )
         if core.taken and keep > self._storage.begin_lsn:
             storage = self._storage
             self._until_room(lambda: self._remove_below(storage, keep))
+
+    def _archived_lsn(self) -> int | None:
+        url, archived = self._settings.archive, self._settings.data_dir / data_dir.ARCHIVED
+        return None if url is None else archived_file.load(FolderDisk(archived), url)
 
     def _remove_below(self, storage: WalStorage, keep: int) -> None:
         self._removed += storage.remove_below(keep)
@@ -311,7 +335,8 @@ class SafekeeperDriver:
         while events:
             answers: list[e.Event] = []
             for effect in self.core.step(events.popleft()):
-                fail_point.hit(f"safekeeper-{type(effect).__name__}")
+                if fail_point.ARMED:
+                    fail_point.hit(f"safekeeper-{type(effect).__name__}")
                 answer = self._perform(effect)
                 if answer is not None:
                     answers.append(answer)
@@ -322,6 +347,9 @@ class SafekeeperDriver:
             case e.Send(conn, message):
                 if (connection := self._connections.get(conn)) is not None:
                     connection.end.send(message)
+                    # At once: what else this turn does, nobody waits for. What breaks is found at its end.
+                    with contextlib.suppress(ConnectionFailedError):
+                        connection.end.flush()
             case e.WriteWal(lsn, length, timeline):
                 assert length == len(self._hand)
                 return self._unless_full(lambda: self._held.write(lsn, self._hand, timeline))
@@ -407,12 +435,14 @@ class SafekeeperDriver:
     def _tell_readers(self, control: e.ControlState, flush_lsn: int, commit_lsn: int) -> None:
         if not control.history:
             return
+        if control.history is not self._told_history[0]:
+            self._told_history = control.history, server_history(control.history)
         self._positions.publish(
             Positions(
                 system_id=control.server.system_id,
                 major=control.server.major,
                 segment_bytes=control.server.segment_size,
-                history=server_history(control.history),
+                history=self._told_history[1],
                 flush_lsn=flush_lsn,
                 commit_lsn=commit_lsn,
             )

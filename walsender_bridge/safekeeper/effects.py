@@ -23,6 +23,7 @@ from walsender_bridge.safekeeper.messages import (
     ToProposer,
     ToSafekeeper,
 )
+from walsender_bridge.safekeeper.value import value
 
 # -- the control state ------------------------------------------------------------------------------
 
@@ -61,7 +62,7 @@ class ControlState:
 # -- events -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Received:
     """A message came. For an `Append`, all of its WAL bytes are in the driver's hands."""
 
@@ -76,12 +77,12 @@ class Closed:
     conn: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Drained:
     """Nothing more has arrived, or the buffer is full: time to make what was written durable."""
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class WalSynced:
     """Everything below `flush_lsn` is durable."""
 
@@ -132,7 +133,7 @@ class PersistControl:
     state: ControlState
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class WriteWal:
     """Write the bytes of the `Append` in hand at `lsn`, on `timeline`. Not yet durable.
 
@@ -145,7 +146,7 @@ class WriteWal:
     timeline: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class SyncWal:
     """Make what was written below `lsn` durable. Answer: `WalSynced`."""
 
@@ -184,7 +185,7 @@ class ReadWal:
     end_lsn: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class ServeReaders:
     """Readers may have WAL up to `lsn`. It never goes back, but for the rest of an incomplete record."""
 

@@ -14,12 +14,12 @@ reader never needs more than `MAX_WAL_BYTES` or `MAX_BODY_BYTES` for one frame.
 """
 
 import struct
-from dataclasses import dataclass
 from enum import IntEnum
 
 from walsender_bridge.errors import MalformedMessageError, NotSupportedError
 from walsender_bridge.safekeeper import messages as m
 from walsender_bridge.safekeeper.bodies import Reader, Writer
+from walsender_bridge.safekeeper.value import value
 
 VERSION = 1
 #: WAL bytes of one frame: what is written and synced at once, and the most that a peer can make us hold.
@@ -53,7 +53,7 @@ _KINDS: dict[int, Kind] = {int(kind): kind for kind in Kind}
 _CARRIES_WAL = frozenset({Kind.APPEND, Kind.FETCHED})
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Header:
     """The first 40 bytes of a frame. `length` counts what follows."""
 
@@ -180,8 +180,10 @@ def decode(header: Header, body: bytes | bytearray | memoryview = b"") -> m.Mess
     Raises `MalformedMessageError`.
     """
     term, first, second = header.term, header.first, header.second
-    if header.kind == Kind.APPEND:
+    if header.kind is Kind.APPEND:
         return m.Append(term, first, second, header.third, header.length)
+    if header.kind is Kind.APPEND_ACK and not header.length and not header.third and not len(body):
+        return m.AppendAck(term, first, second)
     if len(body) != (0 if header.carries_wal else header.length):
         raise MalformedMessageError(
             f"{header.kind.name} with {len(body)} bytes for {header.length}"

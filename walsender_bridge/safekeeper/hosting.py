@@ -111,11 +111,14 @@ def clear(safekeepers: Sequence[Hosted]) -> None:
 
 
 def children(safekeepers: Sequence[Hosted], section: SafekeepersSection) -> list[Child]:
-    """The processes: a hot loop and a WAL server for each."""
+    """The processes: a hot loop and a WAL server for each, and an archiver if there is an archive."""
     found = []
     for each in safekeepers:
         found.append(Child(each.name, _hot_loop(each, section), final=FINAL))
         found.append(Child(each.wal_server, _wal_server(each, section)))
+        if section.archive is not None:
+            name = f"archiver-{each.number}"
+            found.append(Child(name, _archiver(each, section.archive), final=FINAL))
     return found
 
 
@@ -126,7 +129,14 @@ def _hot_loop(each: Hosted, section: SafekeepersSection) -> list[str]:
     argv += ["--free-bytes", str(section.free_bytes), "--keep-bytes", str(section.keep_bytes)]
     if section.wal_bytes is not None:
         argv += ["--wal-bytes", str(section.wal_bytes)]
+    if section.archive is not None:
+        argv += ["--archive", section.archive]
     return argv
+
+
+def _archiver(each: Hosted, archive: str) -> list[str]:
+    argv = [sys.executable, "-m", "walsender_bridge.safekeeper.archiver"]
+    return [*argv, "--data-dir", str(each.data_dir), "--archive", archive]
 
 
 def _wal_server(each: Hosted, section: SafekeepersSection) -> list[str]:

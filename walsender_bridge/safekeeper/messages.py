@@ -23,6 +23,7 @@ from enum import IntEnum
 
 from walsender_bridge.safekeeper.configuration import Configuration
 from walsender_bridge.safekeeper.history import History
+from walsender_bridge.safekeeper.value import value
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +171,7 @@ class Elected:
 # -- WAL --------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Append:
     """`length` bytes of WAL from `begin_lsn`, and how far the quorum and everybody are. 0: a heartbeat."""
 
@@ -181,7 +182,7 @@ class Append:
     length: int
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class AppendAck:
     """On disk up to `flush_lsn`. `feedback`: None when it is as it was."""
 
@@ -191,9 +192,16 @@ class AppendAck:
     feedback: HotStandbyFeedback | None = None
 
 
+#: The most that one Fetch may ask for, in bytes: the answer waits in the safekeeper's memory.
+MAX_FETCH_BYTES = 1 << 20
+
+
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Asks the voter for the WAL of [begin_lsn, end_lsn), committed or not, to hand it to others."""
+    """Asks the voter for the WAL of [begin_lsn, end_lsn), committed or not, to hand it to others.
+
+    At most `MAX_FETCH_BYTES`.
+    """
 
     term: int
     begin_lsn: int

@@ -8,6 +8,7 @@ everything that libpq holds (a socket may never turn readable again for bytes th
 read), `send` queues, `flush` pushes what the socket takes. Errors say which server, never a password.
 """
 
+import os
 import secrets
 import select
 import threading
@@ -137,6 +138,20 @@ class ReplicationConnection(Closing):
     def server_version(self) -> int:
         """The server's version number, 160014 for 16.14."""
         return self._pgconn.server_version
+
+    @property
+    def plain(self) -> bool:
+        """Whether what goes over the socket is the protocol itself: no TLS, no GSSAPI."""
+        return not self._pgconn.ssl_in_use and not self._pgconn.used_gssapi
+
+    @property
+    def pgconn(self) -> pq.abc.PGconn:
+        """The connection as libpq has it, for who takes it over."""
+        return self._pgconn
+
+    def dup(self) -> int:
+        """A descriptor of its own for the socket."""
+        return os.dup(self._pgconn.socket)
 
     # -- commands -----------------------------------------------------------------------------------
 

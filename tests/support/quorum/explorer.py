@@ -1,29 +1,40 @@
-"""Every order of events of a small cluster of the real cores, by breadth first.
+"""A small cluster of the real cores in which everything can happen: its states, and the steps between them.
 
 The abstraction, and what it leaves out:
 
 - Safekeepers are the real `Safekeeper`; what is written is synced at once. Power can fail between any two
-  effects of `Elected`, the only ones that take WAL away; tearing is the simulator's.
+  effects of a message (a break); tearing is the simulator's.
 - A proposer is the real `Proposer` on a server whose WAL is one-byte records, so every LSN ends one; its
   queue is endless, comparing WAL and reading it succeed at once.
 - A connection carries what the proposer sent, in order, delivered in any order across connections. What a
-  safekeeper answers arrives at once, or is lost with its connection (a late answer would say the same). A
+  safekeeper answers arrives at once, or is lost with its connection. (An answer is read by one proposer alone,
+  which tells nobody but by messages that may wait; so of two proposers neither sees that it came early.) A
   connection may break at any time, losing all of it; a new one begins with both greetings.
 - Each of the proposers is started once, on a server of its own timeline that forks from the first one's;
-  which proposer starts when is explored, how far its server had come is given by `starts`.
+  which proposer starts when is explored, how far its server had come is given by `starts`. One that is
+  killed is one to which nothing happens any more. Two of equal servers start in the order of their numbers.
 - Safekeepers are interchangeable: states that differ by a renumbering are one.
 
-Checked in every state: election safety, log safety, what was committed is in every later leader's log, and
-whatever the cores assert. `Scope` bounds everything, so the search ends; `complete` says that it did.
+Checked in every state: election safety, log safety, what was committed is in every later leader's log, is all
+that readers are served, a term never comes back after a rejection, and whatever the cores assert.
 """
 
-import copy
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from tests.support.quorum.claims import BASE, Claims, Past
+from tests.support.quorum.nodes import (
+    Cell,
+    Item,
+    Link,
+    Parts,
+    ProposerPart,
+    SafekeeperPart,
+    copied,
+)
 from walsender_bridge.proposer import effects as pe
 from walsender_bridge.proposer.core import Proposer
 from walsender_bridge.safekeeper import effects as se
@@ -32,10 +43,8 @@ from walsender_bridge.safekeeper.configuration import Configuration
 from walsender_bridge.safekeeper.core import Safekeeper
 from walsender_bridge.safekeeper.history import EpochEntry, History
 
-BASE = 8
 INFO = m.ServerInfo(7, 16, 8)
-#: A byte of WAL: (timeline, LSN). Two servers that forked differ in every byte behind the fork.
-Cell = tuple[int, int]
+Key = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -51,94 +60,50 @@ class Scope:
     logs: tuple[tuple[tuple[tuple[int, int, int], ...], int], ...] = ()
 
 
-class ViolationError(AssertionError):
-    """An invariant does not hold; the message has the way there."""
-
-
-@dataclass
 class State:
-    """A mutable state that `clone` copies; everything that decides what can happen is in `key`."""
+    """A state; a step changes a clone. `links`: one for each proposer and safekeeper, None: no connection."""
 
-    safekeepers: list[Safekeeper]
-    wal: list[tuple[Cell, ...]]
-    proposers: list[Proposer | None]
-    streamed: list[int]
-    #: (proposer, safekeeper) -> (message, WAL, hash of both) on the way; no entry: no connection.
-    links: dict[tuple[int, int], tuple[Any, ...]] = field(default_factory=dict)
-    #: What each safekeeper's control file holds.
-    controls: list[se.ControlState] = field(default_factory=list)
-    breaks: int = 0
-    #: term -> who was in office; and what each term's proposer said is committed.
-    offices: tuple[tuple[int, int], ...] = ()
-    commits: tuple[tuple[int, tuple[Cell, ...]], ...] = ()
+    __slots__ = ("breaks", "links", "past", "proposers", "safekeepers", "streamed")
 
-    def clone(self, number: int, peers: Iterable[int]) -> "State":
-        """A copy in which this proposer and these safekeepers may be changed."""
-        new = copy.copy(self)
-        new.safekeepers, new.wal = list(self.safekeepers), list(self.wal)
-        new.controls = list(self.controls)
-        for peer in peers:
-            new.safekeepers[peer] = copy.copy(self.safekeepers[peer])
-        new.proposers = list(self.proposers)
-        new.proposers[number] = _clone(self.proposers[number])
-        new.streamed = list(self.streamed)
-        new.links = dict(self.links)
-        return new
+    def __init__(
+        self,
+        safekeepers: list[SafekeeperPart],
+        proposers: list[ProposerPart | None],
+        streamed: list[int],
+        links: list[Link | None],
+        past: Past,
+        breaks: int = 0,
+    ) -> None:
+        self.safekeepers, self.proposers, self.streamed = safekeepers, proposers, streamed
+        self.links, self.past, self.breaks = links, past, breaks
+
+    def clone(self) -> "State":
+        """A copy that may be changed."""
+        lists = list(self.safekeepers), list(self.proposers), list(self.streamed), list(self.links)
+        return State(*lists, self.past, self.breaks)
 
 
-def _clone(proposer: Proposer | None) -> Proposer | None:
-    if proposer is None:
-        return None
-    new = copy.copy(proposer)
-    new.peers = {number: copy.copy(peer) for number, peer in proposer.peers.items()}
-    new.membership = copy.copy(proposer.membership)
-    new.membership.persisted = dict(proposer.membership.persisted)
-    if proposer.office is not None:
-        office = new.office = copy.copy(proposer.office)
-        office.peers = new.peers
-        office.membership = new.membership
-        office.streaming = copy.copy(proposer.office.streaming)
-        office.streaming.peers = new.peers
-        office.streaming.acked = dict(office.streaming.acked)
-    return new
-
-
-class Explorer:
-    """See the module. `states` counts the distinct ones that were reached."""
+class Cluster:
+    """See the module. The steps change the state that they are given."""
 
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
-        self.states = 0
-        self.complete = False
+        self.parts = Parts()
+        self.claims = Claims()
+        self.width = scope.safekeepers
+        self.empty = self.parts.link(())
+        self.everyone = range(self.width)
+        self.configuration = Configuration(1, frozenset(each + 1 for each in self.everyone))
         self.servers = [
             tuple((1 if at < fork else timeline, at) for at in range(BASE, end))
             for timeline, fork, end in scope.starts
         ]
 
-    def run(self) -> None:
-        """Raises `ViolationError` at the first violation; the shortest way there is in it."""
-        first = self._first()
-        seen = {self._key(first)}
-        queue: deque[tuple[State, tuple[str, ...]]] = deque([(first, ())])
-        while queue:
-            state, way = queue.popleft()
-            for name, following in self._steps(state, way):
-                key = self._key(following)
-                if key in seen:
-                    continue
-                seen.add(key)
-                self.states = len(seen)
-                if self.states >= self.scope.limit:
-                    return
-                queue.append((following, (*way, name)))
-        self.complete = True
-
-    def _first(self) -> State:
-        members = frozenset(range(1, self.scope.safekeepers + 1))
-        self.configuration = Configuration(1, members)
-        safekeepers, wal = [], []
-        logs = self.scope.logs or (((), BASE),) * self.scope.safekeepers
-        for identity, (entries, end) in zip(sorted(members), logs, strict=True):
+    def first(self) -> State:
+        """The state in which nothing has happened."""
+        safekeepers = []
+        logs = self.scope.logs or (((), BASE),) * self.width
+        for identity, (entries, end) in enumerate(logs, 1):
             history = History(tuple(EpochEntry(*entry) for entry in entries))
             term = history.latest_epoch
             control = se.ControlState(
@@ -148,291 +113,293 @@ class Explorer:
                 history,
                 self.configuration if entries else Configuration(),
             )
-            safekeepers.append(Safekeeper(control, end))
-            wal.append(
-                tuple((history.timeline_at(at), at) for at in range(BASE, end)) if entries else ()
-            )
+            held = tuple((history.timeline_at(at), at) for at in range(BASE, end) if entries)
+            safekeepers.append(self.parts.safekeeper(Safekeeper(control, end), held, control))
         count = len(self.scope.starts)
-        controls = [each.control for each in safekeepers]
-        return State(safekeepers, wal, [None] * count, [0] * count, controls=controls)
+        links: list[Link | None] = [None] * (count * self.width)
+        return State(safekeepers, [None] * count, [0] * count, links, self.claims.past())
 
     # -- what can happen ----------------------------------------------------------------------------
 
-    def _steps(self, state: State, way: tuple[str, ...]) -> Iterator[tuple[str, State]]:
-        everyone = range(self.scope.safekeepers)
-        for name, number, act in self._actions(state):
-            following = state.clone(number, everyone)
-            try:
-                act(following)
-                self._check(following)
-            except Exception as error:
-                steps = "\n  ".join((*way, name))
-                raise ViolationError(f"{error!r} after\n  {steps}") from error
-            yield name, following
-
-    def _actions(self, state: State) -> Iterator[tuple[str, int, Callable[[State], None]]]:
+    def actions(self, state: State) -> Iterator[tuple[str, Callable[[State], None]]]:
+        """Every step from here: its name, and what does it."""
+        starts = self.scope.starts
+        breaks = state.breaks < self.scope.breaks
         for number, proposer in enumerate(state.proposers):
             if proposer is None:
-                yield f"start P{number}", number, partial(self._start, number=number)
+                twin = number and starts[number] == starts[number - 1]
+                if not twin or state.proposers[number - 1] is not None:
+                    yield f"start P{number}", partial(self.start, number=number)
                 continue
-            for peer in range(self.scope.safekeepers):
+            for peer in self.everyone:
                 key = number, peer
-                name = f"P{number} -> S{peer}"
-                if key not in state.links:
-                    if proposer.phase != "stopped":
-                        yield f"{name}: dial", number, partial(self._dial, key=key)
+                link = state.links[number * self.width + peer]
+                if link is None:
+                    if not proposer.stopped:
+                        yield f"P{number} -> S{peer}: dial", partial(self.dial, key=key)
                     continue
-                breaks = state.breaks < self.scope.breaks
-                if state.links[key]:
-                    what = type(state.links[key][0][0]).__name__
-                    yield f"{name}: {what}", number, partial(self._deliver, key=key)
-                    if breaks and what == "Elected":
-                        for done in range(3):
-                            cut = partial(self._power_cut, key=key, done=done)
-                            yield f"{name}: {what}, power cut after {done} effects", number, cut
+                if link.items:
+                    what = f"P{number} -> S{peer}: {type(link.items[0].message).__name__}"
+                    yield what, partial(self.deliver, key=key)
                     if breaks:
-                        lost = partial(self._deliver, key=key, lose=True)
-                        yield f"{name}: {what}, its answer is lost", number, lost
+                        item = link.items[0]
+                        for done in range(self.effects(state.safekeepers[peer], number, item)):
+                            cut = partial(self.power_cut, key=key, done=done)
+                            yield f"{what}, power cut after {done} effects", cut
+                        lost = partial(self.deliver, key=key, lose=True)
+                        yield f"{what}, its answer is lost", lost
                 if breaks:
-                    yield f"{name}: breaks", number, partial(self._break, key=key)
-            if state.streamed[number] and state.streamed[number] < self.scope.starts[number][2]:
-                yield f"server {number} sends", number, partial(self._stream, number=number)
+                    yield f"P{number} -> S{peer}: breaks", partial(self.break_off, key=key)
+            if state.streamed[number] and state.streamed[number] < starts[number][2]:
+                yield f"server {number} sends", partial(self.stream, number=number)
 
-    def _start(self, state: State, number: int) -> None:
+    def start(self, state: State, number: int) -> None:
         timeline, fork, end = self.scope.starts[number]
         switches = ((1, fork),) if timeline > 1 else ()
         primary = pe.Primary(pe.Lineage(timeline, switches), end)
-        state.proposers[number] = Proposer(
+        core = Proposer(
             100 + number,
             INFO,
             primary,
             self.configuration,
-            self.scope.safekeepers,
+            self.width,
             primary_begin=0,
             limits=pe.Limits(append_bytes=self.scope.append_bytes),
         )
-        for peer in range(self.scope.safekeepers):
-            self._dial(state, (number, peer))
+        state.proposers[number] = self.parts.proposer(core)
+        for peer in self.everyone:
+            self.dial(state, (number, peer))
 
-    def _dial(self, state: State, key: tuple[int, int]) -> None:
-        state.links[key] = ()
+    def dial(self, state: State, key: Key) -> None:
+        state.links[key[0] * self.width + key[1]] = self.empty
         self._propose(state, key[0], pe.PeerConnected(key[1]))
-        self._deliver(state, key)
+        self.deliver(state, key)
 
-    def _break(self, state: State, key: tuple[int, int]) -> None:
+    def break_off(self, state: State, key: Key) -> None:
         state.breaks += 1
-        self._hang_up(state, key)
+        self.hang_up(state, key)
 
-    def _hang_up(self, state: State, key: tuple[int, int]) -> None:
-        if key in state.links:
-            del state.links[key]
-            state.safekeepers[key[1]].step(se.Closed(key[0]))
-            self._propose(state, key[0], pe.PeerClosed(key[1]))
+    def hang_up(self, state: State, key: Key) -> None:
+        number, peer = key
+        if state.links[number * self.width + peer] is not None:
+            state.links[number * self.width + peer] = None
+            part = state.safekeepers[peer]
+            after = part.outcomes.get(number)
+            if after is None:
+                after = part.outcomes[number] = self._stepped(part, se.Closed(number))[0]
+            state.safekeepers[peer] = after
+            self._propose(state, number, pe.PeerClosed(peer))
 
-    def _stream(self, state: State, number: int) -> None:
+    def stream(self, state: State, number: int) -> None:
         at = state.streamed[number]
         state.streamed[number] = at + 1
         self._propose(state, number, pe.WalReceived(at, at + 1))
 
-    def _deliver(self, state: State, key: tuple[int, int], *, lose: bool = False) -> None:
-        (message, hand, _), state.links[key] = state.links[key][0], state.links[key][1:]
-        answers, closed = self._safekeeper(state, key, message, hand)
+    def deliver(self, state: State, key: Key, *, lose: bool = False) -> None:
+        number, peer = key
+        at = number * self.width + peer
+        link = state.links[at]
+        assert link is not None
+        item = link.items[0]
+        state.links[at] = self._tail(link)
+        part = state.safekeepers[peer]
+        outcome = part.outcomes.get((number, item.number))
+        if outcome is None:
+            outcome = part.outcomes[number, item.number] = self._received(part, number, item)
+        state.safekeepers[peer], answers, closed, served, vote = outcome
+        for lsn in served:
+            self.claims.served(state.past, outcome[0], lsn)
+        if vote is not None:
+            self.claims.voted(state.past, vote)
         if lose:
             state.breaks += 1
-            self._hang_up(state, key)
+            self.hang_up(state, key)
             return
         for conn, answer in answers:
-            if (conn, key[1]) in state.links:
-                if conn != key[0]:
-                    state.proposers[conn] = _clone(state.proposers[conn])
-                self._propose(state, conn, pe.PeerReceived(key[1], answer))
+            if state.links[conn * self.width + peer] is not None:
+                self._propose(state, conn, (peer, answer))
         for conn in closed:
-            if (conn, key[1]) in state.links:
-                if conn != key[0]:
-                    state.proposers[conn] = _clone(state.proposers[conn])
-                self._hang_up(state, (conn, key[1]))
+            self.hang_up(state, (conn, peer))
 
-    def _safekeeper(
-        self, state: State, key: tuple[int, int], message: Any, hand: tuple[Cell, ...]
-    ) -> tuple[list[tuple[int, Any]], list[int]]:
-        """What it answers, and which connections it closes."""
-        number, peer = key
-        core = state.safekeepers[peer]
+    # -- a safekeeper -------------------------------------------------------------------------------
+
+    def _stepped(
+        self, part: SafekeeperPart, event: se.Event
+    ) -> tuple[SafekeeperPart, list[se.Effect]]:
+        core = copied_safekeeper(part.core)
+        effects = core.step(event)
+        return self.parts.safekeeper(core, part.wal, part.control), effects
+
+    def _received(self, part: SafekeeperPart, number: int, item: Item) -> tuple[Any, ...]:
+        """What is left of it, what it answers, whom it hangs up, what it serves, a new vote."""
+        core, wal, control = copied_safekeeper(part.core), part.wal, part.control
         sent: list[tuple[int, Any]] = []
         closed: list[int] = []
-        events: deque[se.Event] = deque([se.Received(number, message)])
-        if isinstance(message, m.Append):
+        served: list[int] = []
+        events: deque[se.Event] = deque([se.Received(number, item.message)])
+        if isinstance(item.message, m.Append):
             events.append(se.Drained())
         while events:
             answers: list[se.Event] = []
             for effect in core.step(events.popleft()):
+                wal, control = self._performed(effect, item.hand, wal, control)
                 if isinstance(effect, se.Send):
-                    sent.append((effect.conn, effect.message))
-                elif isinstance(effect, se.WriteWal):
-                    held = state.wal[peer]
-                    at = effect.lsn - BASE
-                    state.wal[peer] = held[:at] + hand + held[at + effect.length :]
+                    self.claims.answered(effect.message)
+                    sent.append((effect.conn, self.parts.message(effect.message)))
                 elif isinstance(effect, se.SyncWal):
                     answers.append(se.WalSynced(effect.lsn))
                 elif isinstance(effect, se.AlignWal):
                     answers.append(se.WalAligned(effect.flush_lsn, effect.commit_lsn, BASE))
-                elif isinstance(effect, se.TruncateWal):
-                    self.truncate(state, peer, effect.lsn)
-                elif isinstance(effect, se.PersistControl):
-                    state.controls[peer] = effect.state
-                elif isinstance(effect, se.ResetWal):
-                    state.wal[peer] = ()
+                elif isinstance(effect, se.ServeReaders):
+                    served.append(effect.lsn)
                 elif isinstance(effect, se.Close):
                     closed.append(effect.conn)
             events.extendleft(reversed(answers))
-        return sent, closed
+        vote = control.node_id if control.node_id != part.control.node_id else None
+        after = self.parts.safekeeper(core, wal, control)
+        return after, tuple(sent), tuple(closed), tuple(served), vote
 
-    def _power_cut(self, state: State, key: tuple[int, int], done: int) -> None:
+    def _performed(
+        self,
+        effect: se.Effect,
+        hand: tuple[Cell, ...],
+        wal: tuple[Cell, ...],
+        control: se.ControlState,
+    ) -> tuple[tuple[Cell, ...], se.ControlState]:
+        if isinstance(effect, se.WriteWal):
+            at = effect.lsn - BASE
+            return wal[:at] + hand + wal[at + effect.length :], control
+        if isinstance(effect, se.TruncateWal):
+            return self.truncated(wal, effect.lsn), control
+        if isinstance(effect, se.ResetWal):
+            return (), control
+        if isinstance(effect, se.PersistControl):
+            return wal, effect.state
+        return wal, control
+
+    def truncated(self, wal: tuple[Cell, ...], lsn: int) -> tuple[Cell, ...]:
+        """Zero the WAL: the next start finds nothing there."""
+        return wal[: lsn - BASE]
+
+    def effects(self, part: SafekeeperPart, number: int, item: Item) -> int:
+        """How many effects a message has at first: power can fail before each."""
+        at = "effects", number, item.number
+        count: int | None = part.outcomes.get(at)
+        if count is None:
+            core = copied_safekeeper(part.core)
+            count = part.outcomes[at] = len(core.step(se.Received(number, item.message)))
+        return count
+
+    def power_cut(self, state: State, key: Key, done: int) -> None:
         """The safekeeper dies before the effect behind `done`, and starts from what its disk holds."""
         state.breaks += 1
-        message, peer = state.links[key][0][0], key[1]
-        effects = state.safekeepers[peer].step(se.Received(key[0], message))
-        for effect in effects[:done]:
-            if isinstance(effect, se.PersistControl):
-                state.controls[peer] = effect.state
-            elif isinstance(effect, se.TruncateWal):
-                self.truncate(state, peer, effect.lsn)
-            elif isinstance(effect, se.ResetWal):
-                state.wal[peer] = ()
-        found = BASE + len(state.wal[peer])
-        state.safekeepers[peer] = Safekeeper(state.controls[peer], found)
-        for number in range(len(state.proposers)):
-            if (number, peer) in state.links:
-                state.proposers[number] = _clone(state.proposers[number])
-                self._hang_up(state, (number, peer))
+        number, peer = key
+        part, link = state.safekeepers[peer], state.links[number * self.width + peer]
+        assert link is not None
+        wal, control = part.wal, part.control
+        core = copied_safekeeper(part.core)
+        for effect in core.step(se.Received(number, link.items[0].message))[:done]:
+            wal, control = self._performed(effect, link.items[0].hand, wal, control)
+        started = Safekeeper(control, BASE + len(wal))
+        state.safekeepers[peer] = self.parts.safekeeper(started, wal, control)
+        for other in range(len(state.proposers)):
+            self.hang_up(state, (other, peer))
 
-    def truncate(self, state: State, peer: int, lsn: int) -> None:
-        """Zero the WAL: the next start finds nothing there."""
-        state.wal[peer] = state.wal[peer][: lsn - BASE]
+    # -- a proposer ---------------------------------------------------------------------------------
 
-    def _propose(self, state: State, number: int, event: pe.Event) -> None:
-        proposer = state.proposers[number]
-        assert proposer is not None
+    def _propose(self, state: State, number: int, event: Any) -> None:
+        """An event, or a message as (peer, message), and all that comes of it."""
         events = deque([event])
         while events:
-            for effect in proposer.step(events.popleft()):
-                key = number, getattr(effect, "peer", -1)
+            part = state.proposers[number]
+            assert part is not None
+            event = events.popleft()
+            told = isinstance(event, tuple)
+            at = (event[0], id(event[1])) if told else event  # a message is one object
+            outcome = part.outcomes.get(at)
+            if outcome is None:
+                core = copied(part.core)
+                effects = core.step(pe.PeerReceived(*event) if told else event)
+                outcome = self.parts.proposer(core), tuple(effects)
+                part.outcomes[at] = outcome
+            state.proposers[number], effects = outcome
+            for effect in effects:
+                peer = getattr(effect, "peer", -1)
                 if isinstance(effect, pe.SendMessage):
-                    self._send(state, key, effect.message, ())
+                    self._send(state, (number, peer), effect, effect.message)
                 elif isinstance(effect, pe.SendWal):
-                    self._send_wal(state, proposer, key, effect)
+                    self._send(state, (number, peer), effect, None)
                 elif isinstance(effect, pe.CompareWal):
                     own = self.servers[number][effect.begin_lsn - BASE : effect.end_lsn - BASE]
-                    held = state.wal[effect.peer][effect.begin_lsn - BASE : effect.end_lsn - BASE]
-                    events.append(pe.WalCompared(effect.peer, effect.end_lsn, own == held))
+                    held = state.safekeepers[peer].wal
+                    equal = own == held[effect.begin_lsn - BASE : effect.end_lsn - BASE]
+                    events.append(pe.WalCompared(peer, effect.end_lsn, equal))
                 elif isinstance(effect, pe.LocatePrimary):
                     events.append(pe.PrimaryAt(self.scope.starts[number][2]))
                 elif isinstance(effect, pe.ReadWal):
-                    events.append(pe.WalRead(effect.peer, effect.begin_lsn, effect.end_lsn))
+                    events.append(pe.WalRead(peer, effect.begin_lsn, effect.end_lsn))
                 elif isinstance(effect, pe.StartStreaming):
                     state.streamed[number] = effect.lsn
-                    self._took_office(state, proposer)
+                    core = self.core(state, number)
+                    state.past = self.claims.took_office(state.past, core, self.servers[number])
                 elif isinstance(effect, pe.Feedback):
-                    self._committed(state, number, proposer, effect.lsn)
+                    term, cells = self.core(state, number).node_id.term, self.servers[number]
+                    state.past = self.claims.committed(state.past, term, cells[: effect.lsn - BASE])
                 elif isinstance(effect, pe.ClosePeer):
-                    self._hang_up(state, key)
+                    self.hang_up(state, (number, peer))
                 elif isinstance(effect, pe.Stop):
-                    for peer in range(self.scope.safekeepers):
-                        self._hang_up(state, (number, peer))
+                    self._stopped(state, number, effect)
 
-    def _send_wal(
-        self, state: State, proposer: Proposer, key: tuple[int, int], effect: pe.SendWal
-    ) -> None:
-        begin, end = effect.begin_lsn, effect.end_lsn
-        append = m.Append(
-            proposer.node_id.term, begin, effect.commit_lsn, effect.restart_lsn, end - begin
-        )
-        self._send(state, key, append, self.servers[key[0]][begin - BASE : end - BASE])
+    def core(self, state: State, number: int) -> Proposer:
+        """A proposer that was started, as it is."""
+        part = state.proposers[number]
+        assert part is not None
+        return part.core
 
-    @staticmethod
-    def _send(state: State, key: tuple[int, int], message: Any, hand: tuple[Cell, ...]) -> None:
-        state.links[key] += ((message, hand, hash((message, hand))),)
+    def _stopped(self, state: State, number: int, stop: pe.Stop) -> None:
+        if stop.reason == pe.StopReason.DISPLACED:
+            state.past = self.claims.refused(state.past, self.core(state, number).node_id)
+        for peer in self.everyone:
+            self.hang_up(state, (number, peer))
 
-    # -- invariants ---------------------------------------------------------------------------------
+    def _send(self, state: State, key: Key, effect: Any, message: Any) -> None:
+        at = key[0] * self.width + key[1]
+        link, part = state.links[at], state.proposers[key[0]]
+        assert part is not None
+        if link is None:
+            return  # it was hung up by an effect before
+        item = part.outcomes.get(id(effect))
+        if item is None:
+            hand: tuple[Cell, ...] = ()
+            if message is None:
+                begin, end = effect.begin_lsn, effect.end_lsn
+                commit, restart = effect.commit_lsn, effect.restart_lsn
+                message = m.Append(part.core.node_id.term, begin, commit, restart, end - begin)
+                hand = self.servers[key[0]][begin - BASE : end - BASE]
+            # The effect is held by the outcome of the part before, so its id is nobody else's.
+            item = part.outcomes[id(effect)] = self.parts.item(message, hand)
+        after = link.outcomes.get(item.number)
+        if after is None:
+            after = link.outcomes[item.number] = self.parts.link((*link.items, item))
+        state.links[at] = after
 
-    def _took_office(self, state: State, proposer: Proposer) -> None:
-        term, identity = proposer.node_id.term, proposer.node_id.proposer
-        for other, who in state.offices:
-            assert other != term or who == identity, "election safety"
-        state.offices += ((term, identity),)
-        own = self.servers[identity - 100]
-        for committed_in, cells in state.commits:
-            if committed_in < term:
-                assert proposer.vcl >= BASE + len(cells), "committed never lost: it ends before"
-                assert own[: len(cells)] == cells, "committed never lost: other bytes"
+    def _tail(self, link: Link) -> Link:
+        after: Link | None = link.outcomes.get("tail")
+        if after is None:
+            after = link.outcomes["tail"] = self.parts.link(link.items[1:])
+        return after
 
-    def _committed(self, state: State, number: int, proposer: Proposer, lsn: int) -> None:
-        cells = self.servers[number][: lsn - BASE]
-        for _, known in state.commits:
-            shorter = min(len(known), len(cells))
-            assert known[:shorter] == cells[:shorter], "committed never lost: two versions"
-        state.commits = (
-            *(each for each in state.commits if each[0] != proposer.node_id.term),
-            (proposer.node_id.term, cells),
-        )
-
-    def _check(self, state: State) -> None:
-        """Log safety: in the same epoch the same bytes."""
-        marked: dict[tuple[int, int], Cell] = {}
-        for core, cells in zip(state.safekeepers, state.wal, strict=True):
-            entries = core.control.history.counted(core.flush_lsn)
-            for at in range(
-                max(BASE, entries[0].start_lsn) if entries else core.flush_lsn, core.flush_lsn
-            ):
-                assert at - BASE < len(cells), "log safety: a hole"
-                epoch = max(entry.epoch for entry in entries if entry.start_lsn <= at)
-                cell = cells[at - BASE]
-                assert marked.setdefault((epoch, at), cell) == cell, (
-                    f"log safety: epoch {epoch} at {at}"
-                )
-
-    # -- one state ----------------------------------------------------------------------------------
-
-    def _key(self, state: State) -> int:
-        """Equal for states that differ by the safekeepers' numbers: all that is said of one is in its part."""
-        parts = sorted(hash(self._part(state, peer)) for peer in range(self.scope.safekeepers))
-        proposers = tuple(_proposer_key(each) for each in state.proposers)
-        whole = (tuple(parts), proposers, tuple(state.streamed), state.breaks, state.commits)
-        return hash((whole, state.offices))
-
-    @staticmethod
-    def _link_key(state: State, key: tuple[int, int]) -> tuple[int, ...] | None:
-        link = state.links.get(key)
-        return None if link is None else tuple(code for _, _, code in link)
-
-    def _part(self, state: State, peer: int) -> tuple[Any, ...]:
-        core = state.safekeepers[peer]
-        control = core.control
-        return (
-            (control.node_id, control.history.entries, control.configuration.version),
-            (core.flush_lsn, core.commit_lsn, core.owner, core.aligned, frozenset(core.greeted)),
-            state.wal[peer],
-            tuple(self._link_key(state, (number, peer)) for number in range(len(state.proposers))),
-            tuple(_peer_key(each, peer) for each in state.proposers),
-        )
+    def check(self, state: State) -> None:
+        """Any two logs agree."""
+        parts = state.safekeepers
+        for one in range(self.width):
+            for two in range(one, self.width):
+                self.claims.agree(parts[one], parts[two])
 
 
-def _proposer_key(proposer: Proposer | None) -> tuple[Any, ...] | None:
-    if proposer is None:
-        return None
-    streaming = proposer.streaming
-    inside = (streaming.commit_lsn, streaming.end, streaming.established) if streaming else None
-    return (proposer.phase, proposer.node_id, proposer.vcl, inside)
-
-
-def _peer_key(proposer: Proposer | None, number: int) -> tuple[Any, ...] | None:
-    if proposer is None:
-        return None
-    peer = proposer.peers[number]
-    greeting, reply = peer.greeting, peer.reply
-    acked = proposer.streaming.acked.get(peer.identity) if proposer.streaming else None
-    return (
-        (peer.state, peer.sent_lsn, peer.flush_lsn, acked),
-        (greeting.node_id, greeting.commit_lsn) if greeting else None,
-        (reply.flush_lsn, reply.commit_lsn, reply.history.entries) if reply else None,
-    )
+def copied_safekeeper(core: Safekeeper) -> Safekeeper:
+    """A copy that may be stepped: every attribute is replaced as a whole, never changed."""
+    new = object.__new__(Safekeeper)
+    for name in Safekeeper.__slots__:
+        setattr(new, name, getattr(core, name))
+    return new

@@ -11,7 +11,7 @@ from typing import Any
 from unittest import mock
 
 from tests.support.quorum import safekeeper_host, wal
-from tests.support.quorum.explorer import Explorer
+from tests.support.quorum.explorer import Cluster
 from walsender_bridge.proposer import core as proposer_core
 from walsender_bridge.proposer import lineage, office, streaming
 from walsender_bridge.proposer.peer import PeerState
@@ -27,18 +27,21 @@ Patch = tuple[object, str, object]
 def _what_the_greeting_knew() -> list[Patch]:
     """Rule 1: VCL from what was held before the vote."""
     greeting, aligned = Safekeeper._greeting, Safekeeper._aligned
-    known: dict[tuple[int, int], tuple[History, int]] = {}
 
     def note(self: Safekeeper, conn: int, message: m.ProposerGreeting) -> list[effects.Effect]:
-        known[self.control.safekeeper, conn] = (self.control.history, self.flush_lsn)
-        return greeting(self, conn, message)
+        told = greeting(self, conn, message)
+        known: Any = self.control.history, self.flush_lsn
+        # Kept in the core, so that a copy of it has it, too; connections are not negative.
+        self.greeted = {**self.greeted, -1 - conn: known}
+        return told
 
     def tell(self: Safekeeper, answer: effects.WalAligned) -> list[effects.Effect]:
         owner = self.owner
         told = aligned(self, answer)
         if owner is None or self.taken:
             return told
-        history, flush_lsn = known.get((self.control.safekeeper, owner), (self.control.history, 0))
+        known: Any = self.greeted
+        history, flush_lsn = known.get(-1 - owner, (self.control.history, 0))
         for index, effect in enumerate(told):
             if isinstance(effect, effects.Send) and isinstance(effect.message, m.VoteReply):
                 end = min(flush_lsn, effect.message.flush_lsn)
@@ -74,7 +77,7 @@ def _no_truncation() -> list[Patch]:
     """Rule 3: the tail stays; the position alone is set back."""
     return [
         (wal.Disk, "truncate", lambda _self, _lsn: None),
-        (Explorer, "truncate", lambda _self, _state, _peer, _lsn: None),
+        (Cluster, "truncated", lambda _self, held, _lsn: held),
     ]
 
 

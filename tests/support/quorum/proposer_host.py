@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from walsender_bridge.proposer import effects as e
 from walsender_bridge.proposer.core import Proposer
 from walsender_bridge.safekeeper import messages as m
+from walsender_bridge.safekeeper.configuration import newest
 
 if TYPE_CHECKING:
     from tests.support.quorum.wal import Server
@@ -181,7 +182,10 @@ class ProposerHost:
             case e.Stop(reason, detail):
                 self.kill()
                 self.world.stopped(self, reason, detail)
-            case e.MarkRebuild() | e.MembersChanged() | e.PeerFault():
+            case e.MembersChanged(configuration):
+                self.world.happened["MembersChanged"] += 1
+                self.world.membership = newest((self.world.membership, configuration))
+            case e.MarkRebuild() | e.PeerFault():
                 self.world.happened[type(effect).__name__] += 1
             case _:
                 raise AssertionError(effect)

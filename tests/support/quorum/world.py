@@ -16,7 +16,7 @@ from tests.support.quorum.proposer_host import ProposerHost
 from tests.support.quorum.safekeeper_host import SafekeeperHost
 from tests.support.quorum.wal import Records, Server
 from walsender_bridge.proposer.effects import Limits, MembersWanted, StopReason
-from walsender_bridge.safekeeper.configuration import Configuration
+from walsender_bridge.safekeeper.configuration import Configuration, newest
 from walsender_bridge.safekeeper.effects import (
     AlignWal,
     Effect,
@@ -110,6 +110,8 @@ class World:
         self.calm = self.quiet = False
         self.safekeepers = [self.host_of_safekeepers(self, number) for number in range(size)]
         self.configuration = Configuration(1, frozenset(s.identity for s in self.safekeepers))
+        #: The newest membership that anybody made.
+        self.membership = self.configuration
         self.server = Server(self.records, self.choose, 2 * SEGMENT)
         while self.server.flush_lsn < 3 * SEGMENT:  # it is attached to while it runs
             self.server.work()
@@ -135,8 +137,16 @@ class World:
 
         self.at(interval, again)
 
-    def run(self, events: int) -> None:
-        for _ in range(events):
+    @property
+    def faults_injected(self) -> int:
+        """How many faults there were, power cuts included."""
+        kinds = (*self.faults.weights, "power cut")
+        return sum(self.happened[kind] for kind in kinds if kind != "members")
+
+    def run(self, events: int, faults: int = 0) -> None:
+        """So many events, and on until there were so many faults since the beginning."""
+        last = self.events + events
+        while self.events < last or self.faults_injected < faults:
             self.now, _, action = heapq.heappop(self._agenda)
             self.events += 1
             action()
@@ -257,23 +267,29 @@ class World:
             return False
         election = isinstance(effect, PersistControl | TruncateWal | ResetWal | AlignWal)
         chance = self.faults.crash_at_election if election else self.faults.crash_at_effect
-        return self.choose.random() < chance
+        power_cut = self.choose.random() < chance
+        self.happened["power cut"] += power_cut
+        return power_cut
 
     def _fault(self) -> None:
         if self.calm:
             return
         weights = self.faults.weights
         kind = self.choose.choices(list(weights), list(weights.values()))[0]
-        self.happened[kind] += 1
-        getattr(self, f"_fault_{kind}")()
+        if getattr(self, f"_fault_{kind}")() is not False:
+            self.happened[kind] += 1
 
-    def _fault_break(self) -> None:
+    def _fault_break(self) -> bool:
         connections = list(self.proposer.connections.values())
         if connections:
             self.lose(self.choose.choice(connections))
+        return bool(connections)
 
-    def _fault_crash(self) -> None:
-        self.choose.choice(self.safekeepers).crash()
+    def _fault_crash(self) -> bool:
+        safekeeper = self.choose.choice(self.safekeepers)
+        was_up = safekeeper.up
+        safekeeper.crash()
+        return was_up
 
     def _fault_proposer(self) -> None:
         self.restart_proposer(self.proposer)
@@ -330,17 +346,28 @@ class World:
             server = self.server.promoted(cells, host.core.vcl, self._timeline())
             self._switch_to(server, told=not aborting)
 
-    def _fault_disk(self) -> None:
-        """One safekeeper loses its disk, if everybody else is a member and there."""
-        core = self.proposer.core
-        everyone = frozenset(s.identity for s in self.safekeepers)
-        if core.configuration.members == everyone and core.configuration.new_members is None:
-            self.choose.choice(self.safekeepers).lose_disk()
+    def _fault_disk(self) -> bool:
+        """One safekeeper loses its disk, if everybody is a member, and holds the membership that says so.
 
-    def _fault_members(self) -> None:
+        Until then an older membership may still be the one that elects, and two of its disks lost are more
+        than a quorum can stand.
+        """
+        everyone = frozenset(s.identity for s in self.safekeepers)
+        held = [safekeeper.control.configuration for safekeeper in self.safekeepers]
+        known = newest((*held, self.membership))
+        settled = known.members == everyone and known.new_members is None
+        if not settled or any(each.version != known.version for each in held):
+            return False
+        self.choose.choice(self.safekeepers).lose_disk()
+        return True
+
+    def _fault_members(self) -> bool:
         """The operator makes those that are there the members."""
         proposer = self.proposer
-        if proposer.leads and proposer.core.configuration.new_members is None:
-            everyone = frozenset(s.identity for s in self.safekeepers)
-            if everyone != proposer.core.configuration.members:
-                proposer.handle(MembersWanted(everyone))
+        configuration = proposer.core.configuration
+        everyone = frozenset(s.identity for s in self.safekeepers)
+        wanted = proposer.leads and configuration.new_members is None
+        if not wanted or everyone == configuration.members:
+            return False
+        proposer.handle(MembersWanted(everyone))
+        return True

@@ -1,0 +1,141 @@
+/*
+ * What differs between PostgreSQL 11 and 18, behind one name each; no other file asks for the version.
+ *
+ * Only signatures and members differ here. Where behaviour differs between minor releases of one major, which a
+ * library meets after it was compiled, the code does what is right on all of them (see reserve_xmin in copies.c).
+ */
+#ifndef TUSKLINE_COMPATIBILITY_H
+#define TUSKLINE_COMPATIBILITY_H
+
+#include "postgres.h"
+
+#include "access/transam.h"
+#include "access/xlog.h"
+#if PG_VERSION_NUM >= 150000
+#include "access/xlogrecovery.h"
+#endif
+#include "catalog/pg_control.h"
+#include "common/controldata_utils.h"
+#include "miscadmin.h"
+#include "replication/slot.h"
+
+#if PG_VERSION_NUM < 110000 || PG_VERSION_NUM >= 190000
+#error "Tuskline's extension is written for PostgreSQL 11 to 18"
+#endif
+
+#define HAS_TWO_PHASE (PG_VERSION_NUM >= 140000)
+
+/* Make a logical slot of the current database that is gone after a crash, and own it. */
+static inline void
+compat_create(const char *name, bool two_phase)
+{
+#if PG_VERSION_NUM >= 170000
+	ReplicationSlotCreate(name, true, RS_EPHEMERAL, two_phase, false, false);
+#elif HAS_TWO_PHASE
+	ReplicationSlotCreate(name, true, RS_EPHEMERAL, two_phase);
+#else
+	ReplicationSlotCreate(name, true, RS_EPHEMERAL);
+#endif
+}
+
+/* Own a slot, or ERROR at once if somebody else does. One that is invalid is refused elsewhere, alike on all. */
+static inline void
+compat_acquire(const char *name)
+{
+#if PG_VERSION_NUM >= 180000
+	ReplicationSlotAcquire(name, true, false);
+#elif PG_VERSION_NUM >= 130000 && PG_VERSION_NUM < 140000
+	(void) ReplicationSlotAcquire(name, SAB_Error);
+#else
+	ReplicationSlotAcquire(name, true);
+#endif
+}
+
+static inline TransactionId
+compat_next_xid(void)
+{
+#if PG_VERSION_NUM >= 140000
+	return ReadNextTransactionId();
+#else
+	return ReadNewTransactionId();
+#endif
+}
+
+static inline ControlFileData *
+compat_control_file(bool *crc_ok)
+{
+#if PG_VERSION_NUM >= 120000
+	return get_controlfile(DataDir, crc_ok);
+#else
+	return get_controlfile(DataDir, "tuskline", crc_ok);
+#endif
+}
+
+/* Why the slot can never be used again, in the words of pg_replication_slots; NULL while it can. */
+static inline const char *
+compat_invalidation(const ReplicationSlotPersistentData *data)
+{
+#if PG_VERSION_NUM >= 160000
+	switch (data->invalidated)
+	{
+		case RS_INVAL_NONE:
+			return NULL;
+		case RS_INVAL_WAL_REMOVED:
+			return "wal_removed";
+		case RS_INVAL_HORIZON:
+			return "rows_removed";
+		case RS_INVAL_WAL_LEVEL:
+			return "wal_level_insufficient";
+#if PG_VERSION_NUM >= 180000
+		case RS_INVAL_IDLE_TIMEOUT:
+			return "idle_timeout";
+#endif
+	}
+	return "unknown";
+#elif PG_VERSION_NUM >= 130000
+	return XLogRecPtrIsInvalid(data->invalidated_at) ? NULL : "wal_removed";
+#else
+	return NULL;
+#endif
+}
+
+/* Whether PostgreSQL's own slot synchronisation keeps this slot. */
+static inline bool
+compat_synced(const ReplicationSlotPersistentData *data)
+{
+#if PG_VERSION_NUM >= 170000
+	return data->synced;
+#else
+	return false;
+#endif
+}
+
+static inline bool
+compat_two_phase(const ReplicationSlotPersistentData *data)
+{
+#if HAS_TWO_PHASE
+	return data->two_phase;
+#else
+	return false;
+#endif
+}
+
+static inline XLogRecPtr
+compat_two_phase_at(const ReplicationSlotPersistentData *data)
+{
+#if HAS_TWO_PHASE
+	return data->two_phase_at;
+#else
+	return InvalidXLogRecPtr;
+#endif
+}
+
+static inline void
+compat_set_two_phase_at(ReplicationSlotPersistentData *data, XLogRecPtr lsn)
+{
+#if HAS_TWO_PHASE
+	data->two_phase_at = lsn;
+#endif
+}
+
+#endif

@@ -1,0 +1,482 @@
+/*
+ * Making copies of logical slots on a standby, moving them, naming them and dropping them.
+ *
+ * Safety, in the order of a copy's life:
+ *
+ * - reserve: the copy is ephemeral until it is complete, so that a crash or an error leaves nothing. Its
+ *   restart_lsn is published before WAL is looked for, and its catalog_xmin is chosen while nobody can move the
+ *   horizon, so that what was there when it was looked at stays.
+ * - set_fields: the three fields change together under the slot's spinlock and are on disk before the effective
+ *   xmin follows, so that no row is given up which a crash could ask for again.
+ * - rename: PostgreSQL has no rename, and a folder that is renamed by hand has a crash between the folder's name
+ *   and the name inside its state file, from which the server makes a slot that it can neither save nor drop. So a
+ *   slot of the new name is made, complete and durable, and then the old one is dropped, which is what the server
+ *   does by itself and recovers from. The old one is owned throughout: what the new one needs is reserved by
+ *   one of them at every moment. After a crash there is the old one, or both, or the new one, each whole.
+ *
+ * A function that fails releases what it took, also when an exception handler swallows the error: the server does
+ * that only at the end of a whole command, and until then a slot would count as in use.
+ */
+#include "tuskline.h"
+
+#include "funcapi.h"
+#include "storage/fd.h"
+#include "storage/lwlock.h"
+#include "storage/procarray.h"
+#include "utils/builtins.h"
+#include "utils/pg_lsn.h"
+
+PG_FUNCTION_INFO_V1(tuskline_reserve);
+PG_FUNCTION_INFO_V1(tuskline_set_fields);
+PG_FUNCTION_INFO_V1(tuskline_rename);
+PG_FUNCTION_INFO_V1(tuskline_drop);
+
+/* Release what an error left in our hands. The abort of a transaction would do so too, but an exception's does not. */
+static void
+let_go(void)
+{
+	LWLockReleaseAll();
+	if (MyReplicationSlot != NULL)
+		ReplicationSlotRelease();
+}
+
+static void
+explain_plugin(void *plugin)
+{
+	errcontext("looking for the output plugin \"%s\" of the slot on the primary", (char *) plugin);
+	errhint("Install the plugin on this standby.");
+}
+
+/* Refuse a plugin that cannot be loaded here: after a promotion the slot would be of no use. */
+static void
+require_plugin(char *plugin)
+{
+	ErrorContextCallback explanation = {.callback = explain_plugin, .arg = plugin};
+
+	if (plugin[0] == '\0' || first_dir_separator(plugin) != NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_NAME),
+				 errmsg("\"%s\" is not the name of an output plugin", plugin),
+				 errdetail("A plugin is named without its folder."),
+				 errhint("Give the value of the slot on the primary.")));
+	explanation.previous = error_context_stack;
+	error_context_stack = &explanation;
+	(void) load_external_function(plugin, "_PG_output_plugin_init", true, NULL);
+	error_context_stack = explanation.previous;
+}
+
+/* Refuse positions that are out of order, or that this standby has not applied. */
+static void
+require_order(XLogRecPtr restart_lsn, XLogRecPtr confirmed_flush)
+{
+	TimeLineID	timeline;
+	XLogRecPtr	end = wal_end(&timeline);
+
+	if (restart_lsn > confirmed_flush)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("restart_lsn is after confirmed_flush_lsn"),
+				 errdetail("They are " LSN_TEXT " and " LSN_TEXT ".", LSN_PARTS(restart_lsn), LSN_PARTS(confirmed_flush)),
+				 errhint("Read both from the primary's slot in one query.")));
+	if (confirmed_flush > end)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("this standby has not applied WAL up to confirmed_flush_lsn " LSN_TEXT, LSN_PARTS(confirmed_flush)),
+				 errdetail("It has applied up to " LSN_TEXT ".", LSN_PARTS(end)),
+				 errhint("Try again when it has.")));
+}
+
+static void
+require_wal(XLogRecPtr restart_lsn)
+{
+	if (!wal_present(restart_lsn))
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("WAL from restart_lsn " LSN_TEXT " on is not on this standby", LSN_PARTS(restart_lsn)),
+				 errdetail("It was removed, or never came here."),
+				 errhint("Wait until the slot on the primary has moved on, or raise wal_keep_size here.")));
+}
+
+static void
+require_snapshot(XLogRecPtr restart_lsn)
+{
+	if (!snapshot_present(restart_lsn))
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("there is no snapshot for restart_lsn " LSN_TEXT " on this standby", LSN_PARTS(restart_lsn)),
+				 errdetail("A decoder that starts there would leave out transactions in silence."),
+				 errhint("Advance the slot with pg_replication_slot_advance() in its database until there is one.")));
+}
+
+static void
+require_temporary(const char *name)
+{
+	if (!has_temporary_name(name))
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_NAME),
+				 errmsg("\"%s\" is not a temporary name", name),
+				 errdetail("A slot has such a name until it is proven, so that no client uses it."),
+				 errhint("Let it begin with \"%s\".", TEMPORARY_PREFIX)));
+}
+
+/* Own the slot, if it is one that we may change. It is looked at before, so that no other is ever touched. */
+static void
+take_slot(const char *name)
+{
+	ReplicationSlot slot;
+
+	if (!find_slot(name, &slot))
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_OBJECT),
+				 errmsg("replication slot \"%s\" does not exist", name),
+				 errhint("Make it with reserve().")));
+	require_usable(&slot);
+	if (slot.active_pid != 0)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_IN_USE),
+				 errmsg("replication slot \"%s\" is in use by process %d", name, (int) slot.active_pid),
+				 errhint("Try again when it is not.")));
+	compat_acquire(name);
+	require_usable(MyReplicationSlot);
+}
+
+/*
+ * Choose the oldest transaction whose catalog rows are still safe here, and hold it.
+ *
+ * While both locks are held nobody moves the horizon. ReplicationSlotsComputeRequiredXmin(true) is not used: newer
+ * minor releases want it called with ReplicationSlotControlLock held, older ones take that lock inside and would
+ * wait for themselves. Without it an older release can overwrite the horizon with one that it summed up before, so
+ * it is looked at until it covers us.
+ */
+static TransactionId
+reserve_xmin(void)
+{
+	ReplicationSlot *slot = MyReplicationSlot;
+	TransactionId chosen;
+	TransactionId data_horizon;
+	TransactionId horizon;
+
+	LWLockAcquire(ReplicationSlotControlLock, LW_EXCLUSIVE);
+	LWLockAcquire(ProcArrayLock, LW_EXCLUSIVE);
+	chosen = GetOldestSafeDecodingTransactionId(true);
+	SpinLockAcquire(&slot->mutex);
+	slot->data.catalog_xmin = chosen;
+	slot->effective_catalog_xmin = chosen;
+	SpinLockRelease(&slot->mutex);
+	LWLockRelease(ProcArrayLock);
+	LWLockRelease(ReplicationSlotControlLock);
+	do
+	{
+		ReplicationSlotsComputeRequiredXmin(false);
+		ProcArrayGetReplicationSlotXmin(&data_horizon, &horizon);
+	} while (!TransactionIdIsValid(horizon) || TransactionIdPrecedes(chosen, horizon));
+	return chosen;
+}
+
+/*
+ * reserve(slot_name, plugin, restart_lsn, confirmed_flush_lsn, two_phase, two_phase_at) -> catalog_xmin
+ *
+ * The positions are those of the slot on the primary; the catalog_xmin is our own, since the primary's may be one
+ * that vacuum is already allowed to pass here.
+ */
+Datum
+tuskline_reserve(PG_FUNCTION_ARGS)
+{
+	char	   *name = name_argument(fcinfo, 0, "slot_name");
+	char	   *plugin = name_argument(fcinfo, 1, "plugin");
+	XLogRecPtr	restart_lsn = lsn_argument(fcinfo, 2, "restart_lsn");
+	XLogRecPtr	confirmed_flush = lsn_argument(fcinfo, 3, "confirmed_flush_lsn");
+	bool		two_phase = bool_argument(fcinfo, 4, "two_phase");
+	XLogRecPtr	two_phase_at = PG_ARGISNULL(5) ? InvalidXLogRecPtr : PG_GETARG_LSN(5);
+	volatile TransactionId chosen = InvalidTransactionId;
+	ReplicationSlot found;
+
+	require_standby();
+	require_no_slot_in_hand();
+	require_logical_wal();
+	ReplicationSlotValidateName(name, ERROR);
+	require_temporary(name);
+	if (two_phase && !HAS_TWO_PHASE)
+		ereport(ERROR,
+				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+				 errmsg("slots have no two_phase before PostgreSQL 14"),
+				 errhint("Leave two_phase false.")));
+	if (two_phase == XLogRecPtrIsInvalid(two_phase_at))
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("two_phase and two_phase_at go together"),
+				 errdetail("A prepared transaction before two_phase_at is sent whole when it commits."),
+				 errhint("Read both from the primary with inspect().")));
+	require_order(restart_lsn, confirmed_flush);
+	if (two_phase_at > confirmed_flush)
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("two_phase_at is after confirmed_flush_lsn"),
+				 errhint("Read both from the primary with inspect().")));
+	if (find_slot(name, &found))
+		ereport(ERROR,
+				(errcode(ERRCODE_DUPLICATE_OBJECT),
+				 errmsg("replication slot \"%s\" already exists", name),
+				 errhint("Drop it with drop(), or go on with it.")));
+	require_plugin(plugin);
+	PG_TRY();
+	{
+		ReplicationSlot *slot;
+
+		compat_create(name, two_phase);
+		FAIL_POINT("reserve.created");
+		slot = MyReplicationSlot;
+		SpinLockAcquire(&slot->mutex);
+		namestrcpy(&slot->data.plugin, plugin);
+		slot->data.restart_lsn = restart_lsn;
+		slot->data.confirmed_flush = confirmed_flush;
+		compat_set_two_phase_at(&slot->data, two_phase_at);
+		SpinLockRelease(&slot->mutex);
+		ReplicationSlotsComputeRequiredLSN();
+		require_wal(restart_lsn);
+		chosen = reserve_xmin();
+		FAIL_POINT("reserve.reserved");
+		ReplicationSlotPersist();
+		FAIL_POINT("reserve.persisted");
+		/* Some releases count a persistent slot's WAL from what is on disk, which it is only now. */
+		ReplicationSlotsComputeRequiredLSN();
+		ReplicationSlotRelease();
+	}
+	PG_CATCH();
+	{
+		let_go();
+		PG_RE_THROW();
+	}
+	PG_END_TRY();
+	PG_RETURN_DATUM(TransactionIdGetDatum(chosen));
+}
+
+static void
+require_forward(const ReplicationSlot *slot, XLogRecPtr restart_lsn, XLogRecPtr confirmed_flush, TransactionId catalog_xmin)
+{
+	const char *field = NULL;
+
+	if (restart_lsn < slot->data.restart_lsn)
+		field = "restart_lsn";
+	else if (confirmed_flush < slot->data.confirmed_flush)
+		field = "confirmed_flush_lsn";
+	else if (TransactionIdIsValid(slot->data.catalog_xmin) &&
+			 TransactionIdPrecedes(catalog_xmin, slot->data.catalog_xmin))
+		field = "catalog_xmin";
+	if (field != NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("%s of replication slot \"%s\" would go back", field, NameStr(slot->data.name)),
+				 errdetail("It is at " LSN_TEXT ", " LSN_TEXT ", catalog_xmin %u; what lies before may be gone.",
+						   LSN_PARTS(slot->data.restart_lsn), LSN_PARTS(slot->data.confirmed_flush),
+						   slot->data.catalog_xmin),
+				 errhint("Give may_go_back => true where it is known that nothing was removed meanwhile.")));
+}
+
+/* The three fields, together. What was noted for a later move belongs to the old ones. */
+static void
+write_fields(ReplicationSlot *slot, XLogRecPtr restart_lsn, XLogRecPtr confirmed_flush, TransactionId catalog_xmin)
+{
+	SpinLockAcquire(&slot->mutex);
+	slot->data.restart_lsn = restart_lsn;
+	slot->data.confirmed_flush = confirmed_flush;
+	slot->data.catalog_xmin = catalog_xmin;
+	slot->candidate_catalog_xmin = InvalidTransactionId;
+	slot->candidate_xmin_lsn = InvalidXLogRecPtr;
+	slot->candidate_restart_valid = InvalidXLogRecPtr;
+	slot->candidate_restart_lsn = InvalidXLogRecPtr;
+	SpinLockRelease(&slot->mutex);
+}
+
+/* set_fields(slot_name, restart_lsn, confirmed_flush_lsn, catalog_xmin, may_go_back) */
+Datum
+tuskline_set_fields(PG_FUNCTION_ARGS)
+{
+	char	   *name = name_argument(fcinfo, 0, "slot_name");
+	XLogRecPtr	restart_lsn = lsn_argument(fcinfo, 1, "restart_lsn");
+	XLogRecPtr	confirmed_flush = lsn_argument(fcinfo, 2, "confirmed_flush_lsn");
+	TransactionId catalog_xmin = PG_ARGISNULL(3) ? InvalidTransactionId : DatumGetTransactionId(PG_GETARG_DATUM(3));
+	bool		may_go_back = bool_argument(fcinfo, 4, "may_go_back");
+	ReplicationSlot *before = palloc(sizeof(ReplicationSlot));
+	volatile bool written = false;
+
+	require_standby();
+	require_no_slot_in_hand();
+	if (!TransactionIdIsNormal(catalog_xmin) || TransactionIdPrecedes(compat_next_xid(), catalog_xmin))
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("catalog_xmin is null, or no transaction that this standby knows of"),
+				 errhint("Give the value of the slot on the primary, and let the standby catch up first.")));
+	require_order(restart_lsn, confirmed_flush);
+	PG_TRY();
+	{
+		ReplicationSlot *slot;
+
+		take_slot(name);
+		slot = MyReplicationSlot;
+		*before = *slot;
+		if (!may_go_back)
+			require_forward(slot, restart_lsn, confirmed_flush, catalog_xmin);
+		require_snapshot(restart_lsn);
+		require_wal(restart_lsn);
+		written = true;
+		write_fields(slot, restart_lsn, confirmed_flush, catalog_xmin);
+		ReplicationSlotMarkDirty();
+		FAIL_POINT("set_fields.written");
+		ReplicationSlotSave();
+		FAIL_POINT("set_fields.saved");
+		SpinLockAcquire(&slot->mutex);
+		slot->effective_catalog_xmin = catalog_xmin;
+		SpinLockRelease(&slot->mutex);
+		ReplicationSlotsComputeRequiredXmin(false);
+		ReplicationSlotsComputeRequiredLSN();
+		/* A position that went back was not held before: only now is it known whether it is still there. */
+		require_snapshot(restart_lsn);
+		require_wal(restart_lsn);
+		ReplicationSlotRelease();
+	}
+	PG_CATCH();
+	{
+		if (written && MyReplicationSlot != NULL)
+		{
+			write_fields(MyReplicationSlot, before->data.restart_lsn, before->data.confirmed_flush, before->data.catalog_xmin);
+			SpinLockAcquire(&MyReplicationSlot->mutex);
+			MyReplicationSlot->effective_catalog_xmin = before->effective_catalog_xmin;
+			SpinLockRelease(&MyReplicationSlot->mutex);
+			ReplicationSlotMarkDirty();
+		}
+		let_go();
+		PG_RE_THROW();
+	}
+	PG_END_TRY();
+	PG_RETURN_VOID();
+}
+
+/* A slot of the new name that is what `old` is; complete and durable when this returns, and no longer owned. */
+static void
+make_renamed(const char *new_name, const ReplicationSlot *old)
+{
+	ReplicationSlot *slot;
+
+	compat_create(new_name, compat_two_phase(&old->data));
+	FAIL_POINT("rename.created");
+	slot = MyReplicationSlot;
+	SpinLockAcquire(&slot->mutex);
+	slot->data.plugin = old->data.plugin;
+	slot->data.restart_lsn = old->data.restart_lsn;
+	slot->data.confirmed_flush = old->data.confirmed_flush;
+	slot->data.catalog_xmin = old->data.catalog_xmin;
+	slot->effective_catalog_xmin = old->effective_catalog_xmin;
+	compat_set_two_phase_at(&slot->data, compat_two_phase_at(&old->data));
+	SpinLockRelease(&slot->mutex);
+	ReplicationSlotsComputeRequiredXmin(false);
+	ReplicationSlotsComputeRequiredLSN();
+	FAIL_POINT("rename.copied");
+	ReplicationSlotPersist();
+	FAIL_POINT("rename.persisted");
+	ReplicationSlotsComputeRequiredLSN();
+	ReplicationSlotRelease();
+}
+
+/*
+ * rename(slot_name, new_name): a proven copy gets the name that clients use.
+ *
+ * The server knows one owned slot for each process, so the old one is put aside while the new one is made; no
+ * interrupt is served meanwhile, since a process that ended then would leave it in use for ever.
+ */
+Datum
+tuskline_rename(PG_FUNCTION_ARGS)
+{
+	char	   *name = name_argument(fcinfo, 0, "slot_name");
+	char	   *new_name = name_argument(fcinfo, 1, "new_name");
+	ReplicationSlot found;
+	ReplicationSlot *volatile aside = NULL;
+
+	require_standby();
+	require_no_slot_in_hand();
+	require_logical_wal();
+	ReplicationSlotValidateName(new_name, ERROR);
+	require_temporary(name);
+	if (has_temporary_name(new_name))
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_NAME),
+				 errmsg("\"%s\" is a temporary name", new_name),
+				 errhint("Give the name of the slot on the primary.")));
+	if (find_slot(new_name, &found))
+		ereport(ERROR,
+				(errcode(ERRCODE_DUPLICATE_OBJECT),
+				 errmsg("replication slot \"%s\" already exists", new_name),
+				 errdetail("It is left as it is."),
+				 errhint("Drop it if it is a copy that is no longer wanted.")));
+	PG_TRY();
+	{
+		ReplicationSlot *old;
+
+		take_slot(name);
+		old = MyReplicationSlot;
+		require_snapshot(old->data.restart_lsn);
+		require_wal(old->data.restart_lsn);
+		HOLD_INTERRUPTS();
+		aside = old;
+		MyReplicationSlot = NULL;
+		make_renamed(new_name, old);
+		MyReplicationSlot = old;
+		aside = NULL;
+		RESUME_INTERRUPTS();
+		ReplicationSlotRelease();
+	}
+	PG_CATCH();
+	{
+		let_go();
+		MyReplicationSlot = aside;
+		let_go();
+		PG_RE_THROW();
+	}
+	PG_END_TRY();
+	/* Between the two lines somebody can take the old one; the new one is whole all the same. */
+	PG_TRY();
+	{
+		ReplicationSlotDrop(name, true);
+	}
+	PG_CATCH();
+	{
+		let_go();
+		PG_RE_THROW();
+	}
+	PG_END_TRY();
+	FAIL_POINT("rename.dropped");
+	PG_RETURN_VOID();
+}
+
+/* drop(slot_name): any copy on a standby; after a promotion only what was never proven. */
+Datum
+tuskline_drop(PG_FUNCTION_ARGS)
+{
+	char	   *name = name_argument(fcinfo, 0, "slot_name");
+	ReplicationSlot slot;
+
+	require_no_slot_in_hand();
+	if (!RecoveryInProgress() && !has_temporary_name(name))
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("this server is not in recovery, and \"%s\" is not a temporary name", name),
+				 errdetail("A primary's own slots are not Tuskline's to drop."),
+				 errhint("Use pg_drop_replication_slot().")));
+	if (!find_slot(name, &slot))
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_OBJECT),
+				 errmsg("replication slot \"%s\" does not exist", name),
+				 errhint("Nothing is left to do.")));
+	require_ours(&slot);
+	PG_TRY();
+	{
+		ReplicationSlotDrop(name, true);
+	}
+	PG_CATCH();
+	{
+		let_go();
+		PG_RE_THROW();
+	}
+	PG_END_TRY();
+	PG_RETURN_VOID();
+}

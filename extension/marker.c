@@ -1,0 +1,140 @@
+/*
+ * A marker: a small file in the folder of a physical slot, which says which incarnation of the slot this is.
+ *
+ * A slot's values can come back to exactly the same numbers after it was dropped and made again, and what it
+ * reserved in between is lost. The file cannot: PostgreSQL removes the folder with the slot, and a crash does not
+ * touch it. It is written once and never changed. The server itself reads only the file `state` in there.
+ *
+ * ReplicationSlotAllocationLock is held shared meanwhile. Making and dropping a slot hold it exclusively, so the
+ * folder is that of the slot which was found.
+ */
+#include "tuskline.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include "storage/fd.h"
+#include "storage/lwlock.h"
+#include "utils/builtins.h"
+
+PG_FUNCTION_INFO_V1(tuskline_mark);
+
+static void
+marker_path(char *path, const char *slot_name, const char *suffix)
+{
+	snprintf(path, MAXPGPATH, "pg_replslot/%s/tuskline_marker%s", slot_name, suffix);
+}
+
+static bool
+is_marker(const char *value, size_t length)
+{
+	return length >= 1 && length <= MARKER_LENGTH &&
+		strspn(value, "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_-") == length;
+}
+
+/* The marker of a slot into `value` (MARKER_LENGTH + 1 bytes). A file that cannot be read is an ERROR. */
+MarkerState
+read_marker(const char *slot_name, char *value)
+{
+	char		path[MAXPGPATH];
+	char		text[MARKER_LENGTH + 2];
+	int			file;
+	int			length;
+
+	marker_path(path, slot_name, "");
+	file = OpenTransientFile(path, O_RDONLY | PG_BINARY);
+	if (file < 0)
+	{
+		if (errno == ENOENT)
+			return MARKER_NONE;
+		ereport(ERROR, (errcode_for_file_access(), errmsg("could not open file \"%s\": %m", path)));
+	}
+	length = read(file, text, sizeof(text));
+	if (length < 0)
+		ereport(ERROR, (errcode_for_file_access(), errmsg("could not read file \"%s\": %m", path)));
+	CloseTransientFile(file);
+	if (length > 0 && length < sizeof(text))
+		text[length] = '\0';
+	if (length < 2 || length == sizeof(text) || text[length - 1] != '\n' ||
+		!is_marker(text, length - 1))
+		return MARKER_DAMAGED;
+	text[length - 1] = '\0';
+	strcpy(value, text);
+	return MARKER_READ;
+}
+
+static void
+write_marker(const char *slot_name, const char *value)
+{
+	char		path[MAXPGPATH];
+	char		unfinished[MAXPGPATH];
+	char		text[MARKER_LENGTH + 2];
+	int			length = snprintf(text, sizeof(text), "%s\n", value);
+	int			file;
+
+	marker_path(path, slot_name, "");
+	marker_path(unfinished, slot_name, ".tmp");
+	file = OpenTransientFile(unfinished, O_CREAT | O_TRUNC | O_WRONLY | PG_BINARY);
+	if (file < 0)
+		ereport(ERROR, (errcode_for_file_access(), errmsg("could not create file \"%s\": %m", unfinished)));
+	errno = 0;
+	if (write(file, text, length) != length)
+	{
+		if (errno == 0)
+			errno = ENOSPC;
+		ereport(ERROR, (errcode_for_file_access(), errmsg("could not write file \"%s\": %m", unfinished)));
+	}
+	CloseTransientFile(file);
+	FAIL_POINT("mark.written");
+	durable_rename(unfinished, path, ERROR);
+}
+
+/* mark(slot_name, value): the marker of this incarnation of a physical slot, which is made if there is none. */
+Datum
+tuskline_mark(PG_FUNCTION_ARGS)
+{
+	char	   *slot_name = name_argument(fcinfo, 0, "slot_name");
+	char		marker[MARKER_LENGTH + 1];
+	char	   *value;
+	ReplicationSlot slot;
+
+	if (PG_ARGISNULL(1))
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("value is null"),
+				 errhint("Give a value.")));
+	value = text_to_cstring(PG_GETARG_TEXT_PP(1));
+	if (!is_marker(value, strlen(value)))
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("a marker has 1 to %d letters of ASCII, digits, \"_\" or \"-\"", MARKER_LENGTH),
+				 errhint("Give a random value, such as that of a UUID.")));
+	require_no_slot_in_hand();
+	LWLockAcquire(ReplicationSlotAllocationLock, LW_SHARED);
+	if (!find_slot(slot_name, &slot))
+		ereport(ERROR,
+				(errcode(ERRCODE_UNDEFINED_OBJECT),
+				 errmsg("replication slot \"%s\" does not exist", slot_name),
+				 errhint("Name the slot that the standby's primary_slot_name names.")));
+	if (!SlotIsPhysical(&slot) || slot.data.persistency != RS_PERSISTENT)
+		ereport(ERROR,
+				(errcode(ERRCODE_WRONG_OBJECT_TYPE),
+				 errmsg("replication slot \"%s\" is not a permanent physical one", slot_name),
+				 errhint("Name the slot that the standby's primary_slot_name names.")));
+	switch (read_marker(slot_name, marker))
+	{
+		case MARKER_READ:
+			break;
+		case MARKER_NONE:
+			write_marker(slot_name, value);
+			strcpy(marker, value);
+			break;
+		case MARKER_DAMAGED:
+			ereport(ERROR,
+					(errcode(ERRCODE_DATA_CORRUPTED),
+					 errmsg("file \"pg_replslot/%s/tuskline_marker\" is not a marker", slot_name),
+					 errhint("Move the file away; what was proven by it is then proven again.")));
+	}
+	LWLockRelease(ReplicationSlotAllocationLock);
+	PG_RETURN_TEXT_P(cstring_to_text(marker));
+}

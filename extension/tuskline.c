@@ -1,0 +1,201 @@
+/*
+ * Tuskline's extension: copies of logical replication slots on a server in recovery.
+ *
+ * PostgreSQL's slot API is made for callers inside the server: it checks little, and a wrong call shows as rows
+ * that a decoder misses months later. So each function here refuses, by an ordinary ERROR, whatever it cannot
+ * show to be right, before it changes anything; this file has the checks that they share.
+ */
+#include "tuskline.h"
+
+#include <signal.h>
+
+#include "commands/dbcommands.h"
+#include "storage/lwlock.h"
+#include "utils/builtins.h"
+#include "utils/guc.h"
+#include "utils/pg_lsn.h"
+
+PG_MODULE_MAGIC;
+
+bool
+has_temporary_name(const char *name)
+{
+	return strncmp(name, TEMPORARY_PREFIX, strlen(TEMPORARY_PREFIX)) == 0;
+}
+
+/* Copy what shared memory has of a slot; false if there is none of that name. */
+bool
+find_slot(const char *name, ReplicationSlot *found)
+{
+	bool		is_there = false;
+
+	LWLockAcquire(ReplicationSlotControlLock, LW_SHARED);
+	for (int i = 0; i < max_replication_slots && !is_there; i++)
+	{
+		ReplicationSlot *slot = &ReplicationSlotCtl->replication_slots[i];
+
+		if (!slot->in_use || strcmp(NameStr(slot->data.name), name) != 0)
+			continue;
+		SpinLockAcquire(&slot->mutex);
+		*found = *slot;
+		SpinLockRelease(&slot->mutex);
+		is_there = true;
+	}
+	LWLockRelease(ReplicationSlotControlLock);
+	return is_there;
+}
+
+/* A process owns at most one slot. One that decodes calls us from inside its output plugin. */
+void
+require_no_slot_in_hand(void)
+{
+	if (MyReplicationSlot != NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("this session already uses replication slot \"%s\"",
+						NameStr(MyReplicationSlot->data.name)),
+				 errhint("Call the function from a session that does not decode.")));
+	CheckSlotRequirements();
+}
+
+void
+require_standby(void)
+{
+	if (!RecoveryInProgress())
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("this server is not in recovery"),
+				 errdetail("Copies of slots are made on standbys; a primary has the slots themselves."),
+				 errhint("Connect to the standby.")));
+}
+
+/*
+ * Both this server's setting and what the WAL that it replays was written with. With a lower setting here a
+ * standby that has a logical slot does not start again.
+ */
+void
+require_logical_wal(void)
+{
+	ControlFileData *control;
+	bool		crc_ok;
+
+	if (wal_level < WAL_LEVEL_LOGICAL)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("a logical slot needs wal_level = logical on this server"),
+				 errdetail("A standby that has logical slots does not start with less."),
+				 errhint("Set wal_level = logical here and restart.")));
+	LWLockAcquire(ControlFileLock, LW_SHARED);
+	control = compat_control_file(&crc_ok);
+	LWLockRelease(ControlFileLock);
+	if (!crc_ok)
+		ereport(ERROR,
+				(errcode(ERRCODE_DATA_CORRUPTED),
+				 errmsg("the control file's checksum is wrong"),
+				 errhint("Look at pg_controldata.")));
+	if (control->wal_level < WAL_LEVEL_LOGICAL)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("a logical slot needs wal_level = logical on the primary"),
+				 errdetail("The WAL that this standby replays was written with less."),
+				 errhint("Set wal_level = logical on the primary and restart it.")));
+}
+
+/* Refuse a slot that is not a persistent logical one of this database, or is PostgreSQL's own copy. */
+void
+require_ours(const ReplicationSlot *slot)
+{
+	const char *name = NameStr(slot->data.name);
+
+	if (SlotIsPhysical(slot))
+		ereport(ERROR,
+				(errcode(ERRCODE_WRONG_OBJECT_TYPE),
+				 errmsg("replication slot \"%s\" is physical", name),
+				 errhint("Name a logical slot.")));
+	if (slot->data.database != MyDatabaseId)
+	{
+		char	   *database = get_database_name(slot->data.database);
+
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("replication slot \"%s\" belongs to database \"%s\"", name, database ? database : "?"),
+				 errhint("Connect to that database.")));
+	}
+	if (slot->data.persistency != RS_PERSISTENT)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("replication slot \"%s\" is temporary", name),
+				 errdetail("It belongs to a session and ends with it."),
+				 errhint("Leave it to its session.")));
+	if (compat_synced(&slot->data))
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("replication slot \"%s\" is kept by PostgreSQL's own slot synchronization", name),
+				 errhint("Leave it to sync_replication_slots, or set failover = false for it on the primary.")));
+}
+
+/* Refuse also one that is invalid, which can only be dropped. */
+void
+require_usable(const ReplicationSlot *slot)
+{
+	const char *invalidation = compat_invalidation(&slot->data);
+
+	require_ours(slot);
+	if (invalidation != NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("replication slot \"%s\" is invalid", NameStr(slot->data.name)),
+				 errdetail("Its reason is \"%s\".", invalidation),
+				 errhint("Drop it and make it again.")));
+}
+
+static void
+require_not_null(FunctionCallInfo fcinfo, int number, const char *what)
+{
+	if (PG_ARGISNULL(number))
+		ereport(ERROR,
+				(errcode(ERRCODE_NULL_VALUE_NOT_ALLOWED),
+				 errmsg("%s is null", what),
+				 errhint("Give a value.")));
+}
+
+char *
+name_argument(FunctionCallInfo fcinfo, int number, const char *what)
+{
+	require_not_null(fcinfo, number, what);
+	return NameStr(*PG_GETARG_NAME(number));
+}
+
+XLogRecPtr
+lsn_argument(FunctionCallInfo fcinfo, int number, const char *what)
+{
+	XLogRecPtr	lsn;
+
+	require_not_null(fcinfo, number, what);
+	lsn = PG_GETARG_LSN(number);
+	if (XLogRecPtrIsInvalid(lsn))
+		ereport(ERROR,
+				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
+				 errmsg("%s is 0/0", what),
+				 errdetail("That is no position in WAL."),
+				 errhint("Give the value of the slot on the primary.")));
+	return lsn;
+}
+
+bool
+bool_argument(FunctionCallInfo fcinfo, int number, const char *what)
+{
+	require_not_null(fcinfo, number, what);
+	return PG_GETARG_BOOL(number);
+}
+
+#ifdef TUSKLINE_FAIL_POINTS
+void
+fail_point(const char *name)
+{
+	const char *wanted = GetConfigOption("tuskline.fail_point", true, false);
+
+	if (wanted != NULL && strcmp(wanted, name) == 0)
+		kill(MyProcPid, SIGKILL);
+}
+#endif

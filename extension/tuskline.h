@@ -1,0 +1,62 @@
+/*
+ * What the parts of the extension share: positions in WAL, the files that prove a slot, and refusals.
+ */
+#ifndef TUSKLINE_H
+#define TUSKLINE_H
+
+#include "compatibility.h"
+
+#include "access/xlog_internal.h"
+#include "fmgr.h"
+#include "storage/spin.h"
+
+/* A slot under a name with this prefix is being proven; no client uses it, and none of it survives a promotion. */
+#define TEMPORARY_PREFIX "_tuskline_tmp_"
+
+/* A position as errors show it. */
+#define LSN_TEXT "%X/%X"
+#define LSN_PARTS(lsn) (uint32) ((lsn) >> 32), (uint32) (lsn)
+
+/* The longest value of a marker, in bytes. */
+#define MARKER_LENGTH 64
+
+/* tuskline.c */
+extern bool has_temporary_name(const char *name);
+extern bool find_slot(const char *name, ReplicationSlot *found);
+extern void require_no_slot_in_hand(void);
+extern void require_standby(void);
+extern void require_logical_wal(void);
+extern void require_ours(const ReplicationSlot *slot);
+extern void require_usable(const ReplicationSlot *slot);
+extern char *name_argument(FunctionCallInfo fcinfo, int number, const char *what);
+extern XLogRecPtr lsn_argument(FunctionCallInfo fcinfo, int number, const char *what);
+extern bool bool_argument(FunctionCallInfo fcinfo, int number, const char *what);
+
+/* wal.c */
+extern XLogRecPtr wal_end(TimeLineID *timeline);
+extern XLogSegNo wal_oldest_segment(XLogRecPtr from);
+extern bool wal_present(XLogRecPtr from);
+extern bool snapshot_present(XLogRecPtr lsn);
+
+/* marker.c */
+typedef enum MarkerState
+{
+	MARKER_NONE,
+	MARKER_READ,
+	MARKER_DAMAGED
+} MarkerState;
+
+extern MarkerState read_marker(const char *slot_name, char *value);
+
+/*
+ * Where a test ends the server's process, named by the setting tuskline.fail_point. Nothing of it is compiled
+ * unless the build asks for it.
+ */
+#ifdef TUSKLINE_FAIL_POINTS
+extern void fail_point(const char *name);
+#define FAIL_POINT(name) fail_point(name)
+#else
+#define FAIL_POINT(name) ((void) 0)
+#endif
+
+#endif

@@ -1,0 +1,106 @@
+/*
+ * The files that a slot lives by: WAL from its restart_lsn on, and the snapshot that a decoder starts with there.
+ *
+ * Nothing here is a promise about the next moment, except for a slot whose restart_lsn was published before: the
+ * server then keeps the segments from it on, unless it had already chosen them for removal. That is why a copy's
+ * files are looked for again at each poll (inspect), not only when it is made.
+ */
+#include "tuskline.h"
+
+#include <sys/stat.h>
+
+#include "storage/fd.h"
+
+/* More segments than any server keeps; a position that is further back than that is not looked for. */
+#define MOST_SEGMENTS ((XLogSegNo) 1 << 24)
+
+/* The end of the WAL that this server has applied (a standby) or written (a primary), and its timeline. */
+XLogRecPtr
+wal_end(TimeLineID *timeline)
+{
+	if (RecoveryInProgress())
+		return GetXLogReplayRecPtr(timeline);
+	*timeline = PG_UINT32_MAX;
+	return GetXLogWriteRecPtr();
+}
+
+/*
+ * The oldest segment, not before that of `from`, from which all WAL up to wal_end is there; one past the end's
+ * segment if there is none.
+ *
+ * XLogGetLastRemovedSegno() answers 0 until something was removed since the start, so the files decide; it is
+ * asked as well because it moves before the files go.
+ */
+XLogSegNo
+wal_oldest_segment(XLogRecPtr from)
+{
+	TimeLineID	timeline;
+	XLogRecPtr	end = wal_end(&timeline);
+	XLogSegNo	first;
+	XLogSegNo	last;
+	XLogSegNo	oldest;
+	XLogSegNo	removed = XLogGetLastRemovedSegno();
+	bool	   *is_there;
+	DIR		   *directory;
+	struct dirent *entry;
+
+	if (XLogRecPtrIsInvalid(end))
+		return PG_UINT64_MAX;
+	XLByteToSeg(from, first, wal_segment_size);
+	XLByteToPrevSeg(end, last, wal_segment_size);
+	if (first > last)
+		return first;
+	first = Max(first, removed + 1);
+	if (last >= MOST_SEGMENTS)
+		first = Max(first, last - MOST_SEGMENTS + 1);
+	if (first > last)
+		return last + 1;
+	is_there = palloc0(last - first + 1);
+	directory = AllocateDir(XLOGDIR);
+	while ((entry = ReadDir(directory, XLOGDIR)) != NULL)
+	{
+		TimeLineID	of_timeline;
+		XLogSegNo	segment;
+
+		if (!IsXLogFileName(entry->d_name))
+			continue;
+		XLogFromFileName(entry->d_name, &of_timeline, &segment, wal_segment_size);
+		if (segment >= first && segment <= last && of_timeline <= timeline)
+			is_there[segment - first] = true;
+	}
+	FreeDir(directory);
+	for (oldest = last + 1; oldest > first && is_there[oldest - 1 - first]; oldest--)
+		;
+	pfree(is_there);
+	return oldest;
+}
+
+/* Whether all WAL from `from` to wal_end is there. */
+bool
+wal_present(XLogRecPtr from)
+{
+	XLogSegNo	segment;
+
+	XLByteToSeg(from, segment, wal_segment_size);
+	return segment >= wal_oldest_segment(from);
+}
+
+/*
+ * Whether a decoder can start at `lsn` with a snapshot that was built before. Without one it begins with those
+ * transactions that start later, and leaves out in silence whatever was in progress.
+ */
+bool
+snapshot_present(XLogRecPtr lsn)
+{
+	char		path[MAXPGPATH];
+	struct stat found;
+
+	snprintf(path, sizeof(path), "pg_logical/snapshots/%X-%X.snap", LSN_PARTS(lsn));
+	if (stat(path, &found) == 0)
+		return S_ISREG(found.st_mode) && found.st_size > 0;
+	if (errno != ENOENT)
+		ereport(ERROR,
+				(errcode_for_file_access(),
+				 errmsg("could not look at file \"%s\": %m", path)));
+	return false;
+}

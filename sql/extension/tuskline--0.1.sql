@@ -1,0 +1,99 @@
+-- Copies of logical replication slots on standbys. Run by CREATE EXTENSION tuskline, on the primary.
+-- Every name is qualified: what runs here must not depend on anybody's search_path.
+\echo Use "CREATE EXTENSION tuskline" to load this file. \quit
+
+-- The schema has to be the installer's own: whoever owns it could put functions beside these that take a call's
+-- place. The role is made if there is none; roles belong to all databases, so another may have made it.
+DO LANGUAGE plpgsql $body$
+BEGIN
+    IF NOT EXISTS (SELECT FROM pg_catalog.pg_namespace AS n
+                   WHERE n.nspname OPERATOR(pg_catalog.=) '@extschema@'::pg_catalog.name
+                     AND n.nspowner OPERATOR(pg_catalog.=) (
+                         SELECT r.oid FROM pg_catalog.pg_roles AS r
+                         WHERE r.rolname OPERATOR(pg_catalog.=) CURRENT_USER)) THEN
+        RAISE EXCEPTION 'schema "@extschema@" belongs to another role'
+            USING ERRCODE = 'insufficient_privilege', HINT = 'Drop the schema, or give it to the role that installs.';
+    END IF;
+    IF NOT EXISTS (SELECT FROM pg_catalog.pg_roles AS r
+                   WHERE r.rolname OPERATOR(pg_catalog.=) 'tuskline_slots'::pg_catalog.name) THEN
+        CREATE ROLE tuskline_slots NOLOGIN;
+        COMMENT ON ROLE tuskline_slots IS 'May manage copies of logical slots by the extension tuskline.';
+    END IF;
+END
+$body$;
+
+CREATE FUNCTION @extschema@.reserve(
+    slot_name pg_catalog.name,
+    plugin pg_catalog.name,
+    restart_lsn pg_catalog.pg_lsn,
+    confirmed_flush_lsn pg_catalog.pg_lsn,
+    two_phase pg_catalog.bool DEFAULT false,
+    two_phase_at pg_catalog.pg_lsn DEFAULT NULL
+) RETURNS pg_catalog.xid
+AS 'MODULE_PATHNAME', 'tuskline_reserve' LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION @extschema@.reserve(pg_catalog.name, pg_catalog.name, pg_catalog.pg_lsn, pg_catalog.pg_lsn,
+                                        pg_catalog.bool, pg_catalog.pg_lsn)
+    IS 'make a copy of a logical slot under a temporary name; returns the catalog_xmin that it holds';
+
+CREATE FUNCTION @extschema@.set_fields(
+    slot_name pg_catalog.name,
+    restart_lsn pg_catalog.pg_lsn,
+    confirmed_flush_lsn pg_catalog.pg_lsn,
+    catalog_xmin pg_catalog.xid,
+    may_go_back pg_catalog.bool DEFAULT false
+) RETURNS pg_catalog.void
+AS 'MODULE_PATHNAME', 'tuskline_set_fields' LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION @extschema@.set_fields(pg_catalog.name, pg_catalog.pg_lsn, pg_catalog.pg_lsn, pg_catalog.xid,
+                                           pg_catalog.bool)
+    IS 'set and save the three fields of a copy together, where a snapshot for them is on this server';
+
+CREATE FUNCTION @extschema@.rename(
+    slot_name pg_catalog.name,
+    new_name pg_catalog.name
+) RETURNS pg_catalog.void
+AS 'MODULE_PATHNAME', 'tuskline_rename' LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION @extschema@.rename(pg_catalog.name, pg_catalog.name)
+    IS 'give a proven copy the name that clients use';
+
+CREATE FUNCTION @extschema@.drop(slot_name pg_catalog.name) RETURNS pg_catalog.void
+AS 'MODULE_PATHNAME', 'tuskline_drop' LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION @extschema@.drop(pg_catalog.name)
+    IS 'drop a copy; on a primary only one with a temporary name';
+
+CREATE FUNCTION @extschema@.mark(slot_name pg_catalog.name, value pg_catalog.text) RETURNS pg_catalog.text
+AS 'MODULE_PATHNAME', 'tuskline_mark' LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION @extschema@.mark(pg_catalog.name, pg_catalog.text)
+    IS 'the marker of this incarnation of a physical slot, made with this value if there is none';
+
+CREATE FUNCTION @extschema@.inspect(
+    name pg_catalog.name DEFAULT NULL,
+    OUT slot_name pg_catalog.name,
+    OUT plugin pg_catalog.name,
+    OUT database pg_catalog.name,
+    OUT active_pid pg_catalog.int4,
+    OUT persistency pg_catalog.text,
+    OUT restart_lsn pg_catalog.pg_lsn,
+    OUT confirmed_flush_lsn pg_catalog.pg_lsn,
+    OUT xmin pg_catalog.xid,
+    OUT catalog_xmin pg_catalog.xid,
+    OUT effective_xmin pg_catalog.xid,
+    OUT effective_catalog_xmin pg_catalog.xid,
+    OUT two_phase pg_catalog.bool,
+    OUT two_phase_at pg_catalog.pg_lsn,
+    OUT synced pg_catalog.bool,
+    OUT invalidation pg_catalog.text,
+    OUT dirty pg_catalog.bool,
+    OUT saved_restart_lsn pg_catalog.pg_lsn,
+    OUT saved_confirmed_flush_lsn pg_catalog.pg_lsn,
+    OUT saved_catalog_xmin pg_catalog.xid,
+    OUT snapshot_present pg_catalog.bool,
+    OUT wal_present pg_catalog.bool,
+    OUT marker pg_catalog.text
+) RETURNS SETOF pg_catalog.record
+AS 'MODULE_PATHNAME', 'tuskline_inspect' LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION @extschema@.inspect(pg_catalog.name)
+    IS 'what pg_replication_slots does not show: memory and disk, files, and the marker';
+
+REVOKE ALL ON ALL FUNCTIONS IN SCHEMA @extschema@ FROM PUBLIC;
+GRANT USAGE ON SCHEMA @extschema@ TO tuskline_slots;
+GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA @extschema@ TO tuskline_slots;

@@ -1,0 +1,128 @@
+"""Safekeepers whose disk fills up, and how old WAL goes: with limits, and on a small disk of its own."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from tests.support.quorum_stack import QuorumStack, small_segments
+from tests.support.servers import MakeServer
+from tests.support.small_disk import fill, mounted
+from tests.support.waiting import wait_for
+from walsender_bridge.local_server import LocalServer
+from walsender_bridge.wire.lsn import parse_lsn
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def primary(make_server: MakeServer) -> LocalServer:
+    server = make_server(wal_level="replica", max_wal_size="64MB", checkpoint_timeout="1h")
+    small_segments(server)
+    server.start()
+    with psycopg.connect(server.dsn(), autocommit=True) as connection:
+        connection.execute("CREATE TABLE load (number int PRIMARY KEY)")
+    return server
+
+
+@pytest.fixture
+def quorum(tmp_path: Path, primary: LocalServer) -> Iterator[QuorumStack]:
+    with QuorumStack(tmp_path, primary) as stack:
+        yield stack
+
+
+def insert(quorum: QuorumStack, number: int) -> None:
+    with psycopg.connect(quorum.server.dsn(), autocommit=True) as connection:
+        connection.execute("SET statement_timeout = '30s'")
+        connection.execute("INSERT INTO load VALUES (%s)", [number])
+
+
+def wal_files(quorum: QuorumStack, number: int) -> list[Path]:
+    return [p for p in (quorum.data(number) / "wal").iterdir() if p.stat().st_size >= MIB]
+
+
+def test_31_at_its_limit_it_takes_no_wal_and_goes_on_when_old_wal_may_go(quorum):
+    quorum.options["safekeeper-0"] = [
+        f"--wal-bytes={12 * MIB}",
+        f"--status-file={quorum.folder / 'safekeeper-0.json'}",
+    ]
+    quorum.start()
+    quorum.attach()
+    insert(quorum, 0)
+    with quorum.wal_server(0):
+        quorum.kill("safekeeper-2")  # nobody may remove what it lacks
+        stuck = quorum.ask("SELECT pg_current_wal_insert_lsn()")[0][0]
+        quorum.make_wal(30)
+        wait_for(lambda: "may have" in quorum.fault(0), 20, "its state says that it is full")
+        assert "no more WAL is taken" in (quorum.folder / "safekeeper-0.json").read_text()
+        assert len(wal_files(quorum, 0)) <= 12
+        assert quorum.held(0) < parse_lsn(quorum.flush_lsn())
+        # It is not acknowledged: with one other there is no quorum for what is beyond.
+        assert parse_lsn(quorum.status()["commit_lsn"]) < parse_lsn(stuck) + 13 * MIB
+        # What it keeps for the one that was away may go when that one is back: there is room again.
+        quorum.start("safekeeper-2")
+        end = parse_lsn(quorum.flush_lsn())
+        wait_for(lambda: quorum.held(0) >= end, 60, f"it goes on: {quorum.logs()}")
+        wait_for(lambda: not quorum.fault(0), 20, "it says so")
+        assert len(wal_files(quorum, 0)) <= 12
+        insert(quorum, 1)
+
+
+def test_9_a_full_disk_is_named_and_nothing_acknowledged_until_there_is_room(quorum):
+    quorum.data(0).mkdir()
+    with mounted(quorum.data(0), "-o", "size=24m"):
+        quorum.options["safekeeper-0"] = ["--free-bytes=0"]
+        quorum.start()
+        try:
+            quorum.attach()
+            insert(quorum, 0)
+            ballast = quorum.data(0) / "wal" / "ballast"
+            fill(ballast)
+            quorum.kill("safekeeper-1")  # now the full one is needed
+            end = quorum.make_wal(8)
+            wait_for(
+                lambda: "full" in quorum.log("safekeeper-0").read_text(), 20, "it says that it is"
+            )
+            assert quorum.held(0) < end
+            assert parse_lsn(quorum.status()["commit_lsn"]) < end
+            ballast.unlink()
+            wait_for(lambda: quorum.held(0) >= end, 30, f"it goes on: {quorum.logs()}")
+            insert(quorum, 1)
+        finally:
+            for name in list(quorum.processes):
+                quorum.kill(name)
+
+
+def test_10_old_wal_goes_at_the_horizon_and_not_before(quorum, tmp_path):
+    archive = tmp_path / "archive"
+    archive.mkdir()
+    url = archive.as_uri()
+    quorum.options["safekeeper-0"] = [f"--archive={url}"]
+    quorum.options["archiver-0"] = [f"--data-dir={quorum.data(0)}", f"--archive={url}"]
+    quorum.start()
+    quorum.attach()
+    insert(quorum, 0)
+    with quorum.wal_server(0), quorum.wal_server(1):
+        end = quorum.make_wal(8)
+        wait_for(lambda: min(map(quorum.held, range(3))) >= end, 20, "all have it")
+        # The second one, which has no archive, removes it; the first keeps all that is not archived.
+        wait_for(lambda: len(wal_files(quorum, 1)) <= 5, 20, "old WAL goes")
+        assert len(wal_files(quorum, 0)) >= 8
+        kept = quorum.segments(0)
+        quorum.start("archiver-0")
+        wait_for(lambda: len(wal_files(quorum, 0)) <= 5, 30, f"it goes, too: {quorum.logs()}")
+        for name, content in kept.items():
+            assert (archive / name).read_bytes() == content
+    # A safekeeper that is away holds it everywhere.
+    with quorum.wal_server(1):
+        quorum.kill("safekeeper-2")
+        oldest = min(quorum.segments(1), default="")
+        end = quorum.make_wal(8)
+        wait_for(lambda: quorum.held(1) >= end, 20, "it has it")
+        insert(quorum, 1)
+        assert len(wal_files(quorum, 1)) >= 8
+        assert min(quorum.segments(1)) >= oldest
+        quorum.start("safekeeper-2")
+        wait_for(lambda: quorum.held(2) >= end, 30, "it is back")
+        wait_for(lambda: len(wal_files(quorum, 1)) <= 6, 20, "now it goes")

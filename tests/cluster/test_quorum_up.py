@@ -1,0 +1,256 @@
+"""`tuskline up` with safekeepers, on a real server: hosted, watched, verified, and ended with everything else."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.support.attached import Attached
+from tests.support.servers import MakeServer
+from tests.support.waiting import wait_for
+from walsender_bridge import processes
+from walsender_bridge.errors import Cause
+from walsender_bridge.local_server import LocalServer, free_ports
+from walsender_bridge.safekeeper import data_dir
+from walsender_bridge.supervisor import read_states
+from walsender_bridge.wire.lsn import parse_lsn
+
+COUNT = 3
+
+
+@pytest.fixture
+def server(make_server: MakeServer) -> LocalServer:
+    made = make_server(fsync="off")
+    made.start()
+    with psycopg.connect(made.dsn(), autocommit=True) as connection:
+        connection.execute("CREATE TABLE load (number int PRIMARY KEY)")
+    return made
+
+
+@pytest.fixture
+def tuskline(tmp_path: Path, server: LocalServer) -> Iterator[Attached]:
+    first = free_ports(2 * COUNT).start
+    section = {
+        "local": COUNT,
+        "listen": f"127.0.0.1:{first}",
+        "wal_listen": f"127.0.0.1:{first + COUNT}",
+        "keep_bytes": 1 << 30,
+    }
+    source = {"dsn": server.dsn(), "tables": ["public.load"]}
+    with Attached(tmp_path, {"shop": source}, metrics=True, safekeepers=section) as attached:
+        yield attached
+
+
+def quorum(tuskline: Attached) -> dict[str, Any]:
+    done = tuskline.run("safekeeper", "status", "--json")
+    assert done.returncode in {0, Cause.UNAVAILABLE}, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    assert bool(found["ill"]) == bool(done.returncode)
+    return found
+
+
+def follows(tuskline: Attached) -> bool:
+    return quorum(tuskline)["ill"] == []
+
+
+def up(tuskline: Attached) -> None:
+    """Everything runs, and commits wait for the quorum."""
+    tuskline.json("init")
+    tuskline.up()
+    wait_for(lambda: follows(tuskline), 60, "a quorum follows")
+    assert tuskline.json("quorum", "require")["changed"] is True
+
+
+def insert(server: LocalServer, number: int, *, timeout_ms: int = 20_000) -> None:
+    with psycopg.connect(server.dsn(), autocommit=True) as connection:
+        connection.execute(f"SET statement_timeout = {timeout_ms}".encode())
+        connection.execute("INSERT INTO load VALUES (%s)", [number])
+
+
+def pids(tuskline: Attached, supervisor: str) -> dict[str, int]:
+    children = read_states(tuskline.run_dir, supervisor).get("children", {})
+    return {name: child["pid"] for name, child in children.items()}
+
+
+def fetch(tuskline: Attached, path: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://{tuskline.metrics_listen}{path}", timeout=15) as got:
+            return got.status, got.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def test_5_up_hosts_the_safekeepers_and_says_when_a_quorum_is_lost(tuskline, server):
+    up(tuskline)
+    insert(server, 1)
+    found = quorum(tuskline)
+    assert [each["state"] for each in found["safekeepers"]] == ["streaming"] * COUNT
+    assert parse_lsn(found["proposer"]["commit_lsn"]) > 0
+    _check_metrics(tuskline)
+    lag = tuskline.json("lag")["safekeepers"]
+    assert [row["safekeeper"] for row in lag] == [
+        "quorum",
+        *(f"safekeeper-{n + 1}" for n in range(3)),
+    ]
+    # Online: they write meanwhile.
+    assert tuskline.json("safekeeper", "verify")["equal"] is True
+    stopped = [pids(tuskline, "keeper")[f"safekeeper-{n}"] for n in (1, 2)]
+    for pid in stopped:
+        os.kill(pid, signal.SIGSTOP)
+    waiting = threading.Thread(target=insert, args=(server, 2), daemon=True)
+    waiting.start()
+    try:
+        lost = wait_for(lambda: _lost(tuskline), 30, "it says so")
+        assert waiting.is_alive()
+        assert lost["ill"][0].startswith("a quorum is lost, commits hang")
+        # First of all, for people too.
+        said = tuskline.run("status")
+        assert said.returncode == Cause.UNAVAILABLE
+        assert said.stderr.startswith("a quorum is lost, commits hang")
+        code, text = fetch(tuskline, "/readyz")
+        assert code == 503
+        assert "a quorum is lost" in json.loads(text)["reasons"][0]
+    finally:
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
+    waiting.join(20)
+    assert not waiting.is_alive()
+    wait_for(lambda: follows(tuskline), 30, "they follow again")
+
+
+def _lost(tuskline: Attached) -> dict[str, Any] | None:
+    found = quorum(tuskline)
+    return None if found["quorum"] else found
+
+
+def _check_metrics(tuskline: Attached) -> None:
+    families = {f.name: f for f in text_string_to_metric_families(fetch(tuskline, "/metrics")[1])}
+    value = {
+        (sample.name, *sorted(sample.labels.values())): sample.value
+        for family in families.values()
+        for sample in family.samples
+    }
+    first = quorum(tuskline)["safekeepers"][0]
+    at = first["address"]
+    assert value["tuskline_quorum_up",] == 1
+    assert value["tuskline_quorum_term",] == value["tuskline_safekeeper_term", at] >= 1
+    assert value["tuskline_safekeeper_state", at, "streaming"] == 1
+    assert value["tuskline_safekeeper_lsn_bytes", at, "flush"] <= parse_lsn(first["flush_lsn"])
+    assert value["tuskline_safekeeper_write_seconds_count", at] > 0
+    assert value["tuskline_safekeeper_write_seconds_bucket", "+Inf", at] > 0
+    assert value["tuskline_safekeeper_removed_segments_total", at] == 0
+    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    assert set(
+        re.findall(r"^\| `(tuskline_quorum\w+|tuskline_safekeeper\w+)`", page, re.MULTILINE)
+    ) == {
+        f"{name}_total" if family.type == "counter" else name
+        for name, family in families.items()
+        if name.startswith(("tuskline_quorum", "tuskline_safekeeper"))
+    }
+
+
+def test_1_a_part_that_is_killed_comes_back_and_everything_ends_with_up(tuskline, server):
+    up(tuskline)
+    for supervisor, name in (
+        ("keeper", "safekeeper-2"),
+        ("keeper", "wal-server-2"),
+        ("bridge", "proposer"),
+    ):
+        before = pids(tuskline, supervisor)[name]
+        os.kill(before, signal.SIGKILL)
+        wait_for(lambda: pids(tuskline, supervisor)[name] not in {before, None}, 20, name)  # noqa: B023
+    wait_for(lambda: follows(tuskline), 30, "they follow again")
+    insert(server, 1)
+    # The supervisor itself: what runs under it goes with it, and a new one finds its directories free.
+    os.kill(pids(tuskline, "up")["keeper"], signal.SIGKILL)
+    wait_for(lambda: follows(tuskline), 40, "they follow again")
+    insert(server, 2)
+    assert tuskline.process is not None
+    family = processes.family(tuskline.process.pid)
+    assert len(family) >= 1 + 3 + 2 + 1 + 2 * COUNT
+    assert tuskline.json("down")["ended"] == tuskline.process.pid
+    wait_for(lambda: not any(map(processes.alive, family)), 10, "all of them have ended")
+    report = tuskline.json("safekeeper", "verify")
+    assert report["equal"] is True
+    assert report["compared_bytes"] > 0
+    assert {row["end_lsn"] for row in report["safekeepers"]} == {
+        row["commit_lsn"] for row in report["safekeepers"]
+    }
+    # What is damaged is named, by the exit code too.
+    wal = tuskline.directory / "keeper" / "safekeeper-3" / "wal"
+    segment = next(wal.glob("0*"))
+    content = bytearray(segment.read_bytes())
+    content[8192 * 3 + 1] ^= 0xFF
+    segment.write_bytes(content)
+    done = tuskline.run("safekeeper", "verify")
+    assert done.returncode == Cause.CORRUPT
+    assert segment.name in done.stderr
+    assert "safekeeper-3" in done.stdout
+
+
+def test_4_a_proposer_that_is_displaced_says_so_and_does_not_come_back(tuskline, server, tmp_path):
+    up(tuskline)
+    section = quorum(tuskline)["safekeepers"]
+    argv = [sys.executable, "-m", "walsender_bridge.proposer"]
+    argv += [f"--safekeeper={each['address']}" for each in section]
+    with (tmp_path / "rival.log").open("wb") as log:
+        rival = subprocess.Popen(
+            argv, env={**os.environ, "TUSKLINE_SOURCE_DSN": server.dsn()}, stdout=log, stderr=log
+        )
+    try:
+        wait_for(lambda: _ended(tuskline), 30, "the proposer of up has ended")
+        found = quorum(tuskline)
+        assert found["proposer"]["phase"] == "ended"
+        assert "displaced" in found["ill"][0]
+        assert "only one proposer may run" in found["ill"][0]
+        insert(server, 1)  # the rival's quorum has it
+        assert rival.poll() is None
+        assert _ended(tuskline)
+    finally:
+        rival.terminate()
+        assert rival.wait(20) == 0
+
+
+def _ended(tuskline: Attached) -> bool:
+    child = read_states(tuskline.run_dir, "bridge")["children"]["proposer"]
+    return child["state"] == "ended" and child["exit_code"] == Cause.FENCED
+
+
+def test_25_a_directory_of_somebody_else_is_refused_before_anything_runs(tuskline):
+    foreign = tuskline.directory / "keeper" / "safekeeper-2"
+    foreign.mkdir(parents=True)
+    (foreign / "PG_VERSION").write_text("16")
+    error = tuskline.error_plain("keeper", "run", code=Cause.CONFIG)
+    assert "PG_VERSION" in error
+    assert str(foreign) in error
+    assert {path.name for path in foreign.iterdir()} == {"PG_VERSION"}
+    assert not (tuskline.directory / "keeper" / "replicas").exists()
+
+
+def test_25_two_safekeepers_never_use_one_directory(tmp_path):
+    with data_dir.held(tmp_path / "data"):
+        done = subprocess.run(
+            [
+                *(sys.executable, "-m", "walsender_bridge.safekeeper"),
+                *("--data-dir", str(tmp_path / "data"), "--listen", "127.0.0.1:0"),
+                *("--positions", str(tmp_path / "positions")),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=30,
+        )
+    assert done.returncode == Cause.RUNNING
+    assert "another safekeeper runs in it" in done.stderr

@@ -1,0 +1,120 @@
+"""The C extension, built for the servers that are here and given to them without writing into their folders.
+
+Built for each `pg_config` that has the server's headers: those of `TUSKLINE_PG_CONFIG` (a colon between them), then
+the one beside the server's programs. 18 finds the extension where `extension_control_path` says, so `CREATE
+EXTENSION` itself is run there; before 18 that looks in the server's own folder only, so the script is run as
+`CREATE EXTENSION` would, with the library's path in it.
+"""
+
+import os
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from tests.support.servers import DEFAULT, majors
+from walsender_bridge.local_server import LocalServer, by_major
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+SCHEMA = "tuskline_slots"
+SCRIPT = ROOT / "sql" / "extension" / "tuskline--0.1.sql"
+#: From this major on an extension need not lie in the server's folder.
+CONTROL_PATH = 18
+
+
+def _answer(pg_config: Path, question: str) -> str:
+    done = subprocess.run([pg_config, question], capture_output=True, text=True, check=False)
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+@cache
+def pg_config(major: int) -> Path | None:
+    """The `pg_config` to build with for the server of `major` that tests use, if its headers are here."""
+    candidates = [
+        Path(each) for each in os.environ.get("TUSKLINE_PG_CONFIG", "").split(":") if each
+    ]
+    if major in by_major():
+        candidates.append(by_major()[major].bin_dir / "pg_config")
+    for each in candidates:
+        if each.exists() and _answer(each, "--version").startswith(f"PostgreSQL {major}."):
+            headers = Path(_answer(each, "--includedir-server"))
+            if (headers / "replication" / "slot.h").exists():
+                return each
+    return None
+
+
+def buildable() -> list[int]:
+    """The majors whose server and headers are both here."""
+    return [major for major in majors() if pg_config(major)]
+
+
+#: The majors of a test as parameters: the default and 18 in `make test`, the others in `make test-all`.
+MAJORS = [
+    pytest.param(
+        major, marks=[] if major in {DEFAULT, CONTROL_PATH} else [pytest.mark.long], id=f"pg{major}"
+    )
+    for major in buildable()
+]
+
+
+@cache
+def build(major: int, *, fail_points: bool = False) -> Path:
+    """A folder with the library, its script and its control file, for as long as this process runs."""
+    folder = Path(tempfile.mkdtemp(prefix="tuskline-extension-"))
+    _built.append(folder)
+    folder.chmod(0o755)
+    found = pg_config(major)
+    assert found is not None, f"the headers of PostgreSQL {major} are not here"
+    command = ["make", "-s", "-C", str(folder), "-f", str(ROOT / "extension" / "Makefile")]
+    done = subprocess.run(
+        [*command, f"PG_CONFIG={found}", *(["FAIL_POINTS=1"] if fail_points else [])],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={name: value for name, value in os.environ.items() if not name.startswith("MAKE")},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "warning" not in done.stderr, done.stderr
+    (folder / "extension").mkdir()
+    for path in (SCRIPT, ROOT / "extension" / "tuskline.control"):
+        shutil.copy(path, folder / "extension")
+    for path in folder.rglob("*"):
+        path.chmod(0o755 if path.is_dir() or path.suffix == ".so" else 0o644)
+    return folder
+
+
+_built: list[Path] = []
+
+
+def remove_built() -> None:
+    """Remove what `build` made."""
+    build.cache_clear()
+    while _built:
+        shutil.rmtree(_built.pop(), ignore_errors=True)
+
+
+def settings(major: int, library: Path) -> dict[str, str]:
+    """What a server's configuration needs to find the extension in `library`."""
+    if major < CONTROL_PATH:
+        return {}
+    return {
+        "extension_control_path": f"$system:{library}",
+        "dynamic_library_path": f"$libdir:{library}",
+    }
+
+
+def create_extension(server: LocalServer, library: Path, dbname: str = "postgres") -> None:
+    """`CREATE EXTENSION tuskline` in a database, or before 18 what that does."""
+    with psycopg.connect(server.dsn(dbname), autocommit=True) as connection:
+        if server.installation.major >= CONTROL_PATH:
+            connection.execute("CREATE EXTENSION tuskline")
+            return
+        script = SCRIPT.read_text().replace("@extschema@", SCHEMA)
+        script = script.replace("MODULE_PATHNAME", str(library / "tuskline"))
+        lines = [line for line in script.splitlines() if not line.startswith("\\echo")]
+        connection.execute(f"CREATE SCHEMA {SCHEMA}".encode())
+        connection.execute("\n".join(lines).encode())

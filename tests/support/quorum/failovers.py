@@ -1,0 +1,281 @@
+"""Failovers on the virtual clock: the real steps (`failover.next_step`), killed between any two and started again.
+
+Beside the log's safety two things must hold. **The fence**: once a failover was elected, nobody takes office for the
+timeline that it fenced, or an older one, unless a failover was taken back since. **No refusal**: the server that the
+steps promoted is never refused for its history, unless something else was promoted or taken back meanwhile.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from tests.support.quorum.checks import Checks
+from tests.support.quorum.proposer_host import ProposerHost
+from tests.support.quorum.wal import Server
+from tests.support.quorum.world import Faults, World
+from walsender_bridge.errors import TusklineError
+from walsender_bridge.proposer.effects import Lineage
+from walsender_bridge.proposer.failover import Candidate, Quorum, Step, next_step
+from walsender_bridge.safekeeper.messages import Purpose
+
+if TYPE_CHECKING:
+    from walsender_bridge.proposer.streaming import Streaming
+
+FAILOVERS = Faults(
+    {
+        "break": 4,
+        "crash": 5,
+        "proposer": 3,
+        "server": 1,
+        "zombie": 5,
+        "promote": 1,
+        "failover": 8,
+        "abort": 1,
+    },
+    every=25.0,
+    crash_at_election=0.03,
+)
+
+
+class FailoverChecks(Checks):
+    def __init__(self, world: FailoverWorld) -> None:
+        super().__init__(world)
+        #: Each failover that was elected: (term, timeline that it fenced).
+        self.fences: list[tuple[int, int]] = []
+        self.aborts: list[ProposerHost] = []
+
+    def _took_office(self, host: ProposerHost, streaming: Streaming) -> None:
+        super()._took_office(host, streaming)
+        term, purpose = host.core.node_id.term, host.core.purpose
+        if purpose == Purpose.FAILOVER:
+            self.fences.append((term, host.core._timeline()))
+        if purpose != Purpose.ATTACH or host.server is None:
+            return
+        for fenced_in, timeline in self.fences:
+            if host.server.timeline <= timeline and term > fenced_in:
+                taken_back = any(abort.core.node_id.term > fenced_in for abort in self.aborts)
+                assert taken_back, f"the fence of term {fenced_in} did not hold {host.core.node_id}"
+
+
+class Standby:
+    """A standby of `server`: it has any part of its WAL, and more of it each time it is looked at."""
+
+    def __init__(self, world: FailoverWorld, server: Server) -> None:
+        self.world = world
+        self.origin = server
+        first = max([server.begin, *(switch for _, switch in server.switches)])
+        end = world.choose.randint(max(first, server.flush_lsn - 60), server.flush_lsn)
+        self.server = self._holding({at: c for at, c in server.cells.items() if at < end})
+        self.in_recovery, self.guarded, self.follows, self.replayed = True, False, False, 0
+
+    def _holding(self, cells: dict[int, int]) -> Server:
+        origin = self.origin
+        return Server(
+            origin.records, origin.choose, origin.begin, origin.timeline, origin.switches, cells
+        )
+
+    def look(self) -> Candidate:
+        server, origin = self.server, self.origin
+        if self.in_recovery and not self.follows and self.world.choose.random() < 0.2:
+            self.server = server = self._holding(
+                {at: c for at, c in origin.cells.items() if at < origin.flush_lsn}
+            )
+        lineage = Lineage(server.timeline, server.switches)
+        return Candidate(
+            self.in_recovery,
+            lineage,
+            server.flush_lsn,
+            self.replayed,
+            guarded=self.guarded,
+            follows=self.follows,
+        )
+
+    def receive(self, cells: dict[int, int]) -> None:
+        """From a safekeeper: all up to VCL."""
+        self.server = self._holding(cells)
+
+    def promote(self) -> None:
+        server = self.server
+        self.server = server.promoted(server.cells, server.flush_lsn, self.world._timeline())
+        self.in_recovery = False
+        self.world.servers.append(self.server)
+
+
+class FailoverHost:
+    """One run of the failover, until it is done, fails, or is killed: then another one follows."""
+
+    def __init__(self, world: FailoverWorld, standby: Standby) -> None:
+        self.world = world
+        self.standby = standby
+        self.office: ProposerHost | None = None
+        self.waiting: Step | None = None
+        self.quorum = Quorum(standby.origin.timeline)
+        self.alive = True
+        self._later()
+
+    def _later(self) -> None:
+        self.world.at(self.world.choose.uniform(1, 15), self._turn)
+
+    def end(self) -> None:
+        self.alive = False
+        if self.office is not None and self.office is not self.world.proposer:
+            self.office.kill()
+
+    def _turn(self) -> None:
+        world = self.world
+        if not self.alive:
+            return
+        if not world.calm and world.choose.random() < 0.05:
+            world.happened["failover killed"] += 1
+            self.end()
+            world.again(self.standby)
+            return
+        office = self.office
+        if self.waiting is None:
+            try:
+                step = next_step(self.standby.look(), self.quorum)
+            except TusklineError as error:
+                world.happened[f"failover: {type(error).__name__}"] += 1
+                self.end()
+                return
+            self._perform(step)
+        elif office is not None and not office.alive:
+            self.end()
+            if world.choose.random() < 0.7:
+                world.again(self.standby)
+            return
+        elif self._reached():
+            self.waiting = None
+        if self.alive:
+            self._later()
+
+    def _perform(self, step: Step) -> None:
+        standby, world = self.standby, self.world
+        world.happened[f"failover {step.name}"] += 1
+        match step:
+            case Step.ELECT:
+                self._enter(None, step)
+            case Step.COMMIT:
+                self._enter(standby.server, step)
+            case Step.GUARD:
+                standby.guarded = True
+            case Step.COMPARE:
+                self._compare()
+            case Step.FOLLOW:
+                standby.follows = True
+            case Step.RECEIVE:
+                assert self.office is not None
+                if not self.office.alive:
+                    self.end()  # displaced: the safekeepers may be told otherwise by now
+                    return
+                standby.receive(world.checks.quorum_log(self.office))
+            case Step.REPLAY:
+                standby.replayed = standby.server.flush_lsn
+            case Step.PROMOTE:
+                assert self.office is not None
+                if not self.office.alive:
+                    self.end()
+                    return
+                standby.promote()
+            case Step.ATTACH:
+                self._attach()
+            case Step.DONE:
+                self.end()
+
+    def _enter(self, source: Server | None, step: Step) -> None:
+        if self.office is not None:
+            self.office.kill()
+        self.office = self.world.start_proposer(source, Purpose.FAILOVER)
+        self.waiting = step
+
+    def _reached(self) -> bool:
+        office, standby = self.office, self.standby
+        assert office is not None
+        if not office.leads:
+            return False
+        core = office.core
+        timeline = core.history.timeline_at(core.vcl)
+        if self.waiting == Step.ELECT:
+            self.quorum = Quorum(timeline, timeline, core.vcl)
+        elif self.waiting == Step.COMMIT:
+            end = standby.server.flush_lsn
+            if office.commit_lsn < end:
+                return False
+            self.quorum = replace(self.quorum, vcl=core.vcl, committed=end)
+        else:
+            self.quorum = Quorum(standby.server.timeline)
+        return True
+
+    def _compare(self) -> None:
+        assert self.office is not None
+        assert self.quorum.vcl is not None
+        end = min(self.quorum.vcl, self.standby.server.flush_lsn)
+        theirs, own = self.world.checks.quorum_log(self.office), self.standby.server.cells
+        if any(theirs.get(at) != own.get(at) for at in range(max(0, end - 8), end)):
+            self.world.happened["failover: a copy"] += 1
+            self.end()
+            return
+        self.quorum = replace(self.quorum, equal_to=end)
+
+    def _attach(self) -> None:
+        world, server = self.world, self.standby.server
+        if self.office is not None:
+            self.office.kill()
+        previous, world.server = world.proposer, server
+        if world.choose.random() < 0.5:
+            previous.kill()
+        world.proposer = self.office = world.start_proposer(server)
+        world.proposer.told = world.undisturbed
+        self.waiting = Step.ATTACH
+
+
+class FailoverWorld(World):
+    """A world in which the operator fails over, one standby at a time."""
+
+    checks: FailoverChecks
+
+    def __init__(self, seed: int, size: int = 3, faults: Faults = FAILOVERS) -> None:
+        super().__init__(seed, size, faults)
+        self.checks = FailoverChecks(self)
+        self.failover: FailoverHost | None = None
+        #: Nothing was promoted or taken back by anybody else since the failover at hand began.
+        self.undisturbed = True
+
+    def start_proposer(
+        self, server: Server | None, purpose: Purpose = Purpose.ATTACH
+    ) -> ProposerHost:
+        host = super().start_proposer(server, purpose)
+        if purpose == Purpose.ABORT:
+            self.checks.aborts.append(host)
+            self.undisturbed = False
+        return host
+
+    def again(self, standby: Standby) -> None:
+        def start() -> None:
+            if self.failover is None or not self.failover.alive:
+                self.failover = FailoverHost(self, standby)
+
+        self.at(self.choose.uniform(1, 30), start)
+
+    def _fault_failover(self) -> None:
+        if self.failover is None or not self.failover.alive:
+            self.undisturbed = True
+            self.failover = FailoverHost(self, Standby(self, self.server))
+
+    def _fault_promote(self) -> None:
+        """Without any of it, wherever the standby is."""
+        self.undisturbed = False
+        super()._fault_promote()
+
+    def _fault_abort(self) -> None:
+        if self.failover is not None:
+            self.failover.end()
+        self.proposer.kill()
+        self.proposer = self.start_proposer(self.server, Purpose.ABORT)
+
+    def finish(self) -> None:
+        """The failover at hand is left where it is; the operator takes it back, if nobody leads."""
+        if self.failover is not None:
+            self.failover.end()
+        super().finish()

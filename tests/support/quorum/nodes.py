@@ -1,0 +1,232 @@
+"""The parts that states of the explorer consist of, each kept once: a core and what lies around it.
+
+A core is a function: `step` of equal cores with equal events ends in equal cores with equal effects. So a part
+is interned by everything that the core holds, and remembers the outcome of every event it was ever given. The
+real `step` runs once for each pair of a part and an event, however many states of the cluster have both.
+
+`freeze` turns a core into a value: all of its attributes, but for those that are named here with the reason why
+nothing reads them any more. A part has a number for what it is apart from its identity, so that states which
+differ by a renumbering of the safekeepers look alike.
+"""
+
+import copy
+from collections.abc import Callable, Hashable
+from enum import Enum
+from typing import Any, Generic, TypeVar
+
+from walsender_bridge.proposer.core import Phase, Proposer
+from walsender_bridge.proposer.peer import Peer, PeerState
+from walsender_bridge.safekeeper.core import Safekeeper
+from walsender_bridge.safekeeper.effects import ControlState
+
+#: A byte of WAL: (timeline, LSN). Two servers that forked differ in every byte behind the fork.
+Cell = tuple[int, int]
+T = TypeVar("T")
+
+
+def freeze(value: Any, leave_out: frozenset[str] = frozenset()) -> Hashable:
+    """A value that is equal for equal contents, whatever the class."""
+    if value is None or isinstance(value, int | str | bytes | Enum):
+        return value
+    if isinstance(value, tuple | list):
+        return tuple([freeze(each) for each in value])
+    if isinstance(value, frozenset | set):
+        return frozenset(value)
+    if isinstance(value, dict):
+        return tuple(sorted((key, freeze(each)) for key, each in value.items()))
+    names = getattr(type(value), "__slots__", None) or sorted(vars(value))
+    names = [name for name in names if name not in leave_out]
+    return (type(value).__name__, *(freeze(getattr(value, name, None)) for name in names))
+
+
+class Interned(Generic[T]):
+    """Values by their keys, each with a number that stays."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[Hashable, int] = {}
+        self.values: list[T] = []
+
+    def number(self, key: Hashable, make: Callable[[int], T]) -> int:
+        """The number of the value of this key, which is made if it is new."""
+        number = self.numbers.get(key)
+        if number is None:
+            number = self.numbers[key] = len(self.values)
+            self.values.append(make(number))
+        return number
+
+    def get(self, key: Hashable, make: Callable[[int], T]) -> T:
+        """The value of this key, which is made if it is new."""
+        return self.values[self.number(key, make)]
+
+
+class Part:
+    """What all parts have: a number, and what became of it, by event."""
+
+    __slots__ = ("number", "outcomes")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.outcomes: dict[Any, Any] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Outcomes are not saved: they come again."""
+        slots = [name for each in type(self).__mro__ for name in getattr(each, "__slots__", ())]
+        return {name: getattr(self, name) for name in slots if name != "outcomes"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.outcomes = {}
+        for name, value in state.items():
+            setattr(self, name, value)
+
+
+class SafekeeperPart(Part):
+    """A safekeeper: its core, and what its disk holds. `anonymous`: the number of it without its identity."""
+
+    __slots__ = ("anonymous", "control", "core", "wal")
+
+    def __init__(
+        self,
+        number: int,
+        anonymous: int,
+        core: Safekeeper,
+        wal: tuple[Cell, ...],
+        control: ControlState,
+    ) -> None:
+        super().__init__(number)
+        self.anonymous = anonymous
+        self.core, self.wal, self.control = core, wal, control
+
+
+class ProposerPart(Part):
+    """A proposer. `inside` and `peers`: the numbers of what it knows beside, and of, each safekeeper."""
+
+    __slots__ = ("core", "inside", "peers", "stopped")
+
+    def __init__(self, number: int, inside: int, peers: tuple[int, ...], core: Proposer) -> None:
+        super().__init__(number)
+        self.inside, self.peers, self.core = inside, peers, core
+        self.stopped = core.phase == Phase.STOPPED
+
+
+class Item:
+    """A message on the way, and its WAL."""
+
+    __slots__ = ("hand", "message", "number")
+
+    def __init__(self, number: int, message: Any, hand: tuple[Cell, ...]) -> None:
+        self.number, self.message, self.hand = number, message, hand
+
+
+class Link(Part):
+    """What is on the way to a safekeeper on one connection, in order."""
+
+    __slots__ = ("items",)
+
+    def __init__(self, number: int, items: tuple[Item, ...]) -> None:
+        super().__init__(number)
+        self.items = items
+
+
+class Parts:
+    """All parts that a search has met."""
+
+    def __init__(self) -> None:
+        self.safekeepers: Interned[SafekeeperPart] = Interned()
+        self.proposers: Interned[ProposerPart] = Interned()
+        self.items: Interned[Item] = Interned()
+        self.links: Interned[Link] = Interned()
+        self.keys: Interned[None] = Interned()
+        self.messages: dict[Any, Any] = {}
+
+    def key(self, value: Hashable) -> int:
+        """A number for a value."""
+        return self.keys.number(value, lambda _: None)
+
+    def safekeeper(
+        self, core: Safekeeper, wal: tuple[Cell, ...], control: ControlState
+    ) -> SafekeeperPart:
+        """The one with these contents. `served_lsn` only keeps readers from being told the same twice."""
+        identity = core.control.safekeeper
+        inside = freeze(core, frozenset({"control", "served_lsn"}))
+        slots = [name for name in ControlState.__slots__ if name != "safekeeper"]
+        held = [freeze(getattr(state, name)) for state in (core.control, control) for name in slots]
+        anonymous = self.key(("safekeeper", inside, tuple(held), wal))
+        return self.safekeepers.get(
+            (identity, anonymous),
+            lambda number: SafekeeperPart(number, anonymous, core, wal, control),
+        )
+
+    def proposer(self, core: Proposer) -> ProposerPart:
+        """The one with these contents. Identities of safekeepers are their peer numbers and one."""
+        if core.phase == Phase.STOPPED:  # it does nothing any more
+            inside, peers = self.key("stopped"), (0,) * len(core.peers)
+        else:
+            inside = self.key(("proposer", self._inside(core)))
+            peers = tuple(
+                self.key(("peer", self._peer(core, each))) for each in core.peers.values()
+            )
+        return self.proposers.get(
+            (inside, *peers, core.node_id.proposer),
+            lambda number: ProposerPart(number, inside, peers, core),
+        )
+
+    @staticmethod
+    def _inside(core: Proposer) -> Hashable:
+        """What is not about one safekeeper. The best log is looked at until the election is decided."""
+        apart = {"peers", "membership", "office", "comparing", "limits", "server"}
+        if core.phase == Phase.LEADING:
+            apart.add("best")
+        inside = freeze(core, frozenset(apart)), freeze(core.membership.configuration)
+        if core.office is None:
+            return inside
+        streaming = core.office.streaming
+        here = freeze(streaming, frozenset({"peers", "acked", "rebuild", "limits"}))
+        return (inside, here, freeze(core.office.feedback))
+
+    @staticmethod
+    def _peer(core: Proposer, peer: Peer) -> Hashable:
+        """What is known of one safekeeper. In office nobody looks back at the greeting, nor at a reply used."""
+        identity = peer.number + 1
+        apart = {"number", "greeting"}
+        leading = core.phase == Phase.LEADING
+        if leading and peer.state in {PeerState.TAKING, PeerState.STREAMING}:
+            apart.add("reply")
+        greeting = peer.greeting
+        told = None
+        if greeting is not None:
+            told = not leading and (greeting.node_id, greeting.commit_lsn, greeting.timeline)
+        known: tuple[Any, ...] = (freeze(peer, frozenset(apart)), told)
+        known += (core.comparing == peer.number, core.membership.persisted.get(identity))
+        if core.streaming is not None:
+            known += (core.streaming.acked.get(identity), identity in core.streaming.rebuild)
+        return known
+
+    def item(self, message: Any, hand: tuple[Cell, ...]) -> Item:
+        """A message with its WAL."""
+        return self.items.get((message, hand), lambda number: Item(number, message, hand))
+
+    def link(self, items: tuple[Item, ...]) -> Link:
+        """A connection with these on the way."""
+        return self.links.get(
+            tuple(item.number for item in items), lambda number: Link(number, items)
+        )
+
+    def message(self, message: Any) -> Any:
+        """The same message, always as the same object."""
+        return self.messages.setdefault(message, message)
+
+
+def copied(proposer: Proposer) -> Proposer:
+    """A copy that may be stepped: all that a step changes in place is copied with it."""
+    new = copy.copy(proposer)
+    new.peers = {number: copy.copy(peer) for number, peer in proposer.peers.items()}
+    new.membership = copy.copy(proposer.membership)
+    new.membership.persisted = dict(proposer.membership.persisted)
+    if proposer.office is not None:
+        office = new.office = copy.copy(proposer.office)
+        office.peers = new.peers
+        office.membership = new.membership
+        office.streaming = copy.copy(proposer.office.streaming)
+        office.streaming.peers = new.peers
+        office.streaming.acked = dict(office.streaming.acked)
+    return new

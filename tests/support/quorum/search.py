@@ -1,0 +1,195 @@
+"""All states of a small cluster, by breadth first; a search that is stopped goes on where it was.
+
+A state that was reached is remembered by 64 bits of its BLAKE2b hash. Two of n states are then taken for one with
+a probability below n*n / 2**65: 1 in 100,000 for 18 million.
+"""
+
+import pickle
+import time
+from array import array
+from collections.abc import Callable
+from hashlib import blake2b
+from pathlib import Path
+from struct import pack, unpack
+
+from tests.support.quorum.explorer import Cluster, Scope, State
+
+
+class ViolationError(AssertionError):
+    """An invariant does not hold; the message has the shortest way there."""
+
+
+class Numbering:
+    """States as numbers: of their parts, which are all kept."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.parts, self.pasts = cluster.parts, cluster.claims.pasts
+        self.width, self.count = cluster.width, len(cluster.scope.starts)
+        width, count = self.width, self.count
+        self._key = f"<{width * (1 + 2 * count) + 2 * count + 2}I"
+        self._whole = f"<{width * (1 + count) + 2 * count + 2}I"
+
+    def key(self, state: State) -> int:
+        """64 bits, equal for states that differ by the safekeepers' numbers: all that is said of one is in its part."""
+        links, width = state.links, self.width
+        per = []
+        for peer, part in enumerate(state.safekeepers):
+            numbers = [part.anonymous]
+            for number, proposer in enumerate(state.proposers):
+                link = links[number * width + peer]
+                numbers.append(0 if link is None else link.number + 1)
+                numbers.append(0 if proposer is None else proposer.peers[peer] + 1)
+            per.append(numbers)
+        per.sort()
+        flat = [each for numbers in per for each in numbers]
+        flat += [0 if each is None else each.inside + 1 for each in state.proposers]
+        whole = pack(self._key, *flat, *state.streamed, state.past.number, state.breaks)
+        return int.from_bytes(blake2b(whole, digest_size=8).digest())
+
+    def packed(self, state: State) -> bytes:
+        """The state in few bytes, for a queue."""
+        links = [0 if each is None else each.number + 1 for each in state.links]
+        proposers = [0 if each is None else each.number + 1 for each in state.proposers]
+        safekeepers = [each.number for each in state.safekeepers]
+        rest = *state.streamed, state.past.number, state.breaks
+        return pack(self._whole, *safekeepers, *links, *proposers, *rest)
+
+    def unpacked(self, packed: bytes) -> State:
+        """The state that was packed."""
+        numbers, width, count = unpack(self._whole, packed), self.width, self.count
+        parts, middle = self.parts, width * (1 + count)
+        safekeepers = [parts.safekeepers.values[each] for each in numbers[:width]]
+        links = [parts.links.values[each - 1] if each else None for each in numbers[width:middle]]
+        proposers = [
+            parts.proposers.values[each - 1] if each else None
+            for each in numbers[middle : middle + count]
+        ]
+        streamed = list(numbers[middle + count : middle + 2 * count])
+        return State(
+            safekeepers, proposers, streamed, links, self.pasts.values[numbers[-2]], numbers[-1]
+        )
+
+
+class Search:
+    """A search of all states of a scope. `states`: the distinct ones that were reached.
+
+    `traced`: remember the way to each state, which takes the most of the memory.
+    """
+
+    def __init__(self, scope: Scope, *, traced: bool = True) -> None:
+        self.cluster = Cluster(scope)
+        self.traced = traced
+        self.depth = 0
+        self.seconds = 0.0
+        self.transitions = 0
+        self.numbering = Numbering(self.cluster)
+        first = self.cluster.first()
+        key = self.numbering.key(first)
+        self.seen = {key}
+        #: Where each state came from: the key before, and the number of the step there.
+        self.came: dict[int, tuple[int, str]] = {}
+        self.layer = [self.numbering.packed(first)]
+        self.following: list[bytes] = []
+
+    @property
+    def complete(self) -> bool:
+        """Nothing follows that is not known."""
+        return not self.layer
+
+    @property
+    def states(self) -> int:
+        return len(self.seen)
+
+    def run(self, seconds: float = float("inf"), told: Callable[[str], None] | None = None) -> None:
+        """Go on until all are known, the scope's limit is reached, or the time is over.
+
+        Raises `ViolationError` at the first violation.
+        """
+        began = time.monotonic()
+        before = self.seconds
+        while self.layer and self.states < self.cluster.scope.limit:
+            self.seconds = before + time.monotonic() - began
+            if self.seconds - before > seconds:
+                return
+            if self.step(20_000) and told and self.layer:
+                told(self.report())
+        self.seconds = before + time.monotonic() - began
+
+    def report(self) -> str:
+        """How far it is."""
+        rate = self.states / self.seconds if self.seconds else 0
+        rest = f"{len(self.layer)} of the last step" if self.layer else "complete"
+        return (
+            f"{self.states} distinct states, {self.depth} steps deep ({rest}), {rate:.0f} states/s"
+        )
+
+    def step(self, count: int) -> bool:
+        """What follows so many states of the layer; whether those were the last of it."""
+        cluster, numbering, seen = self.cluster, self.numbering, self.seen
+        taken, self.layer = self.layer[-count:], self.layer[:-count]
+        for packed in taken:
+            state = numbering.unpacked(packed)
+            for name, act in cluster.actions(state):
+                following = state.clone()
+                self.transitions += 1
+                try:
+                    act(following)
+                    cluster.check(following)
+                except Exception as error:
+                    raise ViolationError(
+                        f"{error!r} {self._way(numbering.key(state), name)}"
+                    ) from error
+                key = numbering.key(following)
+                if key not in seen:
+                    seen.add(key)
+                    if self.traced:
+                        self.came[key] = numbering.key(state), name
+                    self.following.append(numbering.packed(following))
+        if self.layer:
+            return False
+        self.layer, self.following = self.following, []
+        self.depth += 1
+        return True
+
+    def _way(self, key: int, last: str) -> str:
+        """The steps to a state, up to a renumbering of the safekeepers between two of them."""
+        if not self.traced:
+            return f"{self.depth + 1} steps deep: {last}; search again with the ways to see how"
+        steps = [last]
+        while key in self.came:
+            key, name = self.came[key]
+            steps.append(name)
+        return "after\n  " + "\n  ".join(reversed(steps))
+
+    # -- stopping and going on ----------------------------------------------------------------------
+
+    def save(self, folder: Path) -> None:
+        """Write all of it down, to go on from."""
+        folder.mkdir(parents=True, exist_ok=True)
+        new = folder / "search.new"
+        seen, self.seen = self.seen, set()
+        try:
+            with new.open("wb") as file:
+                array("Q", seen).tofile(file)
+                file.write(pickle.dumps(self, protocol=5))
+                file.write(len(seen).to_bytes(8, "little"))
+        finally:
+            self.seen = seen
+        new.rename(folder / "search")
+
+
+def resumed(folder: Path) -> Search | None:
+    """The search that was saved there."""
+    path = folder / "search"
+    if not path.exists():
+        return None
+    with path.open("rb") as file:
+        file.seek(-8, 2)
+        count = int.from_bytes(file.read(8), "little")
+        file.seek(0)
+        seen = array("Q")
+        seen.fromfile(file, count)
+        search = pickle.load(file)  # noqa: S301 -- our own file
+    assert isinstance(search, Search)
+    search.seen = set(seen)
+    return search

@@ -1,0 +1,65 @@
+"""`tuskline safekeeper add|remove|replace`: who belongs to the quorum, changed while commits go on."""
+
+from typing import Annotated, Any
+
+import typer
+
+from walsender_bridge.commands.options import DEFAULT_CONFIG, AsJson, ConfigPath
+from walsender_bridge.commands.safekeeper import configured, safekeeper_app
+from walsender_bridge.output import Output
+
+New = Annotated[str, typer.Argument(help="host:port of a safekeeper that runs and is no member.")]
+Old = Annotated[
+    str, typer.Argument(help="A member: its identity, the beginning of it, or its host:port.")
+]
+Timeout = Annotated[float, typer.Option(help="Seconds to wait for the change.", min=0)]
+
+
+def register(_: typer.Typer) -> None:
+    """Add the commands to the group `safekeeper`."""
+    for command in (add, remove, replace):
+        safekeeper_app.command()(command)
+
+
+def add(
+    new: New,
+    config: ConfigPath = DEFAULT_CONFIG,
+    timeout: Timeout = 60.0,
+    as_json: AsJson = False,
+) -> None:
+    """Make a safekeeper a member of the quorum."""
+    _change(config, timeout, add=[new], as_json=as_json)
+
+
+def remove(
+    old: Old,
+    config: ConfigPath = DEFAULT_CONFIG,
+    timeout: Timeout = 60.0,
+    as_json: AsJson = False,
+) -> None:
+    """Take a member out of the quorum."""
+    _change(config, timeout, remove=[old], as_json=as_json)
+
+
+def replace(
+    old: Old,
+    new: New,
+    config: ConfigPath = DEFAULT_CONFIG,
+    timeout: Timeout = 60.0,
+    as_json: AsJson = False,
+) -> None:
+    """Put a safekeeper in the place of another; of one that lost its disk, too (OLD and NEW are the same address)."""
+    _change(config, timeout, add=[new], remove=[old], as_json=as_json)
+
+
+def _change(config: Any, timeout: float, *, as_json: bool, **wanted: list[str]) -> None:
+    from walsender_bridge.proposer.change_members import ProposerFiles, change, wait
+
+    settings, output = configured(config), Output(as_json=as_json)
+    files = ProposerFiles(settings.proposer_status, settings.members_request)
+    said = wait(files, change(files, **wanted), timeout)
+    members = [each for each in said["safekeepers"] if each["member"]]
+    addresses = sorted(each["address"] for each in members)
+    if set(addresses) != set(settings.safekeepers.proposed_to):
+        output.note(f"write into {config}: [safekeepers] addresses = {addresses}")
+    output.record({"generation": said["membership"]["generation"], "members": addresses})

@@ -1,0 +1,108 @@
+"""The demo's safekeepers: commits are made to wait for them, they are watched, and at the end their WAL is compared."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+from walsender_bridge.attach import quorum as server
+from walsender_bridge.commands import quorum_view
+from walsender_bridge.commands.attach import needed_quorum
+from walsender_bridge.commands.verify import hosted_places, run
+from walsender_bridge.config import load_config
+from walsender_bridge.demo.view import Progress
+from walsender_bridge.errors import DeadlineError, TusklineError
+from walsender_bridge.local_server import free_ports
+from walsender_bridge.output import Output
+from walsender_bridge.safekeeper.wal_reader import WalReader
+from walsender_bridge.wire.lsn import format_lsn, parse_lsn
+
+#: Seconds that a quorum may take to answer, and the last safekeeper to have everything.
+_QUORUM_SECONDS = 60.0
+
+
+def section(safekeepers: int) -> list[str]:
+    """`[safekeepers]` for so many on this machine."""
+    first, *_ = free_ports(2 * safekeepers)
+    return [
+        "[safekeepers]",
+        f"local = {safekeepers}",
+        f'listen = "127.0.0.1:{first}"',
+        f'wal_listen = "127.0.0.1:{first + safekeepers}"',
+        # All of it is compared at the end.
+        f"keep_bytes = {1 << 30}",
+        "",
+    ]
+
+
+class DemoQuorum:
+    """The quorum of the configuration at `config`, whose parts run."""
+
+    def __init__(self, config: Path) -> None:
+        self._settings = load_config(config)
+        self._wanted = needed_quorum(self._settings)
+
+    def require(self) -> None:
+        """Have COMMIT wait for the quorum, as `tuskline quorum require` does. Raises a `TusklineError`."""
+        with server.session(self._wanted) as connection:
+            server.require_quorum(connection, self._wanted, timeout=_QUORUM_SECONDS)
+
+    def look(self, progress: Progress) -> None:
+        """See how it is."""
+        seen = quorum_view.look(self._settings)
+        if seen is not None:
+            progress.quorum = {
+                "commit": seen.proposer.get("commit_lsn", "-"),
+                **{each.name: f"{each.state} {each.flush_lsn or '-'}" for each in seen.safekeepers},
+            }
+
+    def settle(self) -> dict[str, Any]:
+        """Wait until every safekeeper has all that was committed. Raises `DeadlineError`."""
+        deadline = time.monotonic() + _QUORUM_SECONDS
+        while True:
+            try:
+                with server.session(self._wanted) as connection:
+                    connection.execute("SELECT pg_switch_wal()")
+                    server.wait_for_quorum(connection, self._wanted, _QUORUM_SECONDS)
+                    wanted = server.facts(connection, self._wanted)["quorum_lsn"]
+                break
+            except TusklineError:
+                # A part that was killed last may still be coming back.
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.5)
+        while True:
+            seen = quorum_view.look(self._settings)
+            assert seen is not None
+            behind = [
+                each.name
+                for each in seen.safekeepers
+                if each.state != "streaming" or parse_lsn(each.own["flush_lsn"]) < wanted
+            ]
+            if not behind:
+                return {
+                    "safekeepers": len(seen.safekeepers),
+                    "quorum_commit_lsn": format_lsn(wanted),
+                    "quorum_term": seen.proposer.get("term"),
+                }
+            if time.monotonic() > deadline:
+                raise DeadlineError(
+                    f"{', '.join(behind)} did not catch up to {format_lsn(wanted)}",
+                    repair="see keeper.log and bridge.log",
+                )
+            time.sleep(0.2)
+
+    def compare(self, output: Output) -> dict[str, Any]:
+        """Read everything that the safekeepers hold, and compare it byte for byte. They have ended."""
+        places = hosted_places(self._settings)
+        report = run(places, output)
+        for error in report.errors:
+            output.note(str(error))
+        size = 16 << 20  # of a server that was made with its defaults
+        held = [WalReader(place.data_dir / "wal", size).complete() for place, _ in places]
+        names = set.intersection(*(set(each) for each in held))
+        return {
+            "segments_compared": len(names),
+            "segments_equal": not report.errors
+            and all(len({each[name].read_bytes() for each in held}) == 1 for name in names),
+            "wal_compared_bytes": report.record["compared_bytes"],
+        }
