@@ -12,7 +12,7 @@ from psycopg.conninfo import conninfo_to_dict
 from tests.cluster.test_doctor import findings, run_script
 from tests.support.quorum_operator import commit, configured, hanging, names, streams
 from tests.support.quorum_stack import NAME, QuorumStack
-from tests.support.servers import MakeServer
+from tests.support.servers import DEFAULT, MakeServer
 from tests.support.waiting import wait_for
 from walsender_bridge.config import load_config
 from walsender_bridge.errors import Cause
@@ -21,8 +21,8 @@ from walsender_bridge.local_server import LocalServer
 SECRET = "planted-secret-77c1"
 
 
-def started(make_server: MakeServer) -> LocalServer:
-    server = make_server()
+def started(make_server: MakeServer, major: int = DEFAULT) -> LocalServer:
+    server = make_server(major)
     server.start()
     with psycopg.connect(server.dsn(), autocommit=True) as connection:
         connection.execute("CREATE TABLE load (number int PRIMARY KEY)")
@@ -110,7 +110,8 @@ def test_a_server_that_waits_for_nobody_is_told(tmp_path, stack):
 
 def test_19_safekeepers_of_another_server_are_named(tmp_path, stack, make_server):
     (tmp_path / "other").mkdir()
-    other = QuorumStack(tmp_path / "other", started(make_server))
+    # Servers of one major are copies of one cluster here, and have its system identifier.
+    other = QuorumStack(tmp_path / "other", started(make_server, 18))
     other.ports = stack.ports
     tuskline = configured(tmp_path / "other", other)
     report = tuskline.json("doctor", code=Cause.DIVERGED)
