@@ -7,7 +7,15 @@ SELECT jsonb_build_object(
     'flush_lsn', CASE WHEN pg_is_in_recovery() THEN NULL
                       ELSE (pg_current_wal_flush_lsn() - '0/0'::pg_lsn)::bigint END,
     'names', current_setting('synchronous_standby_names'),
-    'commit', (SELECT reset_val FROM pg_settings WHERE name = 'synchronous_commit'),
+    -- The server's own. Where this session has one by its role or database, that hides it; commit_elsewhere has it.
+    'commit', (
+        SELECT CASE WHEN EXISTS (
+                   SELECT FROM pg_db_role_setting AS s, unnest(s.setconfig) AS c (setting)
+                   WHERE split_part(c.setting, '=', 1) = 'synchronous_commit'
+                     AND s.setrole IN (0, (SELECT oid FROM pg_roles WHERE rolname = session_user))
+                     AND s.setdatabase IN (0, (SELECT oid FROM pg_database WHERE datname = current_database())))
+               THEN 'on' ELSE reset_val END
+        FROM pg_settings WHERE name = 'synchronous_commit'),
     'commit_elsewhere', (
         SELECT coalesce(jsonb_agg(jsonb_build_object(
                    'role', r.rolname, 'database', d.datname, 'value', split_part(c.setting, '=', 2))

@@ -1,5 +1,7 @@
 """`tuskline doctor` on a server whose commits wait for a quorum: what it refuses, and that its SQL repairs it."""
 
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,16 +12,17 @@ from psycopg.conninfo import conninfo_to_dict
 from tests.cluster.test_doctor import findings, run_script
 from tests.support.quorum_operator import commit, configured, hanging, names, streams
 from tests.support.quorum_stack import NAME, QuorumStack
-from tests.support.servers import MakeServer
+from tests.support.servers import DEFAULT, MakeServer
 from tests.support.waiting import wait_for
+from walsender_bridge.config import load_config
 from walsender_bridge.errors import Cause
 from walsender_bridge.local_server import LocalServer
 
 SECRET = "planted-secret-77c1"
 
 
-def started(make_server: MakeServer) -> LocalServer:
-    server = make_server()
+def started(make_server: MakeServer, major: int = DEFAULT) -> LocalServer:
+    server = make_server(major)
     server.start()
     with psycopg.connect(server.dsn(), autocommit=True) as connection:
         connection.execute("CREATE TABLE load (number int PRIMARY KEY)")
@@ -106,10 +109,51 @@ def test_a_server_that_waits_for_nobody_is_told(tmp_path, stack):
 
 
 def test_19_safekeepers_of_another_server_are_named(tmp_path, stack, make_server):
-    other = QuorumStack(tmp_path, started(make_server))
-    other.ports = stack.ports
     (tmp_path / "other").mkdir()
+    # Servers of one major are copies of one cluster here, and have its system identifier.
+    other = QuorumStack(tmp_path / "other", started(make_server, 18))
+    other.ports = stack.ports
     tuskline = configured(tmp_path / "other", other)
     report = tuskline.json("doctor", code=Cause.DIVERGED)
     told = findings(report, "error")["safekeeper"]
     assert sum("system identifier" in what for what in told) == 3
+    # The proposer refuses it by the same name, and nobody else is disturbed.
+    with other:
+        other.start("proposer")
+        assert other.processes.pop("proposer").wait(30) == Cause.DIVERGED
+        assert "other server" in other.log("proposer").read_text()
+    wait_for(lambda: streams(stack), 10, "the right proposer stays")
+
+
+def test_17_a_clone_on_the_same_timeline_is_refused_and_doctor_tells_it(
+    tmp_path, stack, make_server
+):
+    stack.server.stop("fast")
+    clone = make_server()
+    shutil.rmtree(clone.data_dir)
+    subprocess.run(["cp", "-Rp", stack.server.data_dir, clone.data_dir], check=True)
+    clone.start()
+    stack.server.start()
+    wait_for(lambda: streams(stack), 30, "the proposer is back")
+    for server, word, count in ((stack.server, "here", 100), (clone, "there", 200)):
+        with psycopg.connect(server.dsn(), autocommit=True) as connection:
+            connection.execute(f"CREATE TABLE {word} (number int)".encode())
+            for number in range(count):
+                connection.execute(f"INSERT INTO {word} VALUES (%s)".encode(), [number])
+    wait_for(lambda: streams(stack), 30, "the quorum has it")
+    stack.kill("proposer", 15)
+    (tmp_path / "clone").mkdir()
+    with QuorumStack(tmp_path / "clone", clone) as other:
+        other.ports = stack.ports
+        tuskline = configured(tmp_path / "clone", other)
+        # LSNs, timelines, system identifier: doctor by itself has nothing against it.
+        assert "safekeeper" not in findings(tuskline.json("doctor"), "error")
+        other.start("proposer")
+        assert other.processes.pop("proposer").wait(30) == Cause.DIVERGED
+        told = load_config(tuskline.config).proposer_status
+        told.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(other.status_file, told)
+        report = tuskline.json("doctor", code=Cause.DIVERGED)
+        assert "went its own way" in findings(report, "error")["proposer"][0]
+    stack.start("proposer")
+    wait_for(lambda: streams(stack), 30, "the right one goes on")

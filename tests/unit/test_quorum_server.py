@@ -1,5 +1,7 @@
 """What `status` and `/readyz` say of the quorum, from what the server says."""
 
+from typing import Any
+
 import pytest
 
 from walsender_bridge.attach import quorum_gate
@@ -8,6 +10,8 @@ from walsender_bridge.attach.quorum_gate import Gate
 from walsender_bridge.capture.source import Source
 from walsender_bridge.errors import PrivilegeError
 
+#: The facts are told without a connection.
+NOBODY: Any = None
 QUORUM = Quorum(Source("shop", "host=db dbname=x", "s", "p"), "q", "slot")
 
 
@@ -34,7 +38,7 @@ def told(monkeypatch):
 
 
 def test_18_the_gate_opens_when_the_quorum_has_what_was_there_when_it_was_first_asked(told):
-    gate = Gate(None, QUORUM)
+    gate = Gate(NOBODY, QUORUM)
     assert "no proposer" in gate.look().reason
     told.now |= {"senders": 1, "flush_lsn": 200}
     assert "nothing yet" in gate.look().reason
@@ -47,15 +51,15 @@ def test_18_the_gate_opens_when_the_quorum_has_what_was_there_when_it_was_first_
     told.now |= {"quorum_lsn": None, "senders": 0}
     assert not gate.look().reason
     # A crash ends the connection, and with it the gate.
-    assert Gate(None, QUORUM).look().reason
+    assert Gate(NOBODY, QUORUM).look().reason
 
 
 def test_18_a_standby_has_no_gate_to_pass(told):
     told.now |= {"in_recovery": True, "flush_lsn": None}
-    assert "standby" in Gate(None, QUORUM).look().reason
+    assert "standby" in Gate(NOBODY, QUORUM).look().reason
 
 
 def test_18_who_may_not_see_is_told_so_and_not_that_all_is_well(told):
     told.now |= {"may_see": False, "quorum_lsn": 100}
     with pytest.raises(PrivilegeError, match="may not see"):
-        Gate(None, QUORUM).look()
+        Gate(NOBODY, QUORUM).look()
