@@ -55,7 +55,7 @@ class Office:
         start = reply.flush_lsn if taken else self._divergence(reply)
         rebuild = start is None or not streaming.can_feed(start)
         if rebuild or start is None:
-            start = max(streaming.oldest_kept(), self.history.entries[0].start_lsn)
+            start = max(streaming.oldest_kept(), self._first_segment())
             peer.begin_lsn = start
         peer.state = PeerState.TAKING
         peer.generation = configuration.generation
@@ -64,13 +64,21 @@ class Office:
         elected = m.Elected(
             self.term,
             start,
-            # Where the log begins, nothing is below.
-            max(streaming.commit_lsn, self.history.entries[0].start_lsn),
+            max(streaming.commit_lsn, self._first_segment()),
             rebuild,
             self.history,
             configuration,
         )
         return [SendMessage(peer.number, elected)]
+
+    def _first_segment(self) -> int:
+        """The first segment that begins inside the history: a log that begins anew begins there at the earliest.
+
+        It is committed, though perhaps no voter remembers: a history is cut off only up to the segment of an LSN
+        that every member has (rule 7), and its oldest epoch reaches beyond that segment's start.
+        """
+        size = self.streaming.segment_size
+        return -(-self.history.entries[0].start_lsn // size) * size
 
     def _divergence(self, reply: m.VoteReply) -> int | None:
         return divergence(reply.history, reply.flush_lsn, self.history, self.vcl)
