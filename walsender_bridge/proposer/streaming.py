@@ -35,7 +35,6 @@ class Streaming:
 
     __slots__ = (
         "acked",
-        "begin_lsns",
         "commit_lsn",
         "configuration",
         "end",

@@ -103,7 +103,9 @@ def children(safekeepers: Sequence[Hosted], section: SafekeepersSection) -> list
         found.append(Child(each.wal_server, _wal_server(each, section)))
         if section.archive is not None:
             name = f"archiver-{each.number}"
-            found.append(Child(name, _archiver(each, section.archive), final=FINAL))
+            found.append(
+                Child(name, _archiver(each, section.archive), final=FINAL | {Cause.DIVERGED})
+            )
     return found
 
 
