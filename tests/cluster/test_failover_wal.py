@@ -83,6 +83,7 @@ def test_6_a_tail_without_a_quorum_is_overwritten_after_an_election(stack, prima
     stack.kill("proposer")
     stack.start("safekeeper-0", "safekeeper-1")
     standby.start()
+    wait_for(lambda: len(stack.greetings(standby)) == 2, 30, "two safekeepers are there")
     stack.fail_over(standby)
     assert run(standby, "SELECT n FROM t") == [(1,)]
     stack.switch_to(standby)

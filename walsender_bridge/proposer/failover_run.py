@@ -6,7 +6,7 @@ r"""Does what `failover.next_step` says, on real servers and safekeepers. The AP
     abort(settings.proposer)         # or: the old primary goes on
 
 Nothing is remembered outside the safekeepers and the servers: a run that was killed is started again. The elected
-proposer stays in office, on a thread, until the candidate is attached: it feeds safekeepers that lag behind, tells
+proposer stays in office, on a thread, until the candidate is to be promoted: it feeds safekeepers that lag behind, tells
 readers what is committed, and whoever displaces it ends the run before the next step.
 """
 
@@ -130,6 +130,8 @@ class FailoverRun:
             case Step.COMMIT:
                 return self._commit(candidate, quorum, info)
             case Step.PROMOTE:
+                # A standby's stream goes on over its promotion: the new timeline's WAL is not this term's.
+                self._leave()
                 server.promote(seconds)
             case Step.ATTACH:
                 self._attach(candidate, info)
