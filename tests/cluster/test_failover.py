@@ -87,6 +87,14 @@ def test_16_a_standby_promoted_at_vcl_has_every_acknowledged_commit(stack, prima
     assert stack.fail_over(standby) == [Step.DONE]
 
 
+def follows(stack: FailoverStack, number: int) -> bool:
+    """Whether a safekeeper has what the proposer has."""
+    told = stack.status()["safekeepers"]
+    return any(
+        each["address"] == stack.address(number) and each["state"] == "streaming" for each in told
+    )
+
+
 def test_15_29_a_fenced_primary_gets_no_acknowledgement_until_the_failover_is_taken_back(
     stack, primary
 ):
@@ -107,7 +115,9 @@ def test_15_29_a_fenced_primary_gets_no_acknowledgement_until_the_failover_is_ta
     stack.start("proposer")
     waiting.join(20)
     assert not waiting.is_alive(), stack.logs()
+    wait_for(stack.is_sync, 30, "the old primary's proposer is in office")
     stack.start("safekeeper-2")
+    wait_for(lambda: follows(stack, 2), 30, "who commits without its fence takes that back")
     stack.kill("safekeeper-0")
     insert(primary, 3)
     assert {1, 2, 3} <= numbers(primary)

@@ -8,6 +8,7 @@ import psycopg
 import pytest
 
 from tests.support.servers import MakeServer
+from walsender_bridge.errors import ConnectionFailedError
 from walsender_bridge.local_server import LocalServer
 from walsender_bridge.proposer import wal_stream
 from walsender_bridge.proposer.copy_both import LibpqCopy
@@ -86,10 +87,15 @@ def test_13_wal_goes_on_over_segments_and_over_a_promotion(promoted, monkeypatch
     end = flushed(server)
     assert begin // SEGMENT < left // SEGMENT
     assert left < end
-    with WalStream(PrimaryStream.connect(server.dsn()), begin, 1) as stream:
+    with WalStream(PrimaryStream.connect(server.dsn()), begin, 1, 2) as stream:
         assert collect(stream, end) == on_disk(server, begin, end, left)
         assert stream.timeline == 2
     # Exactly at the switch there is nothing left of timeline 1: no copy, only what follows.
-    with WalStream(PrimaryStream.connect(server.dsn()), left, 1) as stream:
+    with WalStream(PrimaryStream.connect(server.dsn()), left, 1, 2) as stream:
         assert collect(stream, end) == on_disk(server, left, end, left)
         assert stream.timeline == 2
+    # Nor does it leave the timeline that it was opened for: what follows is another term's.
+    with WalStream(PrimaryStream.connect(server.dsn()), begin, 1, 1) as stream:
+        with pytest.raises(ConnectionFailedError, match="it was promoted"):
+            collect(stream, end)
+        assert stream.lsn == left

@@ -149,6 +149,8 @@ def _script(by_source: dict[str, list[Finding]]) -> str:
         if not fixes:
             continue
         lines += ["", f"-- Source {name}: connect to {fixes[0].where}"]
+        # What mends a synchronous standby that never answers must not wait for it.
+        lines += ["SET synchronous_commit = local;"]
         for each in fixes:
             lines += ["", f"-- {each.check}: {each.what}", each.fix]
     return "\n".join(lines)

@@ -367,7 +367,8 @@ class Session:
         self._start, self._moved_at = lsn, time.monotonic()
         self._queue = WalQueue(lsn)
         self._clean = CleanSegments(lsn, self.core.server.segment_size)
-        self._primary.start(lsn, self._lineage.timeline_at(lsn))
+        lineage = self._lineage
+        self._primary.start(lsn, lineage.timeline_at(lsn), lineage.timeline)
 
     def _send_wal(self, effect: e.SendWal) -> None:
         peer, begin, end = effect.peer, effect.begin_lsn, effect.end_lsn

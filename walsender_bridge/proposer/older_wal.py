@@ -145,7 +145,9 @@ class OlderWal:
                 self._failed(reader)
                 return
             try:
-                reader.stream = WalStream(connection, lsn, self._lineage.timeline_at(lsn))
+                lineage = self._lineage
+                timeline = lineage.timeline_at(lsn)
+                reader.stream = WalStream(connection, lsn, timeline, lineage.timeline)
             except TusklineError:
                 connection.close()
                 self._failed(reader)

@@ -34,10 +34,10 @@ class PrimaryLink(Closing):
         self._heard_at = self._reported_at = 0.0
         self._shutdown = ShutdownWatch()
 
-    def start(self, lsn: int, timeline: int) -> None:
-        """Have the WAL sent from `lsn` on. Raises `ConnectionFailedError`."""
+    def start(self, lsn: int, timeline: int, last: int) -> None:
+        """Have the WAL sent from `lsn` on, of `timeline` and those after it up to `last`. Raises `ConnectionFailedError`."""
         assert isinstance(self._connection, PrimaryStream), "there is a primary"
-        self._stream = WalStream(self._connection, lsn, timeline)
+        self._stream = WalStream(self._connection, lsn, timeline, last)
         self._heard_at = time.monotonic()
         self._poll.register(self._stream, self._polled)
 

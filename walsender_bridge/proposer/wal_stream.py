@@ -215,16 +215,19 @@ def _switch(row: list[bytes], where: str) -> tuple[int, int]:
 class WalStream(Closing):
     """See the module."""
 
-    def __init__(self, connection: PrimaryStream, lsn: int, timeline: int) -> None:
+    def __init__(self, connection: PrimaryStream, lsn: int, timeline: int, last: int) -> None:
         """Asks for the WAL of `timeline` from `lsn` on, and does not wait. The connection is idle.
 
-        It is this object's from now on. Raises `ConnectionFailedError`.
+        It goes on over the timelines up to `last`, and no further: a standby that is promoted goes on with WAL that is
+        not that of the term that reads it. The connection is this object's from now on. Raises
+        `ConnectionFailedError`.
         """
         self._copy: Copy = SocketCopy(connection) if connection.plain else LibpqCopy(connection)
         self.where = connection.where
         #: Where the next piece begins.
         self.lsn = lsn
         self.timeline = timeline
+        self._last = last
         #: The server wants to hear from us.
         self.asked = False
         self._copy.start(start_physical(lsn, timeline))
@@ -254,6 +257,11 @@ class WalStream(Closing):
             self._go_on(*following)
 
     def _go_on(self, timeline: int, lsn: int) -> None:
+        if timeline > self._last:
+            raise ConnectionFailedError(
+                f"the server has left timeline {self._last} at {format_lsn(lsn)}: it was promoted",
+                where=self.where,
+            )
         if lsn != self.lsn or timeline <= self.timeline:
             raise MalformedMessageError(
                 f"timeline {self.timeline} ended at {format_lsn(self.lsn)}, and {timeline} goes on at "
