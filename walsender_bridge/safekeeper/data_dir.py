@@ -5,7 +5,8 @@
     lock       held while it is used     archived/  what is in the archive
 
 Invariant: two safekeepers never write one directory. The lock is the kernel's and ends with its process. A
-directory that holds anything else is somebody else's, and nothing is made in it.
+directory without `control/` that holds anything else is somebody else's, and nothing is made in it. Beside
+`control/` a stranger's file is left alone: a note or a log in it must not keep a quorum from coming back.
 """
 
 import fcntl
@@ -49,7 +50,7 @@ def check(data_dir: Path) -> ControlState | None:
         ) from None
     # Files that are made anew lie beside their final names for a moment.
     foreign = {name for name in found if name.split(".")[0] not in _OURS}
-    if foreign:
+    if foreign and CONTROL not in found:
         raise ConfigError(
             f"it is not a safekeeper's: it holds {min(foreign)}",
             where=str(data_dir),
