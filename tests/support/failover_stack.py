@@ -22,7 +22,7 @@ from walsender_bridge.local_server import LocalServer
 from walsender_bridge.proposer.driver import Settings
 from walsender_bridge.proposer.failover import Step
 from walsender_bridge.proposer.failover_run import FailoverRun, FailoverSettings, abort
-from walsender_bridge.proposer.first_membership import greet
+from walsender_bridge.proposer.greeting import greet
 from walsender_bridge.proposer.primary import PrimaryStream
 from walsender_bridge.safekeeper.messages import SafekeeperGreeting
 

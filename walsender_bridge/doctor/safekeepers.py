@@ -4,19 +4,15 @@
 only the proposer can find out (another history, other bytes at the same position: a clone), is told in its words.
 """
 
-import select
-import socket
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from walsender_bridge.doctor.finding import Finding, Severity
-from walsender_bridge.errors import Cause, MalformedMessageError, TusklineError
+from walsender_bridge.errors import Cause, TusklineError
 from walsender_bridge.proposer.effects import Primary
+from walsender_bridge.proposer.greeting import ask
 from walsender_bridge.safekeeper import messages as m
-from walsender_bridge.safekeeper.frames import decode
-from walsender_bridge.safekeeper.wire_end import WireEnd
 from walsender_bridge.wire.lsn import format_lsn
 
 ERROR, WARNING = Severity.ERROR, Severity.WARNING
@@ -46,30 +42,10 @@ def reach(addresses: Sequence[str], server: m.ServerInfo) -> list[Answer]:
 
 def _ask(address: str, server: m.ServerInfo) -> Answer:
     host, _, port = address.rpartition(":")
-    deadline = time.monotonic() + _ANSWER_SECONDS
     try:
-        connected = socket.create_connection((host.strip("[]"), int(port)), _ANSWER_SECONDS)
-    except OSError as error:
-        return Answer(address, None, error.strerror or str(error))
-    end = WireEnd(connected, address)
-    try:
-        end.send(m.ProposerGreeting(server, 0))
-        end.flush()
-        poll = select.poll()
-        poll.register(end, select.POLLIN)
-        while (left := deadline - time.monotonic()) > 0:
-            if poll.poll(left * 1000):
-                end.receive()
-            for header, body in end.frames():
-                message = decode(header, body)
-                if isinstance(message, (m.SafekeeperGreeting, m.Refused)):
-                    return Answer(address, message)
-                raise MalformedMessageError("it does not say who it is", where=address)
+        return Answer(address, ask(host.strip("[]"), int(port), server, _ANSWER_SECONDS))
     except TusklineError as error:
         return Answer(address, None, error.what)
-    finally:
-        end.close()
-    return Answer(address, None, f"no answer in {_ANSWER_SECONDS:g} s")
 
 
 def judge(

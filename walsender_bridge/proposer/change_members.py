@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from walsender_bridge.errors import DeadlineError, UnavailableError, UsageError
-from walsender_bridge.proposer.first_membership import greet
+from walsender_bridge.proposer.greeting import greet
 from walsender_bridge.proposer.member_changes import ChangeState, MemberRequest, parse_address
 from walsender_bridge.safekeeper.messages import ServerInfo
 

@@ -22,7 +22,8 @@ from walsender_bridge.proposer import failover
 from walsender_bridge.proposer.candidate import CandidateServer
 from walsender_bridge.proposer.driver import Session, Settings
 from walsender_bridge.proposer.failover import Candidate, Quorum, Step
-from walsender_bridge.proposer.first_membership import find_membership, greet
+from walsender_bridge.proposer.first_membership import find_membership
+from walsender_bridge.proposer.greeting import greet
 from walsender_bridge.proposer.primary import PrimaryStream
 from walsender_bridge.proposer.term_in_office import TermInOffice
 from walsender_bridge.proposer.wal_range import read_range
