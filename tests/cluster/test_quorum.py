@@ -181,6 +181,7 @@ def test_13_pg_receivewal_reads_from_a_safekeeper_and_never_past_the_commit(
         )
         quorum.ask("SELECT pg_switch_wal()")
         insert(quorum, 2)
+        wait_for(lambda: quorum.segments(0), 20, "it has a whole segment")
         name = max(quorum.segments(0))
         wait_for((received.folder / name).exists, 30, f"it has {name}")
         wal = quorum.server.data_dir / "pg_wal"

@@ -136,6 +136,7 @@ def test_26_a_greater_node_id_displaces_and_readers_stay(stack, tmp_path) -> Non
             stack.ask("INSERT INTO load VALUES (2)")
             stack.ask("SELECT pg_switch_wal()")
             stack.ask("INSERT INTO load VALUES (3)")
+            wait_for(lambda: stack.segments(0), 20, "it has a whole segment")
             name = max(stack.segments(0))
             wait_for((received.folder / name).exists, 30, f"it has {name}")
             assert server.log.count(" streaming ") == 1, "it was connected all the while"

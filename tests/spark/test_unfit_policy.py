@@ -83,8 +83,8 @@ def test_26_the_policy_of_each_table_in_a_job_that_runs(tmp_path: Path, database
         assert tuskline.stop_up() == 0
         tuskline.config.write_text(f'{plain}[lake.on_unfit_value]\ndefault = "quarantine"\n')
         tuskline.up()
+        wait_for(lambda: tuskline.run("status").returncode == 0, 120, "all is well")
         flush(tuskline)
-        wait_for(lambda: tuskline.run("status").returncode == 0, 60, "all is well")
         wait_for(lambda: counts(tuskline, BILLS) == (1, 1, 0), 10, "it is set aside")
         assert counts(tuskline, DOCS) == (3, 1, 1)
         assert sorted(row.id for row in read(spark, tuskline.lake)["docs"].collect()) == [1, 4, 5]

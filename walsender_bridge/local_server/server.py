@@ -47,14 +47,21 @@ _SIGNALS = {"smart": signal.SIGTERM, "fast": signal.SIGINT, "immediate": signal.
 _GUARD = 'read -r _ && exit; [ "$(head -n 1 "$2/postmaster.pid")" = "$1" ] && kill -QUIT "$1"'
 # Below the range that outgoing connections take theirs from, so that a stopped server finds its port again.
 _PORTS = range(12_000, 32_000)
+_given: set[int] = set()
 _ATTEMPTS = 20
 
 
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 on which nothing listens, outside the range of outgoing connections."""
+    """A TCP port of 127.0.0.1 on which nothing listens, outside the range of outgoing connections.
+
+    A process is given each port once: it may still have to be bound when the next one is asked for.
+    """
+    if len(_given) > len(_PORTS) // 2:
+        _given.clear()
     for _ in range(200):
         port = secrets.choice(_PORTS)
-        if _is_free(port):
+        if port not in _given and _is_free(port):
+            _given.add(port)
             return port
     raise LocalServerError("no free port", where=f"127.0.0.1:{_PORTS.start}-{_PORTS.stop - 1}")
 
@@ -64,7 +71,8 @@ def free_ports(count: int) -> range:
     for _ in range(200):
         first = free_port()
         row = range(first, first + count)
-        if row.stop <= _PORTS.stop and all(map(_is_free, row)):
+        if row.stop <= _PORTS.stop and _given.isdisjoint(row[1:]) and all(map(_is_free, row)):
+            _given.update(row)
             return row
     raise LocalServerError(f"no {count} free ports in a row", where="127.0.0.1")
 
