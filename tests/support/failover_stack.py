@@ -50,6 +50,9 @@ class FailoverStack(QuorumStack):
 
     def __init__(self, folder: Path, server: LocalServer, count: int = 3) -> None:
         super().__init__(folder, server, count)
+        # Readers without a slot are away for seconds while the timeline changes.
+        for name in self.names:
+            self.options[name] = [f"--keep-bytes={1 << 30}"]
         self.standbys: list[LocalServer] = []
         self.wal_servers: list[WalServerProcess] = []
 
