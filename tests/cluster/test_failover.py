@@ -172,6 +172,21 @@ def test_16_a_standby_that_is_behind_gets_the_rest_from_a_safekeeper(stack, prim
     assert set(range(1, 30)) <= numbers(standby)
 
 
+def test_16_a_safekeeper_that_lags_is_fed_by_another_though_there_is_no_primary(stack, primary):
+    (standby,) = stack.standbys
+    insert(primary, 1)
+    stack.kill("safekeeper-0")  # whose WAL server is the only one
+    for number in range(2, 30):
+        insert(primary, number)
+    stack.caught_up(standby)
+    primary.kill()
+    stack.kill("proposer")
+    stack.start("safekeeper-0")
+    wait_for(lambda: stack.listens(0), 20, "it is back")
+    assert stack.fail_over(standby)[-1] == Step.DONE
+    assert set(range(1, 30)) <= numbers(standby)
+
+
 def standby_is_untouched(standby: LocalServer) -> bool:
     with psycopg.connect(standby.dsn(), autocommit=True) as connection:
         row = connection.execute(

@@ -55,7 +55,8 @@ def test_31_at_its_limit_it_takes_no_wal_and_goes_on_when_old_wal_may_go(quorum)
         stuck = quorum.ask("SELECT pg_current_wal_insert_lsn()")[0][0]
         quorum.make_wal(30)
         wait_for(lambda: "may have" in quorum.fault(0), 20, "its state says that it is full")
-        assert "no more WAL is taken" in (quorum.folder / "safekeeper-0.json").read_text()
+        own = quorum.folder / "safekeeper-0.json"
+        wait_for(lambda: "no more WAL is taken" in own.read_text(), 20, "its own file says so")
         assert len(wal_files(quorum, 0)) <= 12
         assert quorum.held(0) < parse_lsn(quorum.flush_lsn())
         # It is not acknowledged: with one other there is no quorum for what is beyond.

@@ -39,3 +39,13 @@ def test_8_many_small_pieces_take_no_more_memory_than_their_bytes():
     assert len(queue._blocks) * BLOCK_BYTES < 200_000 * 20 + 2 * BLOCK_BYTES
     queue.release(queue.end)
     assert len(queue._blocks) == 1
+
+
+def test_a_queue_that_has_not_begun_holds_nothing():
+    queue = WalQueue(0)
+    assert not queue.holds(START, START + 100)
+    queue = WalQueue(START)
+    queue.append(b"a" * 100)
+    assert queue.holds(START, START + 100)
+    assert not queue.holds(START - 1, START + 1)
+    assert not queue.holds(START + 1, START + 101)

@@ -383,7 +383,7 @@ class Session:
             frame = encode(
                 m.Append(term, begin, effect.commit_lsn, effect.restart_lsn, end - begin)
             )
-            if begin == end or begin >= self._queue.begin:
+            if begin == end or self._queue.holds(begin, end):
                 views = self._queue.views(begin, end) if end > begin else []
                 self._same = key, frame, views
             else:

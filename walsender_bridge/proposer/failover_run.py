@@ -92,8 +92,8 @@ class FailoverRun:
                 candidate = self._server.look()
                 if not candidate.in_recovery:
                     quorum = _quorum(_greetings(self._proposer, info))
-                elif self._office is not None:
-                    self._office.check()
+                else:
+                    self._check()
                 step = failover.next_step(
                     candidate, quorum, trusts_restore=self._settings.trusts_restore
                 )
@@ -143,6 +143,11 @@ class FailoverRun:
 
     # -- in office ----------------------------------------------------------------------------------
 
+    def _check(self) -> None:
+        """Raises what ended the term in office."""
+        if self._office is not None:
+            self._office.check()
+
     def _leave(self) -> None:
         if self._office is not None:
             self._office.close()
@@ -174,8 +179,8 @@ class FailoverRun:
             StandbyStream.connect(self._proposer.dsn) as own,
             StandbyStream.connect(self._settings.upstream, replication="true") as theirs,
         ):
-            equal = read_range(own, begin, end, timeline) == read_range(
-                theirs, begin, end, timeline
+            equal = read_range(own, begin, end, timeline, self._check) == read_range(
+                theirs, begin, end, timeline, self._check
             )
         if not equal:
             raise DivergedError(

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from walsender_bridge.errors import DeadlineError, TusklineError
+from walsender_bridge.errors import DeadlineError
 from walsender_bridge.proposer.core import Phase
 from walsender_bridge.proposer.driver import Session
 
@@ -22,7 +22,7 @@ class TermInOffice:
 
     def __init__(self, make: MakeSession) -> None:
         self.commit_lsn = 0
-        self._error: TusklineError | None = None
+        self._error: Exception | None = None
         self._closing = False
         self._session = make(self._told)
         self._thread = threading.Thread(target=self._run, name="in office", daemon=True)
@@ -37,7 +37,7 @@ class TermInOffice:
     def _run(self) -> None:
         try:
             self._session.run()
-        except TusklineError as error:
+        except Exception as error:  # whatever it is: who waits for this session must hear of it
             self._error = error
 
     @property

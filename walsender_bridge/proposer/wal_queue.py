@@ -50,9 +50,13 @@ class WalQueue:
             self._blocks.popleft()
             self._first += BLOCK_BYTES
 
+    def holds(self, begin: int, end: int) -> bool:
+        """Whether [begin, end) is here. Before there is a primary, nothing is."""
+        return self.begin <= begin <= end <= self.end
+
     def views(self, begin: int, end: int) -> list[memoryview]:
         """The bytes of [begin, end), which are held."""
-        assert self.begin <= begin <= end <= self.end, (self.begin, begin, end, self.end)
+        assert self.holds(begin, end), (self.begin, begin, end, self.end)
         number, at = divmod(begin - self._first, BLOCK_BYTES)
         length = end - begin
         if 0 < length <= BLOCK_BYTES - at:

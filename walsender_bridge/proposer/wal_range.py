@@ -2,6 +2,7 @@
 
 import select
 import time
+from collections.abc import Callable
 
 from walsender_bridge.errors import DeadlineError, MalformedMessageError
 from walsender_bridge.proposer.primary import PrimaryStream
@@ -9,12 +10,17 @@ from walsender_bridge.wire.replication import XLOG_DATA, XLOG_HEADER_SIZE, parse
 
 #: Seconds that it may take to arrive.
 _SECONDS = 30.0
+#: Seconds between two looks at whether it is worth waiting.
+_CHECK_SECONDS = 0.2
 
 
-def read_range(stream: PrimaryStream, begin: int, end: int, timeline: int) -> bytes:
+def read_range(
+    stream: PrimaryStream, begin: int, end: int, timeline: int, check: Callable[[], None]
+) -> bytes:
     """The WAL of [begin, end) on `timeline`; the connection is of no use afterwards.
 
-    Raises `DeadlineError`, `MalformedMessageError`, and what the server answers.
+    `check` raises when there is no more use in waiting. Raises `DeadlineError`, `MalformedMessageError`, what the server
+    answers, and what `check` raises.
     """
     stream.start_physical(begin, timeline)
     deadline = time.monotonic() + _SECONDS
@@ -27,6 +33,8 @@ def read_range(stream: PrimaryStream, begin: int, end: int, timeline: int) -> by
                 if parse_xlog_header(payload).start_lsn != begin + len(held):
                     raise MalformedMessageError("WAL out of order", where=stream.where)
                 held += payload[XLOG_HEADER_SIZE:]
-        if len(held) < end - begin and not poll.poll(max(deadline - time.monotonic(), 0) * 1000):
-            raise DeadlineError("its WAL does not arrive", where=stream.where)
+        if len(held) < end - begin and not poll.poll(_CHECK_SECONDS * 1000):
+            check()
+            if time.monotonic() > deadline:
+                raise DeadlineError("its WAL does not arrive", where=stream.where)
     return bytes(held[: end - begin])
