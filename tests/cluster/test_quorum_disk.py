@@ -127,3 +127,19 @@ def test_10_old_wal_goes_at_the_horizon_and_not_before(quorum, tmp_path):
         quorum.start("safekeeper-2")
         wait_for(lambda: quorum.held(2) >= end, 30, "it is back")
         wait_for(lambda: len(wal_files(quorum, 1)) <= 6, 20, "now it goes")
+
+
+def test_17_the_wal_of_a_segment_that_the_server_has_let_go_is_not_needed_to_compare(quorum):
+    quorum.start()
+    quorum.attach()
+    quorum.make_wal(3)
+    quorum.ask("SELECT pg_switch_wal()")
+    insert(quorum, 0)
+    quorum.kill("proposer")
+    quorum.ask("SELECT pg_drop_replication_slot('tuskline_safekeepers')")
+    before = quorum.ask("SELECT min(name) FROM pg_ls_waldir() WHERE length(name) = 24")
+    quorum.ask("CHECKPOINT")
+    assert quorum.ask("SELECT min(name) FROM pg_ls_waldir() WHERE length(name) = 24") > before
+    quorum.start("proposer")
+    wait_for(quorum.is_sync, 30, f"a proposer is in office: {quorum.logs()}")
+    insert(quorum, 1)

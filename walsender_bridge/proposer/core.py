@@ -114,6 +114,8 @@ class Proposer:
         #: Who has refused for the fence of a failover, by identity.
         self.fenced: frozenset[int] = frozenset()
         self.comparing: int | None = None
+        #: Whether the comparison stays within the last segment: a server may have let go of the one before.
+        self.compares_last_segment = False
         self.history = History()
         self.vcl = 0
         self.office: Office | None = None
@@ -384,6 +386,9 @@ class Proposer:
                     return self._lead()
                 # A server sends one timeline at a time, and up to its switch the lineage has agreed.
                 begin = max(begin, self.best.history.timeline_start(self.vcl - 1))
+                if self.compares_last_segment:
+                    last = self.vcl - 1
+                    begin = max(begin, last - last % self.server.segment_size)
                 self.comparing = peer.number
                 return [CompareWal(peer.number, begin, self.vcl)]
         raise AssertionError("VCL is of a voter whose connection stands")
@@ -393,6 +398,7 @@ class Proposer:
             return []  # of a connection that broke
         self.comparing = None
         if compared.equal is None:
+            self.compares_last_segment = not self.compares_last_segment
             return []  # a tick tries again
         if not compared.equal:
             return self._stop(

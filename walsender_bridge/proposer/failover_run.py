@@ -17,7 +17,13 @@ from dataclasses import dataclass, replace
 import structlog
 
 from walsender_bridge import fail_point
-from walsender_bridge.errors import DeadlineError, DivergedError, FencedError, UnavailableError
+from walsender_bridge.errors import (
+    ConnectionFailedError,
+    DeadlineError,
+    DivergedError,
+    FencedError,
+    UnavailableError,
+)
 from walsender_bridge.proposer import failover
 from walsender_bridge.proposer.candidate import CandidateServer
 from walsender_bridge.proposer.driver import Session, Settings
@@ -179,9 +185,13 @@ class FailoverRun:
             StandbyStream.connect(self._proposer.dsn) as own,
             StandbyStream.connect(self._settings.upstream, replication="true") as theirs,
         ):
-            equal = read_range(own, begin, end, timeline, self._check) == read_range(
-                theirs, begin, end, timeline, self._check
-            )
+            held = read_range(own, begin, end, timeline, self._check)
+            try:
+                equal = held == read_range(theirs, begin, end, timeline, self._check)
+            except ConnectionFailedError as error:
+                # A safekeeper that has just started does not know yet what is committed.
+                _log.info("no WAL from there yet", where=error.where, reason=error.what)
+                return quorum
         if not equal:
             raise DivergedError(
                 f"its WAL below {format_lsn(end)} is not what the safekeepers hold: it is a copy that went its own way",

@@ -13,6 +13,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import structlog
+
 from walsender_bridge.errors import TusklineError
 from walsender_bridge.proposer.effects import Lineage
 from walsender_bridge.proposer.errands import Errands
@@ -25,6 +27,8 @@ _PATIENCE_SECONDS = 30.0
 _IDLE_SECONDS = 10.0
 _AHEAD_BYTES = 2 << 20
 _NAME = "tuskline-older-wal"
+
+_log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,8 @@ class OlderWal:
         self._poll = poll
         self._readers: dict[int, _Reader] = {}
         self._by_fd: dict[int, _Reader] = {}
+        #: The last reason of a failure: the same is not told again and again.
+        self._told = ""
 
     def ask(self, peer: int, wanted: Range) -> None:
         """Read a range for a safekeeper, after those that it was asked for before."""
@@ -80,8 +86,8 @@ class OlderWal:
                 reader.held += piece
                 reader.since = time.monotonic()
             reader.stream.flush()
-        except TusklineError:
-            self._failed(reader)
+        except TusklineError as error:
+            self._failed(reader, error.what)
             return
         self._go_on(reader)
 
@@ -92,7 +98,7 @@ class OlderWal:
             if reader.opening:
                 continue
             if reader.wanted and now - reader.since > _PATIENCE_SECONDS:
-                self._failed(reader)
+                self._failed(reader, "it does not arrive")
             elif not reader.wanted and now - reader.since > _IDLE_SECONDS:
                 self._forget(reader)
                 del self._readers[peer]
@@ -142,15 +148,15 @@ class OlderWal:
         def opened(connection: PrimaryStream | TusklineError) -> None:
             reader.opening = False
             if isinstance(connection, TusklineError):
-                self._failed(reader)
+                self._failed(reader, connection.what)
                 return
             try:
                 lineage = self._lineage
                 timeline = lineage.timeline_at(lsn)
                 reader.stream = WalStream(connection, lsn, timeline, lineage.timeline)
-            except TusklineError:
+            except TusklineError as error:
                 connection.close()
-                self._failed(reader)
+                self._failed(reader, error.what)
                 return
             reader.at = lsn
             reader.since = time.monotonic()
@@ -161,8 +167,11 @@ class OlderWal:
 
         self._errands.ask(lambda: PrimaryStream.connect(self._dsn, application_name=_NAME), opened)
 
-    def _failed(self, reader: _Reader) -> None:
+    def _failed(self, reader: _Reader, reason: str) -> None:
         """The range at hand cannot be had; those behind it are tried anew."""
+        if reason != self._told:
+            self._told = reason
+            _log.warning("the primary's older WAL cannot be read", reason=reason)
         self._forget(reader)
         reader.since = time.monotonic()
         if reader.wanted:

@@ -68,7 +68,8 @@ class TermInOffice:
             self.check()
             if time.monotonic() > deadline:
                 raise DeadlineError(
-                    f"this took longer than {seconds:g} s: {what}",
+                    f"this took longer than {seconds:g} s: {what}"
+                    f" (the proposer: {self._session.core.phase.name.lower()})",
                     repair="see that a majority of the safekeepers runs, and run this again",
                 )
             time.sleep(_LOOK)
