@@ -74,11 +74,11 @@ def test_16_executors_decode_never_the_driver_and_one_may_be_killed(tmp_path: Pa
         stack.callback(remove_work, set(WORK.glob("*")))
         stack.callback(end, job)
         # Both executors are at work; then one of them dies in the middle of a task.
-        wait_for(lambda: len({executor_of(line) for line in decoded()}) == 2, 120, "two executors")
+        wait_for(lambda: len({executor_of(line) for line in decoded()}) == 2, 240, "two executors")
         victim = executor_of(decoded()[-1])
         os.kill(victim, signal.SIGKILL)
         before = len(decoded())
-        output, _ = job.communicate(timeout=300)
+        output, _ = job.communicate(timeout=400)
         assert job.returncode == 0, (tmp_path / "job.log").read_text()[-4000:]
 
     answer = json.loads(output.splitlines()[-1])
@@ -108,4 +108,4 @@ def end(job: subprocess.Popen[bytes]) -> None:
         job.stdout.close()
 
 
-pytestmark = pytest.mark.timeout(420)
+pytestmark = pytest.mark.timeout(600)
