@@ -92,6 +92,7 @@ def test_5_a_minority_that_hangs_stops_nothing_a_majority_everything(quorum):
     insert(quorum, 4)
 
 
+@pytest.mark.parametrize("primary", MAJORS_IN_TURN, indirect=True)
 def test_1_each_process_is_restarted_and_nothing_acknowledged_is_lost(quorum):
     insert(quorum, 0)
     load = Load(quorum.server)
@@ -121,6 +122,7 @@ def test_4_a_second_proposer_displaces_the_first_which_says_who(quorum):
     insert(quorum, 2)
 
 
+@pytest.mark.parametrize("primary", MAJORS_IN_TURN, indirect=True)
 def test_8_a_safekeeper_that_was_away_catches_up_from_the_primary(quorum):
     insert(quorum, 0)
     quorum.kill("safekeeper-2")

@@ -5,6 +5,7 @@ slot: a slot there would follow what is reported, and let go of what laggards ne
 """
 
 import os
+from typing import Self
 
 import psycopg
 from psycopg import pq
@@ -30,6 +31,21 @@ _UNITS = {"": 1, "B": 1, "kB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
 
 class PrimaryStream(ReplicationConnection):
     """A connection that can stream physical WAL."""
+
+    @classmethod
+    def connect(
+        cls, dsn: str, *, application_name: str = "tuskline", replication: str = "database"
+    ) -> Self:
+        """See `ReplicationConnection.connect`. The server has said who it is: before 15 a standby streams only then."""
+        connection = super().connect(
+            dsn, application_name=application_name, replication=replication
+        )
+        try:
+            connection.identify()
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
     @property
     def plain(self) -> bool:
