@@ -63,6 +63,7 @@ SHOWN_BY = {
     "9: bytes, not records": ("mixed", 0),
     "9: the committed part of a record stays": ("mixed", 0),
     "10: one majority for two memberships": ("disks", 0),
+    "10: done before it is on disk": ("changes", 0),
     "10: a lost disk under its old identity": ("disks", 0),
 }
 

@@ -413,7 +413,7 @@ class Proposer:
     def _lead(self) -> list[Effect]:
         assert self.best is not None
         self.phase = Phase.LEADING
-        self.membership.configuration = self.configuration.stamped(self.node_id.term)
+        self.membership.use(self.configuration.stamped(self.node_id.term))
         voters = self._replies().values()
         commit = max([0, self.best.commit_lsn, *(reply.commit_lsn for reply in voters)])
         restart = max((election.restart(r, self.best, self.vcl) for r in voters), default=0)

@@ -244,7 +244,7 @@ class Session:
     def _look_for_changes(self) -> None:
         known = set(self._addresses)
         self._addresses += [each for each in self._changes.look() if each not in known]
-        wanted = self._changes.next(self.core.configuration, self.core.streaming)
+        wanted = self._changes.next(self.core.membership, self.core.streaming)
         if wanted is not None:
             self._handle(wanted)
 
@@ -352,6 +352,8 @@ class Session:
                 _log.error("safekeeper is to be rebuilt", safekeeper=f"{safekeeper:032x}")
             case e.MembersChanged(configuration):
                 _log.info("membership", generation=configuration.generation)
+            case e.MembersSettled(configuration):
+                _log.info("membership is settled", generation=configuration.generation)
             case e.Stop():
                 self._stop = effect
 

@@ -185,6 +185,9 @@ class ProposerHost:
             case e.MembersChanged(configuration):
                 self.world.happened["MembersChanged"] += 1
                 self.world.membership = newest((self.world.membership, configuration))
+            case e.MembersSettled(configuration):
+                self.world.happened["MembersSettled"] += 1
+                self.world.members_settled(configuration)
             case e.MarkRebuild() | e.PeerFault():
                 self.world.happened[type(effect).__name__] += 1
             case _:
