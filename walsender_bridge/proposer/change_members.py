@@ -142,9 +142,13 @@ def _member(name: str, said: dict[str, Any], members: frozenset[int]) -> int | N
     for each in said["safekeepers"]:
         if each["address"] == name and each["member"]:
             return int(each["safekeeper"], 16)
+    known = any(each["address"] == name for each in said["safekeepers"])
+    if known:  # a proposer that has just started has not heard of all of them
+        there = greet(*parse_address(name), ServerInfo(**said["server"]))
+        if there is not None and there.safekeeper in members:
+            return there.safekeeper
     heard = _identities([each["safekeeper"] for each in said["safekeepers"] if each["safekeeper"]])
     missing = members - heard
-    known = any(each["address"] == name for each in said["safekeepers"])
     if known and len(missing) == 1:
         return next(iter(missing))
     if known and not missing:
