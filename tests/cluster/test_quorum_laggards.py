@@ -154,3 +154,19 @@ def test_20_a_laggard_s_reading_does_not_hold_up_a_fast_shutdown(quorum):
     began = time.monotonic()
     quorum.server.stop("fast")
     assert time.monotonic() - began < 10
+
+
+def test_20_a_laggard_that_hangs_in_its_reading_does_not_hold_up_a_fast_shutdown(quorum):
+    """Its connection to the primary is full, and a server waits for such a walsender before it ends the others."""
+    quorum.start()
+    quorum.attach()
+    insert(quorum, 0)
+    quorum.kill("safekeeper-2")
+    end = quorum.make_wal(60)
+    quorum.start("safekeeper-2")
+    wait_for(lambda: quorum.held(2) > 0, 30, "it reads")
+    quorum.pause("safekeeper-2")
+    assert quorum.held(2) < end
+    began = time.monotonic()
+    quorum.server.stop("fast")
+    assert time.monotonic() - began < 8

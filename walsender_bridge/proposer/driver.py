@@ -56,8 +56,9 @@ from walsender_bridge.wire.lsn import format_lsn
 
 #: Seconds between two ticks of the core: heartbeats, tries.
 TICK_SECONDS = 0.2
-#: Seconds that a primary ahead of the quorum is held back though the quorum does not get on.
-HOLD_SECONDS = 10.0
+#: Seconds that a primary ahead of the quorum is held back though the quorum does not get on: one that shuts down says
+#: so in its stream, where it cannot be heard meanwhile, and its shutdown waits for so long.
+HOLD_SECONDS = 3.0
 #: A safekeeper in one of these states has nothing to say by itself.
 _QUIET = (PeerState.GREETED, PeerState.VOTED)
 
