@@ -29,7 +29,7 @@ from walsender_bridge.proposer.candidate import CandidateServer
 from walsender_bridge.proposer.driver import Session, Settings
 from walsender_bridge.proposer.failover import Candidate, Quorum, Step
 from walsender_bridge.proposer.first_membership import find_membership
-from walsender_bridge.proposer.greeting import greet
+from walsender_bridge.proposer.greeting import ask_all
 from walsender_bridge.proposer.primary import PrimaryStream
 from walsender_bridge.proposer.term_in_office import TermInOffice
 from walsender_bridge.proposer.wal_range import read_range
@@ -267,8 +267,8 @@ def _enter(
 
 def _greetings(settings: Settings, info: ServerInfo) -> list[SafekeeperGreeting]:
     """Of those that answer; a majority. Nobody's term changes by being asked. Raises `UnavailableError`."""
-    asked = [greet(host, port, info) for host, port in settings.safekeepers]
-    greetings = [greeting for greeting in asked if greeting is not None]
+    asked = [answer for _, answer in ask_all(settings.safekeepers, info)]
+    greetings = [answer for answer in asked if isinstance(answer, SafekeeperGreeting)]
     configuration = newest([greeting.configuration for greeting in greetings])
     if not configuration.has_quorum({greeting.safekeeper for greeting in greetings}):
         raise UnavailableError(
