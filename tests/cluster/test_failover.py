@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psycopg
@@ -12,7 +13,7 @@ from tests.support.quorum_stack import Load
 from tests.support.servers import MAJORS_IN_TURN, MakeServer
 from tests.support.waiting import wait_for
 from tests.support.wal_server import current_lsn, run
-from walsender_bridge.errors import DivergedError, FencedError
+from walsender_bridge.errors import DeadlineError, DivergedError, FencedError
 from walsender_bridge.local_server import LocalServer
 from walsender_bridge.proposer.failover import Step
 from walsender_bridge.proposer.failover_run import FailoverRun
@@ -223,3 +224,22 @@ def test_16_a_failover_that_is_killed_anywhere_goes_on(stack, primary):
         assert stack.fail_over_and_die(standby, f"failover-after-{step.name}") == -9, step
     assert stack.fail_over(standby) == [Step.DONE]
     assert acknowledged <= numbers(standby)
+
+
+def test_16_a_wal_server_that_is_starting_is_waited_for_and_named_when_it_does_not_come(
+    stack, primary
+):
+    (standby,) = stack.standbys
+    insert(primary, 1)
+    stack.caught_up(standby)
+    primary.kill()
+    stack.kill("proposer")
+    (server,) = stack.wal_servers
+    server.kill()
+    with pytest.raises(DeadlineError, match=f"compare .*refused .*{server.port}"):
+        FailoverRun(replace(stack.settings(standby), seconds=2)).run()
+    starting = threading.Timer(1.0, server.start)
+    starting.start()
+    assert stack.fail_over(standby)[-1] == Step.DONE
+    starting.join(30)
+    assert numbers(standby) == {1}
