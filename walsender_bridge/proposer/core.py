@@ -233,10 +233,8 @@ class Proposer:
             return self._propose() or self._stranger(peer)
         if peer.identity not in self.configuration.everyone:
             return self._ask(peer)
-        if greeting.node_id == self.node_id:
-            peer.state = PeerState.VOTING
-            return [SendMessage(peer.number, m.Resume(self.node_id))]
-        if greeting.node_id.term >= self.node_id.term:
+        mine = greeting.node_id == self.node_id
+        if greeting.node_id.term >= self.node_id.term and not mine:
             return self._stop(
                 StopReason.DISPLACED, f"the vote went to {greeting.node_id}", greeting.node_id
             )
@@ -280,6 +278,9 @@ class Proposer:
         if stranger := self._stranger(peer):
             return stranger
         peer.state = PeerState.VOTING
+        if peer.greeting is not None and peer.greeting.node_id == self.node_id:
+            # It has voted for this process: before its connection broke, or as the member that it is again.
+            return [SendMessage(peer.number, m.Resume(self.node_id))]
         void = peer.identity in self.fenced and self.office and self.office.streaming.established
         purpose = m.Purpose.ABORT if void else self.purpose
         vote = m.Vote(self.node_id, purpose, self._timeline(), self.configuration)

@@ -179,7 +179,8 @@ class ProposerHost:
                 if connection is not None:
                     self.world.send_there(connection, None)
                     self.world.at(0.1, lambda: self.closed(connection))
-            case e.Stop(reason, detail):
+            case e.Stop(reason, detail, by):
+                assert by != self.core.node_id, f"displaced by itself: {detail}"
                 self.kill()
                 self.world.stopped(self, reason, detail)
             case e.MembersChanged(configuration):
