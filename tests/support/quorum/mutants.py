@@ -172,6 +172,16 @@ def _laggards_hold_on() -> list[Patch]:
     return [(Streaming, "_let_laggards_go", lambda _self: [])]
 
 
+def _full_and_acknowledged() -> list[Patch]:
+    """Rule 8: what found no room on the disk counts as being there."""
+    full = Safekeeper._full
+
+    def boast(self: Safekeeper, event: effects.NoRoom) -> list[effects.Effect]:
+        return full(self, replace(event, flush_lsn=self.written_lsn))
+
+    return [(Safekeeper, "_full", boast)]
+
+
 def _bytes_not_records() -> list[Patch]:
     """Rule 9: a vote tells the last byte, in the middle of a record."""
     aligned = Safekeeper._aligned
@@ -244,6 +254,7 @@ MUTANTS: Mapping[str, Callable[[], list[Patch]]] = {
     "7: restart_lsn goes back": _restart_goes_back,
     "8: an unbounded queue": _unbounded_queue,
     "8: laggards hold on": _laggards_hold_on,
+    "8: no room, and acknowledged": _full_and_acknowledged,
     "9: bytes, not records": _bytes_not_records,
     "9: the committed part of a record stays": _committed_part_stays,
     "10: one majority for two memberships": _one_majority,

@@ -65,7 +65,7 @@ class Faults:
     retires: float = 0.0
 
 
-#: Something of everything; promotions and proposers that do not know of each other; lost disks; memberships that shrink and grow
+#: Something of everything; promotions and proposers that do not know of each other; lost and full disks; memberships that shrink and grow
 #: under kills and power cuts; power cuts.
 MIXED = Faults(
     {
@@ -79,6 +79,7 @@ MIXED = Faults(
         "failover": 2,
         "members": 3,
         "disk": 1,
+        "full": 2,
     }
 )
 RIVALS = Faults(
@@ -87,7 +88,7 @@ RIVALS = Faults(
     slow=0.1,
 )
 DISKS = Faults(
-    {"break": 2, "crash": 6, "proposer": 3, "zombie": 1, "members": 6, "disk": 6},
+    {"break": 2, "crash": 6, "proposer": 3, "zombie": 1, "members": 6, "disk": 6, "full": 4},
     every=20.0,
     slow=0.1,
 )
@@ -309,6 +310,10 @@ class World:
         was_up = safekeeper.up
         safekeeper.crash()
         return was_up
+
+    def _fault_full(self) -> None:
+        """A disk has no more room for WAL for a while."""
+        self.choose.choice(self.safekeepers).full_until = self.now + self.choose.uniform(10, 200)
 
     def _fault_proposer(self) -> None:
         self.restart_proposer(self.proposer)
