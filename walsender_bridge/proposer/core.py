@@ -30,7 +30,6 @@ from walsender_bridge.proposer.effects import (
     Effect,
     Event,
     Limits,
-    Lineage,
     LocatePrimary,
     MembersChanged,
     MembersWanted,
@@ -342,12 +341,13 @@ class Proposer:
         if self.primary is None and self.vcl <= best.history.entries[0].start_lsn:
             # The log began inside a record, and a standby is promoted where one ends: below it.
             raise DivergedError("the safekeepers hold no complete record to fail over to")
-        origin = self.primary.lineage if self.primary else Lineage(self._log_timeline(best))
+        log = best.history
+        origin = self.primary.lineage if self.primary else lineage.of_log(log, self.vcl)
         term = self.node_id.term
-        entries = lineage.successors(best.history, self.vcl, term, origin)
+        entries = lineage.successors(log, self.vcl, term, origin)
         restart = max(election.restart(reply, best, self.vcl) for reply in voters)
         floor = restart - restart % self.server.segment_size
-        self.history = best.history.succeeded(self.vcl, entries).pruned(floor)
+        self.history = log.succeeded(self.vcl, entries).pruned(floor)
         self.phase = Phase.COMPARING
         return self._compare()
 
@@ -356,9 +356,6 @@ class Proposer:
         if self.primary is None:
             raise DivergedError("the safekeepers hold no WAL to fail over to")
         return self.primary.flush_lsn - self.primary.flush_lsn % self.server.segment_size
-
-    def _log_timeline(self, best: m.VoteReply) -> int:
-        return best.history.timeline_at(self.vcl) if best.history else 0
 
     def _ahead(self, lsn: int) -> list[Effect]:
         assert self.primary is not None
