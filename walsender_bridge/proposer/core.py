@@ -204,6 +204,9 @@ class Proposer:
     def _refused(self, peer: Peer, refused: m.Refused) -> list[Effect]:
         """Whoever is in the way of this proposer ends it (rule 5); other faults are one safekeeper's."""
         reason = _STOPS.get(refused.reason)
+        if refused.node_id == self.node_id and reason == StopReason.DISPLACED:
+            # The vote arrived on a connection that broke, after this one's greeting: the next one resumes (rule 5).
+            return [ClosePeer(peer.number)]
         if reason == StopReason.FENCED:
             self.fenced |= {peer.identity}
             if self.configuration.has_quorum(self.configuration.everyone - self.fenced):
