@@ -7,10 +7,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import psycopg
 import pytest
 
-from tests.support.quorum_stack import Load, QuorumStack
+from tests.support.quorum_stack import Load, QuorumStack, load_server, numbers
 from tests.support.relay import Gate
 from tests.support.servers import MakeServer
 from tests.support.waiting import wait_for
@@ -23,11 +22,7 @@ from walsender_bridge.wire.lsn import parse_lsn
 
 @pytest.fixture
 def primary(make_server: MakeServer) -> LocalServer:
-    server = make_server(wal_level="replica")
-    server.start()
-    with psycopg.connect(server.dsn(), autocommit=True) as connection:
-        connection.execute("CREATE TABLE load (number int PRIMARY KEY)")
-    return server
+    return load_server(make_server, wal_level="replica")
 
 
 @pytest.fixture
@@ -54,8 +49,7 @@ def ends_well(quorum: QuorumStack, load: Load, members: list[int]) -> None:
     """All that was acknowledged is at the primary, and each member has the primary's WAL."""
     goes_on(load, f"commits go on: {quorum.logs()}")
     acknowledged = load.stop()
-    found = {number for (number,) in quorum.ask("SELECT number FROM load")}
-    assert set(acknowledged) <= found
+    assert set(acknowledged) <= numbers(quorum.server)
     quorum.ask("SELECT pg_switch_wal()")
     lsn = parse_lsn(quorum.flush_lsn())
     addresses = {quorum.address(number) for number in members}

@@ -12,13 +12,13 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
-import psycopg
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from psycopg.conninfo import make_conninfo
 
 from tests.support.attached import Attached
-from tests.support.quorum_up import follows, hosting, insert, pids, quorum, up
+from tests.support.quorum_stack import insert, load_server
+from tests.support.quorum_up import follows, hosting, pids, quorum, up
 from tests.support.servers import MakeServer
 from tests.support.waiting import wait_for
 from tests.support.wal_server import PASSWORD, USER, verifier
@@ -36,11 +36,7 @@ COUNT = 3
 
 @pytest.fixture
 def server(make_server: MakeServer) -> LocalServer:
-    made = make_server(fsync="off")
-    made.start()
-    with psycopg.connect(made.dsn(), autocommit=True) as connection:
-        connection.execute("CREATE TABLE load (number int PRIMARY KEY)")
-    return made
+    return load_server(make_server, fsync="off")
 
 
 @pytest.fixture

@@ -15,7 +15,8 @@ import pytest
 from textual.widgets import DataTable
 
 from tests.support.attached import Attached
-from tests.support.quorum_up import follows, hosting, insert, pids, quorum, up
+from tests.support.quorum_stack import insert, load_server
+from tests.support.quorum_up import follows, hosting, pids, quorum, up
 from tests.support.servers import MakeServer
 from tests.support.waiting import wait_for
 from walsender_bridge.commands.top import Top
@@ -26,11 +27,7 @@ from walsender_bridge.local_server import LocalServer, free_port
 
 @pytest.fixture
 def server(make_server: MakeServer) -> LocalServer:
-    made = make_server(fsync="off")
-    made.start()
-    with psycopg.connect(made.dsn(), autocommit=True) as connection:
-        connection.execute("CREATE TABLE load (number int PRIMARY KEY)")
-    return made
+    return load_server(make_server, fsync="off")
 
 
 @pytest.fixture

@@ -4,8 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import psycopg
-
 from tests.support.attached import Attached
 from tests.support.waiting import wait_for
 from walsender_bridge.commands import quorum_view
@@ -48,12 +46,6 @@ def up(tuskline: Attached) -> None:
     tuskline.up()
     wait_for(lambda: follows(tuskline), 60, "a quorum follows")
     assert tuskline.json("quorum", "require")["changed"] is True
-
-
-def insert(server: LocalServer, number: int, *, timeout_ms: int = 20_000) -> None:
-    with psycopg.connect(server.dsn(), autocommit=True) as connection:
-        connection.execute(f"SET statement_timeout = {timeout_ms}".encode())
-        connection.execute("INSERT INTO load VALUES (%s)", [number])
 
 
 def pids(tuskline: Attached, supervisor: str) -> dict[str, int]:

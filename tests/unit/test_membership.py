@@ -1,6 +1,7 @@
 """When a change of the members is in force, and when it is done: rule 10."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from walsender_bridge.safekeeper.configuration import Configuration
 
 OLD = Configuration(1, frozenset({1, 2, 3}), term=5)
 NEW = frozenset({2, 3, 4})
-STREAMING = SimpleNamespace(established=True, acked=dict.fromkeys(range(1, 5), 100), commit_lsn=100)
+STREAMING: Any = SimpleNamespace(established=True, acked=dict.fromkeys(range(1, 5), 100), commit_lsn=100)
 
 
 def settled(configuration: Configuration, *holders: int) -> Membership:
