@@ -12,7 +12,9 @@ from walsender_bridge.safekeeper.configuration import Configuration
 
 OLD = Configuration(1, frozenset({1, 2, 3}), term=5)
 NEW = frozenset({2, 3, 4})
-STREAMING: Any = SimpleNamespace(established=True, acked=dict.fromkeys(range(1, 5), 100), commit_lsn=100)
+STREAMING: Any = SimpleNamespace(
+    established=True, acked=dict.fromkeys(range(1, 5), 100), commit_lsn=100
+)
 
 
 def settled(configuration: Configuration, *holders: int) -> Membership:
