@@ -23,7 +23,13 @@ def rewind(old: LocalServer, source: LocalServer) -> None:
     server_account().run([tool, "-D", old.data_dir, f"--source-server={source.dsn()}", "--no-sync"])
 
 
-@pytest.mark.parametrize("tail", [False, True], ids=["as it is", "with a tail"])
+@pytest.mark.parametrize(
+    "tail",
+    [
+        pytest.param(False, id="as it is", marks=pytest.mark.long),
+        pytest.param(True, id="with a tail"),
+    ],
+)
 def test_16_an_old_primary_comes_back_as_a_standby_of_the_quorum(stack, primary, tail) -> None:
     (standby,) = stack.standbys
     insert(primary, 1)

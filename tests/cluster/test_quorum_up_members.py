@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -76,9 +75,8 @@ def test_12_members_are_added_removed_and_replaced_by_commands(
     assert quorum(tuskline)["ill"] == []
     done = tuskline.run("safekeeper", "replace", second, first)
     assert done.returncode == 0, done.stderr
-    assert (
-        re.search(rf"addresses = .*{first}.*{one_more}", done.stderr) or "write into" in done.stderr
-    )
+    assert "write into" in done.stderr
+    assert f"addresses = {sorted([first, third, one_more])}" in done.stderr
     found = quorum(tuskline)["safekeepers"]
     assert {s["address"] for s in found if s["member"]} == {first, third, one_more}
     # The next proposer finds them, though the configuration does not name one of them.
@@ -93,15 +91,22 @@ def test_12_members_are_added_removed_and_replaced_by_commands(
     assert error["where"] == "127.0.0.1:1"
 
 
-def test_10_up_archives_each_complete_segment_once(tuskline, server, tmp_path):
+@pytest.mark.parametrize("count", [5, pytest.param(1, marks=pytest.mark.long)], indirect=True)
+def test_10_up_archives_each_complete_segment_once_and_top_shows_each_safekeeper_s_lag(
+    tuskline, server, count, tmp_path
+):
     up(tuskline)
+    rows = asyncio.run(_top(tuskline))
+    assert [row[0] for row in rows] == ["quorum", *(f"safekeeper-{n + 1}" for n in range(count))]
+    assert [row[1] for row in rows] == ["follows", *["streaming"] * count]
+    assert {row[-1] for row in rows} == {"0 B"}
     for number in range(3):
         insert(server, number)
         with psycopg.connect(server.dsn(), autocommit=True) as connection:
             connection.execute("SELECT pg_switch_wal()")
     insert(server, 3)
     archive, wal = tmp_path / "archive", server.data_dir / "pg_wal"
-    archiver = pids(tuskline, "keeper")["archiver-2"]
+    archiver = pids(tuskline, "keeper")["archiver-1"]
     os.kill(archiver, signal.SIGKILL)
 
     def complete() -> set[str]:
@@ -111,30 +116,21 @@ def test_10_up_archives_each_complete_segment_once(tuskline, server, tmp_path):
     for name in complete():
         assert (archive / name).read_bytes() == (wal / name).read_bytes()
     wait_for(
-        lambda: pids(tuskline, "keeper")["archiver-2"] not in {archiver, None}, 20, "it is back"
+        lambda: pids(tuskline, "keeper")["archiver-1"] not in {archiver, None}, 20, "it is back"
     )
 
 
-@pytest.mark.parametrize("count", [1, 5], indirect=True)
-def test_top_shows_the_quorum_and_the_lag_of_each_safekeeper(tuskline, server, count):
-    up(tuskline)
-    insert(server, 1)
-
-    async def look() -> list[list[str]]:
-        app = Top(load_config(tuskline.config), every=0.2)
-        async with app.run_test(size=(140, 60)) as pilot:
-            rows: list[list[Any]] = []
-            for _ in range(150):
-                await pilot.pause(0.1)
-                table = app.query_one("#safekeepers", DataTable)
-                rows = [table.get_row_at(n) for n in range(table.row_count)]
-                if rows and all(row[-1] == "0 B" for row in rows):
-                    break
-            assert table.display
-            await pilot.press("q")
-        return rows
-
-    rows = asyncio.run(look())
-    assert [row[0] for row in rows] == ["quorum", *(f"safekeeper-{n + 1}" for n in range(count))]
-    assert [row[1] for row in rows] == ["follows", *["streaming"] * count]
-    assert {row[-1] for row in rows} == {"0 B"}
+async def _top(tuskline: Attached) -> list[list[Any]]:
+    """The rows of the safekeepers' table once nobody is behind."""
+    app = Top(load_config(tuskline.config), every=0.2)
+    async with app.run_test(size=(140, 60)) as pilot:
+        rows: list[list[Any]] = []
+        for _ in range(150):
+            await pilot.pause(0.1)
+            table = app.query_one("#safekeepers", DataTable)
+            rows = [table.get_row_at(n) for n in range(table.row_count)]
+            if rows and all(row[-1] == "0 B" for row in rows):
+                break
+        assert table.display
+        await pilot.press("q")
+    return rows
