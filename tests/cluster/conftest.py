@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.capture_stack import CaptureProcess, ChangeLog, make_tables
+from tests.support.failover_stack import FailoverStack
 from tests.support.servers import Database
 from tests.support.waiting import wait_for
 from tests.support.wal_server import Receivers
@@ -34,6 +35,17 @@ def capture(tmp_path: Path, log: ChangeLog, server: LocalServer) -> Iterator[Cap
         wait_for(capture.streams, 30, "capture streams")
         yield capture
         print(capture.output.read_text()[-4000:])
+
+
+@pytest.fixture
+def stack(tmp_path: Path, primary: LocalServer) -> Iterator[FailoverStack]:
+    """A quorum around the test module's `primary`, which has a standby; one WAL server runs."""
+    with FailoverStack(tmp_path, primary) as stack:
+        stack.start()
+        stack.standby()
+        stack.attach()
+        stack.serve()
+        yield stack
 
 
 @pytest.fixture

@@ -1,18 +1,17 @@
 """Failover without loss, on real servers: what a quorum has acknowledged is on the server that is promoted."""
 
 import threading
-from collections.abc import Iterator
-from pathlib import Path
+from dataclasses import replace
 
 import psycopg
 import pytest
 
 from tests.support.failover_stack import FailoverStack
-from tests.support.quorum_stack import Load
-from tests.support.servers import MAJORS_IN_TURN, MakeServer
+from tests.support.quorum_stack import Load, insert, load_server, numbers, waits
+from tests.support.servers import DEFAULT, MAJORS_IN_TURN, MakeServer
 from tests.support.waiting import wait_for
 from tests.support.wal_server import current_lsn, run
-from walsender_bridge.errors import DivergedError, FencedError
+from walsender_bridge.errors import DeadlineError, DivergedError, FencedError
 from walsender_bridge.local_server import LocalServer
 from walsender_bridge.proposer.failover import Step
 from walsender_bridge.proposer.failover_run import FailoverRun
@@ -22,48 +21,7 @@ ALL = [step for step in Step if step not in {Step.RECEIVE, Step.REPLAY}]
 
 @pytest.fixture
 def primary(make_server: MakeServer, request: pytest.FixtureRequest) -> LocalServer:
-    server = make_server(major=getattr(request, "param", 16), wal_level="replica")
-    server.start()
-    with psycopg.connect(server.dsn(), autocommit=True) as connection:
-        connection.execute("CREATE TABLE load (number int PRIMARY KEY)")
-    return server
-
-
-@pytest.fixture
-def stack(tmp_path: Path, primary: LocalServer) -> Iterator[FailoverStack]:
-    with FailoverStack(tmp_path, primary) as stack:
-        stack.start()
-        stack.standby()
-        stack.attach()
-        stack.serve()
-        yield stack
-
-
-def insert(server: LocalServer, number: int, *, timeout_ms: int = 20_000) -> None:
-    with psycopg.connect(server.dsn(), autocommit=True) as connection:
-        connection.execute(f"SET statement_timeout = {timeout_ms}".encode())
-        connection.execute("INSERT INTO load VALUES (%s)", [number])
-
-
-def waits(server: LocalServer, number: int) -> threading.Thread:
-    """A commit that has not returned after a second; the thread that it returns in."""
-
-    def commit() -> None:
-        try:
-            insert(server, number)
-        except psycopg.Error:
-            return
-
-    thread = threading.Thread(target=commit, daemon=True)
-    thread.start()
-    thread.join(1.0)
-    assert thread.is_alive(), "the commit returned without a quorum"
-    return thread
-
-
-def numbers(server: LocalServer) -> set[int]:
-    with psycopg.connect(server.dsn(), autocommit=True) as connection:
-        return {number for (number,) in connection.execute("SELECT number FROM load")}
+    return load_server(make_server, getattr(request, "param", DEFAULT), wal_level="replica")
 
 
 @pytest.mark.parametrize("primary", MAJORS_IN_TURN, indirect=True)
@@ -223,3 +181,22 @@ def test_16_a_failover_that_is_killed_anywhere_goes_on(stack, primary):
         assert stack.fail_over_and_die(standby, f"failover-after-{step.name}") == -9, step
     assert stack.fail_over(standby) == [Step.DONE]
     assert acknowledged <= numbers(standby)
+
+
+def test_16_a_wal_server_that_is_starting_is_waited_for_and_named_when_it_does_not_come(
+    stack, primary
+):
+    (standby,) = stack.standbys
+    insert(primary, 1)
+    stack.caught_up(standby)
+    primary.kill()
+    stack.kill("proposer")
+    (server,) = stack.wal_servers
+    server.kill()
+    with pytest.raises(DeadlineError, match=f"compare .*refused .*{server.port}"):
+        FailoverRun(replace(stack.settings(standby), seconds=2)).run()
+    starting = threading.Timer(1.0, server.start)
+    starting.start()
+    assert stack.fail_over(standby)[-1] == Step.DONE
+    starting.join(30)
+    assert numbers(standby) == {1}

@@ -1,30 +1,23 @@
 """Safekeepers around a real primary: a COMMIT returns when a quorum has its WAL, and only then."""
 
 import random
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import psycopg
 import pytest
 
 from tests.support.quorum_bank import Bank
-from tests.support.quorum_stack import Load, QuorumStack
-from tests.support.servers import MAJORS_IN_TURN, MakeServer
+from tests.support.quorum_stack import Load, QuorumStack, load_server, waits
+from tests.support.servers import DEFAULT, MAJORS_IN_TURN, MakeServer
 from tests.support.waiting import wait_for
-from tests.support.wal_server import Receivers
 from walsender_bridge.local_server import LocalServer
 from walsender_bridge.wire.lsn import parse_lsn
 
 
 @pytest.fixture
 def primary(make_server: MakeServer, request: pytest.FixtureRequest) -> LocalServer:
-    server = make_server(major=getattr(request, "param", 16), wal_level="replica")
-    server.start()
-    with psycopg.connect(server.dsn(), autocommit=True) as connection:
-        connection.execute("CREATE TABLE load (number int PRIMARY KEY)")
-    return server
+    return load_server(make_server, getattr(request, "param", DEFAULT), wal_level="replica")
 
 
 @pytest.fixture
@@ -35,39 +28,13 @@ def quorum(tmp_path: Path, primary: LocalServer) -> Iterator[QuorumStack]:
         yield stack
 
 
-@pytest.fixture
-def receivers() -> Iterator[Receivers]:
-    receivers = Receivers()
-    yield receivers
-    receivers.end()
-
-
-def insert(quorum: QuorumStack, number: int, *, timeout_ms: int = 20_000) -> None:
-    with psycopg.connect(quorum.server.dsn(), autocommit=True) as connection:
-        connection.execute(f"SET statement_timeout = {timeout_ms}".encode())
-        connection.execute("INSERT INTO load VALUES (%s)", [number])
-
-
-def waits(quorum: QuorumStack, number: int) -> threading.Thread:
-    """A commit that has not returned after a second; the thread that it returns in."""
-    thread = threading.Thread(target=insert, args=(quorum, number), daemon=True)
-    thread.start()
-    thread.join(1.0)
-    assert thread.is_alive(), "the commit returned without a quorum"
-    return thread
-
-
-def committed_to(quorum: QuorumStack, lsn: str) -> bool:
-    return parse_lsn(quorum.status()["commit_lsn"]) >= parse_lsn(lsn)
-
-
 @pytest.mark.parametrize("primary", MAJORS_IN_TURN, indirect=True)
 def test_7_segments_are_equal_to_each_other_and_to_the_primary_s(quorum):
     for number in range(3):
-        insert(quorum, number)
+        quorum.insert(number)
         quorum.ask("SELECT pg_switch_wal()")
     lsn = quorum.flush_lsn()
-    wait_for(lambda: committed_to(quorum, lsn), 20, "the quorum has it all")
+    wait_for(lambda: quorum.committed_to(lsn), 20, "the quorum has it all")
     wal = quorum.server.data_dir / "pg_wal"
     wait_for(
         lambda: all(len(quorum.segments(n)) == len(quorum.segments(0)) >= 3 for n in range(3)),
@@ -80,21 +47,21 @@ def test_7_segments_are_equal_to_each_other_and_to_the_primary_s(quorum):
 
 
 def test_5_a_minority_that_hangs_stops_nothing_a_majority_everything(quorum):
-    insert(quorum, 1)
+    quorum.insert(1)
     quorum.pause("safekeeper-0")
-    insert(quorum, 2)
+    quorum.insert(2)
     quorum.pause("safekeeper-1")
-    waiting = waits(quorum, 3)
+    waiting = waits(quorum.server, 3)
     quorum.resume("safekeeper-1")
     waiting.join(20)
     assert not waiting.is_alive(), quorum.logs()
     quorum.resume("safekeeper-0")
-    insert(quorum, 4)
+    quorum.insert(4)
 
 
 @pytest.mark.parametrize("primary", MAJORS_IN_TURN, indirect=True)
 def test_1_each_process_is_restarted_and_nothing_acknowledged_is_lost(quorum):
-    insert(quorum, 0)
+    quorum.insert(0)
     load = Load(quorum.server)
     for name in (*quorum.names, "proposer", *quorum.names, "proposer"):
         before = len(load.acknowledged)
@@ -107,24 +74,24 @@ def test_1_each_process_is_restarted_and_nothing_acknowledged_is_lost(quorum):
     found = {number for (number,) in quorum.ask("SELECT number FROM load")}
     assert set(acknowledged) <= found
     lsn = quorum.flush_lsn()
-    wait_for(lambda: committed_to(quorum, lsn), 20, "the quorum has it all")
+    wait_for(lambda: quorum.committed_to(lsn), 20, "the quorum has it all")
     assert quorum.kill("proposer", 15) == 0
     assert [quorum.kill(name, 15) for name in quorum.names] == [0, 0, 0]
 
 
 def test_4_a_second_proposer_displaces_the_first_which_says_who(quorum):
-    insert(quorum, 1)
+    quorum.insert(1)
     first = quorum.processes.pop("proposer")
     quorum.start("proposer")
     assert first.wait(timeout=30) == 11, quorum.logs()
     assert "displaced" in quorum.log("proposer").read_text()
     wait_for(quorum.is_sync, 30, "the second is the standby")
-    insert(quorum, 2)
+    quorum.insert(2)
 
 
 @pytest.mark.parametrize("primary", MAJORS_IN_TURN, indirect=True)
 def test_8_a_safekeeper_that_was_away_catches_up_from_the_primary(quorum):
-    insert(quorum, 0)
+    quorum.insert(0)
     quorum.kill("safekeeper-2")
     quorum.ask("CREATE TABLE more AS SELECT repeat('x', 1000) FROM generate_series(1, 80000)")
     # The proposer that has this WAL in memory goes: it must come from the primary's disk.
@@ -133,9 +100,9 @@ def test_8_a_safekeeper_that_was_away_catches_up_from_the_primary(quorum):
     wait_for(quorum.is_sync, 30, "the proposer is back")
     quorum.start("safekeeper-2")
     quorum.kill("safekeeper-0")
-    insert(quorum, 1, timeout_ms=60_000)  # needs the one that was away
+    quorum.insert(1, timeout_ms=60_000)  # needs the one that was away
     lsn = quorum.flush_lsn()
-    wait_for(lambda: committed_to(quorum, lsn), 20, "the quorum has it all")
+    wait_for(lambda: quorum.committed_to(lsn), 20, "the quorum has it all")
 
 
 @pytest.mark.parametrize("kills", [10, pytest.param(100, marks=pytest.mark.long)])
@@ -162,9 +129,9 @@ def test_2_random_kills_under_load_lose_nothing_acknowledged(quorum, seed, kills
     bank.stop()
     bank.check(quorum.server)
     quorum.ask("SELECT pg_switch_wal()")
-    insert(quorum, -1)
+    quorum.insert(-1)
     lsn = quorum.flush_lsn()
-    wait_for(lambda: committed_to(quorum, lsn), 30, "the quorum has it all")
+    wait_for(lambda: quorum.committed_to(lsn), 30, "the quorum has it all")
     wait_for(
         lambda: quorum.segments(0).keys() == quorum.segments(1).keys() == quorum.segments(2).keys(),
         30,
@@ -174,15 +141,15 @@ def test_2_random_kills_under_load_lose_nothing_acknowledged(quorum, seed, kills
 
 
 def test_13_pg_receivewal_reads_from_a_safekeeper_and_never_past_the_commit(
-    quorum, tmp_path, receivers
+    quorum, tmp_path, receive
 ):
-    insert(quorum, 1)
+    quorum.insert(1)
     with quorum.wal_server(0) as server:
-        received = receivers(
+        received = receive(
             quorum.server, server.dsn(), tmp_path / "received", "--synchronous", "--no-loop"
         )
         quorum.ask("SELECT pg_switch_wal()")
-        insert(quorum, 2)
+        quorum.insert(2)
         wait_for(lambda: quorum.segments(0), 20, "it has a whole segment")
         name = max(quorum.segments(0))
         wait_for((received.folder / name).exists, 30, f"it has {name}")
@@ -190,7 +157,7 @@ def test_13_pg_receivewal_reads_from_a_safekeeper_and_never_past_the_commit(
         assert (received.folder / name).read_bytes() == (wal / name).read_bytes()
         quorum.pause("safekeeper-1")
         quorum.pause("safekeeper-2")
-        waiting = waits(quorum, 3)
+        waiting = waits(quorum.server, 3)
         committed = parse_lsn(quorum.status()["commit_lsn"])
         current = quorum.ask("SELECT pg_walfile_name(pg_current_wal_flush_lsn())")[0][0]
         at = committed % (16 << 20)
@@ -211,7 +178,7 @@ def test_13_pg_receivewal_reads_from_a_safekeeper_and_never_past_the_commit(
 
 
 def test_20_fast_shutdown_of_the_primary_ends_promptly(quorum):
-    insert(quorum, 1)
+    quorum.insert(1)
     began = time.monotonic()
     quorum.server.stop("fast")
     assert time.monotonic() - began < 10

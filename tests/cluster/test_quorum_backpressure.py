@@ -1,11 +1,12 @@
 """A primary that writes faster than the quorum takes it: memory stays, and nothing is lost."""
 
 import re
+import time
 from pathlib import Path
 
 import psycopg
 
-from tests.cluster.test_quorum import committed_to, insert, primary, quorum
+from tests.cluster.test_quorum import primary, quorum
 from tests.support.waiting import wait_for
 
 __all__ = ["primary", "quorum"]
@@ -18,7 +19,7 @@ def resident_mb(pid: int) -> float:
 
 
 def test_8_a_fast_primary_waits_for_the_quorum_and_not_in_our_memory(quorum):
-    insert(quorum, 1)
+    quorum.insert(1)
     proposer = quorum.processes["proposer"].pid
     before = resident_mb(proposer)
     for name in quorum.names:
@@ -32,6 +33,20 @@ def test_8_a_fast_primary_waits_for_the_quorum_and_not_in_our_memory(quorum):
     assert resident_mb(proposer) - before < 60
     for name in quorum.names:
         quorum.resume(name)
-    insert(quorum, 2, timeout_ms=60_000)
-    wait_for(lambda: committed_to(quorum, lsn), 30, "the quorum has it all")
+    quorum.insert(2, timeout_ms=60_000)
+    wait_for(lambda: quorum.committed_to(lsn), 30, "the quorum has it all")
     assert resident_mb(proposer) - before < 60
+
+
+def test_20_a_primary_that_is_held_back_without_a_quorum_still_shuts_down_promptly(quorum):
+    quorum.insert(1)
+    for name in quorum.names:
+        quorum.pause(name)
+    with psycopg.connect(quorum.server.dsn(), autocommit=True) as connection:
+        connection.execute("SET synchronous_commit = off")
+        connection.execute(
+            "CREATE TABLE fast AS SELECT repeat('x', 1000) FROM generate_series(1, 60000)"
+        )
+    began = time.monotonic()
+    quorum.server.stop("fast")
+    assert time.monotonic() - began < 9

@@ -3,10 +3,9 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-import psycopg
 import pytest
 
-from tests.support.quorum_stack import QuorumStack, small_segments
+from tests.support.quorum_stack import QuorumStack, load_server
 from tests.support.servers import MakeServer
 from tests.support.small_disk import fill, mounted
 from tests.support.waiting import wait_for
@@ -18,24 +17,15 @@ MIB = 1 << 20
 
 @pytest.fixture
 def primary(make_server: MakeServer) -> LocalServer:
-    server = make_server(wal_level="replica", max_wal_size="64MB", checkpoint_timeout="1h")
-    small_segments(server)
-    server.start()
-    with psycopg.connect(server.dsn(), autocommit=True) as connection:
-        connection.execute("CREATE TABLE load (number int PRIMARY KEY)")
-    return server
+    return load_server(
+        make_server, small=True, wal_level="replica", max_wal_size="64MB", checkpoint_timeout="1h"
+    )
 
 
 @pytest.fixture
 def quorum(tmp_path: Path, primary: LocalServer) -> Iterator[QuorumStack]:
     with QuorumStack(tmp_path, primary) as stack:
         yield stack
-
-
-def insert(quorum: QuorumStack, number: int) -> None:
-    with psycopg.connect(quorum.server.dsn(), autocommit=True) as connection:
-        connection.execute("SET statement_timeout = '30s'")
-        connection.execute("INSERT INTO load VALUES (%s)", [number])
 
 
 def wal_files(quorum: QuorumStack, number: int) -> list[Path]:
@@ -49,7 +39,7 @@ def test_31_at_its_limit_it_takes_no_wal_and_goes_on_when_old_wal_may_go(quorum)
     ]
     quorum.start()
     quorum.attach()
-    insert(quorum, 0)
+    quorum.insert(0)
     with quorum.wal_server(0):
         quorum.kill("safekeeper-2")  # nobody may remove what it lacks
         stuck = quorum.ask("SELECT pg_current_wal_insert_lsn()")[0][0]
@@ -67,7 +57,7 @@ def test_31_at_its_limit_it_takes_no_wal_and_goes_on_when_old_wal_may_go(quorum)
         wait_for(lambda: quorum.held(0) >= end, 60, f"it goes on: {quorum.logs()}")
         wait_for(lambda: not quorum.fault(0), 20, "it says so")
         assert len(wal_files(quorum, 0)) <= 12
-        insert(quorum, 1)
+        quorum.insert(1)
 
 
 def test_9_a_full_disk_is_named_and_nothing_acknowledged_until_there_is_room(quorum):
@@ -77,7 +67,7 @@ def test_9_a_full_disk_is_named_and_nothing_acknowledged_until_there_is_room(quo
         quorum.start()
         try:
             quorum.attach()
-            insert(quorum, 0)
+            quorum.insert(0)
             ballast = quorum.data(0) / "wal" / "ballast"
             fill(ballast)
             quorum.kill("safekeeper-1")  # now the full one is needed
@@ -89,7 +79,7 @@ def test_9_a_full_disk_is_named_and_nothing_acknowledged_until_there_is_room(quo
             assert parse_lsn(quorum.status()["commit_lsn"]) < end
             ballast.unlink()
             wait_for(lambda: quorum.held(0) >= end, 30, f"it goes on: {quorum.logs()}")
-            insert(quorum, 1)
+            quorum.insert(1)
         finally:
             for name in list(quorum.processes):
                 quorum.kill(name)
@@ -103,7 +93,7 @@ def test_10_old_wal_goes_at_the_horizon_and_not_before(quorum, tmp_path):
     quorum.options["archiver-0"] = [f"--data-dir={quorum.data(0)}", f"--archive={url}"]
     quorum.start()
     quorum.attach()
-    insert(quorum, 0)
+    quorum.insert(0)
     with quorum.wal_server(0), quorum.wal_server(1):
         end = quorum.make_wal(8)
         wait_for(lambda: min(map(quorum.held, range(3))) >= end, 20, "all have it")
@@ -121,7 +111,7 @@ def test_10_old_wal_goes_at_the_horizon_and_not_before(quorum, tmp_path):
         oldest = min(quorum.segments(1), default="")
         end = quorum.make_wal(8)
         wait_for(lambda: quorum.held(1) >= end, 20, "it has it")
-        insert(quorum, 1)
+        quorum.insert(1)
         assert len(wal_files(quorum, 1)) >= 8
         assert min(quorum.segments(1)) >= oldest
         quorum.start("safekeeper-2")
@@ -134,7 +124,7 @@ def test_17_the_wal_of_a_segment_that_the_server_has_let_go_is_not_needed_to_com
     quorum.attach()
     quorum.make_wal(3)
     quorum.ask("SELECT pg_switch_wal()")
-    insert(quorum, 0)
+    quorum.insert(0)
     quorum.kill("proposer")
     quorum.ask("SELECT pg_drop_replication_slot('tuskline_safekeepers')")
     before = quorum.ask("SELECT min(name) FROM pg_ls_waldir() WHERE length(name) = 24")
@@ -142,4 +132,4 @@ def test_17_the_wal_of_a_segment_that_the_server_has_let_go_is_not_needed_to_com
     assert quorum.ask("SELECT min(name) FROM pg_ls_waldir() WHERE length(name) = 24") > before
     quorum.start("proposer")
     wait_for(quorum.is_sync, 30, f"a proposer is in office: {quorum.logs()}")
-    insert(quorum, 1)
+    quorum.insert(1)

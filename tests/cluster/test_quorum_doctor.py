@@ -11,29 +11,18 @@ from psycopg.conninfo import conninfo_to_dict
 
 from tests.cluster.test_doctor import findings, run_script
 from tests.support.quorum_operator import commit, configured, hanging, names, streams
-from tests.support.quorum_stack import NAME, QuorumStack
-from tests.support.servers import DEFAULT, MakeServer
+from tests.support.quorum_stack import NAME, QuorumStack, load_server
+from tests.support.servers import MakeServer
 from tests.support.waiting import wait_for
 from walsender_bridge.config import load_config
 from walsender_bridge.errors import Cause
-from walsender_bridge.local_server import LocalServer
 
 SECRET = "planted-secret-77c1"
 
 
-def started(make_server: MakeServer, major: int = DEFAULT) -> LocalServer:
-    server = make_server(major)
-    server.start()
-    with psycopg.connect(server.dsn(), autocommit=True) as connection:
-        connection.execute("CREATE TABLE load (number int PRIMARY KEY)")
-        connection.execute("CREATE ROLE client LOGIN PASSWORD 'client'")
-        connection.execute("GRANT INSERT, SELECT ON load TO client")
-    return server
-
-
 @pytest.fixture
 def stack(tmp_path: Path, make_server: MakeServer) -> Iterator[QuorumStack]:
-    with QuorumStack(tmp_path, started(make_server)) as stack:
+    with QuorumStack(tmp_path, load_server(make_server, client=True)) as stack:
         stack.start()
         wait_for(lambda: streams(stack), 30, f"the quorum is there: {stack.logs()}")
         yield stack
@@ -111,7 +100,7 @@ def test_a_server_that_waits_for_nobody_is_told(tmp_path, stack):
 def test_19_safekeepers_of_another_server_are_named(tmp_path, stack, make_server):
     (tmp_path / "other").mkdir()
     # Servers of one major are copies of one cluster here, and have its system identifier.
-    other = QuorumStack(tmp_path / "other", started(make_server, 18))
+    other = QuorumStack(tmp_path / "other", load_server(make_server, 18, client=True))
     other.ports = stack.ports
     tuskline = configured(tmp_path / "other", other)
     report = tuskline.json("doctor", code=Cause.DIVERGED)

@@ -4,10 +4,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import psycopg
 import pytest
 
-from tests.support.quorum_stack import QuorumStack, peak_memory, small_segments
+from tests.support.quorum_stack import QuorumStack, load_server, peak_memory
 from tests.support.servers import MakeServer
 from tests.support.waiting import wait_for
 from walsender_bridge.local_server import LocalServer
@@ -17,14 +16,14 @@ MIB = 1 << 20
 
 @pytest.fixture
 def primary(make_server: MakeServer) -> LocalServer:
-    server = make_server(
-        wal_level="replica", min_wal_size="8MB", max_wal_size="16MB", checkpoint_timeout="1h"
+    return load_server(
+        make_server,
+        small=True,
+        wal_level="replica",
+        min_wal_size="8MB",
+        max_wal_size="16MB",
+        checkpoint_timeout="1h",
     )
-    small_segments(server)
-    server.start()
-    with psycopg.connect(server.dsn(), autocommit=True) as connection:
-        connection.execute("CREATE TABLE load (number int PRIMARY KEY)")
-    return server
 
 
 @pytest.fixture
@@ -32,12 +31,6 @@ def quorum(tmp_path: Path, primary: LocalServer) -> Iterator[QuorumStack]:
     with QuorumStack(tmp_path, primary) as stack:
         stack.options["proposer"] = ["--queue-bytes", str(8 * MIB)]
         yield stack
-
-
-def insert(quorum: QuorumStack, number: int) -> None:
-    with psycopg.connect(quorum.server.dsn(), autocommit=True) as connection:
-        connection.execute("SET statement_timeout = '30s'")
-        connection.execute("INSERT INTO load VALUES (%s)", [number])
 
 
 def files(quorum: QuorumStack, number: int) -> list[str]:
@@ -55,7 +48,7 @@ def pg_wal_bytes(quorum: QuorumStack) -> int:
 def test_8_a_laggard_catches_up_from_the_primary_in_bounded_memory(quorum):
     quorum.start()
     quorum.attach()
-    insert(quorum, 0)
+    quorum.insert(0)
     quorum.kill("safekeeper-2")
     behind = quorum.make_wal(90)
     wait_for(lambda: quorum.held(0) >= behind, 30, "the others have it")
@@ -83,7 +76,7 @@ def test_8_a_laggard_catches_up_from_the_primary_in_bounded_memory(quorum):
 def test_8_two_laggards_at_different_places_catch_up_at_once(quorum):
     quorum.start()
     quorum.attach()
-    insert(quorum, 0)
+    quorum.insert(0)
     quorum.kill("safekeeper-2")
     quorum.make_wal(20)
     quorum.kill("safekeeper-1")
@@ -92,14 +85,14 @@ def test_8_two_laggards_at_different_places_catch_up_at_once(quorum):
     quorum.start("safekeeper-1", "safekeeper-2")
     wait_for(lambda: min(map(quorum.held, range(3))) >= behind, 60, "both catch up")
     print("both caught up in", round(time.monotonic() - began, 1), "s")
-    insert(quorum, 1)
+    quorum.insert(1)
 
 
 def test_8_beyond_what_the_primary_keeps_it_catches_up_from_a_peer(quorum):
     quorum.options["proposer"] += ["--max-laggard-bytes", str(16 * MIB)]
     quorum.start()  # without WAL servers beside them, safekeepers keep all their WAL
     quorum.attach()
-    insert(quorum, 0)
+    quorum.insert(0)
     wait_for(lambda: quorum.segments(2) is not None and quorum.held(2), 20, "it has something")
     quorum.kill("safekeeper-2")
     oldest = files(quorum, 2)[0]
@@ -121,7 +114,7 @@ def test_27_who_stays_too_far_behind_lets_go_of_the_wal_and_is_rebuilt(quorum):
     quorum.options["proposer"] += ["--max-laggard-bytes", str(16 * MIB)]
     quorum.start()
     quorum.attach()
-    insert(quorum, 0)
+    quorum.insert(0)
     with quorum.wal_server(0), quorum.wal_server(1):
         quorum.kill("safekeeper-2")
         oldest = files(quorum, 2)[0]
@@ -139,18 +132,34 @@ def test_27_who_stays_too_far_behind_lets_go_of_the_wal_and_is_rebuilt(quorum):
         assert not quorum.status()["rebuild"]
         assert oldest not in files(quorum, 2)
         quorum.kill("safekeeper-1")
-        insert(quorum, 1)  # with the one that was rebuilt
+        quorum.insert(1)  # with the one that was rebuilt
 
 
 def test_20_a_laggard_s_reading_does_not_hold_up_a_fast_shutdown(quorum):
     quorum.start()
     quorum.attach()
-    insert(quorum, 0)
+    quorum.insert(0)
     quorum.kill("safekeeper-2")
     behind = quorum.make_wal(40)
     quorum.start("safekeeper-2")
     wait_for(lambda: quorum.held(2) >= behind, 60, "it catches up")
-    insert(quorum, 1)
+    quorum.insert(1)
     began = time.monotonic()
     quorum.server.stop("fast")
     assert time.monotonic() - began < 10
+
+
+def test_20_a_laggard_that_hangs_in_its_reading_does_not_hold_up_a_fast_shutdown(quorum):
+    """Its connection to the primary is full, and a server waits for such a walsender before it ends the others."""
+    quorum.start()
+    quorum.attach()
+    quorum.insert(0)
+    quorum.kill("safekeeper-2")
+    end = quorum.make_wal(60)
+    quorum.start("safekeeper-2")
+    wait_for(lambda: quorum.held(2) > 0, 30, "it reads")
+    quorum.pause("safekeeper-2")
+    assert quorum.held(2) < end
+    began = time.monotonic()
+    quorum.server.stop("fast")
+    assert time.monotonic() - began < 8

@@ -1,30 +1,28 @@
 """Safekeepers come and go while commits go on: joint memberships around a real primary."""
 
+import contextlib
 import random
 import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import psycopg
 import pytest
 
-from tests.support.quorum_stack import Load, QuorumStack
+from tests.support.quorum_stack import Load, QuorumStack, load_server, numbers
+from tests.support.relay import Gate
 from tests.support.servers import MakeServer
 from tests.support.waiting import wait_for
 from walsender_bridge.errors import DeadlineError, UsageError
 from walsender_bridge.local_server import LocalServer
 from walsender_bridge.proposer.change_members import ProposerFiles, change, wait
+from walsender_bridge.safekeeper.messages import Configure, Message
 from walsender_bridge.wire.lsn import parse_lsn
 
 
 @pytest.fixture
 def primary(make_server: MakeServer) -> LocalServer:
-    server = make_server(wal_level="replica")
-    server.start()
-    with psycopg.connect(server.dsn(), autocommit=True) as connection:
-        connection.execute("CREATE TABLE load (number int PRIMARY KEY)")
-    return server
+    return load_server(make_server, wal_level="replica")
 
 
 @pytest.fixture
@@ -51,8 +49,7 @@ def ends_well(quorum: QuorumStack, load: Load, members: list[int]) -> None:
     """All that was acknowledged is at the primary, and each member has the primary's WAL."""
     goes_on(load, f"commits go on: {quorum.logs()}")
     acknowledged = load.stop()
-    found = {number for (number,) in quorum.ask("SELECT number FROM load")}
-    assert set(acknowledged) <= found
+    assert set(acknowledged) <= numbers(quorum.server)
     quorum.ask("SELECT pg_switch_wal()")
     lsn = parse_lsn(quorum.flush_lsn())
     addresses = {quorum.address(number) for number in members}
@@ -92,6 +89,44 @@ def test_12_one_safekeeper_is_replaced_by_another_under_load(quorum, files):
     goes_on(load, "commits with the new one")
     quorum.start("safekeeper-1")
     ends_well(quorum, load, [1, 2, new])
+
+
+def test_12_a_change_is_done_only_when_a_majority_of_the_new_members_has_it_on_disk(
+    tmp_path, primary
+):
+    """Else the old one could be switched off, another disk be lost, and nobody be elected ever again."""
+    with contextlib.ExitStack() as stack:
+        quorum = stack.enter_context(QuorumStack(tmp_path, primary))
+        quorum.start(*quorum.names)
+        gates = [stack.enter_context(Gate(quorum.ports[n], _second_step)) for n in (1, 2)]
+        quorum.ports[1:] = [gate.port for gate in gates]
+        quorum.start("proposer")
+        quorum.attach()
+        files = ProposerFiles(quorum.status_file, quorum.members_file)
+        new = quorum.one_more()
+        asked = change(files, add=[quorum.address(new)], remove=[quorum.address(0)])
+        wait_for(lambda: all(gate.holding for gate in gates), 20, "the second step is sent")
+        with pytest.raises(DeadlineError, match="has not written it down yet"):
+            wait(files, asked, 1)
+        said = quorum.status()
+        assert said["membership"]["new_members"] is None
+        assert said["change"]["state"] == "changing"
+        for gate in gates:
+            gate.open()
+        assert wait(files, asked, 20)["membership"]["settled"] is True
+        # What it promises: the old one is gone for good, another disk is lost, and the rest elects.
+        for name in ("safekeeper-0", "safekeeper-1", "proposer"):
+            quorum.kill(name)
+        for number in (0, 1):
+            shutil.rmtree(quorum.data(number))
+        quorum.start("proposer")
+        load = Load(quorum.server)
+        goes_on(load, f"two of the new three are a quorum: {quorum.logs()}")
+        load.stop()
+
+
+def _second_step(message: Message) -> bool:
+    return isinstance(message, Configure) and message.configuration.new_members is None
 
 
 def test_12_a_lost_disk_comes_back_only_as_a_new_member(quorum, files):

@@ -15,8 +15,8 @@ import pytest
 
 from tests.support.attached import Attached, difference, server_state
 from tests.support.quorum_operator import commit, configured, hanging, names, streams, waiting
-from tests.support.quorum_stack import NAME, QuorumStack
-from tests.support.servers import MAJORS_IN_TURN, MakeServer
+from tests.support.quorum_stack import NAME, QuorumStack, load_server
+from tests.support.servers import DEFAULT, MAJORS_IN_TURN, MakeServer
 from tests.support.waiting import wait_for
 from walsender_bridge.errors import Cause
 from walsender_bridge.local_server import LocalServer
@@ -28,13 +28,8 @@ RELEASE = ("quorum", "release", "--yes", "--yes-i-may-lose-data")
 
 @pytest.fixture
 def primary(make_server: MakeServer, request: pytest.FixtureRequest) -> LocalServer:
-    server = make_server(major=getattr(request, "param", 16), max_connections="12")
-    server.start()
-    with psycopg.connect(server.dsn(), autocommit=True) as connection:
-        connection.execute("CREATE TABLE load (number int PRIMARY KEY)")
-        connection.execute("CREATE ROLE client LOGIN PASSWORD 'client'")
-        connection.execute("GRANT INSERT, SELECT ON load TO client")
-    return server
+    major = getattr(request, "param", DEFAULT)
+    return load_server(make_server, major, client=True, max_connections="12")
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from tests.support.quorum_stack import Load, QuorumStack
+from tests.support.quorum_stack import Load, QuorumStack, load_server, numbers
 from tests.support.relay import Relay
 from tests.support.servers import MakeServer
 from tests.support.waiting import wait_for
@@ -19,16 +19,9 @@ SEGMENT = 16 << 20
 
 @pytest.fixture
 def stack(tmp_path: Path, make_server: MakeServer) -> Iterator[QuorumStack]:
-    server = make_server(wal_level="replica", autovacuum="off", bgwriter_delay="10s")
-    server.start()
-    with psycopg.connect(server.dsn(), autocommit=True) as connection:
-        connection.execute("CREATE TABLE load (number int PRIMARY KEY)")
+    server = load_server(make_server, wal_level="replica", autovacuum="off", bgwriter_delay="10s")
     with QuorumStack(tmp_path, server) as stack:
         yield stack
-
-
-def numbers(stack: QuorumStack) -> set[int]:
-    return {number for (number,) in stack.ask("SELECT number FROM load")}
 
 
 def everywhere(stack: QuorumStack, lsn: int) -> bool:
@@ -58,7 +51,7 @@ def test_3_frequent_checkpoints_and_switched_segments_under_load(stack) -> None:
         most = 3 * (turn + 1)
         wait_for(lambda: len(load.acknowledged) >= most, 20, "commits go on")  # noqa: B023
     acknowledged = load.stop()
-    assert set(acknowledged) <= numbers(stack)
+    assert set(acknowledged) <= numbers(stack.server)
     stack.ask("SELECT pg_switch_wal()")
     end = parse_lsn(stack.flush_lsn())
     wait_for(lambda: everywhere(stack, end), 30, "all have it")
@@ -116,7 +109,7 @@ def test_11_a_restart_exactly_at_a_boundary(stack, boundary: str) -> None:
     stack.server.start()
     wait_for(stack.is_sync, 30, "the primary is back")
     stack.ask("INSERT INTO load VALUES (3)")
-    assert numbers(stack) == {1, 2, 3}
+    assert numbers(stack.server) == {1, 2, 3}
 
 
 def test_26_a_greater_node_id_displaces_and_readers_stay(stack, tmp_path) -> None:
@@ -161,4 +154,4 @@ def test_26_a_short_disconnection_resumes_without_a_vote(stack) -> None:
             stack.ask(f"INSERT INTO load VALUES ({number})")
         assert stack.status()["term"] == term
         assert stack.log("proposer").read_text().count(" elected ") == 1
-        assert numbers(stack) == set(range(5))
+        assert numbers(stack.server) == set(range(5))

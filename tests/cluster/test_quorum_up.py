@@ -11,14 +11,14 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import psycopg
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from psycopg.conninfo import make_conninfo
 
 from tests.support.attached import Attached
+from tests.support.quorum_stack import insert, load_server
+from tests.support.quorum_up import follows, hosting, pids, quorum, up
 from tests.support.servers import MakeServer
 from tests.support.waiting import wait_for
 from tests.support.wal_server import PASSWORD, USER, verifier
@@ -26,7 +26,7 @@ from walsender_bridge import processes
 from walsender_bridge.commands import quorum_view
 from walsender_bridge.config import load_config
 from walsender_bridge.errors import Cause
-from walsender_bridge.local_server import LocalServer, free_ports
+from walsender_bridge.local_server import LocalServer
 from walsender_bridge.safekeeper import data_dir
 from walsender_bridge.supervisor import read_states
 from walsender_bridge.wire.lsn import parse_lsn
@@ -36,57 +36,13 @@ COUNT = 3
 
 @pytest.fixture
 def server(make_server: MakeServer) -> LocalServer:
-    made = make_server(fsync="off")
-    made.start()
-    with psycopg.connect(made.dsn(), autocommit=True) as connection:
-        connection.execute("CREATE TABLE load (number int PRIMARY KEY)")
-    return made
+    return load_server(make_server, fsync="off")
 
 
 @pytest.fixture
 def tuskline(tmp_path: Path, server: LocalServer) -> Iterator[Attached]:
-    first = free_ports(2 * COUNT).start
-    section = {
-        "local": COUNT,
-        "listen": f"127.0.0.1:{first}",
-        "wal_listen": f"127.0.0.1:{first + COUNT}",
-        "keep_bytes": 1 << 30,
-    }
-    source = {"dsn": server.dsn(), "tables": ["public.load"]}
-    with Attached(tmp_path, {"shop": source}, metrics=True, safekeepers=section) as attached:
+    with hosting(tmp_path, server, COUNT) as attached:
         yield attached
-
-
-def quorum(tuskline: Attached) -> dict[str, Any]:
-    done = tuskline.run("safekeeper", "status", "--json")
-    assert done.returncode in {0, Cause.UNAVAILABLE}, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    assert bool(found["ill"]) == bool(done.returncode)
-    return found
-
-
-def follows(tuskline: Attached) -> bool:
-    seen = quorum_view.look(load_config(tuskline.config))
-    return seen is not None and seen.proposer_here and seen.ill == []
-
-
-def up(tuskline: Attached) -> None:
-    """Everything runs, and commits wait for the quorum."""
-    tuskline.json("init")
-    tuskline.up()
-    wait_for(lambda: follows(tuskline), 60, "a quorum follows")
-    assert tuskline.json("quorum", "require")["changed"] is True
-
-
-def insert(server: LocalServer, number: int, *, timeout_ms: int = 20_000) -> None:
-    with psycopg.connect(server.dsn(), autocommit=True) as connection:
-        connection.execute(f"SET statement_timeout = {timeout_ms}".encode())
-        connection.execute("INSERT INTO load VALUES (%s)", [number])
-
-
-def pids(tuskline: Attached, supervisor: str) -> dict[str, int]:
-    children = read_states(tuskline.run_dir, supervisor).get("children", {})
-    return {name: child["pid"] for name, child in children.items()}
 
 
 def fetch(tuskline: Attached, path: str) -> tuple[int, str]:

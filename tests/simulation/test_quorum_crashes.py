@@ -60,9 +60,11 @@ SHOWN_BY = {
     "7: restart_lsn goes back": ("mixed", 0),
     "8: an unbounded queue": ("mixed", 0),
     "8: laggards hold on": ("mixed", 0),
+    "8: no room, and acknowledged": ("disks", 0),
     "9: bytes, not records": ("mixed", 0),
     "9: the committed part of a record stays": ("mixed", 0),
     "10: one majority for two memberships": ("disks", 0),
+    "10: done before it is on disk": ("changes", 0),
     "10: a lost disk under its old identity": ("disks", 0),
 }
 

@@ -13,6 +13,7 @@ from typing import Any, Self
 
 import psycopg
 
+from tests.support.servers import DEFAULT, MakeServer
 from tests.support.waiting import wait_for
 from tests.support.wal_server import WalServerProcess
 from walsender_bridge.local_server import LocalServer, free_port
@@ -194,6 +195,14 @@ class QuorumStack:
         found = {each["address"]: each["fault"] for each in self.status()["safekeepers"]}
         return found[self.address(number)] or ""
 
+    def insert(self, number: int, *, timeout_ms: int = 30_000) -> None:
+        """One commit, which returns."""
+        insert(self.server, number, timeout_ms=timeout_ms)
+
+    def committed_to(self, lsn: str) -> bool:
+        """Whether the proposer says that a quorum has all up to there."""
+        return parse_lsn(self.status()["commit_lsn"]) >= parse_lsn(lsn)
+
     def flush_lsn(self) -> str:
         """The primary's durable end of WAL."""
         found: str = self.ask("SELECT pg_current_wal_flush_lsn()")[0][0]
@@ -237,6 +246,62 @@ class Load:
         self._stop.set()
         self._thread.join(30)
         return self.acknowledged
+
+
+def load_server(
+    make_server: MakeServer,
+    major: int = DEFAULT,
+    *,
+    small: bool = False,
+    client: bool = False,
+    **settings: str,
+) -> LocalServer:
+    """A server that runs, with the table `load`. `small`: segments of 1 MiB; `client`: an ordinary role."""
+    server = make_server(major=major, **settings)
+    if small:
+        small_segments(server)
+    server.start()
+    with psycopg.connect(server.dsn(), autocommit=True) as connection:
+        connection.execute("CREATE TABLE load (number int PRIMARY KEY)")
+        if client:
+            connection.execute("CREATE ROLE client LOGIN PASSWORD 'client'")
+            connection.execute("GRANT INSERT, SELECT ON load TO client")
+    return server
+
+
+def insert(server: LocalServer, number: int, *, timeout_ms: int = 20_000) -> None:
+    """One commit, which returns."""
+    with psycopg.connect(server.dsn(), autocommit=True) as connection:
+        connection.execute(f"SET statement_timeout = {timeout_ms}".encode())
+        connection.execute("INSERT INTO load VALUES (%s)", [number])
+
+
+def in_background(server: LocalServer, number: int) -> threading.Thread:
+    """A commit whose connection may break; the thread that it returns in."""
+
+    def commit() -> None:
+        try:
+            insert(server, number)
+        except psycopg.Error:
+            return
+
+    thread = threading.Thread(target=commit, daemon=True)
+    thread.start()
+    return thread
+
+
+def waits(server: LocalServer, number: int) -> threading.Thread:
+    """A commit that has not returned after a second; the thread that it returns in."""
+    thread = in_background(server, number)
+    thread.join(1.0)
+    assert thread.is_alive(), "the commit returned without a quorum"
+    return thread
+
+
+def numbers(server: LocalServer) -> set[int]:
+    """What is in the table."""
+    with psycopg.connect(server.dsn(), autocommit=True) as connection:
+        return {number for (number,) in connection.execute("SELECT number FROM load")}
 
 
 def small_segments(server: LocalServer) -> None:

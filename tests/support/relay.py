@@ -1,10 +1,14 @@
-"""A TCP relay whose connections a test can cut, as a network does."""
+"""A TCP relay whose connections a test can cut, as a network does, and one that holds certain messages back."""
 
 import contextlib
 import selectors
 import socket
 import threading
+from collections.abc import Callable
 from typing import Self
+
+from walsender_bridge.safekeeper.frames import HEADER_BYTES, decode, decode_header
+from walsender_bridge.safekeeper.messages import Message
 
 
 class Relay:
@@ -40,12 +44,16 @@ class Relay:
                         self._take(selector)
                     elif isinstance(key.fileobj, socket.socket) and key.fileobj in self._pairs:
                         self._pass_on(selector, key.fileobj)
+                self._turn()
                 if self._cut:
                     self._cut = False
                     for end in list(self._pairs):
                         self._close(selector, end)
             for end in list(self._pairs):
                 self._close(selector, end)
+
+    def _turn(self) -> None:
+        """What is to be done now and then."""
 
     def _take(self, selector: selectors.BaseSelector) -> None:
         near, _ = self._listener.accept()
@@ -62,11 +70,14 @@ class Relay:
     def _pass_on(self, selector: selectors.BaseSelector, end: socket.socket) -> None:
         try:
             data = end.recv(1 << 16)
-            self._pairs[end].sendall(data)
+            self._forward(end, data)
         except OSError:
             data = b""
         if not data:
             self._close(selector, end)
+
+    def _forward(self, end: socket.socket, data: bytes) -> None:
+        self._pairs[end].sendall(data)
 
     def _close(self, selector: selectors.BaseSelector, end: socket.socket) -> None:
         other = self._pairs.pop(end, None)
@@ -77,3 +88,48 @@ class Relay:
             with contextlib.suppress(KeyError, ValueError):
                 selector.unregister(each)
             each.close()
+
+
+class Gate(Relay):
+    """In front of a safekeeper: from the first message on that `holds`, what its proposer sends waits for `open`."""
+
+    def __init__(self, to: int, holds: Callable[[Message], bool]) -> None:
+        super().__init__(to)
+        self._holds = holds
+        self._opened = False
+        self.holding = False
+        #: What was sent and not passed on, by the proposer's end.
+        self._held: dict[socket.socket, bytearray] = {}
+
+    def open(self) -> None:
+        """Pass everything on, soon."""
+        self._opened = True
+
+    def _forward(self, end: socket.socket, data: bytes) -> None:
+        far = self._pairs[end]
+        if far.getpeername()[1] != self._to:  # a safekeeper's answer
+            super()._forward(end, data)
+            return
+        self._held.setdefault(end, bytearray()).extend(data)
+        self._let_through(end)
+
+    def _turn(self) -> None:
+        for end in [end for end in self._held if end in self._pairs]:
+            with contextlib.suppress(OSError):
+                self._let_through(end)
+
+    def _let_through(self, end: socket.socket) -> None:
+        held, at = self._held[end], 0
+        while not (self.holding and not self._opened) and len(held) - at >= HEADER_BYTES:
+            header = decode_header(held, at)
+            stop = at + HEADER_BYTES + header.length
+            if stop > len(held):
+                break
+            body = b"" if header.carries_wal else bytes(held[at + HEADER_BYTES : stop])
+            if not self._opened and self._holds(decode(header, body)):
+                self.holding = True
+                break
+            at = stop
+        if at:
+            self._pairs[end].sendall(held[:at])
+            del held[:at]

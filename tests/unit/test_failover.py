@@ -10,7 +10,7 @@ from walsender_bridge.errors import (
     NotSupportedError,
     ServerSettingError,
 )
-from walsender_bridge.proposer import election
+from walsender_bridge.proposer import election, lineage
 from walsender_bridge.proposer.effects import Lineage
 from walsender_bridge.proposer.failover import Candidate, Quorum, Step, next_step, plan
 from walsender_bridge.safekeeper import messages as m
@@ -27,6 +27,15 @@ def test_16_a_standby_at_vcl_is_promoted_and_one_below_is_not() -> None:
     assert next_step(READY, VCL) == Step.PROMOTE
     assert next_step(replace(READY, end_lsn=199), VCL) == Step.RECEIVE
     assert next_step(replace(READY, replay_lsn=199), VCL) == Step.REPLAY
+
+
+def test_16_a_log_that_has_changed_its_timeline_can_be_failed_over_again() -> None:
+    log = History((EpochEntry(1, 100, 1), EpochEntry(3, 200, 1), EpochEntry(3, 240, 2)))
+    origin = lineage.of_log(log, 300)
+    assert origin == Lineage(2, ((1, 240),))
+    assert lineage.successors(log, 300, 4, origin) == (EpochEntry(4, 300, 2),)
+    # What does not count says nothing: the log ends before the switch.
+    assert lineage.successors(log, 220, 4, lineage.of_log(log, 220)) == (EpochEntry(4, 220, 1),)
 
 
 def test_16_a_tail_is_committed_first_and_nothing_without_an_election() -> None:

@@ -1,5 +1,7 @@
 """Proposer and safekeeper face to face, step by step: the pictures of the design, and each refusal."""
 
+from dataclasses import replace
+
 import pytest
 
 from tests.support.quorum.claims import BASE
@@ -10,8 +12,10 @@ from walsender_bridge.proposer.effects import (
     ClosePeer,
     CompareWal,
     Lineage,
+    MembersChanged,
     PeerClosed,
     PeerConnected,
+    PeerFault,
     PeerReceived,
     Primary,
     SendMessage,
@@ -394,6 +398,31 @@ def test_5_whoever_is_refused_stops_and_says_by_whom() -> None:
     done = core.step(PeerReceived(0, m.Refused(m.Refusal.OLDER_TERM, m.NodeId(7, 77), "voted")))
     assert done == [Stop(StopReason.DISPLACED, "voted", m.NodeId(7, 77))]
     assert core.step(PeerReceived(2, held(3))) == []
+
+
+def test_5_a_refusal_in_its_own_name_is_no_other_proposer_s() -> None:
+    """The vote came on a connection that broke, after the next one's greeting."""
+    core = proposer()
+    core.step(PeerReceived(0, held(1)))
+    core.step(PeerReceived(1, held(2)))
+    again = m.Refused(m.Refusal.OLDER_TERM, core.node_id, "it voted for you")
+    assert core.step(PeerReceived(0, again)) == [ClosePeer(0)]
+    core.step(PeerClosed(0))
+    core.step(PeerConnected(0))
+    known = replace(held(1), node_id=core.node_id)
+    assert core.step(PeerReceived(0, known)) == [SendMessage(0, m.Resume(core.node_id))]
+
+
+def test_12_who_has_voted_for_it_before_it_left_resumes_as_a_member() -> None:
+    core = proposer()
+    for peer in range(2):
+        core.step(PeerReceived(peer, held(peer + 1)))
+    former = replace(held(4), node_id=core.node_id)
+    assert isinstance(core.step(PeerReceived(2, former))[0], PeerFault)  # a stranger
+    core.membership.configuration = MEMBERS.joint({1, 2, 4})
+    assert core._invited([MembersChanged(core.configuration)])[-1] == (
+        SendMessage(2, m.Resume(core.node_id))
+    )
 
 
 FENCED = m.Refused(m.Refusal.FENCED_TIMELINE, m.NodeId(1, 77), "fenced")

@@ -71,6 +71,19 @@ def test_a_full_disk_and_a_refusal_are_told_with_their_reasons():
     ]
 
 
+def test_one_that_has_left_is_missed_by_nobody_but_only_when_all_members_are_there():
+    names = ["a", "b"]
+    members = [safekeeper(n, safekeeper=names[n], member=True) for n in range(2)]
+    left = safekeeper(2, "away", own={}, hosted=False, safekeeper=None, member=False)
+    membership = {"members": names, "new_members": None}
+    assert view(*members, left, membership=membership).ill == []
+    # That one may be the third member: nobody knows who is away.
+    membership = {"members": [*names, "c"], "new_members": None}
+    assert view(*members, left, membership=membership).ill == ["safekeeper 127.0.0.1:3 is away"]
+    membership = {"members": names, "new_members": [*names, "c"]}
+    assert view(*members, left, membership=membership).ill == ["safekeeper 127.0.0.1:3 is away"]
+
+
 def test_the_histogram_counts_what_took_at_most_so_long():
     times = WriteTimes()
     for seconds in (0.00005, WRITE_SECONDS[1], 0.02, 99.0):

@@ -88,7 +88,10 @@ class QuorumView:
         words = []
         if self.proposer_here and not self.quorum:
             words.append(f"a quorum is lost, commits hang: {self._why()}")
+        spare = self._all_members_heard()
         for each in self.safekeepers:
+            if spare and each.told.get("member") is False:
+                continue  # it has left, or is to join: nobody needs it
             name = f"safekeeper {each.address}"
             if each.state == "rebuild":
                 words.append(f"{name} stayed too far behind: its WAL was let go, it begins anew")
@@ -98,6 +101,13 @@ class QuorumView:
                 fault = each.told.get("fault")
                 words.append(f"{name} is {each.state}" + (f": {fault}" if fault else ""))
         return words
+
+    def _all_members_heard(self) -> bool:
+        """Whether the proposer knows an address of each member, so that the others are none."""
+        membership = self.proposer.get("membership") or {}
+        members = {*membership.get("members", ()), *(membership.get("new_members") or ())}
+        heard = {each.told.get("safekeeper") for each in self.safekeepers if each.told}
+        return bool(members) and members <= heard
 
     def _why(self) -> str:
         error = self.proposer.get("error") or {}

@@ -5,6 +5,8 @@ directory, so at the address of one that lost its disk another one answers, whic
 by itself puts that one in the place of the member that is missing.
 
 Everything here may be repeated: a change that is made, or under way, is found so and not asked for twice.
+
+Invariant: `wait` returns only when the membership is settled (`membership.py`): then who left may be switched off.
 """
 
 import json
@@ -96,6 +98,7 @@ def wait(files: ProposerFiles, request: MemberRequest, timeout: float) -> dict[s
         if (
             _identities(said["membership"]["members"]) == request.members
             and said["membership"]["new_members"] is None
+            and said["membership"]["settled"]
         ):
             return said
         if said["change"]["state"] == ChangeState.SUPERSEDED:
@@ -104,7 +107,7 @@ def wait(files: ProposerFiles, request: MemberRequest, timeout: float) -> dict[s
                 where=str(files.status),
                 repair="look at the members, and ask again",
             )
-        why = said["change"]["why"] or "a majority of the new members is not in step yet"
+        why = said["change"]["why"] or "a majority of the new members has not written it down yet"
         time.sleep(_LOOK_SECONDS)
     raise DeadlineError(
         f"the membership is not changed yet: {why}",
@@ -139,9 +142,13 @@ def _member(name: str, said: dict[str, Any], members: frozenset[int]) -> int | N
     for each in said["safekeepers"]:
         if each["address"] == name and each["member"]:
             return int(each["safekeeper"], 16)
+    known = any(each["address"] == name for each in said["safekeepers"])
+    if known:  # a proposer that has just started has not heard of all of them
+        there = greet(*parse_address(name), ServerInfo(**said["server"]))
+        if there is not None and there.safekeeper in members:
+            return there.safekeeper
     heard = _identities([each["safekeeper"] for each in said["safekeepers"] if each["safekeeper"]])
     missing = members - heard
-    known = any(each["address"] == name for each in said["safekeepers"])
     if known and len(missing) == 1:
         return next(iter(missing))
     if known and not missing:

@@ -30,7 +30,6 @@ from walsender_bridge.proposer.effects import (
     Effect,
     Event,
     Limits,
-    Lineage,
     LocatePrimary,
     MembersChanged,
     MembersWanted,
@@ -205,6 +204,9 @@ class Proposer:
     def _refused(self, peer: Peer, refused: m.Refused) -> list[Effect]:
         """Whoever is in the way of this proposer ends it (rule 5); other faults are one safekeeper's."""
         reason = _STOPS.get(refused.reason)
+        if refused.node_id == self.node_id and reason == StopReason.DISPLACED:
+            # The vote arrived on a connection that broke, after this one's greeting: the next one resumes (rule 5).
+            return [ClosePeer(peer.number)]
         if reason == StopReason.FENCED:
             self.fenced |= {peer.identity}
             if self.configuration.has_quorum(self.configuration.everyone - self.fenced):
@@ -233,10 +235,8 @@ class Proposer:
             return self._propose() or self._stranger(peer)
         if peer.identity not in self.configuration.everyone:
             return self._ask(peer)
-        if greeting.node_id == self.node_id:
-            peer.state = PeerState.VOTING
-            return [SendMessage(peer.number, m.Resume(self.node_id))]
-        if greeting.node_id.term >= self.node_id.term:
+        mine = greeting.node_id == self.node_id
+        if greeting.node_id.term >= self.node_id.term and not mine:
             return self._stop(
                 StopReason.DISPLACED, f"the vote went to {greeting.node_id}", greeting.node_id
             )
@@ -280,6 +280,9 @@ class Proposer:
         if stranger := self._stranger(peer):
             return stranger
         peer.state = PeerState.VOTING
+        if peer.greeting is not None and peer.greeting.node_id == self.node_id:
+            # It has voted for this process: before its connection broke, or as the member that it is again.
+            return [SendMessage(peer.number, m.Resume(self.node_id))]
         void = peer.identity in self.fenced and self.office and self.office.streaming.established
         purpose = m.Purpose.ABORT if void else self.purpose
         vote = m.Vote(self.node_id, purpose, self._timeline(), self.configuration)
@@ -341,12 +344,13 @@ class Proposer:
         if self.primary is None and self.vcl <= best.history.entries[0].start_lsn:
             # The log began inside a record, and a standby is promoted where one ends: below it.
             raise DivergedError("the safekeepers hold no complete record to fail over to")
-        origin = self.primary.lineage if self.primary else Lineage(self._log_timeline(best))
+        log = best.history
+        origin = self.primary.lineage if self.primary else lineage.of_log(log, self.vcl)
         term = self.node_id.term
-        entries = lineage.successors(best.history, self.vcl, term, origin)
+        entries = lineage.successors(log, self.vcl, term, origin)
         restart = max(election.restart(reply, best, self.vcl) for reply in voters)
         floor = restart - restart % self.server.segment_size
-        self.history = best.history.succeeded(self.vcl, entries).pruned(floor)
+        self.history = log.succeeded(self.vcl, entries).pruned(floor)
         self.phase = Phase.COMPARING
         return self._compare()
 
@@ -355,9 +359,6 @@ class Proposer:
         if self.primary is None:
             raise DivergedError("the safekeepers hold no WAL to fail over to")
         return self.primary.flush_lsn - self.primary.flush_lsn % self.server.segment_size
-
-    def _log_timeline(self, best: m.VoteReply) -> int:
-        return best.history.timeline_at(self.vcl) if best.history else 0
 
     def _ahead(self, lsn: int) -> list[Effect]:
         assert self.primary is not None
@@ -413,7 +414,7 @@ class Proposer:
     def _lead(self) -> list[Effect]:
         assert self.best is not None
         self.phase = Phase.LEADING
-        self.membership.configuration = self.configuration.stamped(self.node_id.term)
+        self.membership.use(self.configuration.stamped(self.node_id.term))
         voters = self._replies().values()
         commit = max([0, self.best.commit_lsn, *(reply.commit_lsn for reply in voters)])
         restart = max((election.restart(r, self.best, self.vcl) for r in voters), default=0)

@@ -56,8 +56,9 @@ from walsender_bridge.wire.lsn import format_lsn
 
 #: Seconds between two ticks of the core: heartbeats, tries.
 TICK_SECONDS = 0.2
-#: Seconds that a primary ahead of the quorum is held back though the quorum does not get on.
-HOLD_SECONDS = 10.0
+#: Seconds that a primary ahead of the quorum is held back though the quorum does not get on: one that shuts down says
+#: so in its stream, where it cannot be heard meanwhile, and its shutdown waits for so long.
+HOLD_SECONDS = 3.0
 #: A safekeeper in one of these states has nothing to say by itself.
 _QUIET = (PeerState.GREETED, PeerState.VOTED)
 
@@ -244,7 +245,7 @@ class Session:
     def _look_for_changes(self) -> None:
         known = set(self._addresses)
         self._addresses += [each for each in self._changes.look() if each not in known]
-        wanted = self._changes.next(self.core.configuration, self.core.streaming)
+        wanted = self._changes.next(self.core.membership, self.core.streaming)
         if wanted is not None:
             self._handle(wanted)
 
@@ -352,6 +353,8 @@ class Session:
                 _log.error("safekeeper is to be rebuilt", safekeeper=f"{safekeeper:032x}")
             case e.MembersChanged(configuration):
                 _log.info("membership", generation=configuration.generation)
+            case e.MembersSettled(configuration):
+                _log.info("membership is settled", generation=configuration.generation)
             case e.Stop():
                 self._stop = effect
 

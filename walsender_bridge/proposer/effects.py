@@ -287,7 +287,14 @@ class MarkRebuild:
 
 @dataclass(frozen=True, slots=True)
 class MembersChanged:
-    """This membership is in force."""
+    """This membership is in force. The one before it is needed still, until it is settled."""
+
+    configuration: Configuration
+
+
+@dataclass(frozen=True, slots=True)
+class MembersSettled:
+    """A majority of each membership has persisted it: it outlives whoever left, and a minority's disks."""
 
     configuration: Configuration
 
@@ -316,5 +323,6 @@ Effect: TypeAlias = (
     | AdvanceSlot
     | MarkRebuild
     | MembersChanged
+    | MembersSettled
     | Stop
 )

@@ -8,6 +8,9 @@ r"""Does what `failover.next_step` says, on real servers and safekeepers. The AP
 Nothing is remembered outside the safekeepers and the servers: a run that was killed is started again. The elected
 proposer stays in office, on a thread, until the candidate is to be promoted: it feeds safekeepers that lag behind, tells
 readers what is committed, and whoever displaces it ends the run before the next step.
+
+A server that cannot be reached, or a majority that does not answer, is tried again until the step's time is over: one
+of them may be starting. When the proposer has gone with it, the run begins again with an election.
 """
 
 import time
@@ -22,6 +25,7 @@ from walsender_bridge.errors import (
     DeadlineError,
     DivergedError,
     FencedError,
+    TusklineError,
     UnavailableError,
 )
 from walsender_bridge.proposer import failover
@@ -29,7 +33,7 @@ from walsender_bridge.proposer.candidate import CandidateServer
 from walsender_bridge.proposer.driver import Session, Settings
 from walsender_bridge.proposer.failover import Candidate, Quorum, Step
 from walsender_bridge.proposer.first_membership import find_membership
-from walsender_bridge.proposer.greeting import greet
+from walsender_bridge.proposer.greeting import ask_all
 from walsender_bridge.proposer.primary import PrimaryStream
 from walsender_bridge.proposer.term_in_office import TermInOffice
 from walsender_bridge.proposer.wal_range import read_range
@@ -71,6 +75,9 @@ class FailoverRun:
             settings.promote,
         )
         self._office: TermInOffice | None = None
+        #: When the step at hand has to be done, and what held it up last.
+        self._deadline = 0.0
+        self._reason = ""
 
     def plan(self) -> list[Step]:
         """What a run would do now, as far as can be told without an election. Raises what `run` raises."""
@@ -87,39 +94,76 @@ class FailoverRun:
         """Fail over to the candidate; the steps that were done. May be run again after whatever happened.
 
         Raises what `failover.next_step` raises, `FencedError` (another proposer came), `DeadlineError` (a step took
-        longer than `seconds`), `UnavailableError` (no majority answers), and errors of the servers.
+        longer than `seconds`; with the last reason), and errors of the servers. Who cannot be reached at the very
+        beginning, when nothing is done yet, is an error at once: `UnavailableError`, `ConnectionFailedError`.
         """
         info = self._server.server_info()
         quorum = _quorum(_greetings(self._proposer, info))
+        self._begin_step()
         done: list[Step] = []
-        deadline = time.monotonic() + self._settings.seconds
         try:
-            while True:
-                candidate = self._server.look()
-                if not candidate.in_recovery:
-                    quorum = _quorum(_greetings(self._proposer, info))
-                else:
-                    self._check()
-                step = failover.next_step(
-                    candidate, quorum, trusts_restore=self._settings.trusts_restore
-                )
-                if step not in done:
-                    _log.info("failover", step=step.value, candidate=self._server.where)
-                    done.append(step)
-                    deadline = time.monotonic() + self._settings.seconds
-                fail_point.hit(f"failover-before-{step.name}")
-                if step == Step.DONE:
-                    return done
-                if time.monotonic() > deadline:
-                    raise DeadlineError(
-                        f"this took longer than {self._settings.seconds:g} s: {step.value}",
-                        where=self._server.where,
-                        repair="look at its log, and run this again: it goes on from here",
-                    )
-                quorum = self._perform(step, candidate, quorum, info)
-                fail_point.hit(f"failover-after-{step.name}")
-        finally:
-            self._leave()
+            while Step.DONE not in done:
+                quorum = self._advance(done, quorum, info)
+        except BaseException:
+            try:
+                self._leave()
+            except DeadlineError as error:  # what went wrong first is what the operator has to know
+                _log.error("the failover's proposer goes on", reason=error.what)
+            raise
+        self._leave()
+        return done
+
+    def _advance(self, done: list[Step], quorum: Quorum, info: ServerInfo) -> Quorum:
+        """Look, and do the next step; `done` gains it when it is new. What has passed is passed over."""
+        try:
+            candidate = self._server.look()
+            if not candidate.in_recovery:
+                quorum = _quorum(_greetings(self._proposer, info))
+            else:
+                self._check()
+            step = failover.next_step(
+                candidate, quorum, trusts_restore=self._settings.trusts_restore
+            )
+            if step not in done:
+                _log.info("failover", step=step.value, candidate=self._server.where)
+                done.append(step)
+                self._begin_step()
+            fail_point.hit(f"failover-before-{step.name}")
+            if step == Step.DONE:
+                return quorum
+            self._in_time(step)
+            quorum = self._perform(step, candidate, quorum, info)
+            fail_point.hit(f"failover-after-{step.name}")
+        except (ConnectionFailedError, UnavailableError) as error:
+            self._note(error)
+            self._in_time(done[-1] if done else None)
+            time.sleep(_LOOK)
+            if self._office is None or self._office.over:
+                self._leave()
+                quorum = Quorum(quorum.timeline, quorum.fenced)
+        return quorum
+
+    def _begin_step(self) -> None:
+        self._deadline = time.monotonic() + self._settings.seconds
+        self._reason = ""
+
+    def _note(self, error: TusklineError) -> None:
+        """Remember why it does not get on."""
+        reason = f"{error.what} ({error.where})" if error.where else error.what
+        if reason != self._reason:
+            _log.info("failover is held up", reason=reason)
+            self._reason = reason
+
+    def _in_time(self, step: Step | None) -> None:
+        """Raises `DeadlineError` once the step's time is over."""
+        if time.monotonic() > self._deadline:
+            what = step.value if step else "look at the candidate"
+            why = f"; last: {self._reason}" if self._reason else ""
+            raise DeadlineError(
+                f"this took longer than {self._settings.seconds:g} s: {what}{why}",
+                where=self._server.where,
+                repair="look at its log, and run this again: it goes on from here",
+            )
 
     def _perform(
         self, step: Step, candidate: Candidate, quorum: Quorum, info: ServerInfo
@@ -155,9 +199,9 @@ class FailoverRun:
             self._office.check()
 
     def _leave(self) -> None:
-        if self._office is not None:
-            self._office.close()
-            self._office = None
+        office, self._office = self._office, None
+        if office is not None:
+            office.close()
 
     def _enter(self, info: ServerInfo, source: NoPrimary | StandbyStream | None) -> TermInOffice:
         """A proposer in office; the one before it has gone."""
@@ -186,12 +230,8 @@ class FailoverRun:
             StandbyStream.connect(self._settings.upstream, replication="true") as theirs,
         ):
             held = read_range(own, begin, end, timeline, self._check)
-            try:
-                equal = held == read_range(theirs, begin, end, timeline, self._check)
-            except ConnectionFailedError as error:
-                # A safekeeper that has just started does not know yet what is committed.
-                _log.info("no WAL from there yet", where=error.where, reason=error.what)
-                return quorum
+            # A safekeeper that has just started does not know yet what is committed: it refuses, and is asked again.
+            equal = held == read_range(theirs, begin, end, timeline, self._check)
         if not equal:
             raise DivergedError(
                 f"its WAL below {format_lsn(end)} is not what the safekeepers hold: it is a copy that went its own way",
@@ -267,8 +307,8 @@ def _enter(
 
 def _greetings(settings: Settings, info: ServerInfo) -> list[SafekeeperGreeting]:
     """Of those that answer; a majority. Nobody's term changes by being asked. Raises `UnavailableError`."""
-    asked = [greet(host, port, info) for host, port in settings.safekeepers]
-    greetings = [greeting for greeting in asked if greeting is not None]
+    asked = [answer for _, answer in ask_all(settings.safekeepers, info)]
+    greetings = [answer for answer in asked if isinstance(answer, SafekeeperGreeting)]
     configuration = newest([greeting.configuration for greeting in greetings])
     if not configuration.has_quorum({greeting.safekeeper for greeting in greetings}):
         raise UnavailableError(

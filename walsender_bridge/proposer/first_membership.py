@@ -3,12 +3,15 @@
 A safekeeper draws its identity with its data directory, so a configuration file can name addresses alone. Once
 any safekeeper holds a membership, that one is taken (the newest). Before, *all* of them must answer: a membership
 that is made of a part could leave out the one that knows better.
+
+They are asked side by side. A membership of which a majority has answered is enough: whoever knows a newer one tells
+it in the election, and one that hangs does not delay that.
 """
 
 from collections.abc import Sequence
 
-from walsender_bridge.errors import ConnectionFailedError, DivergedError, UnavailableError
-from walsender_bridge.proposer.greeting import ask, greet
+from walsender_bridge.errors import DivergedError, UnavailableError
+from walsender_bridge.proposer.greeting import ANSWER_SECONDS, ask_all
 from walsender_bridge.safekeeper import messages as m
 from walsender_bridge.safekeeper.configuration import Configuration, newest
 
@@ -23,21 +26,22 @@ def find_membership(
     safekeepers: Sequence[tuple[str, int]],
     server: m.ServerInfo,
     others: Sequence[tuple[str, int]] = (),
+    seconds: float = ANSWER_SECONDS,
 ) -> Configuration:
     """The membership in force, or the first one.
 
-    `others`: addresses where members may be found, too, which found no membership. Raises `UnavailableError` when
+    `others`: addresses where members may be found, too, which found no membership. `seconds`: how long one may take to
+    answer. Raises `UnavailableError` when
     too few answer, and `DivergedError` when one of those at `safekeepers` belongs to another server.
     """
-    answers = [_answer(host, port, server) for host, port in safekeepers]
-    found = [answer for answer in answers if isinstance(answer, m.SafekeeperGreeting)]
-    known = newest([greeting.configuration for greeting in found])
-    if not known and others:
-        asked = [greet(host, port, server) for host, port in others]
-        known = newest([greeting.configuration for greeting in asked if greeting is not None])
+    answers: dict[int, m.SafekeeperGreeting | m.Refused | None] = {}
+    known = _known(safekeepers, server, seconds, answers)
+    known = known or _known(others, server, seconds, {})
     if known:
         return known
-    for (host, port), answer in zip(safekeepers, answers, strict=True):
+    found = [answer for answer in answers.values() if isinstance(answer, m.SafekeeperGreeting)]
+    for index, (host, port) in enumerate(safekeepers):
+        answer = answers[index]
         if isinstance(answer, m.Refused) and answer.reason in _OTHER_SERVER:
             raise DivergedError(
                 f"other server: {answer.detail}",
@@ -47,8 +51,8 @@ def find_membership(
     if len(found) < len(safekeepers):
         silent = [
             f"{host}:{port}"
-            for (host, port), answer in zip(safekeepers, answers, strict=True)
-            if not isinstance(answer, m.SafekeeperGreeting)
+            for index, (host, port) in enumerate(safekeepers)
+            if not isinstance(answers[index], m.SafekeeperGreeting)
         ]
         raise UnavailableError(
             "the first membership needs every safekeeper, and some do not answer",
@@ -58,8 +62,19 @@ def find_membership(
     return Configuration(generation=1, members=frozenset(each.safekeeper for each in found))
 
 
-def _answer(host: str, port: int, server: m.ServerInfo) -> m.SafekeeperGreeting | m.Refused | None:
-    try:
-        return ask(host, port, server)
-    except ConnectionFailedError:
-        return None
+def _known(
+    addresses: Sequence[tuple[str, int]],
+    server: m.ServerInfo,
+    seconds: float,
+    answers: dict[int, m.SafekeeperGreeting | m.Refused | None],
+) -> Configuration:
+    """The newest membership that they hold; no more is waited for than a majority of it. Fills `answers`."""
+    known, there = Configuration(), set()
+    for index, answer in ask_all(addresses, server, seconds):
+        answers[index] = answer
+        if isinstance(answer, m.SafekeeperGreeting):
+            known = newest((known, answer.configuration))
+            there.add(answer.safekeeper)
+            if known.has_quorum(there):
+                break
+    return known

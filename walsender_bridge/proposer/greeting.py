@@ -1,10 +1,13 @@
-"""Asking a safekeeper who it is, as a proposer greets it: nobody's term changes by being asked."""
+"""Asking safekeepers who they are, as a proposer greets them: nobody's term changes by being asked."""
 
+import queue
 import select
 import socket
+import threading
 import time
+from collections.abc import Iterator, Sequence
 
-from walsender_bridge.errors import ConnectionFailedError, MalformedMessageError
+from walsender_bridge.errors import ConnectionFailedError, MalformedMessageError, TusklineError
 from walsender_bridge.safekeeper import messages as m
 from walsender_bridge.safekeeper.frames import decode
 from walsender_bridge.safekeeper.wire_end import WireEnd
@@ -52,3 +55,31 @@ def greet(host: str, port: int, server: m.ServerInfo) -> m.SafekeeperGreeting | 
     except ConnectionFailedError:
         return None
     return answer if isinstance(answer, m.SafekeeperGreeting) else None
+
+
+def ask_all(
+    addresses: Sequence[tuple[str, int]], server: m.ServerInfo, seconds: float = ANSWER_SECONDS
+) -> Iterator[tuple[int, m.SafekeeperGreeting | m.Refused | None]]:
+    """(index, answer) of all of them, asked side by side, in the order of their answers; None: it does not answer.
+
+    Those that hang cost `seconds` together, and nothing for who has heard enough. Raises what `ask` raises otherwise.
+    """
+    answers: queue.SimpleQueue[
+        tuple[int, m.SafekeeperGreeting | m.Refused | TusklineError | None]
+    ] = queue.SimpleQueue()
+
+    def one(index: int, host: str, port: int) -> None:
+        try:
+            answers.put((index, ask(host, port, server, seconds)))
+        except ConnectionFailedError:
+            answers.put((index, None))
+        except TusklineError as error:
+            answers.put((index, error))
+
+    for index, (host, port) in enumerate(addresses):
+        threading.Thread(target=one, args=(index, host, port), name="greeting", daemon=True).start()
+    for _ in addresses:
+        index, answer = answers.get()
+        if isinstance(answer, TusklineError):
+            raise answer
+        yield index, answer

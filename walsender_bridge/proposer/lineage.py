@@ -14,6 +14,13 @@ from walsender_bridge.safekeeper.history import EpochEntry, History
 from walsender_bridge.wire.lsn import format_lsn
 
 
+def of_log(log: History, vcl: int) -> Lineage:
+    """The timelines of the log itself up to `vcl`: a failover goes on with them, whatever server has its WAL."""
+    entries = log.counted(vcl)
+    switches = [(b.timeline, a.start_lsn) for b, a in pairwise(entries) if b.timeline != a.timeline]
+    return Lineage(entries[-1].timeline if entries else 0, tuple(switches))
+
+
 def successors(log: History, vcl: int, term: int, lineage: Lineage) -> tuple[EpochEntry, ...]:
     """The entries of the epoch `term`, which starts at `vcl`, for a server of this lineage.
 

@@ -5,8 +5,10 @@ comparison and an exchange: it is carried out from that generation alone, once, 
 way; what a joint membership has begun, the next proposer completes from what the safekeepers hold. A file that is
 left over, or found on another machine, changes nothing: its generation is past.
 
-    WAITING ──all who join are here──▶ CHANGING (joint) ──▶ DONE
+    WAITING ──all who join are here──▶ CHANGING (joint, then on disk) ──▶ DONE
         └── another change came first ──▶ SUPERSEDED
+
+It is done when a majority of the new members has it on disk (`membership.py`): until then nobody may be switched off.
 
 The change begins when every safekeeper that joins, and a majority of the new membership, is connected: commits
 then wait for no longer than the new ones take to be rebuilt from the last segments that somebody may still need.
@@ -21,9 +23,10 @@ from pathlib import Path
 
 from walsender_bridge.errors import CorruptError, UsageError
 from walsender_bridge.proposer.effects import MembersWanted
+from walsender_bridge.proposer.membership import Membership
 from walsender_bridge.proposer.peer import Peer
 from walsender_bridge.proposer.streaming import Streaming
-from walsender_bridge.safekeeper.configuration import Configuration, majority
+from walsender_bridge.safekeeper.configuration import majority
 
 Address = tuple[str, int]
 
@@ -46,13 +49,14 @@ class MemberRequest:
     members: frozenset[int]
     addresses: tuple[Address, ...]
 
-    def state(self, configuration: Configuration) -> ChangeState:
+    def state(self, membership: Membership) -> ChangeState:
         """How far it is, seen from the membership in force."""
+        configuration = membership.configuration
         if configuration.new_members is not None:
             mine = configuration.new_members == self.members
             return ChangeState.CHANGING if mine else ChangeState.SUPERSEDED
         if configuration.members == self.members:
-            return ChangeState.DONE
+            return ChangeState.DONE if membership.settled else ChangeState.CHANGING
         if configuration.generation == self.generation:
             return ChangeState.WAITING
         return ChangeState.SUPERSEDED
@@ -135,20 +139,19 @@ class MemberChanges:
                 self.request, self.why = None, error.what
         return self.request.addresses if self.request else ()
 
-    def state(self, configuration: Configuration) -> ChangeState:
+    def state(self, membership: Membership) -> ChangeState:
         """How far the change is that was asked for last."""
-        return self.request.state(configuration) if self.request else ChangeState.NONE
+        return self.request.state(membership) if self.request else ChangeState.NONE
 
-    def next(
-        self, configuration: Configuration, streaming: Streaming | None
-    ) -> MembersWanted | None:
+    def next(self, membership: Membership, streaming: Streaming | None) -> MembersWanted | None:
         """The event that begins the change, when it can begin."""
         request = self.request
-        if request is None or request.state(configuration) != ChangeState.WAITING:
+        if request is None or request.state(membership) != ChangeState.WAITING:
             self.why = "" if request else self.why
             return None
-        if streaming is None or not streaming.established:
+        if streaming is None or not streaming.established or not membership.settled:
             self.why = "a quorum does not follow this proposer yet"
             return None
-        self.why = request.obstacle(configuration.everyone, streaming.peers.values())
+        everyone = membership.configuration.everyone
+        self.why = request.obstacle(everyone, streaming.peers.values())
         return None if self.why else MembersWanted(request.members)

@@ -1,9 +1,15 @@
-"""Which membership the proposer counts by, and when the next one is in force (rule 10).
+"""Which membership the proposer counts by, when the next one is in force, and when a change is done (rule 10).
 
 Invariant: the proposer counts by the greatest configuration that it knows; before it counts by the new
 members alone, a majority of the old and of the new ones have persisted the joint configuration, and a
 majority of the new ones has everything that is committed. So any later election, by whichever of the
 configurations its voters hold, shares a voter with every commit.
+
+To be in force is not to be *settled*. As long as the new members hold no more than the joint configuration, whoever
+is elected next still needs a majority of the old ones: if those were switched off then, and one more disk were lost,
+nobody could ever be elected. So a change is done, and who has left may go, only when a majority of the new members
+(of both, during the joint one) has persisted the configuration in force. Then a minority of the new members
+may be lost, and any majority of them that is left still meets the configuration that names it.
 """
 
 from walsender_bridge.errors import UsageError
@@ -12,26 +18,41 @@ from walsender_bridge.safekeeper.configuration import Configuration, majority_ls
 
 
 class Membership:
-    """The configuration in force, and the generation that each member has persisted in this term."""
+    """The configuration in force, the generation that each member has persisted in this term, and `settled`."""
 
-    __slots__ = ("configuration", "persisted")
+    __slots__ = ("configuration", "persisted", "settled")
 
     def __init__(self, configuration: Configuration) -> None:
         self.configuration = configuration
         self.persisted: dict[int, int] = {}
+        self.settled = False
 
     def learn(self, configuration: Configuration) -> None:
         """A safekeeper holds this one."""
         self.configuration = newest((self.configuration, configuration))
+
+    def use(self, configuration: Configuration) -> None:
+        """Count by this one from now on."""
+        self.configuration, self.settled = configuration, False
+
+    def holds(self, member: int, generation: int) -> bool:
+        """A member has persisted this generation of this term. Whether the configuration is settled by it."""
+        self.persisted[member] = generation
+        if self.settled:
+            return False
+        current = self.configuration.generation
+        holders = {each for each, held in self.persisted.items() if held >= current}
+        self.settled = self.configuration.has_quorum(holders)
+        return self.settled
 
     def begin(self, members: frozenset[int], streaming: Streaming | None) -> Configuration:
         """The first step of a change. Raises `UsageError` when it cannot begin now.
 
         A quorum in this term must hold this proposer's own configuration before it makes another.
         """
-        if streaming is None or not streaming.established:
+        if streaming is None or not streaming.established or not self.settled:
             raise UsageError(
-                "the membership cannot change before a quorum follows this proposer",
+                "the membership cannot change before a quorum follows this proposer, and holds the one in force",
                 repair="wait until the quorum commits",
             )
         return self.configuration.joint(members)
@@ -41,10 +62,7 @@ class Membership:
         configuration = self.configuration
         if configuration.new_members is None or not streaming.established:
             return None
-        holders = {
-            each for each, held in self.persisted.items() if held >= configuration.generation
-        }
         reached = majority_lsn(configuration.new_members, streaming.acked)
-        if not configuration.has_quorum(holders) or reached < streaming.commit_lsn:
+        if not self.settled or reached < streaming.commit_lsn:
             return None
         return configuration.completed()

@@ -9,6 +9,7 @@ from walsender_bridge.proposer.effects import (
     ClosePeer,
     Effect,
     MembersChanged,
+    MembersSettled,
     PassFeedback,
     SendMessage,
 )
@@ -50,8 +51,8 @@ class Office:
         configuration = self.membership.configuration
         taken = reply.history.latest_epoch == self.term
         if taken and streaming.can_feed(reply.flush_lsn):
-            self.membership.persisted[peer.identity] = reply.configuration.generation
-            return [*self._configure(peer), *streaming.start(peer, reply.flush_lsn)]
+            effects = self._holds(peer, reply.configuration.generation)
+            return [*effects, *self._configure(peer), *streaming.start(peer, reply.flush_lsn)]
         start = reply.flush_lsn if taken else self._divergence(reply)
         rebuild = start is None or not streaming.can_feed(start)
         if rebuild or start is None:
@@ -94,7 +95,7 @@ class Office:
         if peer.state == PeerState.TAKING:
             if ack.flush_lsn != peer.sent_lsn:
                 return [ClosePeer(peer.number)]
-            self.membership.persisted[peer.identity] = peer.generation
+            effects += self._holds(peer, peer.generation)
             effects += self._configure(peer)
             effects += streaming.start(peer, ack.flush_lsn)
         elif peer.state == PeerState.STREAMING:
@@ -119,7 +120,8 @@ class Office:
 
     def use(self, configuration: Configuration) -> list[Effect]:
         """Count by this membership from now on, and have it persisted."""
-        self.membership.configuration = self.streaming.configuration = configuration
+        self.membership.use(configuration)
+        self.streaming.configuration = configuration
         effects: list[Effect] = [MembersChanged(configuration)]
         for peer in self.peers.values():
             if peer.greeting and peer.identity not in configuration.everyone:
@@ -137,8 +139,11 @@ class Office:
         """A safekeeper holds a configuration of this term."""
         if configured.term != self.term:
             return []
-        self.membership.persisted[peer.identity] = configured.generation
-        return self._next_membership()
+        return [*self._holds(peer, configured.generation), *self._next_membership()]
+
+    def _holds(self, peer: Peer, generation: int) -> list[Effect]:
+        settled = self.membership.holds(peer.identity, generation)
+        return [MembersSettled(self.membership.configuration)] if settled else []
 
     def _next_membership(self) -> list[Effect]:
         configuration = self.membership.next_step(self.streaming)

@@ -23,8 +23,9 @@ from walsender_bridge.proposer.wal_stream import WalStream
 
 #: Seconds without a byte after which a range counts as not to be had.
 _PATIENCE_SECONDS = 30.0
-#: Seconds after which a reader that is asked for nothing is closed: it holds a walsender.
-_IDLE_SECONDS = 10.0
+#: Seconds after which a reader that is asked for nothing is closed. While it holds a walsender back, a server that shuts
+#: down waits for that one before it ends any stream (WalSndWaitStopping), so nothing else tells of the shutdown.
+_IDLE_SECONDS = 2.0
 _AHEAD_BYTES = 2 << 20
 _NAME = "tuskline-older-wal"
 

@@ -12,6 +12,8 @@ from walsender_bridge.proposer.core import Phase
 from walsender_bridge.proposer.driver import Session
 
 _LOOK = 0.02
+#: Seconds in which a session has to end once it is told to: it looks five times a second.
+_LEAVE_SECONDS = 10.0
 
 #: Makes the session that tells how far it is; see `Session`.
 MakeSession = Callable[[Callable[[int, Phase], None]], Session]
@@ -56,6 +58,11 @@ class TermInOffice:
         """Of the log at VCL."""
         return self._session.core.history.timeline_at(self.vcl)
 
+    @property
+    def over(self) -> bool:
+        """Whether something has ended the session."""
+        return self._error is not None
+
     def check(self) -> None:
         """Raises what ended the session."""
         if self._error is not None:
@@ -75,6 +82,11 @@ class TermInOffice:
             time.sleep(_LOOK)
 
     def close(self) -> None:
-        """Leave the office, with the session's next tick."""
+        """Leave the office, with the session's next tick. Raises `DeadlineError` when it does not end."""
         self._closing = True
-        self._thread.join(10)
+        self._thread.join(_LEAVE_SECONDS)
+        if self._thread.is_alive():
+            raise DeadlineError(
+                f"the proposer has not left its office in {_LEAVE_SECONDS:g} s",
+                repair="end this process, which ends it, and run this again: it goes on from here",
+            )

@@ -127,6 +127,8 @@ class Checks:
 
     def stopped(self, host: ProposerHost, reason: StopReason, detail: str) -> None:
         assert reason not in {StopReason.BROKEN, StopReason.OTHER_SERVER}, (reason, detail)
+        # Without a server there is none whose timelines could be others than the log's.
+        assert host.server is not None or "this server" not in detail, f"a failover: {detail}"
         # Unless another standby was promoted meanwhile: then it is the one that was left behind.
         wanted = host.told and host.server is self.world.server
         assert not (wanted and reason == StopReason.OTHER_HISTORY), "refused after a failover"

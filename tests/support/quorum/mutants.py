@@ -14,6 +14,7 @@ from tests.support.quorum import safekeeper_host, wal
 from tests.support.quorum.explorer import Cluster
 from walsender_bridge.proposer import core as proposer_core
 from walsender_bridge.proposer import lineage, office, streaming
+from walsender_bridge.proposer.effects import MembersSettled
 from walsender_bridge.proposer.peer import PeerState
 from walsender_bridge.proposer.streaming import Streaming
 from walsender_bridge.safekeeper import configuration, core, effects
@@ -171,6 +172,16 @@ def _laggards_hold_on() -> list[Patch]:
     return [(Streaming, "_let_laggards_go", lambda _self: [])]
 
 
+def _full_and_acknowledged() -> list[Patch]:
+    """Rule 8: what found no room on the disk counts as being there."""
+    full = Safekeeper._full
+
+    def boast(self: Safekeeper, event: effects.NoRoom) -> list[effects.Effect]:
+        return full(self, replace(event, flush_lsn=self.written_lsn))
+
+    return [(Safekeeper, "_full", boast)]
+
+
 def _bytes_not_records() -> list[Patch]:
     """Rule 9: a vote tells the last byte, in the middle of a record."""
     aligned = Safekeeper._aligned
@@ -203,6 +214,18 @@ def _one_majority() -> list[Patch]:
     return [(configuration.Configuration, "groups", property(groups))]
 
 
+def _done_too_early() -> list[Patch]:
+    """Rule 10: a change is said to be done when it is in force, and no new member has it on disk."""
+    use = office.Office.use
+
+    def hasty(self: office.Office, wanted: configuration.Configuration) -> list[Any]:
+        told = use(self, wanted)
+        self.membership.settled = wanted.new_members is None
+        return [*told, MembersSettled(wanted)] if self.membership.settled else told
+
+    return [(office.Office, "use", hasty)]
+
+
 def _same_identity() -> list[Patch]:
     """Rule 10: a safekeeper that lost its disk is who it was."""
     new_disk = safekeeper_host.SafekeeperHost.new_disk
@@ -231,9 +254,11 @@ MUTANTS: Mapping[str, Callable[[], list[Patch]]] = {
     "7: restart_lsn goes back": _restart_goes_back,
     "8: an unbounded queue": _unbounded_queue,
     "8: laggards hold on": _laggards_hold_on,
+    "8: no room, and acknowledged": _full_and_acknowledged,
     "9: bytes, not records": _bytes_not_records,
     "9: the committed part of a record stays": _committed_part_stays,
     "10: one majority for two memberships": _one_majority,
+    "10: done before it is on disk": _done_too_early,
     "10: a lost disk under its old identity": _same_identity,
 }
 

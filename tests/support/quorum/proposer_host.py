@@ -179,12 +179,16 @@ class ProposerHost:
                 if connection is not None:
                     self.world.send_there(connection, None)
                     self.world.at(0.1, lambda: self.closed(connection))
-            case e.Stop(reason, detail):
+            case e.Stop(reason, detail, by):
+                assert by != self.core.node_id, f"displaced by itself: {detail}"
                 self.kill()
                 self.world.stopped(self, reason, detail)
             case e.MembersChanged(configuration):
                 self.world.happened["MembersChanged"] += 1
                 self.world.membership = newest((self.world.membership, configuration))
+            case e.MembersSettled(configuration):
+                self.world.happened["MembersSettled"] += 1
+                self.world.members_settled(configuration)
             case e.MarkRebuild() | e.PeerFault():
                 self.world.happened[type(effect).__name__] += 1
             case _:

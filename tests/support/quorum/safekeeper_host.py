@@ -27,6 +27,8 @@ class SafekeeperHost:
         self.identity = self.world.number()
         self.disk = Disk(self.world.records, self.world.choose)
         self.control = e.ControlState(self.identity)
+        #: Until then its disk takes no more WAL.
+        self.full_until = 0.0
 
     def start(self) -> None:
         self.up = True
@@ -108,7 +110,11 @@ class SafekeeperHost:
             case e.WriteWal(lsn, length):
                 assert length == len(self.hand)
                 disk.write(lsn, self.hand)
+                if self.full:
+                    return self._no_room(lsn + length)
             case e.SyncWal(lsn):
+                if self.full:
+                    return self._no_room(lsn)
                 disk.sync()
                 return e.WalSynced(lsn)
             case e.ServeReaders(lsn):
@@ -140,3 +146,15 @@ class SafekeeperHost:
                     connection.safekeeper_open = False
                     self.world.send_back(connection, None)
         return None
+
+    @property
+    def full(self) -> bool:
+        """Whether there is no room for WAL now."""
+        return not self.world.calm and self.world.now < self.full_until
+
+    def _no_room(self, end: int) -> e.NoRoom:
+        """Of what was written up to `end` a first part fits."""
+        kept = self.world.choose.randint(self.core.flush_lsn, end)
+        self.disk.keep(kept)
+        self.world.happened["NoRoom"] += 1
+        return e.NoRoom(kept, "no room")

@@ -71,6 +71,12 @@ class Disk:
         self.durable.update(self.unsynced)
         self.unsynced.clear()
 
+    def keep(self, lsn: int) -> None:
+        """There is no room: what was written up to `lsn` is made durable, the rest was never written."""
+        self.unsynced = {at: cell for at, cell in self.unsynced.items() if at < lsn}
+        self.sync()
+        self.cells = dict(self.durable)
+
     def truncate(self, lsn: int) -> None:
         self.cells = {at: cell for at, cell in self.cells.items() if at < lsn}
         self.durable = {at: cell for at, cell in self.durable.items() if at < lsn}

@@ -16,7 +16,7 @@ from tests.support.quorum.proposer_host import ProposerHost
 from tests.support.quorum.safekeeper_host import SafekeeperHost
 from tests.support.quorum.wal import Records, Server
 from walsender_bridge.proposer.effects import Limits, MembersWanted, StopReason
-from walsender_bridge.safekeeper.configuration import Configuration, newest
+from walsender_bridge.safekeeper.configuration import Configuration, majority, newest
 from walsender_bridge.safekeeper.effects import (
     AlignWal,
     Effect,
@@ -61,9 +61,11 @@ class Faults:
     slow: float = 0.03
     #: How often a change of the membership leaves somebody out, who may be taken in again.
     fewer_members: float = 0.0
+    #: How often whoever left is switched off for good once the change is said to be done, and a disk lost right then.
+    retires: float = 0.0
 
 
-#: Something of everything; promotions and proposers that do not know of each other; lost disks; memberships that shrink and grow
+#: Something of everything; promotions and proposers that do not know of each other; lost and full disks; memberships that shrink and grow
 #: under kills and power cuts; power cuts.
 MIXED = Faults(
     {
@@ -77,6 +79,7 @@ MIXED = Faults(
         "failover": 2,
         "members": 3,
         "disk": 1,
+        "full": 2,
     }
 )
 RIVALS = Faults(
@@ -85,7 +88,7 @@ RIVALS = Faults(
     slow=0.1,
 )
 DISKS = Faults(
-    {"break": 2, "crash": 6, "proposer": 3, "zombie": 1, "members": 6, "disk": 6},
+    {"break": 2, "crash": 6, "proposer": 3, "zombie": 1, "members": 6, "disk": 6, "full": 4},
     every=20.0,
     slow=0.1,
 )
@@ -96,6 +99,7 @@ CHANGES = Faults(
     crash_at_election=0.06,
     slow=0.15,
     fewer_members=0.5,
+    retires=0.6,
 )
 POWER = replace(RIVALS, crash_at_effect=0.01, crash_at_election=0.15)
 PROFILES = {"power": POWER, "mixed": MIXED, "rivals": RIVALS, "disks": DISKS, "changes": CHANGES}
@@ -123,6 +127,8 @@ class World:
         self.configuration = Configuration(1, frozenset(s.identity for s in self.safekeepers))
         #: The newest membership that anybody made.
         self.membership = self.configuration
+        #: The newest that a proposer has called settled: what the operator takes for done.
+        self.settled = Configuration()
         self.server = Server(self.records, self.choose, 2 * SEGMENT)
         while self.server.flush_lsn < 3 * SEGMENT:  # it is attached to while it runs
             self.server.work()
@@ -174,6 +180,9 @@ class World:
         for _ in range(12):
             if self.proposer.leads and self.proposer.commit_lsn == self.server.flush_lsn:
                 break
+            if self.proposer.core.fenced and not self.proposer.leads:
+                # Those without the fence may be no quorum, if a disk is lost: an operator reads of it, and decides.
+                self.restart_proposer(self.proposer, Purpose.ABORT)
             self.run(200)
         self.checks.logs()
         self.checks.settled()
@@ -302,6 +311,10 @@ class World:
         safekeeper.crash()
         return was_up
 
+    def _fault_full(self) -> None:
+        """A disk has no more room for WAL for a while."""
+        self.choose.choice(self.safekeepers).full_until = self.now + self.choose.uniform(10, 200)
+
     def _fault_proposer(self) -> None:
         self.restart_proposer(self.proposer)
 
@@ -358,19 +371,35 @@ class World:
             self._switch_to(server, told=not aborting)
 
     def _fault_disk(self) -> bool:
-        """One safekeeper loses its disk, if everybody is a member, and holds the membership that says so.
+        """One safekeeper loses its disk, if no change is under way, and a majority of the members is left.
 
-        Until then an older membership may still be the one that elects, and two of its disks lost are more
-        than a quorum can stand.
+        Until the last change is settled an older membership may still be the one that elects, and disks of it that
+        were switched off are lost to it, too.
         """
-        everyone = frozenset(s.identity for s in self.safekeepers)
-        held = [safekeeper.control.configuration for safekeeper in self.safekeepers]
-        known = newest((*held, self.membership))
-        settled = known.members == everyone and known.new_members is None
-        if not settled or any(each.version != known.version for each in held):
+        lost = self.choose.choice(self.safekeepers)
+        members = self.settled.members
+        left = members.intersection(s.identity for s in self.safekeepers) - {lost.identity}
+        if not self._is_done() or len(left) < majority(members):
             return False
-        self.choose.choice(self.safekeepers).lose_disk()
+        lost.lose_disk()
         return True
+
+    def _is_done(self) -> bool:
+        """Whether the newest membership that anybody knows is the one that was called settled."""
+        held = [safekeeper.control.configuration for safekeeper in self.safekeepers]
+        known = replace(newest((*held, self.membership)), term=self.settled.term)
+        return known == self.settled and known.new_members is None
+
+    def members_settled(self, configuration: Configuration) -> None:
+        """The operator hears that this membership stands by itself."""
+        self.settled = newest((self.settled, configuration))
+        if self.calm or not self._is_done() or self.choose.random() >= self.faults.retires:
+            return
+        for safekeeper in self.safekeepers:
+            if safekeeper.identity not in self.settled.members:
+                safekeeper.lose_disk()
+                self.happened["retired"] += 1
+        self._fault_disk()
 
     def _fault_members(self) -> bool:
         """The operator makes those that are there the members, or only some of them."""
@@ -379,7 +408,11 @@ class World:
         there = sorted(s.identity for s in self.safekeepers)
         if self.choose.random() < self.faults.fewer_members:
             there = self.choose.sample(there, self.choose.randint(1, len(there)))
-        wanted = proposer.leads and configuration.new_members is None
+        wanted = (
+            proposer.leads
+            and configuration.new_members is None
+            and proposer.core.membership.settled
+        )
         if not wanted or frozenset(there) == configuration.members:
             return False
         proposer.handle(MembersWanted(frozenset(there)))

@@ -1,0 +1,65 @@
+"""An old primary comes back after a failover: as it is, or with pg_rewind when it has what the quorum never had."""
+
+import pytest
+
+from tests.support.quorum_stack import insert, load_server, numbers, waits
+from tests.support.servers import MakeServer
+from tests.support.waiting import wait_for
+from tests.support.wal_server import follow, run
+from walsender_bridge.local_server import LocalServer
+from walsender_bridge.local_server.account import server_account
+from walsender_bridge.proposer.failover import Step
+
+
+@pytest.fixture
+def primary(make_server: MakeServer) -> LocalServer:
+    # pg_rewind needs one of checksums and this, from before the failover.
+    return load_server(make_server, wal_level="replica", wal_keep_size="1GB", wal_log_hints="on")
+
+
+def rewind(old: LocalServer, source: LocalServer) -> None:
+    """As docs/failover.md says."""
+    tool = old.installation.tool("pg_rewind")
+    server_account().run([tool, "-D", old.data_dir, f"--source-server={source.dsn()}", "--no-sync"])
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [
+        pytest.param(False, id="as it is", marks=pytest.mark.long),
+        pytest.param(True, id="with a tail"),
+    ],
+)
+def test_16_an_old_primary_comes_back_as_a_standby_of_the_quorum(stack, primary, tail) -> None:
+    (standby,) = stack.standbys
+    insert(primary, 1)
+    stack.caught_up(standby)
+    if tail:
+        standby.stop()
+        stack.kill("proposer")
+        waits(primary, 2)
+        primary.kill()
+        standby.start()
+    else:
+        primary.stop()
+        stack.kill("proposer")
+    assert stack.fail_over(standby)[-1] == Step.DONE
+    stack.switch_to(standby)
+    insert(standby, 3)
+    if tail:
+        rewind(primary, standby)
+    follow(primary, stack.upstream)
+    # What it had set as a primary, or took over from the one that it was rewound to, comes before postgresql.conf.
+    (primary.data_dir / "postgresql.auto.conf").write_text("")
+    primary.start()
+    insert(standby, 4)
+    wait_for(lambda: numbers(primary) == {1, 3, 4}, 40, "it follows, and has no 2")
+    assert run(primary, "SELECT pg_is_in_recovery()") == [(True,)]
+    # It may be the next one: what a safekeeper has served it is the quorum's.
+    standby.kill()
+    stack.kill("proposer")
+    stack.standbys.append(primary)
+    assert stack.fail_over(primary)[-1] == Step.DONE
+    stack.switch_to(primary)
+    insert(primary, 5)
+    assert numbers(primary) == {1, 3, 4, 5}

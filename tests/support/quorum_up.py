@@ -1,0 +1,53 @@
+"""`tuskline up` with safekeepers on this machine: its configuration, and how its quorum is."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tests.support.attached import Attached
+from tests.support.waiting import wait_for
+from walsender_bridge.commands import quorum_view
+from walsender_bridge.config import load_config
+from walsender_bridge.errors import Cause
+from walsender_bridge.local_server import LocalServer, free_ports
+from walsender_bridge.supervisor import read_states
+
+
+def hosting(folder: Path, server: LocalServer, count: int, **more: object) -> Attached:
+    """A configuration with so many hosted safekeepers around `server`. `more`: keys of `[safekeepers]`."""
+    first = free_ports(2 * count).start
+    section = {
+        "local": count,
+        "listen": f"127.0.0.1:{first}",
+        "wal_listen": f"127.0.0.1:{first + count}",
+        "keep_bytes": 1 << 30,
+        **more,
+    }
+    source = {"dsn": server.dsn(), "tables": ["public.load"]}
+    return Attached(folder, {"shop": source}, metrics=True, safekeepers=section)
+
+
+def quorum(tuskline: Attached) -> dict[str, Any]:
+    done = tuskline.run("safekeeper", "status", "--json")
+    assert done.returncode in {0, Cause.UNAVAILABLE}, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    assert bool(found["ill"]) == bool(done.returncode)
+    return found
+
+
+def follows(tuskline: Attached) -> bool:
+    seen = quorum_view.look(load_config(tuskline.config))
+    return seen is not None and seen.proposer_here and seen.ill == []
+
+
+def up(tuskline: Attached) -> None:
+    """Everything runs, and commits wait for the quorum."""
+    tuskline.json("init")
+    tuskline.up()
+    wait_for(lambda: follows(tuskline), 60, "a quorum follows")
+    assert tuskline.json("quorum", "require")["changed"] is True
+
+
+def pids(tuskline: Attached, supervisor: str) -> dict[str, int]:
+    children = read_states(tuskline.run_dir, supervisor).get("children", {})
+    return {name: child["pid"] for name, child in children.items()}

@@ -1,0 +1,80 @@
+"""Whose quorum it is, when some safekeepers hang: they are asked side by side, and a majority is enough."""
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from walsender_bridge.errors import UnavailableError
+from walsender_bridge.proposer.first_membership import find_membership
+from walsender_bridge.safekeeper import messages as m
+from walsender_bridge.safekeeper.configuration import Configuration
+from walsender_bridge.safekeeper.frames import encode
+
+INFO = m.ServerInfo(7, 16, 1 << 24)
+FIVE = Configuration(3, frozenset(range(1, 6)), term=2)
+SECONDS = 1.0
+
+
+class Fake:
+    """A safekeeper that answers a greeting, or hangs: it takes connections, and says nothing."""
+
+    def __init__(self, identity: int, configuration: Configuration | None) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._taken: list[socket.socket] = []
+        self.address: tuple[str, int] = self._listener.getsockname()
+        if configuration is not None:
+            node_id = m.NodeId(configuration.term, 9)
+            told = m.SafekeeperGreeting(identity, INFO, node_id, configuration, 0, 0, 0, 0)
+            threading.Thread(target=self._answer, args=(encode(told),), daemon=True).start()
+
+    def _answer(self, greeting: bytes) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                taken, _ = self._listener.accept()
+                self._taken.append(taken)
+                taken.recv(1000)
+                taken.sendall(greeting)
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        for each in (self._listener, *self._taken):
+            each.close()
+
+
+@pytest.fixture
+def addresses(request: pytest.FixtureRequest) -> Iterator[list[tuple[str, int]]]:
+    """Of safekeepers with these memberships; None: it hangs."""
+    fakes = [Fake(number, each) for number, each in enumerate(request.param, 1)]
+    yield [fake.address for fake in fakes]
+    for fake in fakes:
+        fake.close()
+
+
+@pytest.mark.parametrize("addresses", [(None, None, FIVE, FIVE, FIVE)], indirect=True)
+def test_5_a_minority_that_hangs_delays_no_election(addresses):
+    began = time.monotonic()
+    assert find_membership(addresses, INFO) == FIVE
+    assert time.monotonic() - began < 3  # one of them alone would take 5
+
+
+@pytest.mark.parametrize("addresses", [(None, None, None, FIVE, None)], indirect=True)
+def test_5_a_majority_that_hangs_delays_it_by_one_timeout(addresses):
+    began = time.monotonic()
+    assert find_membership(addresses, INFO, seconds=SECONDS) == FIVE
+    assert SECONDS <= time.monotonic() - began < 2 * SECONDS
+
+
+@pytest.mark.parametrize("addresses", [(Configuration(), None, Configuration())], indirect=True)
+def test_10_the_first_membership_needs_them_all(addresses):
+    with pytest.raises(UnavailableError, match="needs every safekeeper") as refused:
+        find_membership(addresses, INFO, seconds=0.3)
+    assert refused.value.where == "{}:{}".format(*addresses[1])
+
+
+@pytest.mark.parametrize("addresses", [(Configuration(), FIVE)], indirect=True)
+def test_12_members_are_found_at_other_addresses_too(addresses):
+    assert find_membership(addresses[:1], INFO, addresses[1:], seconds=SECONDS) == FIVE

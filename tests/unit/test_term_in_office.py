@@ -1,0 +1,51 @@
+"""A failover's term in office: whoever ends it is heard, and a proposer that does not leave is said to be there."""
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from walsender_bridge.errors import DeadlineError, FencedError
+from walsender_bridge.proposer import term_in_office
+from walsender_bridge.proposer.term_in_office import TermInOffice
+
+
+class Session:
+    """Runs until the test says how it ends."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+        self.error: Exception | None = None
+
+    def run(self) -> None:
+        self.go.wait(30)
+        if self.error is not None:
+            raise self.error
+
+
+@pytest.fixture
+def session() -> Iterator[Session]:
+    session = Session()
+    yield session
+    session.go.set()
+
+
+def test_16_a_proposer_that_does_not_leave_its_office_is_an_error(session, monkeypatch):
+    monkeypatch.setattr(term_in_office, "_LEAVE_SECONDS", 0.1)
+    office = TermInOffice(lambda _tell: session)
+    with pytest.raises(DeadlineError, match="has not left its office"):
+        office.close()
+    session.go.set()
+    monkeypatch.setattr(term_in_office, "_LEAVE_SECONDS", 10.0)
+    office.close()
+
+
+def test_16_what_ended_the_term_is_raised(session):
+    office = TermInOffice(lambda _tell: session)
+    office.check()
+    assert not office.over
+    session.error = FencedError("displaced")
+    session.go.set()
+    with pytest.raises(FencedError):
+        office.wait(lambda: False, 10, "what is waited for")
+    assert office.over
