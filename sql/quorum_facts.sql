@@ -32,7 +32,8 @@ SELECT jsonb_build_object(
     'senders_used', (SELECT count(*) FROM pg_stat_replication),
     'slot', (SELECT to_jsonb(s) FROM pg_replication_slots AS s WHERE s.slot_name = %(slot)s),
     'senders', (SELECT count(*) FROM pg_stat_replication WHERE lower(application_name) = lower(%(name)s)),
-    'quorum_lsn', (SELECT (max(flush_lsn) - '0/0'::pg_lsn)::bigint FROM pg_stat_replication
+    -- max(pg_lsn) is of 13 and newer.
+    'quorum_lsn', (SELECT max(flush_lsn - '0/0'::pg_lsn)::bigint FROM pg_stat_replication
                    WHERE lower(application_name) = lower(%(name)s)),
     'waiting', (SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'),
     'role', (SELECT jsonb_build_object('name', rolname, 'superuser', rolsuper, 'replication', rolreplication)

@@ -33,7 +33,9 @@ def test_16_a_standby_promoted_at_vcl_has_every_acknowledged_commit(stack, prima
     acknowledged = set().union(*(load.stop() for load in loads))
     stack.kill("proposer")
     steps = stack.fail_over(standby)
-    assert set(ALL) <= set(steps), steps
+    # Before 13 a standby that runs cannot be told to stream from somebody else.
+    told = [step for step in ALL if step != Step.FOLLOW or primary.installation.major >= 13]
+    assert set(told) <= set(steps), steps
     assert acknowledged <= numbers(standby)
     waiting = waits(
         standby, -1

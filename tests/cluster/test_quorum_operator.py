@@ -29,7 +29,7 @@ RELEASE = ("quorum", "release", "--yes", "--yes-i-may-lose-data")
 @pytest.fixture
 def primary(make_server: MakeServer, request: pytest.FixtureRequest) -> LocalServer:
     major = getattr(request, "param", DEFAULT)
-    return load_server(make_server, major, client=True, max_connections="12")
+    return load_server(make_server, major, client=True, max_connections="32")
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
@@ -107,7 +108,13 @@ class FailoverStack(QuorumStack):
     # -- failover -----------------------------------------------------------------------------------
 
     def settings(self, standby: LocalServer) -> FailoverSettings:
-        return settings_of(standby.dsn(), self.upstream, self.ports)
+        settings = settings_of(standby.dsn(), self.upstream, self.ports)
+        if standby.installation.major < 12:  # SQL cannot do it
+            account = standby._account
+            tool = standby.installation.reachable(account).tool("pg_ctl")
+            promote = (tool, "promote", "-w", "-D", standby.data_dir)
+            return replace(settings, promote=lambda: account.run(list(promote)))
+        return settings
 
     def fail_over(self, standby: LocalServer) -> list[Step]:
         """To this standby, in this process."""

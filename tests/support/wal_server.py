@@ -14,7 +14,7 @@ from psycopg.conninfo import make_conninfo
 from scramp import ScramMechanism
 
 from tests.support.waiting import wait_for
-from walsender_bridge.local_server import LocalServer, free_port
+from walsender_bridge.local_server import LocalServer, by_major, free_port
 from walsender_bridge.safekeeper.server.positions import Positions
 from walsender_bridge.safekeeper.server.shared_page import PositionWriter
 from walsender_bridge.safekeeper.server.wal_folder import PARTIAL
@@ -249,7 +249,7 @@ class Receiver:
         folder.mkdir(exist_ok=True)
         self.folder = folder
         self.log_file = folder.with_name(folder.name + ".log")
-        program = server.installation.tool("pg_receivewal")
+        program = client_tool(server, "pg_receivewal")
         with self.log_file.open("ab") as log:
             self.process = subprocess.Popen(
                 [program, "-D", folder, "-d", dsn, "--no-password", *options],
@@ -301,6 +301,16 @@ def plain_environment() -> dict[str, str]:
     return {k: v for k, v in os.environ.items() if not k.startswith("PG")} | {"LC_ALL": "C"}
 
 
+def client_tool(server: LocalServer, name: str) -> Path:
+    """A client program of the server's installation, or of a newer one here: those serve older servers, too."""
+    found = by_major()
+    for major in [server.installation.major, *sorted(found, reverse=True)]:
+        installation = found[major]
+        if (installation.bin_dir / name).exists():
+            return installation.reachable(server._account).tool(name)
+    return server.installation.tool(name)
+
+
 def make_standby(origin: LocalServer, folder: Path, upstream: str, **settings: str) -> LocalServer:
     """A standby from a base backup of `origin` that streams from `upstream` (a libpq connection string)."""
     standby = backup(origin, folder, **settings)
@@ -315,7 +325,7 @@ def backup(origin: LocalServer, folder: Path, *, wal: str = "none", **settings: 
     made = LocalServer(origin.installation, account, folder, origin._password)
     account.run(
         [
-            *(origin.installation.tool("pg_basebackup"), "-D", made.data_dir, "-X", wal),
+            *(client_tool(origin, "pg_basebackup"), "-D", made.data_dir, "-X", wal),
             *("-c", "fast", "--no-sync", "-d", origin.dsn(replication="true")),
         ]
     )
@@ -333,9 +343,16 @@ def follow(standby: LocalServer, upstream: str, **settings: str) -> None:
         "wal_receiver_status_interval": "1s",
         **settings,
     }
-    with (standby.data_dir / "postgresql.conf").open("a") as conf:
+    file = "postgresql.conf" if standby.installation.major >= 12 else "recovery.conf"
+    if file == "recovery.conf":
+        own = ("wal_retrieve_retry_interval", "wal_receiver_status_interval")
+        with (standby.data_dir / "postgresql.conf").open("a") as conf:
+            conf.writelines(f"{name} = '{lines.pop(name)}'\n" for name in own)
+        lines["standby_mode"] = "on"
+    else:
+        (standby.data_dir / "standby.signal").touch()
+    with (standby.data_dir / file).open("a") as conf:
         conf.writelines(f"{name} = '{value}'\n" for name, value in lines.items())
-    (standby.data_dir / "standby.signal").touch()
 
 
 def replayed(server: LocalServer) -> int:
