@@ -353,6 +353,8 @@ def follow(standby: LocalServer, upstream: str, **settings: str) -> None:
         (standby.data_dir / "standby.signal").touch()
     with (standby.data_dir / file).open("a") as conf:
         conf.writelines(f"{name} = '{value}'\n" for name, value in lines.items())
+    owner = standby.data_dir.stat()
+    os.chown(standby.data_dir / file, owner.st_uid, owner.st_gid)  # 11 renames it, and syncs it before
 
 
 def replayed(server: LocalServer) -> int:
