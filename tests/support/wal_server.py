@@ -354,7 +354,8 @@ def follow(standby: LocalServer, upstream: str, **settings: str) -> None:
     with (standby.data_dir / file).open("a") as conf:
         conf.writelines(f"{name} = '{value}'\n" for name, value in lines.items())
     owner = standby.data_dir.stat()
-    os.chown(standby.data_dir / file, owner.st_uid, owner.st_gid)  # 11 renames it, and syncs it before
+    # 11 renames it, and syncs it before.
+    os.chown(standby.data_dir / file, owner.st_uid, owner.st_gid)
 
 
 def replayed(server: LocalServer) -> int:
