@@ -315,22 +315,30 @@ def test_19_another_server_is_refused_by_name(server: m.ServerInfo, reason: m.Re
     assert refusal(drive(safekeeper(), 5, m.ProposerGreeting(server, 22))) == reason
 
 
-def _promoted_inside_a_record() -> Safekeeper:
-    """It knew 205 to be committed, inside a record that began at 200; the successor starts at 200."""
+def _promoted_inside_a_record(*later: EpochEntry) -> Safekeeper:
+    """It knew 205 to be committed, inside a record that began at 200; the successor starts at 200.
+
+    `later`: the epoch that it hears of that from, if it missed the successor's own.
+    """
     core = safekeeper()
     in_office(core)
     core.step(e.Received(6, greeting(33)))
-    core.step(e.Received(6, vote(3, 33, timeline=2)))
+    core.step(e.Received(6, vote(4, 33, timeline=2)))
     core.step(e.WalAligned(200, 200, 100))
-    history = EPOCH_1.succeeded(200, [EpochEntry(3, 200, 2)])
-    drive(core, 6, m.Elected(3, 200, 200, False, history, MEMBERS.stamped(3)))
-    drive(core, 6, m.Append(3, 200, 200, 120, 10))
+    successors = [EpochEntry(3, 200, 2), *later] if later else [EpochEntry(4, 200, 2)]
+    history = EPOCH_1.succeeded(200, successors)
+    drive(core, 6, m.Elected(4, 200, 200, False, history, MEMBERS.stamped(4)))
+    drive(core, 6, m.Append(4, 200, 200, 120, 10))
     core.step(e.WalSynced(210))
     return core
 
 
 def test_30_what_was_committed_inside_a_record_is_not_what_a_promotion_wrote_there() -> None:
     assert _promoted_inside_a_record().served_lsn == 200
+
+
+def test_30_nor_what_it_wrote_there_in_an_epoch_that_was_missed() -> None:
+    assert _promoted_inside_a_record(EpochEntry(4, 208, 2)).served_lsn == 200
 
 
 def test_24_mutant_9_would_serve_it() -> None:

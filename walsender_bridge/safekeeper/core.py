@@ -273,7 +273,8 @@ class Safekeeper:
         if aligned is None or (self.taken and not elected.rebuild):
             return self._refuse(conn, m.Refusal.OUT_OF_ORDER, "it was not asked for its vote first")
         try:
-            epoch_start = elected.history.start_of(elected.term)
+            elected.history.start_of(elected.term)
+            replaced = elected.history.start_after(self.control.history.latest_epoch)
         except TusklineError as error:
             return self._refuse(conn, m.Refusal.DIVERGED, error.what)
         if elected.configuration.version < self.control.configuration.version:
@@ -283,7 +284,7 @@ class Safekeeper:
             effects = [] if problem else self._rebuild(elected)
         else:
             problem = self._truncation_problem(elected, aligned)
-            effects = [] if problem else self._truncate(elected.start_lsn, epoch_start)
+            effects = [] if problem else self._truncate(elected.start_lsn, replaced)
         if problem:
             return self._refuse(conn, m.Refusal.DIVERGED, problem)
         fence = self.control.fence
@@ -320,11 +321,11 @@ class Safekeeper:
             return f"WAL below {format_lsn(aligned.commit_lsn)} is committed and never rewritten"
         return ""
 
-    def _truncate(self, point: int, epoch_start: int) -> list[Effect]:
+    def _truncate(self, point: int, replaced: int) -> list[Effect]:
         """Everything that must be durable before the new history is (rule 3)."""
-        # Past the start of the new epoch nothing is known to be committed; what was known ended inside a
-        # record, which the new timeline replaces (rule 9).
-        self.commit_lsn = min(self.commit_lsn, epoch_start)
+        # Past the start of the first epoch that this safekeeper has not seen, which need not be the proposer's own,
+        # nothing is known to be committed: what was known ended inside a record that was replaced there (rule 9).
+        self.commit_lsn = min(self.commit_lsn, replaced)
         # Nor is what everybody had of the log that is cut off here a part of the new one.
         self.restart_lsn = min(self.restart_lsn, point)
         # Even where nothing is known to be: after a crash, old WAL can lie beyond the end that was found.

@@ -196,9 +196,9 @@ def _committed_part_stays() -> list[Patch]:
     """Rule 9: commit_lsn stays in a record that another timeline replaces."""
     truncate = Safekeeper._truncate
 
-    def stay(self: Safekeeper, point: int, epoch_start: int) -> list[effects.Effect]:
+    def stay(self: Safekeeper, point: int, replaced: int) -> list[effects.Effect]:
         known = self.commit_lsn
-        told = truncate(self, point, epoch_start)
+        told = truncate(self, point, replaced)
         self.commit_lsn = known
         return told
 
