@@ -167,6 +167,8 @@ class Standby:
     walreceiver_status: str | None
     #: pg_stat_wal_receiver.slot_name: what it streams by now.
     walreceiver_slot_name: str | None
+    #: When the walreceiver's process began (pg_stat_activity.backend_start), by the standby's clock.
+    walreceiver_start: int | None
     #: Who it streams from; `None` if it streams from nobody, or nobody answered there.
     upstream: Upstream | None
     #: pg_last_wal_replay_lsn()
@@ -177,6 +179,8 @@ class Standby:
     slots: tuple[Copy, ...] = ()
     #: The library and the functions of the extension are there. Without them only native copies are judged.
     has_extension: bool = True
+    #: sync_replication_slots (17+): PostgreSQL makes copies of slots with `failover` itself.
+    native_sync: bool = False
 
     def slot(self, name: str) -> Copy | None:
         """The slot of that name."""
@@ -211,6 +215,14 @@ class Sighting:
 
 
 @dataclass(frozen=True)
+class Reserved:
+    """Where a copy stood before it was ever advanced. Its catalog_xmin was chosen then, and not by a decoder."""
+
+    restart_lsn: int
+    catalog_xmin: int
+
+
+@dataclass(frozen=True)
 class CopyRecord:
     """What we remember of one copy on one standby."""
 
@@ -222,8 +234,12 @@ class CopyRecord:
     temporary_name: str | None = None
     #: A `Rename` to `name` was begun; recorded before it is carried out, cleared when its end is known.
     renaming: bool = False
-    #: Where the copy that is there now was first seen; `None` before.
+    #: When the copy that is there now was first seen in the epoch that is held now; `None` before.
     seen: Sighting | None = None
+    #: Where it was first seen at all; `None` before. Stays when the epoch changes.
+    reserved: Reserved | None = None
+    #: This server had the slot of that name of its own, while it was the primary.
+    seen_on_primary: bool = False
     #: The epoch in which it was last proven that no row it needs is gone; void in any other.
     proven_in: EpochKey | None = None
     #: Polls in a row, each with the real primary seen, in which the primary had no such slot.
@@ -232,11 +248,8 @@ class CopyRecord:
     polls_ahead: int = 0
     #: The state it was found in last, by name; "" before the first.
     state: str = ""
-    #: Its last verdict that rested on a primary that answered, and when that was (microseconds since 1970 by the
-    #: controller's clock). With the primary down, `ready` answers from it, with its age.
-    last_ready_at: int | None = None
-    last_verdict: str = ""
-    last_verdict_at: int | None = None
+    #: When it was last proven, by the standby's clock. With the primary down, `ready` answers from that, with its age.
+    proven_at: int | None = None
 
 
 @dataclass(frozen=True)
@@ -245,9 +258,8 @@ class Record:
 
     #: The epoch of the last poll; `None`: none held.
     epoch: EpochKey | None = None
-    #: The slots of the standby that held a catalog_xmin at the last poll. While one of them is still there, the
-    #: standby has never told its upstream that it needs nothing.
-    holders: frozenset[str] = frozenset()
+    #: `Standby.walreceiver_start` in that epoch.
+    walreceiver_start: int | None = None
     copies: Mapping[str, CopyRecord] = field(default_factory=dict)
 
     def of(self, name: str) -> CopyRecord:
