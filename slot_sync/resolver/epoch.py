@@ -156,6 +156,14 @@ def link_problem(primary: Primary, standby: Standby) -> Problem | None:
     return None
 
 
+def is_linked(primary: Primary, standby: Standby) -> bool:
+    """It was shown that the standby streams from this very primary, through the slot that it should."""
+    if setup_problem(primary, standby) is not None:
+        return False
+    problem = link_problem(primary, standby)
+    return problem is None or problem.reason in {Reason.NO_MARKER, Reason.NO_CATALOG_XMIN}
+
+
 def epoch_key(primary: Primary, standby: Standby) -> EpochKey | None:
     """The epoch that both were sampled in; `None`: nothing is held."""
     slot = physical_slot(primary, standby)

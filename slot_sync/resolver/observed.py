@@ -5,11 +5,11 @@ Everything here is a value. An LSN is an `int` (bytes, `walsender_bridge.wire.ls
 from. `None` is SQL's NULL, or what that major does not have. Slots are told by name; a name never means two slots
 of one server.
 
-How to sample, since the safety argument (`resolver.py`) rests on it:
+How to sample, since the safety argument (`conditions.py`) rests on the order:
 
-1. the primary, all of it in one query (slots and walsenders are read at one moment, or the walsenders after the
-   slots: a reply counted too early would be a false proof, one counted too late is only slow);
-2. then the standby, with its slots and its clock read in one query, the clock last.
+1. the primary: its walsenders, then its physical slots, then its logical ones (three statements on one connection;
+   a reply counted too early is only slow, one counted too late is a false proof);
+2. then the standby: its settings, then its slots, then its clock and `flush_lsn`.
 
 A verdict speaks of the moment at which the primary was sampled.
 """
@@ -154,7 +154,8 @@ class Standby:
     postmaster_start: int
     version: int
     wal_level: str
-    #: pg_conf_load_time(): changes with every reload.
+    #: pg_conf_load_time(): changes with every reload. Each process has its own, and a new connection the
+    #: postmaster's; a change without a reload costs one needless proof.
     conf_load_time: int
     #: clock_timestamp(), read after the slots.
     clock: int
@@ -238,6 +239,8 @@ class CopyRecord:
     seen: Sighting | None = None
     #: Where it was first seen at all; `None` before. Stays when the epoch changes.
     reserved: Reserved | None = None
+    #: A decoder has chosen its catalog_xmin since (`conditions.py`).
+    xmin_decoded: bool = False
     #: This server had the slot of that name of its own, while it was the primary.
     seen_on_primary: bool = False
     #: The epoch in which it was last proven that no row it needs is gone; void in any other.

@@ -35,6 +35,7 @@ class Reason(StrEnum):
 
     # READY, LAGGING
     PROVEN = "proven"
+    RENAME_CUT = "rename_cut"
     PROVEN_BEFORE = "proven_before"
     BEHIND = "behind"
     # MISSING
