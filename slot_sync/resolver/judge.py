@@ -38,7 +38,7 @@ def view_of(
     key = epoch_key(primary, standby)
     remembered = record.of(slot.name)
     if key is None or key != record.epoch:
-        remembered = replace(remembered, seen=None, proven_in=None)
+        remembered = replace(remembered, seen=None, removed_before=None)
     return View(slot, copy, remembered, key, physical_slot(primary, standby), standby.replay_lsn)
 
 

@@ -237,6 +237,9 @@ class CopyRecord:
     renaming: bool = False
     #: When the copy that is there now was first seen in the epoch that is held now; `None` before.
     seen: Sighting | None = None
+    #: The slot's catalog_xmin at the first poll of this epoch at which the primary had heard of the copy: nothing
+    #: that was deleted by this transaction or a later one had been removed until then. `None` before.
+    removed_before: int | None = None
     #: Where it was first seen at all; `None` before. Stays when the epoch changes.
     reserved: Reserved | None = None
     #: A decoder has chosen its catalog_xmin since (`conditions.py`).

@@ -11,7 +11,7 @@ an epoch with the same key after a gap is another one.
 from collections.abc import Iterable
 from dataclasses import replace
 
-from slot_sync.resolver.conditions import xmin_is_decoded
+from slot_sync.resolver.conditions import View, is_heard, is_in_epoch, xmin_is_decoded
 from slot_sync.resolver.epoch import epoch_key, is_linked
 from slot_sync.resolver.foreign import is_ours
 from slot_sync.resolver.judge import view_of
@@ -36,9 +36,10 @@ def remember(
 ) -> Record:
     """The record after a poll, to be written down before the actions of its transitions are carried out.
 
-    A poll in which one of the servers did not answer, or the standby turned out to be promoted, teaches nothing.
+    A poll teaches nothing in which one of the servers did not answer, the standby turned out to be promoted, or its
+    slots could not be inspected.
     """
-    if primary is None or standby is None or not standby.in_recovery:
+    if primary is None or standby is None or not standby.in_recovery or not standby.has_extension:
         return record
     key = epoch_key(primary, standby)
     by_name = {each.slot: each for each in transitions}
@@ -74,11 +75,18 @@ def _remembered(
         state=transition.after if transition is not None else before.state,
     )
     if copy is None:
-        after = replace(after, seen=None, reserved=None, xmin_decoded=False, proven_in=None)
+        after = replace(
+            after,
+            seen=None,
+            removed_before=None,
+            reserved=None,
+            xmin_decoded=False,
+            proven_in=None,
+        )
     else:
         after = _seen(after, copy, standby, key, same=key == record.epoch)
-        if slot is not None and xmin_is_decoded(view_of(slot, copy, primary, standby, record)):
-            after = replace(after, xmin_decoded=True)
+        if slot is not None:
+            after = _learnt(after, view_of(slot, copy, primary, standby, record))
     if transition is None:
         return after
     if transition.safe or isinstance(transition.action, Rename):
@@ -106,14 +114,28 @@ def _names(before: CopyRecord, here: Copy | None, unproven: Copy | None) -> Copy
     return after
 
 
+def _learnt(before: CopyRecord, view: View) -> CopyRecord:
+    after = before
+    if xmin_is_decoded(view):
+        after = replace(after, xmin_decoded=True)
+    if before.removed_before is None and is_in_epoch(view) and is_heard(view):
+        after = replace(after, removed_before=view.slot.catalog_xmin)
+    return after
+
+
 def _seen(
     before: CopyRecord, copy: Copy, standby: Standby, key: EpochKey | None, *, same: bool
 ) -> CopyRecord:
     after = before
     if key is None:
-        after = replace(after, seen=None, proven_in=None)
+        after = replace(after, seen=None, removed_before=None, proven_in=None)
     elif not same or before.seen is None:
-        after = replace(after, seen=Sighting(standby.clock, standby.flush_lsn), proven_in=None)
+        after = replace(
+            after,
+            seen=Sighting(standby.clock, standby.flush_lsn),
+            removed_before=None,
+            proven_in=None,
+        )
     if after.reserved is None and copy.restart_lsn is not None and copy.catalog_xmin is not None:
         after = replace(after, reserved=Reserved(copy.restart_lsn, copy.catalog_xmin))
     return after

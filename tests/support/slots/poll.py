@@ -1,0 +1,253 @@
+"""The controller in the model: what it sees, the real resolver's answer, and the actions, each of which may be cut off."""
+
+from dataclasses import replace
+
+from slot_sync.resolver.observed import (
+    Copy,
+    CopyRecord,
+    EpochKey,
+    LogicalSlot,
+    PhysicalSlot,
+    Primary,
+    Record,
+    Reserved,
+    Selection,
+    Sighting,
+    Standby,
+    Upstream,
+)
+from slot_sync.resolver.record import remember
+from slot_sync.resolver.resolver import resolve
+from slot_sync.resolver.transitions import (
+    Action,
+    Advance,
+    Drop,
+    Mark,
+    Rename,
+    Reserve,
+    SetFields,
+    Transition,
+)
+from tests.support.slots.decoder import Position
+from tests.support.slots.world import Held, World, advanced
+
+NAME, UNPROVEN, PHYSICAL = "kept", "_tuskline_tmp_kept", "standby"
+SYSTEM, TIMELINE = 7, 1
+
+
+def primary_of(world: World) -> Primary:
+    slot, physical = world.slot, world.physical
+    return Primary(
+        system_id=SYSTEM,
+        timeline=TIMELINE,
+        in_recovery=False,
+        postmaster_start=world.primary_start,
+        version=150000,
+        wal_level="logical",
+        wal_lsn=world.end,
+        logical_slots=(
+            LogicalSlot(NAME, "pgoutput", "shop", slot.restart, slot.confirmed, slot.xmin),
+        ),
+        physical_slots=(
+            PhysicalSlot(
+                PHYSICAL,
+                restart_lsn=world.received,
+                xmin=None,
+                catalog_xmin=physical.xmin or None,
+                marker=str(physical.marker) if physical.marker else None,
+                active_pid=physical.sender or None,
+                backend_start=physical.sender or None,
+                reply_time=physical.reply or None,
+            ),
+        ),
+    )
+
+
+def _copy(world: World, name: str, held: Held) -> Copy:
+    at = held.at
+    return Copy(
+        name=name,
+        plugin="pgoutput",
+        database="shop",
+        persistency="persistent",
+        restart_lsn=at.restart,
+        confirmed_flush_lsn=at.confirmed,
+        catalog_xmin=at.xmin,
+        effective_catalog_xmin=at.xmin,
+        snapshot_present=at.restart in world.files,
+        wal_present=held.has_wal,
+    )
+
+
+def standby_of(world: World) -> Standby:
+    slots = [
+        _copy(world, name, held)
+        for name, held in ((UNPROVEN, world.unproven), (NAME, world.copy))
+        if held is not None
+    ]
+    there = world.connected
+    return Standby(
+        system_id=SYSTEM,
+        timeline=TIMELINE,
+        in_recovery=True,
+        postmaster_start=1,
+        version=150000,
+        wal_level="logical",
+        conf_load_time=world.conf,
+        clock=world.clock,
+        hot_standby_feedback=world.feedback,
+        wal_receiver_status_interval=10,
+        primary_slot_name=PHYSICAL,
+        walreceiver_status="streaming" if there else None,
+        walreceiver_slot_name=PHYSICAL if there else None,
+        walreceiver_start=world.physical.sender or None,
+        upstream=Upstream(SYSTEM, in_recovery=False, postmaster_start=world.primary_start)
+        if there
+        else None,
+        replay_lsn=world.received,
+        flush_lsn=world.received,
+        slots=tuple(slots),
+    )
+
+
+def record_of(memory: tuple[object, ...]) -> Record:
+    """What the controller remembers, out of what a world keeps of it: plain tuples, which are fast to compare."""
+    if not memory:
+        return Record()
+    epoch, made, unproven, renaming, seen, removed, reserved, decoded, ahead, state = memory
+    key = None
+    if epoch is not None:
+        start, marker, sender, conf = epoch  # type: ignore[misc]
+        key = EpochKey(SYSTEM, TIMELINE, start, PHYSICAL, str(marker), sender, sender, conf)
+    copy = CopyRecord(
+        NAME,
+        made=bool(made),
+        temporary_name=UNPROVEN if unproven else None,
+        renaming=bool(renaming),
+        seen=Sighting(*seen) if seen else None,  # type: ignore[misc]
+        removed_before=removed,  # type: ignore[arg-type]
+        reserved=Reserved(*reserved) if reserved else None,  # type: ignore[misc]
+        xmin_decoded=bool(decoded),
+        polls_ahead=ahead,  # type: ignore[arg-type]
+        state=str(state),
+    )
+    return Record(key, None, {NAME: copy})
+
+
+def memory_of(record: Record) -> tuple[object, ...]:
+    key, copy = record.epoch, record.of(NAME)
+    epoch = (
+        None
+        if key is None
+        else (key.primary_start, int(key.marker), key.walsender_pid, key.conf_load_time)
+    )
+    seen, reserved = copy.seen, copy.reserved
+    return (
+        epoch,
+        copy.made,
+        copy.temporary_name is not None,
+        copy.renaming,
+        (seen.clock, seen.flush_lsn) if seen else None,
+        copy.removed_before,
+        (reserved.restart_lsn, reserved.catalog_xmin) if reserved else None,
+        copy.xmin_decoded,
+        copy.polls_ahead,
+        "RESERVING" if copy.state in {"", "MISSING", "RESERVING"} else "",
+    )
+
+
+def _plan(action: Action) -> tuple[object, ...]:
+    match action:
+        case Reserve(restart_lsn=restart, confirmed_flush_lsn=confirmed):
+            return ("reserve", restart, confirmed)
+        case Advance(name=name, to_lsn=to):
+            return ("advance", name, to)
+        case SetFields(name, _, restart, confirmed, xmin):
+            return ("set", name, Position(restart, confirmed, xmin))
+        case Rename():
+            return ("rename",)
+        case Drop(name=name):
+            return ("drop", name)
+    return ()
+
+
+def poll(world: World) -> tuple[World, Transition]:
+    """Look at both servers, resolve, write down; what is to be done waits for `act`."""
+    record = record_of(world.memory)
+    primary, standby = primary_of(world), standby_of(world)
+    transitions = resolve(primary, standby, record, Selection())
+    # The names in the model never change; the resolver's own, which are always new, would be many states.
+    written = remember(record, primary, standby, transitions)
+    mine = written.of(NAME)
+    if mine.temporary_name is not None:
+        written = replace(
+            written, copies={NAME: replace(mine, temporary_name=UNPROVEN)}
+        )
+    verdict = next(each for each in transitions if each.slot == NAME)
+    world = world._replace(
+        memory=memory_of(written), pending=_plan(verdict.action), clock=world.clock + 1
+    )
+    if any(isinstance(each.action, Mark) for each in transitions):
+        world = world._replace(
+            physical=world.physical._replace(marker=world.next_id), next_id=world.next_id + 1
+        )
+    return world, verdict
+
+
+def act(world: World) -> World | None:
+    """The action of the last poll is carried out, as the extension does it, or refused."""
+    if not world.pending:
+        return None
+    kind, *rest = world.pending
+    world = world._replace(pending=())
+    match kind, rest:
+        case "reserve", [int(restart), int(confirmed)]:
+            if world.unproven is not None or confirmed > world.received:
+                return world
+            known = [held.at.xmin for held in (world.copy,) if held is not None]
+            seen = max(
+                [3, *(r.second for r in world.wal if r.kind == "run" and r.lsn <= world.received)]
+            )
+            xmin = min([world.next_xid if world.connected else seen, *known])
+            return world._replace(unproven=Held(Position(restart, confirmed, xmin)))
+        case "advance", [str(name), int(to)]:
+            return _moved(world, name, to)
+        case "set", [str(name), Position() as at]:
+            return _set(world, name, at)
+        case "rename", []:
+            cut = act_cut(world._replace(pending=("rename",)))
+            return world if cut is None else cut._replace(unproven=None)
+        case "drop", [str(name)]:
+            return world._replace(**{_place(name): None})
+    raise AssertionError(kind)
+
+
+def act_cut(world: World) -> World | None:
+    """A rename ends in the middle: the slot is there under both names."""
+    if world.pending != ("rename",):
+        return None
+    held = world.unproven
+    if world.copy is not None or held is None or held.at.restart not in world.files:
+        return None
+    return world._replace(copy=held, pending=())
+
+
+def _place(name: str) -> str:
+    return "copy" if name == NAME else "unproven"
+
+
+def _moved(world: World, name: str, to: int) -> World:
+    held = getattr(world, _place(name))
+    if held is None or to < held.at.confirmed or not held.has_wal:
+        return world
+    moved, files = advanced(world, held, to)
+    return world._replace(**{_place(name): moved}, files=files)
+
+
+def _set(world: World, name: str, at: Position) -> World:
+    held = getattr(world, _place(name))
+    if held is None or at.restart not in world.files or not held.has_wal:
+        return world
+    if any(new < old for new, old in zip(at, held.at, strict=True)):
+        return world
+    return world._replace(**{_place(name): held._replace(at=at)})
