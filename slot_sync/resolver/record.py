@@ -4,8 +4,9 @@ Safety: it is written down *before* the actions are carried out. So a slot that 
 ends in the middle, and a slot that it does not name is not ours. What a crash leaves of an action is seen at the next
 poll: a reservation that is not there was not made; a rename has ended when the old name is gone.
 
-What is proven belongs to an epoch. When none is held, or another, it is forgotten, and so is when the copies were seen:
-an epoch with the same key after a gap is another one.
+What is proven belongs to an epoch. When none is held, or another, it is forgotten, and so is when the copies were seen.
+Whoever leaves a copy's record as it was, because an action on it is under way, does not keep it from being forgotten:
+each says of which generation it is.
 """
 
 from collections.abc import Iterable
@@ -42,14 +43,17 @@ def remember(
     if primary is None or standby is None or not standby.in_recovery or not standby.has_extension:
         return record
     key = epoch_key(primary, standby)
+    generation = record.generation
+    if key is None or key != record.epoch:
+        generation += 1
     by_name = {each.slot: each for each in transitions}
     copies = {}
     for name in sorted(by_name.keys() | record.copies.keys()):
-        found = _remembered(record, primary, standby, name, by_name.get(name), key)
+        found = _remembered(record, primary, standby, name, by_name.get(name), key, generation)
         bare = CopyRecord(name, state=found.state, polls_gone=found.polls_gone)
         if found != bare or primary.logical(name) is not None:
             copies[name] = found
-    return Record(key, standby.walreceiver_start if key is not None else None, copies)
+    return Record(key, standby.walreceiver_start if key is not None else None, copies, generation)
 
 
 def _remembered(
@@ -59,6 +63,7 @@ def _remembered(
     name: str,
     transition: Transition | None,
     key: EpochKey | None,
+    generation: int,
 ) -> CopyRecord:
     before = record.of(name)
     here = standby.slot(name)
@@ -77,6 +82,7 @@ def _remembered(
     if copy is None:
         after = replace(
             after,
+            generation=0,
             seen=None,
             removed_before=None,
             reserved=None,
@@ -84,7 +90,7 @@ def _remembered(
             proven_in=None,
         )
     else:
-        after = _seen(after, copy, standby, key, same=key == record.epoch)
+        after = _seen(after, copy, standby, key, generation)
         if slot is not None:
             after = _learnt(after, view_of(slot, copy, primary, standby, record))
     if transition is None:
@@ -124,12 +130,12 @@ def _learnt(before: CopyRecord, view: View) -> CopyRecord:
 
 
 def _seen(
-    before: CopyRecord, copy: Copy, standby: Standby, key: EpochKey | None, *, same: bool
+    before: CopyRecord, copy: Copy, standby: Standby, key: EpochKey | None, generation: int
 ) -> CopyRecord:
-    after = before
+    after = replace(before, generation=generation)
     if key is None:
         after = replace(after, seen=None, removed_before=None, proven_in=None)
-    elif not same or before.seen is None:
+    elif before.generation != generation or before.seen is None:
         after = replace(
             after,
             seen=Sighting(standby.clock, standby.flush_lsn),
@@ -147,4 +153,4 @@ def remember_primary(record: Record, primary: Primary, names: Iterable[str]) -> 
     for name in names:
         if primary.logical(name) is not None:
             copies[name] = CopyRecord(name, seen_on_primary=True)
-    return Record(copies=copies)
+    return Record(generation=record.generation + 1, copies=copies)

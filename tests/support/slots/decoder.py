@@ -87,9 +87,7 @@ def decode(wal: tuple[Wal, ...], at: Position, target: int, files: frozenset[int
             xmin = max(xmin, running[1] if running is not None else oldest)
             if phase == "consistent":
                 restart = max(restart, running[0] if running is not None else last_file)
-    return Found(
-        Position(restart, max(at.confirmed, target), xmin), files, knows_from, sends_from
-    )
+    return Found(Position(restart, max(at.confirmed, target), xmin), files, knows_from, sends_from)
 
 
 def loss(

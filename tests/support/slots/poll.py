@@ -1,6 +1,7 @@
 """The controller in the model: what it sees, the real resolver's answer, and the actions, each of which may be cut off."""
 
 from dataclasses import replace
+from functools import cache
 
 from slot_sync.resolver.observed import (
     Copy,
@@ -33,6 +34,7 @@ from tests.support.slots.world import Held, World, advanced
 
 NAME, UNPROVEN, PHYSICAL = "kept", "_tuskline_tmp_kept", "standby"
 SYSTEM, TIMELINE = 7, 1
+PLUGINS = ("pgoutput", "test_decoding")
 
 
 def primary_of(world: World) -> Primary:
@@ -46,7 +48,7 @@ def primary_of(world: World) -> Primary:
         wal_level="logical",
         wal_lsn=world.end,
         logical_slots=(
-            LogicalSlot(NAME, "pgoutput", "shop", slot.restart, slot.confirmed, slot.xmin),
+            LogicalSlot(NAME, PLUGINS[world.kind], "shop", slot.restart, slot.confirmed, slot.xmin),
         ),
         physical_slots=(
             PhysicalSlot(
@@ -67,9 +69,11 @@ def _copy(world: World, name: str, held: Held) -> Copy:
     at = held.at
     return Copy(
         name=name,
-        plugin="pgoutput",
+        plugin=PLUGINS[held.kind],
         database="shop",
-        persistency="persistent",
+        persistency="persistent" if held.lasting else "temporary",
+        synced=held.synced,
+        invalidation=None if held.is_valid else "rows_removed",
         restart_lsn=at.restart,
         confirmed_flush_lsn=at.confirmed,
         catalog_xmin=at.xmin,
@@ -114,7 +118,9 @@ def record_of(memory: tuple[object, ...]) -> Record:
     """What the controller remembers, out of what a world keeps of it: plain tuples, which are fast to compare."""
     if not memory:
         return Record()
-    epoch, made, unproven, renaming, seen, removed, reserved, decoded, ahead, state = memory
+    epoch, current, made, unproven, renaming, seen, removed, reserved, decoded, ahead, state = (
+        memory
+    )
     key = None
     if epoch is not None:
         start, marker, sender, conf = epoch  # type: ignore[misc]
@@ -124,6 +130,7 @@ def record_of(memory: tuple[object, ...]) -> Record:
         made=bool(made),
         temporary_name=UNPROVEN if unproven else None,
         renaming=bool(renaming),
+        generation=1 if current else 0,
         seen=Sighting(*seen) if seen else None,  # type: ignore[misc]
         removed_before=removed,  # type: ignore[arg-type]
         reserved=Reserved(*reserved) if reserved else None,  # type: ignore[misc]
@@ -131,7 +138,7 @@ def record_of(memory: tuple[object, ...]) -> Record:
         polls_ahead=ahead,  # type: ignore[arg-type]
         state=str(state),
     )
-    return Record(key, None, {NAME: copy})
+    return Record(key, None, {NAME: copy}, generation=1)
 
 
 def memory_of(record: Record) -> tuple[object, ...]:
@@ -144,6 +151,7 @@ def memory_of(record: Record) -> tuple[object, ...]:
     seen, reserved = copy.seen, copy.reserved
     return (
         epoch,
+        copy.generation == record.generation,
         copy.made,
         copy.temporary_name is not None,
         copy.renaming,
@@ -158,8 +166,8 @@ def memory_of(record: Record) -> tuple[object, ...]:
 
 def _plan(action: Action) -> tuple[object, ...]:
     match action:
-        case Reserve(restart_lsn=restart, confirmed_flush_lsn=confirmed):
-            return ("reserve", restart, confirmed)
+        case Reserve(restart_lsn=restart, confirmed_flush_lsn=confirmed, plugin=plugin):
+            return ("reserve", restart, confirmed, PLUGINS.index(plugin))
         case Advance(name=name, to_lsn=to):
             return ("advance", name, to)
         case SetFields(name, _, restart, confirmed, xmin):
@@ -171,23 +179,58 @@ def _plan(action: Action) -> tuple[object, ...]:
     return ()
 
 
-def poll(world: World) -> tuple[World, Transition]:
-    """Look at both servers, resolve, write down; what is to be done waits for `act`."""
-    record = record_of(world.memory)
-    primary, standby = primary_of(world), standby_of(world)
+@cache
+def _decided(seen: World) -> tuple[tuple[object, ...], tuple[object, ...], bool, Transition]:
+    record = record_of(seen.memory)
+    primary, standby = primary_of(seen), standby_of(seen)
     transitions = resolve(primary, standby, record, Selection())
-    # The names in the model never change; the resolver's own, which are always new, would be many states.
+    # The name of an unproven copy never changes in the model: the resolver's own, always new, would be many states.
     written = remember(record, primary, standby, transitions)
     mine = written.of(NAME)
     if mine.temporary_name is not None:
-        written = replace(
-            written, copies={NAME: replace(mine, temporary_name=UNPROVEN)}
-        )
+        written = replace(written, copies={NAME: replace(mine, temporary_name=UNPROVEN)})
     verdict = next(each for each in transitions if each.slot == NAME)
-    world = world._replace(
-        memory=memory_of(written), pending=_plan(verdict.action), clock=world.clock + 1
+    marks = any(isinstance(each.action, Mark) for each in transitions)
+    return memory_of(written), _plan(verdict.action), marks, verdict
+
+
+def poll_under_way(world: World) -> World | None:
+    """A poll while the action of the last one is under way: what is remembered of the copy stays as it was."""
+    if not world.pending:
+        return None
+    before = record_of(world.memory).of(NAME)
+    after, _ = poll(world)
+    found = record_of(after.memory)
+    found = replace(found, generation=0 if _changed(world, after) else 1, copies={NAME: before})
+    return after._replace(memory=memory_of(found), pending=world.pending)
+
+
+def _changed(before: World, after: World) -> bool:
+    epochs = [each.memory[:1] for each in (before, after)]
+    return epochs[0] != epochs[1] or epochs[1] == (None,)
+
+
+def poll(world: World) -> tuple[World, Transition]:
+    """Look at both servers, resolve, write down; what is to be done waits for `act`."""
+    starts = [held.at.restart for held in (world.copy, world.unproven) if held is not None]
+    seen = world._replace(  # without what no controller can see
+        wal=(),
+        end=0,
+        open=None,
+        saved_slot=world.slot,
+        client=0,
+        physical=world.physical._replace(saved_xmin=0),
+        removed=0,
+        removed_there=0,
+        said=(),
+        files=world.files.intersection(starts),
+        next_xid=0,
+        next_id=0,
+        pending=(),
     )
-    if any(isinstance(each.action, Mark) for each in transitions):
+    memory, pending, marks, verdict = _decided(seen)
+    world = world._replace(memory=memory, pending=pending, clock=world.clock + 1)
+    if marks:
         world = world._replace(
             physical=world.physical._replace(marker=world.next_id), next_id=world.next_id + 1
         )
@@ -198,10 +241,10 @@ def act(world: World) -> World | None:
     """The action of the last poll is carried out, as the extension does it, or refused."""
     if not world.pending:
         return None
-    kind, *rest = world.pending
+    what, *rest = world.pending
     world = world._replace(pending=())
-    match kind, rest:
-        case "reserve", [int(restart), int(confirmed)]:
+    match what, rest:
+        case "reserve", [int(restart), int(confirmed), int(kind)]:
             if world.unproven is not None or confirmed > world.received:
                 return world
             known = [held.at.xmin for held in (world.copy,) if held is not None]
@@ -209,7 +252,7 @@ def act(world: World) -> World | None:
                 [3, *(r.second for r in world.wal if r.kind == "run" and r.lsn <= world.received)]
             )
             xmin = min([world.next_xid if world.connected else seen, *known])
-            return world._replace(unproven=Held(Position(restart, confirmed, xmin)))
+            return world._replace(unproven=Held(Position(restart, confirmed, xmin), kind=kind))
         case "advance", [str(name), int(to)]:
             return _moved(world, name, to)
         case "set", [str(name), Position() as at]:
@@ -219,7 +262,7 @@ def act(world: World) -> World | None:
             return world if cut is None else cut._replace(unproven=None)
         case "drop", [str(name)]:
             return world._replace(**{_place(name): None})
-    raise AssertionError(kind)
+    raise AssertionError(what)
 
 
 def act_cut(world: World) -> World | None:
@@ -236,9 +279,13 @@ def _place(name: str) -> str:
     return "copy" if name == NAME else "unproven"
 
 
+def _is_usable(held: Held) -> bool:
+    return held.has_wal and held.is_valid and not held.synced
+
+
 def _moved(world: World, name: str, to: int) -> World:
     held = getattr(world, _place(name))
-    if held is None or to < held.at.confirmed or not held.has_wal:
+    if held is None or not held.at.confirmed <= to <= world.received or not _is_usable(held):
         return world
     moved, files = advanced(world, held, to)
     return world._replace(**{_place(name): moved}, files=files)
@@ -246,7 +293,9 @@ def _moved(world: World, name: str, to: int) -> World:
 
 def _set(world: World, name: str, at: Position) -> World:
     held = getattr(world, _place(name))
-    if held is None or at.restart not in world.files or not held.has_wal:
+    if held is None or at.restart not in world.files or not _is_usable(held):
+        return world
+    if at.confirmed > world.received:
         return world
     if any(new < old for new, old in zip(at, held.at, strict=True)):
         return world

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from tests.support.slots.decoder import COMMIT, DDL, OPEN, RUN, VACUUM, Position, Wal
-from tests.support.slots.poll import act, act_cut, poll
+from tests.support.slots.poll import act, act_cut, poll, poll_under_way
 from tests.support.slots.world import EVENTS, KEEP, Held, World, broken, first_world
 
 Number = Callable[[int], int]
@@ -26,6 +26,8 @@ def step(world: World, event: str) -> World | None:
         return after
     if event == "act":
         return act(world)
+    if event == "poll_under_way":
+        return poll_under_way(world)
     if event == "act_cut":
         return act_cut(world)
     return EVENTS[event](world)
@@ -54,14 +56,15 @@ def _mapped(world: World, lsn: Number, xid: Number, clock: Number, ident: Number
         return Position(lsn(at.restart), lsn(at.confirmed), xid(at.xmin))
 
     def held(copy: Held | None) -> Held | None:
-        return None if copy is None else Held(position(copy.at), copy.has_wal)
+        return None if copy is None else copy._replace(at=position(copy.at))
 
     def memory(kept: Path) -> Path:
         if not kept:
             return kept
-        epoch, made, unproven, renaming, seen, removed, reserved, *rest = kept
+        epoch, current, made, unproven, renaming, seen, removed, reserved, *rest = kept
         return (
             None if epoch is None else tuple(ident(each) for each in epoch),
+            current,
             made,
             unproven,
             renaming,
@@ -73,8 +76,8 @@ def _mapped(world: World, lsn: Number, xid: Number, clock: Number, ident: Number
 
     def pending(plan: Path) -> Path:
         match plan:
-            case ("reserve", restart, confirmed):
-                return ("reserve", lsn(restart), lsn(confirmed))
+            case ("reserve", restart, confirmed, kind):
+                return ("reserve", lsn(restart), lsn(confirmed), kind)
             case ("advance", name, to):
                 return ("advance", name, lsn(to))
             case ("set", name, at):
@@ -89,6 +92,7 @@ def _mapped(world: World, lsn: Number, xid: Number, clock: Number, ident: Number
         open=None if world.open is None else (xid(world.open[0]), lsn(world.open[1])),
         slot=position(world.slot),
         saved_slot=position(world.saved_slot),
+        kind=world.kind,
         client=lsn(world.client),
         physical=physical._replace(
             marker=ident(physical.marker) if physical.marker else 0,
@@ -104,9 +108,7 @@ def _mapped(world: World, lsn: Number, xid: Number, clock: Number, ident: Number
         removed_there=xid(world.removed_there),
         feedback=world.feedback,
         conf=ident(world.conf),
-        said=tuple(
-            (clock(when), xid(what) if what > 0 else what) for when, what in world.said
-        ),
+        said=tuple((clock(when), xid(what) if what > 0 else what) for when, what in world.said),
         unproven=held(world.unproven),
         copy=held(world.copy),
         files=frozenset(map(lsn, world.files)),
@@ -158,17 +160,13 @@ def canonical(world: World) -> World:
 
 
 class Search:
-    """Worlds that events lead to from some first ones, level by level.
-
-    With `limit` the search ends when it has seen so many worlds, and `depth` says how far all are known.
-    """
+    """Worlds that events lead to from some first ones, level by level."""
 
     def __init__(self, starts: Iterable[World], events: Iterable[str]) -> None:
         self.events = tuple(events)
         self.frontier: list[tuple[World, Path]] = []
         self.seen: set[int] = set()
         self.depth = 0
-        self.safe = 0
         for world in starts:
             self._found(canonical(world), ())
 
@@ -178,19 +176,24 @@ class Search:
             self.seen.add(key)
             self.frontier.append((world, path))
 
-    def run(self, length: int, limit: int = 1 << 62) -> None:
-        """Go on to sequences of `length` events."""
-        while self.depth < length and self.frontier and len(self.seen) < limit:
+    def run(self, length: int) -> None:
+        """All sequences of `length` events. The last one is a poll: nothing else can be wrong."""
+        while self.depth < length - 1 and self.frontier:
             level, self.frontier = self.frontier, []
             for world, path in level:
                 for event in self.events:
-                    try:
-                        after = step(world, event)
-                    except LossError as error:
-                        raise LossError(f"{error}\n{' '.join((*flat(path), event))}") from None
+                    after = self._step(world, event, path)
                     if after is not None:
                         self._found(canonical(after), (path, event))
             self.depth += 1
+        for world, path in self.frontier:
+            self._step(world, "poll", path)
+
+    def _step(self, world: World, event: str, path: Path) -> World | None:
+        try:
+            return step(world, event)
+        except LossError as error:
+            raise LossError(f"{error}\n{' '.join((*flat(path), event))}") from None
 
 
 def flat(path: Path) -> list[str]:
@@ -202,5 +205,16 @@ def flat(path: Path) -> list[str]:
     return events[::-1]
 
 
-ALL = (*EVENTS, "poll", "act", "act_cut")
-__all__ = ["ALL", "DDL", "KEEP", "OPEN", "LossError", "Search", "canonical", "flat", "follow", "step"]
+ALL = (*EVENTS, "poll", "poll_under_way", "act", "act_cut")
+__all__ = [
+    "ALL",
+    "DDL",
+    "KEEP",
+    "OPEN",
+    "LossError",
+    "Search",
+    "canonical",
+    "flat",
+    "follow",
+    "step",
+]

@@ -37,6 +37,12 @@ class Held(NamedTuple):
 
     at: Position
     has_wal: bool = True
+    is_valid: bool = True
+    #: Which plugin it is for.
+    kind: int = 0
+    #: PostgreSQL's own copy, which is temporary until it is done.
+    synced: bool = False
+    lasting: bool = True
 
 
 class World(NamedTuple):
@@ -49,6 +55,8 @@ class World(NamedTuple):
     open: tuple[int, int] | None
     slot: Position
     saved_slot: Position
+    #: Which plugin the slot is for.
+    kind: int
     #: What the slot's client has.
     client: int
     physical: Physical
@@ -81,6 +89,7 @@ def first_world() -> World:
         open=None,
         slot=at,
         saved_slot=at,
+        kind=0,
         client=1,
         physical=Physical(sender=1),
         primary_start=2,
@@ -179,6 +188,12 @@ def remake(world: World) -> World | None:
     world = _write(world, RUN, world.next_xid, world.next_xid)
     at = Position(world.end, world.end, world.next_xid)
     return world._replace(slot=at, saved_slot=at, client=world.end)
+
+
+def remake_other(world: World) -> World | None:
+    """The same, for another plugin."""
+    made = remake(world)
+    return None if made is None else made._replace(kind=1 - world.kind)
 
 
 def checkpoint(world: World) -> World | None:
@@ -312,6 +327,26 @@ def lose_wal(world: World) -> World | None:
     return world._replace(copy=world.copy._replace(has_wal=False))
 
 
+def invalidate(world: World) -> World | None:
+    """The standby invalidates the copy: its own recovery removed a row of it."""
+    if world.copy is None or not world.copy.is_valid:
+        return None
+    return world._replace(copy=world.copy._replace(is_valid=False))
+
+
+def restore(world: World) -> World | None:
+    """The standby is put back to a state from before, with the folder of its slots, and streams again."""
+    if world.copy is None or world.copy.at.confirmed <= world.copy.at.restart:
+        return None
+    return world._replace(
+        received=world.copy.at.restart,
+        connected=True,
+        said=(),
+        physical=world.physical._replace(sender=world.next_id, reply=0),
+        next_id=world.next_id + 1,
+    )
+
+
 def lose_file(world: World) -> World | None:
     """The snapshot of the copy is removed."""
     if world.copy is None or world.copy.at.restart not in world.files:
@@ -331,8 +366,12 @@ def broken(world: World) -> str | None:
     """What would be lost with the copy, if the standby were promoted now."""
     if world.copy is None:
         return "there is no copy"
-    if not world.copy.has_wal:
-        return "its WAL is gone"
+    if not world.copy.has_wal or not world.copy.is_valid or not world.copy.lasting:
+        return "it cannot be used"
+    if world.copy.kind != world.kind:
+        return "it is for another plugin"
+    if world.copy.at.confirmed > world.received:
+        return "what is written after the promotion would be taken for sent"
     at = world.copy.at
     for record in world.wal:
         if record.kind == COMMIT and world.client < record.lsn <= at.confirmed:
@@ -351,6 +390,9 @@ EVENTS = {
         vacuum,
         confirm,
         remake,
+        remake_other,
+        invalidate,
+        restore,
         checkpoint,
         crash,
         disconnect,
