@@ -114,6 +114,10 @@ def standby_of(world: World) -> Standby:
     )
 
 
+def _generation(*, current: bool) -> int:
+    return 1 if current else 0
+
+
 def record_of(memory: tuple[object, ...]) -> Record:
     """What the controller remembers, out of what a world keeps of it: plain tuples, which are fast to compare."""
     if not memory:
@@ -130,7 +134,7 @@ def record_of(memory: tuple[object, ...]) -> Record:
         made=bool(made),
         temporary_name=UNPROVEN if unproven else None,
         renaming=bool(renaming),
-        generation=1 if current else 0,
+        generation=_generation(current=bool(current)),
         seen=Sighting(*seen) if seen else None,  # type: ignore[misc]
         removed_before=removed,  # type: ignore[arg-type]
         reserved=Reserved(*reserved) if reserved else None,  # type: ignore[misc]
@@ -192,6 +196,11 @@ def _decided(seen: World) -> tuple[tuple[object, ...], tuple[object, ...], bool,
     verdict = next(each for each in transitions if each.slot == NAME)
     marks = any(isinstance(each.action, Mark) for each in transitions)
     return memory_of(written), _plan(verdict.action), marks, verdict
+
+
+def forget() -> None:
+    """What was decided is decided anew: the resolver has changed."""
+    _decided.cache_clear()
 
 
 def poll_under_way(world: World) -> World | None:

@@ -181,7 +181,7 @@ def canonical(world: World) -> World:
         return seen
 
     def known(value: int) -> int:
-        return idents.setdefault(value, len(idents) + 1)
+        return idents.setdefault(value, len(idents) + 1) if value else 0
 
     named = _mapped(world, collect(lsns), collect(xids), collect(clocks), known)
     lsn = {value: rank for rank, value in enumerate(sorted(lsns), 1)}
