@@ -82,7 +82,7 @@ KNOWN = CopyRecord(
     seen=Sighting(8000, 2400),
     removed_before=690,
     reserved=Reserved(900, 680),
-    xmin_decoded=True,
+    decoded_at=1000,
     proven_in=KEY,
     proven_at=9400,
     state="READY",
@@ -257,7 +257,7 @@ def test_19_a_new_physical_slot_is_marked_first() -> None:
         (replace(COPY, confirmed_flush_lsn=2001), KNOWN, Reason.AHEAD, Wait()),
         (
             replace(COPY, confirmed_flush_lsn=1999, catalog_xmin=701),
-            replace(KNOWN, xmin_decoded=False, reserved=Reserved(1000, 701)),
+            replace(KNOWN, decoded_at=None, reserved=Reserved(1000, 701)),
             Reason.XMIN_NOT_DECODED,
             Advance("kept", "shop", 2000),
         ),
@@ -276,6 +276,30 @@ def test_33_a_copy_that_is_ahead_of_replay_waits() -> None:
     found = answered(here=replace(EMPTY, replay_lsn=1999), known=Record())
     assert (found.after, found.reason) == (State.MISSING, Reason.AHEAD_OF_STANDBY)
     assert found.action == Wait()
+
+
+def test_12_a_transaction_that_stays_open_makes_a_busy_copy_neither_late_nor_unsafe() -> None:
+    """It pins the slot's catalog_xmin at 650. The copy was reserved with 700, and is one poll behind for ever."""
+    there = primary(replace(SLOT, catalog_xmin=650), catalog_xmin=700)
+    known = record(
+        replace(KNOWN, decoded_at=None, reserved=Reserved(1000, 700), removed_before=650)
+    )
+    assert answered(there, known=known).after is State.READY
+    known = remember(known, there, STANDBY, [answered(there, known=known)])
+    assert known.of("kept").decoded_at is None
+    assert known.of("kept").proven_in is None
+    moved = primary(replace(SLOT, confirmed_flush_lsn=2300, catalog_xmin=650), catalog_xmin=700)
+    found = answered(moved, known=known)
+    assert (found.after, found.action) == (State.READY, Advance("kept", "shop", 2300))
+    # It has ended: until the copy has followed, rows that it needs may go.
+    ended = primary(replace(SLOT, confirmed_flush_lsn=2400, catalog_xmin=720), catalog_xmin=700)
+    found = answered(ended, known=known)
+    assert (found.after, found.reason) == (State.SUSPECT, Reason.XMIN_NOT_DECODED)
+    known = remember(known, ended, STANDBY, [found])
+    followed = standby(replace(COPY, confirmed_flush_lsn=2400))
+    found = answered(ended, followed, known)
+    assert found.after is State.READY
+    assert remember(known, ended, followed, [found]).of("kept").proven_in == KEY
 
 
 @pytest.mark.parametrize(
