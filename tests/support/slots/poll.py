@@ -219,7 +219,7 @@ def poll_under_way(world: World) -> World | None:
     before = record_of(world.memory).of(NAME)
     after, _ = poll(world)
     found = record_of(after.memory)
-    found = replace(found, generation=0 if _changed(world, after) else 1, copies={NAME: before})
+    found = replace(found, generation=2 if _changed(world, after) else 1, copies={NAME: before})
     return after._replace(memory=memory_of(found), pending=world.pending)
 
 
