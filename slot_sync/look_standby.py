@@ -49,8 +49,13 @@ class StandbyLook(Closing):
                 self._upstream.close()
             host, port = at
             # Several hosts, or one by its address: this one server is meant, whatever it is now.
-            place = {"host": host, "hostaddr": "", "port": str(port), "target_session_attrs": "any"}
-            dsn = pinned_conninfo(self._primary_dsn, **place)
+            dsn = pinned_conninfo(
+                self._primary_dsn,
+                host=host,
+                hostaddr="",
+                port=str(port),
+                target_session_attrs="any",
+            )
             self._upstream, self._upstream_at = Session(dsn, seconds=LOOK_SECONDS), at
         try:
             return upstream(self._upstream.one("slots_upstream"))

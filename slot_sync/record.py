@@ -39,7 +39,9 @@ class RecordFile:
         found = self.peek()
         if found is None and self.path.exists():
             aside = self._keep_aside()
-            _log.error("the record of copies is damaged; nothing is remembered", kept_aside=str(aside))
+            _log.error(
+                "the record of copies is damaged; nothing is remembered", kept_aside=str(aside)
+            )
         return found or Record()
 
     def peek(self) -> Record | None:

@@ -103,6 +103,4 @@ class Session(Closing):
                 repair="it is tried again; see what the server is busy with",
             )
         found = server_error(state, text, self.where)
-        return type(found)(
-            found.what, where=found.where, repair=told.message_hint or found.repair
-        )
+        return type(found)(found.what, where=found.where, repair=told.message_hint or found.repair)

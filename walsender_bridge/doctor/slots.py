@@ -48,9 +48,7 @@ def ask(dsn: str) -> Facts:
     return found
 
 
-def examine(
-    primary_dsn: str, candidates: dict[str, tuple[str, str]]
-) -> Iterator[Finding]:
+def examine(primary_dsn: str, candidates: dict[str, tuple[str, str]]) -> Iterator[Finding]:
     """Everything about the primary and each candidate (`name: (dsn, physical slot)`)."""
     primary: Facts | None = None
     where = f"slots ({describe(primary_dsn)})"
@@ -110,9 +108,7 @@ def judge_primary(facts: Facts, physical: set[str], where: str) -> Iterator[Find
             yield Finding("physical slot", where, f"{name} is in use")
 
 
-def judge_standby(
-    facts: Facts, primary: Facts | None, slot: str, where: str
-) -> Iterator[Finding]:
+def judge_standby(facts: Facts, primary: Facts | None, slot: str, where: str) -> Iterator[Finding]:
     """All findings about a candidate that streams from the physical slot `slot`. `primary`: None, it did not answer."""
     settings = facts["settings"]
     yield from _version(facts, where)
@@ -243,7 +239,9 @@ def _room(facts: Facts, primary: Facts | None, where: str) -> Iterator[Finding]:
             f"set max_replication_slots = {wanted} or more and restart the standby",
         )
     else:
-        yield Finding("max_replication_slots", where, f"{limit - wanted + _RENAME} of {limit} are free")
+        yield Finding(
+            "max_replication_slots", where, f"{limit - wanted + _RENAME} of {limit} are free"
+        )
 
 
 def _role(facts: Facts, where: str, *, replication: bool) -> Iterator[Finding]:
