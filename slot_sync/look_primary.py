@@ -1,11 +1,5 @@
-"""A primary as the resolver wants it (`resolver.observed.Primary`), by one query.
+"""A primary as the resolver wants it (`resolver.observed.Primary`), by one query."""
 
-Each physical slot that a candidate streams from gets a marker the first time it is seen without one: values of a slot
-can come back after it was dropped and made again, a marker cannot.
-"""
-
-import secrets
-from collections.abc import Collection
 from typing import Any, Final
 
 from slot_sync.resolver.observed import LogicalSlot, PhysicalSlot, Primary, Upstream
@@ -24,44 +18,26 @@ class PrimaryLook(Closing):
         self._session = Session(dsn, seconds=LOOK_SECONDS)
         self.where = self._session.where
 
-    def look(self, marked: Collection[str] = ()) -> Primary:
-        """The primary now. Physical slots of the names in `marked` that have no marker get one first.
-
-        Raises what `Session.one` does.
-        """
+    def look(self) -> Primary:
+        """The primary now. Raises what `Session.one` does."""
         extended = bool(self._session.one("slots_extension"))
-        found = self._observe(extended=extended)
-        bare = [
-            slot.name
-            for slot in found.physical_slots
-            if slot.name in marked and slot.marker is None
-        ]
-        if found.in_recovery or not extended or not bare:
-            return found
-        for name in bare:
-            self._session.one("slots_mark", {"slot": name, "value": secrets.token_hex(16)})
-        return self._observe(extended=extended)
+        inspected = "slots_inspected" if extended else "slots_bare"
+        return primary(self._session.one("slots_primary", {}, inspected=inspected))
 
     def close(self) -> None:
         """End the connection."""
         self._session.close()
-
-    def _observe(self, *, extended: bool) -> Primary:
-        inspected = "slots_inspected" if extended else "slots_bare"
-        return primary(self._session.one("slots_primary", {}, inspected=inspected))
 
 
 def primary(seen: Row) -> Primary:
     """The answer to sql/slots_primary.sql as a value."""
     more = by_name(seen["inspected"])
     senders = {row["pid"]: row for row in seen["senders"]}
-    logical, physical = [], []
-    for row in seen["slots"]:
-        inspected = more.get(row["slot_name"], {})
-        if row["slot_type"] == "logical":
-            logical.append(_logical(row, inspected))
-        else:
-            physical.append(_physical(row, inspected, senders.get(row["active_pid"], {})))
+    physical = [
+        _physical(row, more.get(row["slot_name"], {}), senders.get(row["active_pid"], {}))
+        for row in seen["physical"]
+    ]
+    logical = [_logical(row, more.get(row["slot_name"], {})) for row in seen["logical"]]
     return Primary(
         system_id=int(seen["system_id"]),
         timeline=seen["timeline"],

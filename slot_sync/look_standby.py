@@ -22,15 +22,19 @@ class StandbyLook(Closing):
         self._session = Session(dsn, seconds=LOOK_SECONDS)
         self._primary_dsn = primary_dsn
         self._upstream: Session | None = None
+        self._conf_load_time: int | None = None
         self._upstream_at: tuple[str, int] | None = None
         self.where = self._session.where
 
     def look(self) -> Standby:
         """The candidate now. Raises what `Session.one` does; an upstream that does not answer is None."""
-        extended = bool(self._session.one("slots_extension"))
-        inspected = "slots_inspected" if extended else "slots_bare"
-        seen = self._session.one("slots_standby", {}, inspected=inspected)
-        found = standby(seen, has_extension=extended)
+        seen = self._observe()
+        if self._conf_load_time not in {None, seen["conf_load_time"]}:
+            # Each session has its own time of a reload; a new one has the server's, which all others see as well.
+            self._session.close()
+            seen = self._observe()
+        self._conf_load_time = seen["conf_load_time"]
+        found = standby(seen, has_extension=seen["extended"])
         receiver = seen["receiver"] or {}
         host, port = receiver.get("sender_host"), receiver.get("sender_port")
         if not host or not port:
@@ -42,6 +46,12 @@ class StandbyLook(Closing):
         self._session.close()
         if self._upstream is not None:
             self._upstream.close()
+
+    def _observe(self) -> Row:
+        extended = bool(self._session.one("slots_extension"))
+        inspected = "slots_inspected" if extended else "slots_bare"
+        found = self._session.one("slots_standby", {}, inspected=inspected)
+        return {**found, "extended": extended}
 
     def _ask(self, at: tuple[str, int]) -> Upstream | None:
         if self._upstream is None or self._upstream_at != at:
@@ -84,11 +94,13 @@ def standby(seen: Row, *, has_extension: bool) -> Standby:
         primary_slot_name=settings.get("primary_slot_name") or receiver.get("slot_name"),
         walreceiver_status=receiver.get("status"),
         walreceiver_slot_name=receiver.get("slot_name"),
+        walreceiver_start=seen["receiver_start"],
         upstream=None,
         replay_lsn=replay,
         flush_lsn=max(replay, lsn(seen["flush_lsn"]) or 0),
         slots=tuple(_copy(row, more.get(row["slot_name"])) for row in seen["slots"]),
         has_extension=has_extension,
+        native_sync=settings.get("sync_replication_slots") == "on",
     )
 
 

@@ -106,7 +106,7 @@ class Config(BaseSettings):
 
     @property
     def slots_dir(self) -> Path:
-        """Where the record of copies is, a file for each failover candidate (`slot_sync.record`)."""
+        """Where the record of copies is, a file for each failover candidate (`slot_sync.record_file`)."""
         return self.log.data_dir / "slots"
 
     @property

@@ -4,18 +4,18 @@ import json
 
 import pytest
 
-from slot_sync.record import RecordFile
-from slot_sync.resolver.observed import CopyRecord, EpochKey, Record, Sighting
+from slot_sync.record_file import RecordFile
+from slot_sync.resolver.observed import CopyRecord, EpochKey, Record, Reserved, Sighting
 from walsender_bridge.errors import ConfigError, NotSupportedError
 
 EPOCH = EpochKey(7, 1, 100, "standby_a", "abc", 42, 200, 300)
 RECORD = Record(
     EPOCH,
-    frozenset({"b", "_tuskline_tmp_a"}),
+    400,
     {
         "a": CopyRecord("a", temporary_name="_tuskline_tmp_a", seen=Sighting(5, 6)),
         "b": CopyRecord(
-            "b", made=True, proven_in=EPOCH, polls_gone=2, last_ready_at=9, last_verdict="READY"
+            "b", made=True, proven_in=EPOCH, polls_gone=2, proven_at=9, reserved=Reserved(5, 6)
         ),
     },
 )

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import structlog
 
-from slot_sync.resolver.observed import CopyRecord, EpochKey, Record, Sighting
+from slot_sync.resolver.observed import CopyRecord, EpochKey, Record, Reserved, Sighting
 from walsender_bridge.errors import ConfigError, NotSupportedError
 
 VERSION: Final = 1
@@ -107,14 +107,14 @@ class RecordFile:
 def _values(record: Record) -> dict[str, Any]:
     return {
         "epoch": None if record.epoch is None else asdict(record.epoch),
-        "holders": sorted(record.holders),
+        "walreceiver_start": record.walreceiver_start,
         "copies": {name: asdict(copy) for name, copy in record.copies.items()},
     }
 
 
 def _record(values: Mapping[str, Any]) -> Record:
     copies = {name: _copy(each) for name, each in values["copies"].items()}
-    return Record(_epoch(values["epoch"]), frozenset(values["holders"]), copies)
+    return Record(_epoch(values["epoch"]), values["walreceiver_start"], copies)
 
 
 def _epoch(values: Mapping[str, Any] | None) -> EpochKey | None:
@@ -122,11 +122,12 @@ def _epoch(values: Mapping[str, Any] | None) -> EpochKey | None:
 
 
 def _copy(values: Mapping[str, Any]) -> CopyRecord:
-    seen = values["seen"]
+    seen, reserved = values["seen"], values["reserved"]
     return CopyRecord(
         **{
             **values,
             "seen": None if seen is None else Sighting(**seen),
+            "reserved": None if reserved is None else Reserved(**reserved),
             "proven_in": _epoch(values["proven_in"]),
         }
     )

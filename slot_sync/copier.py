@@ -1,0 +1,157 @@
+"""One candidate: looks at it and at the primary, has the resolver decide, writes down, and has the actions carried out.
+
+Invariant: what an action relies on is in the record, on disk, before the action is begun. While an action on a slot is
+under way what is remembered of that slot stays as it was when it began, so that a half done one is never taken for
+something else.
+
+Nothing here waits for an action, so one slot on which work hangs holds up no other, nor what is told of it.
+"""
+
+import time
+from dataclasses import replace
+from typing import Final
+
+import structlog
+
+from slot_sync.apply import carry_out, does_something
+from slot_sync.hands import Hands
+from slot_sync.look_primary import PrimaryLook
+from slot_sync.look_standby import StandbyLook
+from slot_sync.plan import Candidate, Plan
+from slot_sync.record_file import RecordFile
+from slot_sync.report import Round
+from slot_sync.resolver.observed import Primary, Record, Standby
+from slot_sync.resolver.record import remember
+from slot_sync.resolver.resolver import resolve
+from slot_sync.resolver.transitions import Transition
+from slot_sync.sessions import Sessions
+from walsender_bridge.closing import Closing
+from walsender_bridge.errors import TusklineError
+
+#: Seconds for which a verdict that says nothing new is not written down again.
+FRESH: Final = 1.0
+
+_log = structlog.get_logger(__name__)
+
+
+class Copier(Closing):
+    """Keeps copies on one candidate. `keeps`: it may write its record; otherwise it only looks."""
+
+    def __init__(self, candidate: Candidate, plan: Plan, *, keeps: bool) -> None:
+        self.candidate = candidate
+        self._plan = plan
+        self._primary = PrimaryLook(plan.primary_dsn)
+        self._standby = StandbyLook(candidate.dsn, plan.primary_dsn)
+        self._file = RecordFile(plan.folder, candidate.name)
+        self._record = (self._file.load() if keeps else self._file.peek()) or Record()
+        self._saved_at = float("-inf")
+        self._sessions = Sessions(candidate.dsn), Sessions(plan.primary_dsn)
+        self._hands = Hands(candidate.name, workers=0) if not keeps else Hands(candidate.name)
+        self._failures: dict[str, TusklineError] = {}
+        self._told: dict[str, str] = {}
+
+    def look(self) -> Round:
+        """How it stands, from what is remembered. Nothing is changed or written."""
+        found, _ = self._resolved()
+        return found
+
+    def round(self, *, act: bool) -> tuple[Round, int]:
+        """Look, remember, and begin what is to be done (`act`); how it stood, and how many actions were begun.
+
+        Raises `ConfigError` when the record cannot be written: then nothing is begun.
+        """
+        for slot, error in self._hands.ended().items():
+            if error is None:
+                self._failures.pop(slot, None)
+            else:
+                self._failures[slot] = error
+        found, record = self._resolved()
+        if not act:
+            # What another controller does is its own to remember.
+            return found, 0
+        self._remember(record)
+        self._tell(found.transitions)
+        begun = sum(self._begin(each) for each in found.transitions)
+        return replace(found, record=record, busy=self._hands.busy()), begun
+
+    def settle(self, seconds: float) -> bool:
+        """Wait for what was begun; whether all of it has ended."""
+        return self._hands.wait(seconds)
+
+    def close(self) -> None:
+        """End the connections; work that is under way ends by itself."""
+        self._hands.close()
+        for each in (self._primary, self._standby, *self._sessions):
+            each.close()
+
+    def _resolved(self) -> tuple[Round, Record]:
+        primary: Primary | None = None
+        standby: Standby | None = None
+        primary_error: TusklineError | None = None
+        standby_error: TusklineError | None = None
+        # In this order: the resolver's argument rests on it.
+        try:
+            primary = self._primary.look()
+        except TusklineError as error:
+            primary_error = error
+        try:
+            standby = self._standby.look()
+        except TusklineError as error:
+            standby_error = error
+        now = time.time()
+        busy = self._hands.busy()
+        transitions = resolve(primary, standby, self._record, self._plan.wanted)
+        record = remember(self._record, primary, standby, transitions)
+        copies = dict(record.copies)
+        for slot in busy:
+            copies[slot] = self._record.of(slot)
+        record = replace(record, copies=copies)
+        found = Round(
+            self.candidate.name,
+            self._standby.where,
+            now,
+            tuple(transitions),
+            record,
+            primary,
+            standby,
+            primary_error,
+            standby_error,
+            dict(self._failures),
+            busy,
+        )
+        return found, record
+
+    def _remember(self, record: Record) -> None:
+        now = time.monotonic()
+        if _timeless(record) != _timeless(self._record) or now - self._saved_at > FRESH:
+            self._file.save(record)
+            self._saved_at = now
+        self._record = record
+
+    def _begin(self, transition: Transition) -> bool:
+        action = transition.action
+        if not does_something(action):
+            return False
+        standby, primary = self._sessions
+        return self._hands.give(transition.slot, lambda: carry_out(action, standby, primary))
+
+    def _tell(self, transitions: tuple[Transition, ...]) -> None:
+        for each in transitions:
+            if self._told.get(each.slot) != each.after:
+                _log.info(
+                    "slot copy",
+                    standby=self.candidate.name,
+                    slot=each.slot,
+                    state=str(each.after),
+                    before=each.before,
+                    why=each.why,
+                )
+        self._told = {each.slot: each.after for each in transitions}
+
+
+def _timeless(record: Record) -> Record:
+    copies = {
+        name: replace(each, proven_at=None)
+        for name, each in record.copies.items()
+    }
+    return replace(record, copies=copies)
