@@ -48,6 +48,7 @@ class Controller(Closing):
         self._turn = Turn(plan.primary_dsn)
         self._copiers = [Copier(each, plan, keeps=True) for each in plan.candidates]
         self._active = False
+        self._said: str | None = None
         self._rounds: dict[str, Round] = {}
 
     def close(self) -> None:
@@ -114,10 +115,13 @@ class Controller(Closing):
             self._take_turn()
 
     def _take_turn(self) -> None:
-        held = self._turn.held()
-        if held != self._active or not self._rounds:
-            if held:
-                _log.info("this controller keeps the copies", primary=self._turn.where)
-            elif self._turn.error is None:
-                _log.info("another controller keeps the copies", primary=self._turn.where)
-        self._active = held
+        self._active = self._turn.held()
+        if self._active:
+            whose = "this controller keeps the copies"
+        elif self._turn.error is None:
+            whose = "another controller keeps the copies; this one waits for its turn"
+        else:
+            whose = "the primary does not answer"
+        if whose != self._said:
+            _log.info(whose, primary=self._turn.where)
+        self._said = whose

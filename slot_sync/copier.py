@@ -150,8 +150,5 @@ class Copier(Closing):
 
 
 def _timeless(record: Record) -> Record:
-    copies = {
-        name: replace(each, proven_at=None)
-        for name, each in record.copies.items()
-    }
+    copies = {name: replace(each, proven_at=None) for name, each in record.copies.items()}
     return replace(record, copies=copies)

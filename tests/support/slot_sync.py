@@ -90,7 +90,10 @@ def slot_stack(major: int, folder: Path) -> Iterator[SlotStack]:
 def attached(stack: SlotStack, folder: Path, **slots: Any) -> Attached:
     """`tuskline` configured with the pair."""
     made = Attached(folder, {"shop": {"dsn": stack.pair.primary.dsn()}})
-    lines = ["[slots]", *(f"{key} = {toml(value)}" for key, value in {"poll": 0.1, **slots}.items())]
+    lines = [
+        "[slots]",
+        *(f"{key} = {toml(value)}" for key, value in {"poll": 0.1, **slots}.items()),
+    ]
     lines += [f"[slots.candidates.{STANDBY}]", f"dsn = {toml(stack.pair.standby.dsn())}"]
     lines += [f'slot = "{PHYSICAL}"', ""]
     with made.config.open("a") as file:

@@ -45,7 +45,9 @@ def status(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None
 
 @slots_app.command("ready")
 def ready(
-    standby: Annotated[str, typer.Option("--standby", help="The candidate, by its name in [slots].")],
+    standby: Annotated[
+        str, typer.Option("--standby", help="The candidate, by its name in [slots].")
+    ],
     config: ConfigPath = DEFAULT_CONFIG,
     as_json: AsJson = False,
 ) -> None:
@@ -56,7 +58,9 @@ def ready(
     known = configured(settings).candidates
     if standby not in known:
         raise ConfigError(
-            f"there is no candidate {standby!r}", where=str(config), repair=f"one of: {', '.join(known)}"
+            f"there is no candidate {standby!r}",
+            where=str(config),
+            repair=f"one of: {', '.join(known)}",
         )
     _answer(look(plan(settings, standby)), as_json=as_json)
 
@@ -83,11 +87,11 @@ def sync(
     if watch:
         exit_with_parent()
     settings = load_config(config)
+    logs.hand_on(settings.logs.format)
     with Controller(plan(settings)) as controller:
         if once:
             _answer(controller.once(timeout), as_json=as_json)
             return
-        logs.hand_on(settings.logs.format)
         stop = threading.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stop.set())
