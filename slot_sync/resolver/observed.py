@@ -5,11 +5,11 @@ Everything here is a value. An LSN is an `int` (bytes, `walsender_bridge.wire.ls
 from. `None` is SQL's NULL, or what that major does not have. Slots are told by name; a name never means two slots
 of one server.
 
-How to sample, since the safety argument (`resolver.py`) rests on it:
+How to sample, since the safety argument (`conditions.py`) rests on the order:
 
-1. the primary, all of it in one query (slots and walsenders are read at one moment, or the walsenders after the
-   slots: a reply counted too early would be a false proof, one counted too late is only slow);
-2. then the standby, with its slots and its clock read in one query, the clock last.
+1. the primary: its walsenders, then its physical slots, then its logical ones (three statements on one connection;
+   a reply counted too early is only slow, one counted too late is a false proof);
+2. then the standby: its settings, then its slots, then its clock and `flush_lsn`.
 
 A verdict speaks of the moment at which the primary was sampled.
 """
@@ -154,7 +154,8 @@ class Standby:
     postmaster_start: int
     version: int
     wal_level: str
-    #: pg_conf_load_time(): changes with every reload.
+    #: pg_conf_load_time(): changes with every reload. Each process has its own, and a new connection the
+    #: postmaster's; a change without a reload costs one needless proof.
     conf_load_time: int
     #: clock_timestamp(), read after the slots.
     clock: int
@@ -167,6 +168,8 @@ class Standby:
     walreceiver_status: str | None
     #: pg_stat_wal_receiver.slot_name: what it streams by now.
     walreceiver_slot_name: str | None
+    #: When the walreceiver's process began (pg_stat_activity.backend_start), by the standby's clock.
+    walreceiver_start: int | None
     #: Who it streams from; `None` if it streams from nobody, or nobody answered there.
     upstream: Upstream | None
     #: pg_last_wal_replay_lsn()
@@ -177,6 +180,8 @@ class Standby:
     slots: tuple[Copy, ...] = ()
     #: The library and the functions of the extension are there. Without them only native copies are judged.
     has_extension: bool = True
+    #: sync_replication_slots (17+): PostgreSQL makes copies of slots with `failover` itself.
+    native_sync: bool = False
 
     def slot(self, name: str) -> Copy | None:
         """The slot of that name."""
@@ -211,6 +216,14 @@ class Sighting:
 
 
 @dataclass(frozen=True)
+class Reserved:
+    """Where a copy stood before it was ever advanced. Its catalog_xmin was chosen then, and not by a decoder."""
+
+    restart_lsn: int
+    catalog_xmin: int
+
+
+@dataclass(frozen=True)
 class CopyRecord:
     """What we remember of one copy on one standby."""
 
@@ -222,8 +235,14 @@ class CopyRecord:
     temporary_name: str | None = None
     #: A `Rename` to `name` was begun; recorded before it is carried out, cleared when its end is known.
     renaming: bool = False
-    #: Where the copy that is there now was first seen; `None` before.
+    #: When the copy that is there now was first seen in the epoch that is held now; `None` before.
     seen: Sighting | None = None
+    #: Where it was first seen at all; `None` before. Stays when the epoch changes.
+    reserved: Reserved | None = None
+    #: A decoder has chosen its catalog_xmin since (`conditions.py`).
+    xmin_decoded: bool = False
+    #: This server had the slot of that name of its own, while it was the primary.
+    seen_on_primary: bool = False
     #: The epoch in which it was last proven that no row it needs is gone; void in any other.
     proven_in: EpochKey | None = None
     #: Polls in a row, each with the real primary seen, in which the primary had no such slot.
@@ -232,11 +251,8 @@ class CopyRecord:
     polls_ahead: int = 0
     #: The state it was found in last, by name; "" before the first.
     state: str = ""
-    #: Its last verdict that rested on a primary that answered, and when that was (microseconds since 1970 by the
-    #: controller's clock). With the primary down, `ready` answers from it, with its age.
-    last_ready_at: int | None = None
-    last_verdict: str = ""
-    last_verdict_at: int | None = None
+    #: When it was last proven, by the standby's clock. With the primary down, `ready` answers from that, with its age.
+    proven_at: int | None = None
 
 
 @dataclass(frozen=True)
@@ -245,9 +261,8 @@ class Record:
 
     #: The epoch of the last poll; `None`: none held.
     epoch: EpochKey | None = None
-    #: The slots of the standby that held a catalog_xmin at the last poll. While one of them is still there, the
-    #: standby has never told its upstream that it needs nothing.
-    holders: frozenset[str] = frozenset()
+    #: `Standby.walreceiver_start` in that epoch.
+    walreceiver_start: int | None = None
     copies: Mapping[str, CopyRecord] = field(default_factory=dict)
 
     def of(self, name: str) -> CopyRecord:

@@ -1,0 +1,238 @@
+"""What a copy needs to be READY, one condition each, in the order in which they are asked.
+
+Write L for the slot on the primary, C for the copy, F for a confirmed_flush_lsn, X for C's catalog_xmin, P for L's,
+Q for the physical slot's. `need(F)` is the oldest transaction whose catalog changes a decoder that goes on from F may
+have to see undone: rows deleted by it or by later ones have to be there. It only grows with F. C can be decoded
+completely if its decoder knows what was in progress (`has_snapshot`, `has_wal`), and no row was removed that was
+deleted by `need(C.F)` or later.
+
+1. What the primary has removed up to its sample was deleted before P: it kept P for L all the time. And
+   P <= need(L.F), or L itself would be broken. So with C.F = L.F (`is_not_ahead` and not behind), or with X <= need(C.F)
+   and P <= X, nothing of need(C.F) is gone *at the sample*.
+2. What it removes later was deleted before Q, as long as the epoch lasts, and Q <= X (`is_reserved`, `is_heard`).
+   That is enough if X <= need(C.F).
+3. X <= need(C.F) is not so from the beginning: `reserve` takes what is held *there and then*, and transactions that
+   were in progress at F may be older. It is so once a decoder has moved both X and restart_lsn, since a decoder that is
+   consistent knows the oldest of what is in progress; and while X = P and C.F = L.F, by 1.
+
+So a copy whose X a decoder has moved needs P <= X *once* in an epoch, and may then fall behind L
+(`has_what_was_removed`); one whose X is still the reserved one has to be where L is at each poll
+(`has_decoded_xmin`), and is SUSPECT when L is ahead, until it has been advanced again.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from slot_sync.resolver.epoch import heard_after, precedes
+from slot_sync.resolver.observed import Copy, CopyRecord, EpochKey, LogicalSlot, PhysicalSlot
+from slot_sync.resolver.transitions import Reason, State
+
+
+@dataclass(frozen=True)
+class View:
+    """One copy, and all that its conditions look at."""
+
+    slot: LogicalSlot
+    copy: Copy
+    #: What is remembered of it in the epoch that is held now.
+    record: CopyRecord
+    #: The epoch that is held now, and its physical slot; `None`: nothing is held.
+    key: EpochKey | None
+    physical: PhysicalSlot | None
+    replay_lsn: int
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One thing that a copy needs to be READY."""
+
+    reason: Reason
+    holds: Callable[[View], bool]
+    why: str
+    repair: str = ""
+    #: What a copy is that lacks it: INVALID ones are dropped and made again; others wait or are advanced.
+    state: State = State.SUSPECT
+
+
+def fields_agree(view: View) -> bool:
+    """The copy is of the same kind as the slot."""
+    slot, copy = view.slot, view.copy
+    return (copy.plugin, copy.database, copy.two_phase, copy.two_phase_at) == (
+        slot.plugin,
+        slot.database,
+        slot.two_phase,
+        slot.two_phase_at,
+    )
+
+
+def is_valid(view: View) -> bool:
+    """The standby has not invalidated it."""
+    return view.copy.invalidation is None
+
+
+def has_wal(view: View) -> bool:
+    """WAL from its restart_lsn on is there."""
+    return view.copy.wal_present is True
+
+
+def is_persistent(view: View) -> bool:
+    """It stays after a promotion. A copy of PostgreSQL's own is temporary until it is synchronized."""
+    return view.copy.persistency == "persistent"
+
+
+def is_in_epoch(view: View) -> bool:
+    """An epoch is held, and it was seen in it."""
+    return view.key is not None and view.record.seen is not None
+
+
+def is_heard(view: View) -> bool:
+    """The primary has heard the standby after the copy was first seen in this epoch."""
+    if view.physical is None or view.record.seen is None:
+        return False
+    return heard_after(view.physical, view.record.seen)
+
+
+def is_reserved(view: View) -> bool:
+    """Q <= X: the primary removes nothing from now on that X stands for."""
+    held = view.physical.catalog_xmin if view.physical is not None else None
+    xmin = view.copy.catalog_xmin
+    return held is not None and xmin is not None and not precedes(xmin, held)
+
+
+def has_snapshot(view: View) -> bool:
+    """A decoder that starts at its restart_lsn knows what was in progress there."""
+    return view.copy.snapshot_present is True
+
+
+def is_replayed(view: View) -> bool:
+    """C.F <= what the standby has replayed."""
+    confirmed = view.copy.confirmed_flush_lsn
+    return confirmed is not None and confirmed <= view.replay_lsn
+
+
+def is_not_ahead(view: View) -> bool:
+    """C.F <= L.F: it would not leave out what the slot's client has not got."""
+    there, here = view.slot.confirmed_flush_lsn, view.copy.confirmed_flush_lsn
+    return there is not None and here is not None and here <= there
+
+
+def is_proven(view: View) -> bool:
+    """P <= X was seen in this epoch, when X was a decoder's."""
+    return view.key is not None and view.record.proven_in == view.key
+
+
+def has_what_was_removed(view: View) -> bool:
+    """P <= X, now or since it was proven: what was removed before is nothing that X stands for."""
+    there, here = view.slot.catalog_xmin, view.copy.catalog_xmin
+    if there is None or here is None:
+        return False
+    return is_proven(view) or not precedes(here, there)
+
+
+def is_at_the_slot(view: View) -> bool:
+    """C.F >= L.F."""
+    there, here = view.slot.confirmed_flush_lsn, view.copy.confirmed_flush_lsn
+    return there is not None and here is not None and here >= there
+
+
+def xmin_is_decoded(view: View) -> bool:
+    """X <= need(C.F) for good: a decoder chose X, here or on the primary."""
+    slot, copy, before = view.slot, view.copy, view.record.reserved
+    if view.record.xmin_decoded or copy.synced:
+        return True
+    if copy.catalog_xmin is None or copy.restart_lsn is None:
+        return False
+    if copy.catalog_xmin == slot.catalog_xmin and is_at_the_slot(view):
+        return True
+    return (
+        before is not None
+        and copy.restart_lsn > before.restart_lsn
+        and precedes(before.catalog_xmin, copy.catalog_xmin)
+    )
+
+
+def has_decoded_xmin(view: View) -> bool:
+    """X <= need(C.F), or L is at the same place and keeps what is needed from there."""
+    return xmin_is_decoded(view) or is_at_the_slot(view)
+
+
+#: All of them, the first that fails gives the verdict.
+CONDITIONS: tuple[Condition, ...] = (
+    Condition(
+        Reason.FIELDS_DIFFER,
+        fields_agree,
+        "plugin, database or two_phase differ from the slot on the primary",
+        state=State.INVALID,
+    ),
+    Condition(
+        Reason.INVALIDATED,
+        is_valid,
+        "the standby has invalidated the copy",
+        "it is made again; if this repeats, look at the standby's log for the conflict",
+        state=State.INVALID,
+    ),
+    Condition(
+        Reason.WAL_GONE,
+        has_wal,
+        "WAL that the copy needs is not on the standby any more",
+        "it is made again; raise wal_keep_size on the standby if this repeats",
+        state=State.INVALID,
+    ),
+    Condition(
+        Reason.NOT_PERSISTENT,
+        is_persistent,
+        "PostgreSQL has not finished the copy, and a promotion would lose it",
+        "end transactions that have been open for long on the primary, or let the extension keep this slot",
+        state=State.PROVING,
+    ),
+    Condition(
+        Reason.NOT_HEARD,
+        is_in_epoch,
+        "the copy has just been seen for the first time since the connection between the servers changed",
+    ),
+    Condition(
+        Reason.NOT_HEARD,
+        is_heard,
+        "the primary has not heard from the standby since the copy was first seen",
+        "it takes up to wal_receiver_status_interval",
+    ),
+    Condition(
+        Reason.RESERVED_LATER,
+        is_reserved,
+        "the primary does not keep all that the copy's catalog_xmin stands for",
+        "it becomes right as soon as the copy has been advanced",
+    ),
+    Condition(
+        Reason.NO_SNAPSHOT,
+        has_snapshot,
+        "there is no snapshot for its restart_lsn: a decoder would leave out transactions in silence",
+        "let the client of the slot confirm what it has; the copy follows it to a snapshot",
+    ),
+    Condition(
+        Reason.NOT_REPLAYED,
+        is_replayed,
+        "the standby has not replayed up to the copy's confirmed_flush_lsn",
+    ),
+    Condition(
+        Reason.AHEAD,
+        is_not_ahead,
+        "the copy is ahead of the slot: somebody read from it, or the primary crashed and forgot",
+        "it is made again if the slot's client does not move on",
+    ),
+    Condition(
+        Reason.XMIN_BEHIND,
+        has_what_was_removed,
+        "the primary may have removed rows that the copy needs",
+        "it becomes right as soon as the copy has been advanced past them",
+    ),
+    Condition(
+        Reason.XMIN_NOT_DECODED,
+        has_decoded_xmin,
+        "the slot has moved on from where the copy was reserved, and the copy has to follow first",
+    ),
+)
+
+
+def first_lacking(view: View) -> Condition | None:
+    """The first condition that does not hold; `None`: the copy is safe."""
+    return next((condition for condition in CONDITIONS if not condition.holds(view)), None)

@@ -1,0 +1,173 @@
+"""Slots on a standby that are not the copies we keep: whose they are, and what may be done about them.
+
+Safety: a slot is only dropped here if a record names it, or its name is one that no client uses and the server has been
+promoted. Everything else is told to whoever looks, with the repair, and left alone.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from slot_sync.resolver.epoch import precedes
+from slot_sync.resolver.observed import (
+    TEMPORARY_PREFIX,
+    Copy,
+    CopyRecord,
+    LogicalSlot,
+    Primary,
+    Record,
+    Standby,
+)
+from slot_sync.resolver.transitions import Action, Drop, Nothing, Reason, State, Transition, Wait
+
+#: The first major on which somebody can make a logical slot on a standby (server_version_num).
+_FIRST_WITH_OWN_SLOTS = 160000
+
+
+def is_ours(remembered: CopyRecord, here: Copy, unproven_copy: Copy | None) -> bool:
+    """The slot under the real name is one that we made, or PostgreSQL's own copy."""
+    if here.synced or remembered.made:
+        return True
+    if not remembered.renaming:
+        return False
+    return unproven_copy is None or replace(unproven_copy, name=here.name) == here
+
+
+def foreign_slot(
+    slot: LogicalSlot,
+    here: Copy,
+    unproven_copy: Copy | None,
+    remembered: CopyRecord,
+    standby: Standby,
+    *,
+    linked: bool,
+) -> Transition:
+    """The slot on the standby that has the name of one to keep, and that we did not make there."""
+    evidence = {"copy": here.name, "plugin": here.plugin, "active_pid": here.active_pid}
+    if remembered.seen_on_primary and here.plugin is not None and here.database is not None:
+        idle = here.active_pid is None and linked
+        return Transition(
+            slot.name,
+            remembered.state,
+            State.LEFTOVER,
+            Reason.OLD_PRIMARY,
+            "it is the slot itself, from when this standby was the primary",
+            "" if idle else "end the session that uses it",
+            evidence,
+            Drop(here.name, here.database) if idle else Wait(),
+        )
+    action: Action = Nothing()
+    if unproven_copy is not None:
+        action = (
+            Wait()
+            if unproven_copy.active_pid is not None or unproven_copy.database is None
+            else Drop(unproven_copy.name, unproven_copy.database)
+        )
+    if _is_stale(here, slot, standby):
+        return Transition(
+            slot.name,
+            remembered.state,
+            State.STALE_BACKUP,
+            Reason.FROM_A_BACKUP,
+            "the slot came with a backup; it keeps WAL here, and its rows are removed all the same",
+            f"on the standby: SELECT pg_drop_replication_slot('{here.name}')",
+            evidence,
+            action,
+        )
+    return Transition(
+        slot.name,
+        remembered.state,
+        State.CONFLICT,
+        Reason.NAME_TAKEN,
+        "a slot of that name is on the standby, and it is not ours",
+        "drop it or leave this slot out of those to keep",
+        evidence,
+        action,
+    )
+
+
+def _is_stale(here: Copy, slot: LogicalSlot | None, standby: Standby) -> bool:
+    """A slot as a restored snapshot or a copied folder brings it: idle, and nowhere ahead of the slot it was."""
+    if (
+        here.plugin is None
+        or here.persistency != "persistent"
+        or here.synced
+        or here.active_pid is not None
+    ):
+        return False
+    if standby.version < _FIRST_WITH_OWN_SLOTS:
+        return True
+    if slot is None or (here.plugin, here.database) != (slot.plugin, slot.database):
+        return False
+    return (
+        (here.restart_lsn or 0) <= (slot.restart_lsn or 0)
+        and (here.confirmed_flush_lsn or 0) <= (slot.confirmed_flush_lsn or 0)
+        and here.catalog_xmin is not None
+        and slot.catalog_xmin is not None
+        and not precedes(slot.catalog_xmin, here.catalog_xmin)
+    )
+
+
+def unexpected(
+    primary: Primary, standby: Standby, record: Record, expected: frozenset[str]
+) -> list[Transition]:
+    """Logical slots of the standby that no slot to keep explains, as far as somebody should know of them."""
+    ours = {each.temporary_name for each in record.copies.values()}
+    result = []
+    for here in sorted(standby.slots, key=lambda each: each.name):
+        if here.plugin is None or here.name in expected or here.name in ours:
+            continue
+        if here.has_temporary_name:
+            result.append(
+                Transition(
+                    here.name,
+                    "",
+                    State.LEFTOVER,
+                    Reason.UNPROVEN_NAME,
+                    "an unproven copy that no record of ours names; another controller may be at work",
+                    f"if none is: SELECT tuskline_slots.drop('{here.name}') in database {here.database}",
+                )
+            )
+        elif record.of(here.name).seen_on_primary:
+            result.append(
+                Transition(
+                    here.name,
+                    record.of(here.name).state,
+                    State.LEFTOVER,
+                    Reason.OLD_PRIMARY,
+                    "a slot from when this standby was the primary; the primary does not have it",
+                    f"on the standby: SELECT pg_drop_replication_slot('{here.name}')",
+                )
+            )
+        elif _is_stale(here, primary.logical(here.name), standby):
+            result.append(
+                Transition(
+                    here.name,
+                    "",
+                    State.STALE_BACKUP,
+                    Reason.FROM_A_BACKUP,
+                    "the slot came with a backup; it keeps WAL here, and its rows are removed all the same",
+                    f"on the standby: SELECT pg_drop_replication_slot('{here.name}')",
+                )
+            )
+    return result
+
+
+def unproven(slots: Iterable[Copy] | Iterable[LogicalSlot], record: Record) -> list[Transition]:
+    """What is left of copies that were being proven, on a server that is not in recovery: nobody can use them."""
+    states = {each.temporary_name: each.state for each in record.copies.values()}
+    result = []
+    for slot in slots:
+        if not slot.name.startswith(TEMPORARY_PREFIX):
+            continue
+        idle = slot.active_pid is None and slot.database is not None
+        result.append(
+            Transition(
+                slot.name,
+                states.get(slot.name, ""),
+                State.LEFTOVER,
+                Reason.UNPROVEN_NAME,
+                "the server was promoted before this copy was proven",
+                action=Drop(slot.name, slot.database or "") if idle else Wait(),
+            )
+        )
+    return result

@@ -1,0 +1,151 @@
+"""The judgement of one copy of a slot, and the action that brings it nearer to READY.
+
+Safety: the verdict is `conditions.py`'s alone. What is done can only help: an advance decodes, and moves the copy no
+farther than the slot; the fields are set only to the slot's own three, where a snapshot for them is; a rename only
+gives a name to what is safe. A move is not begun while nothing is held: it would raise what the copy stands for, and
+prove nothing.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from slot_sync.resolver.conditions import Condition, View, first_lacking
+from slot_sync.resolver.epoch import epoch_key, link_problem, physical_slot, precedes
+from slot_sync.resolver.observed import Copy, CopyRecord, LogicalSlot, Primary, Record, Standby
+from slot_sync.resolver.transitions import (
+    Action,
+    Advance,
+    Drop,
+    Nothing,
+    Reason,
+    Rename,
+    SetFields,
+    State,
+    Transition,
+    Wait,
+)
+
+#: Polls in a row in which a copy may be ahead of its slot, as it is for a moment after a crash of the primary.
+AHEAD_POLLS = 3
+#: Bytes that a copy may be behind its slot and still be READY: a segment of WAL.
+LAG_BYTES = 16 * 1024 * 1024
+
+
+def view_of(
+    slot: LogicalSlot, copy: Copy, primary: Primary, standby: Standby, record: Record
+) -> View:
+    """What the conditions of one copy look at. What is remembered of another epoch counts for nothing."""
+    key = epoch_key(primary, standby)
+    remembered = record.of(slot.name)
+    if key is None or key != record.epoch:
+        remembered = replace(remembered, seen=None, proven_in=None)
+    return View(slot, copy, remembered, key, physical_slot(primary, standby), standby.replay_lsn)
+
+
+def judge(
+    slot: LogicalSlot, copy: Copy, primary: Primary, standby: Standby, record: Record
+) -> Transition:
+    """The transition of a copy that is ours, of a slot that is whole on the primary."""
+    view = view_of(slot, copy, primary, standby, record)
+    remembered = record.of(slot.name)
+    lacking = first_lacking(view)
+    proven = not copy.has_temporary_name
+    evidence = _evidence(view)
+    reason, why, repair = Reason.PROVEN, "nothing that it needs is gone", ""
+    state = State.READY if proven else State.PROVING
+    action: Action
+    if lacking is None:
+        action = _follow(view, standby) if proven else rename(copy, slot)
+        assert slot.confirmed_flush_lsn is not None
+        assert copy.confirmed_flush_lsn is not None
+        if proven and slot.confirmed_flush_lsn - copy.confirmed_flush_lsn > LAG_BYTES:
+            state, reason = State.LAGGING, Reason.BEHIND
+            why = "it lacks nothing, but a client would get again what it had long ago"
+            repair = "see how far the standby is behind"
+    else:
+        reason, why, repair = lacking.reason, lacking.why, lacking.repair
+        problem = link_problem(primary, standby)
+        if lacking.reason is Reason.NOT_HEARD and problem is not None:
+            reason, why, repair = problem.reason, problem.why, problem.repair
+        state = _state_of_lacking(lacking, remembered, proven=proven)
+        action = drop(copy) if state is State.INVALID else _follow(view, standby)
+        if isinstance(action, Nothing):
+            action = Wait()
+    if copy.synced and not isinstance(action, Nothing):
+        action = Wait()
+    return Transition(slot.name, remembered.state, state, reason, why, repair, evidence, action)
+
+
+def _state_of_lacking(lacking: Condition, remembered: CopyRecord, *, proven: bool) -> State:
+    if lacking.reason is Reason.AHEAD and remembered.polls_ahead + 1 >= AHEAD_POLLS:
+        return State.INVALID
+    if lacking.state is not State.SUSPECT or proven:
+        return lacking.state
+    if lacking.reason in {Reason.NOT_HEARD, Reason.RESERVED_LATER}:
+        return State.RESERVING
+    return State.PROVING
+
+
+def _evidence(view: View) -> Mapping[str, object]:
+    slot, copy, physical = view.slot, view.copy, view.physical
+    return {
+        "copy": copy.name,
+        "restart_lsn": (slot.restart_lsn, copy.restart_lsn),
+        "confirmed_flush_lsn": (slot.confirmed_flush_lsn, copy.confirmed_flush_lsn),
+        "catalog_xmin": (slot.catalog_xmin, copy.catalog_xmin),
+        "held_catalog_xmin": None if physical is None else physical.catalog_xmin,
+        "replay_lsn": view.replay_lsn,
+        "snapshot_present": copy.snapshot_present,
+        "wal_present": copy.wal_present,
+        "invalidation": copy.invalidation,
+        "persistency": copy.persistency,
+    }
+
+
+def _follow(view: View, standby: Standby) -> Action:
+    """Move the copy towards the slot: at once where a snapshot for the slot's own position is here, else by decoding.
+
+    A copy that has no snapshot yet is decoded once even if it stands where the slot does: decoding from its
+    restart_lsn up to there can find one.
+    """
+    slot, copy = view.slot, view.copy
+    if (
+        slot.restart_lsn is None
+        or slot.confirmed_flush_lsn is None
+        or slot.catalog_xmin is None
+        or copy.restart_lsn is None
+        or copy.confirmed_flush_lsn is None
+        or copy.catalog_xmin is None
+        or copy.database is None
+        or copy.active_pid is not None
+        or view.key is None
+    ):
+        return Nothing()
+    target = min(slot.confirmed_flush_lsn, view.replay_lsn)
+    forward = target > copy.confirmed_flush_lsn
+    if (
+        forward
+        and target == slot.confirmed_flush_lsn
+        and slot.restart_lsn >= copy.restart_lsn
+        and not precedes(slot.catalog_xmin, copy.catalog_xmin)
+        and any(s.restart_lsn == slot.restart_lsn and s.snapshot_present for s in standby.slots)
+    ):
+        return SetFields(copy.name, copy.database, slot.restart_lsn, target, slot.catalog_xmin)
+    first = not copy.snapshot_present and view.record.state in {"", State.RESERVING, State.MISSING}
+    if forward or (first and target == copy.confirmed_flush_lsn):
+        return Advance(copy.name, copy.database, target)
+    return Nothing()
+
+
+def drop(copy: Copy) -> Action:
+    """Drop it, unless somebody uses it."""
+    if copy.active_pid is not None or copy.database is None:
+        return Wait()
+    return Drop(copy.name, copy.database)
+
+
+def rename(copy: Copy, slot: LogicalSlot) -> Action:
+    """Give it the slot's name, unless somebody uses it."""
+    if copy.active_pid is not None:
+        return Wait()
+    return Rename(copy.name, slot.name, slot.database)

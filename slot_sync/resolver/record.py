@@ -1,0 +1,128 @@
+"""What is remembered after a poll: what was seen, and what is about to be done.
+
+Safety: it is written down *before* the actions are carried out. So a slot that we made is always named by it, whatever
+ends in the middle, and a slot that it does not name is not ours. What a crash leaves of an action is seen at the next
+poll: a reservation that is not there was not made; a rename has ended when the old name is gone.
+
+What is proven belongs to an epoch. When none is held, or another, it is forgotten, and so is when the copies were seen:
+an epoch with the same key after a gap is another one.
+"""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from slot_sync.resolver.conditions import xmin_is_decoded
+from slot_sync.resolver.epoch import epoch_key, is_linked
+from slot_sync.resolver.foreign import is_ours
+from slot_sync.resolver.judge import view_of
+from slot_sync.resolver.observed import (
+    Copy,
+    CopyRecord,
+    EpochKey,
+    Primary,
+    Record,
+    Reserved,
+    Sighting,
+    Standby,
+)
+from slot_sync.resolver.transitions import Reason, Rename, Reserve, Transition
+
+
+def remember(
+    record: Record,
+    primary: Primary | None,
+    standby: Standby | None,
+    transitions: Iterable[Transition],
+) -> Record:
+    """The record after a poll, to be written down before the actions of its transitions are carried out.
+
+    A poll in which one of the servers did not answer, or the standby turned out to be promoted, teaches nothing.
+    """
+    if primary is None or standby is None or not standby.in_recovery:
+        return record
+    key = epoch_key(primary, standby)
+    by_name = {each.slot: each for each in transitions}
+    copies = {}
+    for name in sorted(by_name.keys() | record.copies.keys()):
+        found = _remembered(record, primary, standby, name, by_name.get(name), key)
+        bare = CopyRecord(name, state=found.state, polls_gone=found.polls_gone)
+        if found != bare or primary.logical(name) is not None:
+            copies[name] = found
+    return Record(key, standby.walreceiver_start if key is not None else None, copies)
+
+
+def _remembered(
+    record: Record,
+    primary: Primary,
+    standby: Standby,
+    name: str,
+    transition: Transition | None,
+    key: EpochKey | None,
+) -> CopyRecord:
+    before = record.of(name)
+    here = standby.slot(name)
+    unproven = standby.slot(before.temporary_name or "")
+    after = _names(before, here, unproven)
+    copy = here if here is not None and (after.made or here.synced) else unproven
+    slot = primary.logical(name)
+    after = replace(
+        after,
+        polls_gone=before.polls_gone + 1 if slot is None and is_linked(primary, standby) else 0,
+        polls_ahead=before.polls_ahead + 1
+        if transition is not None and transition.reason is Reason.AHEAD
+        else 0,
+        state=transition.after if transition is not None else before.state,
+    )
+    if copy is None:
+        after = replace(after, seen=None, reserved=None, xmin_decoded=False, proven_in=None)
+    else:
+        after = _seen(after, copy, standby, key, same=key == record.epoch)
+        if slot is not None and xmin_is_decoded(view_of(slot, copy, primary, standby, record)):
+            after = replace(after, xmin_decoded=True)
+    if transition is None:
+        return after
+    if transition.safe or isinstance(transition.action, Rename):
+        after = replace(after, proven_at=standby.clock)
+        if after.xmin_decoded:
+            after = replace(after, proven_in=key)
+    if isinstance(transition.action, Reserve):
+        return replace(after, temporary_name=transition.action.temporary_name)
+    if isinstance(transition.action, Rename):
+        return replace(after, renaming=True)
+    return after
+
+
+def _names(before: CopyRecord, here: Copy | None, unproven: Copy | None) -> CopyRecord:
+    """Which slots of the standby are ours, by what was begun and what is there."""
+    after = before
+    if unproven is None:
+        if before.renaming and here is not None:
+            after = replace(after, made=True)
+        after = replace(after, temporary_name=None, renaming=False)
+    elif here is not None and not is_ours(before, here, unproven):
+        after = replace(after, renaming=False)  # the name went to somebody else meanwhile
+    if here is None:
+        after = replace(after, made=False, seen_on_primary=False)
+    return after
+
+
+def _seen(
+    before: CopyRecord, copy: Copy, standby: Standby, key: EpochKey | None, *, same: bool
+) -> CopyRecord:
+    after = before
+    if key is None:
+        after = replace(after, seen=None, proven_in=None)
+    elif not same or before.seen is None:
+        after = replace(after, seen=Sighting(standby.clock, standby.flush_lsn), proven_in=None)
+    if after.reserved is None and copy.restart_lsn is not None and copy.catalog_xmin is not None:
+        after = replace(after, reserved=Reserved(copy.restart_lsn, copy.catalog_xmin))
+    return after
+
+
+def remember_primary(record: Record, primary: Primary, names: Iterable[str]) -> Record:
+    """The record of a server that is the primary now: its slots of these names are its own, and no copies of ours."""
+    copies = dict(record.copies)
+    for name in names:
+        if primary.logical(name) is not None:
+            copies[name] = CopyRecord(name, seen_on_primary=True)
+    return Record(copies=copies)

@@ -1,0 +1,71 @@
+"""What is said of a copy while the primary does not answer: what was proven last, if nothing speaks against it.
+
+Safety: what the standby received since then came over the connection of that epoch, during which the primary held what
+was proven; or over none. A later connection, another configuration or another timeline is an objection. One thing
+cannot be seen: a connection that came and went between two polls, after a crash of the primary. So the verdict has an
+age, and is called `proven_before`.
+"""
+
+from slot_sync.resolver.observed import CopyRecord, Record, Standby
+from slot_sync.resolver.transitions import Reason, State, Transition, Wait
+
+
+def objections(remembered: CopyRecord, standby: Standby, record: Record) -> list[str]:
+    """What the standby shows that what was proven last may not hold any more."""
+    copy = standby.slot(remembered.name)
+    epoch = record.epoch
+    if epoch is None or remembered.proven_in != epoch:
+        return ["it was not proven in the last epoch"]
+    if copy is None:
+        return ["the copy is gone"]
+    checks = {
+        "the copy is not ours": remembered.made or copy.synced,
+        "the copy is temporary": copy.persistency == "persistent",
+        "the copy is invalid": copy.invalidation is None,
+        "its snapshot is gone": copy.snapshot_present is True,
+        "its WAL is gone": copy.wal_present is True,
+        "the standby has loaded its configuration anew": standby.conf_load_time
+        == epoch.conf_load_time,
+        "the standby is on another timeline": standby.timeline == epoch.timeline,
+        "the standby has connected again": standby.walreceiver_start
+        in {None, record.walreceiver_start},
+    }
+    return [objection for objection, holds in checks.items() if not holds]
+
+
+def primary_is_silent(remembered: CopyRecord, standby: Standby, record: Record) -> Transition:
+    """The transition of one remembered copy when the primary does not answer."""
+    if remembered.proven_at is None:
+        return Transition(
+            remembered.name,
+            remembered.state,
+            State.BLOCKED,
+            Reason.NEVER_PROVEN,
+            "the primary does not answer, and the copy was never proven",
+            "see that the primary can be reached",
+            action=Wait(),
+        )
+    evidence: dict[str, object] = {
+        "proven_at": remembered.proven_at,
+        "age": max(0, standby.clock - remembered.proven_at),
+    }
+    against = objections(remembered, standby, record)
+    if against:
+        return Transition(
+            remembered.name,
+            remembered.state,
+            State.SUSPECT,
+            Reason.PRIMARY_UNREACHABLE,
+            "the primary does not answer, and " + ", and ".join(against),
+            "see that the primary can be reached",
+            evidence,
+            Wait(),
+        )
+    return Transition(
+        remembered.name,
+        remembered.state,
+        State.READY,
+        Reason.PROVEN_BEFORE,
+        "the primary does not answer; it was proven before, and nothing speaks against it",
+        evidence=evidence,
+    )
