@@ -34,7 +34,7 @@ def look(plan: Plan) -> Report:
         with copier:
             return copier.look()
 
-    copiers = [Copier(each, plan, keeps=False) for each in plan.candidates]
+    copiers = [Copier(each, plan) for each in plan.candidates]
     with ThreadPoolExecutor(max_workers=len(copiers)) as threads:
         rounds = [*threads.map(one, copiers)]
     return Report({each.candidate: each for each in rounds})
@@ -46,7 +46,7 @@ class Controller(Closing):
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._turn = Turn(plan.primary_dsn)
-        self._copiers = [Copier(each, plan, keeps=True) for each in plan.candidates]
+        self._copiers = [Copier(each, plan) for each in plan.candidates]
         self._active = False
         self._said: str | None = None
         self._rounds: dict[str, Round] = {}
@@ -70,7 +70,7 @@ class Controller(Closing):
                 found, begun = copier.round(act=self._active)
                 if not begun or not copier.settle(max(0.0, deadline - time.monotonic())):
                     return found
-            return copier.round(act=False)[0]
+            return copier.look()
 
         with ThreadPoolExecutor(max_workers=len(self._copiers)) as threads:
             rounds = [*threads.map(one, self._copiers)]

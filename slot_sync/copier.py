@@ -35,25 +35,25 @@ _log = structlog.get_logger(__name__)
 
 
 class Copier(Closing):
-    """Keeps copies on one candidate. `keeps`: it may write its record; otherwise it only looks."""
+    """Keeps copies on one candidate, or only looks at them."""
 
-    def __init__(self, candidate: Candidate, plan: Plan, *, keeps: bool) -> None:
+    def __init__(self, candidate: Candidate, plan: Plan) -> None:
         self.candidate = candidate
         self._plan = plan
         self._primary = PrimaryLook(plan.primary_dsn)
         self._standby = StandbyLook(candidate.dsn, plan.primary_dsn)
         self._file = RecordFile(plan.folder, candidate.name)
-        self._record = (self._file.load() if keeps else self._file.peek()) or Record()
+        #: What is remembered, while it is ours to say; None: another controller may write it.
+        self._record: Record | None = None
         self._saved_at = float("-inf")
         self._sessions = Sessions(candidate.dsn), Sessions(plan.primary_dsn)
-        self._hands = Hands(candidate.name, workers=0) if not keeps else Hands(candidate.name)
+        self._hands = Hands(candidate.name)
         self._failures: dict[str, TusklineError] = {}
         self._told: dict[str, str] = {}
 
     def look(self) -> Round:
         """How it stands, from what is remembered. Nothing is changed or written."""
-        found, _ = self._resolved()
-        return found
+        return self._seen(self._record or self._file.peek() or Record())
 
     def round(self, *, act: bool) -> tuple[Round, int]:
         """Look, remember, and begin what is to be done (`act`); how it stood, and how many actions were begun.
@@ -65,14 +65,15 @@ class Copier(Closing):
                 self._failures.pop(slot, None)
             else:
                 self._failures[slot] = error
-        found, record = self._resolved()
         if not act:
-            # What another controller does is its own to remember.
-            return found, 0
-        self._remember(record)
+            self._record = None
+            return self.look(), 0
+        before = self._file.load() if self._record is None else self._record
+        found = self._seen(before)
+        self._remember(found.record, before)
         self._tell(found.transitions)
         begun = sum(self._begin(each) for each in found.transitions)
-        return replace(found, record=record, busy=self._hands.busy()), begun
+        return replace(found, busy=self._hands.busy()), begun
 
     def settle(self, seconds: float) -> bool:
         """Wait for what was begun; whether all of it has ended."""
@@ -84,7 +85,8 @@ class Copier(Closing):
         for each in (self._primary, self._standby, *self._sessions):
             each.close()
 
-    def _resolved(self) -> tuple[Round, Record]:
+    def _seen(self, before: Record) -> Round:
+        """How it stands for who remembers `before`, and what is to be remembered then."""
         primary: Primary | None = None
         standby: Standby | None = None
         primary_error: TusklineError | None = None
@@ -100,13 +102,13 @@ class Copier(Closing):
             standby_error = error
         now = time.time()
         busy = self._hands.busy()
-        transitions = resolve(primary, standby, self._record, self._plan.wanted)
-        record = remember(self._record, primary, standby, transitions)
+        transitions = resolve(primary, standby, before, self._plan.wanted)
+        record = remember(before, primary, standby, transitions)
         copies = dict(record.copies)
         for slot in busy:
-            copies[slot] = self._record.of(slot)
+            copies[slot] = before.of(slot)
         record = replace(record, copies=copies)
-        found = Round(
+        return Round(
             self.candidate.name,
             self._standby.where,
             now,
@@ -119,11 +121,10 @@ class Copier(Closing):
             dict(self._failures),
             busy,
         )
-        return found, record
 
-    def _remember(self, record: Record) -> None:
+    def _remember(self, record: Record, before: Record) -> None:
         now = time.monotonic()
-        if _timeless(record) != _timeless(self._record) or now - self._saved_at > FRESH:
+        if _timeless(record) != _timeless(before) or now - self._saved_at > FRESH:
             self._file.save(record)
             self._saved_at = now
         self._record = record
