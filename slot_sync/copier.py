@@ -21,9 +21,9 @@ from slot_sync.plan import Candidate, Plan
 from slot_sync.record_file import RecordFile
 from slot_sync.report import Round
 from slot_sync.resolver.observed import Primary, Record, Standby
-from slot_sync.resolver.record import remember
+from slot_sync.resolver.record import remember, remember_primary
 from slot_sync.resolver.resolver import resolve
-from slot_sync.resolver.transitions import Transition
+from slot_sync.resolver.transitions import Reason, Transition
 from slot_sync.sessions import Sessions
 from walsender_bridge.closing import Closing
 from walsender_bridge.errors import TusklineError
@@ -72,7 +72,7 @@ class Copier(Closing):
         found = self._seen(before)
         self._remember(found.record, before)
         self._tell(found.transitions)
-        begun = sum(self._begin(each) for each in found.transitions)
+        begun = sum(self._begin(each) for each in found.transitions if each.slot not in found.busy)
         return replace(found, busy=self._hands.busy()), begun
 
     def settle(self, seconds: float) -> bool:
@@ -91,6 +91,8 @@ class Copier(Closing):
         standby: Standby | None = None
         primary_error: TusklineError | None = None
         standby_error: TusklineError | None = None
+        # What ends during the look may have been seen half done, so it counts as under way.
+        busy = self._hands.busy()
         # In this order: the resolver's argument rests on it.
         try:
             primary = self._primary.look()
@@ -101,13 +103,20 @@ class Copier(Closing):
         except TusklineError as error:
             standby_error = error
         now = time.time()
-        busy = self._hands.busy()
         transitions = resolve(primary, standby, before, self._plan.wanted)
         record = remember(before, primary, standby, transitions)
-        copies = dict(record.copies)
-        for slot in busy:
-            copies[slot] = before.of(slot)
-        record = replace(record, copies=copies)
+        if primary is not None and standby is not None and _are_one(primary, standby):
+            # Both servers of a pair may be named as candidates; one of them is the primary now.
+            names = [slot.name for slot in primary.logical_slots]
+            record = remember_primary(before, primary, names)
+            transitions = [each for each in transitions if each.reason is not Reason.PROMOTED]
+        kept = {slot: before.copies[slot] for slot in busy if slot in before.copies}
+        record = replace(record, copies={**record.copies, **kept})
+        self._failures = {
+            each.slot: self._failures[each.slot]
+            for each in transitions
+            if each.slot in self._failures and not each.safe
+        }
         return Round(
             self.candidate.name,
             self._standby.where,
@@ -148,6 +157,16 @@ class Copier(Closing):
                     why=each.why,
                 )
         self._told = {each.slot: each.after for each in transitions}
+
+
+def _are_one(primary: Primary, standby: Standby) -> bool:
+    """The candidate is the primary."""
+    return (
+        not standby.in_recovery
+        and not primary.in_recovery
+        and primary.system_id == standby.system_id
+        and primary.postmaster_start == standby.postmaster_start
+    )
 
 
 def _timeless(record: Record) -> Record:

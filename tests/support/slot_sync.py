@@ -1,5 +1,7 @@
 """A pair of servers with a controller of slot copies beside it: as `tuskline slots` would run, and through it."""
 
+import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,9 +12,11 @@ import psycopg
 
 from slot_sync.controller import Controller
 from slot_sync.plan import Candidate, Plan
+from slot_sync.report import Report
 from slot_sync.resolver.observed import Selection
 from tests.support.attached import Attached, toml
-from tests.support.slot_copies import PHYSICAL, Pair, received, running_pair
+from tests.support.slot_copies import PHYSICAL, PUBLICATION, Pair, received, rows, running_pair
+from tests.support.waiting import wait_for
 from walsender_bridge.local_server import LocalServer
 
 STANDBY = "near"
@@ -66,6 +70,42 @@ class SlotStack:
         self.load.write()
         self.pair.on_primary("CHECKPOINT")
         self.consume(*names)
+
+    @contextmanager
+    def streaming(self, name: str, server: LocalServer | None = None) -> Iterator[None]:
+        """A client that streams from the slot, and confirms nothing but what it was sent."""
+        where = server or self.pair.primary
+        client = subprocess.Popen(
+            [
+                *(where.installation.tool("pg_recvlogical"), "-d", where.dsn(), "--slot", name),
+                *("--start", "--no-loop", "-F", "0", "-s", "0", "-f", "-", "-o", "proto_version=1"),
+                *("-o", f"publication_names={PUBLICATION}"),
+            ],
+            stdout=subprocess.DEVNULL,
+        )
+        query = "SELECT active FROM pg_replication_slots WHERE slot_name = %s"
+        try:
+            wait_for(lambda: rows(where, query, name)[0][0], 20, "the client streams")
+            yield
+        finally:
+            client.terminate()
+            client.wait(20)
+        gone = "SELECT count(*) FROM pg_replication_slots WHERE active AND slot_name = %s"
+        wait_for(lambda: rows(where, gone, name) == [(0,)], 20, "the client has gone")
+
+    @contextmanager
+    def watching(self, *others: Candidate, **wanted: Any) -> Iterator[list[Report]]:
+        """A controller at work; all that it has told, growing."""
+        reports: list[Report] = []
+        stop = threading.Event()
+        with self.controller(*others, **wanted) as controller:
+            thread = threading.Thread(target=controller.watch, args=(stop, reports.append))
+            thread.start()
+            try:
+                yield reports
+            finally:
+                stop.set()
+                thread.join(30)
 
     def until(self, controller: Controller, state: str, *names: str, seconds: float = 60) -> Any:
         """Rounds, with a life for the slots, until each of `names` is in that state; the last report."""
