@@ -48,15 +48,19 @@ class Session(Closing):
         """The first value of the first row of sql/`text`.sql, or None without a row.
 
         `parts` are texts that stand in it in braces. Raises what `connection_error` and `_refused` make of a failure;
-        the connection is open after a refusal, and closed after anything else.
+        the connection is open after a refusal, and closed after anything else. One that was open before, and turns out
+        to be broken, is replaced: the server may have been started again since. What is asked may be asked twice.
         """
         query = sql.SQL(load(text)).format(**{k: sql.SQL(load(v)) for k, v in parts.items()})
+        was_open = self.is_open
         try:
             row = self._open().execute(query, values).fetchone()
         except psycopg.Error as error:
             broken = error.sqlstate is None or self._connection is None or self._connection.broken
             if broken:
                 self.close()
+                if was_open:
+                    return self.one(text, values, **parts)
             if error.sqlstate is None:
                 raise connection_error(str(error), self.where) from None
             raise self._refused(error) from None

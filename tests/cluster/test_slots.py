@@ -1,52 +1,23 @@
 """Copies of slots on a real pair of servers: a controller makes, proves and drops them; nothing here stops a server."""
 
 import socket
+import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import psycopg
 import pytest
 
-from slot_sync import copier
+from slot_sync.apply import carry_out
 from slot_sync.controller import Controller
 from slot_sync.plan import Candidate
 from slot_sync.resolver.transitions import Action, State
+from slot_sync.sessions import Sessions
 from tests.support import extension
-from tests.support.extension import MAJORS, remove_built
 from tests.support.slot_copies import decoded, inspect, rows, slot_names
-from tests.support.slot_sync import STANDBY, SlotStack, slot_stack
+from tests.support.slot_sync import STANDBY, SlotStack
 from tests.support.waiting import wait_for
 from walsender_bridge.errors import RunningError
-
-
-@pytest.fixture(scope="module", autouse=True)
-def built() -> Iterator[None]:
-    yield
-    remove_built()
-
-
-@pytest.fixture(scope="module", params=MAJORS)
-def shared(request: pytest.FixtureRequest, tmp_path_factory) -> Iterator[SlotStack]:
-    with slot_stack(request.param, tmp_path_factory.mktemp("slots")) as stack:
-        yield stack
-
-
-@pytest.fixture
-def stack(shared: SlotStack, tmp_path: Path) -> Iterator[SlotStack]:
-    """The pair, and a record of the test's own; its slots go with it."""
-    shared.folder = tmp_path
-    yield shared
-    for server in (shared.pair.primary, shared.pair.standby):
-        drop = (
-            "pg_drop_replication_slot" if server is shared.pair.primary else "tuskline_slots.drop"
-        )
-        rows(
-            server,
-            f"SELECT {drop}(slot_name) FROM pg_replication_slots"
-            " WHERE slot_type = 'logical' AND database = current_database()",
-        )
-    shared.read.clear()
 
 
 @pytest.fixture
@@ -54,16 +25,6 @@ def hung_port() -> Iterator[int]:
     """A port that takes connections, and where nobody ever answers."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         yield listening.getsockname()[1]
-
-
-@pytest.fixture
-def controller(stack: SlotStack) -> Iterator[Controller]:
-    with stack.controller() as controller:
-        yield controller
-
-
-def states(controller: Controller) -> dict[str, State]:
-    return {each.slot: each.after for each in controller.once(10)[STANDBY].transitions}
 
 
 def test_2_a_slot_that_goes_on_the_primary_goes_on_the_standby(
@@ -75,11 +36,11 @@ def test_2_a_slot_that_goes_on_the_primary_goes_on_the_standby(
     assert slot_names(stack.pair.standby) == {"kept", "gone"}
     stack.pair.on_primary("SELECT pg_drop_replication_slot('gone')")
     # Not at the first look: a server that was asked by mistake has no slots either.
-    assert states(controller)["gone"] is State.ORPHAN
+    assert stack.states(controller)["gone"] is State.ORPHAN
     assert slot_names(stack.pair.standby) == {"kept", "gone"}
-    wait_for(lambda: "gone" not in states(controller), 10, "it is forgotten")
+    wait_for(lambda: "gone" not in stack.states(controller), 10, "it is forgotten")
     assert slot_names(stack.pair.standby) == {"kept"}
-    assert states(controller) == {"kept": State.READY}
+    assert stack.states(controller) == {"kept": State.READY}
 
 
 def test_4_a_copy_that_is_dropped_behind_our_back_is_made_again(
@@ -129,7 +90,7 @@ def test_9_a_copy_that_somebody_reads_from_is_found_out(
     # Three polls in a row: then it is made again, and gives all five.
     wait_for(
         lambda: (
-            states(controller).get("kept") is State.MISSING
+            stack.states(controller).get("kept") is State.MISSING
             or not slot_names(stack.pair.standby) & {"kept"}
         ),
         20,
@@ -155,7 +116,7 @@ def test_9_a_copy_in_use_is_left_alone_until_it_is_not(
             assert not report.failures
         assert "used" in slot_names(stack.pair.standby)
         assert {each.slot: each.after for each in report.transitions}["other"] is State.READY
-    wait_for(lambda: "used" not in states(controller), 20, "it is dropped")
+    wait_for(lambda: "used" not in stack.states(controller), 20, "it is dropped")
     assert slot_names(stack.pair.standby) == {"other"}
 
 
@@ -203,14 +164,15 @@ def test_22_one_stuck_slot_among_many_holds_up_no_other(
     stack: SlotStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = [f"many_{number}" for number in range(6)]
-    real = copier.carry_out
+    over = threading.Event()
 
-    def slow(action: Action, *arguments: object) -> None:
+    def slow(action: Action, standby: Sessions, primary: Sessions) -> None:
         if "many_3" in str(action):
-            time.sleep(5)
-        real(action, *arguments)
+            over.wait(60)
+        else:
+            carry_out(action, standby, primary)
 
-    monkeypatch.setattr(copier, "carry_out", slow)
+    monkeypatch.setattr("slot_sync.copier.carry_out", slow)
     for name in names:
         stack.pair.make_slot(name)
     others = [name for name in names if name != "many_3"]
@@ -229,7 +191,8 @@ def test_22_one_stuck_slot_among_many_holds_up_no_other(
         last = reports[-1][STANDBY]
         assert not last.ready
         assert "many_3" not in slot_names(stack.pair.standby)
-        assert any("many_3" in report[STANDBY].busy for report in reports)
+        assert "many_3" in last.busy
+    over.set()
 
 
 def test_22_a_candidate_that_hangs_holds_up_no_other(stack: SlotStack, hung_port: int) -> None:
@@ -280,7 +243,7 @@ def test_25_a_database_that_is_dropped_takes_its_slots_along(
     # A session of ours in it would hold up the standby's replay only as long as PostgreSQL lets it.
     pair.catch_up()
     assert slot_names(pair.standby) == {"kept"}
-    wait_for(lambda: "elsewhere" not in states(controller), 10, "it is forgotten")
+    wait_for(lambda: "elsewhere" not in stack.states(controller), 10, "it is forgotten")
     assert controller.once(10)[STANDBY].ready
 
 

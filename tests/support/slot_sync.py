@@ -14,6 +14,7 @@ from slot_sync.controller import Controller
 from slot_sync.plan import Candidate, Plan
 from slot_sync.report import Report
 from slot_sync.resolver.observed import Selection
+from slot_sync.resolver.transitions import State
 from tests.support.attached import Attached, toml
 from tests.support.slot_copies import PHYSICAL, PUBLICATION, Pair, received, rows, running_pair
 from tests.support.waiting import wait_for
@@ -70,6 +71,26 @@ class SlotStack:
         self.load.write()
         self.pair.on_primary("CHECKPOINT")
         self.consume(*names)
+
+    def clear(self) -> None:
+        """Drop every logical slot, start what does not run, and set settings back."""
+        for server, drop in (
+            (self.pair.primary, "pg_drop_replication_slot"),
+            (self.pair.standby, "tuskline_slots.drop"),
+        ):
+            server.start()
+            rows(server, "ALTER SYSTEM RESET ALL")
+            rows(server, "SELECT pg_reload_conf()")
+            rows(
+                server,
+                f"SELECT {drop}(slot_name) FROM pg_replication_slots"
+                " WHERE slot_type = 'logical' AND database = current_database()",
+            )
+        self.read.clear()
+
+    def states(self, controller: Controller) -> dict[str, State]:
+        """A round; the state of each slot in it."""
+        return {each.slot: each.after for each in controller.once(10)[STANDBY].transitions}
 
     @contextmanager
     def streaming(self, name: str, server: LocalServer | None = None) -> Iterator[None]:
