@@ -15,8 +15,9 @@ deleted by `need(C.F)` or later.
    were in progress at F may be older. It is so once a decoder has moved both X and restart_lsn, since a decoder that is
    consistent knows the oldest of what is in progress; and while X = P and C.F = L.F, by 1.
 
-So a copy whose X a decoder has moved needs P <= X *once* in an epoch, and may then fall behind L
-(`has_what_was_removed`); one whose X is still the reserved one has to be where L is at each poll
+So for a copy whose X a decoder has moved, P is taken once in an epoch, at the first poll at which Q holds it. Later
+removals are bounded by Q, so the copy may be behind L ever after, as it is on a busy server at each poll
+(`has_what_was_removed`). One whose X is still the reserved one has to be where L is at each poll
 (`has_decoded_xmin`), and is SUSPECT when L is ahead, until it has been advanced again.
 """
 
@@ -116,17 +117,13 @@ def is_not_ahead(view: View) -> bool:
     return there is not None and here is not None and here <= there
 
 
-def is_proven(view: View) -> bool:
-    """P <= X was seen in this epoch, when X was a decoder's."""
-    return view.key is not None and view.record.proven_in == view.key
-
-
 def has_what_was_removed(view: View) -> bool:
-    """P <= X, now or since it was proven: what was removed before is nothing that X stands for."""
+    """P <= X, for the P of this poll or of the first one in this epoch at which the copy was held."""
     there, here = view.slot.catalog_xmin, view.copy.catalog_xmin
     if there is None or here is None:
         return False
-    return is_proven(view) or not precedes(here, there)
+    bound = there if view.record.removed_before is None else view.record.removed_before
+    return not precedes(here, bound)
 
 
 def is_at_the_slot(view: View) -> bool:

@@ -37,8 +37,8 @@ def view_of(
     """What the conditions of one copy look at. What is remembered of another epoch counts for nothing."""
     key = epoch_key(primary, standby)
     remembered = record.of(slot.name)
-    if key is None or key != record.epoch:
-        remembered = replace(remembered, seen=None, proven_in=None)
+    if key is None or key != record.epoch or remembered.generation != record.generation:
+        remembered = replace(remembered, seen=None, removed_before=None)
     return View(slot, copy, remembered, key, physical_slot(primary, standby), standby.replay_lsn)
 
 

@@ -235,8 +235,13 @@ class CopyRecord:
     temporary_name: str | None = None
     #: A `Rename` to `name` was begun; recorded before it is carried out, cleared when its end is known.
     renaming: bool = False
+    #: `Record.generation` that `seen`, `removed_before` and `proven_in` are of.
+    generation: int = 0
     #: When the copy that is there now was first seen in the epoch that is held now; `None` before.
     seen: Sighting | None = None
+    #: The slot's catalog_xmin at the first poll of this epoch at which the primary had heard of the copy: nothing
+    #: that was deleted by this transaction or a later one had been removed until then. `None` before.
+    removed_before: int | None = None
     #: Where it was first seen at all; `None` before. Stays when the epoch changes.
     reserved: Reserved | None = None
     #: A decoder has chosen its catalog_xmin since (`conditions.py`).
@@ -264,6 +269,9 @@ class Record:
     #: `Standby.walreceiver_start` in that epoch.
     walreceiver_start: int | None = None
     copies: Mapping[str, CopyRecord] = field(default_factory=dict)
+    #: Goes up with each poll at which `epoch` is not what it was: an epoch that is interrupted is another one, even
+    #: with an equal key. What a copy's record has of another generation counts for nothing.
+    generation: int = 0
 
     def of(self, name: str) -> CopyRecord:
         """What is remembered of the copy of that name; nothing, if nothing is."""

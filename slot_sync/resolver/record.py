@@ -4,14 +4,15 @@ Safety: it is written down *before* the actions are carried out. So a slot that 
 ends in the middle, and a slot that it does not name is not ours. What a crash leaves of an action is seen at the next
 poll: a reservation that is not there was not made; a rename has ended when the old name is gone.
 
-What is proven belongs to an epoch. When none is held, or another, it is forgotten, and so is when the copies were seen:
-an epoch with the same key after a gap is another one.
+What is proven belongs to an epoch. When none is held, or another, it is forgotten, and so is when the copies were seen.
+Whoever leaves a copy's record as it was, because an action on it is under way, does not keep it from being forgotten:
+each says of which generation it is.
 """
 
 from collections.abc import Iterable
 from dataclasses import replace
 
-from slot_sync.resolver.conditions import xmin_is_decoded
+from slot_sync.resolver.conditions import View, is_heard, is_in_epoch, xmin_is_decoded
 from slot_sync.resolver.epoch import epoch_key, is_linked
 from slot_sync.resolver.foreign import is_ours
 from slot_sync.resolver.judge import view_of
@@ -36,19 +37,23 @@ def remember(
 ) -> Record:
     """The record after a poll, to be written down before the actions of its transitions are carried out.
 
-    A poll in which one of the servers did not answer, or the standby turned out to be promoted, teaches nothing.
+    A poll teaches nothing in which one of the servers did not answer, the standby turned out to be promoted, or its
+    slots could not be inspected.
     """
-    if primary is None or standby is None or not standby.in_recovery:
+    if primary is None or standby is None or not standby.in_recovery or not standby.has_extension:
         return record
     key = epoch_key(primary, standby)
+    generation = record.generation
+    if key is None or key != record.epoch:
+        generation += 1
     by_name = {each.slot: each for each in transitions}
     copies = {}
     for name in sorted(by_name.keys() | record.copies.keys()):
-        found = _remembered(record, primary, standby, name, by_name.get(name), key)
+        found = _remembered(record, primary, standby, name, by_name.get(name), key, generation)
         bare = CopyRecord(name, state=found.state, polls_gone=found.polls_gone)
         if found != bare or primary.logical(name) is not None:
             copies[name] = found
-    return Record(key, standby.walreceiver_start if key is not None else None, copies)
+    return Record(key, standby.walreceiver_start if key is not None else None, copies, generation)
 
 
 def _remembered(
@@ -58,6 +63,7 @@ def _remembered(
     name: str,
     transition: Transition | None,
     key: EpochKey | None,
+    generation: int,
 ) -> CopyRecord:
     before = record.of(name)
     here = standby.slot(name)
@@ -74,11 +80,19 @@ def _remembered(
         state=transition.after if transition is not None else before.state,
     )
     if copy is None:
-        after = replace(after, seen=None, reserved=None, xmin_decoded=False, proven_in=None)
+        after = replace(
+            after,
+            generation=0,
+            seen=None,
+            removed_before=None,
+            reserved=None,
+            xmin_decoded=False,
+            proven_in=None,
+        )
     else:
-        after = _seen(after, copy, standby, key, same=key == record.epoch)
-        if slot is not None and xmin_is_decoded(view_of(slot, copy, primary, standby, record)):
-            after = replace(after, xmin_decoded=True)
+        after = _seen(after, copy, standby, key, generation)
+        if slot is not None:
+            after = _learnt(after, view_of(slot, copy, primary, standby, record))
     if transition is None:
         return after
     if transition.safe or isinstance(transition.action, Rename):
@@ -106,14 +120,28 @@ def _names(before: CopyRecord, here: Copy | None, unproven: Copy | None) -> Copy
     return after
 
 
-def _seen(
-    before: CopyRecord, copy: Copy, standby: Standby, key: EpochKey | None, *, same: bool
-) -> CopyRecord:
+def _learnt(before: CopyRecord, view: View) -> CopyRecord:
     after = before
+    if xmin_is_decoded(view):
+        after = replace(after, xmin_decoded=True)
+    if before.removed_before is None and is_in_epoch(view) and is_heard(view):
+        after = replace(after, removed_before=view.slot.catalog_xmin)
+    return after
+
+
+def _seen(
+    before: CopyRecord, copy: Copy, standby: Standby, key: EpochKey | None, generation: int
+) -> CopyRecord:
+    after = replace(before, generation=generation)
     if key is None:
-        after = replace(after, seen=None, proven_in=None)
-    elif not same or before.seen is None:
-        after = replace(after, seen=Sighting(standby.clock, standby.flush_lsn), proven_in=None)
+        after = replace(after, seen=None, removed_before=None, proven_in=None)
+    elif before.generation != generation or before.seen is None:
+        after = replace(
+            after,
+            seen=Sighting(standby.clock, standby.flush_lsn),
+            removed_before=None,
+            proven_in=None,
+        )
     if after.reserved is None and copy.restart_lsn is not None and copy.catalog_xmin is not None:
         after = replace(after, reserved=Reserved(copy.restart_lsn, copy.catalog_xmin))
     return after
@@ -125,4 +153,4 @@ def remember_primary(record: Record, primary: Primary, names: Iterable[str]) -> 
     for name in names:
         if primary.logical(name) is not None:
             copies[name] = CopyRecord(name, seen_on_primary=True)
-    return Record(copies=copies)
+    return Record(generation=record.generation + 1, copies=copies)

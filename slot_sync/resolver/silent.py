@@ -14,7 +14,7 @@ def objections(remembered: CopyRecord, standby: Standby, record: Record) -> list
     """What the standby shows that what was proven last may not hold any more."""
     copy = standby.slot(remembered.name)
     epoch = record.epoch
-    if epoch is None or remembered.proven_in != epoch:
+    if epoch is None or remembered.proven_in != epoch or remembered.generation != record.generation:
         return ["it was not proven in the last epoch"]
     if copy is None:
         return ["the copy is gone"]

@@ -1,0 +1,220 @@
+"""All sequences of events up to a length, by breadth first; worlds that differ in names only are one."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from tests.support.slots.decoder import COMMIT, DDL, OPEN, RUN, VACUUM, Position, Wal
+from tests.support.slots.poll import act, act_cut, poll, poll_under_way
+from tests.support.slots.world import EVENTS, KEEP, Held, World, broken, first_world
+
+Number = Callable[[int], int]
+Path = tuple[Any, ...]
+
+
+class LossError(AssertionError):
+    """A copy was called safe, and decoding from it would lose something."""
+
+
+def step(world: World, event: str) -> World | None:
+    """The world after an event; `None` if it cannot happen. A verdict is checked against what is so."""
+    if event == "poll":
+        after, verdict = poll(world)
+        if verdict.safe:
+            lost = broken(world)
+            if lost is not None:
+                raise LossError(f"{verdict.after} ({verdict.reason}), but {lost}\n{world}")
+        return after
+    if event == "act":
+        return act(world)
+    if event == "poll_under_way":
+        return poll_under_way(world)
+    if event == "act_cut":
+        return act_cut(world)
+    return EVENTS[event](world)
+
+
+def follow(events: Iterable[str], world: World | None = None) -> World:
+    """The world after these events, each of which has to be possible."""
+    world = first_world() if world is None else world
+    for number, event in enumerate(events):
+        after = step(world, event)
+        assert after is not None, f"event {number}, {event}, cannot happen in {world}"
+        world = after
+    return world
+
+
+def _mapped(world: World, lsn: Number, xid: Number, clock: Number, ident: Number) -> World:
+    def record(r: Wal) -> Wal:
+        match r.kind:
+            case _ if r.kind == RUN:
+                return Wal(lsn(r.lsn), RUN, xid(r.first), xid(r.second))
+            case _ if r.kind == COMMIT:
+                return Wal(lsn(r.lsn), COMMIT, lsn(r.first))
+        return Wal(lsn(r.lsn), r.kind, xid(r.first))
+
+    def position(at: Position) -> Position:
+        return Position(lsn(at.restart), lsn(at.confirmed), xid(at.xmin))
+
+    def held(copy: Held | None) -> Held | None:
+        return None if copy is None else copy._replace(at=position(copy.at))
+
+    def memory(kept: Path) -> Path:
+        if not kept:
+            return kept
+        epoch, current, made, unproven, renaming, seen, removed, reserved, *rest = kept
+        return (
+            None if epoch is None else tuple(ident(each) for each in epoch),
+            current,
+            made,
+            unproven,
+            renaming,
+            None if seen is None else (clock(seen[0]), lsn(seen[1])),
+            None if removed is None else xid(removed),
+            None if reserved is None else (lsn(reserved[0]), xid(reserved[1])),
+            *rest,
+        )
+
+    def pending(plan: Path) -> Path:
+        match plan:
+            case ("reserve", restart, confirmed, kind):
+                return ("reserve", lsn(restart), lsn(confirmed), kind)
+            case ("advance", name, to):
+                return ("advance", name, lsn(to))
+            case ("set", name, at):
+                return ("set", name, position(at))
+        return plan
+
+    physical = world.physical
+    return World(
+        wal=tuple(map(record, world.wal)),
+        end=lsn(world.end),
+        next_xid=xid(world.next_xid),
+        open=None if world.open is None else (xid(world.open[0]), lsn(world.open[1])),
+        slot=position(world.slot),
+        saved_slot=position(world.saved_slot),
+        kind=world.kind,
+        client=lsn(world.client),
+        physical=physical._replace(
+            marker=ident(physical.marker) if physical.marker else 0,
+            xmin=xid(physical.xmin) if physical.xmin else 0,
+            saved_xmin=xid(physical.saved_xmin) if physical.saved_xmin else 0,
+            sender=ident(physical.sender) if physical.sender else 0,
+            reply=clock(physical.reply) if physical.reply else 0,
+        ),
+        primary_start=ident(world.primary_start),
+        connected=world.connected,
+        received=lsn(world.received),
+        removed=xid(world.removed),
+        removed_there=xid(world.removed_there),
+        feedback=world.feedback,
+        conf=ident(world.conf),
+        said=tuple((clock(when), xid(what) if what > 0 else what) for when, what in world.said),
+        unproven=held(world.unproven),
+        copy=held(world.copy),
+        files=frozenset(map(lsn, world.files)),
+        clock=clock(world.clock),
+        next_id=world.next_id,
+        memory=memory(world.memory),
+        pending=pending(world.pending),
+    )
+
+
+def _trimmed(world: World) -> World:
+    """Without WAL that no decoder reads any more, and snapshots that none starts from."""
+    needed = [world.slot.restart, world.saved_slot.restart]
+    needed += [held.at.restart for held in (world.copy, world.unproven) if held is not None]
+    if world.pending[:1] == ("reserve",):
+        needed.append(int(str(world.pending[1])))
+    first = min(needed)
+    return world._replace(
+        wal=tuple(r for r in world.wal if r.lsn >= first or r.kind == VACUUM),
+        files=frozenset(each for each in world.files if each >= first),
+    )
+
+
+def canonical(world: World) -> World:
+    """The same world with the smallest numbers that have the same order."""
+    world = _trimmed(world)
+    lsns: set[int] = set()
+    xids: set[int] = set()
+    clocks: set[int] = set()
+    idents: dict[int, int] = {}
+
+    def collect(into: set[int]) -> Number:
+        def seen(value: int) -> int:
+            into.add(value)
+            return value
+
+        return seen
+
+    def known(value: int) -> int:
+        return idents.setdefault(value, len(idents) + 1)
+
+    named = _mapped(world, collect(lsns), collect(xids), collect(clocks), known)
+    lsn = {value: rank for rank, value in enumerate(sorted(lsns), 1)}
+    xid = {value: rank for rank, value in enumerate(sorted(xids), 3)}
+    clock = {value: rank for rank, value in enumerate(sorted(clocks), 1)}
+    return _mapped(
+        named, lsn.__getitem__, xid.__getitem__, clock.__getitem__, lambda value: value
+    )._replace(next_id=len(idents) + 1)
+
+
+class Search:
+    """Worlds that events lead to from some first ones, level by level."""
+
+    def __init__(self, starts: Iterable[World], events: Iterable[str]) -> None:
+        self.events = tuple(events)
+        self.frontier: list[tuple[World, Path]] = []
+        self.seen: set[int] = set()
+        self.depth = 0
+        for world in starts:
+            self._found(canonical(world), ())
+
+    def _found(self, world: World, path: Path) -> None:
+        key = hash(world)
+        if key not in self.seen:
+            self.seen.add(key)
+            self.frontier.append((world, path))
+
+    def run(self, length: int) -> None:
+        """All sequences of `length` events. The last one is a poll: nothing else can be wrong."""
+        while self.depth < length - 1 and self.frontier:
+            level, self.frontier = self.frontier, []
+            for world, path in level:
+                for event in self.events:
+                    after = self._step(world, event, path)
+                    if after is not None:
+                        self._found(canonical(after), (path, event))
+            self.depth += 1
+        for world, path in self.frontier:
+            self._step(world, "poll", path)
+
+    def _step(self, world: World, event: str, path: Path) -> World | None:
+        try:
+            return step(world, event)
+        except LossError as error:
+            raise LossError(f"{error}\n{' '.join((*flat(path), event))}") from None
+
+
+def flat(path: Path) -> list[str]:
+    """The events of a path, the first one first."""
+    events = []
+    while path:
+        path, event = path
+        events.append(event)
+    return events[::-1]
+
+
+ALL = (*EVENTS, "poll", "poll_under_way", "act", "act_cut")
+__all__ = [
+    "ALL",
+    "DDL",
+    "KEEP",
+    "OPEN",
+    "LossError",
+    "Search",
+    "canonical",
+    "flat",
+    "follow",
+    "step",
+]

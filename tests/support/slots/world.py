@@ -1,0 +1,413 @@
+"""A primary with one logical slot, a standby with its copies, and all that can happen to them.
+
+An event is a function from a world to the next one, or `None` where it cannot happen. LSNs, xids and clock readings are
+small integers; identities (processes, starts, markers) are numbers that are never used twice. WAL streams at once
+while the standby is connected, which is the worst case: what is removed on the primary is removed there too.
+"""
+
+from typing import NamedTuple
+
+from tests.support.slots.decoder import (
+    COMMIT,
+    DDL,
+    OPEN,
+    RUN,
+    VACUUM,
+    Position,
+    Wal,
+    decode,
+    loss,
+)
+
+KEEP = -1  # a reply that carries no feedback
+
+
+class Physical(NamedTuple):
+    """The standby's slot on the primary. 0: no marker, no xmin, nobody streams, never heard."""
+
+    marker: int = 0
+    xmin: int = 0
+    saved_xmin: int = 0
+    sender: int = 0
+    reply: int = 0
+
+
+class Held(NamedTuple):
+    """A copy on the standby."""
+
+    at: Position
+    has_wal: bool = True
+    is_valid: bool = True
+    #: Which plugin it is for.
+    kind: int = 0
+    #: PostgreSQL's own copy, which is temporary until it is done.
+    synced: bool = False
+    lasting: bool = True
+
+
+class World(NamedTuple):
+    """Both servers, and what the controller remembers and is about to do (`poll.py`)."""
+
+    wal: tuple[Wal, ...]
+    end: int
+    next_xid: int
+    #: The long transaction: its xid and its first change.
+    open: tuple[int, int] | None
+    slot: Position
+    saved_slot: Position
+    #: Which plugin the slot is for.
+    kind: int
+    #: What the slot's client has.
+    client: int
+    physical: Physical
+    primary_start: int
+    connected: bool
+    received: int
+    #: Rows deleted before this xid are removed on the primary, and on the standby.
+    removed: int
+    removed_there: int
+    feedback: bool
+    conf: int
+    #: What the standby has said and the primary not heard: (clock, xmin, 0 for none, KEEP).
+    said: tuple[tuple[int, int], ...]
+    unproven: Held | None
+    copy: Held | None
+    files: frozenset[int]
+    clock: int
+    next_id: int
+    memory: tuple[object, ...] = ()
+    pending: tuple[object, ...] = ()
+
+
+def first_world() -> World:
+    """A slot that was just made, and a standby that streams."""
+    at = Position(1, 1, 3)
+    return World(
+        wal=(Wal(1, RUN, 3, 3),),
+        end=1,
+        next_xid=3,
+        open=None,
+        slot=at,
+        saved_slot=at,
+        kind=0,
+        client=1,
+        physical=Physical(sender=1),
+        primary_start=2,
+        connected=True,
+        received=1,
+        removed=3,
+        removed_there=3,
+        feedback=True,
+        conf=3,
+        said=(),
+        unproven=None,
+        copy=None,
+        files=frozenset(),
+        clock=1,
+        next_id=4,
+    )
+
+
+def _stream(world: World) -> World:
+    if not world.connected:
+        return world
+    removed = max([world.removed_there, *(r.first for r in world.wal if r.kind == VACUUM)])
+    kept = tuple(r for r in world.wal if r.kind != VACUUM)
+    return world._replace(received=world.end, removed_there=removed, wal=kept)
+
+
+def _write(world: World, kind: str, first: int = 0, second: int = 0) -> World:
+    lsn = world.end + 1
+    record = Wal(lsn, kind, first or lsn, second)
+    return _stream(world._replace(wal=(*world.wal, record), end=lsn))
+
+
+def _running(world: World) -> int:
+    return world.open[0] if world.open is not None else world.next_xid
+
+
+def change(world: World) -> World | None:
+    """A transaction of one change."""
+    return _write(world._replace(next_xid=world.next_xid + 1), COMMIT)
+
+
+def begin(world: World) -> World | None:
+    """The long transaction begins with a change."""
+    if world.open is not None:
+        return None
+    xid = world.next_xid
+    world = _write(world._replace(next_xid=xid + 1), OPEN, xid)
+    return world._replace(open=(xid, world.end))
+
+
+def commit(world: World) -> World | None:
+    """The long transaction commits."""
+    if world.open is None:
+        return None
+    return _write(world._replace(open=None), COMMIT, world.open[1])
+
+
+def ddl(world: World) -> World | None:
+    """A row of a catalog is replaced."""
+    xid = world.next_xid
+    return _write(world._replace(next_xid=xid + 1), DDL, xid)
+
+
+def run(world: World) -> World | None:
+    """The primary logs which transactions run."""
+    if world.wal and world.wal[-1].kind == RUN and world.wal[-1].lsn == world.end:
+        return None
+    return _write(world, RUN, _running(world), world.next_xid)
+
+
+def vacuum(world: World) -> World | None:
+    """Rows that nobody may need any more are removed."""
+    held = [_running(world), world.slot.xmin]
+    if world.physical.xmin:
+        held.append(world.physical.xmin)
+    horizon = min(held)
+    if horizon <= world.removed:
+        return None
+    return _write(world._replace(removed=horizon), VACUUM, horizon)
+
+
+def confirm(world: World) -> World | None:
+    """The slot's client has all there is."""
+    if world.slot.confirmed == world.end:
+        return None
+    files = frozenset(r.lsn for r in world.wal if r.kind == RUN)
+    at = decode(world.wal, world.slot, world.end, files).position
+    saved = at if at[::2] != world.slot[::2] else world.saved_slot
+    return world._replace(slot=at, saved_slot=saved, client=max(world.client, world.end))
+
+
+def remake(world: World) -> World | None:
+    """The slot on the primary is dropped, and made again under the same name."""
+    if world.open is not None:
+        return None
+    world = _write(world, RUN, world.next_xid, world.next_xid)
+    at = Position(world.end, world.end, world.next_xid)
+    return world._replace(slot=at, saved_slot=at, client=world.end)
+
+
+def remake_other(world: World) -> World | None:
+    """The same, for another plugin."""
+    made = remake(world)
+    return None if made is None else made._replace(kind=1 - world.kind)
+
+
+def checkpoint(world: World) -> World | None:
+    """The primary saves its slots."""
+    physical = world.physical._replace(saved_xmin=world.physical.xmin)
+    if physical == world.physical and world.saved_slot == world.slot:
+        return None
+    return world._replace(physical=physical, saved_slot=world.slot)
+
+
+def crash(world: World) -> World | None:
+    """The primary ends and starts; what was not saved is as it was."""
+    physical = world.physical._replace(xmin=world.physical.saved_xmin, sender=0, reply=0)
+    return world._replace(
+        physical=physical,
+        slot=world.saved_slot,
+        open=None,
+        primary_start=world.next_id,
+        next_id=world.next_id + 1,
+        connected=False,
+        said=(),
+    )
+
+
+def disconnect(world: World) -> World | None:
+    """The standby loses its connection, or restarts."""
+    if not world.connected:
+        return None
+    return world._replace(
+        connected=False, said=(), physical=world.physical._replace(sender=0, reply=0)
+    )
+
+
+def connect(world: World) -> World | None:
+    """The standby streams again."""
+    if world.connected:
+        return None
+    return _stream(
+        world._replace(
+            connected=True,
+            physical=world.physical._replace(sender=world.next_id),
+            next_id=world.next_id + 1,
+        )
+    )
+
+
+def swap(world: World) -> World | None:
+    """The physical slot is dropped and made again."""
+    if world.connected or world.physical == Physical():
+        return None
+    return world._replace(physical=Physical())
+
+
+def _say(world: World, xmin: int) -> World | None:
+    if not world.connected or len(world.said) == 2:  # two are enough for one to overtake a proof
+        return None
+    clock = world.clock + 1
+    return world._replace(clock=clock, said=(*world.said, (clock, xmin)))
+
+
+def _needed(world: World) -> int:
+    return min([held.at.xmin for held in (world.unproven, world.copy) if held], default=0)
+
+
+def feedback(world: World) -> World | None:
+    """The standby says what it needs."""
+    return _say(world, _needed(world)) if world.feedback else None
+
+
+def reply(world: World) -> World | None:
+    """The standby says how far it is, and no more."""
+    return _say(world, KEEP)
+
+
+def hear(world: World) -> World | None:
+    """The primary hears the next of what the standby said."""
+    if not world.said:
+        return None
+    (clock, xmin), *rest = world.said
+    physical = world.physical._replace(reply=clock)
+    if xmin == 0 or (xmin != KEEP and xmin > physical.xmin):
+        physical = physical._replace(xmin=xmin)
+    return world._replace(said=tuple(rest), physical=physical)
+
+
+def _reload(world: World, *, on: bool) -> World:
+    return world._replace(feedback=on, conf=world.next_id, next_id=world.next_id + 1)
+
+
+def feedback_off(world: World) -> World | None:
+    """hot_standby_feedback goes off; the standby says so at once."""
+    if not world.feedback:
+        return None
+    off = _reload(world, on=False)
+    return _say(off, 0) if world.connected else off
+
+
+def feedback_on(world: World) -> World | None:
+    """hot_standby_feedback goes on."""
+    return None if world.feedback else _reload(world, on=True)
+
+
+def delete_copy(world: World) -> World | None:
+    """Somebody drops the copy."""
+    return None if world.copy is None else world._replace(copy=None)
+
+
+def delete_unproven(world: World) -> World | None:
+    """Somebody drops the copy that is being proven."""
+    return None if world.unproven is None else world._replace(unproven=None)
+
+
+def advanced(world: World, held: Held, target: int) -> tuple[Held, frozenset[int]]:
+    """The copy after pg_replication_slot_advance to `target`."""
+    found = decode(world.wal, held.at, target, world.files)
+    return held._replace(at=found.position), found.files
+
+
+def consume(world: World) -> World | None:
+    """Somebody reads from the copy."""
+    if world.copy is None or world.copy.at.confirmed >= world.received:
+        return None
+    copy, files = advanced(world, world.copy, world.received)
+    return world._replace(copy=copy, files=files)
+
+
+def lose_wal(world: World) -> World | None:
+    """WAL that the copy needs is removed."""
+    if world.copy is None or not world.copy.has_wal:
+        return None
+    return world._replace(copy=world.copy._replace(has_wal=False))
+
+
+def invalidate(world: World) -> World | None:
+    """The standby invalidates the copy: its own recovery removed a row of it."""
+    if world.copy is None or not world.copy.is_valid:
+        return None
+    return world._replace(copy=world.copy._replace(is_valid=False))
+
+
+def restore(world: World) -> World | None:
+    """The standby is put back to a state from before, with the folder of its slots, and streams again."""
+    if world.copy is None or world.copy.at.confirmed <= world.copy.at.restart:
+        return None
+    return world._replace(
+        received=world.copy.at.restart,
+        connected=True,
+        said=(),
+        physical=world.physical._replace(sender=world.next_id, reply=0),
+        next_id=world.next_id + 1,
+    )
+
+
+def lose_file(world: World) -> World | None:
+    """The snapshot of the copy is removed."""
+    if world.copy is None or world.copy.at.restart not in world.files:
+        return None
+    return world._replace(files=world.files - {world.copy.at.restart})
+
+
+def find_file(world: World) -> World | None:
+    """Another slot's decoder leaves a snapshot, at the last record of what runs."""
+    last = max((r.lsn for r in world.wal if r.kind == RUN and r.lsn <= world.received), default=0)
+    if not last or last in world.files:
+        return None
+    return world._replace(files=world.files | {last})
+
+
+def broken(world: World) -> str | None:
+    """What would be lost with the copy, if the standby were promoted now."""
+    if world.copy is None:
+        return "there is no copy"
+    if not world.copy.has_wal or not world.copy.is_valid or not world.copy.lasting:
+        return "it cannot be used"
+    if world.copy.kind != world.kind:
+        return "it is for another plugin"
+    if world.copy.at.confirmed > world.received:
+        return "what is written after the promotion would be taken for sent"
+    at = world.copy.at
+    for record in world.wal:
+        if record.kind == COMMIT and world.client < record.lsn <= at.confirmed:
+            return f"the commit at {record.lsn} is behind it, and the client has not got it"
+    return loss(world.wal, at, world.received, world.files, world.removed_there)
+
+
+EVENTS = {
+    each.__name__: each
+    for each in (
+        change,
+        begin,
+        commit,
+        ddl,
+        run,
+        vacuum,
+        confirm,
+        remake,
+        remake_other,
+        invalidate,
+        restore,
+        checkpoint,
+        crash,
+        disconnect,
+        connect,
+        swap,
+        feedback,
+        reply,
+        hear,
+        feedback_off,
+        feedback_on,
+        delete_copy,
+        delete_unproven,
+        consume,
+        lose_wal,
+        lose_file,
+        find_file,
+    )
+}
