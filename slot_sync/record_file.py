@@ -108,13 +108,16 @@ def _values(record: Record) -> dict[str, Any]:
     return {
         "epoch": None if record.epoch is None else asdict(record.epoch),
         "walreceiver_start": record.walreceiver_start,
+        "generation": record.generation,
         "copies": {name: asdict(copy) for name, copy in record.copies.items()},
     }
 
 
 def _record(values: Mapping[str, Any]) -> Record:
     copies = {name: _copy(each) for name, each in values["copies"].items()}
-    return Record(_epoch(values["epoch"]), values["walreceiver_start"], copies)
+    return Record(
+        _epoch(values["epoch"]), values["walreceiver_start"], copies, values["generation"]
+    )
 
 
 def _epoch(values: Mapping[str, Any] | None) -> EpochKey | None:

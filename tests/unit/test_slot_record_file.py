@@ -18,6 +18,7 @@ RECORD = Record(
             "b", made=True, proven_in=EPOCH, polls_gone=2, proven_at=9, reserved=Reserved(5, 6)
         ),
     },
+    17,
 )
 
 
