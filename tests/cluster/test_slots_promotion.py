@@ -190,7 +190,7 @@ def test_31_a_slot_from_a_backup_is_named_and_not_used(major: int, tmp_path: Pat
             stack.until(controller, "READY", "kept")
 
 
-def fill_wal(stack: SlotStack, segments: int = 4) -> None:
+def fill_wal(stack: SlotStack, segments: int = 6) -> None:
     for _ in range(segments):
         stack.load.write()
         stack.pair.on_primary("SELECT pg_switch_wal()")
@@ -198,7 +198,7 @@ def fill_wal(stack: SlotStack, segments: int = 4) -> None:
 
 def keep_little(server: object) -> None:
     for statement in (
-        "ALTER SYSTEM SET max_slot_wal_keep_size = '1MB'",
+        "ALTER SYSTEM SET max_slot_wal_keep_size = '40MB'",
         "ALTER SYSTEM SET wal_keep_size = 0",
         "SELECT pg_reload_conf()",
     ):
@@ -227,11 +227,9 @@ def test_8_and_23_lost_slots_on_either_side(major: int, tmp_path: Path) -> None:
             stack.until(controller, "READY", "kept", "lost")
             # 23: the primary loses a slot that nobody reads; the other goes on.
             keep_little(pair.primary)
-            fill_wal(stack, 2)
-            stack.consume("kept")
-            fill_wal(stack, 3)
-            stack.consume("kept")
-            pair.on_primary("CHECKPOINT")
+            for _ in range(6):
+                fill_wal(stack, 1)
+                stack.turn_over("kept")
             status = "SELECT wal_status FROM pg_replication_slots WHERE slot_name = 'lost'"
             assert rows(pair.primary, status) == [("lost",)]
             report = stack.until(controller, "READY", "kept")

@@ -32,6 +32,7 @@ def own(tmp_path: Path) -> Iterator[SlotStack]:
 
 def configured(stack: SlotStack, folder: Path) -> Attached:
     """With metrics, and a role that may do no more than docs/slots.md says."""
+    folder.mkdir()
     pair = stack.pair
     pair.on_primary(*LEAST)
     pair.catch_up()
