@@ -98,6 +98,9 @@ class Controller(Closing):
                 self._rounds[found.candidate] = found
             except TusklineError as error:
                 _log.error("copies are not kept", standby=copier.candidate.name, **error.to_wire())
+            except Exception:
+                # One fault of ours must not end the care for this candidate; its report grows old meanwhile.
+                _log.exception("copies are not kept", standby=copier.candidate.name)
             if stop.wait(self._plan.poll):
                 return
 

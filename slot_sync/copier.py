@@ -8,6 +8,7 @@ Nothing here waits for an action, so one slot on which work hangs holds up no ot
 """
 
 import time
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
@@ -30,6 +31,11 @@ from walsender_bridge.errors import TusklineError
 
 #: Seconds for which a verdict that says nothing new is not written down again.
 FRESH: Final = 1.0
+#: What a copy lacks that a record of the running transactions, decoded, brings.
+UNDECODED: Final = frozenset({Reason.NO_SNAPSHOT, Reason.XMIN_NOT_DECODED})
+#: The first version in which such a record can be asked for, and seconds between two of them.
+LOGS_SNAPSHOTS: Final = 160_000
+ASK_SECONDS: Final = 2.0
 
 _log = structlog.get_logger(__name__)
 
@@ -46,6 +52,7 @@ class Copier(Closing):
         #: What is remembered, while it is ours to say; None: another controller may write it.
         self._record: Record | None = None
         self._saved_at = float("-inf")
+        self._asked_at = float("-inf")
         self._sessions = Sessions(candidate.dsn), Sessions(plan.primary_dsn)
         self._hands = Hands(candidate.name)
         self._failures: dict[str, TusklineError] = {}
@@ -60,11 +67,6 @@ class Copier(Closing):
 
         Raises `ConfigError` when the record cannot be written: then nothing is begun.
         """
-        for slot, error in self._hands.ended().items():
-            if error is None:
-                self._failures.pop(slot, None)
-            else:
-                self._failures[slot] = error
         if not act:
             self._record = None
             return self.look(), 0
@@ -73,7 +75,24 @@ class Copier(Closing):
         self._remember(found.record, before)
         self._tell(found.transitions)
         begun = sum(self._begin(each) for each in found.transitions if each.slot not in found.busy)
+        if any(each.reason in UNDECODED for each in found.expected):
+            self._ask_for_a_snapshot(found.primary)
         return replace(found, busy=self._hands.busy()), begun
+
+    def _ask_for_a_snapshot(self, primary: Primary | None) -> None:
+        """Have the primary write what a copy's decoder waits for, which an idle one does not do by itself (16+)."""
+        now = time.monotonic()
+        if (
+            primary is None
+            or primary.version < LOGS_SNAPSHOTS
+            or now - self._asked_at < ASK_SECONDS
+        ):
+            return
+        self._asked_at = now
+        _, sessions = self._sessions
+        # Without the privilege nothing is asked for; a server that does not answer is seen at the next look.
+        with suppress(TusklineError), sessions.lent(None) as session:
+            session.one("slots_log_snapshot")
 
     def settle(self, seconds: float) -> bool:
         """Wait for what was begun; whether all of it has ended."""
@@ -93,6 +112,10 @@ class Copier(Closing):
         standby_error: TusklineError | None = None
         # What ends during the look may have been seen half done, so it counts as under way.
         busy = self._hands.busy()
+        for slot, error in self._hands.ended().items():
+            self._failures.pop(slot, None)
+            if error is not None:
+                self._failures[slot] = error
         # In this order: the resolver's argument rests on it.
         try:
             primary = self._primary.look()

@@ -13,6 +13,7 @@ from slot_sync.apply import does_something
 from slot_sync.resolver.observed import Primary, Record, Standby
 from slot_sync.resolver.transitions import Mark, State, Transition
 from walsender_bridge.errors import TusklineError
+from walsender_bridge.wire.lsn import format_lsn
 
 #: States of slots that nobody expects on the candidate: they say nothing about those that are.
 UNEXPECTED: Final = frozenset({State.ORPHAN, State.LEFTOVER})
@@ -104,7 +105,7 @@ class Round:
             "action": type(each.action).__name__ if does_something(each.action) else None,
             "failure": None if failure is None else failure.to_wire(),
             "busy_seconds": round(self.busy[each.slot], 3) if each.slot in self.busy else None,
-            "evidence": dict(each.evidence),
+            "evidence": {name: _shown(name, value) for name, value in each.evidence.items()},
         }
 
     def _age(self, proven_at: int | None) -> float | None:
@@ -122,6 +123,13 @@ class Round:
         if slot.confirmed_flush_lsn is None or copy.confirmed_flush_lsn is None:
             return None
         return max(0, slot.confirmed_flush_lsn - copy.confirmed_flush_lsn)
+
+
+def _shown(name: str, value: object) -> object:
+    """A value of the evidence; positions as PostgreSQL writes them. Two: the slot's and its copy's."""
+    if isinstance(value, tuple):
+        return [_shown(name, each) for each in value]
+    return format_lsn(value) if name.endswith("_lsn") and isinstance(value, int) else value
 
 
 @dataclass(frozen=True)

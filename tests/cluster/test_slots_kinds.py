@@ -137,6 +137,24 @@ def test_13_a_search_path_and_operators_of_somebody_else_change_nothing(stack: S
     assert slot_names(pair.standby) == {"kept"}
 
 
+def test_1_on_an_idle_primary_a_copy_is_proven_too(stack: SlotStack) -> None:
+    """Nothing is written but what the controller asks for (16 and later)."""
+    if stack.pair.major < 16:
+        pytest.skip("a snapshot cannot be asked for before 16")
+    stack.pair.make_slot("idle")
+    with stack.streaming("idle"), stack.watching() as reports:
+        wait_for(
+            lambda: (
+                reports
+                and reports[-1].rounds
+                and reports[-1][STANDBY].ready
+                and slot_names(stack.pair.standby) == {"idle"}
+            ),
+            40,
+            "it is ready",
+        )
+
+
 @pytest.mark.long
 def test_28_hundreds_of_slots_cost_little(stack: SlotStack) -> None:
     pair, count = stack.pair, 300

@@ -94,12 +94,12 @@ class SlotStack:
 
     @contextmanager
     def streaming(self, name: str, server: LocalServer | None = None) -> Iterator[None]:
-        """A client that streams from the slot, and confirms nothing but what it was sent."""
+        """A client that streams from the slot and confirms it each second."""
         where = server or self.pair.primary
         client = subprocess.Popen(
             [
                 *(where.installation.tool("pg_recvlogical"), "-d", where.dsn(), "--slot", name),
-                *("--start", "--no-loop", "-F", "0", "-s", "0", "-f", "-", "-o", "proto_version=1"),
+                *("--start", "--no-loop", "-F", "0", "-s", "1", "-f", "-", "-o", "proto_version=1"),
                 *("-o", f"publication_names={PUBLICATION}"),
             ],
             stdout=subprocess.DEVNULL,

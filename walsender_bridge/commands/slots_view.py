@@ -25,6 +25,11 @@ class SlotsView:
             return ["the controller of slot copies says nothing: it does not run, or hangs"]
         words: list[str] = list(self.told["ill"])
         words += [
+            f"{each['standby']}: the controller has not looked at it for {age:.0f} s"
+            for each in self.told["standbys"]
+            if (age := self.told["updated_at"] - each["at"]) > STALE * 2
+        ]
+        words += [
             f"{each['standby']}: slot {each['slot']} is {each['state']}: {each['why']}"
             for each in self.told["slots"]
             if each["expected"] and not each["safe"] and not each["repair"]
