@@ -148,6 +148,8 @@ def test_33_a_standby_that_applies_late_is_behind_and_not_wrong(
     stack.until(controller, "READY", "kept")
     configure(stack, "recovery_min_apply_delay", "1h")
     wait_for(lambda: controller.once(10)[STANDBY].ready, 20, "it is proven again")
+    # Who looks by a session of its own sees the reload as the controller does.
+    assert look(stack.plan())[STANDBY].ready
     stack.load.write(3)
     stack.pair.make_slot("new")
     stack.consume("kept")

@@ -1,6 +1,10 @@
 """What a promotion finds, and what comes after it; each test has a pair of its own."""
 
+import subprocess
+import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psycopg
@@ -16,7 +20,7 @@ from tests.support.servers import DEFAULT
 from tests.support.slot_copies import decoded, inspect, received, rows, slot_names
 from tests.support.slot_sync import STANDBY, SlotStack, slot_stack
 from tests.support.waiting import wait_for
-from tests.support.wal_server import follow
+from tests.support.wal_server import backup, follow
 
 #: One major in `make test`, the others in `make test-all`.
 ONE = [
@@ -52,6 +56,84 @@ def test_6_a_client_goes_on_after_a_promotion(major: int, tmp_path: Path) -> Non
         assert confirmed | set(after) == set(stack.load.written)
         assert len(before) == len(confirmed)
         assert after == sorted(set(after))
+
+
+class Client(threading.Thread):
+    """Reads a slot again and again as pg_recvlogical, and confirms what it has; ends with its server."""
+
+    def __init__(self, stack: SlotStack) -> None:
+        super().__init__(daemon=True)
+        self._stack = stack
+        self.read: list[int] = []
+        self.start()
+
+    def run(self) -> None:
+        with suppress(subprocess.CalledProcessError, psycopg.Error):
+            while True:
+                self.read += received(self._stack.pair.primary, "kept")
+
+
+@pytest.mark.parametrize("major", ONE)
+def test_17_a_promotion_under_load_loses_nothing(major: int, tmp_path: Path) -> None:
+    """Counted by key: each row that the new primary has was sent, and what is sent again comes in whole and in order."""
+    with slot_stack(major, tmp_path) as stack:
+        pair = stack.pair
+        pair.make_slot("kept")
+        with stack.controller() as controller:
+            stack.until(controller, "READY", "kept")
+        stack.read.clear()
+        seen = set(stack.load.written)
+        client = Client(stack)
+        with stack.watching() as reports:
+            end = time.monotonic() + 4
+            while time.monotonic() < end:
+                stack.load.write(10)
+                if len(stack.load.written) % 200 == 0:
+                    pair.on_primary("CHECKPOINT")
+            assert reports[-1][STANDBY].ready
+            pair.primary.kill()
+            client.join(30)
+        copied = inspect(pair.standby, "kept")["confirmed_flush_lsn"]
+        pair.promote(stop=None)
+        survived = {n for (n,) in rows(pair.standby, "SELECT id FROM public.shop")}
+        after = received(pair.standby, "kept")
+        assert survived <= seen | set(client.read) | set(after)
+        assert len(client.read) == len(set(client.read))
+        assert after == sorted(set(after))
+        # What comes again is what the copy had not heard of, and nothing older.
+        again = set(client.read) & set(after)
+        assert not again or min(after) > min(client.read)
+        print(f"{len(survived)} rows, {len(again)} again, the copy stood at {copied}")
+
+
+@pytest.mark.parametrize("major", ONE)
+def test_11_a_standby_of_a_standby_is_refused_by_name(major: int, tmp_path: Path) -> None:
+    with slot_stack(major, tmp_path) as stack:
+        pair = stack.pair
+        pair.make_slot("kept")
+        with stack.controller() as controller:
+            stack.until(controller, "READY", "kept")
+        # A slot of the name that its own upstream has, and the primary too.
+        for server in (pair.primary, pair.standby):
+            rows(server, "SELECT pg_create_physical_replication_slot('far', true)")
+        folder = pair.standby.folder.with_name("far")
+        far = backup(pair.standby, folder, wal="stream")
+        (far.data_dir / "standby.signal").unlink(missing_ok=True)
+        follow(far, pair.standby.dsn(), primary_slot_name="far", hot_standby_feedback="on")
+        try:
+            far.start()
+            with stack.controller(Candidate("far", far.dsn(), "far")) as controller:
+
+                def told() -> object:
+                    report = controller.once(10)
+                    assert report[STANDBY].ready
+                    reasons = {each.reason for each in report["far"].transitions}
+                    return report["far"].ready is False and reasons == {"cascading"}
+
+                wait_for(told, 20, "it is refused")
+            assert slot_names(far) == set()
+        finally:
+            far.destroy()
 
 
 @pytest.mark.parametrize("major", ONE)
