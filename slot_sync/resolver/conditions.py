@@ -81,14 +81,9 @@ def is_persistent(view: View) -> bool:
     return view.copy.persistency == "persistent"
 
 
-def is_in_epoch(view: View) -> bool:
-    """An epoch is held, and it was seen in it."""
-    return view.key is not None and view.record.seen is not None
-
-
 def is_heard(view: View) -> bool:
-    """The primary has heard the standby after the copy was first seen in this epoch."""
-    if view.physical is None or view.record.seen is None:
+    """An epoch is held, and the primary has heard the standby after the copy was first seen in it."""
+    if view.key is None or view.physical is None or view.record.seen is None:
         return False
     return heard_after(view.physical, view.record.seen)
 
@@ -184,13 +179,8 @@ CONDITIONS: tuple[Condition, ...] = (
     ),
     Condition(
         Reason.NOT_HEARD,
-        is_in_epoch,
-        "the copy has just been seen for the first time since the connection between the servers changed",
-    ),
-    Condition(
-        Reason.NOT_HEARD,
         is_heard,
-        "the primary has not heard from the standby since the copy was first seen",
+        "the primary has not heard from the standby since the copy was first seen, or the link last changed",
         "it takes up to wal_receiver_status_interval",
     ),
     Condition(

@@ -12,7 +12,7 @@ each says of which generation it is.
 from collections.abc import Iterable
 from dataclasses import replace
 
-from slot_sync.resolver.conditions import View, is_heard, is_in_epoch, xmin_is_decoded
+from slot_sync.resolver.conditions import View, is_heard, xmin_is_decoded
 from slot_sync.resolver.epoch import epoch_key, is_linked
 from slot_sync.resolver.foreign import is_ours
 from slot_sync.resolver.judge import view_of
@@ -124,7 +124,7 @@ def _learnt(before: CopyRecord, view: View) -> CopyRecord:
     after = before
     if xmin_is_decoded(view):
         after = replace(after, xmin_decoded=True)
-    if before.removed_before is None and is_in_epoch(view) and is_heard(view):
+    if before.removed_before is None and is_heard(view):
         after = replace(after, removed_before=view.slot.catalog_xmin)
     return after
 

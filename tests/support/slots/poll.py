@@ -227,6 +227,7 @@ def poll(world: World) -> tuple[World, Transition]:
         next_xid=0,
         next_id=0,
         pending=(),
+        promised=False,
     )
     memory, pending, marks, verdict = _decided(seen)
     world = world._replace(memory=memory, pending=pending, clock=world.clock + 1)

@@ -3,12 +3,27 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from tests.support.slots.decoder import COMMIT, DDL, OPEN, RUN, VACUUM, Position, Wal
-from tests.support.slots.poll import act, act_cut, poll, poll_under_way
-from tests.support.slots.world import EVENTS, KEEP, Held, World, broken, first_world
+from tests.support.slots.decoder import COMMIT, RUN, VACUUM, Position, Wal
+from tests.support.slots.poll import NAME, act, act_cut, poll, poll_under_way, record_of
+from tests.support.slots.world import BREAKS, EVENTS, Held, World, broken, first_world
 
 Number = Callable[[int], int]
 Path = tuple[Any, ...]
+
+
+#: What often follows each other, as one event: so eight of them are a long story.
+TOGETHER = {
+    "row": ("change", "ddl"),
+    "move": ("run", "confirm"),
+    "tell": ("feedback", "hear"),
+    "do": ("poll", "act"),
+    "reconnect": ("disconnect", "connect"),
+    "recrash": ("crash", "connect"),
+    "reswap": ("disconnect", "swap", "connect"),
+}
+
+
+_SINGLE = {**EVENTS, "act": act, "act_cut": act_cut, "poll_under_way": poll_under_way}
 
 
 class LossError(AssertionError):
@@ -16,21 +31,34 @@ class LossError(AssertionError):
 
 
 def step(world: World, event: str) -> World | None:
-    """The world after an event; `None` if it cannot happen. A verdict is checked against what is so."""
-    if event == "poll":
-        after, verdict = poll(world)
-        if verdict.safe:
-            lost = broken(world)
-            if lost is not None:
-                raise LossError(f"{verdict.after} ({verdict.reason}), but {lost}\n{world}")
+    """The world after an event; `None` if it cannot happen. What was said of the copy is checked against what is so."""
+    if event in TOGETHER:
+        after: World | None = world
+        for each in TOGETHER[event]:
+            after = None if after is None else step(after, each)
         return after
-    if event == "act":
-        return act(world)
-    if event == "poll_under_way":
-        return poll_under_way(world)
-    if event == "act_cut":
-        return act_cut(world)
-    return EVENTS[event](world)
+    if event == "poll":
+        return _polled(world)
+    after = _SINGLE[event](world)
+    if after is None or not after.promised:
+        return after
+    if event in BREAKS:
+        return after._replace(promised=False)
+    lost = broken(after)
+    if lost is not None:
+        raise LossError(f"the copy was safe, {event} broke it: {lost}\n{after}")
+    return after
+
+
+def _polled(world: World) -> World:
+    after, verdict = poll(world)
+    if not verdict.safe:
+        return after._replace(promised=False)
+    lost = broken(world)
+    if lost is not None:
+        raise LossError(f"{verdict.after} ({verdict.reason}), but {lost}\n{world}")
+    # While the slot on the primary is what keeps the rows, the verdict is of that moment only.
+    return after._replace(promised=record_of(after.memory).of(NAME).xmin_decoded)
 
 
 def follow(events: Iterable[str], world: World | None = None) -> World:
@@ -89,7 +117,9 @@ def _mapped(world: World, lsn: Number, xid: Number, clock: Number, ident: Number
         wal=tuple(map(record, world.wal)),
         end=lsn(world.end),
         next_xid=xid(world.next_xid),
-        open=None if world.open is None else (xid(world.open[0]), lsn(world.open[1])),
+        open=None
+        if world.open is None
+        else (xid(world.open[0]), lsn(world.open[1]) if world.open[1] else 0),
         slot=position(world.slot),
         saved_slot=position(world.saved_slot),
         kind=world.kind,
@@ -111,18 +141,21 @@ def _mapped(world: World, lsn: Number, xid: Number, clock: Number, ident: Number
         said=tuple((clock(when), xid(what) if what > 0 else what) for when, what in world.said),
         unproven=held(world.unproven),
         copy=held(world.copy),
+        backup=held(world.backup),
         files=frozenset(map(lsn, world.files)),
         clock=clock(world.clock),
         next_id=world.next_id,
         memory=memory(world.memory),
         pending=pending(world.pending),
+        promised=world.promised,
     )
 
 
 def _trimmed(world: World) -> World:
     """Without WAL that no decoder reads any more, and snapshots that none starts from."""
     needed = [world.slot.restart, world.saved_slot.restart]
-    needed += [held.at.restart for held in (world.copy, world.unproven) if held is not None]
+    copies = (world.copy, world.unproven, world.backup)
+    needed += [held.at.restart for held in copies if held is not None]
     if world.pending[:1] == ("reserve",):
         needed.append(int(str(world.pending[1])))
     first = min(needed)
@@ -203,18 +236,3 @@ def flat(path: Path) -> list[str]:
         path, event = path
         events.append(event)
     return events[::-1]
-
-
-ALL = (*EVENTS, "poll", "poll_under_way", "act", "act_cut")
-__all__ = [
-    "ALL",
-    "DDL",
-    "KEEP",
-    "OPEN",
-    "LossError",
-    "Search",
-    "canonical",
-    "flat",
-    "follow",
-    "step",
-]

@@ -72,11 +72,15 @@ class World(NamedTuple):
     said: tuple[tuple[int, int], ...]
     unproven: Held | None
     copy: Held | None
+    #: What a backup of the standby has of the copy.
+    backup: Held | None
     files: frozenset[int]
     clock: int
     next_id: int
     memory: tuple[object, ...] = ()
     pending: tuple[object, ...] = ()
+    #: The last poll found the copy safe for good, and nothing has happened since that may change it.
+    promised: bool = False
 
 
 def first_world() -> World:
@@ -102,6 +106,7 @@ def first_world() -> World:
         said=(),
         unproven=None,
         copy=None,
+        backup=None,
         files=frozenset(),
         clock=1,
         next_id=4,
@@ -140,10 +145,19 @@ def begin(world: World) -> World | None:
     return world._replace(open=(xid, world.end))
 
 
+def hold(world: World) -> World | None:
+    """A transaction takes an xid, writes nothing, and stays open."""
+    if world.open is not None:
+        return None
+    return world._replace(open=(world.next_xid, 0), next_xid=world.next_xid + 1)
+
+
 def commit(world: World) -> World | None:
     """The long transaction commits."""
     if world.open is None:
         return None
+    if not world.open[1]:
+        return world._replace(open=None)
     return _write(world._replace(open=None), COMMIT, world.open[1])
 
 
@@ -335,11 +349,16 @@ def invalidate(world: World) -> World | None:
 
 
 def restore(world: World) -> World | None:
-    """The standby is put back to a state from before, with the folder of its slots, and streams again."""
-    if world.copy is None or world.copy.at.confirmed <= world.copy.at.restart:
+    """The standby is put back to a state from before, with the folder of its slots, and connects again."""
+    if world.copy is None:
+        return None
+    copy = world.copy if world.backup is None else world.backup
+    if world.backup is None and copy.at.confirmed == copy.at.restart:
         return None
     return world._replace(
-        received=world.copy.at.restart,
+        copy=copy,
+        backup=None,
+        received=copy.at.restart if world.backup is None else world.received,
         connected=True,
         said=(),
         physical=world.physical._replace(sender=world.next_id, reply=0),
@@ -384,6 +403,7 @@ EVENTS = {
     for each in (
         change,
         begin,
+        hold,
         commit,
         ddl,
         run,
@@ -411,3 +431,11 @@ EVENTS = {
         find_file,
     )
 }
+#: What ends a promise: it shows at the next poll.
+BREAKS = frozenset(
+    each.__name__
+    for each in (
+        *(crash, swap, feedback_off, delete_copy, consume, remake_other),
+        *(lose_wal, lose_file, invalidate, restore),
+    )
+)

@@ -1,0 +1,126 @@
+"""Where the search begins, and which events it is given: small domains, each whole up to eight events."""
+
+from tests.support.slots.decoder import Position
+from tests.support.slots.search import follow
+from tests.support.slots.world import World, first_world
+
+_MARKED = ("poll", "do")
+
+
+def first() -> World:
+    """Nothing has happened."""
+    return first_world()
+
+
+def reserved() -> World:
+    """The physical slot has its marker, and the copy its temporary name."""
+    return follow(_MARKED)
+
+
+def ready() -> World:
+    """A copy that a decoder has moved."""
+    world = follow((*_MARKED, "tell", "change", "move", "poll", "tell", "change", "move", "do"))
+    return follow(("tell", "change", "move", "do", "tell", "do", "poll"), world)
+
+
+def row() -> World:
+    """The slot's client has not yet got a change, a row of which was replaced since."""
+    return follow(("row", "poll"), ready())
+
+
+def opened() -> World:
+    """The same with a long transaction, which runs where the copy's decoder begins."""
+    return follow(
+        ("begin", "ddl", "move", "tell", "do", "change", "move", "tell", "do", "poll"), ready()
+    )
+
+
+def undecoded() -> World:
+    """A copy is used whose catalog_xmin is the reserved one: a transaction has been open since before."""
+    world = follow(
+        ("find_file", "begin", "ddl", "run", "confirm", *_MARKED, "tell", "poll", "tell")
+    )
+    return follow(("do", "poll"), world)
+
+
+def behind() -> World:
+    """The copy is past its restart_lsn."""
+    return follow(("change", "confirm", "do", "tell", "poll"), ready())
+
+
+def held() -> World:
+    """A transaction that writes nothing runs where the copy's decoder begins."""
+    return follow(("hold", "change", "move", "do", "tell", "poll"), ready())
+
+
+def unheard() -> World:
+    """The standby had no slot for a moment and said so, which the primary has yet to hear; the copy is new."""
+    world = ready()
+    world = world._replace(said=((world.clock + 1, 0),), clock=world.clock + 1, memory=())
+    copy = world.copy
+    world = world._replace(copy=None, unproven=copy, pending=(), promised=False)
+    # What the controller remembers of a copy it has just made there.
+    before = reserved().memory
+    world = world._replace(memory=before, physical=world.physical._replace(reply=world.clock - 3))
+    return follow(("poll", "row"), world)
+
+
+def restored() -> World:
+    """The standby is about to be put back; in its backup the copy has an older catalog_xmin than it needs now."""
+    world = undecoded()
+    copy = world.copy
+    assert copy is not None
+    at = Position(copy.at.restart, copy.at.confirmed, world.slot.xmin)
+    return world._replace(backup=copy._replace(at=at))
+
+
+def native() -> World:
+    """PostgreSQL's own copy, not finished."""
+    world = ready()
+    copy = world.copy
+    assert copy is not None
+    return follow(
+        ("tell",), world._replace(copy=copy._replace(synced=True, lasting=False), promised=False)
+    )
+
+
+_BASE = ("row", "move", "vacuum", "tell", "do", "poll")
+SCOPES = {
+    "transactions": (
+        (reserved, ready, opened, undecoded),
+        ("change", "begin", "commit", "ddl", "run", "confirm", "vacuum", "tell", "do", "poll"),
+    ),
+    "epochs": (
+        (reserved, row, opened, undecoded),
+        (
+            *_BASE,
+            "reconnect",
+            "recrash",
+            "reswap",
+            "checkpoint",
+            "feedback_off",
+            "feedback_on",
+            "hear",
+        ),
+    ),
+    "replies": (
+        (first, row, unheard),
+        (
+            *_BASE,
+            "feedback",
+            "reply",
+            "hear",
+            "delete_copy",
+            "delete_unproven",
+            "poll_under_way",
+            "act",
+        ),
+    ),
+    "others": (
+        (ready, held, behind, restored, native),
+        (
+            *(*_BASE, "change", "commit", "consume", "lose_wal", "lose_file", "find_file"),
+            *("invalidate", "restore", "remake", "remake_other", "act_cut"),
+        ),
+    ),
+}
