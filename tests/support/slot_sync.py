@@ -34,7 +34,9 @@ class Load:
         with psycopg.connect(self._server.dsn(), autocommit=True) as connection:
             for _ in range(count):
                 number = len(self.written) + 1
-                connection.execute("INSERT INTO public.shop VALUES (%s, %s)", [number, f"row-{number}"])
+                connection.execute(
+                    "INSERT INTO public.shop VALUES (%s, %s)", [number, f"row-{number}"]
+                )
                 self.written.append(number)
 
 

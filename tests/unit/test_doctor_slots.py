@@ -123,11 +123,13 @@ def test_15_a_physical_slot_that_is_missing_or_idle_is_shown_by_its_name():
     assert "is lost" in of_primary(slots=[lost])["physical slot"].what
 
 
-def test_native_synchronization_asks_for_no_extension():
-    found = of_standby(
-        settings={"sync_replication_slots": "on"}, conninfo_dbname=True, extension=None
-    )
-    assert found == {}
+def test_native_synchronization_asks_for_the_extension_too():
+    native = {"settings": {"sync_replication_slots": "on"}, "conninfo_dbname": True}
+    assert of_standby(**native) == {}
+    assert [*of_standby(**native, extension=None)] == ["extension"]
+
+
+def test_a_server_of_the_wrong_kind_is_named():
     assert "standby" in bad(
         slots.judge_standby(standby(in_recovery=False), facts(), PHYSICAL, "db")
     )

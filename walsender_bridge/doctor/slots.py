@@ -133,10 +133,10 @@ def judge_standby(facts: Facts, primary: Facts | None, slot: str, where: str) ->
     yield from _slot_name(facts, slot, where)
     yield from _room(facts, primary, where)
     yield from _role(facts, where, replication=True)
+    # Also where PostgreSQL keeps copies itself: it shows what the proof rests on.
+    yield from _extension(facts, where)
     if settings.get("sync_replication_slots") == "on":
         yield from _native(facts, where)
-    else:
-        yield from _extension(facts, where)
 
 
 def _error(
