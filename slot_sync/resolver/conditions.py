@@ -6,26 +6,33 @@ have to see undone: rows deleted by it or by later ones have to be there. It onl
 completely if its decoder knows what was in progress (`has_snapshot`, `has_wal`), and no row was removed that was
 deleted by `need(C.F)` or later.
 
-1. What the primary has removed up to its sample was deleted before P: it kept P for L all the time. And
-   P <= need(L.F), or L itself would be broken. So with C.F = L.F (`is_not_ahead` and not behind), or with X <= need(C.F)
-   and P <= X, nothing of need(C.F) is gone *at the sample*.
-2. What it removes later was deleted before Q, as long as the epoch lasts, and Q <= X (`is_reserved`, `is_heard`).
-   That is enough if X <= need(C.F).
-3. X <= need(C.F) is not so from the beginning: `reserve` takes what is held *there and then*, and transactions that
-   were in progress at F may be older. It is so once a decoder has moved both X and restart_lsn, since a decoder that is
-   consistent knows the oldest of what is in progress; and while X = P and C.F = L.F, by 1.
+1. L is whole, so P <= need(L.F) at each moment. So if C.F >= L.F at some poll, then P of that poll <= need(C.F) ever
+   after. Let B be the newest such P, of this poll or of one before (`needed_from`): B <= need(C.F).
+2. What the primary has removed up to its sample was deleted before P: it kept P for L all the time.
+3. What it removes later was deleted before Q, as long as the epoch lasts, and Q <= X (`is_heard`, `is_reserved`).
+4. X <= need(C.F) is not so from the beginning: `reserve` takes what is held *there and then*, and transactions that
+   were in progress at F may be older. It is so once X <= B; or once a decoder has moved both X and restart_lsn, since a
+   decoder that is consistent knows the oldest of what is in progress (`xmin_is_decoded`).
 
-So for a copy whose X a decoder has moved, P is taken once in an epoch, at the first poll at which Q holds it. Later
-removals are bounded by Q, so the copy may be behind L ever after, as it is on a busy server at each poll
-(`has_what_was_removed`). One whose X is still the reserved one has to be where L is at each poll
-(`has_decoded_xmin`), and is SUSPECT when L is ahead, until it has been advanced again.
+With 4, a P is taken once in an epoch, at the first poll at which Q holds it, and is to be <= X
+(`has_what_was_removed`): removals before that poll are bounded by P, later ones by Q, all by X. The copy may be behind L
+ever after, as it is on a busy server at each poll. Without 4, P <= B is asked at each poll (`has_decoded_xmin`):
+removals are bounded by P, that is by need(C.F), at the sample, but not for longer. So it is while a transaction has
+been open since before the copy was made: it pins P, and the copy is safe as long as it does.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from slot_sync.resolver.epoch import heard_after, precedes
-from slot_sync.resolver.observed import Copy, CopyRecord, EpochKey, LogicalSlot, PhysicalSlot
+from slot_sync.resolver.observed import (
+    Copy,
+    CopyRecord,
+    EpochKey,
+    LogicalSlot,
+    PhysicalSlot,
+    Place,
+)
 from slot_sync.resolver.transitions import Reason, State
 
 
@@ -121,31 +128,48 @@ def has_what_was_removed(view: View) -> bool:
     return not precedes(here, bound)
 
 
-def is_at_the_slot(view: View) -> bool:
-    """C.F >= L.F."""
-    there, here = view.slot.confirmed_flush_lsn, view.copy.confirmed_flush_lsn
-    return there is not None and here is not None and here >= there
+def needed_from(view: View) -> int | None:
+    """B: nothing that was deleted before this transaction is needed from where the copy is."""
+    here, slot = view.copy.confirmed_flush_lsn, view.slot
+    if here is None:
+        return None
+    places = [view.record.passed, view.record.slot_was]
+    if slot.confirmed_flush_lsn is not None and slot.catalog_xmin is not None:
+        places.append(Place(slot.confirmed_flush_lsn, slot.catalog_xmin))
+    newest = None
+    for place in places:
+        if place is None or place.confirmed_flush_lsn > here:
+            continue
+        if newest is None or precedes(newest, place.catalog_xmin):
+            newest = place.catalog_xmin
+    return newest
 
 
 def xmin_is_decoded(view: View) -> bool:
-    """X <= need(C.F) for good: a decoder chose X, here or on the primary."""
-    slot, copy, before = view.slot, view.copy, view.record.reserved
-    if view.record.xmin_decoded or copy.synced:
-        return True
-    if copy.catalog_xmin is None or copy.restart_lsn is None:
+    """X <= need(C.F) for good."""
+    copy, known = view.copy, view.record
+    if copy.synced:
+        return True  # PostgreSQL copies all three from the slot
+    if copy.catalog_xmin is None or copy.restart_lsn is None or copy.confirmed_flush_lsn is None:
         return False
-    if copy.catalog_xmin == slot.catalog_xmin and is_at_the_slot(view):
+    if known.decoded_at is not None and copy.confirmed_flush_lsn >= known.decoded_at:
+        return True
+    needed = needed_from(view)
+    if needed is not None and not precedes(needed, copy.catalog_xmin):
         return True
     return (
-        before is not None
-        and copy.restart_lsn > before.restart_lsn
-        and precedes(before.catalog_xmin, copy.catalog_xmin)
+        known.reserved is not None
+        and copy.restart_lsn > known.reserved.restart_lsn
+        and precedes(known.reserved.catalog_xmin, copy.catalog_xmin)
     )
 
 
 def has_decoded_xmin(view: View) -> bool:
-    """X <= need(C.F), or L is at the same place and keeps what is needed from there."""
-    return xmin_is_decoded(view) or is_at_the_slot(view)
+    """X <= need(C.F); or P <= B, so that L keeps what is needed."""
+    if xmin_is_decoded(view):
+        return True
+    needed, there = needed_from(view), view.slot.catalog_xmin
+    return needed is not None and there is not None and not precedes(needed, there)
 
 
 #: All of them, the first that fails gives the verdict.

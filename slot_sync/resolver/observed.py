@@ -224,6 +224,14 @@ class Reserved:
 
 
 @dataclass(frozen=True)
+class Place:
+    """Where a slot of the primary was: whoever decodes from there on needs nothing deleted before `catalog_xmin`."""
+
+    confirmed_flush_lsn: int
+    catalog_xmin: int
+
+
+@dataclass(frozen=True)
 class CopyRecord:
     """What we remember of one copy on one standby."""
 
@@ -244,8 +252,12 @@ class CopyRecord:
     removed_before: int | None = None
     #: Where it was first seen at all; `None` before. Stays when the epoch changes.
     reserved: Reserved | None = None
-    #: A decoder has chosen its catalog_xmin since (`conditions.py`).
-    xmin_decoded: bool = False
+    #: The confirmed_flush_lsn at which its catalog_xmin was first known to be what is needed from there on
+    #: (`conditions.py`); void for a copy that stands before it.
+    decoded_at: int | None = None
+    #: Where the slot was at the last poll, and the farthest of such places that the copy has passed.
+    slot_was: Place | None = None
+    passed: Place | None = None
     #: This server had the slot of that name of its own, while it was the primary.
     seen_on_primary: bool = False
     #: The epoch in which it was last proven that no row it needs is gone; void in any other.

@@ -12,7 +12,7 @@ each says of which generation it is.
 from collections.abc import Iterable
 from dataclasses import replace
 
-from slot_sync.resolver.conditions import View, is_heard, xmin_is_decoded
+from slot_sync.resolver.conditions import View, is_heard, needed_from, xmin_is_decoded
 from slot_sync.resolver.epoch import epoch_key, is_linked
 from slot_sync.resolver.foreign import is_ours
 from slot_sync.resolver.judge import view_of
@@ -20,6 +20,7 @@ from slot_sync.resolver.observed import (
     Copy,
     CopyRecord,
     EpochKey,
+    Place,
     Primary,
     Record,
     Reserved,
@@ -86,7 +87,9 @@ def _remembered(
             seen=None,
             removed_before=None,
             reserved=None,
-            xmin_decoded=False,
+            decoded_at=None,
+            slot_was=None,
+            passed=None,
             proven_in=None,
         )
     else:
@@ -97,7 +100,7 @@ def _remembered(
         return after
     if transition.safe or isinstance(transition.action, Rename):
         after = replace(after, proven_at=standby.clock)
-        if after.xmin_decoded:
+        if after.decoded_at is not None:
             after = replace(after, proven_in=key)
     if isinstance(transition.action, Reserve):
         return replace(after, temporary_name=transition.action.temporary_name)
@@ -121,11 +124,22 @@ def _names(before: CopyRecord, here: Copy | None, unproven: Copy | None) -> Copy
 
 
 def _learnt(before: CopyRecord, view: View) -> CopyRecord:
-    after = before
-    if xmin_is_decoded(view):
-        after = replace(after, xmin_decoded=True)
+    """What this poll shows of the copy for good; what was learnt of a copy that has gone back is void."""
+    here, slot = view.copy.confirmed_flush_lsn, view.slot
+    needed = needed_from(view)
+    after = replace(
+        before,
+        slot_was=None
+        if slot.confirmed_flush_lsn is None or slot.catalog_xmin is None
+        else Place(slot.confirmed_flush_lsn, slot.catalog_xmin),
+        passed=None if here is None or needed is None else Place(here, needed),
+    )
+    if not xmin_is_decoded(view):
+        after = replace(after, decoded_at=None)
+    elif before.decoded_at is None or here is None or here < before.decoded_at:
+        after = replace(after, decoded_at=here)
     if before.removed_before is None and is_heard(view):
-        after = replace(after, removed_before=view.slot.catalog_xmin)
+        after = replace(after, removed_before=slot.catalog_xmin)
     return after
 
 

@@ -9,6 +9,7 @@ from slot_sync.resolver.observed import (
     EpochKey,
     LogicalSlot,
     PhysicalSlot,
+    Place,
     Primary,
     Record,
     Reserved,
@@ -114,13 +115,16 @@ def standby_of(world: World) -> Standby:
     )
 
 
+def _generation(*, current: bool) -> int:
+    return 1 if current else 0
+
+
 def record_of(memory: tuple[object, ...]) -> Record:
     """What the controller remembers, out of what a world keeps of it: plain tuples, which are fast to compare."""
     if not memory:
         return Record()
-    epoch, current, made, unproven, renaming, seen, removed, reserved, decoded, ahead, state = (
-        memory
-    )
+    epoch, current, made, unproven, renaming, *more = memory
+    seen, removed, reserved, decoded, was, passed, ahead, state = more
     key = None
     if epoch is not None:
         start, marker, sender, conf = epoch  # type: ignore[misc]
@@ -130,15 +134,21 @@ def record_of(memory: tuple[object, ...]) -> Record:
         made=bool(made),
         temporary_name=UNPROVEN if unproven else None,
         renaming=bool(renaming),
-        generation=1 if current else 0,
+        generation=_generation(current=bool(current)),
         seen=Sighting(*seen) if seen else None,  # type: ignore[misc]
         removed_before=removed,  # type: ignore[arg-type]
         reserved=Reserved(*reserved) if reserved else None,  # type: ignore[misc]
-        xmin_decoded=bool(decoded),
+        decoded_at=decoded,  # type: ignore[arg-type]
+        slot_was=Place(*was) if was else None,  # type: ignore[misc]
+        passed=Place(*passed) if passed else None,  # type: ignore[misc]
         polls_ahead=ahead,  # type: ignore[arg-type]
         state=str(state),
     )
     return Record(key, None, {NAME: copy}, generation=1)
+
+
+def _pair(place: Place | None) -> tuple[int, int] | None:
+    return None if place is None else (place.confirmed_flush_lsn, place.catalog_xmin)
 
 
 def memory_of(record: Record) -> tuple[object, ...]:
@@ -158,7 +168,9 @@ def memory_of(record: Record) -> tuple[object, ...]:
         (seen.clock, seen.flush_lsn) if seen else None,
         copy.removed_before,
         (reserved.restart_lsn, reserved.catalog_xmin) if reserved else None,
-        copy.xmin_decoded,
+        copy.decoded_at,
+        _pair(copy.slot_was),
+        _pair(copy.passed),
         copy.polls_ahead,
         "RESERVING" if copy.state in {"", "MISSING", "RESERVING"} else "",
     )
@@ -192,6 +204,11 @@ def _decided(seen: World) -> tuple[tuple[object, ...], tuple[object, ...], bool,
     verdict = next(each for each in transitions if each.slot == NAME)
     marks = any(isinstance(each.action, Mark) for each in transitions)
     return memory_of(written), _plan(verdict.action), marks, verdict
+
+
+def forget() -> None:
+    """What was decided is decided anew: the resolver has changed."""
+    _decided.cache_clear()
 
 
 def poll_under_way(world: World) -> World | None:

@@ -95,6 +95,8 @@ SCOPES = {
         (
             *_BASE,
             "reconnect",
+            "mark",
+            "poll_under_way",
             "recrash",
             "reswap",
             "checkpoint",

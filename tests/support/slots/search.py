@@ -58,7 +58,7 @@ def _polled(world: World) -> World:
     if lost is not None:
         raise LossError(f"{verdict.after} ({verdict.reason}), but {lost}\n{world}")
     # While the slot on the primary is what keeps the rows, the verdict is of that moment only.
-    return after._replace(promised=record_of(after.memory).of(NAME).xmin_decoded)
+    return after._replace(promised=record_of(after.memory).of(NAME).decoded_at is not None)
 
 
 def follow(events: Iterable[str], world: World | None = None) -> World:
@@ -89,7 +89,8 @@ def _mapped(world: World, lsn: Number, xid: Number, clock: Number, ident: Number
     def memory(kept: Path) -> Path:
         if not kept:
             return kept
-        epoch, current, made, unproven, renaming, seen, removed, reserved, *rest = kept
+        epoch, current, made, unproven, renaming, seen, removed, reserved, *more = kept
+        decoded, was, passed, *rest = more
         return (
             None if epoch is None else tuple(ident(each) for each in epoch),
             current,
@@ -99,6 +100,9 @@ def _mapped(world: World, lsn: Number, xid: Number, clock: Number, ident: Number
             None if seen is None else (clock(seen[0]), lsn(seen[1])),
             None if removed is None else xid(removed),
             None if reserved is None else (lsn(reserved[0]), xid(reserved[1])),
+            None if decoded is None else lsn(decoded),
+            None if was is None else (lsn(was[0]), xid(was[1])),
+            None if passed is None else (lsn(passed[0]), xid(passed[1])),
             *rest,
         )
 
@@ -181,7 +185,7 @@ def canonical(world: World) -> World:
         return seen
 
     def known(value: int) -> int:
-        return idents.setdefault(value, len(idents) + 1)
+        return idents.setdefault(value, len(idents) + 1) if value else 0
 
     named = _mapped(world, collect(lsns), collect(xids), collect(clocks), known)
     lsn = {value: rank for rank, value in enumerate(sorted(lsns), 1)}

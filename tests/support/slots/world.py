@@ -261,6 +261,14 @@ def swap(world: World) -> World | None:
     return world._replace(physical=Physical())
 
 
+def mark(world: World) -> World | None:
+    """Another controller writes the marker of the physical slot."""
+    if world.physical.marker:
+        return None
+    physical = world.physical._replace(marker=world.next_id)
+    return world._replace(physical=physical, next_id=world.next_id + 1)
+
+
 def _say(world: World, xmin: int) -> World | None:
     if not world.connected or len(world.said) == 2:  # two are enough for one to overtake a proof
         return None
@@ -418,6 +426,7 @@ EVENTS = {
         disconnect,
         connect,
         swap,
+        mark,
         feedback,
         reply,
         hear,

@@ -1,0 +1,82 @@
+"""The resolver with one thing taken out of it, where that shows, and how soon."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from unittest import mock
+
+from slot_sync.resolver import conditions, epoch, judge, record
+from slot_sync.resolver.observed import EpochKey, Primary, Standby
+from tests.support.slots import poll, scopes
+from tests.support.slots.world import World
+
+_Start = Callable[[], World]
+
+#: Each condition of READY: the start and the events by which its absence shows, and how many of these it takes.
+CONDITIONS: dict[str, tuple[_Start, str, int]] = {
+    "fields_agree": (scopes.ready, "remake_other poll", 2),
+    "is_valid": (scopes.ready, "invalidate poll", 2),
+    "has_wal": (scopes.ready, "lose_wal poll", 2),
+    "is_persistent": (scopes.native, "tell poll", 2),
+    "is_heard": (scopes.unheard, "do poll hear move vacuum", 6),
+    "is_reserved": (scopes.restored, "restore poll tell commit move vacuum", 8),
+    "has_snapshot": (scopes.held, "change lose_file poll", 3),
+    "is_replayed": (scopes.behind, "restore poll tell", 5),
+    "is_not_ahead": (scopes.ready, "change consume poll", 3),
+    "has_what_was_removed": (scopes.row, "recrash move vacuum tell poll", 7),
+    "has_decoded_xmin": (scopes.undecoded, "commit move vacuum poll", 5),
+}
+#: Other things: what is replaced, the start, the events, and how many it takes.
+OTHERS: dict[str, tuple[_Start, str, int]] = {
+    "every reply is heard": (scopes.unheard, "do poll hear move vacuum", 6),
+    "every xmin is a decoder's": (scopes.undecoded, "commit move vacuum poll", 5),
+    "no marker and no walsender": (scopes.row, "reswap mark move vacuum tell poll", 6),
+    "no start and no walsender": (scopes.row, "recrash move vacuum tell poll", 6),
+    "no configuration": (scopes.row, "feedback_off hear move vacuum feedback_on tell poll", 7),
+    "no generation": (scopes.row, "move poll recrash vacuum tell poll_under_way", 7),
+}
+
+
+def _blind(**fields: object) -> contextlib.ExitStack:
+    """Keys without these fields."""
+    stack = contextlib.ExitStack()
+    real = epoch.epoch_key
+
+    def key(primary: Primary, standby: Standby) -> EpochKey | None:
+        found = real(primary, standby)
+        return None if found is None else replace(found, **fields)  # type: ignore[arg-type]
+
+    for module in (judge, record):
+        stack.enter_context(mock.patch.object(module, "epoch_key", key))
+    return stack
+
+
+def _patched(name: str) -> contextlib.AbstractContextManager[object]:
+    nobody: dict[str, object] = {"walsender_pid": 0, "walsender_start": 0}
+    match name:
+        case "every reply is heard":
+            return mock.patch.object(conditions, "heard_after", return_value=True)
+        case "every xmin is a decoder's":
+            return mock.patch.object(conditions, "xmin_is_decoded", return_value=True)
+        case "no marker and no walsender":
+            return _blind(marker="0", **nobody)
+        case "no start and no walsender":
+            return _blind(primary_start=0, **nobody)
+        case "no configuration":
+            return _blind(conf_load_time=0)
+        case "no generation":
+            return mock.patch.object(poll, "_generation", return_value=1)
+    without = tuple(each for each in conditions.CONDITIONS if each.holds.__name__ != name)
+    assert len(without) == len(conditions.CONDITIONS) - 1
+    return mock.patch.object(conditions, "CONDITIONS", without)
+
+
+@contextlib.contextmanager
+def mutant(name: str) -> Iterator[None]:
+    """The resolver is this mutant meanwhile."""
+    poll.forget()
+    try:
+        with _patched(name):
+            yield
+    finally:
+        poll.forget()
