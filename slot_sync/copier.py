@@ -193,5 +193,9 @@ def _are_one(primary: Primary, standby: Standby) -> bool:
 
 
 def _timeless(record: Record) -> Record:
-    copies = {name: replace(each, proven_at=None) for name, each in record.copies.items()}
+    """Without what changes at each poll of a slot that moves; an older value of it is true too, and proves less."""
+    copies = {
+        name: replace(each, proven_at=None, slot_was=None, passed=None)
+        for name, each in record.copies.items()
+    }
     return replace(record, copies=copies)

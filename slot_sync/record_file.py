@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import structlog
 
-from slot_sync.resolver.observed import CopyRecord, EpochKey, Record, Reserved, Sighting
+from slot_sync.resolver.observed import CopyRecord, EpochKey, Place, Record, Reserved, Sighting
 from walsender_bridge.errors import ConfigError, NotSupportedError
 
 VERSION: Final = 1
@@ -124,6 +124,10 @@ def _epoch(values: Mapping[str, Any] | None) -> EpochKey | None:
     return None if values is None else EpochKey(**values)
 
 
+def _place(values: Mapping[str, Any] | None) -> Place | None:
+    return None if values is None else Place(**values)
+
+
 def _copy(values: Mapping[str, Any]) -> CopyRecord:
     seen, reserved = values["seen"], values["reserved"]
     return CopyRecord(
@@ -131,6 +135,8 @@ def _copy(values: Mapping[str, Any]) -> CopyRecord:
             **values,
             "seen": None if seen is None else Sighting(**seen),
             "reserved": None if reserved is None else Reserved(**reserved),
+            "slot_was": _place(values["slot_was"]),
+            "passed": _place(values["passed"]),
             "proven_in": _epoch(values["proven_in"]),
         }
     )

@@ -193,27 +193,31 @@ def test_27_ready_with_the_primary_down_answers_from_what_was_proven(
     pair.catch_up()
 
 
-POINTS = ["before-reserve", "after-reserve", "after-advance", "before-rename", "after-rename"]
+POINTS = [
+    *("after-reserve", "after-advance", "after-rename"),
+    *(pytest.param(each, marks=pytest.mark.long) for each in ("before-reserve", "before-rename")),
+]
 
 
-def test_4_a_controller_may_be_killed_anywhere(stack: SlotStack, tmp_path: Path) -> None:
+@pytest.mark.parametrize("point", POINTS)
+def test_4_a_controller_may_be_killed_anywhere(
+    stack: SlotStack, tmp_path: Path, point: str
+) -> None:
     pair = stack.pair
     pair.make_slot("kept")
     with attached(stack, tmp_path) as tuskline:
         stack.folder = tmp_path / "log"
-        for point in POINTS:
-            killed = {"TUSKLINE_FAIL_POINT": f"slots-{point}"}
+        killed = {"TUSKLINE_FAIL_POINT": f"slots-{point}"}
 
-            def dies(env: dict[str, str] = killed) -> bool:
-                stack.turn_over("kept")
-                pair.catch_up()
-                return tuskline.run("slots", "sync", "--once", env=env).returncode == -9
+        def dies() -> bool:
+            stack.turn_over("kept")
+            pair.catch_up()
+            return tuskline.run("slots", "sync", "--once", env=killed).returncode == -9
 
-            wait_for(dies, 60, f"it dies at {point}")
-            with stack.controller() as controller:
-                stack.until(controller, "READY", "kept")
-            assert slot_names(pair.standby) == {"kept"}, point
-            pair.on_standby("SELECT tuskline_slots.drop('kept')")
+        wait_for(dies, 60, f"it dies at {point}")
+        with stack.controller() as controller:
+            stack.until(controller, "READY", "kept")
+        assert slot_names(pair.standby) == {"kept"}
 
 
 def test_18_status_and_sync_of_the_command_line(stack: SlotStack, tmp_path: Path) -> None:

@@ -106,6 +106,7 @@ def test_17_a_promotion_under_load_loses_nothing(major: int, tmp_path: Path) -> 
         print(f"{len(survived)} rows, {len(again)} again, the copy stood at {copied}")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("major", ONE)
 def test_11_a_standby_of_a_standby_is_refused_by_name(major: int, tmp_path: Path) -> None:
     with slot_stack(major, tmp_path) as stack:
@@ -168,6 +169,7 @@ def test_32_a_promotion_while_a_copy_is_being_proven(major: int, tmp_path: Path)
         assert slot_names(pair.standby) == set()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("major", ONE)
 def test_26_a_candidate_that_was_promoted_by_itself_is_not_ready(
     major: int, tmp_path: Path

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from slot_sync.record_file import RecordFile
-from slot_sync.resolver.observed import CopyRecord, EpochKey, Record, Reserved, Sighting
+from slot_sync.resolver.observed import CopyRecord, EpochKey, Place, Record, Reserved, Sighting
 from walsender_bridge.errors import ConfigError, NotSupportedError
 
 EPOCH = EpochKey(7, 1, 100, "standby_a", "abc", 42, 200, 300)
@@ -15,7 +15,13 @@ RECORD = Record(
     {
         "a": CopyRecord("a", temporary_name="_tuskline_tmp_a", seen=Sighting(5, 6)),
         "b": CopyRecord(
-            "b", made=True, proven_in=EPOCH, polls_gone=2, proven_at=9, reserved=Reserved(5, 6)
+            "b",
+            made=True,
+            proven_in=EPOCH,
+            polls_gone=2,
+            proven_at=9,
+            reserved=Reserved(5, 6),
+            passed=Place(7, 8),
         ),
     },
     17,
