@@ -135,7 +135,7 @@ def _learnt(before: CopyRecord, view: View) -> CopyRecord:
         passed=None if here is None or needed is None else Place(here, needed),
     )
     if not xmin_is_decoded(view):
-        after = replace(after, decoded_at=None)
+        after = replace(after, decoded_at=None, proven_in=None)
     elif before.decoded_at is None or here is None or here < before.decoded_at:
         after = replace(after, decoded_at=here)
     if before.removed_before is None and is_heard(view):

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 from slot_sync.resolver.observed import (
     Copy,
@@ -119,7 +120,7 @@ def _generation(*, current: bool) -> int:
     return 1 if current else 0
 
 
-def record_of(memory: tuple[object, ...]) -> Record:
+def record_of(memory: tuple[Any, ...]) -> Record:
     """What the controller remembers, out of what a world keeps of it: plain tuples, which are fast to compare."""
     if not memory:
         return Record()
@@ -127,7 +128,7 @@ def record_of(memory: tuple[object, ...]) -> Record:
     seen, removed, reserved, decoded, was, passed, ahead, state = more
     key = None
     if epoch is not None:
-        start, marker, sender, conf = epoch  # type: ignore[misc]
+        start, marker, sender, conf = epoch
         key = EpochKey(SYSTEM, TIMELINE, start, PHYSICAL, str(marker), sender, sender, conf)
     copy = CopyRecord(
         NAME,
@@ -135,13 +136,13 @@ def record_of(memory: tuple[object, ...]) -> Record:
         temporary_name=UNPROVEN if unproven else None,
         renaming=bool(renaming),
         generation=_generation(current=bool(current)),
-        seen=Sighting(*seen) if seen else None,  # type: ignore[misc]
-        removed_before=removed,  # type: ignore[arg-type]
-        reserved=Reserved(*reserved) if reserved else None,  # type: ignore[misc]
-        decoded_at=decoded,  # type: ignore[arg-type]
-        slot_was=Place(*was) if was else None,  # type: ignore[misc]
-        passed=Place(*passed) if passed else None,  # type: ignore[misc]
-        polls_ahead=ahead,  # type: ignore[arg-type]
+        seen=Sighting(*seen) if seen else None,
+        removed_before=removed,
+        reserved=Reserved(*reserved) if reserved else None,
+        decoded_at=decoded,
+        slot_was=Place(*was) if was else None,
+        passed=Place(*passed) if passed else None,
+        polls_ahead=ahead,
         state=str(state),
     )
     return Record(key, None, {NAME: copy}, generation=1)
@@ -279,7 +280,7 @@ def act(world: World) -> World | None:
             cut = act_cut(world._replace(pending=("rename",)))
             return world if cut is None else cut._replace(unproven=None)
         case "drop", [str(name)]:
-            return world._replace(**{_place(name): None})
+            return _with(world, name, None)
     raise AssertionError(what)
 
 
@@ -293,8 +294,12 @@ def act_cut(world: World) -> World | None:
     return world._replace(copy=held, pending=())
 
 
-def _place(name: str) -> str:
-    return "copy" if name == NAME else "unproven"
+def _called(world: World, name: str) -> Held | None:
+    return world.copy if name == NAME else world.unproven
+
+
+def _with(world: World, name: str, held: Held | None) -> World:
+    return world._replace(copy=held) if name == NAME else world._replace(unproven=held)
 
 
 def _is_usable(held: Held) -> bool:
@@ -302,19 +307,19 @@ def _is_usable(held: Held) -> bool:
 
 
 def _moved(world: World, name: str, to: int) -> World:
-    held = getattr(world, _place(name))
+    held = _called(world, name)
     if held is None or not held.at.confirmed <= to <= world.received or not _is_usable(held):
         return world
     moved, files = advanced(world, held, to)
-    return world._replace(**{_place(name): moved}, files=files)
+    return _with(world, name, moved)._replace(files=files)
 
 
 def _set(world: World, name: str, at: Position) -> World:
-    held = getattr(world, _place(name))
+    held = _called(world, name)
     if held is None or at.restart not in world.files or not _is_usable(held):
         return world
     if at.confirmed > world.received:
         return world
     if any(new < old for new, old in zip(at, held.at, strict=True)):
         return world
-    return world._replace(**{_place(name): held._replace(at=at)})
+    return _with(world, name, held._replace(at=at))
