@@ -26,6 +26,7 @@ from walsender_bridge.commands import (
     quorum,
     run,
     safekeeper,
+    slots,
     status,
     wait,
 )
@@ -71,6 +72,7 @@ for group in (
     run,
     safekeeper,
     members,
+    slots,
     status,
     table_group,
     wait,

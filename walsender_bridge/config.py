@@ -17,12 +17,14 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from walsender_bridge import in_memory
 from walsender_bridge.config_sections import (
+    CandidateSection,
     KeeperSection,
     LakeSection,
     LogSection,
     LogsSection,
     MetricsSection,
     SafekeepersSection,
+    SlotsSection,
     SourceSection,
 )
 from walsender_bridge.errors import ConfigError, NotSupportedError, UsageError
@@ -36,6 +38,7 @@ __all__ = [
     "LogsSection",
     "MetricsSection",
     "SafekeepersSection",
+    "SlotsSection",
     "SourceSection",
     "has_password",
     "load_config",
@@ -43,7 +46,7 @@ __all__ = [
 ]
 
 #: Sections of parts that this version does not have.
-RESERVED = ("candidate", "gate", "tls")
+RESERVED = ("gate", "tls")
 #: What `--set` said, as a JSON object in the environment: the processes that are started here see it too.
 FLAGS_VARIABLE = "TUSKLINE_FLAGS"
 
@@ -60,6 +63,8 @@ class Config(BaseSettings):
     keeper: tuple[KeeperSection, ...] = Field(min_length=1)
     lake: LakeSection | None = None
     safekeepers: SafekeepersSection = SafekeepersSection()
+    #: None: no copies of slots are kept.
+    slots: SlotsSection | None = None
     #: None: no endpoint is served.
     metrics: MetricsSection | None = None
     logs: LogsSection = LogsSection()
@@ -89,6 +94,25 @@ class Config(BaseSettings):
         if not section.proposed_to:
             return None
         return next(s for s in self.source if section.source in {None, s.name})
+
+    @property
+    def slots_dsn(self) -> str:
+        """A database of the primary whose slots are copied to the failover candidates."""
+        section = self.slots
+        if section is not None and section.dsn is not None:
+            return section.dsn
+        wanted = section.source if section is not None else None
+        return next(s.dsn for s in self.source if wanted in {None, s.name})
+
+    @property
+    def slots_dir(self) -> Path:
+        """Where the record of copies is, a file for each failover candidate (`slot_sync.record_file`)."""
+        return self.log.data_dir / "slots"
+
+    @property
+    def slots_status(self) -> Path:
+        """The file in which the controller of slot copies says how they are, where it runs."""
+        return self.run_dir / "slots.json"
 
     @property
     def spool_dir(self) -> Path:
@@ -149,9 +173,11 @@ def _fields_at(location: tuple[int | str, ...]) -> list[str]:
             "keeper": KeeperSection,
             "lake": LakeSection,
             "safekeepers": SafekeepersSection,
+            "slots": SlotsSection,
+            "candidates": CandidateSection,
             "metrics": MetricsSection,
             "logs": LogsSection,
-        }.get(part, Config)
+        }.get(part, model)
     return [*model.model_fields]
 
 
@@ -207,6 +233,18 @@ def _check_safekeepers(config: Config, where: str) -> None:
                 where=where,
                 repair=f"choose another listen or wal_listen: each takes {section.local} ports in a row",
             )
+
+
+def _check_slots(config: Config, where: str) -> None:
+    """Raise `ConfigError` for slots of no source."""
+    names = [source.name for source in config.source]
+    if config.slots is None or config.slots.source in {None, *names}:
+        return
+    raise ConfigError(
+        f"slots.source: there is no source {config.slots.source!r}",
+        where=where,
+        repair=_nearest(config.slots.source or "", names) or "one of: " + ", ".join(names),
+    )
 
 
 def _resolve(base: Path, values: dict[str, Any]) -> None:
@@ -326,6 +364,7 @@ def load_config(path: Path) -> Config:
     config = _with_flags(config, where)
     _check_tables(config, where)
     _check_safekeepers(config, where)
+    _check_slots(config, where)
     names = [source.name for source in config.source]
     for name in names:
         if names.count(name) > 1:

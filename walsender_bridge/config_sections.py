@@ -182,6 +182,43 @@ class SafekeepersSection(_Section):
         return self.addresses or self.hosted_addresses
 
 
+class CandidateSection(_Section):
+    """`[slots.candidates.NAME]`: a standby that may be promoted, and keeps copies of the primary's slots."""
+
+    #: A database of the standby, with the extension; copies of other databases are reached from it.
+    dsn: str
+    #: The physical slot on the primary that the standby streams from: its `primary_slot_name`.
+    slot: SlotName
+
+
+class SlotsSection(_Section):
+    """`[slots]`: which logical slots every failover candidate keeps a copy of; all of them unless it says less.
+
+    A slot is chosen when any of the four lists names it; without any of them, each is.
+    """
+
+    #: At least one standby by its name here.
+    candidates: dict[StreamName, CandidateSection] = Field(min_length=1)
+    #: A database of the primary with the extension; the source's, unless it is given.
+    dsn: str | None = None
+    #: The source whose server is the primary; the first source unless named.
+    source: StreamName | None = None
+    names: tuple[str, ...] = ()
+    #: As a shell's: `*`, `?`, `[abc]`.
+    patterns: tuple[str, ...] = ()
+    plugins: tuple[str, ...] = ()
+    databases: tuple[str, ...] = ()
+    #: Seconds between two looks at a standby.
+    poll: float = Field(default=1.0, ge=0.05, le=60)
+
+    @model_validator(mode="after")
+    def _slot_each(self) -> Self:
+        slots = [candidate.slot for candidate in self.candidates.values()]
+        if len(set(slots)) < len(slots):
+            raise ValueError("each standby streams from a physical slot of its own")
+        return self
+
+
 class MetricsSection(_Section):
     """`[metrics]`: where `tuskline up` serves `/metrics`, `/healthz` and `/readyz`."""
 

@@ -5,9 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from slot_sync.controller import Controller
+from tests.support import extension
 from tests.support.capture_stack import CaptureProcess, ChangeLog, make_tables
 from tests.support.failover_stack import FailoverStack
-from tests.support.servers import Database
+from tests.support.servers import DEFAULT, Database
+from tests.support.slot_sync import SlotStack, slot_stack
 from tests.support.waiting import wait_for
 from tests.support.wal_server import Receivers
 from walsender_bridge.local_server import LocalServer
@@ -35,6 +38,37 @@ def capture(tmp_path: Path, log: ChangeLog, server: LocalServer) -> Iterator[Cap
         wait_for(capture.streams, 30, "capture streams")
         yield capture
         print(capture.output.read_text()[-4000:])
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(major, marks=[] if major == DEFAULT else [pytest.mark.long], id=f"pg{major}")
+        for major in extension.buildable()
+    ],
+)
+def slots_pair(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SlotStack]:
+    """A pair of servers with the extension that the tests of a module share."""
+    with slot_stack(request.param, tmp_path_factory.mktemp("slots")) as stack:
+        yield stack
+    extension.remove_built()
+
+
+@pytest.fixture
+def pair(slots_pair: SlotStack, tmp_path: Path) -> Iterator[SlotStack]:
+    """The pair, running, with a record of the test's own; its slots go with the test."""
+    slots_pair.folder = tmp_path
+    yield slots_pair
+    slots_pair.clear()
+
+
+@pytest.fixture
+def controller(pair: SlotStack) -> Iterator[Controller]:
+    """The pair's controller."""
+    with pair.controller() as controller:
+        yield controller
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from tests.support import extension
 from tests.support.waiting import wait_for
 from tests.support.wal_server import backup, follow
 from walsender_bridge.local_server import LocalServer, by_major
+from walsender_bridge.local_server.server import StopMode
 from walsender_bridge.wire.lsn import parse_lsn
 
 PHYSICAL = "standby_a"
@@ -120,9 +121,10 @@ class Pair:
 
         wait_for(proven, 30, f"{name} is proven")
 
-    def promote(self) -> None:
-        """End the primary at once and let the standby take its place."""
-        self.primary.stop("immediate")
+    def promote(self, stop: StopMode | None = "immediate") -> None:
+        """End the primary, unless it is to go on, and let the standby take its place."""
+        if stop is not None:
+            self.primary.stop(stop)
         account = self.standby._account
         tool = self.standby.installation.tool("pg_ctl")
         account.run([tool, "promote", "-w", "-D", self.standby.data_dir])
@@ -147,7 +149,8 @@ def running_pair(major: int, *, fail_points: bool = False) -> Iterator[Pair]:
 
 def rows(server: LocalServer, query: str, *arguments: Any) -> list[tuple[Any, ...]]:
     with psycopg.connect(server.dsn(), autocommit=True) as connection:
-        return connection.execute(query.encode(), arguments or None).fetchall()
+        cursor = connection.execute(query.encode(), arguments or None)
+        return cursor.fetchall() if cursor.description else []
 
 
 def fields(server: LocalServer, name: str) -> Fields:

@@ -170,3 +170,52 @@ def test_safekeepers_elsewhere_are_proposed_to_where_they_are(tmp_path):
 def test_a_wrong_quorum_is_named(tmp_path, lines, message):
     with pytest.raises(ConfigError, match=message):
         _load(tmp_path, f"{GOOD}[safekeepers]\n{lines}\n")
+
+
+SLOTS = """
+[slots]
+names = ["app"]
+
+[slots.candidates.near]
+dsn = "host=near"
+slot = "near"
+"""
+
+
+def test_slots_and_their_defaults(tmp_path):
+    config = _load(tmp_path, GOOD + SLOTS)
+    assert config.slots is not None
+    assert config.slots.candidates["near"].slot == "near"
+    assert config.slots.poll == 1.0
+    # The primary is the source's server, unless it is named.
+    assert config.slots_dsn == "host=/tmp dbname=shop"
+    named = SLOTS.replace("[slots]", '[slots]\ndsn = "host=other"')
+    assert _load(tmp_path, GOOD + named).slots_dsn == "host=other"
+    assert _load(tmp_path, GOOD).slots is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("names =", "nams =", "did you mean 'names'"),
+        ("slot =", "slots =", "did you mean 'slot'"),
+        ('slot = "near"', 'slot = "Near"', "slots.candidates.near.slot"),
+        ('slot = "near"', "", "'slots.candidates.near.slot' is missing"),
+        ("[slots]", '[slots]\nsource = "shap"', "there is no source 'shap'"),
+        ("[slots]", "[slots]\npoll = 0", "slots.poll"),
+        (
+            "[slots.candidates.near]",
+            '[slots.candidates.far]\ndsn = ""\nslot = "near"\n[slots.candidates.near]',
+            "a physical slot of its own",
+        ),
+    ],
+)
+def test_wrong_slots_are_named(tmp_path, old, new, message):
+    with pytest.raises(ConfigError) as caught:
+        _load(tmp_path, GOOD + SLOTS.replace(old, new, 1))
+    assert message in str(caught.value)
+
+
+def test_slots_without_a_candidate_are_no_slots(tmp_path):
+    with pytest.raises(ConfigError, match=r"slots.candidates"):
+        _load(tmp_path, GOOD + "[slots]\ncandidates = {}\n")

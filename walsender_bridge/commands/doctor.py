@@ -42,6 +42,8 @@ def doctor(
     if settings.quorum_source is not None and settings.quorum_source.name in by_source:
         by_source[settings.quorum_source.name] += of_quorum(settings)
     findings = [each for found in by_source.values() for each in found]
+    if settings.slots is not None and source in {None, settings.slots.source}:
+        findings += of_slots(settings)
     findings += of_machine(settings)
     output = Output(as_json=as_json)
     if as_json:
@@ -94,6 +96,16 @@ def of_quorum(settings: Config, *, reach: bool = True) -> list[Finding]:
             )
         )
     return found
+
+
+def of_slots(settings: Config) -> list[Finding]:
+    """The findings about the primary and the failover candidates as keepers of slots; none without `[slots]`."""
+    if settings.slots is None:
+        return []
+    from walsender_bridge.doctor import slots
+
+    candidates = {name: (each.dsn, each.slot) for name, each in settings.slots.candidates.items()}
+    return [*slots.examine(settings.slots_dsn, candidates)]
 
 
 def of_machine(settings: Config) -> list[Finding]:

@@ -21,7 +21,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from walsender_bridge.commands import lag, quorum_metrics
+from walsender_bridge.commands import lag, quorum_metrics, slots_metrics
 from walsender_bridge.commands.observation import Observation, Observer
 from walsender_bridge.config import Config, MetricsSection
 from walsender_bridge.errors import ConfigError
@@ -150,6 +150,7 @@ class _Collector(Collector):
         yield from _lags(seen)
         yield from _lake(seen)
         yield from quorum_metrics.families(seen.quorum)
+        yield from slots_metrics.families(seen.slots)
 
 
 def _gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:

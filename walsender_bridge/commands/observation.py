@@ -19,9 +19,10 @@ from psycopg.rows import dict_row
 from walsender_bridge import lifetime, processes
 from walsender_bridge.change_log.client import LogClient, LogStatus
 from walsender_bridge.closing import Closing
-from walsender_bridge.commands import lake_status, quorum_view
+from walsender_bridge.commands import lake_status, quorum_view, slots_view
 from walsender_bridge.commands.quorum_server import QuorumServer
 from walsender_bridge.commands.quorum_view import QuorumView
+from walsender_bridge.commands.slots_view import SlotsView
 from walsender_bridge.config import Config, SourceSection
 from walsender_bridge.errors import TusklineError, UnavailableError
 from walsender_bridge.sql import load
@@ -100,12 +101,15 @@ class Observation:
     copying: dict[str, dict[str, Any]] = field(default_factory=dict)
     #: None: no safekeepers are configured.
     quorum: QuorumView | None = None
+    #: None: no copies of slots are configured.
+    slots: SlotsView | None = None
 
     @property
     def ill(self) -> list[str]:
         """What does not run as it should, in words; empty when all is well."""
         words = self.quorum.ill if self.quorum is not None else []
         words += [word for source in self.sources for word in source.quorum]
+        words += self.slots.ill if self.slots is not None else []
         words += [f"process {p.name} is {p.state}" for p in self.processes if p.state != "running"]
         if not self.processes:
             words.append("nothing runs here")
@@ -190,6 +194,7 @@ class Observer(Closing):
             errors=errors,
             copying=copying,
             quorum=quorum_view.look(settings),
+            slots=slots_view.look(settings),
         )
 
     def _source(self, section: SourceSection, process: Process | None) -> SourceView:

@@ -37,7 +37,7 @@ def up(
         bool, typer.Option("--background", help="Return when it runs; `tuskline down` ends it.")
     ] = False,
 ) -> None:
-    """Run keeper, bridge, lake and metrics, as configured, until SIGTERM or SIGINT."""
+    """Run keeper, bridge, lake, slots and metrics, as configured, until SIGTERM or SIGINT."""
     settings = load_config(config)
     if background:
         _start_in_background(config, settings)
@@ -82,6 +82,8 @@ def _children(config: Path, settings: Config) -> list[Child]:
     parts = {"keeper": ["keeper", "run"], "bridge": ["bridge", "run"]}
     if settings.lake is not None:
         parts["lake"] = ["lake", "run"]
+    if settings.slots is not None:
+        parts["slots"] = ["slots", "sync", "--watch"]
     if settings.metrics is not None:
         parts["metrics"] = ["metrics"]
     command = [sys.executable, "-m", "walsender_bridge.cli"]

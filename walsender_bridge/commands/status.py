@@ -99,6 +99,7 @@ def summary(seen: Any) -> dict[str, Any]:
             for source in seen.sources
         ],
         "quorum": None if seen.quorum is None else safekeeper.summary(seen.quorum),
+        "slot_copies": None if seen.slots is None else dict(seen.slots.told),
         "log": {
             "version": seen.log and seen.log.version,
             "error": seen.errors["log"].what if "log" in seen.errors else None,

@@ -1,0 +1,201 @@
+"""One candidate: looks at it and at the primary, has the resolver decide, writes down, and has the actions carried out.
+
+Invariant: what an action relies on is in the record, on disk, before the action is begun. While an action on a slot is
+under way what is remembered of that slot stays as it was when it began, so that a half done one is never taken for
+something else.
+
+Nothing here waits for an action, so one slot on which work hangs holds up no other, nor what is told of it.
+"""
+
+import time
+from contextlib import suppress
+from dataclasses import replace
+from typing import Final
+
+import structlog
+
+from slot_sync.apply import carry_out, does_something
+from slot_sync.hands import Hands
+from slot_sync.look_primary import PrimaryLook
+from slot_sync.look_standby import StandbyLook
+from slot_sync.plan import Candidate, Plan
+from slot_sync.record_file import RecordFile
+from slot_sync.report import Round
+from slot_sync.resolver.observed import Primary, Record, Standby
+from slot_sync.resolver.record import remember, remember_primary
+from slot_sync.resolver.resolver import resolve
+from slot_sync.resolver.transitions import Reason, Transition
+from slot_sync.sessions import Sessions
+from walsender_bridge.closing import Closing
+from walsender_bridge.errors import TusklineError
+
+#: Seconds for which a verdict that says nothing new is not written down again.
+FRESH: Final = 1.0
+#: What a copy lacks that a record of the running transactions, decoded, brings.
+UNDECODED: Final = frozenset({Reason.NO_SNAPSHOT, Reason.XMIN_NOT_DECODED})
+#: The first version in which such a record can be asked for, and seconds between two of them.
+LOGS_SNAPSHOTS: Final = 160_000
+ASK_SECONDS: Final = 2.0
+
+_log = structlog.get_logger(__name__)
+
+
+class Copier(Closing):
+    """Keeps copies on one candidate, or only looks at them."""
+
+    def __init__(self, candidate: Candidate, plan: Plan) -> None:
+        self.candidate = candidate
+        self._plan = plan
+        self._primary = PrimaryLook(plan.primary_dsn)
+        self._standby = StandbyLook(candidate.dsn, plan.primary_dsn)
+        self._file = RecordFile(plan.folder, candidate.name)
+        #: What is remembered, while it is ours to say; None: another controller may write it.
+        self._record: Record | None = None
+        self._saved_at = float("-inf")
+        self._asked_at = float("-inf")
+        self._sessions = Sessions(candidate.dsn), Sessions(plan.primary_dsn)
+        self._hands = Hands(candidate.name)
+        self._failures: dict[str, TusklineError] = {}
+        self._told: dict[str, str] = {}
+
+    def look(self) -> Round:
+        """How it stands, from what is remembered. Nothing is changed or written."""
+        return self._seen(self._record or self._file.peek() or Record())
+
+    def round(self, *, act: bool) -> tuple[Round, int]:
+        """Look, remember, and begin what is to be done (`act`); how it stood, and how many actions were begun.
+
+        Raises `ConfigError` when the record cannot be written: then nothing is begun.
+        """
+        if not act:
+            self._record = None
+            return self.look(), 0
+        before = self._file.load() if self._record is None else self._record
+        found = self._seen(before)
+        self._remember(found.record, before)
+        self._tell(found.transitions)
+        begun = sum(self._begin(each) for each in found.transitions if each.slot not in found.busy)
+        if any(each.reason in UNDECODED for each in found.expected):
+            self._ask_for_a_snapshot(found.primary)
+        return replace(found, busy=self._hands.busy()), begun
+
+    def _ask_for_a_snapshot(self, primary: Primary | None) -> None:
+        """Have the primary write what a copy's decoder waits for, which an idle one does not do by itself (16+)."""
+        now = time.monotonic()
+        if (
+            primary is None
+            or primary.version < LOGS_SNAPSHOTS
+            or now - self._asked_at < ASK_SECONDS
+        ):
+            return
+        self._asked_at = now
+        _, sessions = self._sessions
+        # Without the privilege nothing is asked for; a server that does not answer is seen at the next look.
+        with suppress(TusklineError), sessions.lent(None) as session:
+            session.one("slots_log_snapshot")
+
+    def settle(self, seconds: float) -> bool:
+        """Wait for what was begun; whether all of it has ended."""
+        return self._hands.wait(seconds)
+
+    def close(self) -> None:
+        """End the connections; work that is under way ends by itself."""
+        self._hands.close()
+        for each in (self._primary, self._standby, *self._sessions):
+            each.close()
+
+    def _seen(self, before: Record) -> Round:
+        """How it stands for who remembers `before`, and what is to be remembered then."""
+        primary: Primary | None = None
+        standby: Standby | None = None
+        primary_error: TusklineError | None = None
+        standby_error: TusklineError | None = None
+        # What ends during the look may have been seen half done, so it counts as under way.
+        busy = self._hands.busy()
+        for slot, error in self._hands.ended().items():
+            self._failures.pop(slot, None)
+            if error is not None:
+                self._failures[slot] = error
+        # In this order: the resolver's argument rests on it.
+        try:
+            primary = self._primary.look()
+        except TusklineError as error:
+            primary_error = error
+        try:
+            standby = self._standby.look()
+        except TusklineError as error:
+            standby_error = error
+        now = time.time()
+        transitions = resolve(primary, standby, before, self._plan.wanted)
+        record = remember(before, primary, standby, transitions)
+        if primary is not None and standby is not None and _are_one(primary, standby):
+            # Both servers of a pair may be named as candidates; one of them is the primary now.
+            names = [slot.name for slot in primary.logical_slots]
+            record = remember_primary(before, primary, names)
+            transitions = [each for each in transitions if each.reason is not Reason.PROMOTED]
+        kept = {slot: before.copies[slot] for slot in busy if slot in before.copies}
+        record = replace(record, copies={**record.copies, **kept})
+        self._failures = {
+            each.slot: self._failures[each.slot]
+            for each in transitions
+            if each.slot in self._failures and not each.safe
+        }
+        return Round(
+            self.candidate.name,
+            self._standby.where,
+            now,
+            tuple(transitions),
+            record,
+            primary,
+            standby,
+            primary_error,
+            standby_error,
+            dict(self._failures),
+            busy,
+        )
+
+    def _remember(self, record: Record, before: Record) -> None:
+        now = time.monotonic()
+        if _timeless(record) != _timeless(before) or now - self._saved_at > FRESH:
+            self._file.save(record)
+            self._saved_at = now
+        self._record = record
+
+    def _begin(self, transition: Transition) -> bool:
+        action = transition.action
+        if not does_something(action):
+            return False
+        standby, primary = self._sessions
+        return self._hands.give(transition.slot, lambda: carry_out(action, standby, primary))
+
+    def _tell(self, transitions: tuple[Transition, ...]) -> None:
+        for each in transitions:
+            if self._told.get(each.slot) != each.after:
+                _log.info(
+                    "slot copy",
+                    standby=self.candidate.name,
+                    slot=each.slot,
+                    state=str(each.after),
+                    before=each.before,
+                    why=each.why,
+                )
+        self._told = {each.slot: each.after for each in transitions}
+
+
+def _are_one(primary: Primary, standby: Standby) -> bool:
+    """The candidate is the primary."""
+    return (
+        not standby.in_recovery
+        and not primary.in_recovery
+        and primary.system_id == standby.system_id
+        and primary.postmaster_start == standby.postmaster_start
+    )
+
+
+def _timeless(record: Record) -> Record:
+    """Without what changes at each poll of a slot that moves; an older value of it is true too, and proves less."""
+    copies = {
+        name: replace(each, proven_at=None, slot_was=None, passed=None)
+        for name, each in record.copies.items()
+    }
+    return replace(record, copies=copies)

@@ -1,0 +1,94 @@
+"""A primary as the resolver wants it (`resolver.observed.Primary`), by one query."""
+
+from typing import Any, Final
+
+from slot_sync.resolver.observed import LogicalSlot, PhysicalSlot, Primary, Upstream
+from slot_sync.rows import Row, by_name, invalidation, lsn, xid
+from slot_sync.session import Session
+from walsender_bridge.closing import Closing
+
+#: Seconds in which a server answers what needs nothing but memory and a few small files.
+LOOK_SECONDS: Final = 5.0
+
+
+class PrimaryLook(Closing):
+    """Looks at the primary behind a DSN."""
+
+    def __init__(self, dsn: str) -> None:
+        self._session = Session(dsn, seconds=LOOK_SECONDS)
+        self.where = self._session.where
+
+    def look(self) -> Primary:
+        """The primary now. Raises what `Session.one` does."""
+        extended = bool(self._session.one("slots_extension"))
+        inspected = "slots_inspected" if extended else "slots_bare"
+        return primary(self._session.one("slots_primary", {}, inspected=inspected))
+
+    def close(self) -> None:
+        """End the connection."""
+        self._session.close()
+
+
+def primary(seen: Row) -> Primary:
+    """The answer to sql/slots_primary.sql as a value."""
+    more = by_name(seen["inspected"])
+    senders = {row["pid"]: row for row in seen["senders"]}
+    physical = [
+        _physical(row, more.get(row["slot_name"], {}), senders.get(row["active_pid"], {}))
+        for row in seen["physical"]
+    ]
+    logical = [_logical(row, more.get(row["slot_name"], {})) for row in seen["logical"]]
+    return Primary(
+        system_id=int(seen["system_id"]),
+        timeline=seen["timeline"],
+        in_recovery=seen["in_recovery"],
+        postmaster_start=seen["postmaster_start"],
+        version=seen["version"],
+        wal_level=seen["wal_level"],
+        wal_lsn=lsn(seen["wal_lsn"]) or 0,
+        logical_slots=tuple(logical),
+        physical_slots=tuple(physical),
+    )
+
+
+def upstream(seen: Row) -> Upstream:
+    """The answer to sql/slots_upstream.sql as a value."""
+    return Upstream(int(seen["system_id"]), seen["in_recovery"], seen["postmaster_start"])
+
+
+def _logical(row: Row, inspected: Row) -> LogicalSlot:
+    two_phase_at = inspected.get("two_phase_at") or row.get("two_phase_at")
+    return LogicalSlot(
+        name=row["slot_name"],
+        plugin=row["plugin"],
+        database=row["database"],
+        restart_lsn=lsn(row["restart_lsn"]),
+        confirmed_flush_lsn=lsn(row["confirmed_flush_lsn"]),
+        catalog_xmin=xid(row["catalog_xmin"]),
+        two_phase=bool(row.get("two_phase")),
+        two_phase_at=lsn(two_phase_at),
+        temporary=row["temporary"],
+        failover=bool(row.get("failover")),
+        active_pid=row["active_pid"],
+        wal_status=row.get("wal_status"),
+        invalidation=invalidation(row, inspected),
+    )
+
+
+def _physical(row: Row, inspected: Row, sender: Row) -> PhysicalSlot:
+    values: dict[str, Any] = {
+        "backend_start": sender.get("backend_start"),
+        "reply_time": sender.get("reply_time"),
+        "flush_lsn": lsn(sender.get("flush_lsn")),
+    }
+    return PhysicalSlot(
+        name=row["slot_name"],
+        restart_lsn=lsn(row["restart_lsn"]),
+        xmin=xid(row["xmin"]),
+        catalog_xmin=xid(row["catalog_xmin"]),
+        marker=inspected.get("marker"),
+        active_pid=row["active_pid"],
+        wal_status=row.get("wal_status"),
+        invalidation=invalidation(row, inspected),
+        **values,
+    )

@@ -1,0 +1,127 @@
+"""A failover candidate as the resolver wants it (`resolver.observed.Standby`), by one query.
+
+Who it streams from is asked of that server itself, at the address that the WAL receiver shows, with what the primary's
+DSN has otherwise: slot names alone do not tell a primary from another standby or a safekeeper.
+"""
+
+from dataclasses import replace
+
+from slot_sync.look_primary import LOOK_SECONDS, upstream
+from slot_sync.resolver.observed import Copy, Standby, Upstream
+from slot_sync.rows import Row, by_name, invalidation, lsn, xid
+from slot_sync.session import Session
+from walsender_bridge.closing import Closing
+from walsender_bridge.errors import TusklineError
+from walsender_bridge.wire.connection import pinned_conninfo
+
+
+class StandbyLook(Closing):
+    """Looks at the candidate behind `dsn`, and at its upstream as `primary_dsn` would be let in there."""
+
+    def __init__(self, dsn: str, primary_dsn: str) -> None:
+        self._session = Session(dsn, seconds=LOOK_SECONDS)
+        self._primary_dsn = primary_dsn
+        self._upstream: Session | None = None
+        self._conf_load_time: int | None = None
+        self._upstream_at: tuple[str, int] | None = None
+        self.where = self._session.where
+
+    def look(self) -> Standby:
+        """The candidate now. Raises what `Session.one` does; an upstream that does not answer is None."""
+        seen = self._observe()
+        if self._conf_load_time not in {None, seen["conf_load_time"]}:
+            # Each session has its own time of a reload; a new one has the server's, which all others see as well.
+            self._session.close()
+            seen = self._observe()
+        self._conf_load_time = seen["conf_load_time"]
+        found = standby(seen, has_extension=seen["extended"])
+        receiver = seen["receiver"] or {}
+        host, port = receiver.get("sender_host"), receiver.get("sender_port")
+        if not host or not port:
+            return found
+        return replace(found, upstream=self._ask((host, port)))
+
+    def close(self) -> None:
+        """End the connections."""
+        self._session.close()
+        if self._upstream is not None:
+            self._upstream.close()
+
+    def _observe(self) -> Row:
+        extended = bool(self._session.one("slots_extension"))
+        inspected = "slots_inspected" if extended else "slots_bare"
+        found = self._session.one("slots_standby", {}, inspected=inspected)
+        return {**found, "extended": extended}
+
+    def _ask(self, at: tuple[str, int]) -> Upstream | None:
+        if self._upstream is None or self._upstream_at != at:
+            if self._upstream is not None:
+                self._upstream.close()
+            host, port = at
+            # Several hosts, or one by its address: this one server is meant, whatever it is now.
+            dsn = pinned_conninfo(
+                self._primary_dsn,
+                host=host,
+                hostaddr="",
+                port=str(port),
+                target_session_attrs="any",
+            )
+            self._upstream, self._upstream_at = Session(dsn, seconds=LOOK_SECONDS), at
+        try:
+            return upstream(self._upstream.one("slots_upstream"))
+        except TusklineError:
+            return None
+
+
+def standby(seen: Row, *, has_extension: bool) -> Standby:
+    """The answer to sql/slots_standby.sql as a value."""
+    more = by_name(seen["inspected"])
+    settings = seen["settings"]
+    receiver = seen["receiver"] or {}
+    replay = lsn(seen["replay_lsn"]) or 0
+    return Standby(
+        system_id=int(seen["system_id"]),
+        timeline=seen["timeline"],
+        in_recovery=seen["in_recovery"],
+        postmaster_start=seen["postmaster_start"],
+        version=seen["version"],
+        wal_level=seen["wal_level"],
+        conf_load_time=seen["conf_load_time"],
+        clock=seen["clock"],
+        hot_standby_feedback=settings["hot_standby_feedback"] == "on",
+        wal_receiver_status_interval=int(settings["wal_receiver_status_interval"]),
+        # 11 has it in recovery.conf only.
+        primary_slot_name=settings.get("primary_slot_name") or receiver.get("slot_name"),
+        walreceiver_status=receiver.get("status"),
+        walreceiver_slot_name=receiver.get("slot_name"),
+        walreceiver_start=seen["receiver_start"],
+        upstream=None,
+        replay_lsn=replay,
+        flush_lsn=max(replay, lsn(seen["flush_lsn"]) or 0),
+        slots=tuple(_copy(row, more.get(row["slot_name"])) for row in seen["slots"]),
+        has_extension=has_extension,
+        native_sync=settings.get("sync_replication_slots") == "on",
+    )
+
+
+def _copy(row: Row, inspected: Row | None) -> Copy:
+    """A slot; what only the extension shows is guessed from nothing, so without it those fields are empty."""
+    own = inspected or {}
+    shown = inspected or row
+    return Copy(
+        name=row["slot_name"],
+        plugin=row["plugin"],
+        database=row["database"],
+        persistency=own.get("persistency") or ("temporary" if row["temporary"] else "persistent"),
+        restart_lsn=lsn(shown["restart_lsn"]),
+        confirmed_flush_lsn=lsn(shown["confirmed_flush_lsn"]),
+        catalog_xmin=xid(shown["catalog_xmin"]),
+        effective_catalog_xmin=xid(shown.get("effective_catalog_xmin") or shown["catalog_xmin"]),
+        active_pid=shown["active_pid"],
+        two_phase=bool(shown.get("two_phase")),
+        two_phase_at=lsn(shown.get("two_phase_at")),
+        synced=bool(shown.get("synced")),
+        invalidation=invalidation(row, own),
+        snapshot_present=own.get("snapshot_present"),
+        wal_present=own.get("wal_present"),
+    )

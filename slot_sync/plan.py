@@ -1,0 +1,26 @@
+"""What is to be kept where, as a configuration says it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from slot_sync.resolver.observed import Selection
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A standby that may be promoted. `slot`: the physical slot on the primary that it streams from."""
+
+    name: str
+    dsn: str
+    slot: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`poll`: seconds between two looks at a candidate. `folder`: where the record of each is kept."""
+
+    primary_dsn: str
+    candidates: tuple[Candidate, ...]
+    wanted: Selection
+    folder: Path
+    poll: float = 1.0

@@ -1,0 +1,142 @@
+"""What is remembered of one standby, in a file that is replaced as a whole: `<folder>/<candidate>.json`.
+
+Invariant: what `save` was given is on disk when it returns, or the file is what it was before. So a copy that was made
+is always known by the record that was saved before it was made, whatever dies when.
+
+A file that cannot be read is kept aside under a name of its own, and nothing is remembered: no copy is then taken for
+ours, and none is dropped. A newer version's file is refused by name.
+"""
+
+import contextlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+
+from slot_sync.resolver.observed import CopyRecord, EpochKey, Place, Record, Reserved, Sighting
+from walsender_bridge.errors import ConfigError, NotSupportedError
+
+VERSION: Final = 1
+
+_log = structlog.get_logger(__name__)
+
+
+class RecordFile:
+    """The record of one candidate."""
+
+    def __init__(self, folder: Path, candidate: str) -> None:
+        self.path = folder / f"{candidate}.json"
+
+    def load(self) -> Record:
+        """What was saved last; an empty record if nothing was, or if it is damaged: then it is kept aside.
+
+        Raises `NotSupportedError` for a newer version's file, `ConfigError` for one that this user may not read.
+        """
+        found = self.peek()
+        if found is None and self.path.exists():
+            aside = self._keep_aside()
+            _log.error(
+                "the record of copies is damaged; nothing is remembered", kept_aside=str(aside)
+            )
+        return found or Record()
+
+    def peek(self) -> Record | None:
+        """What was saved last, for who only looks; None if there is nothing that can be read. Raises as `load`."""
+        try:
+            text = self.path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise ConfigError(
+                f"the record of copies cannot be read: {error.strerror}",
+                where=str(self.path),
+                repair="give this user the folder of [log] data_dir",
+            ) from None
+        try:
+            values = json.loads(text)
+            version = values["version"]
+            if version == VERSION:
+                return _record(values["record"])
+        except (ValueError, TypeError, KeyError, AttributeError):
+            return None
+        if isinstance(version, int) and version > VERSION:
+            raise NotSupportedError(
+                f"the record of copies has version {version}, and this one knows {VERSION}",
+                where=str(self.path),
+                repair="install the version of Tuskline that wrote it",
+            )
+        return None
+
+    def save(self, record: Record) -> None:
+        """Replace the file, durably. Raises `ConfigError` when it cannot be written."""
+        values = {"version": VERSION, "record": _values(record)}
+        draft = self.path.with_suffix(f".{os.getpid()}.tmp")
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with draft.open("wb") as file:
+                file.write(json.dumps(values, indent=1).encode() + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+            draft.replace(self.path)
+            folder = os.open(self.path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                draft.unlink()
+            raise ConfigError(
+                f"the record of copies cannot be written: {error.strerror}",
+                where=str(self.path),
+                repair="give this user the folder of [log] data_dir, or make room",
+            ) from None
+
+    def _keep_aside(self) -> Path:
+        number = 1
+        while (aside := self.path.with_name(f"{self.path.name}.damaged-{number}")).exists():
+            number += 1
+        self.path.rename(aside)
+        return aside
+
+
+def _values(record: Record) -> dict[str, Any]:
+    return {
+        "epoch": None if record.epoch is None else asdict(record.epoch),
+        "walreceiver_start": record.walreceiver_start,
+        "generation": record.generation,
+        "copies": {name: asdict(copy) for name, copy in record.copies.items()},
+    }
+
+
+def _record(values: Mapping[str, Any]) -> Record:
+    copies = {name: _copy(each) for name, each in values["copies"].items()}
+    return Record(
+        _epoch(values["epoch"]), values["walreceiver_start"], copies, values["generation"]
+    )
+
+
+def _epoch(values: Mapping[str, Any] | None) -> EpochKey | None:
+    return None if values is None else EpochKey(**values)
+
+
+def _place(values: Mapping[str, Any] | None) -> Place | None:
+    return None if values is None else Place(**values)
+
+
+def _copy(values: Mapping[str, Any]) -> CopyRecord:
+    seen, reserved = values["seen"], values["reserved"]
+    return CopyRecord(
+        **{
+            **values,
+            "seen": None if seen is None else Sighting(**seen),
+            "reserved": None if reserved is None else Reserved(**reserved),
+            "slot_was": _place(values["slot_was"]),
+            "passed": _place(values["passed"]),
+            "proven_in": _epoch(values["proven_in"]),
+        }
+    )

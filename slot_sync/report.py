@@ -1,0 +1,160 @@
+"""What is known of the copies on each candidate, as values: what `tuskline slots` prints and the controller tells.
+
+A candidate is ready when each slot that is to be kept there is safe: a promotion at that moment would lose nothing that
+the slot stands for. It is unknown when the candidate did not answer. With the primary down the verdict is the last
+one that rested on it, and `age` says how old that is.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from slot_sync.apply import does_something
+from slot_sync.resolver.observed import Primary, Record, Standby
+from slot_sync.resolver.transitions import Mark, State, Transition
+from walsender_bridge.errors import TusklineError
+from walsender_bridge.wire.lsn import format_lsn
+
+#: States of slots that nobody expects on the candidate: they say nothing about those that are.
+UNEXPECTED: Final = frozenset({State.ORPHAN, State.LEFTOVER})
+
+
+@dataclass(frozen=True)
+class Round:
+    """One look at a candidate, and what came of it. `at`: Unix seconds.
+
+    `failures`: by slot, why the last action on it failed. `busy`: by slot, for how many seconds it is worked on.
+    """
+
+    candidate: str
+    where: str
+    at: float
+    transitions: tuple[Transition, ...]
+    record: Record
+    primary: Primary | None
+    standby: Standby | None
+    primary_error: TusklineError | None = None
+    standby_error: TusklineError | None = None
+    failures: Mapping[str, TusklineError] = field(default_factory=dict)
+    busy: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def expected(self) -> tuple[Transition, ...]:
+        """Those of the slots that are to be kept."""
+        return tuple(
+            each
+            for each in self.transitions
+            if each.after not in UNEXPECTED and not isinstance(each.action, Mark)
+        )
+
+    @property
+    def ready(self) -> bool | None:
+        """Whether the candidate may be promoted; None: nobody knows."""
+        if self.standby is None:
+            return None
+        if self.primary is None and not self.record.copies:
+            return None
+        return all(each.safe for each in self.expected)
+
+    @property
+    def ill(self) -> list[str]:
+        """What is not as it should be, in words."""
+        words = []
+        for server, error in (("primary", self.primary_error), ("standby", self.standby_error)):
+            if error is not None:
+                place = f" ({error.where})" if error.where else ""
+                words.append(f"{self.candidate}: the {server} does not answer: {error.what}{place}")
+        for each in self.transitions:
+            failure = self.failures.get(each.slot)
+            if failure is not None:
+                repair = f"; {failure.repair}" if failure.repair else ""
+                words.append(f"{self.candidate}: slot {each.slot}: {failure.what}{repair}")
+            if not each.safe and each.repair:
+                words.append(f"{self.candidate}: slot {each.slot}: {each.why}; {each.repair}")
+        return words
+
+    def to_json(self) -> dict[str, Any]:
+        """The candidate, without its slots."""
+        return {
+            "standby": self.candidate,
+            "where": self.where,
+            "ready": self.ready,
+            "at": self.at,
+            "primary_error": None if self.primary_error is None else self.primary_error.to_wire(),
+            "standby_error": None if self.standby_error is None else self.standby_error.to_wire(),
+        }
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each slot."""
+        return [self._row(each) for each in self.transitions]
+
+    def _row(self, each: Transition) -> dict[str, Any]:
+        remembered = self.record.of(each.slot)
+        failure = self.failures.get(each.slot)
+        return {
+            "standby": self.candidate,
+            "slot": each.slot,
+            "state": str(each.after),
+            "safe": each.safe,
+            "expected": each in self.expected,
+            "reason": str(each.reason),
+            "why": each.why,
+            "repair": each.repair,
+            "lag_bytes": self._lag(each.slot),
+            "age": self._age(remembered.proven_at),
+            "action": type(each.action).__name__ if does_something(each.action) else None,
+            "failure": None if failure is None else failure.to_wire(),
+            "busy_seconds": round(self.busy[each.slot], 3) if each.slot in self.busy else None,
+            "evidence": {name: _shown(name, value) for name, value in each.evidence.items()},
+        }
+
+    def _age(self, proven_at: int | None) -> float | None:
+        """Seconds since it was proven last, by the standby's clock; None: never, or not known."""
+        if proven_at is None or self.standby is None:
+            return None
+        return round(max(0, self.standby.clock - proven_at) / 1e6, 3)
+
+    def _lag(self, name: str) -> int | None:
+        """Bytes of WAL between the slot and its copy; None: not known."""
+        slot = None if self.primary is None else self.primary.logical(name)
+        copy = None if self.standby is None else self.standby.slot(name)
+        if slot is None or copy is None:
+            return None
+        if slot.confirmed_flush_lsn is None or copy.confirmed_flush_lsn is None:
+            return None
+        return max(0, slot.confirmed_flush_lsn - copy.confirmed_flush_lsn)
+
+
+def _shown(name: str, value: object) -> object:
+    """A value of the evidence; positions as PostgreSQL writes them. Two: the slot's and its copy's."""
+    if isinstance(value, tuple):
+        return [_shown(name, each) for each in value]
+    return format_lsn(value) if name.endswith("_lsn") and isinstance(value, int) else value
+
+
+@dataclass(frozen=True)
+class Report:
+    """All candidates. `active`: it is this controller's turn to act; None: nobody was to act."""
+
+    rounds: Mapping[str, Round]
+    active: bool | None = None
+
+    def __getitem__(self, candidate: str) -> Round:
+        return self.rounds[candidate]
+
+    @property
+    def ready(self) -> bool | None:
+        """Whether all candidates are; None: none is known not to be, and of one nobody knows."""
+        found = {each.ready for each in self.rounds.values()}
+        return False if False in found else None if None in found or not found else True
+
+    def to_json(self) -> dict[str, Any]:
+        """The report for `--json`."""
+        rounds = self.rounds.values()
+        return {
+            "ready": self.ready,
+            "active": self.active,
+            "ill": [word for each in rounds for word in each.ill],
+            "standbys": [each.to_json() for each in rounds],
+            "slots": [row for each in rounds for row in each.rows()],
+        }

@@ -1,0 +1,110 @@
+"""A connection to a server whose slots are looked at or moved, on which nothing waits longer than a limit.
+
+It is opened when it is first used, and again after it broke. Names and operators are those of pg_catalog, whatever
+the role or the database is set to, so that nobody's objects run with this role's rights.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import psycopg
+from psycopg import sql
+
+from walsender_bridge.closing import Closing
+from walsender_bridge.errors import DeadlineError, ServerSettingError, TusklineError
+from walsender_bridge.sql import load
+from walsender_bridge.wire.bounded import BoundedConnection
+from walsender_bridge.wire.connection import (
+    connection_error,
+    describe,
+    pinned_conninfo,
+    server_error,
+)
+
+#: Seconds that a client waits longer than it told the server to: for the answer's way.
+_WAY: Final = 2.0
+_NO_EXTENSION: Final = frozenset({"3F000", "42883"})
+
+Values = Mapping[str, Any]
+
+
+class Session(Closing):
+    """One connection to `dsn`, to its own database or to `dbname`; each answer is due in `seconds`."""
+
+    def __init__(self, dsn: str, *, seconds: float, dbname: str | None = None) -> None:
+        self._dsn = dsn
+        self._dbname = dbname
+        self._seconds = seconds
+        self._connection: BoundedConnection | None = None
+        own = pinned_conninfo(dsn) if dbname is None else pinned_conninfo(dsn, dbname=dbname)
+        self.where = describe(own)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a connection that has not been seen to break."""
+        return self._connection is not None and not self._connection.closed
+
+    def one(self, text: str, values: Values | None = None, **parts: str) -> Any:
+        """The first value of the first row of sql/`text`.sql, or None without a row.
+
+        `parts` are texts that stand in it in braces. Raises what `connection_error` and `_refused` make of a failure;
+        the connection is open after a refusal, and closed after anything else. One that was open before, and turns out
+        to be broken, is replaced: the server may have been started again since. What is asked may be asked twice.
+        """
+        query = sql.SQL(load(text)).format(**{k: sql.SQL(load(v)) for k, v in parts.items()})
+        was_open = self.is_open
+        try:
+            row = self._open().execute(query, values).fetchone()
+        except psycopg.Error as error:
+            broken = error.sqlstate is None or self._connection is None or self._connection.broken
+            if broken:
+                self.close()
+                if was_open:
+                    return self.one(text, values, **parts)
+            if error.sqlstate is None:
+                raise connection_error(str(error), self.where) from None
+            raise self._refused(error) from None
+        except DeadlineError:
+            self.close()
+            raise
+        return None if row is None else row[0]
+
+    def close(self) -> None:
+        """End the connection; what it does at that moment the server ends by itself."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _open(self) -> BoundedConnection:
+        if self._connection is not None and not self._connection.closed:
+            return self._connection
+        settings = {"application_name": "tuskline-slots"}
+        if self._dbname is not None:
+            settings["dbname"] = self._dbname
+        conninfo = pinned_conninfo(self._dsn, qualified=True, **settings)
+        connection = BoundedConnection.connect(conninfo, autocommit=True)
+        connection.limit = self._seconds + _WAY
+        timeout = f"{round(self._seconds * 1000)}ms"
+        connection.execute(load("slots_begin").encode(), {"timeout": timeout})
+        self._connection = connection
+        return connection
+
+    def _refused(self, error: psycopg.Error) -> TusklineError:
+        """What the server's refusal means: with the detail and the hint that the extension gives."""
+        told = error.diag
+        state = str(error.sqlstate)
+        text = ". ".join(filter(None, (told.message_primary, told.message_detail)))
+        if state in _NO_EXTENSION:
+            return ServerSettingError(
+                "the extension tuskline is not in this database",
+                where=self.where,
+                repair="CREATE EXTENSION tuskline there, on the primary; docs/extension.md",
+            )
+        if state == "57014":
+            return DeadlineError(
+                f"the server needed more than {self._seconds:g} s",
+                where=self.where,
+                repair="it is tried again; see what the server is busy with",
+            )
+        found = server_error(state, text, self.where)
+        return type(found)(found.what, where=found.where, repair=told.message_hint or found.repair)

@@ -1,0 +1,50 @@
+"""Sessions of one standby for actions, one at a time each, by the database that the action has to be in."""
+
+import threading
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from slot_sync.session import Session
+from walsender_bridge.closing import Closing
+
+#: Seconds that one step of an action may take. Whatever takes longer goes on where it was at the next poll.
+ACTION_SECONDS: Final = 30.0
+
+
+class Sessions(Closing):
+    """Lends sessions to `dsn`'s server, and keeps those that are whole for the next."""
+
+    def __init__(self, dsn: str) -> None:
+        self._dsn = dsn
+        self._lock = threading.Lock()
+        self._idle: dict[str | None, list[Session]] = defaultdict(list)
+        self._closed = False
+
+    @contextmanager
+    def lent(self, database: str | None) -> Iterator[Session]:
+        """A session of that database; None: the one that the DSN names."""
+        with self._lock:
+            idle = self._idle[database]
+            session = idle.pop() if idle else None
+        if session is None:
+            session = Session(self._dsn, seconds=ACTION_SECONDS, dbname=database)
+        try:
+            yield session
+        finally:
+            with self._lock:
+                keep = session.is_open and not self._closed
+                if keep:
+                    self._idle[database].append(session)
+            if not keep:
+                session.close()
+
+    def close(self) -> None:
+        """End those that are idle; one that is lent ends when it comes back."""
+        with self._lock:
+            self._closed = True
+            idle = [session for each in self._idle.values() for session in each]
+            self._idle.clear()
+        for session in idle:
+            session.close()

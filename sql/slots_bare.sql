@@ -1,0 +1,2 @@
+-- In place of slots_inspected.sql where there is no extension.
+SELECT NULL::jsonb AS slot WHERE false

@@ -1,0 +1,2 @@
+-- A copy away.
+SELECT tuskline_slots.drop(%(name)s);

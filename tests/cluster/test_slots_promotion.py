@@ -1,0 +1,322 @@
+"""What a promotion finds, and what comes after it; each test has a pair of its own."""
+
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from slot_sync.controller import Controller, look
+from slot_sync.plan import Candidate, Plan
+from slot_sync.resolver.observed import Selection
+from slot_sync.resolver.transitions import State
+from tests.support.extension import MAJORS, remove_built
+from tests.support.servers import DEFAULT
+from tests.support.slot_copies import decoded, inspect, received, rows, slot_names
+from tests.support.slot_sync import STANDBY, SlotStack, slot_stack
+from tests.support.waiting import wait_for
+from tests.support.wal_server import backup, follow
+
+#: One major in `make test`, the others in `make test-all`.
+ONE = [
+    pytest.param(
+        *each.values, marks=[] if each.values[0] == DEFAULT else [pytest.mark.long], id=each.id
+    )
+    for each in MAJORS
+]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def built() -> Iterator[None]:
+    yield
+    remove_built()
+
+
+@pytest.mark.parametrize("major", MAJORS)
+def test_6_a_client_goes_on_after_a_promotion(major: int, tmp_path: Path) -> None:
+    with slot_stack(major, tmp_path) as pair:
+        pair.pair.make_slot("kept")
+        with pair.controller() as controller:
+            pair.until(controller, "READY", "kept")
+            # Its client has these, and the copy has not heard of it.
+            pair.load.write(20)
+            pair.consume("kept")
+            pair.load.write(20)
+            pair.pair.catch_up()
+            assert controller.once(10)[STANDBY].ready
+        before = pair.read["kept"]
+        confirmed = set(before)
+        pair.pair.promote()
+        after = received(pair.pair.standby, "kept")
+        assert confirmed | set(after) == set(pair.load.written)
+        assert len(before) == len(confirmed)
+        assert after == sorted(set(after))
+
+
+class Client(threading.Thread):
+    """Reads a slot again and again as pg_recvlogical, and confirms what it has; ends with its server."""
+
+    def __init__(self, pair: SlotStack) -> None:
+        super().__init__(daemon=True)
+        self._stack = pair
+        self.read: list[int] = []
+        self.start()
+
+    def run(self) -> None:
+        with suppress(subprocess.CalledProcessError, psycopg.Error):
+            while True:
+                self.read += received(self._stack.pair.primary, "kept")
+
+
+@pytest.mark.parametrize("major", ONE)
+def test_17_a_promotion_under_load_loses_nothing(major: int, tmp_path: Path) -> None:
+    """Counted by key: each row that the new primary has was sent, and what is sent again comes in whole and in order."""
+    with slot_stack(major, tmp_path) as pair:
+        pair = pair.pair
+        pair.make_slot("kept")
+        with pair.controller() as controller:
+            pair.until(controller, "READY", "kept")
+        pair.read.clear()
+        seen = set(pair.load.written)
+        client = Client(pair)
+        with pair.watching() as reports:
+            end = time.monotonic() + 4
+            while time.monotonic() < end:
+                pair.load.write(10)
+                if len(pair.load.written) % 200 == 0:
+                    pair.on_primary("CHECKPOINT")
+            assert reports[-1][STANDBY].ready
+            pair.primary.kill()
+            client.join(30)
+        copied = inspect(pair.standby, "kept")["confirmed_flush_lsn"]
+        pair.promote(stop=None)
+        survived = {n for (n,) in rows(pair.standby, "SELECT id FROM public.shop")}
+        after = received(pair.standby, "kept")
+        assert survived <= seen | set(client.read) | set(after)
+        assert len(client.read) == len(set(client.read))
+        assert after == sorted(set(after))
+        # What comes again is what the copy had not heard of, and nothing older.
+        again = set(client.read) & set(after)
+        assert not again or min(after) > min(client.read)
+        print(f"{len(survived)} rows, {len(again)} again, the copy stood at {copied}")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("major", ONE)
+def test_11_a_standby_of_a_standby_is_refused_by_name(major: int, tmp_path: Path) -> None:
+    with slot_stack(major, tmp_path) as pair:
+        pair = pair.pair
+        pair.make_slot("kept")
+        with pair.controller() as controller:
+            pair.until(controller, "READY", "kept")
+        # A slot of the name that its own upstream has, and the primary too.
+        for server in (pair.primary, pair.standby):
+            rows(server, "SELECT pg_create_physical_replication_slot('far', true)")
+        folder = pair.standby.folder.with_name("far")
+        far = backup(pair.standby, folder, wal="stream")
+        (far.data_dir / "standby.signal").unlink(missing_ok=True)
+        follow(far, pair.standby.dsn(), primary_slot_name="far", hot_standby_feedback="on")
+        try:
+            far.start()
+            with pair.controller(Candidate("far", far.dsn(), "far")) as controller:
+
+                def told() -> object:
+                    report = controller.once(10)
+                    assert report[STANDBY].ready
+                    reasons = {each.reason for each in report["far"].transitions}
+                    return report["far"].ready is False and reasons == {"cascading"}
+
+                wait_for(told, 20, "it is refused")
+            assert slot_names(far) == set()
+        finally:
+            far.destroy()
+
+
+@pytest.mark.parametrize("major", ONE)
+def test_32_a_promotion_while_a_copy_is_being_proven(major: int, tmp_path: Path) -> None:
+    with slot_stack(major, tmp_path) as pair:
+        pair = pair.pair
+        early = psycopg.connect(pair.primary.dsn())
+        pair.make_slot("kept")
+        early.execute("INSERT INTO shop VALUES (100001, 'row-100001')")
+        pair.on_primary(
+            "CHECKPOINT", "SELECT pg_replication_slot_advance('kept', pg_current_wal_lsn())"
+        )
+        pair.catch_up()
+        with pair.controller() as controller:
+            wait_for(
+                lambda: (
+                    controller.once(10)[STANDBY].transitions[0].after
+                    in {State.RESERVING, State.PROVING}
+                ),
+                20,
+                "it is being proven",
+            )
+        (unproven,) = slot_names(pair.standby)
+        assert unproven.startswith("_tuskline_tmp_")
+        pair.promote()
+        early.close()
+        assert slot_names(pair.standby) == {unproven}
+        # The primary is the candidate itself now: what nobody may use is removed, and holds no WAL.
+        plan = Plan(pair.standby.dsn(), pair.plan().candidates, Selection(), tmp_path / "slots")
+        with Controller(plan) as controller:
+            assert controller.once(10)[STANDBY].ready
+        assert slot_names(pair.standby) == set()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("major", ONE)
+def test_26_a_candidate_that_was_promoted_by_itself_is_not_ready(
+    major: int, tmp_path: Path
+) -> None:
+    with slot_stack(major, tmp_path) as pair:
+        pair.pair.make_slot("kept")
+        with pair.controller() as controller:
+            pair.until(controller, "READY", "kept")
+            pair.pair.promote(stop=None)
+            report = controller.once(10)[STANDBY]
+            assert [(each.slot, each.reason) for each in report.transitions] == [
+                ("kept", "promoted")
+            ]
+            assert report.ready is False
+        # Its slot is its own now, and nobody touches it.
+        assert slot_names(pair.pair.standby) == {"kept"}
+
+
+@pytest.mark.parametrize("major", ONE)
+def test_20_an_old_primary_comes_back_as_a_candidate(major: int, tmp_path: Path) -> None:
+    with slot_stack(major, tmp_path) as pair:
+        pair = pair.pair
+        pair.make_slot("kept")
+        plan = both(pair)
+        with Controller(plan) as controller:
+            until(controller, pair, STANDBY, server=None)
+            assert controller.once(10)["old"].ready
+        pair.promote(stop="fast")
+        rows(pair.standby, "SELECT pg_create_physical_replication_slot('old', true)")
+        follow(pair.primary, pair.standby.dsn(), primary_slot_name="old", hot_standby_feedback="on")
+        pair.primary.start()
+        assert slot_names(pair.primary) == {"kept"}
+        with Controller(plan) as controller:
+            report = controller.once(10)
+            assert report[STANDBY].ready
+            until(controller, pair, "old", server=pair.standby)
+        # It is a copy now, and what is written goes through it.
+        rows(pair.standby, "INSERT INTO shop VALUES (700, 'row-700') RETURNING id")
+        end = rows(pair.standby, "SELECT pg_current_wal_lsn()::text")[0][0]
+        replayed = "SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn"
+        wait_for(lambda: rows(pair.primary, replayed, end)[0][0], 20, "it has replayed")
+        assert inspect(pair.primary, "kept")["snapshot_present"]
+        assert decoded(pair.standby, "kept")[-1] == 700
+
+
+def both(pair: SlotStack) -> Plan:
+    """Both servers as candidates; the primary is the one that takes writes."""
+    first, second = (
+        conninfo_to_dict(each.dsn()) for each in (pair.pair.primary, pair.pair.standby)
+    )
+    either = make_conninfo(
+        "",
+        **{
+            **first,
+            "host": "127.0.0.1,127.0.0.1",
+            "port": f"{first['port']},{second['port']}",
+            "target_session_attrs": "read-write",
+        },
+    )
+    others = (Candidate("old", pair.pair.primary.dsn(), "old"),)
+    return Plan(
+        either, (*pair.plan().candidates, *others), Selection(), pair.folder / "slots", poll=0.1
+    )
+
+
+def until(controller: Controller, pair: SlotStack, name: str, server: object) -> None:
+    """Rounds until the candidate is ready, while the slot is read and moves on."""
+    where = pair.pair.primary if server is None else pair.pair.standby
+
+    def ready() -> bool:
+        rows(where, "INSERT INTO shop SELECT coalesce(max(id), 0) + 1, 'x' FROM shop")
+        rows(where, "CHECKPOINT")
+        rows(where, "SELECT pg_replication_slot_advance('kept', pg_current_wal_lsn())")
+        return bool(controller.once(10)[name].ready)
+
+    wait_for(ready, 60, f"{name} is ready")
+
+
+@pytest.mark.parametrize("major", ONE)
+def test_31_a_slot_from_a_backup_is_named_and_not_used(major: int, tmp_path: Path) -> None:
+    with slot_stack(major, tmp_path) as pair:
+        pair = pair.pair
+        pair.make_slot("kept")
+        pair.primary.stop()
+        pair.standby.stop()
+        # As a snapshot of the disk or rsync would bring it.
+        source = pair.primary.data_dir / "pg_replslot" / "kept"
+        target = pair.standby.data_dir / "pg_replslot" / "kept"
+        pair.standby._account.run(["cp", "-Rp", source, target])
+        pair.primary.start()
+        pair.standby.start()
+        pair.catch_up()
+        with pair.controller() as controller:
+            for _ in range(5):
+                pair.turn_over("kept")
+                pair.catch_up()
+                report = controller.once(10)[STANDBY]
+                assert [each.after for each in report.transitions] == [State.STALE_BACKUP]
+            assert not report.ready
+            assert "pg_drop_replication_slot('kept')" in report.transitions[0].repair
+            pair.on_standby("SELECT pg_drop_replication_slot('kept')")
+            pair.until(controller, "READY", "kept")
+
+
+def fill_wal(pair: SlotStack, segments: int = 6) -> None:
+    for _ in range(segments):
+        pair.load.write()
+        pair.pair.on_primary("SELECT pg_switch_wal()")
+
+
+def keep_little(server: object) -> None:
+    for statement in (
+        "ALTER SYSTEM SET max_slot_wal_keep_size = '40MB'",
+        "ALTER SYSTEM SET wal_keep_size = 0",
+        "SELECT pg_reload_conf()",
+    ):
+        rows(server, statement)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("major", ONE)
+def test_8_and_23_lost_slots_on_either_side(major: int, tmp_path: Path) -> None:
+    with slot_stack(major, tmp_path) as pair:
+        pair = pair.pair
+        pair.make_slot("kept")
+        pair.make_slot("lost")
+        with pair.controller() as controller:
+            pair.until(controller, "READY", "kept", "lost")
+            # 8: the standby lets go of what its copies need.
+            keep_little(pair.standby)
+            fill_wal(pair)
+            pair.on_primary("CHECKPOINT")
+            pair.catch_up()
+            rows(pair.standby, "CHECKPOINT")
+            assert inspect(pair.standby, "kept")["invalidation"] == "wal_removed"
+            report = look(pair.plan())[STANDBY]
+            assert {each.after for each in report.transitions} == {State.INVALID}
+            rows(pair.standby, "ALTER SYSTEM RESET ALL")
+            rows(pair.standby, "SELECT pg_reload_conf()")
+            pair.until(controller, "READY", "kept", "lost")
+            # 23: the primary loses a slot that nobody reads; the other goes on.
+            keep_little(pair.primary)
+            for _ in range(6):
+                fill_wal(pair, 1)
+                pair.turn_over("kept")
+            status = "SELECT wal_status FROM pg_replication_slots WHERE slot_name = 'lost'"
+            assert rows(pair.primary, status) == [("lost",)]
+            report = pair.until(controller, "READY", "kept")
+            lost = next(each for each in report.transitions if each.slot == "lost")
+            assert (lost.after, lost.reason) == (State.INVALID, "lost_on_primary")
+            assert lost.repair

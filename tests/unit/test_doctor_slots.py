@@ -1,0 +1,136 @@
+"""What doctor says of a primary and its failover candidates as keepers of logical slots."""
+
+import pytest
+
+from walsender_bridge.doctor import slots
+from walsender_bridge.doctor.finding import Severity
+from walsender_bridge.errors import Cause
+
+PHYSICAL = "standby_a"
+LOGICAL = {"slot_name": "app", "slot_type": "logical", "temporary": False, "active": False}
+
+
+def facts(**other):
+    good = {
+        "version": 160_009,
+        "version_text": "16.9",
+        "database": "shop",
+        "in_recovery": False,
+        "system_id": "7",
+        "settings": {
+            "wal_level": "logical",
+            "max_replication_slots": "10",
+            "hot_standby_feedback": "on",
+            "primary_slot_name": PHYSICAL,
+            "wal_receiver_status_interval": "1",
+        },
+        "conninfo_dbname": None,
+        "receiver_slot": PHYSICAL,
+        "receiver_status": "streaming",
+        "slots": [
+            LOGICAL,
+            {"slot_name": PHYSICAL, "slot_type": "physical", "temporary": False, "active": True},
+        ],
+        "role": {"name": "keeper", "superuser": False, "replication": True, "sees": True},
+        "extension": {"usable": True, "version": "0.1"},
+        "available": "0.1",
+    }
+    return {**good, **other}
+
+
+def standby(**other):
+    settings = {**facts()["settings"], **other.pop("settings", {})}
+    return facts(**{"in_recovery": True, "slots": [], "settings": settings, **other})
+
+
+def bad(found):
+    return {each.check: each for each in found if each.severity is not Severity.OK}
+
+
+def of_primary(**other):
+    return bad(slots.judge_primary(facts(**other), {PHYSICAL}, "db"))
+
+
+def of_standby(**other):
+    return bad(slots.judge_standby(standby(**other), facts(), PHYSICAL, "db"))
+
+
+def test_good_servers_are_good():
+    assert of_primary() == {}
+    assert of_standby() == {}
+
+
+SETTINGS = [
+    ({"wal_level": "replica"}, "wal_level", "less than logical"),
+    ({"hot_standby_feedback": "off"}, "hot_standby_feedback", "removes catalog rows"),
+    ({"wal_receiver_status_interval": "0"}, "hot_standby_feedback", "tells the primary nothing"),
+    ({"primary_slot_name": "other"}, "primary_slot_name", "[slots] says standby_a"),
+    ({"max_replication_slots": "1"}, "max_replication_slots", "too few"),
+]
+
+
+@pytest.mark.parametrize(("settings", "check", "text"), SETTINGS)
+def test_10_each_setting_of_a_standby_is_named_with_its_repair(settings, check, text):
+    found = of_standby(settings=settings)
+    assert [*found] == [check]
+    assert found[check].severity is Severity.ERROR
+    assert text in found[check].what
+    assert found[check].repair
+    assert not found[check].prevents
+
+
+CASES = [
+    ({"receiver_slot": None, "settings": {"primary_slot_name": ""}}, "primary_slot_name", "empty"),
+    ({"extension": None}, "extension", "is not in database shop"),
+    ({"extension": {"usable": False, "version": "0.1"}}, "extension", "may not call"),
+    ({"extension": {"usable": True, "version": "0.0"}}, "extension", "0.1 is installed"),
+    ({"system_id": "8"}, "standby", "another cluster"),
+    ({"version": 160_008, "version_text": "16.8"}, "minor version", "too early"),
+    ({"version": 120_022, "version_text": "12.22"}, "minor version", "never mended"),
+    (
+        {"settings": {"sync_replication_slots": "on"}, "conninfo_dbname": False},
+        "primary_conninfo",
+        "names no database",
+    ),
+]
+
+
+@pytest.mark.parametrize(("other", "check", "text"), CASES)
+def test_10_what_a_standby_lacks_is_named_with_its_repair(other, check, text):
+    found = of_standby(**other)
+    assert [*found] == [check]
+    assert text in found[check].what
+    assert found[check].repair
+
+
+def test_10_a_role_that_lacks_something_is_told_the_grant():
+    role = {"name": "keeper", "superuser": False, "replication": False, "sees": False}
+    found = [
+        each
+        for each in slots.judge_standby(standby(role=role), facts(), PHYSICAL, "db")
+        if each.severity is Severity.ERROR
+    ]
+    assert [each.cause for each in found] == [Cause.PRIVILEGE, Cause.PRIVILEGE]
+    assert "REPLICATION" in found[0].repair
+    assert "pg_read_all_stats" in found[1].repair
+
+
+def test_15_a_physical_slot_that_is_missing_or_idle_is_shown_by_its_name():
+    assert "standby_a" in of_primary(slots=[LOGICAL])["physical slot"].what
+    idle = {"slot_name": PHYSICAL, "slot_type": "physical", "temporary": False, "active": False}
+    assert "nobody streams from standby_a" in of_primary(slots=[idle])["physical slot"].what
+    lost = {**idle, "active": True, "wal_status": "lost"}
+    assert "is lost" in of_primary(slots=[lost])["physical slot"].what
+
+
+def test_native_synchronization_asks_for_the_extension_too():
+    native = {"settings": {"sync_replication_slots": "on"}, "conninfo_dbname": True}
+    assert of_standby(**native) == {}
+    assert [*of_standby(**native, extension=None)] == ["extension"]
+
+
+def test_a_server_of_the_wrong_kind_is_named():
+    assert "standby" in bad(
+        slots.judge_standby(standby(in_recovery=False), facts(), PHYSICAL, "db")
+    )
+    assert "primary" in of_primary(in_recovery=True)

@@ -1,0 +1,59 @@
+"""Work on slots: never two pieces on one, errors told once, and an end that waits for nobody."""
+
+import threading
+
+from slot_sync.hands import Hands
+from walsender_bridge.errors import SlotError
+
+
+def test_a_slot_has_one_piece_of_work_at_a_time_and_others_go_on():
+    over, other = threading.Event(), threading.Event()
+
+    def stuck() -> None:
+        over.wait(30)
+
+    with Hands("near", workers=2) as hands:
+        assert hands.give("stuck", stuck)
+        assert not hands.give("stuck", lambda: None)
+        assert hands.give("other", other.set)
+        assert other.wait(10)
+        assert not hands.wait(0.05)
+        assert [*hands.busy()] == ["stuck"]
+        over.set()
+        assert hands.wait(10)
+        assert hands.ended() == {"other": None, "stuck": None}
+        assert hands.ended() == {}
+
+
+def test_a_fault_of_any_kind_is_told_and_ends_no_worker():
+    def refused() -> None:
+        raise SlotError("in use", where="near")
+
+    def broken() -> None:
+        raise ZeroDivisionError("ours")
+
+    with Hands("near", workers=1) as hands:
+        hands.give("first", refused)
+        hands.give("second", broken)
+        hands.give("third", lambda: None)
+        assert hands.wait(10)
+        ended = hands.ended()
+    assert isinstance(ended["first"], SlotError)
+    assert "ZeroDivisionError" in str(ended["second"])
+    assert ended["third"] is None
+
+
+def test_what_was_not_begun_at_the_end_is_not_done():
+    begun, over, done = threading.Event(), threading.Event(), threading.Event()
+    hands = Hands("near", workers=1)
+
+    def first() -> None:
+        begun.set()
+        over.wait(30)
+
+    hands.give("first", first)
+    hands.give("second", done.set)
+    assert begun.wait(10)
+    hands.close()
+    over.set()
+    assert not done.wait(0.2)

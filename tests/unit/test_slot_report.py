@@ -1,0 +1,73 @@
+"""Whether a candidate may be promoted, from what is known of its copies."""
+
+import json
+
+from slot_sync.report import Report, Round
+from slot_sync.resolver.observed import CopyRecord, Primary, Record, Standby
+from slot_sync.resolver.transitions import Mark, Reason, State, Transition
+from walsender_bridge.errors import ConnectionFailedError
+
+PRIMARY = Primary(7, 1, False, 1, 160_014, "logical", 0x5000000)
+STANDBY = Standby(
+    system_id=7, timeline=1, in_recovery=True, postmaster_start=2, version=160_014,
+    wal_level="logical", conf_load_time=3, clock=10_000_000, hot_standby_feedback=True,
+    wal_receiver_status_interval=1, primary_slot_name="near", walreceiver_status="streaming",
+    walreceiver_slot_name="near", walreceiver_start=4, upstream=None, replay_lsn=1, flush_lsn=1,
+)  # fmt: skip
+DOWN = ConnectionFailedError("refused", where="db", repair="start it")
+
+
+def made(*transitions, primary=PRIMARY, standby=STANDBY, record=None, **other):
+    known = record or Record()
+    return Round("near", "db", 20.0, transitions, known, primary, standby, **other)
+
+
+def found(name, state, **other):
+    return Transition(name, "", state, Reason.PROVEN, "why", **other)
+
+
+def test_each_slot_that_is_to_be_kept_has_to_be_safe():
+    assert made().ready is True
+    assert made(found("a", State.READY), found("b", State.LAGGING)).ready is True
+    for state in set(State) - {State.READY, State.LAGGING, State.ORPHAN, State.LEFTOVER}:
+        assert made(found("a", State.READY), found("b", state)).ready is False, state
+
+
+def test_what_nobody_expects_there_says_nothing_of_the_others():
+    marked = found("near", State.BLOCKED, action=Mark("near", "x"))
+    assert made(found("a", State.READY), found("b", State.ORPHAN), marked).ready is True
+
+
+def test_who_does_not_answer_is_unknown_unless_something_is_remembered():
+    assert made(found("a", State.BLOCKED), standby=None, standby_error=DOWN).ready is None
+    assert made(primary=None, primary_error=DOWN).ready is None
+    known = Record(copies={"a": CopyRecord("a", made=True, proven_at=4_000_000)})
+    silent = made(found("a", State.READY), primary=None, record=known, primary_error=DOWN)
+    assert silent.ready is True
+    (row,) = silent.rows()
+    assert row["age"] == 6.0
+    assert "the primary does not answer" in silent.ill[0]
+
+
+def test_several_candidates_are_no_better_than_the_worst():
+    good, bad = made(found("a", State.READY)), made(found("a", State.SUSPECT))
+    unknown = made(standby=None)
+    assert Report({"x": good}).ready is True
+    assert Report({"x": good, "y": unknown}).ready is None
+    assert Report({"x": good, "y": unknown, "z": bad}).ready is False
+    assert Report({}).ready is None
+
+
+def test_positions_are_shown_as_postgresql_writes_them():
+    evidence = {
+        "restart_lsn": (0x16B374D848, None),
+        "replay_lsn": 0x1000028,
+        "catalog_xmin": (7, 8),
+    }
+    report = Report({"near": made(found("a", State.READY, evidence=evidence))})
+    (row,) = json.loads(json.dumps(report.to_json()))["slots"]
+    assert row["evidence"] == {
+        "restart_lsn": ["16/B374D848", None],
+        "replay_lsn": "0/1000028",
+        "catalog_xmin": [7, 8],
+    }

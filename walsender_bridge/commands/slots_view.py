@@ -1,0 +1,47 @@
+"""What the controller of slot copies says of itself, where it runs here: for `status`, `/readyz` and `/metrics`."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from walsender_bridge import processes, status_file
+from walsender_bridge.config import Config
+
+#: Seconds, besides a few polls, after which what it said is no longer taken for now.
+STALE: Final = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class SlotsView:
+    """`told`: its report (`slot_sync.report`), empty when it says nothing, or has not for long."""
+
+    told: Mapping[str, Any]
+
+    @property
+    def ill(self) -> list[str]:
+        """What is not as it should be."""
+        if not self.told:
+            return ["the controller of slot copies says nothing: it does not run, or hangs"]
+        words: list[str] = list(self.told["ill"])
+        words += [
+            f"{each['standby']}: the controller has not looked at it for {age:.0f} s"
+            for each in self.told["standbys"]
+            if (age := self.told["updated_at"] - each["at"]) > STALE * 2
+        ]
+        words += [
+            f"{each['standby']}: slot {each['slot']} is {each['state']}: {each['why']}"
+            for each in self.told["slots"]
+            if each["expected"] and not each["safe"] and not each["repair"]
+        ]
+        return words
+
+
+def look(settings: Config) -> SlotsView | None:
+    """What it says now; None: no copies of slots are configured."""
+    if settings.slots is None:
+        return None
+    found = status_file.read(settings.slots_status)
+    good_for = STALE + 5 * settings.slots.poll
+    fresh = time.time() - found.get("updated_at", 0.0) < good_for
+    return SlotsView(found if fresh and processes.alive(found.get("pid", 0)) else {})

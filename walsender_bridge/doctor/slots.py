@@ -1,0 +1,315 @@
+"""Judgement on a primary and its failover candidates as keepers of logical slots, from the facts of sql/doctor_slots.sql.
+
+None of it keeps `up` from starting: without copies everything goes on as long as the primary lives, and `slots status`
+says which copy is not ready.
+"""
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import psycopg
+
+from walsender_bridge.doctor.finding import Finding, Severity
+from walsender_bridge.errors import Cause, ConnectionFailedError, TusklineError
+from walsender_bridge.sql import load
+from walsender_bridge.wire.bounded import BoundedConnection
+from walsender_bridge.wire.connection import (
+    connection_error,
+    describe,
+    pinned_conninfo,
+    server_error,
+)
+
+OK, WARNING, ERROR = Severity.OK, Severity.WARNING, Severity.ERROR
+Facts = dict[str, Any]
+
+#: The first minor of a major in which advancing a slot does not let go of catalog rows too early (notes of 17.5).
+MENDED: Final = {13: 21, 14: 18, 15: 13, 16: 9, 17: 5}
+#: The first major that keeps copies by itself.
+NATIVE: Final = 17
+#: Free slots that a copy of each slot needs besides itself: a rename takes one for a moment.
+_RENAME: Final = 1
+
+
+def ask(dsn: str) -> Facts:
+    """What the server says. Raises `ConnectionFailedError` and the like."""
+    where = describe(dsn)
+    try:
+        conninfo = pinned_conninfo(dsn, qualified=True, application_name="tuskline-doctor")
+        with BoundedConnection.connect(conninfo, autocommit=True) as connection:
+            row = connection.execute(load("doctor_slots").encode()).fetchone()
+    except psycopg.Error as error:
+        if error.sqlstate is None:
+            raise connection_error(str(error), where) from None
+        raise server_error(error.sqlstate, str(error.diag.message_primary), where) from None
+    if row is None:
+        raise ConnectionFailedError("the server answered nothing", where=where)
+    found: Facts = row[0]
+    return found
+
+
+def examine(primary_dsn: str, candidates: dict[str, tuple[str, str]]) -> Iterator[Finding]:
+    """Everything about the primary and each candidate (`name: (dsn, physical slot)`)."""
+    primary: Facts | None = None
+    where = f"slots ({describe(primary_dsn)})"
+    try:
+        primary = ask(primary_dsn)
+    except TusklineError as error:
+        yield _failed(where, error)
+    else:
+        yield from judge_primary(primary, {slot for _, slot in candidates.values()}, where)
+    for name, (dsn, slot) in candidates.items():
+        where = f"candidate {name} ({describe(dsn)})"
+        try:
+            standby = ask(dsn)
+        except TusklineError as error:
+            yield _failed(where, error)
+        else:
+            yield from judge_standby(standby, primary, slot, where)
+
+
+def judge_primary(facts: Facts, physical: set[str], where: str) -> Iterator[Finding]:
+    """All findings about the primary. `physical`: the slots that the candidates stream from."""
+    yield from _version(facts, where)
+    yield from _wal_level(facts, where)
+    yield from _role(facts, where, replication=False)
+    yield from _extension(facts, where)
+    if facts["in_recovery"]:
+        yield _error("primary", where, "the server is a standby", "name the primary in [slots] dsn")
+        return
+    slots = {slot["slot_name"]: slot for slot in facts["slots"]}
+    for name in sorted(physical):
+        slot = slots.get(name)
+        if slot is None or slot["slot_type"] != "physical":
+            yield _error(
+                "physical slot",
+                where,
+                f"there is no physical slot {name}",
+                f"SELECT pg_create_physical_replication_slot('{name}', true)",
+                cause=Cause.SLOT,
+            )
+        elif slot.get("wal_status") == "lost":
+            yield _error(
+                "physical slot",
+                where,
+                f"{name} is lost: its standby may lack WAL",
+                "drop it, make it again, and see that the standby streams",
+                cause=Cause.SLOT,
+            )
+        elif not slot["active"]:
+            yield Finding(
+                "physical slot",
+                where,
+                f"nobody streams from {name}: its standby is away, or uses another slot",
+                WARNING,
+                repair=f"set primary_slot_name = '{name}' on the standby, and start it",
+            )
+        else:
+            yield Finding("physical slot", where, f"{name} is in use")
+
+
+def judge_standby(facts: Facts, primary: Facts | None, slot: str, where: str) -> Iterator[Finding]:
+    """All findings about a candidate that streams from the physical slot `slot`. `primary`: None, it did not answer."""
+    settings = facts["settings"]
+    yield from _version(facts, where)
+    if not facts["in_recovery"]:
+        yield Finding(
+            "standby",
+            where,
+            "the server is not a standby: it was promoted, or never was one",
+            WARNING,
+            repair="take it out of [slots], or name it as the primary",
+        )
+        return
+    if primary is not None and primary["system_id"] != facts["system_id"]:
+        yield _error(
+            "standby",
+            where,
+            "it is of another cluster than the primary",
+            "name a standby of that primary, made by pg_basebackup",
+        )
+    yield from _wal_level(facts, where)
+    yield from _feedback(settings, where)
+    yield from _slot_name(facts, slot, where)
+    yield from _room(facts, primary, where)
+    yield from _role(facts, where, replication=True)
+    # Also where PostgreSQL keeps copies itself: it shows what the proof rests on.
+    yield from _extension(facts, where)
+    if settings.get("sync_replication_slots") == "on":
+        yield from _native(facts, where)
+
+
+def _error(
+    check: str, where: str, what: str, repair: str, *, cause: Cause = Cause.SERVER_SETTING
+) -> Finding:
+    return Finding(check, where, what, ERROR, repair=repair, cause=cause, prevents=False)
+
+
+def _failed(where: str, error: TusklineError) -> Finding:
+    return _error("connection", where, error.what, error.repair, cause=error.cause)
+
+
+def _version(facts: Facts, where: str) -> Iterator[Finding]:
+    major, minor = divmod(facts["version"], 10_000)
+    text = facts["version_text"]
+    if major < 13:
+        yield Finding(
+            "minor version",
+            where,
+            f"{text}: a slot that is advanced may let go of catalog rows too early; {major} was never mended",
+            WARNING,
+            repair="move to a newer major",
+        )
+    elif minor < MENDED.get(major, 0):
+        yield Finding(
+            "minor version",
+            where,
+            f"{text}: a slot that is advanced may let go of catalog rows too early",
+            WARNING,
+            repair=f"install {major}.{MENDED[major]} or later",
+        )
+    else:
+        yield Finding("version", where, f"PostgreSQL {text}")
+
+
+def _wal_level(facts: Facts, where: str) -> Iterator[Finding]:
+    level = facts["settings"]["wal_level"]
+    if level == "logical":
+        yield Finding("wal_level", where, "logical")
+    else:
+        yield _error(
+            "wal_level",
+            where,
+            f"wal_level is {level}: a server with less than logical has no logical slots",
+            "set wal_level = logical on the primary and on every candidate, and restart them",
+        )
+
+
+def _feedback(settings: Facts, where: str) -> Iterator[Finding]:
+    if settings["hot_standby_feedback"] != "on":
+        yield _error(
+            "hot_standby_feedback",
+            where,
+            "off: the primary removes catalog rows that copies need",
+            "set hot_standby_feedback = on and reload",
+        )
+    elif int(settings["wal_receiver_status_interval"]) == 0:
+        yield _error(
+            "hot_standby_feedback",
+            where,
+            "wal_receiver_status_interval is 0: the standby tells the primary nothing",
+            "set wal_receiver_status_interval = 1s and reload",
+        )
+    else:
+        yield Finding("hot_standby_feedback", where, "on")
+
+
+def _slot_name(facts: Facts, slot: str, where: str) -> Iterator[Finding]:
+    name = facts["settings"].get("primary_slot_name") or facts["receiver_slot"]
+    if not name:
+        yield _error(
+            "primary_slot_name",
+            where,
+            "empty: while the standby is away nothing holds what its copies need",
+            f"set primary_slot_name = '{slot}' and reload",
+        )
+    elif name != slot:
+        yield _error(
+            "primary_slot_name",
+            where,
+            f"it streams from slot {name}, and [slots] says {slot}",
+            f"set primary_slot_name = '{slot}' there, or slot = \"{name}\" here",
+            cause=Cause.CONFIG,
+        )
+    else:
+        yield Finding("primary_slot_name", where, name)
+
+
+def _room(facts: Facts, primary: Facts | None, where: str) -> Iterator[Finding]:
+    limit = int(facts["settings"]["max_replication_slots"])
+    used = {slot["slot_name"] for slot in facts["slots"]}
+    theirs = primary["slots"] if primary is not None else []
+    needed = {s["slot_name"] for s in theirs if s["slot_type"] == "logical" and not s["temporary"]}
+    wanted = len(used | needed) + _RENAME
+    if wanted > limit:
+        yield _error(
+            "max_replication_slots",
+            where,
+            f"{limit} are too few: {len(needed)} slots to keep, {len(used - needed)} others, and one for a moment",
+            f"set max_replication_slots = {wanted} or more and restart the standby",
+        )
+    else:
+        yield Finding(
+            "max_replication_slots", where, f"{limit - wanted + _RENAME} of {limit} are free"
+        )
+
+
+def _role(facts: Facts, where: str, *, replication: bool) -> Iterator[Finding]:
+    role = facts["role"]
+    name = role["name"]
+    if role["superuser"]:
+        yield Finding("role", where, f"{name} is a superuser")
+        return
+    if replication and not role["replication"]:
+        yield _error(
+            "role",
+            where,
+            f"{name} may not advance slots",
+            f"ALTER ROLE {name} REPLICATION, on the primary",
+            cause=Cause.PRIVILEGE,
+        )
+    if not role["sees"]:
+        yield _error(
+            "role",
+            where,
+            f"{name} does not see who streams from whom",
+            f"GRANT pg_read_all_stats TO {name}, on the primary",
+            cause=Cause.PRIVILEGE,
+        )
+
+
+def _extension(facts: Facts, where: str) -> Iterator[Finding]:
+    found = facts["extension"]
+    database = facts["database"]
+    if found is None:
+        there = facts["available"] is not None
+        yield _error(
+            "extension",
+            where,
+            f"the extension tuskline is not in database {database}",
+            "CREATE EXTENSION tuskline there, on the primary"
+            if there
+            else "build and install it, then CREATE EXTENSION tuskline: docs/extension.md",
+        )
+    elif not found["usable"]:
+        yield _error(
+            "extension",
+            where,
+            f"{facts['role']['name']} may not call the extension tuskline",
+            f"GRANT tuskline_slots TO {facts['role']['name']}, on the primary",
+            cause=Cause.PRIVILEGE,
+        )
+    elif found["version"] and facts["available"] and found["version"] != facts["available"]:
+        yield Finding(
+            "extension",
+            where,
+            f"tuskline {found['version']}, and {facts['available']} is installed",
+            WARNING,
+            repair="ALTER EXTENSION tuskline UPDATE, on the primary",
+        )
+    else:
+        yield Finding("extension", where, f"tuskline {found['version'] or 'by its script'}")
+
+
+def _native(facts: Facts, where: str) -> Iterator[Finding]:
+    """PostgreSQL's own synchronization, which connects to a database of the primary (17 and later)."""
+    if facts["conninfo_dbname"] is False:
+        yield _error(
+            "primary_conninfo",
+            where,
+            "sync_replication_slots is on, and primary_conninfo names no database",
+            "add dbname=... to primary_conninfo and reload",
+        )
+    else:
+        known = "names a database" if facts["conninfo_dbname"] else "is not this role's to see"
+        yield Finding("sync_replication_slots", where, f"on; primary_conninfo {known}")
