@@ -57,7 +57,7 @@ def slots_pair(
 
 
 @pytest.fixture
-def pair(slots_pair: SlotStack, tmp_path: Path) -> Iterator[SlotStack]:
+def synced_pair(slots_pair: SlotStack, tmp_path: Path) -> Iterator[SlotStack]:
     """The pair, running, with a record of the test's own; its slots go with the test."""
     slots_pair.folder = tmp_path
     yield slots_pair
@@ -65,9 +65,9 @@ def pair(slots_pair: SlotStack, tmp_path: Path) -> Iterator[SlotStack]:
 
 
 @pytest.fixture
-def controller(pair: SlotStack) -> Iterator[Controller]:
+def controller(synced_pair: SlotStack) -> Iterator[Controller]:
     """The pair's controller."""
-    with pair.controller() as controller:
+    with synced_pair.controller() as controller:
         yield controller
 
 

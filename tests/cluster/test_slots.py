@@ -28,59 +28,61 @@ def hung_port() -> Iterator[int]:
 
 
 def test_2_a_slot_that_goes_on_the_primary_goes_on_the_standby(
-    pair: SlotStack, controller: Controller
+    synced_pair: SlotStack, controller: Controller
 ) -> None:
-    pair.pair.make_slot("kept")
-    pair.pair.make_slot("gone")
-    pair.until(controller, "READY", "kept", "gone")
-    assert slot_names(pair.pair.standby) == {"kept", "gone"}
-    pair.pair.on_primary("SELECT pg_drop_replication_slot('gone')")
+    synced_pair.pair.make_slot("kept")
+    synced_pair.pair.make_slot("gone")
+    synced_pair.until(controller, "READY", "kept", "gone")
+    assert slot_names(synced_pair.pair.standby) == {"kept", "gone"}
+    synced_pair.pair.on_primary("SELECT pg_drop_replication_slot('gone')")
     # Not at the first look: a server that was asked by mistake has no slots either.
-    assert pair.states(controller)["gone"] is State.ORPHAN
-    assert slot_names(pair.pair.standby) == {"kept", "gone"}
-    wait_for(lambda: "gone" not in pair.states(controller), 10, "it is forgotten")
-    assert slot_names(pair.pair.standby) == {"kept"}
-    assert pair.states(controller) == {"kept": State.READY}
+    assert synced_pair.states(controller)["gone"] is State.ORPHAN
+    assert slot_names(synced_pair.pair.standby) == {"kept", "gone"}
+    wait_for(lambda: "gone" not in synced_pair.states(controller), 10, "it is forgotten")
+    assert slot_names(synced_pair.pair.standby) == {"kept"}
+    assert synced_pair.states(controller) == {"kept": State.READY}
 
 
 def test_4_a_copy_that_is_dropped_behind_our_back_is_made_again(
-    pair: SlotStack, controller: Controller
+    synced_pair: SlotStack, controller: Controller
 ) -> None:
-    pair.pair.make_slot("kept")
-    pair.until(controller, "READY", "kept")
-    pair.pair.on_standby("SELECT tuskline_slots.drop('kept')")
+    synced_pair.pair.make_slot("kept")
+    synced_pair.until(controller, "READY", "kept")
+    synced_pair.pair.on_standby("SELECT tuskline_slots.drop('kept')")
     assert not controller.once(10)[STANDBY].ready
-    pair.until(controller, "READY", "kept")
-    assert inspect(pair.pair.standby, "kept")["snapshot_present"]
+    synced_pair.until(controller, "READY", "kept")
+    assert inspect(synced_pair.pair.standby, "kept")["snapshot_present"]
 
 
-def test_7_a_copy_tells_the_standbys_own_story(pair: SlotStack, controller: Controller) -> None:
-    pair.pair.make_slot("kept")
-    pair.until(controller, "READY", "kept")
+def test_7_a_copy_tells_the_standbys_own_story(
+    synced_pair: SlotStack, controller: Controller
+) -> None:
+    synced_pair.pair.make_slot("kept")
+    synced_pair.until(controller, "READY", "kept")
     activity = "SELECT active, active_pid FROM pg_replication_slots WHERE slot_name = 'kept'"
-    with pair.streaming("kept"):
-        assert rows(pair.pair.primary, activity)[0][0]
-        pair.load.write()
-        pair.pair.catch_up()
+    with synced_pair.streaming("kept"):
+        assert rows(synced_pair.pair.primary, activity)[0][0]
+        synced_pair.load.write()
+        synced_pair.pair.catch_up()
         assert controller.once(10)[STANDBY].ready
-        assert rows(pair.pair.standby, activity) == [(False, None)]
-    if pair.pair.major >= 17:
+        assert rows(synced_pair.pair.standby, activity) == [(False, None)]
+    if synced_pair.pair.major >= 17:
         since = "SELECT inactive_since FROM pg_replication_slots WHERE slot_name = 'kept'"
-        assert rows(pair.pair.standby, since)[0][0] is not None
+        assert rows(synced_pair.pair.standby, since)[0][0] is not None
 
 
 def test_9_a_copy_that_somebody_reads_from_is_found_out(
-    pair: SlotStack, controller: Controller
+    synced_pair: SlotStack, controller: Controller
 ) -> None:
     """Who reads from a copy moves it ahead of its slot: what the client has not got would be left out."""
-    if pair.pair.major < 16:
+    if synced_pair.pair.major < 16:
         pytest.skip("nobody can decode on a standby before 16")
-    pair.pair.make_slot("kept")
-    pair.until(controller, "READY", "kept")
-    pair.load.write(5)
-    pair.pair.catch_up()
+    synced_pair.pair.make_slot("kept")
+    synced_pair.until(controller, "READY", "kept")
+    synced_pair.load.write(5)
+    synced_pair.pair.catch_up()
     rows(
-        pair.pair.standby,
+        synced_pair.pair.standby,
         "SELECT count(*) FROM pg_logical_slot_get_binary_changes('kept', NULL, NULL,"
         " 'proto_version', '1', 'publication_names', 'pub')",
     )
@@ -90,78 +92,78 @@ def test_9_a_copy_that_somebody_reads_from_is_found_out(
     # Three polls in a row: then it is made again, and gives all five.
     wait_for(
         lambda: (
-            pair.states(controller).get("kept") is State.MISSING
-            or not slot_names(pair.pair.standby) & {"kept"}
+            synced_pair.states(controller).get("kept") is State.MISSING
+            or not slot_names(synced_pair.pair.standby) & {"kept"}
         ),
         20,
         "it is dropped",
     )
-    expected = decoded(pair.pair.primary, "kept")
-    pair.until(controller, "READY", "kept")
+    expected = decoded(synced_pair.pair.primary, "kept")
+    synced_pair.until(controller, "READY", "kept")
     assert len(expected) >= 5
 
 
 def test_9_a_copy_in_use_is_left_alone_until_it_is_not(
-    pair: SlotStack, controller: Controller
+    synced_pair: SlotStack, controller: Controller
 ) -> None:
-    if pair.pair.major < 16:
+    if synced_pair.pair.major < 16:
         pytest.skip("nobody can decode on a standby before 16")
     for name in ("used", "other"):
-        pair.pair.make_slot(name)
-    pair.until(controller, "READY", "used", "other")
-    with pair.streaming("used", server=pair.pair.standby):
-        pair.pair.on_primary("SELECT pg_drop_replication_slot('used')")
+        synced_pair.pair.make_slot(name)
+    synced_pair.until(controller, "READY", "used", "other")
+    with synced_pair.streaming("used", server=synced_pair.pair.standby):
+        synced_pair.pair.on_primary("SELECT pg_drop_replication_slot('used')")
         for _ in range(5):
             report = controller.once(10)[STANDBY]
             assert not report.failures
-        assert "used" in slot_names(pair.pair.standby)
+        assert "used" in slot_names(synced_pair.pair.standby)
         assert {each.slot: each.after for each in report.transitions}["other"] is State.READY
-    wait_for(lambda: "used" not in pair.states(controller), 20, "it is dropped")
-    assert slot_names(pair.pair.standby) == {"other"}
+    wait_for(lambda: "used" not in synced_pair.states(controller), 20, "it is dropped")
+    assert slot_names(synced_pair.pair.standby) == {"other"}
 
 
 def test_18_a_copy_without_a_snapshot_is_never_ready(
-    pair: SlotStack, controller: Controller
+    synced_pair: SlotStack, controller: Controller
 ) -> None:
     """Fact 1: while a transaction that was in progress goes on, no position alone makes a copy whole."""
-    with psycopg.connect(pair.pair.primary.dsn()) as early:
-        pair.pair.make_slot("first")
+    with psycopg.connect(synced_pair.pair.primary.dsn()) as early:
+        synced_pair.pair.make_slot("first")
         early.execute("INSERT INTO shop VALUES (100001, 'row-100001')")
-        pair.pair.on_primary(
+        synced_pair.pair.on_primary(
             "CHECKPOINT", "SELECT pg_replication_slot_advance('first', pg_current_wal_lsn())"
         )
         for _ in range(15):
-            pair.load.write()
-            pair.pair.catch_up()
+            synced_pair.load.write()
+            synced_pair.pair.catch_up()
             report = controller.once(10)[STANDBY]
             found = {each.slot: each for each in report.transitions}["first"]
             assert not found.safe
-            assert "first" not in slot_names(pair.pair.standby)
+            assert "first" not in slot_names(synced_pair.pair.standby)
             time.sleep(0.1)
         early.commit()
-    pair.until(controller, "READY", "first")
-    assert inspect(pair.pair.standby, "first")["snapshot_present"]
+    synced_pair.until(controller, "READY", "first")
+    assert inspect(synced_pair.pair.standby, "first")["snapshot_present"]
 
 
 def test_21_a_foreign_slot_of_the_name_is_left_alone_and_the_others_go_on(
-    pair: SlotStack, controller: Controller
+    synced_pair: SlotStack, controller: Controller
 ) -> None:
-    pair.pair.make_slot("taken")
-    pair.pair.make_slot("free")
-    pair.pair.reserve("_tuskline_tmp_by_hand", "taken")
-    pair.pair.prove("_tuskline_tmp_by_hand", "taken")
-    pair.pair.on_standby("SELECT tuskline_slots.rename('_tuskline_tmp_by_hand', 'taken')")
-    before = inspect(pair.pair.standby, "taken")
-    report = pair.until(controller, "READY", "free")
+    synced_pair.pair.make_slot("taken")
+    synced_pair.pair.make_slot("free")
+    synced_pair.pair.reserve("_tuskline_tmp_by_hand", "taken")
+    synced_pair.pair.prove("_tuskline_tmp_by_hand", "taken")
+    synced_pair.pair.on_standby("SELECT tuskline_slots.rename('_tuskline_tmp_by_hand', 'taken')")
+    before = inspect(synced_pair.pair.standby, "taken")
+    report = synced_pair.until(controller, "READY", "free")
     taken = next(each for each in report.transitions if each.slot == "taken")
     assert taken.after in {State.CONFLICT, State.STALE_BACKUP}
     assert taken.repair
     assert not report.ready
-    assert inspect(pair.pair.standby, "taken") == before
+    assert inspect(synced_pair.pair.standby, "taken") == before
 
 
 def test_22_one_stuck_slot_among_many_holds_up_no_other(
-    pair: SlotStack, monkeypatch: pytest.MonkeyPatch
+    synced_pair: SlotStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = [f"many_{number}" for number in range(6)]
     over = threading.Event()
@@ -174,12 +176,12 @@ def test_22_one_stuck_slot_among_many_holds_up_no_other(
 
     monkeypatch.setattr("slot_sync.copier.carry_out", slow)
     for name in names:
-        pair.pair.make_slot(name)
+        synced_pair.pair.make_slot(name)
     others = [name for name in names if name != "many_3"]
-    with pair.watching() as reports:
+    with synced_pair.watching() as reports:
 
         def ready() -> bool:
-            pair.turn_over(*names)
+            synced_pair.turn_over(*names)
             found = (
                 {each.slot: each for each in reports[-1][STANDBY].transitions} if reports else {}
             )
@@ -190,18 +192,20 @@ def test_22_one_stuck_slot_among_many_holds_up_no_other(
         assert time.monotonic() - began < 12
         last = reports[-1][STANDBY]
         assert not last.ready
-        assert "many_3" not in slot_names(pair.pair.standby)
+        assert "many_3" not in slot_names(synced_pair.pair.standby)
         assert "many_3" in last.busy
     over.set()
 
 
-def test_22_a_candidate_that_hangs_holds_up_no_other(pair: SlotStack, hung_port: int) -> None:
-    pair.pair.make_slot("kept")
+def test_22_a_candidate_that_hangs_holds_up_no_other(
+    synced_pair: SlotStack, hung_port: int
+) -> None:
+    synced_pair.pair.make_slot("kept")
     dead = Candidate("dead", f"host=127.0.0.1 port={hung_port} connect_timeout=3", "nowhere")
-    with pair.watching(dead) as reports:
+    with synced_pair.watching(dead) as reports:
 
         def ready() -> bool:
-            pair.turn_over("kept")
+            synced_pair.turn_over("kept")
             return bool(reports and STANDBY in reports[-1].rounds and reports[-1][STANDBY].ready)
 
         wait_for(ready, 20, "the other is ready")
@@ -210,19 +214,19 @@ def test_22_a_candidate_that_hangs_holds_up_no_other(pair: SlotStack, hung_port:
         assert reports[-1].ready is None
 
 
-def test_24_temporary_slots_are_ignored(pair: SlotStack, controller: Controller) -> None:
-    pair.pair.make_slot("kept")
-    with psycopg.connect(pair.pair.primary.dsn(), autocommit=True) as session:
+def test_24_temporary_slots_are_ignored(synced_pair: SlotStack, controller: Controller) -> None:
+    synced_pair.pair.make_slot("kept")
+    with psycopg.connect(synced_pair.pair.primary.dsn(), autocommit=True) as session:
         session.execute("SELECT pg_create_logical_replication_slot('own', 'pgoutput', true)")
-        report = pair.until(controller, "READY", "kept")
+        report = synced_pair.until(controller, "READY", "kept")
         assert [each.slot for each in report.transitions] == ["kept"]
         assert report.ready
 
 
 def test_25_a_database_that_is_dropped_takes_its_slots_along(
-    pair: SlotStack, controller: Controller
+    synced_pair: SlotStack, controller: Controller
 ) -> None:
-    pair = pair.pair
+    pair = synced_pair.pair
     pair.make_slot("kept")
     pair.on_primary("CREATE DATABASE passing")
     extension.create_extension(pair.primary, pair.library, "passing")
@@ -231,7 +235,7 @@ def test_25_a_database_that_is_dropped_takes_its_slots_along(
     advance = "SELECT pg_replication_slot_advance('elsewhere', pg_current_wal_lsn())"
 
     def ready() -> bool:
-        pair.turn_over("kept")
+        synced_pair.turn_over("kept")
         with psycopg.connect(pair.primary.dsn("passing"), autocommit=True) as session:
             session.execute(advance.encode())
         pair.catch_up()
@@ -243,19 +247,19 @@ def test_25_a_database_that_is_dropped_takes_its_slots_along(
     # A session of ours in it would hold up the standby's replay only as long as PostgreSQL lets it.
     pair.catch_up()
     assert slot_names(pair.standby) == {"kept"}
-    wait_for(lambda: "elsewhere" not in pair.states(controller), 10, "it is forgotten")
+    wait_for(lambda: "elsewhere" not in synced_pair.states(controller), 10, "it is forgotten")
     assert controller.once(10)[STANDBY].ready
 
 
-def test_29_of_two_controllers_one_acts(pair: SlotStack, controller: Controller) -> None:
-    pair.pair.make_slot("kept")
+def test_29_of_two_controllers_one_acts(synced_pair: SlotStack, controller: Controller) -> None:
+    synced_pair.pair.make_slot("kept")
     controller.once(10)
-    with pair.controller() as second:
+    with synced_pair.controller() as second:
         with pytest.raises(RunningError, match="another controller"):
             second.once(0.3)
-        report = pair.until(controller, "READY", "kept")
+        report = synced_pair.until(controller, "READY", "kept")
         assert report.ready
         controller.close()
         # Its turn now, with what the first one wrote down.
         assert wait_for(lambda: second.once(5)[STANDBY].ready, 10, "the second has its turn")
-    assert slot_names(pair.pair.standby) == {"kept"}
+    assert slot_names(synced_pair.pair.standby) == {"kept"}

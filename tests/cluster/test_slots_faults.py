@@ -15,7 +15,7 @@ from walsender_bridge.doctor import slots as doctor
 from walsender_bridge.errors import Cause
 
 
-def until_ready(pair: SlotStack, controller: Controller, *names: str) -> list[State]:
+def until_ready(synced_pair: SlotStack, controller: Controller, *names: str) -> list[State]:
     """The states of the first name until all are ready."""
     seen: list[State] = []
     deadline = time.monotonic() + 60
@@ -27,28 +27,30 @@ def until_ready(pair: SlotStack, controller: Controller, *names: str) -> list[St
         if all(name in found and found[name].safe for name in names):
             return seen
         assert time.monotonic() < deadline, seen
-        pair.turn_over(*names)
+        synced_pair.turn_over(*names)
 
 
-def configure(pair: SlotStack, name: str, value: str | None) -> None:
+def configure(synced_pair: SlotStack, name: str, value: str | None) -> None:
     """Set a setting of the standby, or set it back, and wait until it holds."""
     what = (
         f"ALTER SYSTEM SET {name} = '{value}'"
         if value is not None
         else f"ALTER SYSTEM RESET {name}"
     )
-    with psycopg.connect(pair.pair.standby.dsn(), autocommit=True) as connection:
+    with psycopg.connect(synced_pair.pair.standby.dsn(), autocommit=True) as connection:
         before = connection.execute("SELECT pg_conf_load_time()").fetchone()
         connection.execute(what.encode())
         connection.execute("SELECT pg_reload_conf()")
     wait_for(
-        lambda: rows(pair.pair.standby, "SELECT pg_conf_load_time()")[0] != before, 10, "reloaded"
+        lambda: rows(synced_pair.pair.standby, "SELECT pg_conf_load_time()")[0] != before,
+        10,
+        "reloaded",
     )
 
 
-def change_catalogs(pair: SlotStack) -> None:
+def change_catalogs(synced_pair: SlotStack) -> None:
     """Leave dead rows in the catalogs, and have them removed as far as anybody allows."""
-    pair.pair.on_primary(
+    synced_pair.pair.on_primary(
         *(f"CREATE TABLE passing_{n} (id int)" for n in range(5)),
         *(f"DROP TABLE passing_{n}" for n in range(5)),
         "VACUUM pg_class",
@@ -57,122 +59,126 @@ def change_catalogs(pair: SlotStack) -> None:
 
 
 def test_3_servers_restart_and_copies_are_ready_again(
-    pair: SlotStack, controller: Controller
+    synced_pair: SlotStack, controller: Controller
 ) -> None:
-    pair.pair.make_slot("kept")
-    pair.until(controller, "READY", "kept")
-    for server in (pair.pair.standby, pair.pair.primary):
+    synced_pair.pair.make_slot("kept")
+    synced_pair.until(controller, "READY", "kept")
+    for server in (synced_pair.pair.standby, synced_pair.pair.primary):
         server.restart()
-        seen = until_ready(pair, controller, "kept")
+        seen = until_ready(synced_pair, controller, "kept")
         assert seen[-1] is State.READY
         assert State.CONFLICT not in seen
-    assert slot_names(pair.pair.standby) == {"kept"}
+    assert slot_names(synced_pair.pair.standby) == {"kept"}
 
 
 @pytest.mark.parametrize("fault", ["dropped", "feedback", "crash"])
 def test_19_a_gap_in_the_reservation_is_suspect_until_it_is_proven_again(
-    pair: SlotStack, controller: Controller, fault: str
+    synced_pair: SlotStack, controller: Controller, fault: str
 ) -> None:
     """Facts 2 and 3: the physical slot's values may be the same after it, and say nothing."""
-    pair = pair.pair
+    pair = synced_pair.pair
     pair.make_slot("kept")
-    pair.until(controller, "READY", "kept")
+    synced_pair.until(controller, "READY", "kept")
     if fault == "dropped":
         pair.standby.stop()
         pair.on_primary(f"SELECT pg_drop_replication_slot('{PHYSICAL}')")
-        change_catalogs(pair)
+        change_catalogs(synced_pair)
         pair.on_primary(f"SELECT pg_create_physical_replication_slot('{PHYSICAL}', true)")
         pair.standby.start()
     elif fault == "feedback":
-        configure(pair, "hot_standby_feedback", "off")
+        configure(synced_pair, "hot_standby_feedback", "off")
         wait_for(
             lambda: inspect(pair.primary, PHYSICAL)["catalog_xmin"] is None, 20, "it holds nothing"
         )
-        change_catalogs(pair)
+        change_catalogs(synced_pair)
         report = controller.once(10)[STANDBY]
         assert [each.reason for each in report.transitions] == ["feedback_off"]
         assert "hot_standby_feedback = on" in report.transitions[0].repair
-        configure(pair, "hot_standby_feedback", None)
+        configure(synced_pair, "hot_standby_feedback", None)
     else:
         pair.primary.kill()
         pair.primary.start()
-    pair.load.write(3)
-    seen = until_ready(pair, controller, "kept")
+    synced_pair.load.write(3)
+    seen = until_ready(synced_pair, controller, "kept")
     assert seen[0] in {State.SUSPECT, State.BLOCKED}, seen
     assert seen[-1] is State.READY
     # What its client has not read is all there.
-    pair.load.write(3)
+    synced_pair.load.write(3)
     pair.catch_up()
     assert controller.once(10)[STANDBY].ready
 
 
 def test_15_a_physical_slot_that_nobody_uses_is_shown_by_its_name(
-    pair: SlotStack, controller: Controller
+    synced_pair: SlotStack, controller: Controller
 ) -> None:
-    pair.pair.make_slot("kept")
-    pair.until(controller, "READY", "kept")
-    configure(pair, "primary_conninfo", "host=127.0.0.1 port=1")
+    synced_pair.pair.make_slot("kept")
+    synced_pair.until(controller, "READY", "kept")
+    configure(synced_pair, "primary_conninfo", "host=127.0.0.1 port=1")
     wait_for(
-        lambda: not rows(pair.pair.primary, "SELECT FROM pg_stat_replication"), 20, "it is away"
+        lambda: not rows(synced_pair.pair.primary, "SELECT FROM pg_stat_replication"),
+        20,
+        "it is away",
     )
     report = controller.once(10)[STANDBY]
     assert not report.ready
     assert report.transitions[0].reason == "not_streaming"
-    candidates = {STANDBY: (pair.pair.standby.dsn(), PHYSICAL)}
-    told = [each.what for each in doctor.examine(pair.pair.primary.dsn(), candidates)]
+    candidates = {STANDBY: (synced_pair.pair.standby.dsn(), PHYSICAL)}
+    told = [each.what for each in doctor.examine(synced_pair.pair.primary.dsn(), candidates)]
     assert any(f"nobody streams from {PHYSICAL}" in what for what in told)
-    configure(pair, "primary_conninfo", None)
-    until_ready(pair, controller, "kept")
+    configure(synced_pair, "primary_conninfo", None)
+    until_ready(synced_pair, controller, "kept")
 
 
 def test_10_a_candidate_without_a_slot_name_is_told_so(
-    pair: SlotStack, controller: Controller
+    synced_pair: SlotStack, controller: Controller
 ) -> None:
-    pair.pair.make_slot("kept")
-    pair.until(controller, "READY", "kept")
-    configure(pair, "primary_slot_name", "")
+    synced_pair.pair.make_slot("kept")
+    synced_pair.until(controller, "READY", "kept")
+    configure(synced_pair, "primary_slot_name", "")
     report = controller.once(10)[STANDBY]
     assert [each.reason for each in report.transitions] == ["no_slot_name"]
     assert "primary_slot_name" in report.transitions[0].repair
-    candidates = {STANDBY: (pair.pair.standby.dsn(), PHYSICAL)}
-    found = {each.check: each for each in doctor.examine(pair.pair.primary.dsn(), candidates)}
+    candidates = {STANDBY: (synced_pair.pair.standby.dsn(), PHYSICAL)}
+    found = {
+        each.check: each for each in doctor.examine(synced_pair.pair.primary.dsn(), candidates)
+    }
     assert found["primary_slot_name"].cause is Cause.SERVER_SETTING
-    configure(pair, "primary_slot_name", None)
-    until_ready(pair, controller, "kept")
+    configure(synced_pair, "primary_slot_name", None)
+    until_ready(synced_pair, controller, "kept")
 
 
 def test_33_a_standby_that_applies_late_is_behind_and_not_wrong(
-    pair: SlotStack, controller: Controller
+    synced_pair: SlotStack, controller: Controller
 ) -> None:
-    pair.pair.make_slot("kept")
-    pair.until(controller, "READY", "kept")
-    configure(pair, "recovery_min_apply_delay", "1h")
+    synced_pair.pair.make_slot("kept")
+    synced_pair.until(controller, "READY", "kept")
+    configure(synced_pair, "recovery_min_apply_delay", "1h")
     wait_for(lambda: controller.once(10)[STANDBY].ready, 20, "it is proven again")
     # Who looks by a session of its own sees the reload as the controller does.
-    assert look(pair.plan())[STANDBY].ready
-    pair.load.write(3)
-    pair.pair.make_slot("new")
-    pair.consume("kept")
+    assert look(synced_pair.plan())[STANDBY].ready
+    synced_pair.load.write(3)
+    synced_pair.pair.make_slot("new")
+    synced_pair.consume("kept")
     report = controller.once(10)[STANDBY]
     found = {each.slot: each for each in report.transitions}
     assert found["new"].after is State.MISSING
     assert found["new"].reason == "ahead_of_standby"
     # What its client has read already it would be sent again: whole transactions, none is lacking.
     assert found["kept"].safe
-    configure(pair, "recovery_min_apply_delay", None)
-    until_ready(pair, controller, "kept", "new")
+    configure(synced_pair, "recovery_min_apply_delay", None)
+    until_ready(synced_pair, controller, "kept", "new")
 
 
 def test_27_ready_with_the_primary_down_answers_from_what_was_proven(
-    pair: SlotStack, controller: Controller, tmp_path: Path
+    synced_pair: SlotStack, controller: Controller, tmp_path: Path
 ) -> None:
-    pair = pair.pair
+    pair = synced_pair.pair
     pair.make_slot("kept")
-    with attached(pair, tmp_path) as tuskline:
-        pair.folder = tmp_path / "log"
-        with pair.controller() as own:
+    with attached(synced_pair, tmp_path) as tuskline:
+        synced_pair.folder = tmp_path / "log"
+        with synced_pair.controller() as own:
             controller.close()
-            pair.until(own, "READY", "kept")
+            synced_pair.until(own, "READY", "kept")
             own.once(10)
         assert tuskline.json("slots", "ready", "--standby", STANDBY)["ready"] is True
         pair.primary.stop()
@@ -182,13 +188,13 @@ def test_27_ready_with_the_primary_down_answers_from_what_was_proven(
         assert 0 < slot["age"] < 60
         assert "the primary does not answer" in told["ill"][0]
         # Something has happened since: what was proven may not hold any more.
-        configure(pair, "wal_receiver_status_interval", "2s")
+        configure(synced_pair, "wal_receiver_status_interval", "2s")
         told = tuskline.json("slots", "status", code=1)
         assert told["slots"][0]["state"] == "SUSPECT"
         pair.standby.stop()
         assert tuskline.json("slots", "status", code=2)["ready"] is None
         pair.standby.start()
-        configure(pair, "wal_receiver_status_interval", None)
+        configure(synced_pair, "wal_receiver_status_interval", None)
         pair.primary.start()
     pair.catch_up()
 
@@ -200,35 +206,37 @@ POINTS = [
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_4_a_controller_may_be_killed_anywhere(pair: SlotStack, tmp_path: Path, point: str) -> None:
-    pair = pair.pair
+def test_4_a_controller_may_be_killed_anywhere(
+    synced_pair: SlotStack, tmp_path: Path, point: str
+) -> None:
+    pair = synced_pair.pair
     pair.make_slot("kept")
-    with attached(pair, tmp_path) as tuskline:
-        pair.folder = tmp_path / "log"
+    with attached(synced_pair, tmp_path) as tuskline:
+        synced_pair.folder = tmp_path / "log"
         killed = {"TUSKLINE_FAIL_POINT": f"slots-{point}"}
 
         def dies() -> bool:
-            pair.turn_over("kept")
+            synced_pair.turn_over("kept")
             pair.catch_up()
             return tuskline.run("slots", "sync", "--once", env=killed).returncode == -9
 
         wait_for(dies, 60, f"it dies at {point}")
-        with pair.controller() as controller:
-            pair.until(controller, "READY", "kept")
+        with synced_pair.controller() as controller:
+            synced_pair.until(controller, "READY", "kept")
         assert slot_names(pair.standby) == {"kept"}
 
 
-def test_18_status_and_sync_of_the_command_line(pair: SlotStack, tmp_path: Path) -> None:
-    pair = pair.pair
+def test_18_status_and_sync_of_the_command_line(synced_pair: SlotStack, tmp_path: Path) -> None:
+    pair = synced_pair.pair
     pair.make_slot("kept")
     pair.make_slot("other")
-    with attached(pair, tmp_path, names=["kept"]) as tuskline:
+    with attached(synced_pair, tmp_path, names=["kept"]) as tuskline:
         assert tuskline.json("slots", "status", code=1)["ready"] is False
         assert tuskline.error("slots", "ready", "--standby", "far", code=Cause.CONFIG)["repair"]
         assert tuskline.error("slots", "sync", code=Cause.USAGE)["repair"]
 
         def synced() -> bool:
-            pair.turn_over("kept", "other")
+            synced_pair.turn_over("kept", "other")
             pair.catch_up()
             return tuskline.run("slots", "sync", "--once").returncode == 0
 
@@ -237,5 +245,5 @@ def test_18_status_and_sync_of_the_command_line(pair: SlotStack, tmp_path: Path)
         assert [(each["slot"], each["state"]) for each in told["slots"]] == [("kept", "READY")]
         assert "READY" in tuskline.run("slots", "ready", "--standby", STANDBY).stdout
     assert slot_names(pair.standby) == {"kept"}
-    pair.folder = tmp_path / "log"
-    assert look(pair.plan(names=frozenset({"kept"}))).ready
+    synced_pair.folder = tmp_path / "log"
+    assert look(synced_pair.plan(names=frozenset({"kept"}))).ready

@@ -25,7 +25,7 @@ def do(server: LocalServer, dbname: str, *statements: str) -> None:
 
 
 def until_ready(
-    pair: SlotStack, controller: Controller, databases: dict[str, str], seconds: float = 60
+    synced_pair: SlotStack, controller: Controller, databases: dict[str, str], seconds: float = 60
 ) -> None:
     """Move each slot (by its name: its database) on the primary, until all copies are ready."""
     moves: dict[str, list[str]] = {}
@@ -34,11 +34,11 @@ def until_ready(
         moves.setdefault(dbname, []).append(move)
 
     def ready() -> bool:
-        pair.load.write()
-        pair.pair.on_primary("CHECKPOINT")
+        synced_pair.load.write()
+        synced_pair.pair.on_primary("CHECKPOINT")
         for dbname, statements in moves.items():
-            do(pair.pair.primary, dbname, *statements)
-        pair.pair.catch_up()
+            do(synced_pair.pair.primary, dbname, *statements)
+        synced_pair.pair.catch_up()
         found = controller.once(seconds)[STANDBY]
         return bool(found.ready) and {each.slot for each in found.expected} == set(databases)
 
@@ -46,9 +46,9 @@ def until_ready(
 
 
 def test_1_slots_of_two_plugins_and_of_several_databases(
-    pair: SlotStack, controller: Controller
+    synced_pair: SlotStack, controller: Controller
 ) -> None:
-    pair = pair.pair
+    pair = synced_pair.pair
     # A second plugin: the one that is there, under another name.
     where = pair.primary.installation.tool("pg_config")
     folder = pair.primary._account.run([where, "--pkglibdir"]).strip()
@@ -73,13 +73,13 @@ def test_1_slots_of_two_plugins_and_of_several_databases(
         return True
 
     wait_for(made, 10, "the server has its new path")
-    until_ready(pair, controller, {"plain": "postgres", "elsewhere": "second"})
+    until_ready(synced_pair, controller, {"plain": "postgres", "elsewhere": "second"})
     for name in ("plain", "elsewhere"):
         there, here = inspect(pair.primary, name), inspect(pair.standby, name)
         assert (here["plugin"], here["database"]) == (there["plugin"], there["database"])
     # What is chosen: by database, or by plugin.
     for wanted in ({"databases": frozenset({"second"})}, {"plugins": frozenset({"otherput"})}):
-        told = look(pair.plan(**wanted))[STANDBY]
+        told = look(synced_pair.plan(**wanted))[STANDBY]
         kept = {each.slot for each in told.transitions if each.after != "ORPHAN"}
         assert kept == {"elsewhere"}
     do(pair.primary, "second", "SELECT pg_drop_replication_slot('elsewhere')")
@@ -87,10 +87,10 @@ def test_1_slots_of_two_plugins_and_of_several_databases(
     pair.on_primary("DROP DATABASE second WITH (FORCE)")
 
 
-def test_16_two_phase_is_kept(pair: SlotStack, controller: Controller) -> None:
-    pair = pair.pair
+def test_16_two_phase_is_kept(synced_pair: SlotStack, controller: Controller) -> None:
+    pair = synced_pair.pair
     pair.on_primary("SELECT pg_create_logical_replication_slot('both', 'pgoutput', false, true)")
-    until_ready(pair, controller, {"both": "postgres"})
+    until_ready(synced_pair, controller, {"both": "postgres"})
     there, here = inspect(pair.primary, "both"), inspect(pair.standby, "both")
     assert here["two_phase"]
     assert here["two_phase_at"] == there["two_phase_at"]
@@ -109,8 +109,10 @@ HOSTILE = (
 )
 
 
-def test_13_a_search_path_and_operators_of_somebody_else_change_nothing(pair: SlotStack) -> None:
-    pair = pair.pair
+def test_13_a_search_path_and_operators_of_somebody_else_change_nothing(
+    synced_pair: SlotStack,
+) -> None:
+    pair = synced_pair.pair
     pair.on_primary(
         *HOSTILE,
         "CREATE ROLE wary LOGIN REPLICATION PASSWORD 'x'",
@@ -125,14 +127,14 @@ def test_13_a_search_path_and_operators_of_somebody_else_change_nothing(pair: Sl
         pytest.raises(psycopg.errors.RaiseException, match="hostile"),
     ):
         session.execute("SELECT pg_is_in_recovery()")
-    plan = pair.plan()
+    plan = synced_pair.plan()
     candidate = Candidate(STANDBY, pair.standby.dsn(user="wary", password="x"), PHYSICAL)
     wary = replace(
         plan, primary_dsn=pair.primary.dsn(user="wary", password="x"), candidates=(candidate,)
     )
     try:
         with Controller(wary) as controller:
-            until_ready(pair, controller, {"kept": "postgres"})
+            until_ready(synced_pair, controller, {"kept": "postgres"})
     finally:
         pair.on_primary(
             "ALTER DATABASE postgres RESET search_path",
@@ -142,18 +144,18 @@ def test_13_a_search_path_and_operators_of_somebody_else_change_nothing(pair: Sl
     assert slot_names(pair.standby) == {"kept"}
 
 
-def test_1_on_an_idle_primary_a_copy_is_proven_too(pair: SlotStack) -> None:
+def test_1_on_an_idle_primary_a_copy_is_proven_too(synced_pair: SlotStack) -> None:
     """Nothing is written but what the controller asks for (16 and later)."""
-    if pair.pair.major < 16:
+    if synced_pair.pair.major < 16:
         pytest.skip("a snapshot cannot be asked for before 16")
-    pair.pair.make_slot("idle")
-    with pair.streaming("idle"), pair.watching() as reports:
+    synced_pair.pair.make_slot("idle")
+    with synced_pair.streaming("idle"), synced_pair.watching() as reports:
         wait_for(
             lambda: (
                 reports
                 and reports[-1].rounds
                 and reports[-1][STANDBY].ready
-                and slot_names(pair.pair.standby) == {"idle"}
+                and slot_names(synced_pair.pair.standby) == {"idle"}
             ),
             40,
             "it is ready",
@@ -161,8 +163,8 @@ def test_1_on_an_idle_primary_a_copy_is_proven_too(pair: SlotStack) -> None:
 
 
 @pytest.mark.long
-def test_28_hundreds_of_slots_cost_little(pair: SlotStack) -> None:
-    pair, count = pair.pair, 300
+def test_28_hundreds_of_slots_cost_little(synced_pair: SlotStack) -> None:
+    pair, count = synced_pair.pair, 300
     for server in (pair.primary, pair.standby):
         rows(server, "ALTER SYSTEM SET max_replication_slots = 700")
     pair.primary.restart()
@@ -171,9 +173,9 @@ def test_28_hundreds_of_slots_cost_little(pair: SlotStack) -> None:
     for name in names:
         pair.make_slot(name)
     pair.catch_up()
-    with pair.controller() as controller:
+    with synced_pair.controller() as controller:
         began = time.monotonic()
-        until_ready(pair, controller, dict.fromkeys(names, "postgres"), seconds=200)
+        until_ready(synced_pair, controller, dict.fromkeys(names, "postgres"), seconds=200)
         print(f"{count} slots ready after {time.monotonic() - began:.1f} s")
     with (
         PrimaryLook(pair.primary.dsn()) as there,

@@ -22,8 +22,8 @@ def built() -> Iterator[None]:
 
 @pytest.mark.parametrize("major", NATIVE)
 def test_30_native_copies_are_judged_and_left_to_the_server(major: int, tmp_path: Path) -> None:
-    with slot_stack(major, tmp_path) as pair:
-        pair = pair.pair
+    with slot_stack(major, tmp_path) as synced_pair:
+        pair = synced_pair.pair
         for statement in (
             "ALTER SYSTEM SET sync_replication_slots = on",
             "SELECT pg_reload_conf()",
@@ -34,10 +34,10 @@ def test_30_native_copies_are_judged_and_left_to_the_server(major: int, tmp_path
         )
         pair.make_slot("ours")
         seen: list[State] = []
-        with pair.controller() as controller:
+        with synced_pair.controller() as controller:
 
             def ready() -> bool:
-                pair.turn_over("native", "ours")
+                synced_pair.turn_over("native", "ours")
                 pair.catch_up()
                 report = controller.once(10)[STANDBY]
                 found = {each.slot: each for each in report.transitions}
@@ -52,7 +52,7 @@ def test_30_native_copies_are_judged_and_left_to_the_server(major: int, tmp_path
             assert not inspect(pair.standby, "ours")["synced"]
             assert slot_names(pair.standby) == {"native", "ours"}
             assert seen[0] is not State.READY
-            pair.load.write(5)
+            synced_pair.load.write(5)
             pair.catch_up()
             assert controller.once(10)[STANDBY].ready
         expected = {name: decoded(pair.primary, name) for name in ("native", "ours")}

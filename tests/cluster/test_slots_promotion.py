@@ -39,21 +39,21 @@ def built() -> Iterator[None]:
 
 @pytest.mark.parametrize("major", MAJORS)
 def test_6_a_client_goes_on_after_a_promotion(major: int, tmp_path: Path) -> None:
-    with slot_stack(major, tmp_path) as pair:
-        pair.pair.make_slot("kept")
-        with pair.controller() as controller:
-            pair.until(controller, "READY", "kept")
+    with slot_stack(major, tmp_path) as synced_pair:
+        synced_pair.pair.make_slot("kept")
+        with synced_pair.controller() as controller:
+            synced_pair.until(controller, "READY", "kept")
             # Its client has these, and the copy has not heard of it.
-            pair.load.write(20)
-            pair.consume("kept")
-            pair.load.write(20)
-            pair.pair.catch_up()
+            synced_pair.load.write(20)
+            synced_pair.consume("kept")
+            synced_pair.load.write(20)
+            synced_pair.pair.catch_up()
             assert controller.once(10)[STANDBY].ready
-        before = pair.read["kept"]
+        before = synced_pair.read["kept"]
         confirmed = set(before)
-        pair.pair.promote()
-        after = received(pair.pair.standby, "kept")
-        assert confirmed | set(after) == set(pair.load.written)
+        synced_pair.pair.promote()
+        after = received(synced_pair.pair.standby, "kept")
+        assert confirmed | set(after) == set(synced_pair.load.written)
         assert len(before) == len(confirmed)
         assert after == sorted(set(after))
 
@@ -61,9 +61,9 @@ def test_6_a_client_goes_on_after_a_promotion(major: int, tmp_path: Path) -> Non
 class Client(threading.Thread):
     """Reads a slot again and again as pg_recvlogical, and confirms what it has; ends with its server."""
 
-    def __init__(self, pair: SlotStack) -> None:
+    def __init__(self, synced_pair: SlotStack) -> None:
         super().__init__(daemon=True)
-        self._stack = pair
+        self._stack = synced_pair
         self.read: list[int] = []
         self.start()
 
@@ -76,19 +76,19 @@ class Client(threading.Thread):
 @pytest.mark.parametrize("major", ONE)
 def test_17_a_promotion_under_load_loses_nothing(major: int, tmp_path: Path) -> None:
     """Counted by key: each row that the new primary has was sent, and what is sent again comes in whole and in order."""
-    with slot_stack(major, tmp_path) as pair:
-        pair = pair.pair
+    with slot_stack(major, tmp_path) as synced_pair:
+        pair = synced_pair.pair
         pair.make_slot("kept")
-        with pair.controller() as controller:
-            pair.until(controller, "READY", "kept")
-        pair.read.clear()
-        seen = set(pair.load.written)
-        client = Client(pair)
-        with pair.watching() as reports:
+        with synced_pair.controller() as controller:
+            synced_pair.until(controller, "READY", "kept")
+        synced_pair.read.clear()
+        seen = set(synced_pair.load.written)
+        client = Client(synced_pair)
+        with synced_pair.watching() as reports:
             end = time.monotonic() + 4
             while time.monotonic() < end:
-                pair.load.write(10)
-                if len(pair.load.written) % 200 == 0:
+                synced_pair.load.write(10)
+                if len(synced_pair.load.written) % 200 == 0:
                     pair.on_primary("CHECKPOINT")
             assert reports[-1][STANDBY].ready
             pair.primary.kill()
@@ -109,11 +109,11 @@ def test_17_a_promotion_under_load_loses_nothing(major: int, tmp_path: Path) -> 
 @pytest.mark.long
 @pytest.mark.parametrize("major", ONE)
 def test_11_a_standby_of_a_standby_is_refused_by_name(major: int, tmp_path: Path) -> None:
-    with slot_stack(major, tmp_path) as pair:
-        pair = pair.pair
+    with slot_stack(major, tmp_path) as synced_pair:
+        pair = synced_pair.pair
         pair.make_slot("kept")
-        with pair.controller() as controller:
-            pair.until(controller, "READY", "kept")
+        with synced_pair.controller() as controller:
+            synced_pair.until(controller, "READY", "kept")
         # A slot of the name that its own upstream has, and the primary too.
         for server in (pair.primary, pair.standby):
             rows(server, "SELECT pg_create_physical_replication_slot('far', true)")
@@ -123,7 +123,7 @@ def test_11_a_standby_of_a_standby_is_refused_by_name(major: int, tmp_path: Path
         follow(far, pair.standby.dsn(), primary_slot_name="far", hot_standby_feedback="on")
         try:
             far.start()
-            with pair.controller(Candidate("far", far.dsn(), "far")) as controller:
+            with synced_pair.controller(Candidate("far", far.dsn(), "far")) as controller:
 
                 def told() -> object:
                     report = controller.once(10)
@@ -139,8 +139,8 @@ def test_11_a_standby_of_a_standby_is_refused_by_name(major: int, tmp_path: Path
 
 @pytest.mark.parametrize("major", ONE)
 def test_32_a_promotion_while_a_copy_is_being_proven(major: int, tmp_path: Path) -> None:
-    with slot_stack(major, tmp_path) as pair:
-        pair = pair.pair
+    with slot_stack(major, tmp_path) as synced_pair:
+        pair = synced_pair.pair
         early = psycopg.connect(pair.primary.dsn())
         pair.make_slot("kept")
         early.execute("INSERT INTO shop VALUES (100001, 'row-100001')")
@@ -148,7 +148,7 @@ def test_32_a_promotion_while_a_copy_is_being_proven(major: int, tmp_path: Path)
             "CHECKPOINT", "SELECT pg_replication_slot_advance('kept', pg_current_wal_lsn())"
         )
         pair.catch_up()
-        with pair.controller() as controller:
+        with synced_pair.controller() as controller:
             wait_for(
                 lambda: (
                     controller.once(10)[STANDBY].transitions[0].after
@@ -163,7 +163,9 @@ def test_32_a_promotion_while_a_copy_is_being_proven(major: int, tmp_path: Path)
         early.close()
         assert slot_names(pair.standby) == {unproven}
         # The primary is the candidate itself now: what nobody may use is removed, and holds no WAL.
-        plan = Plan(pair.standby.dsn(), pair.plan().candidates, Selection(), tmp_path / "slots")
+        plan = Plan(
+            pair.standby.dsn(), synced_pair.plan().candidates, Selection(), tmp_path / "slots"
+        )
         with Controller(plan) as controller:
             assert controller.once(10)[STANDBY].ready
         assert slot_names(pair.standby) == set()
@@ -174,28 +176,28 @@ def test_32_a_promotion_while_a_copy_is_being_proven(major: int, tmp_path: Path)
 def test_26_a_candidate_that_was_promoted_by_itself_is_not_ready(
     major: int, tmp_path: Path
 ) -> None:
-    with slot_stack(major, tmp_path) as pair:
-        pair.pair.make_slot("kept")
-        with pair.controller() as controller:
-            pair.until(controller, "READY", "kept")
-            pair.pair.promote(stop=None)
+    with slot_stack(major, tmp_path) as synced_pair:
+        synced_pair.pair.make_slot("kept")
+        with synced_pair.controller() as controller:
+            synced_pair.until(controller, "READY", "kept")
+            synced_pair.pair.promote(stop=None)
             report = controller.once(10)[STANDBY]
             assert [(each.slot, each.reason) for each in report.transitions] == [
                 ("kept", "promoted")
             ]
             assert report.ready is False
         # Its slot is its own now, and nobody touches it.
-        assert slot_names(pair.pair.standby) == {"kept"}
+        assert slot_names(synced_pair.pair.standby) == {"kept"}
 
 
 @pytest.mark.parametrize("major", ONE)
 def test_20_an_old_primary_comes_back_as_a_candidate(major: int, tmp_path: Path) -> None:
-    with slot_stack(major, tmp_path) as pair:
-        pair = pair.pair
+    with slot_stack(major, tmp_path) as synced_pair:
+        pair = synced_pair.pair
         pair.make_slot("kept")
-        plan = both(pair)
+        plan = both(synced_pair)
         with Controller(plan) as controller:
-            until(controller, pair, STANDBY, server=None)
+            until(controller, synced_pair, STANDBY, server=None)
             assert controller.once(10)["old"].ready
         pair.promote(stop="fast")
         rows(pair.standby, "SELECT pg_create_physical_replication_slot('old', true)")
@@ -205,7 +207,7 @@ def test_20_an_old_primary_comes_back_as_a_candidate(major: int, tmp_path: Path)
         with Controller(plan) as controller:
             report = controller.once(10)
             assert report[STANDBY].ready
-            until(controller, pair, "old", server=pair.standby)
+            until(controller, synced_pair, "old", server=pair.standby)
         # It is a copy now, and what is written goes through it.
         rows(pair.standby, "INSERT INTO shop VALUES (700, 'row-700') RETURNING id")
         end = rows(pair.standby, "SELECT pg_current_wal_lsn()::text")[0][0]
@@ -215,10 +217,11 @@ def test_20_an_old_primary_comes_back_as_a_candidate(major: int, tmp_path: Path)
         assert decoded(pair.standby, "kept")[-1] == 700
 
 
-def both(pair: SlotStack) -> Plan:
+def both(synced_pair: SlotStack) -> Plan:
     """Both servers as candidates; the primary is the one that takes writes."""
     first, second = (
-        conninfo_to_dict(each.dsn()) for each in (pair.pair.primary, pair.pair.standby)
+        conninfo_to_dict(each.dsn())
+        for each in (synced_pair.pair.primary, synced_pair.pair.standby)
     )
     either = make_conninfo(
         "",
@@ -229,15 +232,19 @@ def both(pair: SlotStack) -> Plan:
             "target_session_attrs": "read-write",
         },
     )
-    others = (Candidate("old", pair.pair.primary.dsn(), "old"),)
+    others = (Candidate("old", synced_pair.pair.primary.dsn(), "old"),)
     return Plan(
-        either, (*pair.plan().candidates, *others), Selection(), pair.folder / "slots", poll=0.1
+        either,
+        (*synced_pair.plan().candidates, *others),
+        Selection(),
+        synced_pair.folder / "slots",
+        poll=0.1,
     )
 
 
-def until(controller: Controller, pair: SlotStack, name: str, server: object) -> None:
+def until(controller: Controller, synced_pair: SlotStack, name: str, server: object) -> None:
     """Rounds until the candidate is ready, while the slot is read and moves on."""
-    where = pair.pair.primary if server is None else pair.pair.standby
+    where = synced_pair.pair.primary if server is None else synced_pair.pair.standby
 
     def ready() -> bool:
         rows(where, "INSERT INTO shop SELECT coalesce(max(id), 0) + 1, 'x' FROM shop")
@@ -250,8 +257,8 @@ def until(controller: Controller, pair: SlotStack, name: str, server: object) ->
 
 @pytest.mark.parametrize("major", ONE)
 def test_31_a_slot_from_a_backup_is_named_and_not_used(major: int, tmp_path: Path) -> None:
-    with slot_stack(major, tmp_path) as pair:
-        pair = pair.pair
+    with slot_stack(major, tmp_path) as synced_pair:
+        pair = synced_pair.pair
         pair.make_slot("kept")
         pair.primary.stop()
         pair.standby.stop()
@@ -262,22 +269,22 @@ def test_31_a_slot_from_a_backup_is_named_and_not_used(major: int, tmp_path: Pat
         pair.primary.start()
         pair.standby.start()
         pair.catch_up()
-        with pair.controller() as controller:
+        with synced_pair.controller() as controller:
             for _ in range(5):
-                pair.turn_over("kept")
+                synced_pair.turn_over("kept")
                 pair.catch_up()
                 report = controller.once(10)[STANDBY]
                 assert [each.after for each in report.transitions] == [State.STALE_BACKUP]
             assert not report.ready
             assert "pg_drop_replication_slot('kept')" in report.transitions[0].repair
             pair.on_standby("SELECT pg_drop_replication_slot('kept')")
-            pair.until(controller, "READY", "kept")
+            synced_pair.until(controller, "READY", "kept")
 
 
-def fill_wal(pair: SlotStack, segments: int = 6) -> None:
+def fill_wal(synced_pair: SlotStack, segments: int = 6) -> None:
     for _ in range(segments):
-        pair.load.write()
-        pair.pair.on_primary("SELECT pg_switch_wal()")
+        synced_pair.load.write()
+        synced_pair.pair.on_primary("SELECT pg_switch_wal()")
 
 
 def keep_little(server: object) -> None:
@@ -291,32 +298,32 @@ def keep_little(server: object) -> None:
 
 @pytest.mark.parametrize("major", ONE)
 def test_8_and_23_lost_slots_on_either_side(major: int, tmp_path: Path) -> None:
-    with slot_stack(major, tmp_path) as pair:
-        pair = pair.pair
+    with slot_stack(major, tmp_path) as synced_pair:
+        pair = synced_pair.pair
         pair.make_slot("kept")
         pair.make_slot("lost")
-        with pair.controller() as controller:
-            pair.until(controller, "READY", "kept", "lost")
+        with synced_pair.controller() as controller:
+            synced_pair.until(controller, "READY", "kept", "lost")
             # 8: the standby lets go of what its copies need.
             keep_little(pair.standby)
-            fill_wal(pair)
+            fill_wal(synced_pair)
             pair.on_primary("CHECKPOINT")
             pair.catch_up()
             rows(pair.standby, "CHECKPOINT")
             assert inspect(pair.standby, "kept")["invalidation"] == "wal_removed"
-            report = look(pair.plan())[STANDBY]
+            report = look(synced_pair.plan())[STANDBY]
             assert {each.after for each in report.transitions} == {State.INVALID}
             rows(pair.standby, "ALTER SYSTEM RESET ALL")
             rows(pair.standby, "SELECT pg_reload_conf()")
-            pair.until(controller, "READY", "kept", "lost")
+            synced_pair.until(controller, "READY", "kept", "lost")
             # 23: the primary loses a slot that nobody reads; the other goes on.
             keep_little(pair.primary)
             for _ in range(6):
-                fill_wal(pair, 1)
-                pair.turn_over("kept")
+                fill_wal(synced_pair, 1)
+                synced_pair.turn_over("kept")
             status = "SELECT wal_status FROM pg_replication_slots WHERE slot_name = 'lost'"
             assert rows(pair.primary, status) == [("lost",)]
-            report = pair.until(controller, "READY", "kept")
+            report = synced_pair.until(controller, "READY", "kept")
             lost = next(each for each in report.transitions if each.slot == "lost")
             assert (lost.after, lost.reason) == (State.INVALID, "lost_on_primary")
             assert lost.repair

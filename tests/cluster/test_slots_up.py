@@ -25,15 +25,15 @@ LEAST = (
 
 @pytest.fixture
 def own(tmp_path: Path) -> Iterator[SlotStack]:
-    with slot_stack(DEFAULT, tmp_path) as pair:
-        yield pair
+    with slot_stack(DEFAULT, tmp_path) as synced_pair:
+        yield synced_pair
     remove_built()
 
 
-def configured(pair: SlotStack, folder: Path) -> Attached:
+def configured(synced_pair: SlotStack, folder: Path) -> Attached:
     """With metrics, and a role that may do no more than docs/slots.md says."""
     folder.mkdir()
-    pair = pair.pair
+    pair = synced_pair.pair
     pair.on_primary(*LEAST)
     pair.catch_up()
     made = Attached(folder, {"shop": {"dsn": pair.primary.dsn()}}, metrics=True)
