@@ -234,6 +234,10 @@ class Load:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """End the clients; what they have committed is committed."""
         self._stop.set()
         for thread in self._threads:
             thread.join(60)
@@ -313,7 +317,12 @@ def check_equal(log: ChangeLog, dsn: str, seconds: float = 60.0) -> Content:
         found = content(log)
         for table, column in (("orders", "id"), ("audit", "order_id")):
             rows = connection.execute(f"SELECT {column} FROM {table}".encode()).fetchall()
-            assert sorted(found.keys[table]) == sorted(key for (key,) in rows), table
+            keys, own = found.keys[table], {key for (key,) in rows}
+            lost, strange = sorted(own - {*keys}), sorted({*keys} - own)
+            assert (lost[:9], strange[:9]) == ([], []), (
+                f"{table}: lost {lost[:9]} ({len(lost)}), not there {strange[:9]}"
+            )
+            assert len(keys) == len(rows), f"{table}: doubled"
     return found
 
 

@@ -45,10 +45,10 @@ from walsender_bridge.errors import (
     TusklineError,
     UnavailableError,
 )
-from walsender_bridge.wire.connection import ReplicationConnection
+from walsender_bridge.wire.connection import ANSWER_SECONDS, ReplicationConnection
 from walsender_bridge.wire.hosts import same_server
 from walsender_bridge.wire.lsn import format_lsn
-from walsender_bridge.wire.replication import status_update
+from walsender_bridge.wire.replication import mark_for_failover, status_update
 
 #: Seconds between two sessions: the first pause, and what it doubles up to.
 FIRST_PAUSE = 0.1
@@ -57,6 +57,8 @@ LONGEST_PAUSE = 5.0
 GOOD_SESSION = 5.0
 #: Seconds that a slot may be in somebody's use: longer than a server's default wal_sender_timeout.
 SLOT_PATIENCE = 90.0
+#: From this version on standbys synchronise slots by themselves, if the slot says so.
+SYNCED_FROM = 170000
 #: Seconds without an acknowledgement after which a keeper counts as hung.
 ACK_SECONDS = 120.0
 #: Seconds to let messages gather after a small read. A walsender writes one message at a time; reading
@@ -186,6 +188,8 @@ class Capture:
             watch = stack.enter_context(
                 self._gate.watch(here, joined.identity, state.committed_lsn, self.waker.wake)
             )
+            if self._gate.failover and walsender.server_version >= SYNCED_FROM:
+                walsender.command(mark_for_failover(own.slot), timeout=ANSWER_SECONDS)
             files = SpoolFiles(self._spool, writer.term)
             stack.callback(files.close)
             # Some servers fail to decode a transaction in progress, and decode it well once it has

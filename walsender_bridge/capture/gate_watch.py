@@ -55,6 +55,10 @@ class Watch(Protocol):
 class Gate(Protocol):
     """Makes a session's watch."""
 
+    @property
+    def failover(self) -> bool:
+        """Whether there are servers that may take over from the source's."""
+
     def watch(
         self, here: Source, identity: SystemIdentity, shown: int, wake: Callable[[], None]
     ) -> AbstractContextManager[Watch]:
@@ -80,6 +84,8 @@ class _Open:
 class OpenGate:
     """No candidates and no safekeepers: whatever the source has committed may be shown."""
 
+    failover = False
+
     @contextmanager
     def watch(
         self, here: Source, identity: SystemIdentity, shown: int, wake: Callable[[], None]
@@ -99,6 +105,11 @@ class ServerGate:
     rule: Rule
     record: Path
     proposer: Path | None = None
+
+    @property
+    def failover(self) -> bool:
+        """Whether there are candidates."""
+        return bool(self.rule.candidates)
 
     @contextmanager
     def watch(

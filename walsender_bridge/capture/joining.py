@@ -117,11 +117,11 @@ class Joining:
         if source.judge(committed, slot_confirmed, identity, history) is not None:
             return False
         _log.warning(
-            "transactions that nobody has seen are cut off: the server does not have them",
+            "the tail of the log, which nobody has seen, is cut off: the server lacks transactions of it",
             source=name,
             reason=fork.reason,
             committed=format_lsn(status.committed_end_lsn),
-            transactions=self._listed(cut.timeline, status.committed_end_lsn),
+            lacks=self._listed(fork.timeline, fork.lsn),
         )
         self.replica.cut_tail(name, writer.term, status.committed_end)
         return True
