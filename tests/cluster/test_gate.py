@@ -23,6 +23,7 @@ from tests.support.servers import Database, MakeServer, majors
 from tests.support.waiting import wait_for
 from tests.support.wal_server import backup, follow, run
 from walsender_bridge.capture.gate_record import decisions
+from walsender_bridge.errors import Cause
 from walsender_bridge.local_server import LocalServer
 from walsender_bridge.wire import pgoutput
 from walsender_bridge.wire.hosts import primary_dsn
@@ -309,3 +310,31 @@ def _synced(primary: LocalServer, standby: LocalServer) -> bool:
         f" FROM pg_replication_slots WHERE slot_name = 'tuskline_{STREAM}'",
     )
     return bool(found and found[0][0])
+
+
+def test_what_consumers_have_and_a_promoted_server_lacks_is_a_divergence_and_nothing_is_cut(
+    tmp_path: Path, log: ChangeLog, primary: LocalServer
+) -> None:
+    standby = make_candidate(primary, primary.folder.with_name("standby"))
+    try:
+        with gated(tmp_path, log, several(primary, standby)) as capture:
+            wait_for(capture.streams, 30, "capture streams")
+            assert capture.stop() == 0
+            # Without its gate: the operator takes the risk, and it comes true.
+            capture.options = []
+            capture.start()
+            insert(primary.dsn(), 1, 2)
+            check_equal(log, primary.dsn())
+            before = log.replica_status()
+            primary.stop("immediate")
+            standby.start()
+            run(standby, "SELECT pg_promote()")
+            assert capture.wait(60) == Cause.DIVERGED
+            after = log.replica_status()
+            assert (after.end_offset, after.committed_end) == (
+                before.end_offset,
+                before.committed_end,
+            )
+            assert "has diverged" in capture.output.read_text()
+    finally:
+        standby.destroy()

@@ -22,6 +22,9 @@ from walsender_bridge.capture.gate import (
     step,
 )
 from walsender_bridge.capture.gate_record import GateRecord, decisions
+from walsender_bridge.commands import gate_view
+from walsender_bridge.doctor import gate as doctor_gate
+from walsender_bridge.doctor.finding import Severity
 from walsender_bridge.errors import CorruptError
 
 END = 1 << 40  # of the server's WAL
@@ -288,3 +291,45 @@ def test_a_line_that_a_crash_cut_off_is_none_and_another_ones_is_refused(tmp_pat
     path.write_bytes(whole + b'{"decision": "opened"}\n')
     with pytest.raises(CorruptError, match="line 2"):
         GateRecord(path)
+
+
+def told(**changes: Any) -> dict[str, Any]:
+    candidate = {"slot": "a", "standing": "counted", "held_lsn": 100, "away": ""}
+    gate = {"position_lsn": 100, "holding": [], "stuck_since": None, "quorum_lsn": None}
+    return {**gate, "candidates": [{**candidate, **changes.pop("candidate", {})}], **changes}
+
+
+def test_a_gate_that_is_closed_for_long_is_said_with_its_reasons_and_a_candidate_that_is_left_out() -> (
+    None
+):
+    assert list(gate_view.ill("shop", None, 0.0)) == []
+    assert list(gate_view.ill("shop", told(), 1000.0)) == []
+    closed = told(holding=["slot a is not in use"], stuck_since=990.0)
+    assert list(gate_view.ill("shop", closed, 991.0)) == []
+    (word,) = gate_view.ill("shop", closed, 1000.0)
+    assert "closed for 10 s" in word
+    assert "slot a is not in use" in word
+    (word,) = gate_view.ill("shop", told(candidate={"standing": "degraded", "away": "gone"}), 0.0)
+    assert "candidate a is left out" in word
+    assert "gone" in word
+
+
+def test_the_rows_of_status_say_who_has_what() -> None:
+    assert gate_view.rows("shop", None, 0) == []
+    first, second = gate_view.rows("shop", told(quorum_lsn=140), 150)
+    assert (first["candidate"], first["lag_bytes"]) == ("safekeepers", 10)
+    assert (second["candidate"], second["lsn"], second["lag_bytes"]) == ("a", "0/64", 50)
+
+
+@pytest.mark.parametrize("on_missing", ["block", "degrade"])
+def test_doctor_says_who_cannot_be_waited_for(on_missing: Any) -> None:
+    slot = {"restart_lsn": 5, "active": True, "physical": True, "wal_status": None, "replays": True}
+    facts = {"may_see": True, "slots": {"a": slot}}
+    rule = Rule(("a", "b"), on_missing=on_missing)
+    good, bad = doctor_gate.judge(facts, rule, "shop")
+    assert good.severity is Severity.OK
+    assert "pg_create_physical_replication_slot('b')" in bad.repair
+    assert bad.severity is (Severity.ERROR if on_missing == "block" else Severity.WARNING)
+    assert not bad.prevents
+    *_, blind = doctor_gate.judge({**facts, "may_see": False}, rule, "shop")
+    assert "pg_read_all_stats" in blind.repair

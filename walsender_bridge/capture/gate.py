@@ -235,15 +235,15 @@ def _to_timeline(state: GateState, seen: Seen) -> list[Effect]:
 
 def _look(each: Candidate, seen: Seen) -> None:
     slot = seen.slots.get(each.slot)
-    away = _away(each.slot, slot)
-    if away and not each.away:
+    why = away(each.slot, slot)
+    if why and not each.away:
         each.away_since = seen.now
-    each.away = away
-    if slot is not None and slot.restart_lsn is not None and not away:
+    each.away = why
+    if slot is not None and slot.restart_lsn is not None and not why:
         each.held = slot.restart_lsn
 
 
-def _away(name: str, slot: Slot | None) -> str:
+def away(name: str, slot: Slot | None) -> str:
     """Why nobody who could be promoted streams from the slot; empty: somebody does."""
     if slot is None:
         return (

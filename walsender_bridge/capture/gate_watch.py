@@ -68,6 +68,20 @@ class Gate(Protocol):
         """
 
 
+def slots_of(facts: dict[str, Any]) -> dict[str, Slot]:
+    """The slots in what sql/gate_slots.sql found."""
+    return {
+        name: Slot(
+            restart_lsn=slot["restart_lsn"],
+            active=slot["active"],
+            replays=slot["replays"] if facts["may_see"] else None,
+            physical=slot["physical"],
+            lost=slot["wal_status"] == "lost",
+        )
+        for name, slot in facts["slots"].items()
+    }
+
+
 class _Open:
     """Nothing to wait for."""
 
@@ -148,6 +162,8 @@ class _ServerWatch:
         self._error: TusklineError | None = None
         self._position = 0
         self._told: dict[str, Any] = {}
+        #: Since when something waits and nothing has passed; seconds since the Unix epoch.
+        self._stuck_since: float | None = None
         self._query = load("gate_slots").encode()
         self._thread = threading.Thread(target=self._run, name="gate", daemon=True)
 
@@ -231,8 +247,13 @@ class _ServerWatch:
                 )
             else:
                 position = effect.lsn
+        moved = position > self._position
+        if position >= self._wanted:
+            self._stuck_since = None
+        elif moved or self._stuck_since is None:
+            self._stuck_since = time.time()
         self._told = self._say(position)
-        if position == self._position:
+        if not moved:
             return False
         self._position = position
         self._wake()
@@ -251,16 +272,7 @@ class _ServerWatch:
             now=time.monotonic(),
             timeline=timeline,
             flush_lsn=found["flush_lsn"],
-            slots={
-                name: Slot(
-                    restart_lsn=slot["restart_lsn"],
-                    active=slot["active"],
-                    replays=slot["replays"] if found["may_see"] else None,
-                    physical=slot["physical"],
-                    lost=slot["wal_status"] == "lost",
-                )
-                for name, slot in found["slots"].items()
-            },
+            slots=slots_of(found),
             was=found["was"] or "",
             quorum=quorum,
             quorum_why=why,
@@ -287,6 +299,7 @@ class _ServerWatch:
         return {
             "position_lsn": position,
             "holding": state.holding(self._wanted),
+            "stuck_since": self._stuck_since,
             "quorum_lsn": state.quorum if state.rule.safekeepers else None,
             "candidates": [
                 {
