@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from walsender_bridge.wire.hosts import primary_dsn, same_server
+from walsender_bridge.wire.hosts import for_reading, primary_dsn, same_server
 
 
 @pytest.mark.parametrize(
@@ -22,6 +22,12 @@ from walsender_bridge.wire.hosts import primary_dsn, same_server
 )
 def test_of_several_hosts_the_one_is_meant_that_takes_writes(dsn: str, meant: str | None) -> None:
     assert conninfo_to_dict(primary_dsn(dsn)).get("target_session_attrs") == meant
+
+
+def test_a_read_only_session_asks_for_the_primary() -> None:
+    meant = conninfo_to_dict(for_reading(primary_dsn("host=a,b")))
+    assert meant["target_session_attrs"] == "primary"
+    assert for_reading("host=a") == "host=a"
 
 
 def test_what_libpq_does_not_read_is_left_for_whoever_connects() -> None:

@@ -5,10 +5,14 @@ promoted. What one session asks and what it streams must be of one server: its c
 the first one went (`same_server`).
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from walsender_bridge.wire.bounded import BoundedConnection
+from walsender_bridge.wire.connection import connection_error, describe, pinned_conninfo
 
 
 def primary_dsn(dsn: str) -> str:
@@ -17,10 +21,31 @@ def primary_dsn(dsn: str) -> str:
         own = conninfo_to_dict(dsn)
     except psycopg.Error:
         return dsn  # refused by name where it is used
-    several = any("," in str(own.get(name) or "") for name in ("host", "hostaddr", "port"))
-    if not several or own.get("target_session_attrs"):
+    if not _several(own) or own.get("target_session_attrs"):
         return dsn
     return make_conninfo(dsn, target_session_attrs="read-write")
+
+
+def _several(own: Mapping[str, Any]) -> bool:
+    return any("," in str(own.get(name) or "") for name in ("host", "hostaddr", "port"))
+
+
+def one_server(dsn: str) -> str:
+    """`dsn` with one host: the one that libpq takes now, if there are several. Raises what a connection may."""
+    if not _several(conninfo_to_dict(pinned_conninfo(dsn))):
+        return dsn
+    try:
+        with BoundedConnection.open(dsn) as connection:
+            return same_server(dsn, connection)
+    except psycopg.Error as error:
+        raise connection_error(str(error), describe(dsn)) from None
+
+
+def for_reading(dsn: str) -> str:
+    """`dsn` for a session that is read only by its own options: libpq would take its server for none that takes writes."""
+    if conninfo_to_dict(dsn).get("target_session_attrs") != "read-write":
+        return dsn
+    return make_conninfo(dsn, target_session_attrs="primary")
 
 
 def same_server(dsn: str, connection: psycopg.Connection[Any]) -> str:
