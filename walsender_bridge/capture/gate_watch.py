@@ -6,7 +6,7 @@ session's timeline, and when its connection breaks the session ends with it.
 
 There is nothing in PostgreSQL that would wake it, so it polls: while something waits, every `BUSY_SECONDS` as long as
 the gate moves and ever more seldom up to `LONGEST_SECONDS` while it does not; otherwise once a second. A look is one
-query over shared memory (docs/performance.md).
+query over shared memory (docs/decisions/commit-gate.md).
 """
 
 import threading
