@@ -163,6 +163,14 @@ def test_degrade_is_decided_before_anything_passes_and_taken_back_when_it_stream
     assert state.holding(state.position + 1) == ["slot b: its standby has 0/1FE"]
 
 
+@pytest.mark.parametrize("on_missing", ["block", "degrade"])
+def test_who_was_left_out_before_stays_so_as_long_as_that_is_allowed(on_missing: Any) -> None:
+    rule = Rule(("a",), on_missing=on_missing)
+    state = GateState(rule, timeline=1, shown=50, standings={"a": Standing.DEGRADED})
+    effects = look(state, {})
+    assert effects == ([] if on_missing == "block" else [Pass(END)])
+
+
 def test_a_slow_candidate_is_not_away() -> None:
     state = gate("a", on_missing="degrade", degrade_after=1.0)
     look(state, {"a": follows(100)})

@@ -156,10 +156,12 @@ class GateState:
     candidates: dict[str, Candidate] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.candidates = {
-            slot: Candidate(slot, self.standings.get(slot, Standing.COUNTED))
-            for slot in self.rule.candidates
-        }
+        self.candidates = {slot: Candidate(slot) for slot in self.rule.candidates}
+        for each in self.candidates.values():
+            standing = self.standings.get(each.slot, Standing.COUNTED)
+            # Who was left out by the operator's leave counts again when that is taken back.
+            if standing is not Standing.DEGRADED or self.rule.on_missing == "degrade":
+                each.standing = standing
 
     @property
     def counted(self) -> list[Candidate]:

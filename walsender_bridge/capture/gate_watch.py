@@ -233,6 +233,8 @@ class _ServerWatch:
         names = {"slots": list(self._gate.rule.candidates)}
         row = connection.execute(self._query, names).fetchone()
         assert row is not None
+        if self._closed:
+            return False  # the next session's watch decides now
         position = self._position
         for effect in step(self._state, self._seen(row[0])):
             if isinstance(effect, Decided):
