@@ -28,6 +28,7 @@ from walsender_bridge.wire.connection import (
     pinned_conninfo,
     server_error,
 )
+from walsender_bridge.wire.hosts import for_reading, one_server
 from walsender_bridge.wire.pgoutput import Column
 
 #: A reader's transactions see one snapshot and change nothing; a long copy is not ended by a setting of
@@ -95,7 +96,7 @@ def reader_conninfo(dsn: str) -> str:
     """`dsn` for a session that reads a snapshot: settings pinned, read only, one snapshot."""
     pinned = pinned_conninfo(dsn, qualified=True)
     options = str(conninfo_to_dict(pinned)["options"]) + _READER_OPTIONS
-    return make_conninfo(pinned, options=options)
+    return for_reading(make_conninfo(pinned, options=options))
 
 
 def failure(
@@ -135,8 +136,9 @@ class ExportedSnapshot(Closing):
     """
 
     def __init__(self, dsn: str, *, timeout: float | None = 300.0) -> None:
-        self.dsn = dsn
-        self._connection = ReplicationConnection.connect(dsn)
+        # Of several hosts one: a snapshot is of the server that exports it.
+        self.dsn = one_server(dsn)
+        self._connection = ReplicationConnection.connect(self.dsn)
         try:
             self.lsn, self.snapshot = self._connection.create_temporary_slot_with_snapshot(
                 timeout=timeout

@@ -267,6 +267,9 @@ def demo(
     safekeepers: Annotated[
         int, typer.Option(help="1, 3 or 5: commits wait for a majority of them.", min=0, max=5)
     ] = 0,
+    standby: Annotated[
+        bool, typer.Option("--standby", help="A standby, which takes over in the middle.")
+    ] = False,
     directory: Annotated[
         Path | None, typer.Option("--dir", help="A new or empty folder for everything it makes.")
     ] = None,
@@ -275,6 +278,11 @@ def demo(
     """Everything on this machine: a real PostgreSQL, a bank, real clients, and the lake."""
     from walsender_bridge.demo.run import DemoOptions, run_demo
 
+    if standby and safekeepers:
+        raise UsageError(
+            "--standby takes over without the safekeepers' failover, which would refuse it",
+            repair="choose one of --standby and --safekeepers",
+        )
     options = DemoOptions(
         seconds=seconds,
         kill=kill,
@@ -282,6 +290,7 @@ def demo(
         rate=rate,
         directory=directory,
         safekeepers=safekeepers,
+        standby=standby,
     )
     output = Output(as_json=as_json)
     result = run_demo(options, output)
@@ -289,6 +298,8 @@ def demo(
     if result["invariant_violations"] or result["tables_equal"] != result["tables_compared"]:
         raise typer.Exit(Cause.DIFFERENT)
     if not result["planted_error_found"] or not result.get("segments_equal", True):
+        raise typer.Exit(Cause.DIFFERENT)
+    if not result.get("promoted", True):
         raise typer.Exit(Cause.DIFFERENT)
 
 

@@ -18,6 +18,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from walsender_bridge import in_memory
 from walsender_bridge.config_sections import (
     CandidateSection,
+    GateSection,
     KeeperSection,
     LakeSection,
     LogSection,
@@ -32,6 +33,7 @@ from walsender_bridge.errors import ConfigError, NotSupportedError, UsageError
 __all__ = [
     "RESERVED",
     "Config",
+    "GateSection",
     "KeeperSection",
     "LakeSection",
     "LogSection",
@@ -46,7 +48,7 @@ __all__ = [
 ]
 
 #: Sections of parts that this version does not have.
-RESERVED = ("gate", "tls")
+RESERVED = ("tls",)
 #: What `--set` said, as a JSON object in the environment: the processes that are started here see it too.
 FLAGS_VARIABLE = "TUSKLINE_FLAGS"
 
@@ -65,6 +67,7 @@ class Config(BaseSettings):
     safekeepers: SafekeepersSection = SafekeepersSection()
     #: None: no copies of slots are kept.
     slots: SlotsSection | None = None
+    gate: GateSection = GateSection()
     #: None: no endpoint is served.
     metrics: MetricsSection | None = None
     logs: LogsSection = LogsSection()
@@ -94,6 +97,19 @@ class Config(BaseSettings):
         if not section.proposed_to:
             return None
         return next(s for s in self.source if section.source in {None, s.name})
+
+    def gate_of(self, source: SourceSection) -> GateSection:
+        """What has to have a transaction of this source before consumers may see it.
+
+        The safekeepers count for the sources of their server, which is known by its host.
+        """
+        gate, quorum = source.gate or self.gate, self.quorum_source
+        same = quorum is not None and same_hosts(quorum.dsn, source.dsn)
+        return gate.model_copy(update={"safekeepers": gate.safekeepers and same})
+
+    def gate_record(self, source: SourceSection) -> Path:
+        """The file of what was decided about a source's gate (`capture.gate_record`)."""
+        return self.log.data_dir / "gate" / f"{source.name}.jsonl"
 
     @property
     def slots_dsn(self) -> str:
@@ -175,6 +191,7 @@ def _fields_at(location: tuple[int | str, ...]) -> list[str]:
             "safekeepers": SafekeepersSection,
             "slots": SlotsSection,
             "candidates": CandidateSection,
+            "gate": GateSection,
             "metrics": MetricsSection,
             "logs": LogsSection,
         }.get(part, model)
@@ -247,6 +264,18 @@ def _check_slots(config: Config, where: str) -> None:
     )
 
 
+def _check_gates(config: Config, where: str) -> None:
+    """Raise `ConfigError` for a candidate that is none."""
+    gates = {f"source.{s.name}.gate": s.gate for s in config.source if s.gate is not None}
+    for name, gate in {"gate": config.gate, **gates}.items():
+        if config.safekeepers.proposed_to and config.safekeepers.slot in gate.candidates:
+            raise ConfigError(
+                f"{name}.candidates: {config.safekeepers.slot!r} is the safekeepers' own slot",
+                where=where,
+                repair="leave it out: what the safekeepers have is waited for anyway",
+            )
+
+
 def _resolve(base: Path, values: dict[str, Any]) -> None:
     for section in (values.get("log"), *_tables(values.get("keeper"))):
         if isinstance(section, dict) and isinstance(section.get("data_dir"), str):
@@ -289,6 +318,20 @@ def remember_flags(assignments: list[str]) -> None:
             flags[key.strip()] = text
     if flags:
         os.environ[FLAGS_VARIABLE] = json.dumps(flags)
+
+
+def same_hosts(dsn: str, other: str) -> bool:
+    """Whether two libpq connection strings name the same hosts and ports."""
+    from psycopg import Error
+    from psycopg.conninfo import conninfo_to_dict
+
+    try:
+        places = [conninfo_to_dict(each) for each in (dsn, other)]
+    except Error:
+        return dsn == other
+    return (
+        len({tuple(p.get(k) for k in ("host", "hostaddr", "port", "service")) for p in places}) == 1
+    )
 
 
 def has_password(dsn: str) -> bool:
@@ -365,6 +408,7 @@ def load_config(path: Path) -> Config:
     _check_tables(config, where)
     _check_safekeepers(config, where)
     _check_slots(config, where)
+    _check_gates(config, where)
     names = [source.name for source in config.source]
     for name in names:
         if names.count(name) > 1:

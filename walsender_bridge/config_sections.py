@@ -43,11 +43,37 @@ class LogSection(_Section):
     retention: float = Field(default=86_400.0, gt=0)
 
 
+class GateSection(_Section):
+    """`[gate]`, or `[source.gate]` for one source: what has to have a transaction before consumers may see it."""
+
+    #: The physical slots of the standbys that may take over, as they are called on the primary.
+    candidates: tuple[SlotName, ...] = ()
+    #: How many of them must have it; all, unless said.
+    quorum: int | None = Field(default=None, ge=1)
+    #: What becomes of the gate while one of those that it needs is away: it waits, or goes on without and records it.
+    on_missing: Literal["block", "degrade"] = "block"
+    #: Seconds that it may be away until then.
+    degrade_after: float = Field(default=60.0, ge=0)
+    #: Whether the quorum of `[safekeepers]` must have it too.
+    safekeepers: bool = True
+    #: Bytes of WAL that the log may hold back; then capture stops reading, and the primary keeps the WAL.
+    held_limit: int = Field(default=16 << 30, ge=1 << 20)
+
+    @model_validator(mode="after")
+    def _has_so_many(self) -> Self:
+        if len(set(self.candidates)) < len(self.candidates):
+            raise ValueError("each candidate once: one that is counted twice is no quorum")
+        if (self.quorum or 0) > len(self.candidates):
+            raise ValueError(f"quorum = {self.quorum} of {len(self.candidates)} candidates")
+        return self
+
+
 class SourceSection(_Section):
     """`[[source]]`: one database that is captured into one log stream."""
 
     name: StreamName
-    #: libpq's own ways: a URI, `key=value` pairs, `service=`; a password is better in `.pgpass`.
+    #: libpq's own ways: a URI, `key=value` pairs, `service=`; a password is better in `.pgpass`. Of several hosts the
+    #: one is meant that takes writes.
     dsn: str
     #: `schema.table` names; empty means every ordinary table of the database.
     tables: tuple[str, ...] = ()
@@ -56,6 +82,17 @@ class SourceSection(_Section):
     #: Bytes on disk for large transactions that have not committed yet (PostgreSQL 14 and later send them
     #: while they are in progress). 0: the server keeps them on its own disk instead.
     spool_limit: int = Field(default=64 << 30, ge=0)
+    #: Of this source alone; left out, that of `[gate]`.
+    gate: GateSection | None = None
+
+    @field_validator("dsn")
+    @classmethod
+    def _takes_writes(cls, dsn: str) -> str:
+        if "," not in dsn:
+            return dsn
+        from walsender_bridge.wire.hosts import primary_dsn
+
+        return primary_dsn(dsn)
 
     @property
     def slot_name(self) -> str:

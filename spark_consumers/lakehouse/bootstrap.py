@@ -187,7 +187,7 @@ class Copier:
         self._format.create(folder, layout)
         reading = SnapshotSource(
             {
-                "dsn": request.source.dsn,
+                "dsn": snapshot.dsn,
                 "snapshot": snapshot.snapshot,
                 "table": table.full_name,
                 "publication": request.source.publication,

@@ -95,7 +95,10 @@ class Processes:
 
     @property
     def disk_bytes(self) -> int:
-        return sum(f.stat().st_size for f in (self.folder / "keeper").rglob("data.mdb"))
+        while True:
+            # Segments may go while they are counted.
+            with contextlib.suppress(FileNotFoundError):
+                return sum(f.stat().st_size for f in (self.folder / "keeper").rglob("data.mdb"))
 
 
 @pytest.fixture

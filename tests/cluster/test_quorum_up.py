@@ -11,6 +11,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -23,6 +24,7 @@ from tests.support.servers import MakeServer
 from tests.support.waiting import wait_for
 from tests.support.wal_server import PASSWORD, USER, verifier
 from walsender_bridge import processes
+from walsender_bridge.change_log.client import LogClient
 from walsender_bridge.commands import quorum_view
 from walsender_bridge.config import load_config
 from walsender_bridge.errors import Cause
@@ -52,6 +54,17 @@ def fetch(tuskline: Attached, path: str) -> tuple[int, str]:
     except urllib.error.HTTPError as error:
         with error:
             return error.code, error.read().decode()
+
+
+def _capture(tuskline: Attached) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads((tuskline.run_dir / "capture-shop.status.json").read_text())
+    return record
+
+
+def _shown(tuskline: Attached) -> int:
+    """The end LSN of what consumers may read."""
+    with LogClient(f"grpc://{tuskline.log_listen}") as log:
+        return log.status().streams["shop"].last_end_lsn
 
 
 def test_5_up_hosts_the_safekeepers_and_says_when_a_quorum_is_lost(
@@ -88,12 +101,20 @@ def test_5_up_hosts_the_safekeepers_and_says_when_a_quorum_is_lost(
         code, text = fetch(tuskline, "/readyz")
         assert code == 503
         assert "a quorum is lost" in json.loads(text)["reasons"][0]
+        # Nor do consumers get what a failover could lose: the log has it, and its gate is closed.
+        wait_for(lambda: _capture(tuskline)["gate"]["holding"], 10, "the gate is closed")
+        told = _capture(tuskline)
+        assert told["logged_lsn"] > told["committed_lsn"] == _shown(tuskline)
+        assert told["gate"]["position_lsn"] < told["logged_lsn"]
+        (row,) = tuskline.json("status", code=Cause.UNAVAILABLE)["gate"]
+        assert (row["candidate"], row["lag_bytes"] > 0) == ("safekeepers", True)
     finally:
         for pid in stopped:
             os.kill(pid, signal.SIGCONT)
     waiting.join(20)
     assert not waiting.is_alive()
     wait_for(lambda: follows(tuskline), 30, "they follow again")
+    wait_for(lambda: _shown(tuskline) >= told["logged_lsn"], 30, "the gate is open")
 
 
 def _check_reader(tuskline, server, receive, tmp_path) -> None:

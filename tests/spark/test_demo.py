@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from walsender_bridge.local_server import by_major
 from walsender_bridge.wire.lsn import parse_lsn
 
 
@@ -70,3 +71,15 @@ def test_the_demo_ends_equal_when_everything_is_killed(tmp_path, load):
     assert figures["segments_equal"] is True
     assert figures["segments_compared"] >= 1
     assert figures["wal_compared_bytes"] > 1 << 20
+
+
+@pytest.mark.long
+@pytest.mark.skipif(max(by_major()) < 17, reason="no PostgreSQL whose standbys synchronise slots")
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("kill", [(), ("--kill",)], ids=["", "kill"])
+def test_5_17_the_demo_ends_equal_when_a_standby_takes_over_under_load(tmp_path, kill):
+    options = ("--standby", "--seconds", "45" if kill else "20", "--seed", "13", *kill)
+    code, figures = _demo(tmp_path / "demo", *options, seconds=840)
+    _assert_whole(code, figures)
+    assert figures["promoted"] is True
+    assert figures["gate_decisions"] == ["timeline", "timeline", "promoted"] * 2

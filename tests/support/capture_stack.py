@@ -7,6 +7,7 @@ import struct
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -121,7 +122,13 @@ class CaptureProcess:
     """`python -m walsender_bridge.capture` for one database."""
 
     def __init__(
-        self, folder: Path, log: ChangeLog, dsn: str, *tables: str, spool_limit: int = 1 << 30
+        self,
+        folder: Path,
+        log: ChangeLog,
+        dsn: str,
+        *tables: str,
+        spool_limit: int = 1 << 30,
+        options: Sequence[str] = (),
     ) -> None:
         self.folder = folder
         self.status_file = folder / "capture.json"
@@ -135,6 +142,8 @@ class CaptureProcess:
         ]
         for table in tables:
             self._arguments += ["--table", table]
+        #: From the next start on.
+        self.options = [*options]
         self.process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
@@ -154,7 +163,7 @@ class CaptureProcess:
     def start(self) -> None:
         with self.output.open("ab") as output:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "walsender_bridge.capture", *self._arguments],
+                [sys.executable, "-m", "walsender_bridge.capture", *self._arguments, *self.options],
                 env={**os.environ, "TUSKLINE_SOURCE_DSN": self._dsn},
                 stdout=output,
                 stderr=output,
@@ -225,6 +234,10 @@ class Load:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """End the clients; what they have committed is committed."""
         self._stop.set()
         for thread in self._threads:
             thread.join(60)
@@ -304,7 +317,12 @@ def check_equal(log: ChangeLog, dsn: str, seconds: float = 60.0) -> Content:
         found = content(log)
         for table, column in (("orders", "id"), ("audit", "order_id")):
             rows = connection.execute(f"SELECT {column} FROM {table}".encode()).fetchall()
-            assert sorted(found.keys[table]) == sorted(key for (key,) in rows), table
+            keys, own = found.keys[table], {key for (key,) in rows}
+            lost, strange = sorted(own - {*keys}), sorted({*keys} - own)
+            assert (lost[:9], strange[:9]) == ([], []), (
+                f"{table}: lost {lost[:9]} ({len(lost)}), not there {strange[:9]}"
+            )
+            assert len(keys) == len(rows), f"{table}: doubled"
     return found
 
 

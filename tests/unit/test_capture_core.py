@@ -246,6 +246,52 @@ def test_the_gate_holds_from_a_sessions_first_append_on() -> None:
     assert idle[0].confirm_to == (1, 2048)
 
 
+def test_a_gate_that_opens_is_passed_on_at_once_and_only_for_what_waits() -> None:
+    state = new_state(gate=0)
+    step(state, Received(0.0, one(1000)))
+    assert [each.gate_lsn for each in appends(step(state, Tick(0.021, 0)))] == [0]
+    assert not appends(step(state, Tick(0.022, 500)))  # an answer is due
+    assert [each.gate_lsn for each in appends(step(state, _durable(0.03, 1048)))] == [500]
+    step(state, _durable(0.031, 1048))
+    assert not appends(step(state, Tick(0.032, 500)))
+    assert [each.gate_lsn for each in appends(step(state, Tick(0.033, 1048)))] == [1048]
+    step(state, _durable(0.034, 1048))
+    # Nothing waits that it does not let pass: the next heartbeat will do.
+    assert not appends(step(state, Tick(0.035, 9000)))
+
+
+def _durable(now: float, lsn: int, committed: int = 0) -> Acknowledged:
+    return Acknowledged(now, lsn, committed, (1, 100))
+
+
+def test_a_closed_gate_stops_the_reading_at_the_limit_and_reports_go_on() -> None:
+    state = new_state(gate=0, held_limit=2000)
+    step(state, Received(0.0, one(1000)))
+    step(state, Tick(0.03, 0))
+    reading = [state.reading]
+    step(state, _durable(0.04, 1048))
+    step(state, Received(0.05, one(3000)))
+    step(state, Tick(0.08, 0))
+    step(state, _durable(0.09, 3048))
+    reading.append(state.reading)
+    # The server hears of us all the same, or it would give the connection up.
+    now, told = 1.0, 0
+    while now < 4.0:
+        effects = step(state, Tick(now, 0))
+        told += len(reports(effects))
+        if appends(effects):
+            step(state, _durable(now, 3048))
+        now += 0.11
+    assert told >= 3
+    # It opens, and what the log has committed makes room.
+    assert appends(step(state, Tick(5.0, 3048)))
+    step(state, _durable(5.1, 3048, 1048))
+    reading.append(state.reading)
+    step(state, _durable(5.2, 3048, 3048))
+    reading.append(state.reading)
+    assert reading == [True, False, False, True]
+
+
 def test_33_what_is_durable_but_not_committed_is_never_confirmed() -> None:
     state = new_state()
     step(state, Received(0.0, one(1000)))

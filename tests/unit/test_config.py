@@ -78,6 +78,59 @@ def test_sections_of_other_parts_are_refused_by_name(tmp_path, name):
         _load(tmp_path, f"{GOOD}\n[{name}]\n")
 
 
+def test_a_gate_is_of_all_sources_or_of_one(tmp_path):
+    text = (
+        GOOD
+        + """
+[gate]
+candidates = ["a", "b"]
+quorum = 1
+"""
+    )
+    own = '\n[source.gate]\ncandidates = ["c"]\non_missing = "degrade"\n'
+    second = '\n[[source]]\nname = "other"\ndsn = "host=/tmp dbname=other"\n' + own
+    config = _load(tmp_path, text.replace("\n[lake]", second + "\n[lake]"))
+    first, other = (config.gate_of(source) for source in config.source)
+    assert (first.candidates, first.quorum, first.on_missing) == (("a", "b"), 1, "block")
+    assert (other.candidates, other.quorum, other.on_missing) == (("c",), None, "degrade")
+    # There are no safekeepers to wait for.
+    assert not first.safekeepers
+    assert config.gate_record(config.source[1]) == tmp_path / "log" / "gate" / "other.jsonl"
+
+
+def test_the_safekeepers_count_for_the_sources_of_their_server(tmp_path):
+    second = '\n[[source]]\nname = "{}"\ndsn = "{}"\n'
+    more = second.format("same", "dbname=other host=/tmp") + second.format("far", "host=far")
+    text = GOOD.replace("\n[lake]", more + "\n[safekeepers]\nlocal = 3\n\n[lake]")
+    config = _load(tmp_path, text)
+    assert [config.gate_of(source).safekeepers for source in config.source] == [True, True, False]
+    config = _load(tmp_path, text + "\n[gate]\nsafekeepers = false\n")
+    assert not any(config.gate_of(source).safekeepers for source in config.source)
+
+
+@pytest.mark.parametrize(
+    ("gate", "message"),
+    [
+        ('candidates = ["a", "a"]', "each candidate once"),
+        ('candidates = ["a"]\nquorum = 2', "quorum = 2 of 1"),
+        ('candidates = ["tuskline_safekeepers"]', "the safekeepers' own slot"),
+        ('candidates = ["A-1"]', "gate.candidates.0"),
+        ("candidate = 5", "did you mean 'candidates'"),
+    ],
+)
+def test_a_wrong_gate_is_named(tmp_path, gate, message):
+    with pytest.raises(ConfigError) as caught:
+        _load(tmp_path, f"{GOOD}\n[safekeepers]\nlocal = 3\n[gate]\n{gate}\n")
+    assert message in str(caught.value)
+
+
+def test_of_several_hosts_the_one_is_meant_that_takes_writes(tmp_path):
+    config = _load(tmp_path, GOOD.replace("host=/tmp", "host=a,b"))
+    assert "target_session_attrs=read-write" in config.source[0].dsn
+    chosen = "host=a,b target_session_attrs=any"
+    assert chosen in _load(tmp_path, GOOD.replace("host=/tmp", chosen)).source[0].dsn
+
+
 def test_the_environment_wins_over_the_file(tmp_path, monkeypatch):
     monkeypatch.setenv("TUSKLINE_LAKE__EPOCH_INTERVAL", "7.5")
     config = _load(tmp_path, GOOD)

@@ -352,6 +352,34 @@ def test_a_replica_with_more_commits_than_the_seal_is_not_cut() -> None:
         replica.seal(1)
 
 
+@pytest.mark.parametrize("picture", ["", "UU", "CC", "CCUU"])
+def test_what_is_not_committed_is_cut_off_at_once_and_its_place_is_taken(picture: str) -> None:
+    make, replica = EntryMaker(), new_replica(term=4)
+    entries = [make.whole() for _ in picture]
+    committed = picture.count("C")
+    if committed:
+        append(replica, *entries[:committed])
+        commit_all(replica, 1)
+    append(replica, *entries[committed:])
+    end = committed + 1
+    with pytest.raises(FencedError):
+        replica.cut_tail(3, end)
+    with pytest.raises(InvalidReplicaError, match="committed up to"):
+        replica.cut_tail(4, end + 1)
+    effects = replica.cut_tail(4, end)
+    assert (DropFrom(end) in effects) == ("U" in picture)
+    assert replica.tail.end_offset == end
+    assert replica.state == State.APPENDABLE
+    report = replica.report("k")
+    assert report is not None
+    assert report.length == 0
+    make.follow(replica.status())
+    append(replica, make.whole())
+    report = replica.report("k")
+    assert report is not None
+    assert (report.local_offset, report.length) == (end, 1)
+
+
 def test_every_transition_leads_to_a_state_and_closed_is_the_end() -> None:
     assert set(TRANSITIONS) == set(State)
     assert TRANSITIONS[State.CLOSED] == {}

@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Never
 
 from walsender_bridge import logs
+from walsender_bridge.capture import core
 from walsender_bridge.capture.driver import Capture
+from walsender_bridge.capture.gate import Rule
+from walsender_bridge.capture.gate_watch import Gate, OpenGate, ServerGate
 from walsender_bridge.capture.source import Source
 from walsender_bridge.capture.spool import LIMIT_BYTES
-from walsender_bridge.errors import Cause, TusklineError
-from walsender_bridge.gate import OpenGate
+from walsender_bridge.errors import Cause, TusklineError, UsageError
 from walsender_bridge.supervisor import exit_with_parent
 
 DSN_VARIABLE = "TUSKLINE_SOURCE_DSN"
@@ -34,28 +36,52 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--status-file", type=Path, help="where to say how far it is (JSON)")
     parser.add_argument("--spool", required=True, type=Path, help="a folder for large transactions")
     parser.add_argument("--spool-limit", type=int, default=LIMIT_BYTES, help="bytes; 0: no spool")
+    parser.add_argument("--held-limit", type=int, default=core.HELD_BYTES, help="bytes of WAL")
+    gate = parser.add_argument_group("the commit gate (capture/gate.py)")
+    gate.add_argument("--candidate", action="append", default=[], help="a physical slot, repeated")
+    gate.add_argument("--gate-quorum", type=int, default=0, help="how many candidates; 0: all")
+    gate.add_argument("--on-missing", choices=("block", "degrade"), default="block")
+    gate.add_argument("--degrade-after", type=float, default=60.0, help="seconds")
+    gate.add_argument("--gate-record", type=Path, help="the file of what was decided")
+    gate.add_argument("--proposer-status", type=Path, help="wait for the safekeepers' quorum too")
     given = parser.parse_args(arguments)
     dsn = os.environ.pop(DSN_VARIABLE, None)
     if dsn is None:
         sys.stderr.write(f"{DSN_VARIABLE} is not set\n")
         return Cause.USAGE
     source = Source(given.source, dsn, given.slot, given.publication, tuple(given.table))
-    capture = Capture(
-        source,
-        log=given.log,
-        gate=OpenGate(),
-        spool=given.spool,
-        spool_limit=given.spool_limit,
-        status_file=given.status_file,
-    )
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: capture.stop())
     try:
+        capture = Capture(
+            source,
+            log=given.log,
+            gate=_gate(given),
+            spool=given.spool,
+            spool_limit=given.spool_limit,
+            held_limit=given.held_limit,
+            status_file=given.status_file,
+        )
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: capture.stop())
         capture.run()
     except TusklineError as error:
         logs.say_error(error)
         return error.cause
     return 0
+
+
+def _gate(given: argparse.Namespace) -> Gate:
+    rule = Rule(
+        tuple(given.candidate),
+        given.gate_quorum,
+        given.on_missing,
+        given.degrade_after,
+        safekeepers=given.proposer_status is not None,
+    )
+    if not rule.holds:
+        return OpenGate()
+    if given.gate_record is None:
+        raise UsageError("a commit gate needs --gate-record", repair="name the file")
+    return ServerGate(rule, given.gate_record, given.proposer_status)
 
 
 def _exit(code: int) -> Never:

@@ -16,7 +16,9 @@ Invariants.
 - *The same history.* Nothing is appended or confirmed before what the server sends again has been found to
   be what the log holds (`overlap.py`).
 - *Bounded.* At most one entry (1 MiB, or one message) is held uncut, and 64 MiB wait for the replica's
-  acknowledgement; past that `State.reading` is false and the socket is left alone, while reports go on.
+  acknowledgement; past that `State.reading` is false and the socket is left alone, while reports go on. The
+  same when the log holds more than `held_limit` bytes of WAL that is not committed, while the gate is closed:
+  then the server keeps it.
 
 An entry is cut where a transaction ends if one does, so under load each entry's end is committable; a
 transaction of several entries is cut where the size says. A transaction that changes no published
@@ -61,6 +63,8 @@ from walsender_bridge.wire.replication import (
 #: Seconds after its first message at which an entry that ends a transaction is cut, if the replica has
 #: answered what it was sent.
 ENTRY_SECONDS: Final = 0.020
+#: Bytes of WAL, between its last committed transaction and its end, that a log may hold back uncommitted.
+HELD_BYTES: Final = 16 << 30
 #: Bytes of entries that may wait for the replica's acknowledgement.
 IN_FLIGHT_BYTES: Final = 64 << 20
 #: The same while a spooled transaction is replayed: it waits on disk as well, and needs no memory.
@@ -102,11 +106,15 @@ class State(Entries):
     confirmed: tuple[int, int]
 
     gate: int = MAX_LSN
+    #: Bytes of WAL that the log may hold uncommitted: what the commit gate holds is on the log's disk up to here.
+    held_limit: int = HELD_BYTES
     overlap: Overlap = field(default_factory=Overlap)
     durable_lsn: int = 0
     #: Everything that commits at or before this, and is not above `received_lsn`, is known to be empty.
     idle_lsn: int = 0
     confirming: tuple[int, int] = field(init=False)
+    #: The gate that the replica knows.
+    told_gate: int = field(init=False)
     #: The server waits for an answer: the next heartbeat is near.
     hurry: bool = False
 
@@ -129,6 +137,7 @@ class State(Entries):
     def __post_init__(self) -> None:
         Entries.__post_init__(self)
         self.confirming = self.confirmed
+        self.told_gate = self.gate
         self.appended_at = self.now
         # The server hears at once how far its slot is confirmed.
         self.reported_at = self.now - REPORT_SECONDS
@@ -136,7 +145,12 @@ class State(Entries):
     @property
     def reading(self) -> bool:
         """Whether more may be taken from the walsender."""
-        return self.in_flight_bytes < IN_FLIGHT_BYTES and self.replay is None
+        held = self.logged_lsn - max(self.committed_lsn, self.confirmed[1])
+        return (
+            self.in_flight_bytes < IN_FLIGHT_BYTES
+            and self.replay is None
+            and held < self.held_limit
+        )
 
     @property
     def replaying(self) -> int | None:
@@ -384,11 +398,17 @@ def _heartbeat_seconds(state: State) -> float:
     return BUSY_HEARTBEAT_SECONDS if busy else IDLE_HEARTBEAT_SECONDS
 
 
+def _opened(state: State) -> bool:
+    """The gate lets more pass than the replica knows, and something waits for it."""
+    waits = state.logged_lsn > max(state.committed_lsn, state.told_gate)
+    return waits and state.gate > state.told_gate
+
+
 def _append(state: State, effects: list[Effect]) -> None:
     """Hand over what was cut; or ask how far the log is, when it is time and no answer is due."""
     if not state.new_entries:
         due = state.appended_at + _heartbeat_seconds(state)
-        if state.in_flight or state.now < due:
+        if state.in_flight or not (state.now >= due or _opened(state)):
             return
     confirm_to = None
     confirmable = _confirmable(state)
@@ -403,6 +423,7 @@ def _append(state: State, effects: list[Effect]) -> None:
     state.in_flight.append((size, state.now))
     state.in_flight_bytes += size
     state.appended_at = state.now
+    state.told_gate = state.gate
     effects.append(Append(entries, schemas, confirm_to, state.gate))
 
 

@@ -10,8 +10,9 @@ than left with a call that may hang for ever.
 
 import select
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,25 +31,24 @@ from walsender_bridge.capture.events import (
     SpoolAppend,
     Tick,
 )
+from walsender_bridge.capture.gate_watch import Gate, Watch
 from walsender_bridge.capture.handover import Handover, Waker
-from walsender_bridge.capture.overlap import Overlap, utc
-from walsender_bridge.capture.source import LogPosition, Source
-from walsender_bridge.capture.spool import Streams
+from walsender_bridge.capture.joining import Joining
+from walsender_bridge.capture.source import Source
 from walsender_bridge.capture.spool_files import SpoolFiles
 from walsender_bridge.capture.status import StatusFile, WalEnd
-from walsender_bridge.change_log.client import AppendWriter, LogClient, ReplicaClient
+from walsender_bridge.change_log.client import LogClient, ReplicaClient
 from walsender_bridge.errors import (
     ConnectionFailedError,
     DeadlineError,
-    DivergedError,
     SlotInUseError,
     TusklineError,
     UnavailableError,
 )
-from walsender_bridge.gate import Gate
-from walsender_bridge.wire.connection import ReplicationConnection
+from walsender_bridge.wire.connection import ANSWER_SECONDS, ReplicationConnection
+from walsender_bridge.wire.hosts import same_server
 from walsender_bridge.wire.lsn import format_lsn
-from walsender_bridge.wire.replication import status_update
+from walsender_bridge.wire.replication import mark_for_failover, status_update
 
 #: Seconds between two sessions: the first pause, and what it doubles up to.
 FIRST_PAUSE = 0.1
@@ -57,10 +57,10 @@ LONGEST_PAUSE = 5.0
 GOOD_SESSION = 5.0
 #: Seconds that a slot may be in somebody's use: longer than a server's default wal_sender_timeout.
 SLOT_PATIENCE = 90.0
+#: From this version on standbys synchronise slots by themselves, if the slot says so.
+SYNCED_FROM = 170000
 #: Seconds without an acknowledgement after which a keeper counts as hung.
 ACK_SECONDS = 120.0
-#: Transactions that a `DivergedError` lists.
-LISTED = 20
 #: Seconds to let messages gather after a small read. A walsender writes one message at a time; reading
 #: each write costs this side twice the CPU that reading a hundred does. An entry waits for
 #: `core.ENTRY_SECONDS` anyway.
@@ -94,17 +94,19 @@ class Capture:
         gate: Gate,
         spool: Path,
         spool_limit: int,
+        held_limit: int = core.HELD_BYTES,
         status_file: Path | None = None,
     ) -> None:
         """`spool`: a folder for this source's large transactions, at most `spool_limit` bytes of them.
 
-        With a limit of 0 the server sends no transaction before it has committed.
+        With a limit of 0 the server sends no transaction before it has committed. `held_limit`: see `core.State`.
         """
         self._source = source
         self._log_address = log
         self._gate = gate
         self._spool = spool
         self._spool_limit = spool_limit
+        self._held_limit = held_limit
         #: A session has broken inside a transaction in progress.
         self._broken_in_stream = False
         self._status = StatusFile(status_file, source.name)
@@ -167,24 +169,28 @@ class Capture:
             connection = stack.enter_context(source.connect(own))
             source.prepare(connection, own)
             slot_confirmed = source.slot_position(connection, own)
+            # Of several hosts, the one that was just asked: each connection could go to another.
+            here = replace(own, dsn=same_server(own.dsn, connection))
             name = f"tuskline-capture-{own.name}"
             walsender = stack.enter_context(
-                ReplicationConnection.connect(own.dsn, application_name=name)
+                ReplicationConnection.connect(here.dsn, application_name=name)
             )
             log = stack.enter_context(LogClient(self._log_address))
             address = log.create_stream(own.name).address
             replica = stack.enter_context(ReplicaClient(address))
-            term = log.writer_term(own.name)
-            writer = replica.open_writer(own.name, term)
-            try:
-                check = partial(self._check, connection)
-                state = self._begin(walsender, replica, writer, slot_confirmed, check)
-                handover = Handover(writer, self.waker)
-            except BaseException:
-                writer.close()
-                raise
+            joining = Joining(own, walsender, log, replica, partial(self._check, connection))
+            joined = joining.join(
+                slot_confirmed, spool_limit=self._spool_limit, held_limit=self._held_limit
+            )
+            state, writer = joined.state, joined.writer
+            handover = Handover(writer, self.waker)
             stack.callback(handover.close)
-            files = SpoolFiles(self._spool, term)
+            watch = stack.enter_context(
+                self._gate.watch(here, joined.identity, state.committed_lsn, self.waker.wake)
+            )
+            if self._gate.failover and walsender.server_version >= SYNCED_FROM:
+                walsender.command(mark_for_failover(own.slot), timeout=ANSWER_SECONDS)
+            files = SpoolFiles(self._spool, writer.term)
             stack.callback(files.close)
             # Some servers fail to decode a transaction in progress, and decode it well once it has
             # committed ("could not map filenumber", docs/decisions/streamed-transactions.md).
@@ -202,7 +208,8 @@ class Capture:
                 in_progress=streaming,
             )
             try:
-                self._stream(walsender, handover, files, state, WalEnd(connection, own.where))
+                wal_end = WalEnd(connection, own.where)
+                self._stream(walsender, handover, files, state, wal_end, watch)
             except ConnectionFailedError:
                 self._broken_in_stream = len(state.streams) > 0
                 raise
@@ -213,74 +220,6 @@ class Capture:
             raise UnavailableError("capture was told to stop", where=self._source.where)
         connection.execute("SELECT 1")
 
-    def _begin(
-        self,
-        walsender: ReplicationConnection,
-        replica: ReplicaClient,
-        writer: AppendWriter,
-        slot_confirmed: int | None,
-        check: Callable[[], object],
-    ) -> core.State:
-        """The session's state, if the slot continues the log; a new stream's slot is made here."""
-        own, status = self._source, writer.status
-        identity = walsender.identify()
-        history = walsender.history(identity.timeline)
-        position = LogPosition(
-            status.last_timeline, status.last_end_lsn, status.confirmed_to, status.system_id
-        )
-        fork = source.judge(position, slot_confirmed, identity, history)
-        if fork is not None:
-            raise self._diverged(fork, replica)
-        confirmed = status.confirmed_to
-        if confirmed is None:
-            if slot_confirmed is None:
-                # May wait for old transactions to end, for as long as they like.
-                slot_confirmed = walsender.create_slot(own.slot, check=check)
-            confirmed = (identity.timeline, slot_confirmed)
-        if status.confirmed_to is None or status.system_id is None:
-            # A new stream; or one from before the identifier was kept, which takes this server's.
-            self._record(writer, confirmed, identity.system_id)
-        return core.State(
-            timeline=identity.timeline,
-            logged_lsn=status.last_end_lsn,
-            committed_lsn=status.committed_end_lsn,
-            previous_crc=status.last_crc,
-            confirmed=confirmed,
-            now=time.monotonic(),
-            gate=self._gate.position(),
-            overlap=Overlap.of(
-                status.last_end_lsn, status.last_commit_time, confirmed[1], slot_confirmed or 0
-            ),
-            streams=Streams(self._spool_limit),
-        )
-
-    @staticmethod
-    def _record(writer: AppendWriter, confirmed: tuple[int, int], system_id: int) -> None:
-        """Make durable where a stream starts, and on which cluster, before anything streams."""
-        writer.send([], confirm_to=confirmed, system_id=system_id)
-        ack = writer.next_ack(ACK_SECONDS)
-        if ack is None or ack.confirmed_to != confirmed:
-            raise UnavailableError(
-                "the keeper did not record where the stream starts", where=writer.address
-            )
-
-    def _diverged(self, fork: source.Fork, replica: ReplicaClient) -> DivergedError:
-        """The error, with the log's transactions behind the fork."""
-        found = replica.list_transactions_after(
-            self._source.name, fork.timeline, fork.lsn, limit=LISTED + 1
-        )
-        lines = [
-            f"xid {xid}, ends at {format_lsn(end)}, committed {utc(commit_time)}"
-            for end, xid, commit_time in found[:LISTED]
-        ]
-        lines += ["and more"] if len(found) > LISTED else []
-        listed = "\n  ".join(["transactions of the log behind that point:", *(lines or ["none"])])
-        return DivergedError(
-            f"stream {self._source.name} has diverged: {fork.reason}\n  {listed}",
-            where=f"{self._source.where}, slot {self._source.slot}",
-            repair="nothing was skipped; a source under a new name starts from the server as it is now",
-        )
-
     def _stream(
         self,
         walsender: ReplicationConnection,
@@ -288,8 +227,9 @@ class Capture:
         files: SpoolFiles,
         state: core.State,
         wal_end: WalEnd,
+        watch: Watch,
     ) -> None:
-        """The poll loop: the walsender's socket, and the waker for acknowledgements and `stop`."""
+        """The poll loop: the walsender's socket, and the waker for acknowledgements, the gate and `stop`."""
         poll = select.poll()
         poll.register(self.waker, select.POLLIN)
         poll.register(walsender, select.POLLIN)
@@ -328,20 +268,22 @@ class Capture:
                 # What one batch brought whole, from its Stream Start to its Stream Commit, is spooled first.
                 _perform(effects, walsender, handover, files)
                 effects = core.step(state, Replayed(now, files.read(state.replaying)))
-            if now >= state.deadline or not ready:
-                effects += core.step(state, Tick(now, self._gate.position()))
+            gate = watch.position()
+            if now >= state.deadline or not ready or gate != state.gate:
+                effects += core.step(state, Tick(now, gate))
             _perform(effects, walsender, handover, files)
+            watch.want(state.logged_lsn)
             sent = walsender.flush()
             if now >= published_at + core.REPORT_SECONDS:
                 published_at = now
                 wal_end.refresh()
-                self._status.progress(state, wal_end.lsn)
+                self._status.progress(state, wal_end.lsn, watch.told())
                 self._check_keeper(state, now)
             if 0 < len(payloads) < MANY:
                 time.sleep(LOADED_GATHER_SECONDS if loaded else GATHER_SECONDS)
             if payloads:
                 loaded = len(payloads) >= MANY
-        self._status.progress(state, wal_end.lsn)
+        self._status.progress(state, wal_end.lsn, watch.told())
 
     def _check_keeper(self, state: core.State, now: float) -> None:
         since = state.waiting_since

@@ -4,8 +4,12 @@ Keys: `source`, `pid`, `state` (`connecting`, `streaming`, `waiting`, `stopped`)
 `where`, `repair`; null when all is well), `timeline`, the LSNs `server_lsn` (durable end of the server's
 WAL), `received_lsn`, `logged_lsn`, `committed_lsn`, `confirmed_lsn` (end LSNs, as integers), `lag_bytes`
 (`server_lsn` - `confirmed_lsn`), `transactions` and `messages` (of this session), `in_flight_bytes`,
-`spooled_bytes` (of transactions in progress, on disk), `updated_at` (seconds since the Unix epoch). A
+`spooled_bytes` (of transactions in progress, on disk), `updated_at` (seconds since the Unix epoch), `gate`. A
 position that is not known yet is 0.
+
+`gate` is null without a commit gate; else `position_lsn` (what ends at or below may be shown), `holding` (why more
+waits than that, in words), `stuck_since` (when it began to wait without anything passing, or null), `quorum_lsn` (of the safekeepers; null without) and `candidates`: each one's `slot`,
+`standing` (`counted`, `degraded`, `promoted`), `held_lsn`, and why it is `away` (empty: it streams).
 """
 
 import json
@@ -33,6 +37,7 @@ class StatusFile:
             "state": "connecting",
             "error": None,
             "timeline": 0,
+            "gate": None,
             **dict.fromkeys(
                 ("server_lsn", "received_lsn", "logged_lsn", "committed_lsn", "confirmed_lsn"), 0
             ),
@@ -45,12 +50,13 @@ class StatusFile:
         """A change of state, and why."""
         self._write(state=name, error=None if error is None else error.to_wire())
 
-    def progress(self, session: State, server_lsn: int) -> None:
-        """How far a streaming session is."""
+    def progress(self, session: State, server_lsn: int, gate: dict[str, Any] | None) -> None:
+        """How far a streaming session is, and its gate."""
         confirmed = session.confirmed[1]
         server_lsn = max(server_lsn, session.received_lsn, session.idle_lsn)
         self._write(
             timeline=session.timeline,
+            gate=gate,
             server_lsn=server_lsn,
             received_lsn=session.received_lsn,
             logged_lsn=session.logged_lsn,

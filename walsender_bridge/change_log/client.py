@@ -142,6 +142,13 @@ class ReplicaClient(_Client):
         """What this keeper has of the stream."""
         return protocol.load(ReplicaStatus, self._call("stream_status", stream=stream))
 
+    def cut_tail(self, stream: str, term: int, end: int) -> None:
+        """Remove what is not committed, at or above the local offset `end`, where the last commit ends.
+
+        For the writer of this term, which has seen to it that no commit is on its way, and has to begin again.
+        """
+        self._call("cut_tail", stream=stream, term=term, end=end)
+
     def open_writer(self, stream: str, term: int) -> "AppendWriter":
         """Become the stream's writer: older terms are refused, an unfinished transaction is cut off.
 

@@ -157,6 +157,13 @@ class HostedReplica:
             self._session += 1
             return self._session, self._core.status()
 
+    def cut_tail(self, term: int, end: int) -> ReplicaStatus:
+        """See `Replica.cut_tail`; that writer has to begin again."""
+        with self._lock:
+            self._do(lambda core: core.cut_tail(term, end))
+            self._session += 1
+            return self._core.status()
+
     def append(
         self,
         session: int,

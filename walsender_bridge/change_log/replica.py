@@ -70,6 +70,7 @@ class Event(StrEnum):
     RECOVER_SEALING = "recover as sealing"
     RECOVER_SEALED = "recover as sealed"
     OPEN_WRITER = "open a writer"
+    CUT_TAIL = "cut the tail"
     APPEND = "append"
     COMMIT = "commit"
     EMPTY_COMMIT = "learn a version"
@@ -94,6 +95,7 @@ TRANSITIONS: dict[State, dict[Event, State]] = {
     },
     State.APPENDABLE: {
         Event.OPEN_WRITER: State.APPENDABLE,
+        Event.CUT_TAIL: State.APPENDABLE,
         Event.APPEND: State.APPENDABLE,
         Event.COMMIT: State.APPENDABLE,
         Event.EMPTY_COMMIT: State.APPENDABLE,
@@ -204,6 +206,30 @@ class Replica:
             self.tail = tail_at(self.tail.whole)
         self.current = replace(self.current, term=term)
         return self._write(effects)
+
+    def cut_tail(self, term: int, end: int) -> list[Effect]:
+        """Remove what is not committed, for the writer of this term: the source does not have it any more.
+
+        `end`: where that writer knows the last commit to end. Raises `FencedError` if a newer writer took over,
+        `InvalidReplicaError` if there are commits behind `end`.
+        """
+        if term != self.current.term:
+            raise FencedError(
+                f"term {term} is not that of the writer, {self.current.term}",
+                where=f"stream {self.durable.stream}",
+                repair="another capture process has taken over; stop this one",
+            )
+        if end != self.current.committed_end:
+            raise InvalidReplicaError(
+                f"its tail is to be cut at {end}, and it has committed up to {self.current.committed_end}",
+                where=f"stream {self.durable.stream}",
+            )
+        self._move(Event.CUT_TAIL)
+        if self.tail.end_offset == end:
+            return []
+        self._ends.clear()
+        self.tail = tail_at(self.current.position)
+        return self._write([DropFrom(end)])
 
     def append(
         self,

@@ -2,7 +2,7 @@
 
     DoPut   append/<stream>/<term>   batches of entries and schemas; one acknowledgement for each
     DoGet   {v, stream, from, to, relations}
-    actions report commit create seal unseal trim stream_status schema relations plan version_at
+    actions report commit create cut_tail seal unseal trim stream_status schema relations plan version_at
             cut_before transactions
 
 A call holds no lock and no transaction while it waits for its peer, so a reader or writer that stalls
@@ -251,6 +251,9 @@ class ReplicaServer:
             "report": self.report,
             "commit": self.commit,
             "create": self.create,
+            "cut_tail": lambda r: _record(
+                self._of(r).cut_tail(number(r, "term"), number(r, "end"))
+            ),
             "seal": lambda r: _record(self._of(r).seal(number(r, "end"))),
             "unseal": lambda r: _record(self._of(r).unseal()),
             "trim": lambda r: {

@@ -39,6 +39,8 @@ def doctor(
     """What is not ready on the servers and on this machine, and how it is repaired."""
     settings = load_config(config)
     by_source = {section.name: of_source(section) for section in chosen_sources(settings, source)}
+    for section in chosen_sources(settings, source):
+        by_source[section.name] += of_gate(settings, section)
     if settings.quorum_source is not None and settings.quorum_source.name in by_source:
         by_source[settings.quorum_source.name] += of_quorum(settings)
     findings = [each for found in by_source.values() for each in found]
@@ -67,6 +69,18 @@ def of_source(section: SourceSection) -> list[Finding]:
     from walsender_bridge.doctor.server import examine
 
     return examine(capture_source(section))
+
+
+def of_gate(settings: Config, section: SourceSection) -> list[Finding]:
+    """The findings about the candidates of the source's commit gate; none without any."""
+    gate = settings.gate_of(section)
+    if not gate.candidates:
+        return []
+    from walsender_bridge.capture.gate import Rule
+    from walsender_bridge.doctor.server import examine_gate
+
+    rule = Rule(gate.candidates, gate.quorum or 0, gate.on_missing, gate.degrade_after)
+    return examine_gate(capture_source(section), rule)
 
 
 def of_quorum(settings: Config, *, reach: bool = True) -> list[Finding]:

@@ -145,6 +145,7 @@ class _Collector(Collector):
         yield ready
         yield from _processes(seen)
         yield from _captures(seen)
+        yield from _gates(seen)
         yield from _slots(seen)
         yield from _streams(seen)
         yield from _lags(seen)
@@ -196,6 +197,29 @@ def _captures(seen: Observation) -> Iterator[Metric]:
         flight.add_metric(label, told["in_flight_bytes"])
         age.add_metric(label, max(0.0, seen.at - told["updated_at"]))
     yield from (streaming, lsn, transactions, messages, flight, age)
+
+
+def _gates(seen: Observation) -> Iterator[Metric]:
+    position = _gauge("gate_lsn_bytes", "What ends at or below may be shown.", "source")
+    stuck = _gauge("gate_stuck_seconds", "Since something passed while something waits.", "source")
+    counted = _gauge(
+        "gate_candidate_counted", "1 while the gate waits for it.", "source", "candidate"
+    )
+    held = _gauge("gate_candidate_lsn_bytes", "The WAL that it has.", "source", "candidate")
+    away = _gauge("gate_candidate_away", "1 while nobody streams from it.", "source", "candidate")
+    for source in seen.sources:
+        gate = source.capture.get("gate")
+        if not gate:
+            continue
+        position.add_metric([source.name], gate["position_lsn"])
+        since = gate["stuck_since"]
+        stuck.add_metric([source.name], 0.0 if since is None else max(0.0, seen.at - since))
+        for each in gate["candidates"]:
+            label = [source.name, each["slot"]]
+            counted.add_metric(label, float(each["standing"] == "counted"))
+            held.add_metric(label, each["held_lsn"])
+            away.add_metric(label, float(bool(each["away"])))
+    yield from (position, stuck, counted, held, away)
 
 
 def _slots(seen: Observation) -> Iterator[Metric]:

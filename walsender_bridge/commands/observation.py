@@ -19,7 +19,7 @@ from psycopg.rows import dict_row
 from walsender_bridge import lifetime, processes
 from walsender_bridge.change_log.client import LogClient, LogStatus
 from walsender_bridge.closing import Closing
-from walsender_bridge.commands import lake_status, quorum_view, slots_view
+from walsender_bridge.commands import gate_view, lake_status, quorum_view, slots_view
 from walsender_bridge.commands.quorum_server import QuorumServer
 from walsender_bridge.commands.quorum_view import QuorumView
 from walsender_bridge.commands.slots_view import SlotsView
@@ -117,6 +117,12 @@ class Observation:
             f"capture of {source.name} is {source.state}"
             for source in self.sources
             if source.state != "streaming"
+        ]
+        words += [
+            word
+            for source in self.sources
+            if source.state == "streaming"
+            for word in gate_view.ill(source.name, source.capture.get("gate"), self.at)
         ]
         tables = self.lake.tables if self.lake is not None else {}
         words += [

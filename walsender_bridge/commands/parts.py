@@ -57,6 +57,13 @@ def _captures(settings: Config) -> list[Child]:
         argv += ["--status-file", str(settings.run_dir / f"capture-{source.name}.status.json")]
         for table in source.tables:
             argv += ["--table", table]
+        gate = settings.gate_of(source)
+        argv += [f"--candidate={slot}" for slot in gate.candidates]
+        argv += ["--gate-quorum", str(gate.quorum or 0), "--on-missing", gate.on_missing]
+        argv += ["--degrade-after", str(gate.degrade_after), "--held-limit", str(gate.held_limit)]
+        argv += ["--gate-record", str(settings.gate_record(source))]
+        if gate.safekeepers:
+            argv += ["--proposer-status", str(settings.proposer_status)]
         # The DSN may hold a password, and arguments are everybody's to read.
         children.append(
             Child(f"capture-{source.name}", argv, env={"TUSKLINE_SOURCE_DSN": source.dsn})

@@ -30,8 +30,9 @@ def status(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None
     else:
         if record["quorum"] is not None and not record["quorum"]["quorum"]:
             output.note(record["ill"][0])
-        for name in ("processes", "sources", "slots"):
-            output.rows(name, record[name])
+        for name in ("processes", "sources", "slots", "gate"):
+            if record[name] or name != "gate":
+                output.rows(name, record[name])
         if record["quorum"] is not None:
             output.record(_short(record["quorum"]))
         output.record({"log version": record["log"]["version"], **record["lake"]})
@@ -98,6 +99,7 @@ def summary(seen: Any) -> dict[str, Any]:
             }
             for source in seen.sources
         ],
+        "gate": [row for source in seen.sources for row in _gate(source)],
         "quorum": None if seen.quorum is None else safekeeper.summary(seen.quorum),
         "slot_copies": None if seen.slots is None else dict(seen.slots.told),
         "log": {
@@ -112,6 +114,13 @@ def summary(seen: Any) -> dict[str, Any]:
             "set_aside": lake.set_aside if lake else {},
         },
     }
+
+
+def _gate(source: Any) -> list[dict[str, Any]]:
+    from walsender_bridge.commands import gate_view
+
+    server = (source.server or {}).get("server_lsn") or source.capture.get("server_lsn", 0)
+    return gate_view.rows(source.name, source.capture.get("gate"), server)
 
 
 def lag(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None:

@@ -25,6 +25,8 @@ from walsender_bridge.change_log.client import LogClient
 from walsender_bridge.demo.bank import TABLES, Clients, open_bank
 from walsender_bridge.demo.nemesis import Nemesis, Victim
 from walsender_bridge.demo.quorum import DemoQuorum, section
+from walsender_bridge.demo.standby import DemoStandby
+from walsender_bridge.demo.standby import section as gate_section
 from walsender_bridge.demo.view import Progress, View
 from walsender_bridge.errors import DeadlineError, LakeError, TusklineError
 from walsender_bridge.local_server import LocalServer, by_major, free_port
@@ -44,7 +46,8 @@ FLUSH_TIMEOUT = 300.0
 class DemoOptions:
     """What the command line asked for. `rate` is transactions a second and database.
 
-    `safekeepers`: how many have the WAL of a commit before it returns, a majority of them; 0: none.
+    `safekeepers`: how many have the WAL of a commit before it returns, a majority of them; 0: none. `standby`: whether
+    there is one, which takes the server's place in the middle of the load.
     """
 
     seconds: float
@@ -53,6 +56,7 @@ class DemoOptions:
     rate: float
     directory: Path | None
     safekeepers: int = 0
+    standby: bool = False
 
 
 def run_demo(options: DemoOptions, output: Output) -> dict[str, Any]:
@@ -60,14 +64,18 @@ def run_demo(options: DemoOptions, output: Output) -> dict[str, Any]:
     seed = options.seed if options.seed is not None else random.SystemRandom().randrange(2**31)
     directory = _prepare(options.directory)
     output.note(f"seed {seed}, everything is in {directory}")
-    with _postgres(directory, output) as server:
-        sources = {}
+    with _postgres(directory, output) as server, contextlib.ExitStack() as stack:
         for stream in STREAMS:
             with psycopg.connect(server.dsn("postgres"), autocommit=True) as connection:
                 connection.execute(f"CREATE DATABASE {stream}")
-            sources[stream] = server.dsn(stream)
-            open_bank(sources[stream])
-        demo = _Demo(options, output, directory, server, sources, seed)
+            open_bank(server.dsn(stream))
+        standby = None
+        if options.standby:
+            output.note("making a standby")
+            standby = DemoStandby(server, directory / "standby")
+            stack.callback(standby.destroy)
+        sources = {stream: (standby or server).dsn(stream) for stream in STREAMS}
+        demo = _Demo(options, output, directory, server, standby, sources, seed)
         figures = asyncio.run(demo.run())
         if demo.quorum is not None:
             output.note("comparing the safekeepers' WAL, byte for byte")
@@ -114,12 +122,14 @@ class _Demo:
         output: Output,
         directory: Path,
         server: LocalServer,
+        standby: DemoStandby | None,
         sources: dict[str, str],
         seed: int,
     ) -> None:
         self.options = options
         self.output = output
         self.server = server
+        self.standby = standby
         self.sources = sources
         self.seed = seed
         self.lake = str(directory / "lake")
@@ -153,6 +163,8 @@ class _Demo:
         ]
         if self.options.safekeepers:
             lines += ["", *section(self.options.safekeepers)]
+        if self.standby is not None:
+            lines += ["", *gate_section()]
         for stream, dsn in self.sources.items():
             lines += ["", "[[source]]", f'name = "{stream}"', f'dsn = "{dsn}"']
         path = self.directory / "tuskline.toml"
@@ -195,7 +207,13 @@ class _Demo:
             "flush_seconds": round(flush_seconds, 2),
             "restarts": {name: state.restarts for name, state in supervisor.states.items()},
             **settled,
+            **self._takeover(),
         }
+
+    def _takeover(self) -> dict[str, Any]:
+        if self.standby is None:
+            return {}
+        return self.standby.figures([*sorted((self.directory / "log" / "gate").glob("*.jsonl"))])
 
     def _children(self) -> list[Child]:
         logs = self.directory / "logs"
@@ -234,14 +252,23 @@ class _Demo:
         clients = [asyncio.create_task(c.run(ended)) for c in self.clients.values()]
         nemesis = self._nemesis()
         killing = asyncio.create_task(nemesis.run()) if nemesis else None
+        takeover = asyncio.create_task(self._take_over())
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), self.options.seconds)
-        if killing is not None:
-            # The load goes on until the last kill, however late a busy machine makes it.
-            await killing
+        # The load goes on until the last kill, however late a busy machine makes it.
+        await asyncio.gather(takeover, *([killing] if killing else []))
         ended.set()
         await asyncio.gather(*clients)
         return nemesis.kills if nemesis else {}
+
+    async def _take_over(self) -> None:
+        if self.standby is None:
+            return
+        await asyncio.sleep(self.options.seconds / 2)
+        self.progress.phase = "the standby takes over"
+        slots = [f"tuskline_{stream}" for stream in STREAMS]
+        await asyncio.to_thread(self.standby.take_over, slots)
+        self.progress.phase = "load on the new primary"
 
     def _nemesis(self) -> Nemesis | None:
         if not self.options.kill:
@@ -266,6 +293,9 @@ class _Demo:
             return pids
 
         def power_cut() -> None:
+            if self.standby is not None:
+                self.standby.cut_power()
+                return
             self.server.kill()
             self.server.start()
 

@@ -10,9 +10,10 @@ from typing import Any
 from walsender_bridge.attach.init import wanted_tables
 from walsender_bridge.attach.quorum import Quorum, facts, session
 from walsender_bridge.capture import source as capture
+from walsender_bridge.capture.gate import Rule
 from walsender_bridge.capture.source import Source
+from walsender_bridge.doctor import gate, safekeepers, settings, tables
 from walsender_bridge.doctor import quorum as quorum_settings
-from walsender_bridge.doctor import safekeepers, settings, tables
 from walsender_bridge.doctor.finding import Finding, Severity
 from walsender_bridge.errors import TusklineError
 from walsender_bridge.proposer.primary import PrimaryStream
@@ -55,6 +56,19 @@ def examine_quorum(
         return [*findings, failed("quorum", where, error)]
     answers = safekeepers.reach(addresses, server)
     return [*findings, *safekeepers.judge(answers, server, primary, where)]
+
+
+def examine_gate(source: Source, rule: Rule) -> list[Finding]:
+    """Whether the candidates of its commit gate can be waited for."""
+    where = f"{source.name} ({source.where})"
+    try:
+        with capture.connect(source) as connection:
+            names = {"slots": list(rule.candidates)}
+            row = connection.execute(load("gate_slots").encode(), names).fetchone()
+            assert row is not None
+    except TusklineError as error:
+        return [failed(gate.CHECK, where, error)]
+    return [*gate.judge(row[0], rule, where)]
 
 
 def failed(check: str, where: str, error: TusklineError) -> Finding:

@@ -149,6 +149,18 @@ class LocalServer:
             hba.write_text(hba.read_text().replace("scram-sha-256", "trust"))
         return server
 
+    def copied(self, folder: Path) -> "LocalServer":
+        """A base backup of this server, which runs, as a server of its own in `folder`; it was never started."""
+        home = _home(folder, self._account)
+        made = LocalServer(self.installation, self._account, folder, self._password)
+        self._account.run(
+            [
+                *(self.installation.tool("pg_basebackup"), "-D", home / "data", "-X", "fetch"),
+                *("-c", "fast", "--no-sync", "-d", self.dsn(replication="true")),
+            ]
+        )
+        return made
+
     @property
     def running(self) -> bool:
         """Whether the server's process is there."""

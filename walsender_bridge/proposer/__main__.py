@@ -35,6 +35,8 @@ from walsender_bridge.proposer.status import without_session
 DSN_VARIABLE = "TUSKLINE_SOURCE_DSN"
 #: Seconds between two sessions.
 _PAUSE = 0.5
+#: Seconds between two words while the quorum gets further: a commit gate waits for them.
+_MOVING = 0.05
 
 _log = structlog.get_logger(__name__)
 
@@ -45,7 +47,7 @@ class _Process:
         self._status_file = status_file
         self._session: Session | None = None
         self._stopped = threading.Event()
-        self._told = ("", 0.0)
+        self._told = ("", 0, 0.0)
 
     def stop(self) -> None:
         self._stopped.set()
@@ -75,14 +77,14 @@ class _Process:
         self._say(without_session(Phase.STOPPED))
 
     def _tell(self, commit_lsn: int, phase: Phase) -> None:
-        """Say how it is: at each change of phase, and a few times a second."""
-        del commit_lsn  # it is a part of the session's report
+        """Say how it is: at each change of phase, a few times a second, and more often while the quorum gets further."""
         now = time.monotonic()
         if self._status_file is None or self._session is None:
             return
-        if phase == self._told[0] and now - self._told[1] < _PAUSE:
+        before, lsn, at = self._told
+        if phase == before and now - at < (_PAUSE if commit_lsn == lsn else _MOVING):
             return
-        self._told = phase, now
+        self._told = phase, commit_lsn, now
         self._say(self._session.report())
 
     def _say(self, record: dict[str, Any], error: TusklineError | None = None) -> None:

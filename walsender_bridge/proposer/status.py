@@ -1,4 +1,6 @@
-"""What a proposer says of itself, twice a second and at each change of its phase, for `status` and `/metrics`.
+"""What a proposer says of itself, for `status`, `/metrics` and capture's commit gate.
+
+At each change of its phase, twice a second, and more often while its quorum gets further.
 
 Keys, beside those of `report.report`: `phase` (`core.Phase`; `ended` when it will not go on), `error` (why it has no
 session, or null), `proposer` (its UUID), `epoch` and `timeline` of what it proposes; the LSNs `vcl` and

@@ -153,6 +153,11 @@ def create_logical_slot(
     return f"CREATE_REPLICATION_SLOT {quote_slot(slot)}{lifetime} LOGICAL pgoutput {snapshot}"
 
 
+def mark_for_failover(slot: str) -> str:
+    """`ALTER_REPLICATION_SLOT`: standbys that synchronise slots take this one too (17 and later)."""
+    return f"ALTER_REPLICATION_SLOT {quote_slot(slot)} (FAILOVER true)"
+
+
 def start_logical(
     slot: str,
     publications: Sequence[str],

@@ -1,0 +1,390 @@
+"""The commit gate on real servers: consumers get what the candidates have, and no more."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.support.attached import Attached
+from tests.support.capture_stack import (
+    STREAM,
+    CaptureProcess,
+    ChangeLog,
+    Load,
+    check_equal,
+    make_tables,
+    wal_end,
+)
+from tests.support.fake_standby import FakeStandby
+from tests.support.servers import Database, MakeServer, majors
+from tests.support.waiting import wait_for
+from tests.support.wal_server import backup, follow, run
+from walsender_bridge.capture.gate_record import decisions
+from walsender_bridge.errors import Cause
+from walsender_bridge.local_server import LocalServer
+from walsender_bridge.wire import pgoutput
+from walsender_bridge.wire.hosts import primary_dsn
+
+TABLES = ("public.orders", "public.audit")
+CANDIDATE = "standby_a"
+#: Seconds in which a gate that lets something pass would have done so many times over.
+QUIET = 0.7
+
+
+def gated(folder: Path, log: ChangeLog, dsn: str, *options: str) -> CaptureProcess:
+    """A capture whose gate waits for `CANDIDATE`, unless told otherwise."""
+    options = options or (f"--candidate={CANDIDATE}",)
+    record = folder / "gate.jsonl"
+    return CaptureProcess(folder, log, dsn, *TABLES, options=(*options, f"--gate-record={record}"))
+
+
+def make_slot(dsn: str, name: str = CANDIDATE) -> None:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("SELECT pg_create_physical_replication_slot(%s, true)", [name])
+
+
+@pytest.fixture
+def slot(shop: Database) -> Iterator[str]:
+    """A candidate's slot on the shared server."""
+    make_slot(shop.dsn)
+    yield CANDIDATE
+    wait_for(lambda: not _slot(shop.dsn)["active"], 30, "nobody streams any more")
+    shop.execute(f"SELECT pg_drop_replication_slot('{CANDIDATE}')")
+
+
+def _slot(dsn: str, name: str = CANDIDATE) -> dict[str, Any]:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        row = connection.execute(
+            "SELECT active, (restart_lsn - '0/0'::pg_lsn)::bigint FROM pg_replication_slots"
+            " WHERE slot_name = %s",
+            [name],
+        ).fetchone()
+    assert row is not None
+    return {"active": row[0], "lsn": row[1]}
+
+
+def _wait_slot(dsn: str, lsn: int) -> None:
+    wait_for(lambda: _slot(dsn)["lsn"] == lsn, 10, "the candidate has said so")
+
+
+def _wait_shown(log: ChangeLog, after: int) -> None:
+    wait_for(lambda: log.committed_lsn() > after, 30, "it flows")
+
+
+def holding(capture: CaptureProcess) -> str:
+    """Why something waits; empty: nothing does."""
+    gate = capture.status().get("gate") or {}
+    return "; ".join(gate.get("holding", []))
+
+
+def logged(log: ChangeLog) -> int:
+    """The end LSN of what the log holds, committed or not."""
+    return log.replica_status().last_end_lsn
+
+
+def stays(check: Callable[[], Any], seconds: float = QUIET) -> None:
+    """The answer is the same for a while."""
+    first, deadline = check(), time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        assert check() == first
+        time.sleep(0.02)
+
+
+def insert(dsn: str, *keys: int) -> int:
+    """Each key in a transaction of its own; an LSN behind them."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        for key in keys:
+            connection.execute("INSERT INTO orders VALUES (%s, 'x')", [key])
+        return wal_end(connection)
+
+
+def test_36_a_candidate_that_has_a_commit_record_but_for_its_end_releases_nothing(
+    tmp_path: Path, log: ChangeLog, shop: Database, slot: str
+) -> None:
+    with (
+        FakeStandby(shop.dsn, slot) as standby,
+        gated(tmp_path, log, shop.dsn) as capture,
+    ):
+        wait_for(capture.streams, 30, "capture streams")
+        # Once its publication is there, which the decoder looks up as of each change.
+        shop.execute("SELECT pg_create_logical_replication_slot('peek', 'pgoutput')")
+        insert(shop.dsn, 1)
+        with shop.connect() as connection:
+            rows = connection.execute(
+                "SELECT data FROM pg_logical_slot_peek_binary_changes('peek', NULL, NULL,"
+                " 'proto_version', '1', 'publication_names', %s)",
+                [f"tuskline_{STREAM}"],
+            ).fetchall()
+        messages = [bytes(data) for (data,) in rows]
+        commit = pgoutput.parse_commit([m for m in messages if m[0] == pgoutput.COMMIT][-1])
+        wait_for(lambda: logged(log) >= commit.end_lsn, 30, "the log holds it")
+        for flushed in (commit.commit_lsn, commit.end_lsn - 1):
+            standby.flushed = flushed
+            _wait_slot(shop.dsn, flushed)
+            stays(log.committed_lsn)
+            assert log.committed_lsn() < commit.end_lsn
+            wait_for(lambda: f"slot {slot}: its standby has" in holding(capture), 10, "it is told")
+        standby.flushed = commit.end_lsn
+        began = time.monotonic()
+        wait_for(lambda: log.committed_lsn() >= commit.end_lsn, 10, "it is shown")
+        print(f"shown {time.monotonic() - began:.3f} s after its standby had it")
+        wait_for(lambda: not holding(capture), 10, "nothing waits")
+    shop.execute("SELECT pg_drop_replication_slot('peek')")
+
+
+def test_15_a_slot_that_pg_receivewal_or_nobody_uses_blocks_by_name(
+    tmp_path: Path, log: ChangeLog, shop: Database, slot: str
+) -> None:
+    with gated(tmp_path, log, shop.dsn) as capture:
+        wait_for(capture.streams, 30, "capture streams")
+        end = insert(shop.dsn, 1)
+        wait_for(lambda: "is not in use" in holding(capture), 30, "the reason")
+        assert f"slot {slot} " in holding(capture)
+        with FakeStandby(shop.dsn, slot, replays=False) as tool:
+            tool.flushed = end
+            wait_for(lambda: "replays nothing" in holding(capture), 30, "the reason")
+            stays(log.committed_lsn)
+        assert log.committed_lsn() == 0
+        with FakeStandby(shop.dsn, slot) as standby:
+            standby.flushed = end
+            wait_for(lambda: log.committed_lsn() > 0, 30, "a standby has it")
+
+
+@pytest.fixture
+def primary(make_server: MakeServer) -> LocalServer:
+    """A server of the test's own, with the two tables and the candidate's slot."""
+    server = make_server(fsync="off", wal_sender_timeout="2s")
+    server.start()
+    with psycopg.connect(server.dsn(), autocommit=True) as connection:
+        make_tables(connection)
+    make_slot(server.dsn())
+    return server
+
+
+def make_candidate(
+    primary: LocalServer, folder: Path, slot: str = CANDIDATE, **settings: str
+) -> LocalServer:
+    """A standby that streams from its slot; not started."""
+    standby = backup(primary, folder, wal="fetch")
+    follow(standby, primary.dsn(), primary_slot_name=slot, hot_standby_feedback="on", **settings)
+    return standby
+
+
+def walsender(dsn: str) -> int | None:
+    """Who serves capture."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        row = connection.execute(
+            "SELECT active_pid FROM pg_replication_slots WHERE slot_name = %s",
+            [f"tuskline_{STREAM}"],
+        ).fetchone()
+    return None if row is None else row[0]
+
+
+def test_5_14_33_a_candidate_that_is_down_holds_consumers_and_the_server_keeps_its_connection(
+    tmp_path: Path, log: ChangeLog, primary: LocalServer
+) -> None:
+    dsn = primary.dsn()
+    # 33: what it has flushed counts, however late it applies it. (After a restart it applies what it has before it
+    # streams, and so late.)
+    place, delay = primary.folder.with_name("standby"), 5.0
+    standby = make_candidate(primary, place, recovery_min_apply_delay=f"{delay:.0f}s")
+    try:
+        standby.start()
+        with gated(tmp_path, log, dsn) as capture:
+            wait_for(capture.streams, 30, "capture streams")
+            for number in (0, 100):
+                sent = time.monotonic()
+                before = logged(log)
+                insert(dsn, number)
+                _wait_shown(log, before)
+                seconds = time.monotonic() - sent
+                print(f"shown {seconds:.3f} s after its commit")
+                assert seconds < delay
+                standby.stop("fast")
+                before, serving = log.committed_lsn(), walsender(dsn)
+                insert(dsn, *range(number + 1, number + 50))
+                wait_for(lambda: "is not in use" in holding(capture), 30, "the reason")
+                # Once for longer than wal_sender_timeout: capture answers meanwhile, and goes on reading.
+                time.sleep(QUIET if number else 3.0)
+                assert log.committed_lsn() == before
+                assert logged(log) > before
+                assert walsender(dsn) == serving
+                assert capture.status()["state"] == "streaming"
+                standby.start()
+                wait_for(lambda: log.committed_lsn() == logged(log), 30, "it flows again")
+            check_equal(log, dsn)
+            # 14: whoever takes the candidate off the list need not wait for it.
+            standby.stop("fast")
+            before = log.committed_lsn()
+            insert(dsn, 200)
+            wait_for(lambda: logged(log) > before, 30, "the log holds it")
+            stays(log.committed_lsn)
+            assert capture.stop() == 0
+            capture.options = []
+            capture.start()
+            check_equal(log, dsn)
+    finally:
+        standby.destroy()
+
+
+def test_a_candidate_that_stays_away_is_left_out_on_the_record_and_counts_again_when_it_is_back(
+    tmp_path: Path, log: ChangeLog, shop: Database, slot: str
+) -> None:
+    options = (f"--candidate={slot}", "--on-missing=degrade", "--degrade-after=1")
+    with gated(tmp_path, log, shop.dsn, *options) as capture:
+        wait_for(capture.streams, 30, "capture streams")
+        insert(shop.dsn, 1)
+        wait_for(lambda: log.committed_lsn() > 0, 30, "it is left out")
+        told = list(decisions(tmp_path / "gate.jsonl"))
+        assert [each["decision"] for each in told] == ["timeline", "degraded"]
+        assert "is not in use" in told[1]["why"]
+        # A new session does not wait for it again.
+        capture.kill()
+        capture.start()
+        wait_for(capture.streams, 30, "capture streams")
+        end = insert(shop.dsn, 2)
+        wait_for(lambda: log.committed_lsn() >= end - 1000, 0.9, "no second wait")
+        with FakeStandby(shop.dsn, slot) as standby:
+            standby.flushed = insert(shop.dsn)
+            wait_for(
+                lambda: [*decisions(tmp_path / "gate.jsonl")][-1]["decision"] == "rejoined",
+                30,
+                "it counts again",
+            )
+            end = insert(shop.dsn, 3)
+            wait_for(lambda: logged(log) >= end - 1000, 30, "the log holds it")
+            wait_for(lambda: "its standby has" in holding(capture), 30, "it is waited for")
+            standby.flushed = insert(shop.dsn)
+            check = log.committed_lsn
+            wait_for(lambda: check() == logged(log), 30, "it flows")
+
+
+def several(*servers: LocalServer) -> str:
+    """A DSN of one cluster's servers: the one that takes writes is meant."""
+    ports = ",".join(str(server.port) for server in servers)
+    return primary_dsn(servers[0].dsn(host=",".join(["127.0.0.1"] * len(servers)), port=ports))
+
+
+@pytest.mark.skipif(18 not in majors(), reason="PostgreSQL 18 synchronises slots by itself")
+def test_5_6_17_a_promoted_candidate_goes_on_where_consumers_are_and_a_tail_it_lacks_is_cut_off(
+    tmp_path: Path, log: ChangeLog, make_server: MakeServer
+) -> None:
+    primary = make_server(18, fsync="off")
+    primary.start()
+    with psycopg.connect(primary.dsn(), autocommit=True) as connection:
+        make_tables(connection)
+    make_slot(primary.dsn())
+    place = primary.folder.with_name("standby")
+    standby = make_candidate(primary, place, sync_replication_slots="on")
+    try:
+        standby.start()
+        dsn = several(primary, standby)
+        with gated(tmp_path, log, dsn) as capture, ExitStack() as stack:
+            wait_for(capture.streams, 30, "capture streams")
+            load = stack.enter_context(Load(dsn))
+            wait_for(lambda: log.committed_lsn() > 0, 30, "it flows")
+            # The standby's copy of the slot, which the server calls ready once it has caught up.
+            wait_for(lambda: _synced(primary, standby), 30, "the slot is on the standby")
+            standby.stop("fast")
+            shown = log.committed_lsn()
+            wait_for(lambda: logged(log) > shown + 20_000, 30, "the log holds a tail")
+            primary.kill()
+            held = logged(log)
+            assert held > log.committed_lsn()
+            # Nobody feeds it any more: what it has is what it had.
+            standby.start()
+            run(standby, "SELECT pg_promote()")
+            wait_for(lambda: log.committed_lsn() > held, 60, "it goes on on the new primary")
+            load.stop()
+            found = check_equal(log, standby.dsn())
+        assert shown in found.ends
+        told = [each["decision"] for each in decisions(tmp_path / "gate.jsonl")]
+        assert told == ["timeline", "timeline", "promoted"]
+        output = capture.output.read_text()
+        assert "which nobody has seen, is cut off" in output
+    finally:
+        standby.destroy()
+
+
+def _synced(primary: LocalServer, standby: LocalServer) -> bool:
+    # What moves the slot on the primary on, to where the standby can have it.
+    run(primary, "SELECT pg_log_standby_snapshot()")
+    found = run(
+        standby,
+        "SELECT synced AND NOT temporary AND invalidation_reason IS NULL"
+        f" FROM pg_replication_slots WHERE slot_name = 'tuskline_{STREAM}'",
+    )
+    return bool(found and found[0][0])
+
+
+def test_what_consumers_have_and_a_promoted_server_lacks_is_a_divergence_and_nothing_is_cut(
+    tmp_path: Path, log: ChangeLog, primary: LocalServer
+) -> None:
+    standby = make_candidate(primary, primary.folder.with_name("standby"))
+    try:
+        with gated(tmp_path, log, several(primary, standby)) as capture:
+            wait_for(capture.streams, 30, "capture streams")
+            assert capture.stop() == 0
+            # Without its gate: the operator takes the risk, and it comes true.
+            capture.options = []
+            capture.start()
+            insert(primary.dsn(), 1, 2)
+            check_equal(log, primary.dsn())
+            before = log.replica_status()
+            primary.stop("immediate")
+            standby.start()
+            run(standby, "SELECT pg_promote()")
+            assert capture.wait(60) == Cause.DIVERGED
+            after = log.replica_status()
+            assert (after.end_offset, after.committed_end) == (
+                before.end_offset,
+                before.committed_end,
+            )
+            assert "has diverged" in capture.output.read_text()
+    finally:
+        standby.destroy()
+
+
+def test_15_an_operator_is_told_who_holds_consumers_up(
+    tmp_path: Path, shop: Database, slot: str
+) -> None:
+    with Attached(tmp_path, {STREAM: {"dsn": shop.dsn}}) as tuskline:
+        with tuskline.config.open("a") as config:
+            config.write(f'[gate]\ncandidates = ["{slot}", "gone"]\n')
+        tuskline.json("init")
+        tuskline.up()
+
+        def status() -> dict[str, Any]:
+            done = tuskline.run("status", "--json")
+            found: dict[str, Any] = json.loads(done.stdout)
+            assert bool(done.returncode) == bool(found["ill"])
+            return found
+
+        wait_for(lambda: status()["sources"][0]["state"] == "streaming", 60, "capture streams")
+        insert(shop.dsn, 1)
+        told = wait_for(lambda: [w for w in status()["ill"] if "gate" in w], 30, "it says so")
+        assert f"slot {slot} is not in use" in told[0]
+        assert "slot gone is not on the server" in told[0]
+        found = {row["candidate"]: row for row in status()["gate"]}
+        assert (found["gone"]["standing"], found["gone"]["lsn"]) == ("counted", None)
+        lag = {row["stage"]: row for row in tuskline.json("lag")["sources"]}
+        assert lag["gate"]["bytes"] > 0
+        report = tuskline.json("doctor", code=Cause.SLOT)
+        checks = [each for each in report["findings"] if each["check"] == "commit gate"]
+        assert [each["severity"] for each in checks] == ["error", "error"]
+        shop.execute("SELECT pg_create_physical_replication_slot('gone', true)")
+        with FakeStandby(shop.dsn, slot) as one, FakeStandby(shop.dsn, "gone") as two:
+            one.flushed = two.flushed = insert(shop.dsn)
+            wait_for(lambda: not status()["ill"], 30, "all is well")
+            report = tuskline.json("doctor")
+            checks = [each for each in report["findings"] if each["check"] == "commit gate"]
+            assert [each["severity"] for each in checks] == ["ok", "ok"]
+        assert tuskline.stop_up() == 0
+        tuskline.json("detach")
+    wait_for(lambda: not _slot(shop.dsn, "gone")["active"], 30, "nobody streams any more")
+    shop.execute("SELECT pg_drop_replication_slot('gone')")

@@ -1,0 +1,55 @@
+"""A standby that is none: it streams from a physical slot, and says what a test wants it to have flushed."""
+
+import select
+import threading
+import time
+from typing import Self
+
+from walsender_bridge.wire.connection import ReplicationConnection
+from walsender_bridge.wire.lsn import format_lsn
+from walsender_bridge.wire.replication import quote_slot, status_update
+
+
+class FakeStandby:
+    """Streams from `slot` from the server's end of WAL on; `replays` is False for one that acts as pg_receivewal."""
+
+    def __init__(self, dsn: str, slot: str, *, replays: bool = True) -> None:
+        self._connection = ReplicationConnection.connect(dsn, replication="true")
+        identity = self._connection.identify()
+        self._connection._ask(
+            f"START_REPLICATION SLOT {quote_slot(slot)} PHYSICAL {format_lsn(identity.flush_lsn)}"
+            f" TIMELINE {identity.timeline}",
+            30,
+            copies=True,
+        )
+        self._replays = replays
+        #: What it says that it has; a test sets it.
+        self.flushed = identity.flush_lsn
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+        self._connection.close()
+
+    def _run(self) -> None:
+        poll = select.poll()
+        poll.register(self._connection, select.POLLIN)
+        while not self._ended.is_set():
+            poll.poll(20)
+            self._connection.receive()
+            lsn = self.flushed
+            self._connection.send(
+                status_update(
+                    write=lsn,
+                    flush=lsn,
+                    apply=lsn if self._replays else 0,
+                    now_us=time.time_ns() // 1000,
+                )
+            )
+            self._connection.flush()

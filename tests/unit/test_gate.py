@@ -1,0 +1,343 @@
+"""The commit gate's rule: what may be shown, why not, and who leaves the gate and comes back."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from walsender_bridge.capture.gate import (
+    REJOIN_BYTES,
+    Decided,
+    Decision,
+    Effect,
+    GateState,
+    Pass,
+    Rule,
+    Seen,
+    Slot,
+    Standing,
+    step,
+)
+from walsender_bridge.capture.gate_record import GateRecord, decisions
+from walsender_bridge.commands import gate_view
+from walsender_bridge.doctor import gate as doctor_gate
+from walsender_bridge.doctor.finding import Severity
+from walsender_bridge.errors import CorruptError
+
+END = 1 << 40  # of the server's WAL
+
+
+def follows(lsn: int | None, **facts: Any) -> Slot:
+    """A slot that a standby streams from."""
+    return Slot(lsn, **{"active": True, "replays": True, **facts})
+
+
+def look(
+    state: GateState, slots: Mapping[str, Slot], now: float = 0.0, **facts: Any
+) -> list[Effect]:
+    return step(
+        state, Seen(**{"now": now, "timeline": 1, "flush_lsn": END, "slots": slots, **facts})
+    )
+
+
+def gate(*candidates: str, **rule: Any) -> GateState:
+    return GateState(Rule(candidates, **rule), timeline=1)
+
+
+def decided(effects: list[Effect]) -> list[tuple[str, str]]:
+    return [(each.decision, each.candidate) for each in effects if isinstance(each, Decided)]
+
+
+def test_36_a_transaction_passes_with_the_end_of_its_commit_record_not_with_its_start() -> None:
+    state, start, end = gate("a"), 1000, 1034
+    look(state, {"a": follows(start)})
+    assert state.position < end
+    assert "slot a: its standby has 0/3E8" in state.holding(end)[0]
+    look(state, {"a": follows(end - 1)})
+    assert state.position < end
+    assert look(state, {"a": follows(end)}) == [Pass(end)]
+    assert state.holding(end) == []
+
+
+def test_36_the_safekeepers_quorum_counts_in_the_same_way() -> None:
+    state = gate("a", safekeepers=True)
+    look(state, {"a": follows(1034)})
+    assert state.position == 0
+    look(state, {"a": follows(1034)}, quorum=1000)
+    assert state.position == 1000
+    assert state.holding(1034) == ["a quorum of safekeepers has 0/3E8"]
+    look(state, {"a": follows(1034)}, quorum=1034)
+    assert state.position == 1034
+    # A proposer that is away says nothing: what a quorum had it still has, and nothing new passes.
+    look(state, {"a": follows(2000)}, quorum_why="no proposer")
+    assert state.position == 1034
+    assert state.holding(2000) == ["no proposer"]
+
+
+@pytest.mark.parametrize(("quorum", "position"), [(0, 100), (1, 300), (2, 200), (3, 100)], ids=str)
+def test_every_candidate_or_as_many_as_are_stated(quorum: int, position: int) -> None:
+    state = gate("a", "b", "c", quorum=quorum)
+    look(state, {"a": follows(200), "b": follows(100), "c": follows(300)})
+    assert state.position == position
+
+
+def test_nothing_passes_that_the_server_itself_could_lose() -> None:
+    state = gate("a")
+    look(state, {"a": follows(END + 1)})
+    assert state.position == END
+
+
+@pytest.mark.parametrize(
+    ("slot", "word"),
+    [
+        (None, "is not on the server"),
+        (Slot(500, active=False), "is not in use"),
+        (Slot(None, active=False), "has never been used"),
+        (Slot(None, active=True), "has not said yet"),
+        (follows(500, replays=False), "replays nothing"),
+        (follows(500, lost=True), "has lost its WAL"),
+        (follows(500, physical=False), "is a logical one"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_15_a_slot_that_no_standby_follows_blocks_by_name(slot: Slot | None, word: str) -> None:
+    state = gate("a", "b")
+    slots = {"a": follows(900), **({} if slot is None else {"b": slot})}
+    look(state, slots)
+    assert state.position == 0
+    (reason,) = state.holding(1)
+    assert "slot b" in reason
+    assert word in reason
+
+
+def test_5_a_candidate_that_goes_away_holds_what_comes_then_and_lets_it_pass_when_it_is_back() -> (
+    None
+):
+    state = gate("a")
+    look(state, {"a": follows(100)})
+    # Also what the slot says while nobody streams from it: somebody advanced it by hand.
+    look(state, {"a": Slot(900, active=False)})
+    assert state.position == 100
+    look(state, {})
+    assert state.position == 100
+    look(state, {"a": follows(250)})
+    assert state.position == 250
+    # Dropped, and made anew for a standby of an older backup: what was shown stays shown, the rest waits.
+    assert look(state, {"a": follows(50)}) == []
+    assert state.position == 250
+    assert state.holding(251) == ["slot a: its standby has 0/32"]
+
+
+def test_a_role_that_may_not_see_what_streams_takes_the_slot_for_a_standbys() -> None:
+    state = gate("a")
+    look(state, {"a": Slot(100, active=True, replays=None)})
+    assert state.position == 100
+
+
+def test_block_waits_for_as_long_as_it_takes() -> None:
+    state = gate("a", degrade_after=1.0)
+    for now in (0.0, 1e6):
+        assert look(state, {}, now) == []
+
+
+def test_degrade_is_decided_before_anything_passes_and_taken_back_when_it_streams() -> None:
+    state = gate("a", "b", on_missing="degrade", degrade_after=10.0)
+    look(state, {"a": follows(100), "b": follows(100)})
+    away = {"a": follows(500), "b": Slot(100, active=False)}
+    assert look(state, away, 5.0) == []
+    assert look(state, away, 14.9) == []
+    effects = look(state, away, 15.0)
+    assert decided(effects) == [("degraded", "b")]
+    assert effects[-1] == Pass(500)
+    assert isinstance(effects[0], Decided)
+    assert "for 10 s: slot b is not in use" in effects[0].why
+    # Far behind what was shown, it would hold everything until it has it all.
+    state.shown = state.position = 500 + REJOIN_BYTES
+    assert look(state, {"a": follows(state.shown), "b": follows(499)}, 20.0) == []
+    effects = look(state, {"a": follows(state.shown + 9), "b": follows(510)}, 21.0)
+    assert decided(effects) == [("rejoined", "b")]
+    assert state.position == 500 + REJOIN_BYTES
+    assert state.holding(state.position + 1) == ["slot b: its standby has 0/1FE"]
+
+
+@pytest.mark.parametrize("on_missing", ["block", "degrade"])
+def test_who_was_left_out_before_stays_so_as_long_as_that_is_allowed(on_missing: Any) -> None:
+    rule = Rule(("a",), on_missing=on_missing)
+    state = GateState(rule, timeline=1, shown=50, standings={"a": Standing.DEGRADED})
+    effects = look(state, {})
+    assert effects == ([] if on_missing == "block" else [Pass(END)])
+
+
+def test_a_slow_candidate_is_not_away() -> None:
+    state = gate("a", on_missing="degrade", degrade_after=1.0)
+    look(state, {"a": follows(100)})
+    assert look(state, {"a": follows(100)}, 1e6) == []
+
+
+def test_whom_the_quorum_does_not_need_is_not_left_out() -> None:
+    state = gate("a", "b", "c", quorum=2, on_missing="degrade", degrade_after=1.0)
+    there = {"a": follows(100), "b": follows(90)}
+    assert decided(look(state, there)) == decided(look(state, there, 9.0)) == []
+    assert state.position == 90
+    # Without b it needs both of them, and c has been away for long.
+    assert decided(look(state, {"a": follows(200)}, 10.0)) == [("degraded", "c")]
+    assert decided(look(state, {"a": follows(200)}, 11.0)) == [("degraded", "b")]
+    assert state.position == 200
+
+
+def test_a_promotion_takes_that_candidate_out_and_the_others_still_count() -> None:
+    state = gate("a", "b")
+    look(state, {"a": follows(100), "b": follows(100)})
+    # `a` was promoted: its own slot is not on itself, and b's is not there yet.
+    effects = look(state, {}, timeline=2, was="a")
+    assert decided(effects) == [("timeline", ""), ("promoted", "a")]
+    assert state.position == 100
+    assert "slot b is not on the server" in state.holding(101)[0]
+    look(state, {"b": follows(150)}, timeline=2, was="a")
+    assert state.position == 150
+    # The old primary comes back under the name that is free, and counts.
+    effects = look(state, {"b": follows(170), "a": follows(160)}, timeline=2, was="a")
+    assert decided(effects) == [("rejoined", "a")]
+    assert state.position == 160
+    # And back again.
+    effects = look(state, {"a": follows(200)}, timeline=3, was="b")
+    assert decided(effects) == [("timeline", ""), ("promoted", "b")]
+    assert state.position == 200
+
+
+def test_a_slot_name_that_a_primary_keeps_from_its_past_does_not_excuse_it() -> None:
+    state = gate("a")
+    look(state, {"a": follows(100)}, was="a")
+    assert state.position == 100
+    assert look(state, {}, was="a") == []
+    assert state.holding(101)
+
+
+def test_who_is_promoted_but_finds_a_slot_of_that_name_waits_for_it() -> None:
+    state = gate("a")
+    effects = look(state, {"a": Slot(5, active=False)}, timeline=2, was="a")
+    assert decided(effects) == [("timeline", "")]
+    assert state.position == 0
+
+
+def test_a_server_that_was_left_behind_shows_nothing() -> None:
+    state = GateState(Rule(("a",)), timeline=2)
+    assert look(state, {"a": follows(100)}) == []
+    assert "timeline 1" in state.holding(1)[0]
+
+
+@given(
+    st.lists(
+        st.dictionaries(
+            st.sampled_from("abc"),
+            st.builds(
+                Slot, st.none() | st.integers(0, 99), st.booleans(), st.none() | st.booleans()
+            ),
+        ),
+        max_size=20,
+    ),
+    st.integers(0, 3),
+)
+def test_what_passes_is_on_enough_candidates_and_never_goes_back(
+    history: list[dict[str, Slot]], quorum: int
+) -> None:
+    state, best, before = gate("a", "b", "c", quorum=quorum), dict.fromkeys("abc", 0), 0
+    for number, slots in enumerate(history):
+        for name, slot in slots.items():
+            if slot.active and slot.replays is not False:
+                best[name] = max(best[name], slot.restart_lsn or 0)
+        look(state, slots, float(number))
+        assert state.position >= before
+        assert sum(held >= state.position for held in best.values()) >= (quorum or 3)
+        before = state.position
+
+
+def _decision(decision: Decision, candidate: str, timeline: int = 1) -> Decided:
+    return Decided(decision, candidate, timeline, 100, "because")
+
+
+def test_the_record_is_what_the_next_session_begins_with(tmp_path: Path) -> None:
+    path = tmp_path / "gate" / "shop.jsonl"
+    record = GateRecord(path)
+    assert (record.timeline, record.standings) == (0, {})
+    for decision in (
+        _decision(Decision.TIMELINE, ""),
+        _decision(Decision.DEGRADED, "a"),
+        _decision(Decision.DEGRADED, "b"),
+        _decision(Decision.REJOINED, "a"),
+        _decision(Decision.TIMELINE, "", 2),
+        _decision(Decision.PROMOTED, "c", 2),
+    ):
+        record.add(decision)
+    again = GateRecord(path)
+    assert again.timeline == record.timeline == 2
+    assert again.standings == record.standings
+    assert again.standings == {
+        "a": Standing.COUNTED,
+        "b": Standing.DEGRADED,
+        "c": Standing.PROMOTED,
+    }
+    assert [line["position"] for line in decisions(path)] == ["0/64"] * 6
+    again.add(_decision(Decision.TIMELINE, "", 3))
+    assert GateRecord(path).standings["c"] is Standing.COUNTED
+
+
+def test_a_line_that_a_crash_cut_off_is_none_and_another_ones_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "shop.jsonl"
+    record = GateRecord(path)
+    record.add(_decision(Decision.DEGRADED, "a"))
+    whole = path.read_bytes()
+    for length in range(len(whole)):
+        path.write_bytes(whole + whole[:length])
+        cut = GateRecord(path)
+        assert cut.standings == {"a": Standing.DEGRADED}
+        cut.add(_decision(Decision.REJOINED, "a"))
+        assert GateRecord(path).standings == {"a": Standing.COUNTED}
+    path.write_bytes(whole + b'{"decision": "opened"}\n')
+    with pytest.raises(CorruptError, match="line 2"):
+        GateRecord(path)
+
+
+def told(**changes: Any) -> dict[str, Any]:
+    candidate = {"slot": "a", "standing": "counted", "held_lsn": 100, "away": ""}
+    gate = {"position_lsn": 100, "holding": [], "stuck_since": None, "quorum_lsn": None}
+    return {**gate, "candidates": [{**candidate, **changes.pop("candidate", {})}], **changes}
+
+
+def test_a_gate_that_is_closed_for_long_is_said_with_its_reasons_and_a_candidate_that_is_left_out() -> (
+    None
+):
+    assert list(gate_view.ill("shop", None, 0.0)) == []
+    assert list(gate_view.ill("shop", told(), 1000.0)) == []
+    closed = told(holding=["slot a is not in use"], stuck_since=990.0)
+    assert list(gate_view.ill("shop", closed, 991.0)) == []
+    (word,) = gate_view.ill("shop", closed, 1000.0)
+    assert "closed for 10 s" in word
+    assert "slot a is not in use" in word
+    (word,) = gate_view.ill("shop", told(candidate={"standing": "degraded", "away": "gone"}), 0.0)
+    assert "candidate a is left out" in word
+    assert "gone" in word
+
+
+def test_the_rows_of_status_say_who_has_what() -> None:
+    assert gate_view.rows("shop", None, 0) == []
+    first, second = gate_view.rows("shop", told(quorum_lsn=140), 150)
+    assert (first["candidate"], first["lag_bytes"]) == ("safekeepers", 10)
+    assert (second["candidate"], second["lsn"], second["lag_bytes"]) == ("a", "0/64", 50)
+
+
+@pytest.mark.parametrize("on_missing", ["block", "degrade"])
+def test_doctor_says_who_cannot_be_waited_for(on_missing: Any) -> None:
+    slot = {"restart_lsn": 5, "active": True, "physical": True, "wal_status": None, "replays": True}
+    facts = {"may_see": True, "slots": {"a": slot}}
+    rule = Rule(("a", "b"), on_missing=on_missing)
+    good, bad = doctor_gate.judge(facts, rule, "shop")
+    assert good.severity is Severity.OK
+    assert "pg_create_physical_replication_slot('b')" in bad.repair
+    assert bad.severity is (Severity.ERROR if on_missing == "block" else Severity.WARNING)
+    assert not bad.prevents
+    *_, blind = doctor_gate.judge({**facts, "may_see": False}, rule, "shop")
+    assert "pg_read_all_stats" in blind.repair

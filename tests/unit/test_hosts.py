@@ -1,0 +1,51 @@
+"""A DSN of several hosts: which server is meant, and that a session stays on it."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+
+from walsender_bridge.wire.hosts import for_reading, primary_dsn, same_server
+
+
+@pytest.mark.parametrize(
+    ("dsn", "meant"),
+    [
+        ("host=a dbname=x", None),
+        ("host=a,b dbname=x", "read-write"),
+        ("postgresql://u@a:1,b:2/x", "read-write"),
+        ("hostaddr=10.0.0.1,10.0.0.2", "read-write"),
+        ("host=a,b target_session_attrs=any", "any"),
+        ("port=1,2", "read-write"),
+    ],
+)
+def test_of_several_hosts_the_one_is_meant_that_takes_writes(dsn: str, meant: str | None) -> None:
+    assert conninfo_to_dict(primary_dsn(dsn)).get("target_session_attrs") == meant
+
+
+def test_a_read_only_session_asks_for_the_primary() -> None:
+    meant = conninfo_to_dict(for_reading(primary_dsn("host=a,b")))
+    assert meant["target_session_attrs"] == "primary"
+    assert for_reading("host=a") == "host=a"
+
+
+def test_what_libpq_does_not_read_is_left_for_whoever_connects() -> None:
+    assert primary_dsn("host=a,b nonsense") == "host=a,b nonsense"
+
+
+def test_a_session_stays_on_the_address_of_its_first_connection() -> None:
+    def to(host: str, hostaddr: str, port: int) -> Any:
+        return SimpleNamespace(info=SimpleNamespace(host=host, hostaddr=hostaddr, port=port))
+
+    dsn = "host=a,b port=1,2 dbname=x user=u target_session_attrs=read-write"
+    found = conninfo_to_dict(same_server(dsn, to("b", "10.0.0.2", 2)))
+    assert (found["host"], found["hostaddr"], found["port"]) == ("b", "10.0.0.2", "2")
+    assert (found["dbname"], found["user"]) == ("x", "u")
+    # A socket has no address.
+    found = conninfo_to_dict(same_server("host=/run/postgresql", to("/run/postgresql", "", 5432)))
+    assert (found["host"], found.get("hostaddr")) == ("/run/postgresql", None)
+    found = conninfo_to_dict(
+        same_server("hostaddr=10.0.0.1,10.0.0.2", to("10.0.0.2", "10.0.0.2", 5432))
+    )
+    assert found["hostaddr"] == "10.0.0.2"

@@ -1,0 +1,88 @@
+"""The demo's standby: a candidate of the commit gate, which takes the primary's place in the middle of the load."""
+
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from walsender_bridge.capture.gate_record import decisions
+from walsender_bridge.errors import DeadlineError
+from walsender_bridge.local_server import LocalServer, has_slots, make_standby
+from walsender_bridge.wire.hosts import primary_dsn
+
+#: The candidate's physical slot on the primary.
+CANDIDATE = "demo_standby"
+#: Seconds that the logical slots may take to be ready on the standby, and its promotion.
+_READY_SECONDS = 120.0
+_PROMOTION_SECONDS = 60.0
+
+
+def section() -> list[str]:
+    """`[gate]` of the demo."""
+    return ["[gate]", f'candidates = ["{CANDIDATE}"]']
+
+
+class DemoStandby:
+    """A running standby of `primary`, in `folder`; `primary` is who takes writes now."""
+
+    def __init__(self, primary: LocalServer, folder: Path) -> None:
+        self.primary = primary
+        self._first = primary
+        self._standby = make_standby(primary, folder, slot=CANDIDATE)
+        self._lock = threading.Lock()
+        self._seconds = 0.0
+        self._standby.start()
+
+    def dsn(self, database: str) -> str:
+        """Of whoever takes writes."""
+        ports = f"{self._first.port},{self._standby.port}"
+        return primary_dsn(self._first.dsn(database, host="127.0.0.1,127.0.0.1", port=ports))
+
+    def cut_power(self) -> None:
+        """Kill who takes writes, and start it again."""
+        with self._lock:
+            self.primary.kill()
+            self.primary.start()
+
+    def take_over(self, slots: Sequence[str]) -> None:
+        """Once it has the logical slots: the primary is lost, and the standby promoted. Raises `DeadlineError`."""
+        deadline = time.monotonic() + _READY_SECONDS
+        while not self._ready([*slots]):
+            if time.monotonic() > deadline:
+                raise DeadlineError(
+                    "the standby did not get the logical slots", where=str(self._standby.folder)
+                )
+            time.sleep(0.2)
+        with self._lock:
+            began = time.monotonic()
+            self.primary.kill()
+            with psycopg.connect(self._standby.dsn(), autocommit=True) as connection:
+                connection.execute("SELECT pg_promote(true, %s)", [int(_PROMOTION_SECONDS)])
+            self.primary = self._standby
+            self._seconds = time.monotonic() - began
+
+    def _ready(self, slots: list[str]) -> bool:
+        try:
+            with psycopg.connect(self._first.dsn(), autocommit=True) as connection:
+                # What moves idle slots on, to where the standby can have them.
+                connection.execute("SELECT pg_log_standby_snapshot()")
+            return has_slots(self._standby, slots)
+        except psycopg.OperationalError:
+            # Its power was cut just now.
+            return False
+
+    def figures(self, records: Sequence[Path]) -> dict[str, Any]:
+        """What became of it. `records`: the gates' files of decisions."""
+        found = [line["decision"] for path in records for line in decisions(path)]
+        return {
+            "promoted": self.primary is self._standby,
+            "promotion_seconds": round(self._seconds, 2),
+            "gate_decisions": found,
+        }
+
+    def destroy(self) -> None:
+        """Stop it, and delete its folder."""
+        self._standby.destroy()

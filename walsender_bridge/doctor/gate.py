@@ -1,0 +1,47 @@
+"""Judgement on a source's commit gate, from the facts of sql/gate_slots.sql: can each candidate be waited for?"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from walsender_bridge.capture.gate import Rule, away
+from walsender_bridge.capture.gate_watch import slots_of
+from walsender_bridge.doctor.finding import Finding, Severity
+from walsender_bridge.errors import Cause
+
+CHECK = "commit gate"
+
+
+def judge(facts: dict[str, Any], rule: Rule, where: str) -> Iterator[Finding]:
+    """A finding for each candidate, and for what the role cannot see."""
+    slots = slots_of(facts)
+    blocks = rule.on_missing == "block"
+    for name in rule.candidates:
+        why = away(name, slots.get(name))
+        if not why:
+            yield Finding(CHECK, where, f"a standby streams from slot {name}")
+            continue
+        yield Finding(
+            CHECK,
+            where,
+            f"{why}; " + ("consumers get nothing new" if blocks else "it will be left out"),
+            # A standby may come back at any time: that is no reason not to start.
+            Severity.ERROR if blocks else Severity.WARNING,
+            repair=_repair(name, slots.get(name) is None),
+            cause=Cause.SLOT,
+            prevents=False,
+        )
+    if not facts["may_see"]:
+        yield Finding(
+            CHECK,
+            where,
+            "the role may not see what streams from a slot: pg_receivewal would be taken for a standby",
+            Severity.WARNING,
+            repair="GRANT pg_read_all_stats to it",
+        )
+
+
+def _repair(name: str, missing: bool) -> str:
+    leave = "or take it out of gate.candidates"
+    if missing:
+        return f"SELECT pg_create_physical_replication_slot('{name}'), and primary_slot_name = '{name}' on its standby; {leave}"
+    return f"start its standby, with primary_slot_name = '{name}'; {leave}"
