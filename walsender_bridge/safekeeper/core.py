@@ -323,11 +323,12 @@ class Safekeeper:
 
     def _truncate(self, point: int, replaced: int) -> list[Effect]:
         """Everything that must be durable before the new history is (rule 3)."""
-        # Past the start of the first epoch that this safekeeper has not seen, which need not be the proposer's own,
-        # nothing is known to be committed: what was known ended inside a record that was replaced there (rule 9).
+        # Past the start of the first epoch that it has not seen (not always the proposer's own) nothing is known to be
+        # committed: what was known ended inside a record that was replaced there (rule 9).
         self.commit_lsn = min(self.commit_lsn, replaced)
-        # Nor is what everybody had of the log that is cut off here a part of the new one.
-        self.restart_lsn = min(self.restart_lsn, point)
+        self.restart_lsn = min(
+            self.restart_lsn, point
+        )  # nor is what everybody had of the old log in the new one
         # Even where nothing is known to be: after a crash, old WAL can lie beyond the end that was found.
         return [*self._serve(min(self.commit_lsn, point)), TruncateWal(point)]
 
