@@ -5,8 +5,9 @@
  * finishes something at the client (a commit, a prepare, its commit or rollback, a message outside of transactions)
  * waits until the physical slots named in tuskline.wait_for_slots have a restart_lsn, which is what their standbys
  * have flushed, at or past the END of the record that finishes it: with the start alone a standby may lack the
- * record. Then, and with everything before it, pgoutput's own callback runs; what is sent is pgoutput's, byte for
- * byte. A large transaction that is streamed while in progress is sent as it comes; its end waits.
+ * record. Then pgoutput's own callback runs; what is sent is pgoutput's, byte for byte. A transaction is decoded
+ * when its end is known, so its begin waits alike and nothing of it is sent before; the end asks again, as the
+ * setting may be another by then. One that is streamed while in progress is sent as it comes, and its end waits.
  *
  * In doubt it waits: for a slot that is missing, logical or lost, and for a setting that is no list, until the slots
  * or the setting are mended; the log says which. Only an empty setting lets everything pass. Anybody may set it,
@@ -224,6 +225,13 @@ wait_for_candidates(LogicalDecodingContext *ctx, XLogRecPtr end)
 }
 
 static void
+begin(LogicalDecodingContext *ctx, ReorderBufferTXN *txn)
+{
+	wait_for_candidates(ctx, txn->end_lsn);
+	pgoutput.begin_cb(ctx, txn);
+}
+
+static void
 commit(LogicalDecodingContext *ctx, ReorderBufferTXN *txn, XLogRecPtr commit_lsn)
 {
 	wait_for_candidates(ctx, txn->end_lsn);
@@ -241,6 +249,13 @@ message(LogicalDecodingContext *ctx, ReorderBufferTXN *txn, XLogRecPtr message_l
 }
 
 #if HAS_TWO_PHASE
+static void
+begin_prepare(LogicalDecodingContext *ctx, ReorderBufferTXN *txn)
+{
+	wait_for_candidates(ctx, txn->end_lsn);
+	pgoutput.begin_prepare_cb(ctx, txn);
+}
+
 static void
 prepare(LogicalDecodingContext *ctx, ReorderBufferTXN *txn, XLogRecPtr prepare_lsn)
 {
@@ -294,9 +309,11 @@ _PG_output_plugin_init(OutputPluginCallbacks *callbacks)
 
 	init(callbacks);
 	pgoutput = *callbacks;
+	GATE(begin_cb, begin);
 	GATE(commit_cb, commit);
 	GATE(message_cb, message);
 #if HAS_TWO_PHASE
+	GATE(begin_prepare_cb, begin_prepare);
 	GATE(prepare_cb, prepare);
 	GATE(commit_prepared_cb, commit_prepared);
 	GATE(rollback_prepared_cb, rollback_prepared);
