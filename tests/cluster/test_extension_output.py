@@ -42,7 +42,7 @@ def servers(request: pytest.FixtureRequest) -> Iterator[Pair]:
     settings = extension.plugin_settings(major, extension.build(major, fail_points=False))
     if major >= 13:
         settings["logical_decoding_work_mem"] = "64kB"
-    with running_pair(major, **settings, max_prepared_transactions="2") as pair:
+    with running_pair(major, fail_points=False, max_prepared_transactions="2", **settings) as pair:
         yield pair
 
 
