@@ -17,7 +17,12 @@
 #include "catalog/pg_control.h"
 #include "common/controldata_utils.h"
 #include "miscadmin.h"
+#if PG_VERSION_NUM >= 130000
+#include "postmaster/interrupt.h"
+#endif
+#include "replication/logical.h"
 #include "replication/slot.h"
+#include "utils/guc.h"
 
 #if PG_VERSION_NUM < 110000 || PG_VERSION_NUM >= 190000
 #error "Tuskline's extension is written for PostgreSQL 11 to 18"
@@ -48,6 +53,64 @@ compat_acquire(const char *name)
 	(void) ReplicationSlotAcquire(name, SAB_Error);
 #else
 	ReplicationSlotAcquire(name, true);
+#endif
+}
+
+/*
+ * From a callback that finishes a transaction: report progress, and if the client was told nothing for half of
+ * wal_sender_timeout, send a keepalive and read what it sent. The server leaves the latter for later at the end of a
+ * transaction, so it is told that this is none. Minor releases of May 2022 brought that member to the majors before
+ * 15, at the end of the structure: it is written only where the server that runs has it, too.
+ */
+static inline void
+compat_keep_alive(LogicalDecodingContext *ctx)
+{
+#if PG_VERSION_NUM >= 150000
+	bool		end_xact = ctx->end_xact;
+
+	ctx->end_xact = false;
+	OutputPluginUpdateProgress(ctx, false);
+	ctx->end_xact = end_xact;
+#else
+#if PG_VERSION_NUM >= 140000
+#define FIRST_WITH_END_XACT 140003
+#elif PG_VERSION_NUM >= 130000
+#define FIRST_WITH_END_XACT 130007
+#elif PG_VERSION_NUM >= 120000
+#define FIRST_WITH_END_XACT 120011
+#else
+#define FIRST_WITH_END_XACT 110016
+#endif
+#if PG_VERSION_NUM >= FIRST_WITH_END_XACT
+	if (atoi(GetConfigOption("server_version_num", false, false)) >= FIRST_WITH_END_XACT)
+	{
+		bool		end_xact = ctx->end_xact;
+
+		ctx->end_xact = false;
+		OutputPluginUpdateProgress(ctx);
+		ctx->end_xact = end_xact;
+		return;
+	}
+#endif
+	OutputPluginUpdateProgress(ctx);
+#endif
+}
+
+/*
+ * Whether this process's client has gone; before 14 only the next exchange with it tells. Declared here, since the
+ * server's own header wants that of GSSAPI, which a build of extensions is not given.
+ */
+#if PG_VERSION_NUM >= 140000
+extern bool pq_check_connection(void);
+#endif
+
+static inline bool
+compat_client_has_gone(void)
+{
+#if PG_VERSION_NUM >= 140000
+	return MyProcPort != NULL && !pq_check_connection();
+#else
+	return false;
 #endif
 }
 

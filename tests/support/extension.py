@@ -109,6 +109,11 @@ def settings(major: int, library: Path) -> dict[str, str]:
     }
 
 
+def plugin_settings(major: int, library: Path) -> dict[str, str]:
+    """What a server needs to find the output plugin in `library`, where 18 finds the extension too."""
+    return settings(major, library) or {"dynamic_library_path": f"$libdir:{library}"}
+
+
 def create_extension(server: LocalServer, library: Path, dbname: str = "postgres") -> None:
     """`CREATE EXTENSION tuskline` in a database, or before 18 what that does."""
     with psycopg.connect(server.dsn(dbname), autocommit=True) as connection:

@@ -34,16 +34,22 @@ class Fields(NamedTuple):
 class Pair:
     """`primary` and `standby` of one major, with feedback and a physical slot; both run."""
 
-    def __init__(self, major: int, folder: Path, *, fail_points: bool = False) -> None:
+    def __init__(
+        self, major: int, folder: Path, *, fail_points: bool = False, **settings: str
+    ) -> None:
         self.major = major
         self.library = extension.build(major, fail_points=fail_points)
-        paths = extension.settings(major, self.library)
+        settings = {
+            **extension.settings(major, self.library),
+            "fsync": "off",
+            "autovacuum": "off",
+            **({"wal_keep_size": "64MB"} if major >= 13 else {"wal_keep_segments": "4"}),
+            **settings,
+        }
         self.primary = LocalServer.create(
             by_major()[major],
             folder / "primary",
-            settings={"fsync": "off", "autovacuum": "off", "wal_keep_size": "64MB", **paths}
-            if major >= 13
-            else {"fsync": "off", "autovacuum": "off", "wal_keep_segments": "4", **paths},
+            settings=settings,
         )
         self.primary.start()
         extension.create_extension(self.primary, self.library)
@@ -135,12 +141,12 @@ class Pair:
 
 
 @contextmanager
-def running_pair(major: int, *, fail_points: bool = False) -> Iterator[Pair]:
-    """A pair in a folder of its own, which goes with it."""
+def running_pair(major: int, *, fail_points: bool = False, **settings: str) -> Iterator[Pair]:
+    """A pair in a folder of its own, which goes with it; `settings` are both servers'."""
     with tempfile.TemporaryDirectory(prefix="tuskline-test-") as name:
         folder = Path(name)
         folder.chmod(0o755)
-        pair = Pair(major, folder, fail_points=fail_points)
+        pair = Pair(major, folder, fail_points=fail_points, **settings)
         try:
             yield pair
         finally:

@@ -1,0 +1,339 @@
+/*
+ * The output plugin "tuskline": pgoutput, whose transactions end only when every failover candidate has them.
+ *
+ * A client that holds a transaction which the promoted standby lacks differs from it for ever. So each callback that
+ * finishes something at the client (a commit, a prepare, its commit or rollback, a message outside of transactions)
+ * waits until the physical slots named in tuskline.wait_for_slots have a restart_lsn, which is what their standbys
+ * have flushed, at or past the END of the record that finishes it: with the start alone a standby may lack the
+ * record. Then pgoutput's own callback runs; what is sent is pgoutput's, byte for byte. A transaction is decoded
+ * when its end is known, so its begin waits alike and nothing of it is sent before; the end asks again, as the
+ * setting may be another by then. One that is streamed while in progress is sent as it comes, and its end waits.
+ *
+ * In doubt it waits: for a slot that is missing, logical or lost, and for a setting that is no list, until the slots
+ * or the setting are mended; the log says which. Only an empty setting lets everything pass. Anybody may set it,
+ * since it is there for the client that reads: were it for superusers alone, a value from somebody else would be
+ * dropped when the library is loaded, with the server's own value, and nothing would wait.
+ *
+ * No lock is held while waiting. What ends it besides: a cancel or the end of the process, a client that has gone,
+ * a changed configuration, and a server that stops. The last has to be looked for: the checkpointer asks walsenders
+ * to stop by a flag that only they can read, and waits for them without end; postmaster.pid says it to anybody.
+ */
+#include "tuskline.h"
+
+#include "pgstat.h"
+#include "replication/output_plugin.h"
+#include "replication/reorderbuffer.h"
+#include "replication/syncrep.h"
+#include "replication/walsender.h"
+#include "storage/fd.h"
+#include "storage/ipc.h"
+#include "storage/latch.h"
+#include "utils/pidfile.h"
+#include "utils/timestamp.h"
+#include "utils/varlena.h"
+
+/* Between two looks at the slots, in ms: the first, and what doubling ends at. */
+#define SHORTEST_SLEEP 50
+#define LONGEST_SLEEP 200
+
+/* When the log first says why a transaction waits, and after how long again, in ms. */
+#define FIRST_REPORT 1000
+#define NEXT_REPORT 30000
+
+/* How often the postmaster's file is read, and how long a standby that streams may take in a server that stops. */
+#define LOOK_FOR_STOP 500
+#define STOPPING_GRACE 2000
+
+extern PGDLLEXPORT void _PG_init(void);
+extern PGDLLEXPORT void _PG_output_plugin_init(OutputPluginCallbacks *callbacks);
+
+static char *wait_for_slots = NULL;
+static OutputPluginCallbacks pgoutput;
+
+/* What holds a transaction back. */
+typedef struct Obstacle
+{
+	char		name[NAMEDATALEN];
+	const char *reason;
+	const char *hint;
+	bool		streams;		/* it is on its way: a standby is connected and only behind */
+} Obstacle;
+
+/* Whether the slot's standby has flushed WAL up to `end`; if not, why. */
+static bool
+has_flushed(const char *name, XLogRecPtr end, Obstacle *obstacle)
+{
+	ReplicationSlot slot;
+
+	snprintf(obstacle->name, sizeof(obstacle->name), "%s", name);
+	obstacle->streams = false;
+	if (!find_slot(name, &slot))
+	{
+		obstacle->reason = "There is no such slot.";
+		obstacle->hint = "Make it with pg_create_physical_replication_slot(), or take it out of tuskline.wait_for_slots.";
+	}
+	else if (!SlotIsPhysical(&slot))
+	{
+		obstacle->reason = "It is a logical slot.";
+		obstacle->hint = "Name the physical slots of the failover candidates in tuskline.wait_for_slots.";
+	}
+	else if (compat_invalidation(&slot.data) != NULL)
+	{
+		obstacle->reason = "The slot is lost: WAL that its standby needs was removed.";
+		obstacle->hint = "Make the standby and its slot anew, or take the slot out of tuskline.wait_for_slots.";
+	}
+	else if (!XLogRecPtrIsInvalid(slot.data.restart_lsn) && slot.data.restart_lsn >= end)
+		return true;
+	else if (slot.active_pid == 0)
+	{
+		obstacle->reason = "No standby streams from it.";
+		obstacle->hint = "Start the standby that has it as primary_slot_name, or take it out of tuskline.wait_for_slots.";
+	}
+	else
+	{
+		obstacle->reason = "Its standby has not flushed the transaction's WAL yet.";
+		obstacle->hint = "Look at pg_stat_replication for what holds the standby up.";
+		obstacle->streams = true;
+	}
+	return false;
+}
+
+/* Whether all slots of the setting have flushed up to `end`; if not, the first that has not. */
+static bool
+may_pass(XLogRecPtr end, Obstacle *obstacle)
+{
+	char	   *text;
+	List	   *names;
+	ListCell   *cell;
+	bool		passes = true;
+
+	if (wait_for_slots == NULL || wait_for_slots[0] == '\0')
+		return true;
+	text = pstrdup(wait_for_slots);
+	if (!SplitIdentifierString(text, ',', &names))
+	{
+		snprintf(obstacle->name, sizeof(obstacle->name), "?");
+		obstacle->reason = "The setting tuskline.wait_for_slots is no list of names.";
+		obstacle->hint = "Give names with commas between them.";
+		obstacle->streams = false;
+		passes = false;
+	}
+	else
+	{
+		foreach(cell, names)
+		{
+			if (!has_flushed((const char *) lfirst(cell), end, obstacle))
+			{
+				passes = false;
+				break;
+			}
+		}
+		list_free(names);
+	}
+	pfree(text);
+	return passes;
+}
+
+/* Whether the server was told to stop, smartly or fast. */
+static bool
+server_stops(void)
+{
+	char		line[MAXPGPATH];
+	bool		stops = false;
+	FILE	   *file = AllocateFile("postmaster.pid", "r");
+
+	if (file == NULL)
+		return false;
+	for (int number = 1; number <= LOCK_FILE_LINE_PM_STATUS && fgets(line, sizeof(line), file) != NULL; number++)
+		stops = number == LOCK_FILE_LINE_PM_STATUS &&
+			strncmp(line, PM_STATUS_STOPPING, strlen(PM_STATUS_STOPPING)) == 0;
+	FreeFile(file);
+	return stops;
+}
+
+/* A walsender's settings; a session that reads by SQL takes them up between its statements, as any other. */
+static void
+take_up_settings(void)
+{
+	if (!am_walsender || !ConfigReloadPending)
+		return;
+	ConfigReloadPending = false;
+	ProcessConfigFile(PGC_SIGHUP);
+	SyncRepInitConfig();
+}
+
+/* End this process where nothing is left to wait for. */
+static void
+end_if_pointless(const Obstacle *obstacle, TimestampTz now, TimestampTz *looked, TimestampTz *stopping_since)
+{
+	if (compat_client_has_gone())
+		ereport(FATAL,
+				(errcode(ERRCODE_CONNECTION_FAILURE),
+				 errmsg("connection to client lost")));
+	if (!TimestampDifferenceExceeds(*looked, now, LOOK_FOR_STOP))
+		return;
+	*looked = now;
+	if (*stopping_since == 0 && server_stops())
+		*stopping_since = now;
+	if (*stopping_since != 0 &&
+		(!obstacle->streams || TimestampDifferenceExceeds(*stopping_since, now, STOPPING_GRACE)))
+		ereport(FATAL,
+				(errcode(ERRCODE_ADMIN_SHUTDOWN),
+				 errmsg("the server stops while a transaction waits for replication slot \"%s\"", obstacle->name),
+				 errdetail("%s", obstacle->reason),
+				 errhint("The transaction was not sent; it comes again after the start.")));
+}
+
+/* Return when every failover candidate has WAL up to `end`. */
+static void
+wait_for_candidates(LogicalDecodingContext *ctx, XLogRecPtr end)
+{
+	TimestampTz start = GetCurrentTimestamp();
+	TimestampTz reported = 0;
+	TimestampTz looked = start;
+	TimestampTz stopping_since = 0;
+	long		sleep = SHORTEST_SLEEP;
+	Obstacle	obstacle;
+
+	take_up_settings();
+	while (!may_pass(end, &obstacle))
+	{
+		TimestampTz now = GetCurrentTimestamp();
+
+		if (reported == 0 ? TimestampDifferenceExceeds(start, now, FIRST_REPORT)
+			: TimestampDifferenceExceeds(reported, now, NEXT_REPORT))
+		{
+			ereport(LOG,
+					(errmsg("a transaction that ends at " LSN_TEXT " waits for replication slot \"%s\"",
+							LSN_PARTS(end), obstacle.name),
+					 errdetail("%s", obstacle.reason),
+					 errhint("%s", obstacle.hint)));
+			reported = now;
+		}
+		end_if_pointless(&obstacle, now, &looked, &stopping_since);
+		compat_keep_alive(ctx);
+		if (WaitLatch(MyLatch, WL_LATCH_SET | WL_TIMEOUT | WL_POSTMASTER_DEATH, sleep, PG_WAIT_EXTENSION) &
+			WL_POSTMASTER_DEATH)
+			proc_exit(1);
+		ResetLatch(MyLatch);
+		CHECK_FOR_INTERRUPTS();
+		take_up_settings();
+		sleep = Min(sleep * 2, LONGEST_SLEEP);
+	}
+	if (reported != 0)
+		ereport(LOG, (errmsg("the transaction that ends at " LSN_TEXT " waits no longer", LSN_PARTS(end))));
+}
+
+static void
+begin(LogicalDecodingContext *ctx, ReorderBufferTXN *txn)
+{
+	wait_for_candidates(ctx, txn->end_lsn);
+	pgoutput.begin_cb(ctx, txn);
+}
+
+static void
+commit(LogicalDecodingContext *ctx, ReorderBufferTXN *txn, XLogRecPtr commit_lsn)
+{
+	wait_for_candidates(ctx, txn->end_lsn);
+	pgoutput.commit_cb(ctx, txn, commit_lsn);
+}
+
+/* A message within a transaction is not there before its commit. One outside is decoded as soon as it is read. */
+static void
+message(LogicalDecodingContext *ctx, ReorderBufferTXN *txn, XLogRecPtr message_lsn, bool transactional,
+		const char *prefix, Size size, const char *content)
+{
+	if (!transactional)
+		wait_for_candidates(ctx, ctx->reader->EndRecPtr);
+	pgoutput.message_cb(ctx, txn, message_lsn, transactional, prefix, size, content);
+}
+
+#if HAS_TWO_PHASE
+static void
+begin_prepare(LogicalDecodingContext *ctx, ReorderBufferTXN *txn)
+{
+	wait_for_candidates(ctx, txn->end_lsn);
+	pgoutput.begin_prepare_cb(ctx, txn);
+}
+
+static void
+prepare(LogicalDecodingContext *ctx, ReorderBufferTXN *txn, XLogRecPtr prepare_lsn)
+{
+	wait_for_candidates(ctx, txn->end_lsn);
+	pgoutput.prepare_cb(ctx, txn, prepare_lsn);
+}
+
+static void
+commit_prepared(LogicalDecodingContext *ctx, ReorderBufferTXN *txn, XLogRecPtr commit_lsn)
+{
+	wait_for_candidates(ctx, txn->end_lsn);
+	pgoutput.commit_prepared_cb(ctx, txn, commit_lsn);
+}
+
+/* A standby that lacks the rollback still has the transaction prepared, and may commit it. */
+static void
+rollback_prepared(LogicalDecodingContext *ctx, ReorderBufferTXN *txn, XLogRecPtr prepare_end_lsn,
+				  TimestampTz prepare_time)
+{
+	wait_for_candidates(ctx, txn->end_lsn);
+	pgoutput.rollback_prepared_cb(ctx, txn, prepare_end_lsn, prepare_time);
+}
+
+static void
+stream_prepare(LogicalDecodingContext *ctx, ReorderBufferTXN *txn, XLogRecPtr prepare_lsn)
+{
+	wait_for_candidates(ctx, txn->end_lsn);
+	pgoutput.stream_prepare_cb(ctx, txn, prepare_lsn);
+}
+
+static void
+stream_commit(LogicalDecodingContext *ctx, ReorderBufferTXN *txn, XLogRecPtr commit_lsn)
+{
+	wait_for_candidates(ctx, txn->end_lsn);
+	pgoutput.stream_commit_cb(ctx, txn, commit_lsn);
+}
+#endif
+
+/* Put `ours` in front of pgoutput's callback; the server asks which there are, so one that it lacks stays out. */
+#define GATE(callback, ours) \
+	do { \
+		if (callbacks->callback != NULL) \
+			callbacks->callback = (ours); \
+	} while (0)
+
+void
+_PG_output_plugin_init(OutputPluginCallbacks *callbacks)
+{
+	LogicalOutputPluginInit init = (LogicalOutputPluginInit)
+		load_external_function("$libdir/pgoutput", "_PG_output_plugin_init", true, NULL);
+
+	init(callbacks);
+	pgoutput = *callbacks;
+	GATE(begin_cb, begin);
+	GATE(commit_cb, commit);
+	GATE(message_cb, message);
+#if HAS_TWO_PHASE
+	GATE(begin_prepare_cb, begin_prepare);
+	GATE(prepare_cb, prepare);
+	GATE(commit_prepared_cb, commit_prepared);
+	GATE(rollback_prepared_cb, rollback_prepared);
+	GATE(stream_prepare_cb, stream_prepare);
+	GATE(stream_commit_cb, stream_commit);
+#endif
+}
+
+void
+_PG_init(void)
+{
+	DefineCustomStringVariable("tuskline.wait_for_slots",
+							   "Physical slots whose standbys must have a transaction before the output plugin "
+							   "\"tuskline\" ends it.",
+							   "Names with commas between them; empty: it does not wait.",
+							   &wait_for_slots,
+							   "",
+							   PGC_USERSET,
+							   GUC_LIST_INPUT,
+							   NULL,
+							   NULL,
+							   NULL);
+}
