@@ -11,8 +11,8 @@ Safety rests on four things, each beside its code (the rules are those of README
 - One connection may write: the latest on which this NodeId was accepted; an older one is closed, and what
   it sent and is not read is dropped by the driver (rule 5).
 
-`restart_lsn` never falls (rule 7), but to where the log that it is about is cut off. `commit_lsn` never falls below a complete record: when a new timeline
-replaces the rest of an incomplete one, it returns to where that record begins.
+`restart_lsn` never falls (rule 7), but to where its log is cut off. `commit_lsn` never falls below a complete record:
+when a new timeline replaces the rest of an incomplete one, it returns to where that record begins.
 """
 
 from dataclasses import replace
@@ -291,9 +291,8 @@ class Safekeeper:
         attached = elected.history.counted(elected.start_lsn)
         if fence is not None and fence.term == elected.term:
             # Votes are asked for before the log is chosen: what is fenced is its timeline.
-            fence = replace(
-                fence, timeline=max(fence.timeline, elected.history.entries[-1].timeline)
-            )
+            latest = max(fence.timeline, elected.history.entries[-1].timeline)
+            fence = replace(fence, timeline=latest)
         elif fence is not None and attached and attached[-1].timeline > fence.timeline:
             fence = None  # the successor's log is here; to follow further on would not do
         self.control = replace(
@@ -326,9 +325,8 @@ class Safekeeper:
         # Past the start of the first epoch that it has not seen (not always the proposer's own) nothing is known to be
         # committed: what was known ended inside a record that was replaced there (rule 9).
         self.commit_lsn = min(self.commit_lsn, replaced)
-        self.restart_lsn = min(
-            self.restart_lsn, point
-        )  # nor is what everybody had of the old log in the new one
+        # Nor is what everybody had of the old log in the new one.
+        self.restart_lsn = min(self.restart_lsn, point)
         # Even where nothing is known to be: after a crash, old WAL can lie beyond the end that was found.
         return [*self._serve(min(self.commit_lsn, point)), TruncateWal(point)]
 
