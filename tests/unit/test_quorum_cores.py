@@ -360,6 +360,17 @@ def test_27_a_rebuild_forgets_its_history_before_its_wal() -> None:
     assert ack == e.Send(5, m.AppendAck(9, 1000, 0))
 
 
+def test_27_a_rebuild_in_the_epoch_that_it_is_in_is_taken() -> None:
+    """It was away, and the proposer of its own term has let go of what it lacks."""
+    core = safekeeper()
+    in_office(core)
+    resumed = drive(core, 6, greeting(22), m.Resume(m.NodeId(2, 22)))
+    assert not sent(resumed, m.Refused)
+    history = core.control.history
+    done = drive(core, 6, m.Elected(2, 1000, 1100, True, history, MEMBERS.stamped(2)))
+    assert e.ResetWal(1000) in done, done
+
+
 def test_27_a_rebuild_above_what_is_committed_is_refused() -> None:
     core = safekeeper()
     drive(core, 5, greeting(22), vote(9, 22))

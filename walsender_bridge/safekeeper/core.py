@@ -273,8 +273,7 @@ class Safekeeper:
         if aligned is None or (self.taken and not elected.rebuild):
             return self._refuse(conn, m.Refusal.OUT_OF_ORDER, "it was not asked for its vote first")
         try:
-            elected.history.start_of(elected.term)
-            replaced = elected.history.start_after(self.control.history.latest_epoch)
+            replaced = elected.history.start_after(self.control.history.latest_epoch, elected.term)
         except TusklineError as error:
             return self._refuse(conn, m.Refusal.DIVERGED, error.what)
         if elected.configuration.version < self.control.configuration.version:

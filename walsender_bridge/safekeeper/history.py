@@ -95,12 +95,10 @@ class History:
                 return entry.start_lsn
         raise CorruptError(f"epoch {epoch} is not in the history")
 
-    def start_after(self, epoch: int) -> int:
-        """Where the first epoch after that one starts. Raises `CorruptError` if there is none."""
-        for entry in self.entries:
-            if entry.epoch > epoch:
-                return entry.start_lsn
-        raise CorruptError(f"no epoch after {epoch} is in the history")
+    def start_after(self, epoch: int, last: int) -> int:
+        """Where the first epoch after `epoch` starts, or `last` if none comes before. Raises `CorruptError` without `last`."""
+        start = self.start_of(last)
+        return min([start, *(each.start_lsn for each in self.entries if each.epoch > epoch)])
 
     def succeeded(self, end_lsn: int, successors: Iterable[EpochEntry]) -> "History":
         """This history cut at `end_lsn`, then `successors`, without epochs that hold no byte.
