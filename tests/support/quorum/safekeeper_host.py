@@ -124,9 +124,12 @@ class SafekeeperHost:
                 self.control = state
             case e.AlignWal(flush_lsn, commit_lsn):
                 aligned = self.world.records.aligned
+                end = (
+                    max(disk.cells, default=disk.base - 1) + 1
+                )  # less than it had taken, if there was no room
                 return e.WalAligned(
-                    aligned(disk.cells, disk.base, flush_lsn),
-                    aligned(disk.cells, disk.base, commit_lsn),
+                    aligned(disk.cells, disk.base, min(flush_lsn, end)),
+                    aligned(disk.cells, disk.base, min(commit_lsn, end)),
                     disk.base,
                 )
             case e.TruncateWal(lsn):
