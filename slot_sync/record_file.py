@@ -18,6 +18,7 @@ from typing import Any, Final
 import structlog
 
 from slot_sync.resolver.observed import CopyRecord, EpochKey, Place, Record, Reserved, Sighting
+from walsender_bridge.durable import sync_folder
 from walsender_bridge.errors import ConfigError, NotSupportedError
 
 VERSION: Final = 1
@@ -82,11 +83,7 @@ class RecordFile:
                 file.flush()
                 os.fsync(file.fileno())
             draft.replace(self.path)
-            folder = os.open(self.path.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            sync_folder(self.path.parent)
         except OSError as error:
             with contextlib.suppress(OSError):
                 draft.unlink()

@@ -4,6 +4,8 @@ import os
 import uuid
 from pathlib import Path
 
+from walsender_bridge.durable import sync_folder
+
 
 def create_exclusively(path: Path, content: bytes) -> bool:
     """Create the file whole and durable, or find that it exists (False).
@@ -24,12 +26,3 @@ def create_exclusively(path: Path, content: bytes) -> bool:
         temporary.unlink(missing_ok=True)
     sync_folder(path.parent)
     return True
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -26,11 +26,11 @@ import pyarrow as pa
 import pyarrow.ipc
 from pyspark.sql import SparkSession
 
-from spark_consumers.lakehouse.exclusive import sync_folder
 from spark_consumers.lakehouse.files import Stage, sync
 from spark_consumers.lakehouse.iceberg_files import link, local, remove_unlinked
 from spark_consumers.lakehouse.iceberg_schema import arrow_schema, file_type, iceberg_schema
 from spark_consumers.lakehouse.table_format import ROW_ID, FileInfo, ScanFile, TableWrite, Written
+from walsender_bridge.durable import sync_folder
 from walsender_bridge.errors import FencedError, LakeError, NotSupportedError
 
 _BRANCH = "tuskline_t"

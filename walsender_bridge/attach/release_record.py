@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from walsender_bridge.durable import sync_folder
 from walsender_bridge.errors import ConfigError
 
 FILE = "quorum.jsonl"
@@ -57,11 +58,7 @@ def write(data_dir: Path, decision: Decision) -> Decision:
             file.write((b"\n" if torn else b"") + json.dumps(asdict(signed)).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
-        folder = os.open(data_dir, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync_folder(data_dir)
     except OSError as error:
         raise ConfigError(
             f"the decision cannot be recorded: {error.strerror}",

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from walsender_bridge.capture.gate import Decided, Decision, Standing
+from walsender_bridge.durable import sync_folder
 from walsender_bridge.errors import CorruptError
 from walsender_bridge.wire.lsn import format_lsn
 
@@ -54,11 +55,7 @@ class GateRecord:
             file.flush()
             os.fsync(file.fileno())
         if new:
-            folder = os.open(self._path.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            sync_folder(self._path.parent)
         self._take(decided.decision, decided.candidate, decided.timeline)
 
     def _take(self, decision: Decision, candidate: str, timeline: int) -> None:

@@ -27,8 +27,9 @@ from walsender_bridge.change_log import protocol
 from walsender_bridge.change_log.host import HostedReplica
 from walsender_bridge.change_log.protocol import CommitContext, check_stream, load, number, text
 from walsender_bridge.change_log.replica_disk import Judgement
-from walsender_bridge.change_log.segment import Segment, fsync_folder
+from walsender_bridge.change_log.segment import Segment
 from walsender_bridge.change_log.store import SEGMENT_BYTES, StoredEntry
+from walsender_bridge.durable import sync_folder
 from walsender_bridge.errors import (
     ConfigError,
     MalformedMessageError,
@@ -77,7 +78,7 @@ class DataDirectory:
                 file.flush()
                 os.fsync(file.fileno())
             draft.rename(path)
-            fsync_folder(self.path)
+            sync_folder(self.path)
         record = json.loads(path.read_text())
         if record["format"] != FORMAT:
             raise NotSupportedError(

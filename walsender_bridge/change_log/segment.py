@@ -14,7 +14,6 @@ checked before anything is read.
 
 import contextlib
 import json
-import os
 import shutil
 import struct
 import threading
@@ -117,15 +116,6 @@ def unpack_state(value: bytes, where: Path) -> Durable:
         where=str(where),
         repair="use the version of Tuskline that wrote it, or a newer one",
     )
-
-
-def fsync_folder(folder: Path) -> None:
-    """Make the names in a folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 #: What LMDB says of a file that is not what it wrote. Its other errors are of the moment, not of the file.

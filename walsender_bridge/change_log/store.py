@@ -35,13 +35,13 @@ from walsender_bridge.change_log.segment import (
     Snapshot,
     check_old,
     dense,
-    fsync_folder,
     key_of,
     offset_of,
     pack_state,
     unpack_row,
     unpack_state,
 )
+from walsender_bridge.durable import sync_folder
 from walsender_bridge.errors import CorruptError, UnavailableError
 
 SEGMENT_BYTES = 256 << 20
@@ -87,7 +87,7 @@ class StreamStore:
     def create(self, durable: Durable) -> None:
         """Make the store of a new replica."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        fsync_folder(self.folder.parent)
+        sync_folder(self.folder.parent)
 
         def fill(segment: Segment) -> None:
             segment.write_first(pack_state(durable))
@@ -105,10 +105,10 @@ class StreamStore:
             fill(draft)
         finally:
             draft.close()
-        fsync_folder(draft.folder)
+        sync_folder(draft.folder)
         self._step("log-roll-durable")
         draft.folder.rename(segment.folder)
-        fsync_folder(self.folder)
+        sync_folder(self.folder)
         self._step("log-roll-renamed")
         segment.open(write=True)
         return segment
@@ -162,7 +162,7 @@ class StreamStore:
         while (target := Path(f"{segment.folder}{_ASIDE}{number}")).exists():
             number += 1
         segment.folder.rename(target)
-        fsync_folder(self.folder)
+        sync_folder(self.folder)
         return CorruptError(
             f"{what}; it was kept aside as {target.name}",
             where=str(segment.folder),

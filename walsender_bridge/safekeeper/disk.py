@@ -15,6 +15,8 @@ import shutil
 from pathlib import Path
 from typing import Protocol
 
+from walsender_bridge.durable import sync_folder
+
 #: Offsets, lengths and addresses of durable writes are multiples of this (the logical block of any disk).
 BLOCK_BYTES = 4096
 
@@ -146,11 +148,7 @@ class FolderDisk:
 
     def sync(self) -> None:
         """See `Disk`."""
-        descriptor = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        sync_folder(self.folder)
 
     def free_bytes(self) -> int:
         """See `Disk`."""

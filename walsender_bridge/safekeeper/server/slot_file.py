@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import google_crc32c
 
+from walsender_bridge.durable import sync_folder
 from walsender_bridge.errors import CorruptError, NotSupportedError
 from walsender_bridge.safekeeper.messages import HotStandbyFeedback
 from walsender_bridge.safekeeper.server.slots import Slot
@@ -60,11 +61,7 @@ class SlotFile:
             file.flush()
             os.fsync(file.fileno())
         draft.rename(self.path)
-        folder = os.open(self.path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync_folder(self.path.parent)
 
     def _corrupt(self, why: str) -> CorruptError:
         return CorruptError(
