@@ -21,6 +21,7 @@ from walsender_bridge.proposer.effects import (
     SendMessage,
     Stop,
     StopReason,
+    Tick,
 )
 from walsender_bridge.safekeeper import effects as e
 from walsender_bridge.safekeeper import messages as m
@@ -502,3 +503,15 @@ def test_27_a_safekeeper_that_lost_its_disk_is_not_asked_for_its_vote() -> None:
     done = core.step(PeerReceived(2, held(3)))  # S3, which lacks what S1 and S2 acknowledged
     assert done == []
     assert core.phase == "greeting"
+
+
+def test_12_a_change_that_was_completed_after_the_greetings_is_heard_of() -> None:
+    core = proposer()
+    core.step(PeerReceived(0, held(1)))  # S2 and S3 do not answer, and leave: S1 is left
+    alone = MEMBERS.stamped(1).joint({1}).completed()
+    assert core.step(Tick()) == [SendMessage(0, m.ProposerGreeting(INFO, 22))]
+    core.step(PeerReceived(0, replace(held(1), configuration=alone)))
+    assert core.phase == "voting"
+    late = held(1, term=5)
+    assert core.step(PeerReceived(0, late)) == []
+    assert core.phase == "voting"

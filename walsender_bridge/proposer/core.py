@@ -141,6 +141,9 @@ class Proposer:
             peer = self.peers[event.peer]
             return [] if peer.state == PeerState.AWAY else self._received(peer, event.message)
         if isinstance(event, Tick):
+            if self.phase == Phase.GREETING:
+                # No quorum yet: the proposer before this one may have changed the members since they were greeted.
+                return self._greet([p for p in self.peers.values() if p.state == PeerState.GREETED])
             return self._compare() + (streaming.heartbeat() if streaming else [])
         if isinstance(event, WalRead):
             assert streaming is not None
@@ -148,8 +151,7 @@ class Proposer:
         if isinstance(event, PeerConnected):
             peer = self.peers.setdefault(event.peer, Peer(event.peer))
             peer.state = PeerState.CONNECTED
-            greeting = m.ProposerGreeting(self.server, self.node_id.proposer)
-            return [SendMessage(peer.number, greeting)]
+            return self._greet([peer])
         if isinstance(event, PeerClosed):
             return self._closed(self.peers[event.peer])
         if isinstance(event, WalCompared):
@@ -225,14 +227,21 @@ class Proposer:
         self.phase, self.comparing = Phase.VOTING, None
         return self._decide()
 
+    def _greet(self, peers: Collection[Peer]) -> list[Effect]:
+        greeting = m.ProposerGreeting(self.server, self.node_id.proposer)
+        return [SendMessage(peer.number, greeting) for peer in peers]
+
     def _greeted(self, peer: Peer, greeting: m.SafekeeperGreeting) -> list[Effect]:
+        if peer.state not in {PeerState.CONNECTED, PeerState.GREETED}:
+            return []  # it was greeted again, and asked for its vote before the answer came
+        is_new = peer.state == PeerState.CONNECTED
         peer.state = PeerState.GREETED
         peer.greeting = greeting
         if greeting.server.system_id and greeting.server != self.server:
             return self._stop(StopReason.OTHER_SERVER, f"its WAL is of {greeting.server}")
         if self.phase == Phase.GREETING:
             self.membership.learn(greeting.configuration)
-            return self._propose() or self._stranger(peer)
+            return self._propose() or (self._stranger(peer) if is_new else [])
         if peer.identity not in self.configuration.everyone:
             return self._ask(peer)
         mine = greeting.node_id == self.node_id

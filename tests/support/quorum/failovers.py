@@ -227,6 +227,10 @@ class FailoverHost:
             self.end()  # displaced: the safekeepers may hold something else by now
             return
         theirs, own = self._log(self.office), self.standby.server.cells
+        if end not in theirs and end < self.quorum.vcl:
+            self.world.happened["failover: no safekeeper has what the standby lacks"] += 1
+            self.end()
+            return
         if any(theirs.get(at) != own.get(at) for at in range(max(0, end - 8), end)):
             self.world.happened["failover: a copy"] += 1
             self.end()
