@@ -177,7 +177,8 @@ class World:
             safekeeper.restart()
         self.run(300)
         self.quiet = True
-        for _ in range(12):
+        # An operator who tries one server after another may have many to try.
+        for _ in range(60):
             if self.proposer.leads and self.proposer.commit_lsn == self.server.flush_lsn:
                 break
             if self.proposer.core.fenced and not self.proposer.leads:
