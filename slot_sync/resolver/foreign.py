@@ -125,6 +125,7 @@ def unexpected(
                     Reason.UNPROVEN_NAME,
                     "an unproven copy that no record of ours names; another controller may be at work",
                     f"if none is: SELECT tuskline_slots.drop('{here.name}') in database {here.database}",
+                    counts=False,
                 )
             )
         elif record.of(here.name).seen_on_primary:
@@ -134,8 +135,9 @@ def unexpected(
                     record.of(here.name).state,
                     State.LEFTOVER,
                     Reason.OLD_PRIMARY,
-                    "a slot from when this standby was the primary; the primary does not have it",
+                    "a slot from when this standby was the primary; it is not among those to keep now",
                     f"on the standby: SELECT pg_drop_replication_slot('{here.name}')",
+                    counts=False,
                 )
             )
         elif _is_stale(here, primary.logical(here.name), standby):
@@ -152,8 +154,13 @@ def unexpected(
     return result
 
 
-def unproven(slots: Iterable[Copy] | Iterable[LogicalSlot], record: Record) -> list[Transition]:
-    """What is left of copies that were being proven, on a server that is not in recovery: nobody can use them."""
+def unproven(
+    slots: Iterable[Copy] | Iterable[LogicalSlot], record: Record, *, on_primary: bool = False
+) -> list[Transition]:
+    """What is left of copies that were being proven, on a server that is not in recovery: nobody can use them.
+
+    They hold WAL there. `on_primary`: that server is the primary now; the candidate is another one.
+    """
     states = {each.temporary_name: each.state for each in record.copies.values()}
     result = []
     for slot in slots:
@@ -167,7 +174,8 @@ def unproven(slots: Iterable[Copy] | Iterable[LogicalSlot], record: Record) -> l
                 State.LEFTOVER,
                 Reason.UNPROVEN_NAME,
                 "the server was promoted before this copy was proven",
-                action=Drop(slot.name, slot.database or "") if idle else Wait(),
+                action=Drop(slot.name, slot.database or "", on_primary) if idle else Wait(),
+                counts=False,
             )
         )
     return result

@@ -17,6 +17,7 @@ from slot_sync.resolver.epoch import epoch_key, is_linked
 from slot_sync.resolver.foreign import is_ours
 from slot_sync.resolver.judge import view_of
 from slot_sync.resolver.observed import (
+    TEMPORARY_PREFIX,
     Copy,
     CopyRecord,
     EpochKey,
@@ -38,10 +39,12 @@ def remember(
 ) -> Record:
     """The record after a poll, to be written down before the actions of its transitions are carried out.
 
-    A poll teaches nothing in which one of the servers did not answer, the standby turned out to be promoted, or its
-    slots could not be inspected.
+    A poll teaches nothing in which one of the servers did not answer or its slots could not be inspected, or the standby
+    turned out to be promoted.
     """
-    if primary is None or standby is None or not standby.in_recovery or not standby.has_extension:
+    if primary is None or standby is None or not standby.in_recovery:
+        return record
+    if not (primary.has_extension and standby.has_extension):
         return record
     key = epoch_key(primary, standby)
     generation = record.generation
@@ -50,6 +53,8 @@ def remember(
     by_name = {each.slot: each for each in transitions}
     copies = {}
     for name in sorted(by_name.keys() | record.copies.keys()):
+        if name.startswith(TEMPORARY_PREFIX):
+            continue  # never a slot to keep
         found = _remembered(record, primary, standby, name, by_name.get(name), key, generation)
         bare = CopyRecord(name, state=found.state, polls_gone=found.polls_gone)
         if found != bare or primary.logical(name) is not None:

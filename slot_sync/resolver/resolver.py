@@ -18,6 +18,7 @@ what there is                                state         reason               
 the standby does not answer                  BLOCKED       standby_unreachable   Wait
 the standby was promoted, C unproven         LEFTOVER      unproven_name         Drop
 the standby was promoted, else               BLOCKED       promoted              Nothing
+the primary has an unproven copy             LEFTOVER      unproven_name         Drop it there
 primary silent, C proven, the standby still  READY         proven_before         Nothing
 shows nothing that speaks against it
 primary silent, else                         SUSPECT       primary_unreachable   Wait
@@ -39,8 +40,9 @@ no C, PostgreSQL will make it (17+)          MISSING       native_pending       
 no C, the standby is behind L                MISSING       ahead_of_standby      Wait
 no C                                         MISSING       not_made              Reserve
 both names, the same (a crash in a rename)   PROVING       proven                Drop the temporary one
-C of another kind, invalid, its WAL gone,    INVALID       the condition's       Drop
-or ahead of L for AHEAD_POLLS
+C of another kind than the real primary's L, INVALID       the condition's       Drop
+invalid, its WAL gone, or ahead of L for
+AHEAD_POLLS
 unproven C, nothing held for it yet          RESERVING     the condition's       Wait
 unproven C, a condition fails                PROVING       the condition's       Advance, SetFields, Wait
 unproven C, all conditions hold              PROVING       proven                Rename
@@ -111,12 +113,16 @@ def resolve(
     Either server is `None` when it does not answer. Before an action is carried out, `remember` (`record.py`) has to
     have been written down.
     """
+    expected = _expected(primary, record, wanted)
+    left_over = []
+    if primary is not None and not primary.in_recovery:
+        left_over = unproven(primary.logical_slots, record, on_primary=True)
     if standby is None:
-        return [_standby_is_silent(name, record) for name in _expected(primary, record, wanted)]
+        return [*left_over, *(_standby_is_silent(name, record) for name in expected)]
     if not standby.in_recovery:
         return [
             *unproven(standby.slots, record),
-            *(_promoted(name, record) for name in _expected(primary, record, wanted)),
+            *(_promoted(name, record) for name in expected),
         ]
     if primary is None:
         return [
@@ -130,10 +136,17 @@ def resolve(
             "install its library on the standby, and CREATE EXTENSION tuskline on the primary",
             lasting=True,
         )
-    expected = _expected(primary, record, wanted)
+    if problem is None and not primary.has_extension:
+        problem = Problem(
+            Reason.NO_EXTENSION,
+            "the primary does not show its slots through the extension tuskline",
+            "on the primary, in the database of [slots] dsn: CREATE EXTENSION tuskline, and GRANT tuskline_slots",
+            lasting=True,
+        )
     if problem is not None:
-        return [_blocked(name, record, problem) for name in expected]
+        return [*left_over, *(_blocked(name, record, problem) for name in expected)]
     return [
+        *left_over,
         *_marks(primary, standby),
         *(_one(primary, standby, record, wanted, name) for name in expected),
         *unexpected(primary, standby, record, frozenset(expected)),
@@ -199,6 +212,7 @@ def _marks(primary: Primary, standby: Standby) -> list[Transition]:
             Reason.NO_MARKER,
             "the physical slot has no marker yet: it is new to us",
             action=Mark(slot.name, f"{primary.wal_lsn:x}-{standby.clock:x}"),
+            counts=False,
         )
     ]
 
@@ -276,6 +290,7 @@ def _orphan(
             Reason.DESELECTED,
             "the slot is not among those to keep any more",
             action=action,
+            counts=False,
         )
     return Transition(
         remembered.name,
@@ -285,6 +300,7 @@ def _orphan(
         "the primary has no such slot any more",
         evidence={"polls_gone": polls, "linked": linked},
         action=action,
+        counts=False,
     )
 
 

@@ -1,7 +1,8 @@
 """What is said of a copy while the primary does not answer: what was proven last, if nothing speaks against it.
 
 Safety: what the standby received since then came over the connection of that epoch, during which the primary held what
-was proven; or over none. A later connection, another configuration or another timeline is an objection. One thing
+was proven; or over none. A later connection, another configuration, another timeline or WAL from an archive is an
+objection. So is a copy that is ahead of where the slot was seen last, since no action of ours moves it there. One thing
 cannot be seen: a connection that came and went between two polls, after a crash of the primary. So the verdict has an
 age, and is called `proven_before`.
 """
@@ -18,12 +19,18 @@ def objections(remembered: CopyRecord, standby: Standby, record: Record) -> list
         return ["it was not proven in the last epoch"]
     if copy is None:
         return ["the copy is gone"]
+    ahead = remembered.slot_was is None or (
+        copy.confirmed_flush_lsn is not None
+        and copy.confirmed_flush_lsn > remembered.slot_was.confirmed_flush_lsn
+    )
     checks = {
         "the copy is not ours": remembered.made or copy.synced,
         "the copy is temporary": copy.persistency == "persistent",
         "the copy is invalid": copy.invalidation is None,
         "its snapshot is gone": copy.snapshot_present is True,
         "its WAL is gone": copy.wal_present is True,
+        "it is ahead of where the slot was seen last: somebody read from it": not ahead,
+        "the standby has replayed WAL from an archive": not standby.replays_archive,
         "the standby has loaded its configuration anew": standby.conf_load_time
         == epoch.conf_load_time,
         "the standby is on another timeline": standby.timeline == epoch.timeline,
