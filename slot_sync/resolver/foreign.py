@@ -51,9 +51,9 @@ def foreign_slot(
             State.LEFTOVER,
             Reason.OLD_PRIMARY,
             "it is the slot itself, from when this standby was the primary",
-            "" if idle else "end the session that uses it",
-            evidence,
-            Drop(here.name, here.database) if idle else Wait(),
+            repair="" if idle else "end the session that uses it",
+            evidence=evidence,
+            action=Drop(here.name, here.database) if idle else Wait(),
         )
     action: Action = Nothing()
     if unproven_copy is not None:
@@ -69,9 +69,9 @@ def foreign_slot(
             State.STALE_BACKUP,
             Reason.FROM_A_BACKUP,
             "the slot came with a backup; it keeps WAL here, and its rows are removed all the same",
-            f"on the standby: SELECT pg_drop_replication_slot('{here.name}')",
-            evidence,
-            action,
+            repair=f"on the standby: SELECT pg_drop_replication_slot('{here.name}')",
+            evidence=evidence,
+            action=action,
         )
     return Transition(
         slot.name,
@@ -79,9 +79,9 @@ def foreign_slot(
         State.CONFLICT,
         Reason.NAME_TAKEN,
         "a slot of that name is on the standby, and it is not ours",
-        "drop it or leave this slot out of those to keep",
-        evidence,
-        action,
+        repair="drop it or leave this slot out of those to keep",
+        evidence=evidence,
+        action=action,
     )
 
 
@@ -124,7 +124,7 @@ def unexpected(
                     State.LEFTOVER,
                     Reason.UNPROVEN_NAME,
                     "an unproven copy that no record of ours names; another controller may be at work",
-                    f"if none is: SELECT tuskline_slots.drop('{here.name}') in database {here.database}",
+                    repair=f"if none is: SELECT tuskline_slots.drop('{here.name}') in database {here.database}",
                     counts=False,
                 )
             )
@@ -136,7 +136,7 @@ def unexpected(
                     State.LEFTOVER,
                     Reason.OLD_PRIMARY,
                     "a slot from when this standby was the primary; it is not among those to keep now",
-                    f"on the standby: SELECT pg_drop_replication_slot('{here.name}')",
+                    repair=f"on the standby: SELECT pg_drop_replication_slot('{here.name}')",
                     counts=False,
                 )
             )
@@ -148,7 +148,7 @@ def unexpected(
                     State.STALE_BACKUP,
                     Reason.FROM_A_BACKUP,
                     "the slot came with a backup; it keeps WAL here, and its rows are removed all the same",
-                    f"on the standby: SELECT pg_drop_replication_slot('{here.name}')",
+                    repair=f"on the standby: SELECT pg_drop_replication_slot('{here.name}')",
                 )
             )
     return result

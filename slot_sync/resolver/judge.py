@@ -78,7 +78,16 @@ def judge(
             action = Wait()
     if copy.synced and not isinstance(action, Nothing):
         action = Wait()
-    return Transition(slot.name, remembered.state, state, reason, why, repair, evidence, action)
+    return Transition(
+        slot.name,
+        remembered.state,
+        state,
+        reason,
+        why,
+        repair=repair,
+        evidence=evidence,
+        action=action,
+    )
 
 
 def _state_of_lacking(lacking: Condition, remembered: CopyRecord, *, proven: bool) -> State:

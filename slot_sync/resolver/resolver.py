@@ -169,7 +169,7 @@ def _standby_is_silent(name: str, record: Record) -> Transition:
         State.BLOCKED,
         Reason.STANDBY_UNREACHABLE,
         "the standby does not answer",
-        "see that it runs and that it can be reached",
+        repair="see that it runs and that it can be reached",
         action=Wait(),
     )
 
@@ -181,7 +181,7 @@ def _promoted(name: str, record: Record) -> Transition:
         State.BLOCKED,
         Reason.PROMOTED,
         "the standby has been promoted, and its slots are its own now",
-        "give it as the primary, and the old one as a standby once it is one",
+        repair="give it as the primary, and the old one as a standby once it is one",
     )
 
 
@@ -192,7 +192,7 @@ def _blocked(name: str, record: Record, problem: Problem) -> Transition:
         State.BLOCKED,
         problem.reason,
         problem.why,
-        problem.repair,
+        repair=problem.repair,
         action=Wait(),
     )
 
@@ -238,9 +238,9 @@ def _one(
             State.INVALID,
             Reason.LOST_ON_PRIMARY,
             "the slot is lost on the primary, and its client cannot go on from it",
-            "drop it there, make it again, and let its client begin anew",
-            {"wal_status": slot.wal_status, "invalidation": slot.invalidation},
-            Wait(),
+            repair="drop it there, make it again, and let its client begin anew",
+            evidence={"wal_status": slot.wal_status, "invalidation": slot.invalidation},
+            action=Wait(),
         )
     if slot.restart_lsn is None or slot.confirmed_flush_lsn is None or slot.catalog_xmin is None:
         return Transition(
@@ -249,7 +249,7 @@ def _one(
             State.BLOCKED,
             Reason.SLOT_BEING_MADE,
             "the slot is still being made on the primary",
-            "end transactions that have been open there for long",
+            repair="end transactions that have been open there for long",
             action=Wait(),
         )
     if here is not None and unproven_copy is not None:
@@ -312,9 +312,12 @@ def _missing(slot: LogicalSlot, remembered: CopyRecord, standby: Standby) -> Tra
             State.MISSING,
             reason,
             why,
-            repair,
-            {"confirmed_flush_lsn": slot.confirmed_flush_lsn, "replay_lsn": standby.replay_lsn},
-            action,
+            repair=repair,
+            evidence={
+                "confirmed_flush_lsn": slot.confirmed_flush_lsn,
+                "replay_lsn": standby.replay_lsn,
+            },
+            action=action,
         )
 
     if slot.failover and standby.native_sync:

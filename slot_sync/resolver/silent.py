@@ -49,7 +49,7 @@ def primary_is_silent(remembered: CopyRecord, standby: Standby, record: Record) 
             State.BLOCKED,
             Reason.NEVER_PROVEN,
             "the primary does not answer, and the copy was never proven",
-            "see that the primary can be reached",
+            repair="see that the primary can be reached",
             action=Wait(),
         )
     evidence: dict[str, object] = {
@@ -64,9 +64,9 @@ def primary_is_silent(remembered: CopyRecord, standby: Standby, record: Record) 
             State.SUSPECT,
             Reason.PRIMARY_UNREACHABLE,
             "the primary does not answer, and " + ", and ".join(against),
-            "see that the primary can be reached",
-            evidence,
-            Wait(),
+            repair="see that the primary can be reached",
+            evidence=evidence,
+            action=Wait(),
         )
     return Transition(
         remembered.name,

@@ -5,7 +5,7 @@ out late or not at all, or the process may end in the middle of it; the next pol
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from enum import StrEnum
 
 
@@ -172,6 +172,7 @@ class Transition:
     reason: Reason
     #: One sentence for a person.
     why: str
+    _: KW_ONLY
     #: What a person can do about it; "" where nothing is to be done.
     repair: str = ""
     #: What it was decided from, by name. LSNs, xids and times as integers (`observed.py`).
