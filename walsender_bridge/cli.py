@@ -280,8 +280,9 @@ def demo(
 
     if standby and safekeepers:
         raise UsageError(
-            "--standby takes over without the safekeepers' failover, which would refuse it",
-            repair="choose one of --standby and --safekeepers",
+            "--standby and --safekeepers: after the safekeepers' failover the commit gate, which waits for the standby "
+            "by its slot, could not tell that it is the primary now, and would hold for ever",
+            repair="choose one of the two; docs/failover.md",
         )
     options = DemoOptions(
         seconds=seconds,
