@@ -37,6 +37,7 @@ another foreign slot of L's name             CONFLICT      name_taken           
 L is lost                                    INVALID       lost_on_primary       Wait
 L is not consistent yet                      BLOCKED       slot_being_made       Wait
 no C, PostgreSQL will make it (17+)          MISSING       native_pending        Wait
+no C, and this may be another primary        MISSING       what of the link      Wait
 no C, the standby is behind L                MISSING       ahead_of_standby      Wait
 no C                                         MISSING       not_made              Reserve
 both names, the same (a crash in a rename)   PROVING       proven                Drop the temporary one
@@ -263,7 +264,8 @@ def _one(
         )
     copy = here or unproven_copy
     if copy is None:
-        return _missing(slot, remembered, standby)
+        link = None if is_linked(primary, standby) else link_problem(primary, standby)
+        return _missing(slot, remembered, standby, link)
     return judge(slot, copy, primary, standby, record)
 
 
@@ -304,7 +306,11 @@ def _orphan(
     )
 
 
-def _missing(slot: LogicalSlot, remembered: CopyRecord, standby: Standby) -> Transition:
+def _missing(
+    slot: LogicalSlot, remembered: CopyRecord, standby: Standby, link: Problem | None
+) -> Transition:
+    """Of a slot without a copy; `link`: why it is not known that the standby streams from this very primary."""
+
     def missing(reason: Reason, why: str, repair: str, action: Action) -> Transition:
         return Transition(
             slot.name,
@@ -327,6 +333,8 @@ def _missing(slot: LogicalSlot, remembered: CopyRecord, standby: Standby) -> Tra
             "see that primary_conninfo names a database, and look at the standby's log",
             Wait(),
         )
+    if link is not None:
+        return missing(link.reason, link.why, link.repair, Wait())
     assert slot.restart_lsn is not None
     assert slot.confirmed_flush_lsn is not None
     if slot.confirmed_flush_lsn > standby.replay_lsn:

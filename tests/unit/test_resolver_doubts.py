@@ -4,13 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from slot_sync.resolver.observed import Copy, Record, Selection
+from slot_sync.resolver.observed import Copy, Record, Reserved, Selection
 from slot_sync.resolver.record import remember, remember_primary
 from slot_sync.resolver.resolver import resolve
-from slot_sync.resolver.transitions import Drop, Nothing, Reason, State, Wait
+from slot_sync.resolver.transitions import Drop, Nothing, Reason, Reserve, State, Wait
 from tests.unit.test_resolver import (
     ALL,
     COPY,
+    EMPTY,
     KNOWN,
     PRIMARY,
     SLOT,
@@ -74,6 +75,50 @@ def test_19_a_candidate_that_streams_from_another_slot_than_configured_is_anothe
     gone, known = primary(None), record(replace(KNOWN, polls_gone=9))
     assert answered(gone, here, known).action == Wait()
     assert answered(here=standby(configured_slot="here")).after is State.READY
+
+
+@pytest.mark.parametrize(
+    "here", [replace(EMPTY, configured_slot="near"), replace(EMPTY, system_id=8)]
+)
+def test_19_another_server_at_the_candidate_s_dsn_teaches_nothing(here) -> None:
+    """What is on the candidate itself stays ours, for when it is found again."""
+    found = resolve(PRIMARY, here, record(), ALL)
+    assert remember(record(), PRIMARY, here, found) == record()
+
+
+@pytest.mark.parametrize("here", [standby(upstream=None), standby(timeline=2)])
+def test_26_another_primary_s_positions_mean_nothing(here) -> None:
+    """An old primary that lives on has a slot of that name, too, of a history that the standby is not in.
+
+    There nothing that was deleted before 900 is needed from 1900 on. Here the copy, which stands at 2000 and was
+    reserved with 700, may need what was deleted by 600, as long as no decoder has moved it.
+    """
+    known = record(
+        replace(KNOWN, decoded_at=None, slot_was=None, proven_in=None, reserved=Reserved(1000, 700))
+    )
+    there = primary(replace(SLOT, confirmed_flush_lsn=1900, catalog_xmin=900))
+    after = remember(known, there, here, resolve(there, here, known, ALL)).of("kept")
+    assert (after.decoded_at, after.slot_was, after.passed) == (None, None, None)
+    # The primary itself teaches it.
+    after = remember(known, there, STANDBY, resolve(there, STANDBY, known, ALL)).of("kept")
+    assert after.decoded_at == 2000
+
+
+def test_26_a_copy_that_went_back_is_seen_to_whoever_the_primary_is() -> None:
+    back = standby(replace(COPY, confirmed_flush_lsn=900), upstream=None)
+    after = remember(record(), PRIMARY, back, resolve(PRIMARY, back, record(), ALL)).of("kept")
+    assert (after.decoded_at, after.proven_in) == (None, None)
+
+
+@pytest.mark.parametrize("changes", [{"upstream": None}, {"timeline": 2}])
+def test_26_nothing_is_reserved_from_another_primary(changes) -> None:
+    """Its positions may be in the middle of a record here: no decoder would ever get on from there."""
+    found = answered(here=replace(EMPTY, **changes), known=Record())
+    assert (found.after, found.action) == (State.MISSING, Wait())
+    assert found.reason in {Reason.UPSTREAM_UNKNOWN, Reason.OTHER_TIMELINE}
+    # Nobody has told the primary of anything yet, since there is no copy: that is no reason to wait.
+    first = primary(catalog_xmin=None, marker=None)
+    assert isinstance(answered(first, EMPTY, Record()).action, Reserve)
 
 
 def test_10_a_primary_that_does_not_show_all_of_a_slot_is_told_so() -> None:
