@@ -14,9 +14,11 @@ from walsender_bridge.proposer.failover import Step
 @pytest.fixture
 def primary(make_server: MakeServer, request: pytest.FixtureRequest) -> LocalServer:
     major = getattr(request, "param", DEFAULT)
-    keep = {"wal_keep_size": "1GB"} if major >= 13 else {"wal_keep_segments": "64"}
+    settings = {"wal_level": "replica"}
     # pg_rewind needs one of checksums and this, from before the failover.
-    return load_server(make_server, major, wal_level="replica", wal_log_hints="on", **keep)
+    settings["wal_log_hints"] = "on"
+    settings |= {"wal_keep_size": "1GB"} if major >= 13 else {"wal_keep_segments": "64"}
+    return load_server(make_server, major, small=False, client=False, **settings)
 
 
 def rewind(old: LocalServer, source: LocalServer) -> None:

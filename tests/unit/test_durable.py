@@ -3,6 +3,7 @@
 import errno
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,11 @@ from walsender_bridge import json_lines
 from walsender_bridge.durable import replace_file
 
 #: Braces and quotes inside of strings, so that where a line ends cannot be seen by its last letter.
-LINES = [{"why": 'a "brace" }', "n": 1}, {"list": [1, {"of": "}"}], "back": "\\"}, {"ü": None}]
+LINES: list[dict[str, Any]] = [
+    {"why": 'a "brace" }', "n": 1},
+    {"list": [1, {"of": "}"}], "back": "\\"},
+    {"ü": None},
+]
 
 
 def test_a_file_is_replaced_whole_and_its_folder_is_made(tmp_path):
@@ -40,15 +45,18 @@ def test_a_file_that_cannot_be_written_stays_as_it_was(tmp_path, monkeypatch):
 def test_a_name_is_on_disk_when_the_call_returns(tmp_path, monkeypatch):
     """The content, then the name, then the folder."""
     done = []
-    fsync, replace = os.fsync, type(tmp_path).replace
-    monkeypatch.setattr(
-        os,
-        "fsync",
-        lambda fd: (done.append(str(Path(f"/proc/self/fd/{fd}").readlink())), fsync(fd)),
-    )
-    monkeypatch.setattr(
-        type(tmp_path), "replace", lambda self, to: (done.append("name"), replace(self, to))
-    )
+    fsync, replace = os.fsync, Path.replace
+
+    def synced(descriptor: int) -> None:
+        done.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
+        fsync(descriptor)
+
+    def replaced(draft: Path, path: Path) -> Path:
+        done.append("name")
+        return replace(draft, path)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(Path, "replace", replaced)
     replace_file(tmp_path / "file", b"one")
     assert [done[0].endswith(".tmp"), *done[1:]] == [True, "name", str(tmp_path)]
 

@@ -33,6 +33,7 @@ OTHERS: dict[str, tuple[_Start, str, int]] = {
     "no marker and no walsender": (scopes.row, "reswap mark move vacuum tell poll", 6),
     "no start and no walsender": (scopes.row, "recrash move vacuum tell poll", 6),
     "no configuration": (scopes.row, "feedback_off hear move vacuum feedback_on tell poll", 7),
+    "another primary is heeded": (scopes.undecoded, "poll_astray poll tell commit move vacuum", 7),
     "no generation": (scopes.row, "move poll recrash vacuum tell poll_under_way", 7),
 }
 
@@ -64,6 +65,8 @@ def _patched(name: str) -> contextlib.AbstractContextManager[object]:
             return _blind(primary_start=0, **nobody)
         case "no configuration":
             return _blind(conf_load_time=0)
+        case "another primary is heeded":
+            return mock.patch.object(record, "is_linked", return_value=True)
         case "no generation":
             return mock.patch.object(poll, "_generation", return_value=1)
     without = tuple(each for each in conditions.CONDITIONS if each.holds.__name__ != name)

@@ -192,10 +192,29 @@ def _plan(action: Action) -> tuple[object, ...]:
     return ()
 
 
+def astray(primary: Primary, standby: Standby, xmin: int) -> Primary:
+    """Another server of another history, with a slot of the name, where the copy is; it needs nothing older than `xmin`."""
+    held = standby.slot(NAME) or standby.slot(UNPROVEN)
+    if held is None:
+        return replace(primary, timeline=TIMELINE + 1)
+    (slot,) = primary.logical_slots
+    other = replace(
+        slot,
+        restart_lsn=held.restart_lsn,
+        confirmed_flush_lsn=held.confirmed_flush_lsn,
+        catalog_xmin=xmin,
+    )
+    return replace(primary, timeline=TIMELINE + 1, logical_slots=(other,))
+
+
 @cache
-def _decided(seen: World) -> tuple[tuple[object, ...], tuple[object, ...], bool, Transition]:
+def _decided(
+    seen: World, other_xmin: int = 0
+) -> tuple[tuple[object, ...], tuple[object, ...], bool, Transition]:
     record = record_of(seen.memory)
     primary, standby = primary_of(seen), standby_of(seen)
+    if other_xmin:
+        primary = astray(primary, standby, other_xmin)
     transitions = resolve(primary, standby, record, Selection())
     # The name of an unproven copy never changes in the model: the resolver's own, always new, would be many states.
     written = remember(record, primary, standby, transitions)
@@ -228,8 +247,18 @@ def _changed(before: World, after: World) -> bool:
     return epochs[0] != epochs[1] or epochs[1] == (None,)
 
 
-def poll(world: World) -> tuple[World, Transition]:
-    """Look at both servers, resolve, write down; what is to be done waits for `act`."""
+def poll_astray(world: World) -> World | None:
+    """A poll that finds another primary: one that came back alone, say."""
+    after, verdict = poll(world, other_xmin=world.next_xid)
+    assert not verdict.safe
+    return after._replace(promised=False)
+
+
+def poll(world: World, other_xmin: int = 0) -> tuple[World, Transition]:
+    """Look at both servers, resolve, write down; what is to be done waits for `act`.
+
+    `other_xmin`: what a primary of another history says that the slot needs, which is looked at instead; 0: nobody.
+    """
     starts = [held.at.restart for held in (world.copy, world.unproven) if held is not None]
     seen = world._replace(  # without what no controller can see
         wal=(),
@@ -247,7 +276,7 @@ def poll(world: World) -> tuple[World, Transition]:
         pending=(),
         promised=False,
     )
-    memory, pending, marks, verdict = _decided(seen)
+    memory, pending, marks, verdict = _decided(seen, other_xmin)
     world = world._replace(memory=memory, pending=pending, clock=world.clock + 1)
     if marks:
         world = world._replace(

@@ -4,7 +4,15 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from tests.support.slots.decoder import COMMIT, RUN, VACUUM, Position, Wal
-from tests.support.slots.poll import NAME, act, act_cut, poll, poll_under_way, record_of
+from tests.support.slots.poll import (
+    NAME,
+    act,
+    act_cut,
+    poll,
+    poll_astray,
+    poll_under_way,
+    record_of,
+)
 from tests.support.slots.world import BREAKS, EVENTS, Held, World, broken, first_world
 
 Number = Callable[[int], int]
@@ -23,7 +31,8 @@ TOGETHER = {
 }
 
 
-_SINGLE = {**EVENTS, "act": act, "act_cut": act_cut, "poll_under_way": poll_under_way}
+_POLLS = {"poll_under_way": poll_under_way, "poll_astray": poll_astray}
+_SINGLE = {**EVENTS, **_POLLS, "act": act, "act_cut": act_cut}
 
 
 class LossError(AssertionError):
