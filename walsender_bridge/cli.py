@@ -280,9 +280,8 @@ def demo(
 
     if standby and safekeepers:
         raise UsageError(
-            "--standby and --safekeepers: after the safekeepers' failover the commit gate, which waits for the standby "
-            "by its slot, could not tell that it is the primary now, and would hold for ever",
-            repair="choose one of the two; docs/failover.md",
+            "--standby takes over without the safekeepers' failover, which would refuse it",
+            repair="choose one of --standby and --safekeepers; docs/failover.md has the two together",
         )
     options = DemoOptions(
         seconds=seconds,
