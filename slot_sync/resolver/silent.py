@@ -19,10 +19,9 @@ def objections(remembered: CopyRecord, standby: Standby, record: Record) -> list
         return ["it was not proven in the last epoch"]
     if copy is None:
         return ["the copy is gone"]
-    ahead = remembered.slot_was is None or (
-        copy.confirmed_flush_lsn is not None
-        and copy.confirmed_flush_lsn > remembered.slot_was.confirmed_flush_lsn
-    )
+    was = None if remembered.slot_was is None else remembered.slot_was.confirmed_flush_lsn
+    # PostgreSQL moves its own copies by itself, and lets nobody read from them.
+    ahead = not copy.synced and (was is None or (copy.confirmed_flush_lsn or 0) > was)
     checks = {
         "the copy is not ours": remembered.made or copy.synced,
         "the copy is temporary": copy.persistency == "persistent",
