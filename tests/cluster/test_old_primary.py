@@ -6,7 +6,7 @@ from tests.support.quorum_stack import insert, load_server, numbers, waits
 from tests.support.servers import DEFAULT, MakeServer, majors
 from tests.support.waiting import wait_for
 from tests.support.wal_server import follow, run
-from walsender_bridge.local_server import LocalServer
+from walsender_bridge.local_server import LocalServer, by_major
 from walsender_bridge.local_server.account import server_account
 from walsender_bridge.proposer.failover import Step
 
@@ -31,7 +31,7 @@ def rewind(old: LocalServer, source: LocalServer) -> None:
     server_account().run([tool, "-D", old.data_dir, f"--source-server={source.dsn()}", "--no-sync"])
 
 
-#: With a tail in `make test`, everything else in `make test-all`.
+#: With a tail in `make test`, everything else in `make test-all`; with a tail where there is a pg_rewind.
 RETURNS = [
     pytest.param(
         major,
@@ -41,6 +41,7 @@ RETURNS = [
     )
     for major in majors()
     for tail in (True, False)
+    if not tail or (by_major()[major].bin_dir / "pg_rewind").exists()
 ]
 
 
