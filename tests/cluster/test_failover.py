@@ -157,10 +157,11 @@ def test_16_a_commit_gate_knows_who_was_promoted_by_the_slot_that_it_had(stack, 
     stack.kill("proposer")
     settings = replace(stack.settings(standby), slot="standby_a")
     assert Step.FOLLOW in FailoverRun(settings).plan()
+    quoted = stack.upstream.replace("'", "''")
     # As a run leaves it that dies just before the promotion; no safekeeper has such a slot.
     run(
         standby,
-        f"ALTER SYSTEM SET primary_conninfo = '{stack.upstream}'",
+        f"ALTER SYSTEM SET primary_conninfo = '{quoted}'",
         "ALTER SYSTEM SET primary_slot_name = 'standby_a'",
         "SELECT pg_reload_conf()",
     )
