@@ -1,4 +1,4 @@
-"""Carries out one action of the resolver on a standby (`Mark`: on its primary). Nothing is decided here.
+"""Carries out one action of the resolver on a standby (some on its primary). Nothing is decided here.
 
 Each may be done twice and may end anywhere: what is there already is not made, what is gone is gone. The extension
 refuses by itself whatever would be wrong by now, which is an error here and seen anew at the next poll.
@@ -41,7 +41,8 @@ def carry_out(action: Action, standby: Sessions, primary: Sessions) -> None:
         return
     if isinstance(action, Nothing | Wait):
         return
-    with standby.lent(action.database) as session:
+    on_primary = isinstance(action, Drop) and action.on_primary
+    with (primary if on_primary else standby).lent(action.database) as session:
         fail_point.hit(f"slots-before-{type(action).__name__.lower()}")
         match action:
             case Reserve():

@@ -24,7 +24,7 @@ from slot_sync.report import Round
 from slot_sync.resolver.observed import Primary, Record, Standby
 from slot_sync.resolver.record import remember, remember_primary
 from slot_sync.resolver.resolver import resolve
-from slot_sync.resolver.transitions import Reason, Transition
+from slot_sync.resolver.transitions import Advance, Reason, SetFields, Transition
 from slot_sync.sessions import Sessions
 from walsender_bridge.closing import Closing
 from walsender_bridge.errors import TusklineError
@@ -72,7 +72,7 @@ class Copier(Closing):
             return self.look(), 0
         before = self._file.load() if self._record is None else self._record
         found = self._seen(before)
-        self._remember(found.record, before)
+        self._remember(found.record, before, found.transitions)
         self._tell(found.transitions)
         begun = sum(self._begin(each) for each in found.transitions if each.slot not in found.busy)
         if any(each.reason in UNDECODED for each in found.expected):
@@ -122,7 +122,7 @@ class Copier(Closing):
         except TusklineError as error:
             primary_error = error
         try:
-            standby = self._standby.look()
+            standby = replace(self._standby.look(), configured_slot=self.candidate.slot)
         except TusklineError as error:
             standby_error = error
         now = time.time()
@@ -154,9 +154,13 @@ class Copier(Closing):
             busy,
         )
 
-    def _remember(self, record: Record, before: Record) -> None:
+    def _remember(
+        self, record: Record, before: Record, transitions: tuple[Transition, ...]
+    ) -> None:
+        """Write it down. No copy is ever ahead of where the file has its slot, unless somebody else moved it."""
         now = time.monotonic()
-        if _timeless(record) != _timeless(before) or now - self._saved_at > FRESH:
+        moves = any(isinstance(each.action, Advance | SetFields) for each in transitions)
+        if moves or _timeless(record) != _timeless(before) or now - self._saved_at > FRESH:
             self._file.save(record)
             self._saved_at = now
         self._record = record

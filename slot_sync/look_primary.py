@@ -22,14 +22,15 @@ class PrimaryLook(Closing):
         """The primary now. Raises what `Session.one` does."""
         extended = bool(self._session.one("slots_extension"))
         inspected = "slots_inspected" if extended else "slots_bare"
-        return primary(self._session.one("slots_primary", {}, inspected=inspected))
+        seen = self._session.one("slots_primary", {}, inspected=inspected)
+        return primary(seen, has_extension=extended)
 
     def close(self) -> None:
         """End the connection."""
         self._session.close()
 
 
-def primary(seen: Row) -> Primary:
+def primary(seen: Row, *, has_extension: bool) -> Primary:
     """The answer to sql/slots_primary.sql as a value."""
     more = by_name(seen["inspected"])
     senders = {row["pid"]: row for row in seen["senders"]}
@@ -48,6 +49,7 @@ def primary(seen: Row) -> Primary:
         wal_lsn=lsn(seen["wal_lsn"]) or 0,
         logical_slots=tuple(logical),
         physical_slots=tuple(physical),
+        has_extension=has_extension,
     )
 
 

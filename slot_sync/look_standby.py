@@ -78,7 +78,7 @@ def standby(seen: Row, *, has_extension: bool) -> Standby:
     more = by_name(seen["inspected"])
     settings = seen["settings"]
     receiver = seen["receiver"] or {}
-    replay = lsn(seen["replay_lsn"]) or 0
+    replay, received = lsn(seen["replay_lsn"]) or 0, lsn(seen["flush_lsn"])
     return Standby(
         system_id=int(seen["system_id"]),
         timeline=seen["timeline"],
@@ -97,8 +97,14 @@ def standby(seen: Row, *, has_extension: bool) -> Standby:
         walreceiver_start=seen["receiver_start"],
         upstream=None,
         replay_lsn=replay,
-        flush_lsn=max(replay, lsn(seen["flush_lsn"]) or 0),
-        slots=tuple(_copy(row, more.get(row["slot_name"])) for row in seen["slots"]),
+        flush_lsn=max(replay, received or 0),
+        replays_archive=received is not None and received < replay,
+        # One that is inspected no more has just been dropped.
+        slots=tuple(
+            _copy(row, more.get(row["slot_name"]))
+            for row in seen["slots"]
+            if row["slot_name"] in more or not has_extension
+        ),
         has_extension=has_extension,
         native_sync=settings.get("sync_replication_slots") == "on",
     )

@@ -7,9 +7,7 @@ A file that cannot be read is kept aside under a name of its own, and nothing is
 ours, and none is dropped. A newer version's file is refused by name.
 """
 
-import contextlib
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -18,7 +16,7 @@ from typing import Any, Final
 import structlog
 
 from slot_sync.resolver.observed import CopyRecord, EpochKey, Place, Record, Reserved, Sighting
-from walsender_bridge.durable import sync_folder
+from walsender_bridge.durable import replace_file
 from walsender_bridge.errors import ConfigError, NotSupportedError
 
 VERSION: Final = 1
@@ -75,18 +73,9 @@ class RecordFile:
     def save(self, record: Record) -> None:
         """Replace the file, durably. Raises `ConfigError` when it cannot be written."""
         values = {"version": VERSION, "record": _values(record)}
-        draft = self.path.with_suffix(f".{os.getpid()}.tmp")
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with draft.open("wb") as file:
-                file.write(json.dumps(values, indent=1).encode() + b"\n")
-                file.flush()
-                os.fsync(file.fileno())
-            draft.replace(self.path)
-            sync_folder(self.path.parent)
+            replace_file(self.path, json.dumps(values, indent=1).encode() + b"\n")
         except OSError as error:
-            with contextlib.suppress(OSError):
-                draft.unlink()
             raise ConfigError(
                 f"the record of copies cannot be written: {error.strerror}",
                 where=str(self.path),

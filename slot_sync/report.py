@@ -7,16 +7,13 @@ one that rested on it, and `age` says how old that is.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 from slot_sync.apply import does_something
 from slot_sync.resolver.observed import Primary, Record, Standby
-from slot_sync.resolver.transitions import Mark, State, Transition
+from slot_sync.resolver.transitions import Transition
 from walsender_bridge.errors import TusklineError
 from walsender_bridge.wire.lsn import format_lsn
-
-#: States of slots that nobody expects on the candidate: they say nothing about those that are.
-UNEXPECTED: Final = frozenset({State.ORPHAN, State.LEFTOVER})
 
 
 @dataclass(frozen=True)
@@ -41,11 +38,7 @@ class Round:
     @property
     def expected(self) -> tuple[Transition, ...]:
         """Those of the slots that are to be kept."""
-        return tuple(
-            each
-            for each in self.transitions
-            if each.after not in UNEXPECTED and not isinstance(each.action, Mark)
-        )
+        return tuple(each for each in self.transitions if each.counts)
 
     @property
     def ready(self) -> bool | None:
@@ -96,7 +89,7 @@ class Round:
             "slot": each.slot,
             "state": str(each.after),
             "safe": each.safe,
-            "expected": each in self.expected,
+            "expected": each.counts,
             "reason": str(each.reason),
             "why": each.why,
             "repair": each.repair,

@@ -1,2 +1,2 @@
--- It sees what the proposer has reported, and how many commits wait.
+-- It sees what the proposer has reported, how many commits wait, and what streams from a candidate's slot.
 GRANT pg_read_all_stats TO {role};

@@ -281,7 +281,7 @@ def demo(
     if standby and safekeepers:
         raise UsageError(
             "--standby takes over without the safekeepers' failover, which would refuse it",
-            repair="choose one of --standby and --safekeepers",
+            repair="choose one of --standby and --safekeepers; docs/failover.md has the two together",
         )
     options = DemoOptions(
         seconds=seconds,

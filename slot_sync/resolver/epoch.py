@@ -89,6 +89,12 @@ def setup_problem(primary: Primary, standby: Standby) -> Problem | None:
             "the standby has no primary_slot_name",
             "make a physical slot on the primary, and name it in primary_slot_name on the standby",
         )
+    if standby.configured_slot not in {None, name}:
+        return _lasting(
+            Reason.OTHER_SLOT_NAME,
+            f'the standby streams from the physical slot "{name}", and is not the one that is configured',
+            f'give the standby of slot "{standby.configured_slot}", or correct its slot here or primary_slot_name there',
+        )
     if not standby.hot_standby_feedback or standby.wal_receiver_status_interval <= 0:
         return _lasting(
             Reason.FEEDBACK_OFF,

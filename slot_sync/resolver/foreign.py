@@ -51,9 +51,9 @@ def foreign_slot(
             State.LEFTOVER,
             Reason.OLD_PRIMARY,
             "it is the slot itself, from when this standby was the primary",
-            "" if idle else "end the session that uses it",
-            evidence,
-            Drop(here.name, here.database) if idle else Wait(),
+            repair="" if idle else "end the session that uses it",
+            evidence=evidence,
+            action=Drop(here.name, here.database) if idle else Wait(),
         )
     action: Action = Nothing()
     if unproven_copy is not None:
@@ -69,9 +69,9 @@ def foreign_slot(
             State.STALE_BACKUP,
             Reason.FROM_A_BACKUP,
             "the slot came with a backup; it keeps WAL here, and its rows are removed all the same",
-            f"on the standby: SELECT pg_drop_replication_slot('{here.name}')",
-            evidence,
-            action,
+            repair=f"on the standby: SELECT pg_drop_replication_slot('{here.name}')",
+            evidence=evidence,
+            action=action,
         )
     return Transition(
         slot.name,
@@ -79,9 +79,9 @@ def foreign_slot(
         State.CONFLICT,
         Reason.NAME_TAKEN,
         "a slot of that name is on the standby, and it is not ours",
-        "drop it or leave this slot out of those to keep",
-        evidence,
-        action,
+        repair="drop it or leave this slot out of those to keep",
+        evidence=evidence,
+        action=action,
     )
 
 
@@ -124,7 +124,8 @@ def unexpected(
                     State.LEFTOVER,
                     Reason.UNPROVEN_NAME,
                     "an unproven copy that no record of ours names; another controller may be at work",
-                    f"if none is: SELECT tuskline_slots.drop('{here.name}') in database {here.database}",
+                    repair=f"if none is: SELECT tuskline_slots.drop('{here.name}') in database {here.database}",
+                    counts=False,
                 )
             )
         elif record.of(here.name).seen_on_primary:
@@ -134,8 +135,9 @@ def unexpected(
                     record.of(here.name).state,
                     State.LEFTOVER,
                     Reason.OLD_PRIMARY,
-                    "a slot from when this standby was the primary; the primary does not have it",
-                    f"on the standby: SELECT pg_drop_replication_slot('{here.name}')",
+                    "a slot from when this standby was the primary; it is not among those to keep now",
+                    repair=f"on the standby: SELECT pg_drop_replication_slot('{here.name}')",
+                    counts=False,
                 )
             )
         elif _is_stale(here, primary.logical(here.name), standby):
@@ -146,14 +148,19 @@ def unexpected(
                     State.STALE_BACKUP,
                     Reason.FROM_A_BACKUP,
                     "the slot came with a backup; it keeps WAL here, and its rows are removed all the same",
-                    f"on the standby: SELECT pg_drop_replication_slot('{here.name}')",
+                    repair=f"on the standby: SELECT pg_drop_replication_slot('{here.name}')",
                 )
             )
     return result
 
 
-def unproven(slots: Iterable[Copy] | Iterable[LogicalSlot], record: Record) -> list[Transition]:
-    """What is left of copies that were being proven, on a server that is not in recovery: nobody can use them."""
+def unproven(
+    slots: Iterable[Copy] | Iterable[LogicalSlot], record: Record, *, on_primary: bool = False
+) -> list[Transition]:
+    """What is left of copies that were being proven, on a server that is not in recovery: nobody can use them.
+
+    They hold WAL there. `on_primary`: that server is the primary now; the candidate is another one.
+    """
     states = {each.temporary_name: each.state for each in record.copies.values()}
     result = []
     for slot in slots:
@@ -167,7 +174,8 @@ def unproven(slots: Iterable[Copy] | Iterable[LogicalSlot], record: Record) -> l
                 State.LEFTOVER,
                 Reason.UNPROVEN_NAME,
                 "the server was promoted before this copy was proven",
-                action=Drop(slot.name, slot.database or "") if idle else Wait(),
+                action=Drop(slot.name, slot.database or "", on_primary) if idle else Wait(),
+                counts=False,
             )
         )
     return result

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from slot_sync.resolver.conditions import Condition, View, first_lacking
-from slot_sync.resolver.epoch import epoch_key, link_problem, physical_slot, precedes
+from slot_sync.resolver.epoch import epoch_key, is_linked, link_problem, physical_slot, precedes
 from slot_sync.resolver.observed import Copy, CopyRecord, LogicalSlot, Primary, Record, Standby
 from slot_sync.resolver.transitions import (
     Action,
@@ -68,12 +68,26 @@ def judge(
         if lacking.reason is Reason.NOT_HEARD and problem is not None:
             reason, why, repair = problem.reason, problem.why, problem.repair
         state = _state_of_lacking(lacking, remembered, proven=proven)
-        action = drop(copy) if state is State.INVALID else _follow(view, standby)
+        if state is not State.INVALID:
+            action = _follow(view, standby)
+        elif lacking.reason is Reason.FIELDS_DIFFER and not is_linked(primary, standby):
+            action = Wait()  # from a slot of another server than the one that it is a copy of
+        else:
+            action = drop(copy)
         if isinstance(action, Nothing):
             action = Wait()
     if copy.synced and not isinstance(action, Nothing):
         action = Wait()
-    return Transition(slot.name, remembered.state, state, reason, why, repair, evidence, action)
+    return Transition(
+        slot.name,
+        remembered.state,
+        state,
+        reason,
+        why,
+        repair=repair,
+        evidence=evidence,
+        action=action,
+    )
 
 
 def _state_of_lacking(lacking: Condition, remembered: CopyRecord, *, proven: bool) -> State:

@@ -87,6 +87,8 @@ class Primary:
     wal_lsn: int
     logical_slots: tuple[LogicalSlot, ...] = ()
     physical_slots: tuple[PhysicalSlot, ...] = ()
+    #: The functions of the extension are there; without them markers and `two_phase_at` are not known.
+    has_extension: bool = True
 
     def logical(self, name: str) -> LogicalSlot | None:
         """The logical slot of that name that is not a session's own."""
@@ -180,6 +182,11 @@ class Standby:
     slots: tuple[Copy, ...] = ()
     #: The library and the functions of the extension are there. Without them only native copies are judged.
     has_extension: bool = True
+    #: The physical slot that the configuration says it streams from; `None`: it says nothing. Whoever streams from
+    #: another one is another standby.
+    configured_slot: str | None = None
+    #: It has replayed WAL that it did not receive from its upstream: from an archive.
+    replays_archive: bool = False
     #: sync_replication_slots (17+): PostgreSQL makes copies of slots with `failover` itself.
     native_sync: bool = False
 

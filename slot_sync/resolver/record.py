@@ -13,10 +13,11 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from slot_sync.resolver.conditions import View, is_heard, needed_from, xmin_is_decoded
-from slot_sync.resolver.epoch import epoch_key, is_linked
+from slot_sync.resolver.epoch import epoch_key, is_linked, setup_problem
 from slot_sync.resolver.foreign import is_ours
 from slot_sync.resolver.judge import view_of
 from slot_sync.resolver.observed import (
+    TEMPORARY_PREFIX,
     Copy,
     CopyRecord,
     EpochKey,
@@ -29,6 +30,9 @@ from slot_sync.resolver.observed import (
 )
 from slot_sync.resolver.transitions import Reason, Rename, Reserve, Transition
 
+#: The server that answered as the candidate is not the one that the record is of.
+ANOTHER_STANDBY = frozenset({Reason.OTHER_SYSTEM, Reason.OTHER_SLOT_NAME})
+
 
 def remember(
     record: Record,
@@ -38,10 +42,16 @@ def remember(
 ) -> Record:
     """The record after a poll, to be written down before the actions of its transitions are carried out.
 
-    A poll teaches nothing in which one of the servers did not answer, the standby turned out to be promoted, or its
-    slots could not be inspected.
+    A poll teaches nothing in which one of the servers did not answer or its slots could not be inspected, or the standby
+    turned out to be promoted, or another one. Where the slot is teaches something only if it was shown that this is the
+    primary that the standby streams from: positions and transactions of another history mean nothing in this one.
     """
-    if primary is None or standby is None or not standby.in_recovery or not standby.has_extension:
+    if primary is None or standby is None or not standby.in_recovery:
+        return record
+    if not (primary.has_extension and standby.has_extension):
+        return record
+    problem = setup_problem(primary, standby)
+    if problem is not None and problem.reason in ANOTHER_STANDBY:
         return record
     key = epoch_key(primary, standby)
     generation = record.generation
@@ -50,6 +60,8 @@ def remember(
     by_name = {each.slot: each for each in transitions}
     copies = {}
     for name in sorted(by_name.keys() | record.copies.keys()):
+        if name.startswith(TEMPORARY_PREFIX):
+            continue  # never a slot to keep
         found = _remembered(record, primary, standby, name, by_name.get(name), key, generation)
         bare = CopyRecord(name, state=found.state, polls_gone=found.polls_gone)
         if found != bare or primary.logical(name) is not None:
@@ -94,8 +106,10 @@ def _remembered(
         )
     else:
         after = _seen(after, copy, standby, key, generation)
-        if slot is not None:
+        if slot is not None and is_linked(primary, standby):
             after = _learnt(after, view_of(slot, copy, primary, standby, record))
+        elif after.decoded_at is not None and (copy.confirmed_flush_lsn or 0) < after.decoded_at:
+            after = replace(after, decoded_at=None, proven_in=None)
     if transition is None:
         return after
     if transition.safe or isinstance(transition.action, Rename):

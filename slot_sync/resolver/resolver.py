@@ -18,6 +18,7 @@ what there is                                state         reason               
 the standby does not answer                  BLOCKED       standby_unreachable   Wait
 the standby was promoted, C unproven         LEFTOVER      unproven_name         Drop
 the standby was promoted, else               BLOCKED       promoted              Nothing
+the primary has an unproven copy             LEFTOVER      unproven_name         Drop it there
 primary silent, C proven, the standby still  READY         proven_before         Nothing
 shows nothing that speaks against it
 primary silent, else                         SUSPECT       primary_unreachable   Wait
@@ -36,11 +37,13 @@ another foreign slot of L's name             CONFLICT      name_taken           
 L is lost                                    INVALID       lost_on_primary       Wait
 L is not consistent yet                      BLOCKED       slot_being_made       Wait
 no C, PostgreSQL will make it (17+)          MISSING       native_pending        Wait
+no C, and this may be another primary        MISSING       what of the link      Wait
 no C, the standby is behind L                MISSING       ahead_of_standby      Wait
 no C                                         MISSING       not_made              Reserve
 both names, the same (a crash in a rename)   PROVING       proven                Drop the temporary one
-C of another kind, invalid, its WAL gone,    INVALID       the condition's       Drop
-or ahead of L for AHEAD_POLLS
+C of another kind than the real primary's L, INVALID       the condition's       Drop
+invalid, its WAL gone, or ahead of L for
+AHEAD_POLLS
 unproven C, nothing held for it yet          RESERVING     the condition's       Wait
 unproven C, a condition fails                PROVING       the condition's       Advance, SetFields, Wait
 unproven C, all conditions hold              PROVING       proven                Rename
@@ -111,12 +114,16 @@ def resolve(
     Either server is `None` when it does not answer. Before an action is carried out, `remember` (`record.py`) has to
     have been written down.
     """
+    expected = _expected(primary, record, wanted)
+    left_over = []
+    if primary is not None and not primary.in_recovery:
+        left_over = unproven(primary.logical_slots, record, on_primary=True)
     if standby is None:
-        return [_standby_is_silent(name, record) for name in _expected(primary, record, wanted)]
+        return [*left_over, *(_standby_is_silent(name, record) for name in expected)]
     if not standby.in_recovery:
         return [
             *unproven(standby.slots, record),
-            *(_promoted(name, record) for name in _expected(primary, record, wanted)),
+            *(_promoted(name, record) for name in expected),
         ]
     if primary is None:
         return [
@@ -130,10 +137,17 @@ def resolve(
             "install its library on the standby, and CREATE EXTENSION tuskline on the primary",
             lasting=True,
         )
-    expected = _expected(primary, record, wanted)
+    if problem is None and not primary.has_extension:
+        problem = Problem(
+            Reason.NO_EXTENSION,
+            "the primary does not show its slots through the extension tuskline",
+            "on the primary, in the database of [slots] dsn: CREATE EXTENSION tuskline, and GRANT tuskline_slots",
+            lasting=True,
+        )
     if problem is not None:
-        return [_blocked(name, record, problem) for name in expected]
+        return [*left_over, *(_blocked(name, record, problem) for name in expected)]
     return [
+        *left_over,
         *_marks(primary, standby),
         *(_one(primary, standby, record, wanted, name) for name in expected),
         *unexpected(primary, standby, record, frozenset(expected)),
@@ -156,7 +170,7 @@ def _standby_is_silent(name: str, record: Record) -> Transition:
         State.BLOCKED,
         Reason.STANDBY_UNREACHABLE,
         "the standby does not answer",
-        "see that it runs and that it can be reached",
+        repair="see that it runs and that it can be reached",
         action=Wait(),
     )
 
@@ -168,7 +182,7 @@ def _promoted(name: str, record: Record) -> Transition:
         State.BLOCKED,
         Reason.PROMOTED,
         "the standby has been promoted, and its slots are its own now",
-        "give it as the primary, and the old one as a standby once it is one",
+        repair="give it as the primary, and the old one as a standby once it is one",
     )
 
 
@@ -179,7 +193,7 @@ def _blocked(name: str, record: Record, problem: Problem) -> Transition:
         State.BLOCKED,
         problem.reason,
         problem.why,
-        problem.repair,
+        repair=problem.repair,
         action=Wait(),
     )
 
@@ -199,6 +213,7 @@ def _marks(primary: Primary, standby: Standby) -> list[Transition]:
             Reason.NO_MARKER,
             "the physical slot has no marker yet: it is new to us",
             action=Mark(slot.name, f"{primary.wal_lsn:x}-{standby.clock:x}"),
+            counts=False,
         )
     ]
 
@@ -224,9 +239,9 @@ def _one(
             State.INVALID,
             Reason.LOST_ON_PRIMARY,
             "the slot is lost on the primary, and its client cannot go on from it",
-            "drop it there, make it again, and let its client begin anew",
-            {"wal_status": slot.wal_status, "invalidation": slot.invalidation},
-            Wait(),
+            repair="drop it there, make it again, and let its client begin anew",
+            evidence={"wal_status": slot.wal_status, "invalidation": slot.invalidation},
+            action=Wait(),
         )
     if slot.restart_lsn is None or slot.confirmed_flush_lsn is None or slot.catalog_xmin is None:
         return Transition(
@@ -235,7 +250,7 @@ def _one(
             State.BLOCKED,
             Reason.SLOT_BEING_MADE,
             "the slot is still being made on the primary",
-            "end transactions that have been open there for long",
+            repair="end transactions that have been open there for long",
             action=Wait(),
         )
     if here is not None and unproven_copy is not None:
@@ -249,7 +264,8 @@ def _one(
         )
     copy = here or unproven_copy
     if copy is None:
-        return _missing(slot, remembered, standby)
+        link = None if is_linked(primary, standby) else link_problem(primary, standby)
+        return _missing(slot, remembered, standby, link)
     return judge(slot, copy, primary, standby, record)
 
 
@@ -276,6 +292,7 @@ def _orphan(
             Reason.DESELECTED,
             "the slot is not among those to keep any more",
             action=action,
+            counts=False,
         )
     return Transition(
         remembered.name,
@@ -285,10 +302,15 @@ def _orphan(
         "the primary has no such slot any more",
         evidence={"polls_gone": polls, "linked": linked},
         action=action,
+        counts=False,
     )
 
 
-def _missing(slot: LogicalSlot, remembered: CopyRecord, standby: Standby) -> Transition:
+def _missing(
+    slot: LogicalSlot, remembered: CopyRecord, standby: Standby, link: Problem | None
+) -> Transition:
+    """Of a slot without a copy; `link`: why it is not known that the standby streams from this very primary."""
+
     def missing(reason: Reason, why: str, repair: str, action: Action) -> Transition:
         return Transition(
             slot.name,
@@ -296,9 +318,12 @@ def _missing(slot: LogicalSlot, remembered: CopyRecord, standby: Standby) -> Tra
             State.MISSING,
             reason,
             why,
-            repair,
-            {"confirmed_flush_lsn": slot.confirmed_flush_lsn, "replay_lsn": standby.replay_lsn},
-            action,
+            repair=repair,
+            evidence={
+                "confirmed_flush_lsn": slot.confirmed_flush_lsn,
+                "replay_lsn": standby.replay_lsn,
+            },
+            action=action,
         )
 
     if slot.failover and standby.native_sync:
@@ -308,6 +333,8 @@ def _missing(slot: LogicalSlot, remembered: CopyRecord, standby: Standby) -> Tra
             "see that primary_conninfo names a database, and look at the standby's log",
             Wait(),
         )
+    if link is not None:
+        return missing(link.reason, link.why, link.repair, Wait())
     assert slot.restart_lsn is not None
     assert slot.confirmed_flush_lsn is not None
     if slot.confirmed_flush_lsn > standby.replay_lsn:

@@ -5,7 +5,7 @@ out late or not at all, or the process may end in the middle of it; the next pol
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from enum import StrEnum
 
 
@@ -53,6 +53,7 @@ class Reason(StrEnum):
     WAL_LEVEL = "wal_level"
     NO_EXTENSION = "no_extension"
     NO_SLOT_NAME = "no_slot_name"
+    OTHER_SLOT_NAME = "other_slot_name"
     FEEDBACK_OFF = "feedback_off"
     NO_PHYSICAL_SLOT = "no_physical_slot"
     PHYSICAL_SLOT_LOST = "physical_slot_lost"
@@ -149,10 +150,11 @@ class Rename:
 
 @dataclass(frozen=True)
 class Drop:
-    """Drop a copy that we made (`drop`)."""
+    """Drop a copy that we made (`drop`); `on_primary`: that the primary has from when it was a standby."""
 
     name: str
     database: str
+    on_primary: bool = False
 
 
 Action = Nothing | Wait | Mark | Reserve | Advance | SetFields | Rename | Drop
@@ -170,11 +172,14 @@ class Transition:
     reason: Reason
     #: One sentence for a person.
     why: str
+    _: KW_ONLY
     #: What a person can do about it; "" where nothing is to be done.
     repair: str = ""
     #: What it was decided from, by name. LSNs, xids and times as integers (`observed.py`).
     evidence: Mapping[str, object] = field(default_factory=dict)
     action: Action = Nothing()
+    #: The candidate is not ready while this is not safe. False: it is of a slot that nobody expects there.
+    counts: bool = True
 
     @property
     def safe(self) -> bool:

@@ -230,3 +230,94 @@ def test_a_slot_that_cannot_be_made_in_time_is_given_up(
 
 def _is_zero(connection: psycopg.Connection, query: bytes) -> bool:
     return connection.execute(query).fetchone() == (0,)
+
+
+def _gate(tuskline: Attached) -> None:
+    with tuskline.config.open("a") as file:
+        file.write('[gate]\ncandidates = ["standby_a"]\n')
+
+
+def _sees(shop: Database, role: str) -> bool:
+    with shop.connect() as connection:
+        query = "SELECT pg_has_role(%s, 'pg_read_all_stats', 'USAGE')"
+        row = connection.execute(query.encode(), [role]).fetchone()
+    assert row is not None
+    return bool(row[0])
+
+
+@each_major
+def test_the_role_sees_what_its_gate_waits_for_as_long_as_it_is_attached(
+    tmp_path: Path, shop: Database, role: str
+) -> None:
+    """What streams from a candidate's slot is shown to members of pg_read_all_stats only."""
+    before = server_state(shop.dsn)
+    sources = {
+        name: {"dsn": as_role(shop, role), "tables": tables}
+        for name, tables in (("orders", TABLES[:1]), ("audit", TABLES[1:]))
+    }
+    tuskline = Attached(tmp_path, sources)
+    admin, env = ("--admin", "user=postgres"), administrator(shop)
+    tuskline.json("init", *admin, env=env)
+    # Nobody waits for a candidate, so nobody has to see one.
+    assert not _sees(shop, role)
+    _gate(tuskline)
+    made = tuskline.json("init", *admin, env=env)["made"]
+    membership = f"membership of {role} in pg_read_all_stats"
+    assert [(row["source"], row["made"]) for row in made] == [
+        ("orders", membership),
+        ("audit", membership),
+    ]
+    assert _sees(shop, role)
+    assert tuskline.json("init", *admin, env=env)["made"] == []
+    assert not any(
+        "pg_read_all_stats" in finding["repair"]
+        for finding in tuskline.json("doctor", code=Cause.SLOT)["findings"]
+    )
+    # The other source's gate still needs it.
+    tuskline.json("detach", "--source", "orders", *admin, env=env)
+    assert _sees(shop, role)
+    # Not by the role itself: an administrator gave it.
+    tuskline.error("detach", code=Cause.PRIVILEGE)
+    taken = tuskline.json("detach", *admin, env=env)["taken_back"]
+    assert membership in {row["taken_back"] for row in taken}
+    assert difference(before, server_state(shop.dsn)) == []
+
+
+def test_a_role_that_saw_before_sees_after(tmp_path: Path, shop: Database, role: str) -> None:
+    shop.execute(
+        f"CREATE ROLE {role} LOGIN REPLICATION PASSWORD '{SECRET}'",
+        f"GRANT pg_read_all_stats TO {role}",
+    )
+    before = server_state(shop.dsn)
+    tuskline = Attached(tmp_path, {"shop": {"dsn": as_role(shop, role), "tables": TABLES}})
+    _gate(tuskline)
+    admin, env = ("--admin", "user=postgres"), administrator(shop)
+    tuskline.json("init", *admin, env=env)
+    tuskline.json("detach", *admin, env=env)
+    assert _sees(shop, role)
+    assert difference(before, server_state(shop.dsn)) == []
+
+
+def test_a_role_that_attached_by_itself_is_let_see_by_an_administrator(
+    tmp_path: Path, shop: Database, role: str
+) -> None:
+    """The record is the role's own then, and what an administrator gave is his to take back."""
+    shop.execute(
+        f"CREATE ROLE {role} LOGIN REPLICATION PASSWORD '{SECRET}'",
+        f"ALTER TABLE orders OWNER TO {role}",
+        f"ALTER TABLE audit OWNER TO {role}",
+        f"GRANT CREATE ON DATABASE {shop.name} TO {role}",
+    )
+    before = server_state(shop.dsn)
+    tuskline = Attached(tmp_path, {"shop": {"dsn": as_role(shop, role), "tables": TABLES}})
+    _gate(tuskline)
+    tuskline.json("init")
+    assert not _sees(shop, role)
+    admin, env = ("--admin", "user=postgres"), administrator(shop)
+    tuskline.json("init", *admin, env=env)
+    assert _sees(shop, role)
+    error = tuskline.error("detach", code=Cause.PRIVILEGE)
+    assert "--admin user=postgres" in error["repair"]
+    tuskline.json("detach", *admin, env=env)
+    assert not _sees(shop, role)
+    assert difference(before, server_state(shop.dsn)) == []

@@ -15,6 +15,7 @@ from walsender_bridge.errors import DeadlineError, DivergedError, FencedError
 from walsender_bridge.local_server import LocalServer
 from walsender_bridge.proposer.failover import Step
 from walsender_bridge.proposer.failover_run import FailoverRun
+from walsender_bridge.sql import load
 
 ALL = [step for step in Step if step not in {Step.RECEIVE, Step.REPLAY}]
 
@@ -145,6 +146,32 @@ def test_16_a_safekeeper_that_lags_is_fed_by_another_though_there_is_no_primary(
     wait_for(lambda: stack.listens(0), 20, "it is back")
     assert stack.fail_over(standby)[-1] == Step.DONE
     assert set(range(1, 30)) <= numbers(standby)
+
+
+def test_16_a_commit_gate_knows_who_was_promoted_by_the_slot_that_it_had(stack, primary):
+    run(primary, "SELECT pg_create_physical_replication_slot('standby_a', true)")
+    standby = stack.standby(primary_slot_name="standby_a")
+    insert(primary, 1)
+    stack.caught_up(standby)
+    primary.kill()
+    stack.kill("proposer")
+    settings = replace(stack.settings(standby), slot="standby_a")
+    assert Step.FOLLOW in FailoverRun(settings).plan()
+    quoted = stack.upstream.replace("'", "''")
+    # As a run leaves it that dies just before the promotion; no safekeeper has such a slot.
+    run(
+        standby,
+        f"ALTER SYSTEM SET primary_conninfo = '{quoted}'",
+        "ALTER SYSTEM SET primary_slot_name = 'standby_a'",
+        "SELECT pg_reload_conf()",
+    )
+    steps = FailoverRun(settings).run()
+    assert {Step.FOLLOW, Step.DONE} <= set(steps)
+    with psycopg.connect(standby.dsn()) as connection:
+        names = {"slots": ["standby_a"]}
+        row = connection.execute(load("gate_slots").encode(), names).fetchone()
+    assert row is not None
+    assert (row[0]["was"], row[0]["slots"]) == ("standby_a", {})
 
 
 def standby_is_untouched(standby: LocalServer) -> bool:

@@ -1,12 +1,14 @@
 """What happens to copies when servers restart, crash, lose their settings or are away; one pair, brought back each time."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psycopg
 import pytest
 
 from slot_sync.controller import Controller, look
+from slot_sync.plan import Candidate
 from slot_sync.resolver.transitions import State
 from tests.support.slot_copies import PHYSICAL, inspect, rows, slot_names
 from tests.support.slot_sync import STANDBY, SlotStack, attached
@@ -169,6 +171,20 @@ def test_33_a_standby_that_applies_late_is_behind_and_not_wrong(
     until_ready(synced_pair, controller, "kept", "new")
 
 
+def test_10_a_neighbour_of_the_candidate_is_told_by_its_slot(synced_pair: SlotStack) -> None:
+    """The DSN of one standby with the slot of another: what is done would be done to the wrong server."""
+    synced_pair.pair.make_slot("kept")
+    plan = replace(
+        synced_pair.plan(), candidates=(Candidate("far", synced_pair.pair.standby.dsn(), "far"),)
+    )
+    with Controller(plan) as controller:
+        report = controller.once(10)["far"]
+    (found,) = report.transitions
+    assert (found.reason, report.ready) == ("other_slot_name", False)
+    assert PHYSICAL in found.why
+    assert slot_names(synced_pair.pair.standby) == set()
+
+
 def test_27_ready_with_the_primary_down_answers_from_what_was_proven(
     synced_pair: SlotStack, controller: Controller, tmp_path: Path
 ) -> None:
@@ -187,6 +203,11 @@ def test_27_ready_with_the_primary_down_answers_from_what_was_proven(
         assert (slot["state"], slot["reason"]) == ("READY", "proven_before")
         assert 0 < slot["age"] < 60
         assert "the primary does not answer" in told["ill"][0]
+        # Somebody reads from it: who goes on from there would not get what that one got.
+        pair.on_standby("SELECT pg_replication_slot_advance('kept', pg_last_wal_replay_lsn())")
+        told = tuskline.json("slots", "ready", "--standby", STANDBY, code=1)
+        assert told["slots"][0]["state"] == "SUSPECT"
+        assert "it is ahead" in told["slots"][0]["why"]
         # Something has happened since: what was proven may not hold any more.
         configure(synced_pair, "wal_receiver_status_interval", "2s")
         told = tuskline.json("slots", "status", code=1)

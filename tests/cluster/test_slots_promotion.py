@@ -137,8 +137,11 @@ def test_11_a_standby_of_a_standby_is_refused_by_name(major: int, tmp_path: Path
             far.destroy()
 
 
+@pytest.mark.parametrize("itself", [True, False], ids=["as candidate", "as primary"])
 @pytest.mark.parametrize("major", ONE)
-def test_32_a_promotion_while_a_copy_is_being_proven(major: int, tmp_path: Path) -> None:
+def test_32_a_promotion_while_a_copy_is_being_proven(
+    major: int, itself: bool, tmp_path: Path
+) -> None:
     with slot_stack(major, tmp_path) as synced_pair:
         pair = synced_pair.pair
         early = psycopg.connect(pair.primary.dsn())
@@ -162,12 +165,15 @@ def test_32_a_promotion_while_a_copy_is_being_proven(major: int, tmp_path: Path)
         pair.promote()
         early.close()
         assert slot_names(pair.standby) == {unproven}
-        # The primary is the candidate itself now: what nobody may use is removed, and holds no WAL.
-        plan = Plan(
-            pair.standby.dsn(), synced_pair.plan().candidates, Selection(), tmp_path / "slots"
-        )
+        # What nobody may use is removed, and holds no WAL: on a primary that is the candidate itself, and on one whose
+        # candidates are others, which may be away.
+        candidates = synced_pair.plan().candidates
+        if not itself:
+            candidates = (Candidate("old", pair.primary.dsn(), "old"),)
+        plan = Plan(pair.standby.dsn(), candidates, Selection(), tmp_path / "slots")
         with Controller(plan) as controller:
-            assert controller.once(10)[STANDBY].ready
+            (found,) = controller.once(10).rounds.values()
+            assert found.ready is (True if itself else None)
         assert slot_names(pair.standby) == set()
 
 
@@ -204,6 +210,8 @@ def test_20_an_old_primary_comes_back_as_a_candidate(major: int, tmp_path: Path)
         follow(pair.primary, pair.standby.dsn(), primary_slot_name="old", hot_standby_feedback="on")
         pair.primary.start()
         assert slot_names(pair.primary) == {"kept"}
+        # It is the slot itself, and no copy: whoever was promoted now would not go on from what the other is at.
+        assert look(plan)["old"].ready is False
         with Controller(plan) as controller:
             report = controller.once(10)
             assert report[STANDBY].ready

@@ -2,7 +2,7 @@
 
 `tests/support/slots/world.py` is the servers, `decoder.py` what a decoder would send, `scopes.py` where it begins.
 A copy that is called safe has to be complete at that moment, and, once it stands by itself, for as long as nothing
-happens that shows at the next poll.
+happens that shows at the next poll. So has one that is called safe at any moment because the primary is silent (27).
 """
 
 import pytest

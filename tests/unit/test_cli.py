@@ -39,6 +39,14 @@ def test_errors_as_json(tmp_path):
     assert done.stdout == ""
 
 
+def test_a_demo_of_both_failovers_is_refused_with_the_reason(tmp_path):
+    done = _run("demo", "--standby", "--safekeepers", "3", "--json", cwd=tmp_path)
+    assert done.returncode == Cause.USAGE
+    error = json.loads(done.stderr)["error"]
+    assert "without the safekeepers' failover" in error["what"]
+    assert "docs/failover.md" in error["repair"]
+
+
 def test_a_lake_command_without_a_lake(tmp_path):
     (tmp_path / "tuskline.toml").write_text(
         '[log]\ndata_dir = "log"\n[[keeper]]\nlisten = "127.0.0.1:1"\ndata_dir = "k"\n'

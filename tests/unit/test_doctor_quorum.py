@@ -1,5 +1,10 @@
 """What doctor says of a server whose commits are to wait for safekeepers, and of the safekeepers."""
 
+import contextlib
+import socket
+import threading
+import time
+
 import pytest
 
 from walsender_bridge.attach.quorum import Quorum, check
@@ -247,3 +252,27 @@ def test_17_the_proposer_s_own_words():
     assert (problem.what, problem.cause) == ("a copy", Cause.DIVERGED)
     assert not list(safekeepers.proposer({**told, "phase": "leading"}, "db"))
     assert not list(safekeepers.proposer({}, "db"))
+
+
+def test_safekeepers_that_hang_cost_one_time_out_together(monkeypatch):
+    """Nobody accepts on five of six addresses; the sixth says nonsense, which is its own trouble only."""
+    monkeypatch.setattr(safekeepers, "_ANSWER_SECONDS", 1.0)
+    with contextlib.ExitStack() as stack:
+        hung = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(6)]
+        addresses = [f"127.0.0.1:{each.getsockname()[1]}" for each in hung]
+        threading.Thread(target=_say_nonsense, args=(hung[2],), daemon=True).start()
+        began = time.monotonic()
+        found = safekeepers.reach(addresses, SERVER)
+        took = time.monotonic() - began
+    assert [each.address for each in found] == addresses
+    assert {each.message for each in found} == {None}
+    assert [each.silence for each in found].count("no answer in 1 s") == 5
+    assert found[2].silence not in {"", "no answer in 1 s"}
+    assert 0.9 < took < 3
+
+
+def _say_nonsense(listener: socket.socket) -> None:
+    connection, _ = listener.accept()
+    with connection:
+        connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n" * 100)
+        connection.recv(1 << 16)

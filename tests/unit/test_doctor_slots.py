@@ -1,5 +1,9 @@
 """What doctor says of a primary and its failover candidates as keepers of logical slots."""
 
+import contextlib
+import socket
+import time
+
 import pytest
 
 from walsender_bridge.doctor import slots
@@ -134,3 +138,20 @@ def test_a_server_of_the_wrong_kind_is_named():
         slots.judge_standby(standby(in_recovery=False), facts(), PHYSICAL, "db")
     )
     assert "primary" in of_primary(in_recovery=True)
+
+
+def test_candidates_that_hang_cost_one_time_out_together():
+    """Nobody accepts on any of four addresses."""
+    with contextlib.ExitStack() as stack:
+        hung = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(4)]
+        first, *others = (
+            f"host=127.0.0.1 port={each.getsockname()[1]} user=x dbname=x connect_timeout=2"
+            for each in hung
+        )
+        candidates = {f"standby-{n}": (dsn, f"slot_{n}") for n, dsn in enumerate(others)}
+        began = time.monotonic()
+        found = list(slots.examine(first, candidates))
+        took = time.monotonic() - began
+    assert [each.check for each in found] == ["connection"] * 4
+    assert ["standby-0" in found[1].where, "standby-2" in found[3].where] == [True, True]
+    assert took < 5

@@ -14,6 +14,7 @@ from slot_sync.resolver.observed import (
     CopyRecord,
     LogicalSlot,
     PhysicalSlot,
+    Place,
     Primary,
     Record,
     Reserved,
@@ -83,6 +84,7 @@ KNOWN = CopyRecord(
     removed_before=690,
     reserved=Reserved(900, 680),
     decoded_at=1000,
+    slot_was=Place(2000, 700),
     proven_in=KEY,
     proven_at=9400,
     state="READY",
@@ -282,7 +284,13 @@ def test_12_a_transaction_that_stays_open_makes_a_busy_copy_neither_late_nor_uns
     """It pins the slot's catalog_xmin at 650. The copy was reserved with 700, and is one poll behind for ever."""
     there = primary(replace(SLOT, catalog_xmin=650), catalog_xmin=700)
     known = record(
-        replace(KNOWN, decoded_at=None, reserved=Reserved(1000, 700), removed_before=650)
+        replace(
+            KNOWN,
+            decoded_at=None,
+            slot_was=None,
+            reserved=Reserved(1000, 700),
+            removed_before=650,
+        )
     )
     assert answered(there, known=known).after is State.READY
     known = remember(known, there, STANDBY, [answered(there, known=known)])

@@ -10,6 +10,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
+from walsender_bridge.attach import sight
 from walsender_bridge.attach.init import as_admin, identifier
 from walsender_bridge.attach.record import Made, Record
 from walsender_bridge.capture import source as capture
@@ -31,6 +32,10 @@ def detach(source: Source, admin: str | None = None) -> list[Made]:
         record = Record(connection, source.slot)
         if record.owner is None:
             return []
+        found = record.own() if record.readable else []
+        for made in found:
+            if made.kind == sight.KIND:
+                sight.take_sight(connection, source, record, made)
         _act_as_owner(connection, record, source)
         found = record.own()
         if any(made.kind == "slot" for made in found):
@@ -122,7 +127,7 @@ def _take_back(connection: psycopg.Connection[Any], made: Made) -> None:
         case "role":
             _run(connection, "role_drop", role=sql.Identifier(made.name))
         case _:
-            # The slot is gone already.
+            # The slot is gone already, and so is the role's sight.
             pass
 
 

@@ -18,6 +18,7 @@ import psycopg
 from psycopg import sql
 from psycopg.rows import tuple_row
 
+from walsender_bridge.attach import sight
 from walsender_bridge.attach.init import as_admin, login_of
 from walsender_bridge.attach.record import Made, Record
 from walsender_bridge.attach.release_record import Decision
@@ -36,7 +37,7 @@ from walsender_bridge.wire.lsn import format_lsn
 
 SETTING: Final = "synchronous_standby_names"
 #: Kinds of the record.
-_NAMES, _SLOT, _STATS = "setting", "physical slot", "member"
+_NAMES, _SLOT = "setting", "physical slot"
 #: Seconds in which a server reads its configuration again.
 _RELOAD_SECONDS: Final = 10.0
 #: Seconds in which a walsender notices that its client has gone.
@@ -110,7 +111,7 @@ def attach_quorum(quorum: Quorum, admin: str | None = None) -> list[Made]:
         before = record.own()
         check(facts(connection, quorum), quorum)
         _make_slot(connection, quorum, record)
-        _let_see(connection, quorum, record)
+        sight.let_see(connection, record, login_of(quorum.source.dsn).user)
         if facts(connection, quorum)["senders"]:
             require_quorum(connection, quorum)
         return [made for made in record.own() if made not in before]
@@ -129,8 +130,8 @@ def detach_quorum(quorum: Quorum, admin: str | None = None) -> list[Made]:
         for made in found:
             if made.kind == _SLOT and made.name == quorum.slot:
                 _drop_slot(connection, quorum)
-            elif made.kind == _STATS and made.name == login_of(quorum.source.dsn).user:
-                _role(connection, "revoke_stats", made.name)
+            elif made.kind == sight.KIND:
+                sight.take_sight(connection, quorum.source, record, made)
         if found:
             record.forget()
         return found
@@ -175,22 +176,6 @@ def _drop_slot(connection: Connection, quorum: Quorum) -> None:
             time.sleep(0.1)
         else:
             return
-
-
-def _let_see(connection: Connection, quorum: Quorum, record: Record) -> None:
-    """The role that the parts run as, if this connection is an administrator's."""
-    role = login_of(quorum.source.dsn).user
-    acts = facts(connection, quorum)["role"]
-    if not acts["superuser"] or acts["name"] == role:
-        return
-    found = connection.execute(load("role_sees").encode(), {"role": role}).fetchone()
-    if found is not None and not found[0]:
-        record.add(Made(_STATS, role))
-        _role(connection, "roles_stats", role)
-
-
-def _role(connection: Connection, text: str, role: str) -> None:
-    connection.execute(sql.SQL(load(text)).format(role=sql.Identifier(role)))
 
 
 # -- what commits wait for ------------------------------------------------------------------------------

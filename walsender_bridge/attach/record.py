@@ -21,7 +21,7 @@ from walsender_bridge.sql import load
 #: Kinds that belong to one source; the others belong to all sources of the database.
 OF_ONE_SOURCE: Final = (
     *("slot", "publication", "published"),
-    # What the quorum of safekeepers needs, under the slot that keeps WAL for them (`quorum`).
+    # What the quorum of safekeepers needs, under the slot that keeps WAL for them (`quorum`); the last for gates, too.
     *("setting", "physical slot", "member"),
 )
 
@@ -88,6 +88,14 @@ class Record:
     def shared(self) -> list[Made]:
         """What all sources of this database use."""
         return self._list("")
+
+    def others_made(self, made: Made) -> bool:
+        """Whether the same is recorded for something else of this database."""
+        if not self.readable:
+            return False
+        names = {"slot": self._slot, "kind": made.kind, "name": made.name}
+        row = self._connection.execute(load("made_others").encode(), names).fetchone()
+        return row is not None and row[0]
 
     def is_last(self) -> bool:
         """Whether no other source of this database has made anything."""

@@ -1,20 +1,20 @@
 """Who had commits go on without a quorum, and when: `quorum.jsonl` in the data directory, a line for each decision.
 
 Invariant: a release is on disk before it is asked of the server, so commits never go on without a trace; one that
-then failed stands there too, until `tuskline quorum require`. Lines are only added. One that a crash tore is
-skipped: what it announced was not done.
+then failed stands there too, until `tuskline quorum require`. Lines are only added (`json_lines`). One that a crash
+tore is skipped: what it announced was not done.
 """
 
+import contextlib
 import getpass
-import json
 import os
 import socket
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from walsender_bridge.durable import sync_folder
+from walsender_bridge import json_lines
 from walsender_bridge.errors import ConfigError
 
 FILE = "quorum.jsonl"
@@ -51,14 +51,7 @@ def write(data_dir: Path, decision: Decision) -> Decision:
     signed = Decision(**{**asdict(decision), "by": _who(), "at": time.time()})
     path = data_dir / FILE
     try:
-        data_dir.mkdir(parents=True, exist_ok=True)
-        with path.open("a+b") as file:
-            # A line that was torn ends here.
-            torn = file.tell() and not _ends_a_line(path)
-            file.write((b"\n" if torn else b"") + json.dumps(asdict(signed)).encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        sync_folder(data_dir)
+        json_lines.append(path, asdict(signed))
     except OSError as error:
         raise ConfigError(
             f"the decision cannot be recorded: {error.strerror}",
@@ -70,17 +63,11 @@ def write(data_dir: Path, decision: Decision) -> Decision:
 
 def decisions(data_dir: Path) -> list[Decision]:
     """All of them, oldest first."""
-    try:
-        lines = (data_dir / FILE).read_bytes().splitlines()
-    except FileNotFoundError:
-        return []
     found = []
-    for line in lines:
-        try:
-            values: dict[str, Any] = json.loads(line)
-            found.append(Decision(**values))
-        except (ValueError, TypeError):
-            continue
+    for _, values in json_lines.read(data_dir / FILE):
+        if values is not None:
+            with contextlib.suppress(TypeError):
+                found.append(Decision(**values))
     return found
 
 
@@ -88,12 +75,6 @@ def standing(data_dir: Path) -> Decision | None:
     """The release that holds; None when commits are to wait for the quorum."""
     last = next(iter(decisions(data_dir)[::-1]), None)
     return last if last is not None and last.action == "release" else None
-
-
-def _ends_a_line(path: Path) -> bool:
-    with path.open("rb") as file:
-        file.seek(-1, os.SEEK_END)
-        return file.read(1) == b"\n"
 
 
 def _who() -> str:

@@ -29,7 +29,7 @@ from walsender_bridge.change_log.protocol import CommitContext, check_stream, lo
 from walsender_bridge.change_log.replica_disk import Judgement
 from walsender_bridge.change_log.segment import Segment
 from walsender_bridge.change_log.store import SEGMENT_BYTES, StoredEntry
-from walsender_bridge.durable import sync_folder
+from walsender_bridge.durable import replace_file
 from walsender_bridge.errors import (
     ConfigError,
     MalformedMessageError,
@@ -72,13 +72,8 @@ class DataDirectory:
     def _identity(self) -> str:
         path = self.path / "keeper.json"
         if not path.exists():
-            draft = path.with_suffix(".new")
-            with draft.open("w") as file:
-                json.dump({"format": FORMAT, "keeper_id": str(uuid.uuid4())}, file)
-                file.flush()
-                os.fsync(file.fileno())
-            draft.rename(path)
-            sync_folder(self.path)
+            made = {"format": FORMAT, "keeper_id": str(uuid.uuid4())}
+            replace_file(path, json.dumps(made).encode())
         record = json.loads(path.read_text())
         if record["format"] != FORMAT:
             raise NotSupportedError(

@@ -33,10 +33,12 @@ def init(
 ) -> None:
     """Make what the sources need on their servers: publication, slot, flush table; with --admin the role.
 
-    With [safekeepers] also what the quorum needs; commits wait for it once the proposer runs.
+    With [safekeepers] also what the quorum needs; commits wait for it once the proposer runs. With [gate] candidates and
+    --admin the role may see what streams from their slots.
     """
     from walsender_bridge.attach import init as attaching
     from walsender_bridge.attach.quorum import attach_quorum
+    from walsender_bridge.attach.sight import attach_gate
 
     settings = load_config(config)
     admin = checked_admin(admin)
@@ -44,6 +46,8 @@ def init(
     rows: list[dict[str, str]] = []
     for section in chosen_sources(settings, source):
         made = attaching.init(capture_source(section), admin)
+        if settings.gate_of(section).candidates:
+            made += attach_gate(capture_source(section), admin)
         if section is settings.quorum_source:
             wanted = needed_quorum(settings)
             made += attach_quorum(wanted, admin)

@@ -1,4 +1,4 @@
-"""What the controller of slot copies says of itself, where it runs here: for `status`, `/readyz` and `/metrics`."""
+"""What the controller of slot copies says of itself, where it runs here: for `status`, `top`, `/readyz` and `/metrics`."""
 
 import time
 from collections.abc import Mapping
@@ -35,6 +35,21 @@ class SlotsView:
             if each["expected"] and not each["safe"] and not each["repair"]
         ]
         return words
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """A row for each slot on each candidate; `age`: seconds since it was last proven. None: not known."""
+        return [
+            {
+                "slot": each["slot"],
+                "candidate": each["standby"],
+                "verdict": each["state"],
+                "reason": each["reason"],
+                "age": each["age"],
+                "lag_bytes": each["lag_bytes"],
+            }
+            for each in self.told.get("slots", ())
+        ]
 
 
 def look(settings: Config) -> SlotsView | None:

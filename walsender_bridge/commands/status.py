@@ -33,6 +33,8 @@ def status(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None
         for name in ("processes", "sources", "slots", "gate"):
             if record[name] or name != "gate":
                 output.rows(name, record[name])
+        if seen.slots is not None:
+            output.rows("slots kept", seen.slots.rows)
         if record["quorum"] is not None:
             output.record(_short(record["quorum"]))
         output.record({"log version": record["log"]["version"], **record["lake"]})

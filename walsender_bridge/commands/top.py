@@ -25,6 +25,7 @@ TABLES: Final = (
     ("streams", "streams", ("source", "state", "server", "logged", "confirmed", "slot holds")),
     ("lag", "lag", ("source", *lag.STAGES)),
     ("safekeepers", "safekeepers", ("safekeeper", "state", "term", "commit", "flush", "behind")),
+    ("slots", "slots kept", ("slot", "candidate", "verdict", "reason", "age", "lag")),
     ("tables", "tables", ("table", "state", "rows", "versions behind", "seconds behind")),
 )
 
@@ -100,6 +101,8 @@ class Top(App[None]):
         self._fill("lag", _lag_rows(seen))
         self.query_one("#safekeepers", DataTable).display = seen.quorum is not None
         self._fill("safekeepers", _quorum_rows(seen))
+        self.query_one("#slots", DataTable).display = seen.slots is not None
+        self._fill("slots", _slot_rows(seen))
         self._fill(
             "tables",
             [
@@ -152,6 +155,20 @@ def _quorum_rows(seen: Observation) -> list[tuple[object, ...]]:
         lag = f"{_told(each.told.get('lag_bytes'))} B"
         rows.append((each.name, each.state, term, commit, each.flush_lsn or _UNKNOWN, lag))
     return rows
+
+
+def _slot_rows(seen: Observation) -> list[tuple[object, ...]]:
+    """Each slot on each candidate."""
+    if seen.slots is None:
+        return []
+    return [
+        (
+            *(each[name] for name in ("slot", "candidate", "verdict", "reason")),
+            f"{_told(each['age'], '.1f')} s",
+            f"{_told(each['lag_bytes'])} B",
+        )
+        for each in seen.slots.rows
+    ]
 
 
 def _told(value: float | None, form: str = "") -> str:

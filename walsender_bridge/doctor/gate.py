@@ -36,7 +36,7 @@ def judge(facts: dict[str, Any], rule: Rule, where: str) -> Iterator[Finding]:
             where,
             "the role may not see what streams from a slot: pg_receivewal would be taken for a standby",
             Severity.WARNING,
-            repair="GRANT pg_read_all_stats to it",
+            repair="tuskline init --admin user=..., or GRANT pg_read_all_stats to it",
         )
 
 

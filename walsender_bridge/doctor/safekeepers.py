@@ -11,12 +11,12 @@ from typing import Any, Final
 from walsender_bridge.doctor.finding import Finding, Severity
 from walsender_bridge.errors import Cause, TusklineError
 from walsender_bridge.proposer.effects import Primary
-from walsender_bridge.proposer.greeting import ask
+from walsender_bridge.proposer.greeting import ask_each
 from walsender_bridge.safekeeper import messages as m
 from walsender_bridge.wire.lsn import format_lsn
 
 ERROR, WARNING = Severity.ERROR, Severity.WARNING
-#: Seconds for one safekeeper's answer.
+#: Seconds for the safekeepers' answers.
 _ANSWER_SECONDS: Final = 3.0
 _CHECK: Final = "safekeeper"
 _FIELDS: Final = {
@@ -36,16 +36,19 @@ class Answer:
 
 
 def reach(addresses: Sequence[str], server: m.ServerInfo) -> list[Answer]:
-    """Ask each of them."""
-    return [_ask(address, server) for address in addresses]
+    """Ask each of them, side by side: those that hang cost no more than one."""
+    places = [
+        (host.strip("[]"), int(port))
+        for host, _, port in (each.rpartition(":") for each in addresses)
+    ]
+    said = dict(ask_each(places, server, _ANSWER_SECONDS))
+    return [_answer(address, said[index]) for index, address in enumerate(addresses)]
 
 
-def _ask(address: str, server: m.ServerInfo) -> Answer:
-    host, _, port = address.rpartition(":")
-    try:
-        return Answer(address, ask(host.strip("[]"), int(port), server, _ANSWER_SECONDS))
-    except TusklineError as error:
-        return Answer(address, None, error.what)
+def _answer(address: str, said: m.SafekeeperGreeting | m.Refused | TusklineError) -> Answer:
+    if isinstance(said, TusklineError):
+        return Answer(address, None, said.what)
+    return Answer(address, said)
 
 
 def judge(

@@ -5,6 +5,7 @@ says which copy is not ready.
 """
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 import psycopg
@@ -49,23 +50,34 @@ def ask(dsn: str) -> Facts:
 
 
 def examine(primary_dsn: str, candidates: dict[str, tuple[str, str]]) -> Iterator[Finding]:
-    """Everything about the primary and each candidate (`name: (dsn, physical slot)`)."""
-    primary: Facts | None = None
+    """Everything about the primary and each candidate (`name: (dsn, physical slot)`).
+
+    All are asked side by side: those that hang cost no more than one.
+    """
+    servers = [primary_dsn, *(dsn for dsn, _ in candidates.values())]
+    with ThreadPoolExecutor(max_workers=len(servers)) as threads:
+        said, *others = threads.map(_said, servers)
     where = f"slots ({describe(primary_dsn)})"
-    try:
-        primary = ask(primary_dsn)
-    except TusklineError as error:
-        yield _failed(where, error)
+    primary: Facts | None = None
+    if isinstance(said, TusklineError):
+        yield _failed(where, said)
     else:
+        primary = said
         yield from judge_primary(primary, {slot for _, slot in candidates.values()}, where)
-    for name, (dsn, slot) in candidates.items():
+    for (name, (dsn, slot)), standby in zip(candidates.items(), others, strict=True):
         where = f"candidate {name} ({describe(dsn)})"
-        try:
-            standby = ask(dsn)
-        except TusklineError as error:
-            yield _failed(where, error)
+        if isinstance(standby, TusklineError):
+            yield _failed(where, standby)
         else:
             yield from judge_standby(standby, primary, slot, where)
+
+
+def _said(dsn: str) -> Facts | TusklineError:
+    """What the server says, or why it says nothing."""
+    try:
+        return ask(dsn)
+    except TusklineError as error:
+        return error
 
 
 def judge_primary(facts: Facts, physical: set[str], where: str) -> Iterator[Finding]:

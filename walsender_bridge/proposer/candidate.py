@@ -33,6 +33,8 @@ class CandidateServer:
     """See the module. `upstream`: the libpq connection string of the safekeepers' WAL servers, for the standby.
 
     `promote`: promotes a server that cannot be told by SQL (11: `pg_ctl promote`), or is to be told otherwise.
+    `slot`: its physical slot on the old primary. It streams from a safekeeper without it, and names it again as a
+    primary, which tells a commit gate who it is.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class CandidateServer:
         application_name: str,
         upstream: str,
         promote: Callable[[], object] | None = None,
+        slot: str | None = None,
     ) -> None:
         self.dsn = dsn
         self.where = describe(dsn)
@@ -51,6 +54,7 @@ class CandidateServer:
             for port in str(conninfo_to_dict(upstream).get("port") or "5432").split(",")
         }
         self._promote = promote
+        self._slot = slot
 
     def server_info(self) -> ServerInfo:
         """Whose WAL it has. Raises what `PrimaryStream` raises."""
@@ -65,10 +69,12 @@ class CandidateServer:
         with self._connect() as connection:
             row = connection.execute(load("candidate").encode()).fetchone()
         assert row is not None
-        in_recovery, replay_lsn, names, level, upstream, restores, paused, senders = row
+        in_recovery, replay_lsn, names, level, upstream, slot, restores, paused, senders = row
         follows: bool | None = None
         if major >= _RELOADS:
             follows = upstream == self._upstream and self._ports.issuperset(senders or ())
+            # An earlier run may have died just before the promotion: no safekeeper has that slot.
+            follows = follows and (not slot or slot != self._slot)
         return Candidate(
             in_recovery=in_recovery,
             lineage=seen.lineage,
@@ -95,6 +101,8 @@ class CandidateServer:
 
     def promote(self, seconds: float) -> None:
         """Make it a primary. Raises `NotSupportedError` on 11 without a way to do it."""
+        if self._slot and self._major() >= _RELOADS:
+            self._set(primary_slot_name=self._slot)
         if self._promote is not None:
             self._promote()
             return
@@ -107,6 +115,10 @@ class CandidateServer:
                 )
             connection.execute("SELECT pg_catalog.pg_promote(false)")
         self._until(lambda seen: not seen.in_recovery, seconds)
+
+    def _major(self) -> int:
+        with self._connect() as connection:
+            return connection.info.server_version // 10000
 
     def _until(self, reached: Callable[[Candidate], bool], seconds: float) -> None:
         deadline = time.monotonic() + seconds

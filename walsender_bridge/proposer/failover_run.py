@@ -52,7 +52,7 @@ _log = structlog.get_logger(__name__)
 class FailoverSettings:
     """`proposer.dsn` is the candidate's. `upstream`: how it reaches the safekeepers' WAL servers (libpq; several hosts).
 
-    `promote`: see `CandidateServer`. `seconds`: how long each step may take.
+    `promote`, `slot`: see `CandidateServer`. `seconds`: how long each step may take.
     """
 
     proposer: Settings
@@ -60,6 +60,7 @@ class FailoverSettings:
     promote: Callable[[], object] | None = None
     trusts_restore: bool = False
     seconds: float = 60.0
+    slot: str | None = None
 
 
 class FailoverRun:
@@ -73,6 +74,7 @@ class FailoverRun:
             settings.proposer.application_name,
             settings.upstream,
             settings.promote,
+            settings.slot,
         )
         self._office: TermInOffice | None = None
         #: When the step at hand has to be done, and what held it up last.

@@ -57,29 +57,39 @@ def greet(host: str, port: int, server: m.ServerInfo) -> m.SafekeeperGreeting | 
     return answer if isinstance(answer, m.SafekeeperGreeting) else None
 
 
-def ask_all(
+def ask_each(
     addresses: Sequence[tuple[str, int]], server: m.ServerInfo, seconds: float = ANSWER_SECONDS
-) -> Iterator[tuple[int, m.SafekeeperGreeting | m.Refused | None]]:
-    """(index, answer) of all of them, asked side by side, in the order of their answers; None: it does not answer.
+) -> Iterator[tuple[int, m.SafekeeperGreeting | m.Refused | TusklineError]]:
+    """(index, answer, or what `ask` raised) of all of them, asked side by side, in the order of their answers.
 
-    Those that hang cost `seconds` together, and nothing for who has heard enough. Raises what `ask` raises otherwise.
+    Those that hang cost `seconds` together, and nothing for who has heard enough.
     """
-    answers: queue.SimpleQueue[
-        tuple[int, m.SafekeeperGreeting | m.Refused | TusklineError | None]
-    ] = queue.SimpleQueue()
+    answers: queue.SimpleQueue[tuple[int, m.SafekeeperGreeting | m.Refused | TusklineError]] = (
+        queue.SimpleQueue()
+    )
 
     def one(index: int, host: str, port: int) -> None:
+        answer: m.SafekeeperGreeting | m.Refused | TusklineError
         try:
-            answers.put((index, ask(host, port, server, seconds)))
-        except ConnectionFailedError:
-            answers.put((index, None))
+            answer = ask(host, port, server, seconds)
         except TusklineError as error:
-            answers.put((index, error))
+            answer = error
+        except Exception as error:
+            # Whatever it is: who waits for this answer has to get one.
+            answer = TusklineError(f"{type(error).__name__}: {error}", where=f"{host}:{port}")
+        answers.put((index, answer))
 
     for index, (host, port) in enumerate(addresses):
         threading.Thread(target=one, args=(index, host, port), name="greeting", daemon=True).start()
     for _ in addresses:
-        index, answer = answers.get()
-        if isinstance(answer, TusklineError):
+        yield answers.get()
+
+
+def ask_all(
+    addresses: Sequence[tuple[str, int]], server: m.ServerInfo, seconds: float = ANSWER_SECONDS
+) -> Iterator[tuple[int, m.SafekeeperGreeting | m.Refused | None]]:
+    """The same; None for one that does not answer. Raises what `ask` raises otherwise."""
+    for index, answer in ask_each(addresses, server, seconds):
+        if isinstance(answer, TusklineError) and not isinstance(answer, ConnectionFailedError):
             raise answer
-        yield index, answer
+        yield index, None if isinstance(answer, TusklineError) else answer

@@ -15,12 +15,12 @@ then wait for no longer than the new ones take to be rebuilt from the last segme
 """
 
 import json
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from walsender_bridge.durable import replace_file
 from walsender_bridge.errors import CorruptError, UsageError
 from walsender_bridge.proposer.effects import MembersWanted
 from walsender_bridge.proposer.membership import Membership
@@ -78,13 +78,7 @@ class MemberRequest:
             "members": sorted(f"{member:032x}" for member in self.members),
             "addresses": [f"{host}:{port}" for host, port in self.addresses],
         }
-        file.parent.mkdir(parents=True, exist_ok=True)
-        draft = file.with_name(f"{file.name}.{os.getpid()}.new")
-        with draft.open("w") as opened:
-            json.dump(record, opened)
-            opened.flush()
-            os.fsync(opened.fileno())
-        draft.replace(file)
+        replace_file(file, json.dumps(record).encode())
 
     @classmethod
     def load(cls, file: Path) -> "MemberRequest | None":

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from unittest import mock
 
-from slot_sync.resolver import conditions, epoch, judge, record
-from slot_sync.resolver.observed import EpochKey, Primary, Standby
+from slot_sync.resolver import conditions, epoch, judge, record, silent
+from slot_sync.resolver.observed import CopyRecord, EpochKey, Primary, Record, Standby
 from tests.support.slots import poll, scopes
 from tests.support.slots.world import World
 
@@ -33,6 +33,13 @@ OTHERS: dict[str, tuple[_Start, str, int]] = {
     "no marker and no walsender": (scopes.row, "reswap mark move vacuum tell poll", 6),
     "no start and no walsender": (scopes.row, "recrash move vacuum tell poll", 6),
     "no configuration": (scopes.row, "feedback_off hear move vacuum feedback_on tell poll", 7),
+    "another primary is heeded": (scopes.undecoded, "poll_astray poll tell commit move vacuum", 7),
+    "silent, any connection": (scopes.row, "recrash move vacuum", 4),
+    "silent, any configuration": (scopes.row, "feedback_off hear move vacuum", 5),
+    "silent, any position": (scopes.ready, "change consume", 3),
+    "silent, any snapshot": (scopes.held, "change lose_file", 3),
+    "silent, any WAL": (scopes.ready, "lose_wal", 2),
+    "silent, invalid": (scopes.ready, "invalidate", 2),
     "no generation": (scopes.row, "move poll recrash vacuum tell poll_under_way", 7),
 }
 
@@ -51,8 +58,31 @@ def _blind(**fields: object) -> contextlib.ExitStack:
     return stack
 
 
+#: By mutant: how the objection begins that is not made when the primary is silent.
+_OBJECTIONS = {
+    "silent, any connection": "the standby has connected",
+    "silent, any configuration": "the standby has loaded",
+    "silent, any position": "it is ahead",
+    "silent, any snapshot": "its snapshot",
+    "silent, any WAL": "its WAL",
+    "silent, invalid": "the copy is invalid",
+}
+
+
+def _unsaid(objection: str) -> contextlib.AbstractContextManager[object]:
+    """Without this objection."""
+    real = silent.objections
+
+    def said(remembered: CopyRecord, standby: Standby, known: Record) -> list[str]:
+        return [each for each in real(remembered, standby, known) if not each.startswith(objection)]
+
+    return mock.patch.object(silent, "objections", said)
+
+
 def _patched(name: str) -> contextlib.AbstractContextManager[object]:
     nobody: dict[str, object] = {"walsender_pid": 0, "walsender_start": 0}
+    if name in _OBJECTIONS:
+        return _unsaid(_OBJECTIONS[name])
     match name:
         case "every reply is heard":
             return mock.patch.object(conditions, "heard_after", return_value=True)
@@ -64,6 +94,8 @@ def _patched(name: str) -> contextlib.AbstractContextManager[object]:
             return _blind(primary_start=0, **nobody)
         case "no configuration":
             return _blind(conf_load_time=0)
+        case "another primary is heeded":
+            return mock.patch.object(record, "is_linked", return_value=True)
         case "no generation":
             return mock.patch.object(poll, "_generation", return_value=1)
     without = tuple(each for each in conditions.CONDITIONS if each.holds.__name__ != name)

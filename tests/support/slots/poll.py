@@ -125,8 +125,8 @@ def record_of(memory: tuple[Any, ...]) -> Record:
     if not memory:
         return Record()
     epoch, current, made, unproven, renaming, *more = memory
-    seen, removed, reserved, decoded, was, passed, ahead, state = more
-    key = None
+    seen, removed, reserved, decoded, was, passed, ahead, proven, state = more
+    key, sender = None, None
     if epoch is not None:
         start, marker, sender, conf = epoch
         key = EpochKey(SYSTEM, TIMELINE, start, PHYSICAL, str(marker), sender, sender, conf)
@@ -143,9 +143,11 @@ def record_of(memory: tuple[Any, ...]) -> Record:
         slot_was=Place(*was) if was else None,
         passed=Place(*passed) if passed else None,
         polls_ahead=ahead,
+        proven_in=key if proven else None,
+        proven_at=0 if proven else None,
         state=str(state),
     )
-    return Record(key, None, {NAME: copy}, generation=1)
+    return Record(key, sender, {NAME: copy}, generation=1)
 
 
 def _pair(place: Place | None) -> tuple[int, int] | None:
@@ -173,6 +175,7 @@ def memory_of(record: Record) -> tuple[object, ...]:
         _pair(copy.slot_was),
         _pair(copy.passed),
         copy.polls_ahead,
+        copy.proven_in is not None and copy.proven_in == key,
         "RESERVING" if copy.state in {"", "MISSING", "RESERVING"} else "",
     )
 
@@ -192,10 +195,29 @@ def _plan(action: Action) -> tuple[object, ...]:
     return ()
 
 
+def astray(primary: Primary, standby: Standby, xmin: int) -> Primary:
+    """Another server of another history, with a slot of the name, where the copy is; it needs nothing older than `xmin`."""
+    held = standby.slot(NAME) or standby.slot(UNPROVEN)
+    if held is None:
+        return replace(primary, timeline=TIMELINE + 1)
+    (slot,) = primary.logical_slots
+    other = replace(
+        slot,
+        restart_lsn=held.restart_lsn,
+        confirmed_flush_lsn=held.confirmed_flush_lsn,
+        catalog_xmin=xmin,
+    )
+    return replace(primary, timeline=TIMELINE + 1, logical_slots=(other,))
+
+
 @cache
-def _decided(seen: World) -> tuple[tuple[object, ...], tuple[object, ...], bool, Transition]:
+def _decided(
+    seen: World, other_xmin: int = 0
+) -> tuple[tuple[object, ...], tuple[object, ...], bool, Transition]:
     record = record_of(seen.memory)
     primary, standby = primary_of(seen), standby_of(seen)
+    if other_xmin:
+        primary = astray(primary, standby, other_xmin)
     transitions = resolve(primary, standby, record, Selection())
     # The name of an unproven copy never changes in the model: the resolver's own, always new, would be many states.
     written = remember(record, primary, standby, transitions)
@@ -210,6 +232,18 @@ def _decided(seen: World) -> tuple[tuple[object, ...], tuple[object, ...], bool,
 def forget() -> None:
     """What was decided is decided anew: the resolver has changed."""
     _decided.cache_clear()
+    _said_alone.cache_clear()
+
+
+@cache
+def _said_alone(seen: World) -> bool:
+    said = resolve(None, standby_of(seen), record_of(seen.memory), Selection())
+    return any(each.safe for each in said)
+
+
+def silent(world: World) -> bool:
+    """Whether the copy is called ready when the primary does not answer."""
+    return bool(world.memory) and _said_alone(_seen(world))
 
 
 def poll_under_way(world: World) -> World | None:
@@ -228,10 +262,10 @@ def _changed(before: World, after: World) -> bool:
     return epochs[0] != epochs[1] or epochs[1] == (None,)
 
 
-def poll(world: World) -> tuple[World, Transition]:
-    """Look at both servers, resolve, write down; what is to be done waits for `act`."""
+def _seen(world: World) -> World:
+    """Without what no controller can see."""
     starts = [held.at.restart for held in (world.copy, world.unproven) if held is not None]
-    seen = world._replace(  # without what no controller can see
+    return world._replace(
         wal=(),
         end=0,
         open=None,
@@ -246,8 +280,23 @@ def poll(world: World) -> tuple[World, Transition]:
         next_id=0,
         pending=(),
         promised=False,
+        reconnected=False,
     )
-    memory, pending, marks, verdict = _decided(seen)
+
+
+def poll_astray(world: World) -> World | None:
+    """A poll that finds another primary: one that came back alone, say."""
+    after, verdict = poll(world, other_xmin=world.next_xid)
+    assert not verdict.safe
+    return after._replace(promised=False)
+
+
+def poll(world: World, other_xmin: int = 0) -> tuple[World, Transition]:
+    """Look at both servers, resolve, write down; what is to be done waits for `act`.
+
+    `other_xmin`: what a primary of another history says that the slot needs, which is looked at instead; 0: nobody.
+    """
+    memory, pending, marks, verdict = _decided(_seen(world), other_xmin)
     world = world._replace(memory=memory, pending=pending, clock=world.clock + 1)
     if marks:
         world = world._replace(

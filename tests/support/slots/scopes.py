@@ -88,7 +88,10 @@ _BASE = ("row", "move", "vacuum", "tell", "do", "poll")
 SCOPES = {
     "transactions": (
         (reserved, ready, opened, undecoded),
-        ("change", "begin", "commit", "ddl", "run", "confirm", "vacuum", "tell", "do", "poll"),
+        (
+            *("change", "begin", "commit", "ddl", "run", "confirm", "vacuum", "tell", "do"),
+            *("poll", "poll_astray"),
+        ),
     ),
     "epochs": (
         (reserved, row, opened, undecoded),

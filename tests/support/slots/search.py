@@ -4,8 +4,17 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from tests.support.slots.decoder import COMMIT, RUN, VACUUM, Position, Wal
-from tests.support.slots.poll import NAME, act, act_cut, poll, poll_under_way, record_of
-from tests.support.slots.world import BREAKS, EVENTS, Held, World, broken, first_world
+from tests.support.slots.poll import (
+    NAME,
+    act,
+    act_cut,
+    poll,
+    poll_astray,
+    poll_under_way,
+    record_of,
+    silent,
+)
+from tests.support.slots.world import BREAKS, EVENTS, OTHER_PLUGIN, Held, World, broken, first_world
 
 Number = Callable[[int], int]
 Path = tuple[Any, ...]
@@ -23,7 +32,8 @@ TOGETHER = {
 }
 
 
-_SINGLE = {**EVENTS, "act": act, "act_cut": act_cut, "poll_under_way": poll_under_way}
+_POLLS = {"poll_under_way": poll_under_way, "poll_astray": poll_astray}
+_SINGLE = {**EVENTS, **_POLLS, "act": act, "act_cut": act_cut}
 
 
 class LossError(AssertionError):
@@ -38,9 +48,16 @@ def step(world: World, event: str) -> World | None:
             after = None if after is None else step(after, each)
         return after
     if event == "poll":
-        return _polled(world)
+        return _without_primary(_polled(world))
     after = _SINGLE[event](world)
-    if after is None or not after.promised:
+    if after is None:
+        return None
+    if event in _POLLS:
+        after = after._replace(reconnected=False)
+    elif after.connected and after.physical.sender != world.physical.sender:
+        after = after._replace(reconnected=True)
+    _without_primary(after, event)
+    if not after.promised:
         return after
     if event in BREAKS:
         return after._replace(promised=False)
@@ -50,8 +67,21 @@ def step(world: World, event: str) -> World | None:
     return after
 
 
+def _without_primary(world: World, event: str = "poll") -> World:
+    """What is said if the primary does not answer any more is checked, too.
+
+    Two things nobody can see then: a connection that came and went, and another slot of the name on the primary.
+    """
+    if (world.reconnected and not world.connected) or not silent(world):
+        return world
+    lost = broken(world)
+    if lost is not None and lost != OTHER_PLUGIN:
+        raise LossError(f"{event}; the primary is silent, and it is ready, but {lost}\n{world}")
+    return world
+
+
 def _polled(world: World) -> World:
-    after, verdict = poll(world)
+    after, verdict = poll(world._replace(reconnected=False))
     if not verdict.safe:
         return after._replace(promised=False)
     lost = broken(world)
@@ -152,6 +182,7 @@ def _mapped(world: World, lsn: Number, xid: Number, clock: Number, ident: Number
         memory=memory(world.memory),
         pending=pending(world.pending),
         promised=world.promised,
+        reconnected=world.reconnected,
     )
 
 

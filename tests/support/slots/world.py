@@ -81,6 +81,8 @@ class World(NamedTuple):
     pending: tuple[object, ...] = ()
     #: The last poll found the copy safe for good, and nothing has happened since that may change it.
     promised: bool = False
+    #: The standby has connected since the last poll.
+    reconnected: bool = False
 
 
 def first_world() -> World:
@@ -389,6 +391,9 @@ def find_file(world: World) -> World | None:
     return world._replace(files=world.files | {last})
 
 
+OTHER_PLUGIN = "it is for another plugin"
+
+
 def broken(world: World) -> str | None:
     """What would be lost with the copy, if the standby were promoted now."""
     if world.copy is None:
@@ -396,7 +401,7 @@ def broken(world: World) -> str | None:
     if not world.copy.has_wal or not world.copy.is_valid or not world.copy.lasting:
         return "it cannot be used"
     if world.copy.kind != world.kind:
-        return "it is for another plugin"
+        return OTHER_PLUGIN
     if world.copy.at.confirmed > world.received:
         return "what is written after the promotion would be taken for sent"
     at = world.copy.at

@@ -5,14 +5,13 @@ to go on without it would let go of WAL that a standby still needs.
 """
 
 import json
-import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
 import google_crc32c
 
-from walsender_bridge.durable import sync_folder
+from walsender_bridge.durable import replace_file
 from walsender_bridge.errors import CorruptError, NotSupportedError
 from walsender_bridge.safekeeper.messages import HotStandbyFeedback
 from walsender_bridge.safekeeper.server.slots import Slot
@@ -51,17 +50,10 @@ class SlotFile:
             raise self._corrupt("it holds something else than slots") from None
 
     def save(self, slots: dict[str, Slot]) -> None:
-        """Replace the file, durably."""
+        """Replace the file, durably. Raises `OSError`."""
         body = json.dumps([_record(slot) for slot in slots.values()], indent=1).encode() + b"\n"
         head = json.dumps({"format": FORMAT, "crc32c": google_crc32c.value(body)}).encode() + b"\n"
-        draft = self.path.with_name(self.path.name + ".tmp")
-        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with open(descriptor, "wb") as file:
-            file.write(head + body)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.rename(self.path)
-        sync_folder(self.path.parent)
+        replace_file(self.path, head + body, mode=0o600)
 
     def _corrupt(self, why: str) -> CorruptError:
         return CorruptError(

@@ -1,0 +1,152 @@
+"""What is said of the copies of slots: nothing that is old, and a row for each in `top` and `status`."""
+
+import asyncio
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+import typer
+from textual.widgets import DataTable, Static
+
+from walsender_bridge.commands import observation, slots_view, status, top
+from walsender_bridge.commands.observation import Observation
+from walsender_bridge.commands.slots_view import SlotsView
+from walsender_bridge.config import Config, load_config
+
+TOML = """
+[log]
+data_dir = "log"
+
+[[keeper]]
+listen = "127.0.0.1:1"
+data_dir = "keeper"
+
+[[source]]
+name = "shop"
+dsn = "host=127.0.0.1 port=1 dbname=x connect_timeout=1"
+
+[slots.candidates.near]
+dsn = "host=127.0.0.1 port=1 dbname=x connect_timeout=1"
+slot = "near"
+"""
+
+
+def copy(slot: str, state: str, **other: Any) -> dict[str, Any]:
+    row = {"standby": "near", "slot": slot, "state": state, "safe": state == "READY"}
+    row |= {"expected": True, "reason": "proven", "why": "because", "repair": ""}
+    return {**row, "age": 1.26, "lag_bytes": 4096, **other}
+
+
+COPIES = [
+    copy("app", "READY"),
+    copy("other", "SUSPECT", reason="not_heard", age=None, lag_bytes=None),
+]
+ROWS = [
+    ["app", "near", "READY", "proven", "1.3 s", "4096 B"],
+    ["other", "near", "SUSPECT", "not_heard", "- s", "- B"],
+]
+
+
+def told(**other: Any) -> dict[str, Any]:
+    now = time.time()
+    standbys = [{"standby": "near", "at": now}]
+    record = {"updated_at": now, "pid": os.getpid(), "ill": [], "active": True}
+    return {**record, "standbys": standbys, "slots": COPIES, **other}
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Config:
+    path = tmp_path / "tuskline.toml"
+    path.write_text(TOML)
+    path.chmod(0o600)
+    return load_config(path)
+
+
+def test_a_row_tells_of_each_copy() -> None:
+    first, second = SlotsView(told()).rows
+    assert first == {
+        "slot": "app",
+        "candidate": "near",
+        "verdict": "READY",
+        "reason": "proven",
+        "age": 1.26,
+        "lag_bytes": 4096,
+    }
+    assert (second["verdict"], second["age"]) == ("SUSPECT", None)
+    assert SlotsView({}).rows == []
+
+
+@pytest.mark.parametrize("old", [{"updated_at": time.time() - 60}, {"pid": 0}])
+def test_what_is_old_says_nothing_of_now(settings: Config, old: dict[str, Any]) -> None:
+    settings.slots_status.parent.mkdir(parents=True)
+    settings.slots_status.write_text(json.dumps(told()))
+    seen = slots_view.look(settings)
+    assert seen is not None
+    assert len(seen.rows) == 2
+    settings.slots_status.write_text(json.dumps(told(**old)))
+    seen = slots_view.look(settings)
+    assert seen is not None
+    assert seen.rows == []
+    assert "says nothing" in seen.ill[0]
+
+
+class _Observer:
+    """Sees what it is given."""
+
+    seen: SlotsView | None = None
+
+    def __init__(self, settings: Config) -> None:
+        del settings
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def look(self) -> Observation:
+        return Observation(time.time(), None, [], [], None, None, slots=self.seen)
+
+
+async def _shown(settings: Config) -> list[list[Any]] | None:
+    """The rows of the table; None: it is not shown."""
+    app = top.Top(settings, every=0.05)
+    async with app.run_test(size=(140, 60)) as pilot:
+        for _ in range(100):
+            await pilot.pause(0.02)
+            if str(app.query_one("#epoch", Static).content) != "looking":
+                break
+        table = app.query_one("#slots", DataTable)
+        found = [table.get_row_at(number) for number in range(table.row_count)]
+        shown = bool(table.display)
+        await pilot.press("q")
+    return found if shown else None
+
+
+@pytest.mark.parametrize(
+    ("seen", "rows"), [(SlotsView(told()), ROWS), (SlotsView({}), []), (None, None)]
+)
+def test_top_has_a_table_of_slots_when_they_are_configured(
+    settings: Config, monkeypatch: pytest.MonkeyPatch, seen: SlotsView | None, rows: Any
+) -> None:
+    monkeypatch.setattr(_Observer, "seen", seen)
+    monkeypatch.setattr(top, "Observer", _Observer)
+    assert asyncio.run(_shown(settings)) == rows
+
+
+def test_status_has_it_too(
+    settings: Config,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(_Observer, "seen", SlotsView(told()))
+    monkeypatch.setattr(observation, "Observer", _Observer)
+    with pytest.raises(typer.Exit):
+        status.status(tmp_path / "tuskline.toml")
+    shown = capsys.readouterr().out
+    for word in ("app", "near", "READY", "SUSPECT", "not_heard", "4096"):
+        assert word in shown
