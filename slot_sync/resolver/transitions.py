@@ -57,6 +57,7 @@ class Reason(StrEnum):
     NO_PHYSICAL_SLOT = "no_physical_slot"
     PHYSICAL_SLOT_LOST = "physical_slot_lost"
     CASCADING = "cascading"
+    BEHIND_SAFEKEEPER = "behind_safekeeper"
     SLOT_BEING_MADE = "slot_being_made"
     # The link between them, which comes and goes
     NOT_STREAMING = "not_streaming"

@@ -17,6 +17,7 @@ from slot_sync.resolver.observed import (
     Primary,
     Record,
     Reserved,
+    Safekeeper,
     Selection,
     Sighting,
     Standby,
@@ -139,6 +140,13 @@ def test_6_a_copy_that_has_everything_is_ready() -> None:
         (replace(STANDBY, wal_receiver_status_interval=0), Reason.FEEDBACK_OFF),
         (replace(STANDBY, primary_slot_name="other"), Reason.NO_PHYSICAL_SLOT),
         (replace(STANDBY, upstream=Upstream(7, True, 100)), Reason.CASCADING),
+        (replace(STANDBY, upstream=Safekeeper("sk:7433")), Reason.BEHIND_SAFEKEEPER),
+        (
+            replace(
+                STANDBY, upstream=None, primary_slot_name="other", walreceiver_slot_name="other"
+            ),
+            Reason.CASCADING,
+        ),
         (replace(STANDBY, has_extension=False), Reason.NO_EXTENSION),
     ],
 )
