@@ -130,13 +130,14 @@ class Advance:
 
 @dataclass(frozen=True)
 class SetFields:
-    """Set the three fields of a copy to those of the primary's slot (`set_fields`), never back."""
+    """Set the three fields of a copy (`set_fields`): to those of the primary's slot; or `catalog_xmin` alone, back."""
 
     name: str
     database: str
     restart_lsn: int
     confirmed_flush_lsn: int
     catalog_xmin: int
+    may_go_back: bool = False
 
 
 @dataclass(frozen=True)

@@ -292,19 +292,32 @@ def test_12_a_transaction_that_stays_open_makes_a_busy_copy_neither_late_nor_uns
     known = record(
         replace(KNOWN, decoded_at=None, reserved=Reserved(1000, 700), removed_before=650)
     )
-    assert answered(there, known=known).after is State.READY
-    known = remember(known, there, STANDBY, [answered(there, known=known)])
+    # A server that is promoted keeps what the copy itself stands for, and no more.
+    found = answered(there, known=known)
+    assert (found.after, found.reason) == (State.SUSPECT, Reason.XMIN_NOT_DECODED)
+    back = SetFields("kept", "shop", 1000, 2000, 650, may_go_back=True)
+    assert found.action == back
+    known = remember(known, there, STANDBY, [found])
     assert known.of("kept").decoded_at is None
+    holding = replace(COPY, catalog_xmin=650)
+    found = answered(there, standby(holding), known)
+    assert (found.after, found.action) == (State.READY, Nothing())
+    # The physical slot does not go back with it, so nobody knows how it is once the primary is silent.
+    known = remember(known, there, standby(holding), [found])
     assert known.of("kept").proven_in is None
     moved = primary(replace(SLOT, confirmed_flush_lsn=2300, catalog_xmin=650), catalog_xmin=700)
-    found = answered(moved, known=known)
-    assert (found.after, found.action) == (State.READY, Advance("kept", "shop", 2300))
+    found = answered(moved, standby(holding), known)
+    assert (found.after, found.action) == (
+        State.READY,
+        SetFields("kept", "shop", 1000, 2300, 650),
+    )
     # It has ended: until the copy has followed, rows that it needs may go.
     ended = primary(replace(SLOT, confirmed_flush_lsn=2400, catalog_xmin=720), catalog_xmin=700)
-    found = answered(ended, known=known)
-    assert (found.after, found.reason) == (State.SUSPECT, Reason.XMIN_NOT_DECODED)
-    known = remember(known, ended, STANDBY, [found])
-    followed = standby(replace(COPY, confirmed_flush_lsn=2400))
+    found = answered(ended, standby(holding), known)
+    assert (found.after, found.reason) == (State.SUSPECT, Reason.RESERVED_LATER)
+    assert found.action == SetFields("kept", "shop", 1000, 2400, 720)
+    known = remember(known, ended, standby(holding), [found])
+    followed = standby(replace(COPY, confirmed_flush_lsn=2400, catalog_xmin=720))
     found = answered(ended, followed, known)
     assert found.after is State.READY
     assert remember(known, ended, followed, [found]).of("kept").proven_in == KEY
