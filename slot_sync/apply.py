@@ -95,7 +95,7 @@ def _set_fields(session: Session, action: SetFields) -> None:
             "restart_lsn": format_lsn(action.restart_lsn),
             "confirmed_flush_lsn": format_lsn(action.confirmed_flush_lsn),
             "catalog_xmin": str(action.catalog_xmin),
-            "may_go_back": False,
+            "may_go_back": action.may_go_back,
         },
     )
 

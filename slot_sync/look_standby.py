@@ -1,18 +1,20 @@
 """A failover candidate as the resolver wants it (`resolver.observed.Standby`), by one query.
 
 Who it streams from is asked of that server itself, at the address that the WAL receiver shows, with what the primary's
-DSN has otherwise: slot names alone do not tell a primary from another standby or a safekeeper.
+DSN has otherwise: slot names alone do not tell a primary from another standby or a safekeeper. A safekeeper says what it
+is to whoever wants a database of it.
 """
 
 from dataclasses import replace
 
 from slot_sync.look_primary import LOOK_SECONDS, upstream
-from slot_sync.resolver.observed import Copy, Standby, Upstream
+from slot_sync.resolver.observed import Copy, Safekeeper, Standby, Upstream
 from slot_sync.rows import Row, by_name, invalidation, lsn, xid
 from slot_sync.session import Session
 from walsender_bridge.closing import Closing
 from walsender_bridge.errors import TusklineError
-from walsender_bridge.wire.connection import pinned_conninfo
+from walsender_bridge.wire.backend import REPLICATION_ONLY
+from walsender_bridge.wire.hosts import at_address
 
 
 class StandbyLook(Closing):
@@ -24,6 +26,8 @@ class StandbyLook(Closing):
         self._upstream: Session | None = None
         self._conf_load_time: int | None = None
         self._upstream_at: tuple[str, int] | None = None
+        #: A safekeeper's address, and the start of the walreceiver that streamed from it.
+        self._safekeeper: tuple[tuple[str, int], int | None] | None = None
         self.where = self._session.where
 
     def look(self) -> Standby:
@@ -39,7 +43,7 @@ class StandbyLook(Closing):
         host, port = receiver.get("sender_host"), receiver.get("sender_port")
         if not host or not port:
             return found
-        return replace(found, upstream=self._ask((host, port)))
+        return replace(found, upstream=self._ask((host, port), found.walreceiver_start))
 
     def close(self) -> None:
         """End the connections."""
@@ -53,24 +57,23 @@ class StandbyLook(Closing):
         found = self._session.one("slots_standby", {}, inspected=inspected)
         return {**found, "extended": extended}
 
-    def _ask(self, at: tuple[str, int]) -> Upstream | None:
+    def _ask(self, at: tuple[str, int], since: int | None) -> Upstream | Safekeeper | None:
+        """Who is there. `since`: when the walreceiver began; a safekeeper is asked once as long as it goes on."""
+        if self._safekeeper == (at, since):
+            return Safekeeper(":".join(map(str, at)))
         if self._upstream is None or self._upstream_at != at:
             if self._upstream is not None:
                 self._upstream.close()
-            host, port = at
-            # Several hosts, or one by its address: this one server is meant, whatever it is now.
-            dsn = pinned_conninfo(
-                self._primary_dsn,
-                host=host,
-                hostaddr="",
-                port=str(port),
-                target_session_attrs="any",
-            )
+            # Several hosts, or one by its address: this one server is meant.
+            dsn = at_address(self._primary_dsn, *at)
             self._upstream, self._upstream_at = Session(dsn, seconds=LOOK_SECONDS), at
         try:
             return upstream(self._upstream.one("slots_upstream"))
-        except TusklineError:
-            return None
+        except TusklineError as error:
+            if REPLICATION_ONLY not in error.what:
+                return None
+            self._safekeeper = (at, since)
+            return Safekeeper(":".join(map(str, at)))
 
 
 def standby(seen: Row, *, has_extension: bool) -> Standby:

@@ -13,6 +13,8 @@ SELECT jsonb_build_object(
     'conninfo_dbname', (SELECT setting ~ 'dbname\s*=' OR setting ~ '^postgres(ql)?://[^/]*/[^?]' FROM pg_settings
                         WHERE name = 'primary_conninfo'),
     'receiver_slot', (SELECT slot_name FROM pg_stat_wal_receiver),
+    'receiver_host', (SELECT sender_host FROM pg_stat_wal_receiver),
+    'receiver_port', (SELECT sender_port FROM pg_stat_wal_receiver),
     'receiver_status', (SELECT status FROM pg_stat_wal_receiver),
     'slots', (SELECT coalesce(jsonb_agg(to_jsonb(s)), '[]') FROM pg_replication_slots AS s),
     'role', (SELECT jsonb_build_object(

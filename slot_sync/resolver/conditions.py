@@ -9,16 +9,19 @@ deleted by `need(C.F)` or later.
 1. L is whole, so P <= need(L.F) at each moment. So if C.F >= L.F at some poll, then P of that poll <= need(C.F) ever
    after. Let B be the newest such P, of this poll or of one before (`needed_from`): B <= need(C.F).
 2. What the primary has removed up to its sample was deleted before P: it kept P for L all the time.
-3. What it removes later was deleted before Q, as long as the epoch lasts, and Q <= X (`is_heard`, `is_reserved`).
+3. What it removes later was deleted before Q, as long as the epoch lasts, and Q <= X (`is_heard`, `is_held`).
 4. X <= need(C.F) is not so from the beginning: `reserve` takes what is held *there and then*, and transactions that
    were in progress at F may be older. It is so once X <= B; or once a decoder has moved both X and restart_lsn, since a
-   decoder that is consistent knows the oldest of what is in progress (`xmin_is_decoded`).
+   decoder that is consistent knows the oldest of what is in progress (`xmin_is_decoded`). It is asked of every copy:
+   once the standby is promoted, X alone is what keeps it from removing rows.
 
-With 4, a P is taken once in an epoch, at the first poll at which Q holds it, and is to be <= X
+With 4, a P is taken once in an epoch, at the first poll at which the copy was heard of, and is to be <= X
 (`has_what_was_removed`): removals before that poll are bounded by P, later ones by Q, all by X. The copy may be behind L
-ever after, as it is on a busy server at each poll. Without 4, P <= B is asked at each poll (`has_decoded_xmin`):
-removals are bounded by P, that is by need(C.F), at the sample, but not for longer. So it is while a transaction has
-been open since before the copy was made: it pins P, and the copy is safe as long as it does.
+ever after, as it is on a busy server at each poll.
+
+While a transaction has been open since before the copy was made, no decoder can move X. It pins P, so X is set back to
+B (`judge.py`) as long as P <= B. Q does not go back with it; but P <= X is as good as Q <= X at the sample
+(`is_kept`): nothing that X stands for was removed so far, and what is removed after a promotion is bounded by X.
 """
 
 from collections.abc import Callable
@@ -95,11 +98,22 @@ def is_heard(view: View) -> bool:
     return heard_after(view.physical, view.record.seen)
 
 
-def is_reserved(view: View) -> bool:
+def is_held(view: View) -> bool:
     """Q <= X: the primary removes nothing from now on that X stands for."""
     held = view.physical.catalog_xmin if view.physical is not None else None
     xmin = view.copy.catalog_xmin
     return held is not None and xmin is not None and not precedes(xmin, held)
+
+
+def is_kept(view: View) -> bool:
+    """P <= X: the slot itself has kept until now what X stands for."""
+    there, here = view.slot.catalog_xmin, view.copy.catalog_xmin
+    return there is not None and here is not None and not precedes(here, there)
+
+
+def is_reserved(view: View) -> bool:
+    """Nothing that X stands for was removed since this epoch began: the physical slot held it, or the slot itself."""
+    return is_held(view) or is_kept(view)
 
 
 def has_snapshot(view: View) -> bool:
@@ -162,14 +176,6 @@ def xmin_is_decoded(view: View) -> bool:
         and copy.restart_lsn > known.reserved.restart_lsn
         and precedes(known.reserved.catalog_xmin, copy.catalog_xmin)
     )
-
-
-def has_decoded_xmin(view: View) -> bool:
-    """X <= need(C.F); or P <= B, so that L keeps what is needed."""
-    if xmin_is_decoded(view):
-        return True
-    needed, there = needed_from(view), view.slot.catalog_xmin
-    return needed is not None and there is not None and not precedes(needed, there)
 
 
 #: All of them, the first that fails gives the verdict.
@@ -238,7 +244,7 @@ CONDITIONS: tuple[Condition, ...] = (
     ),
     Condition(
         Reason.XMIN_NOT_DECODED,
-        has_decoded_xmin,
+        xmin_is_decoded,
         "the slot has moved on from where the copy was reserved, and the copy has to follow first",
     ),
 )

@@ -25,7 +25,14 @@ than a poll could deceive this; one that is set forward cannot.)
 
 from dataclasses import dataclass
 
-from slot_sync.resolver.observed import EpochKey, PhysicalSlot, Primary, Sighting, Standby
+from slot_sync.resolver.observed import (
+    EpochKey,
+    PhysicalSlot,
+    Primary,
+    Safekeeper,
+    Sighting,
+    Standby,
+)
 from slot_sync.resolver.transitions import Reason
 
 _XID_SPAN = 2**32
@@ -76,6 +83,14 @@ def setup_problem(primary: Primary, standby: Standby) -> Problem | None:
             "the standby belongs to another database system",
             "give a standby that was made from this primary",
         )
+    if isinstance(upstream, Safekeeper):
+        # Its slot is there, and not on the primary: nothing here could tell a gap in what the primary holds for it.
+        return _lasting(
+            Reason.BEHIND_SAFEKEEPER,
+            f"the standby streams from a safekeeper, {upstream.where}, and no slot of its own on the primary holds what"
+            " its copies need",
+            "point primary_conninfo of the standby at the primary itself, and primary_slot_name at a physical slot there",
+        )
     for server, level in (("primary", primary.wal_level), ("standby", standby.wal_level)):
         if level != "logical":
             return _lasting(
@@ -107,6 +122,12 @@ def setup_problem(primary: Primary, standby: Standby) -> Problem | None:
             "the standby streams from another server than the primary",
             "point primary_conninfo of the standby at the primary itself",
         )
+    if slot is None and upstream is None and standby.walreceiver_slot_name == name:
+        return _lasting(
+            Reason.CASCADING,
+            f'the standby streams by slot "{name}", which the primary does not have: from another standby, or a safekeeper',
+            "point primary_conninfo of the standby at the primary itself, and make that slot there",
+        )
     if slot is None:
         return _lasting(
             Reason.NO_PHYSICAL_SLOT,
@@ -126,6 +147,8 @@ def link_problem(primary: Primary, standby: Standby) -> Problem | None:
     """What stands in the way of an epoch and passes by itself; `None`: nothing. Asked after `setup_problem`."""
     slot = physical_slot(primary, standby)
     upstream = standby.upstream
+    if isinstance(upstream, Safekeeper):
+        upstream = None
     if standby.walreceiver_status != "streaming":
         return _passing(
             Reason.NOT_STREAMING, "the standby does not stream", "look at the standby's log"

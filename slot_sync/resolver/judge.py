@@ -1,15 +1,15 @@
 """The judgement of one copy of a slot, and the action that brings it nearer to READY.
 
 Safety: the verdict is `conditions.py`'s alone. What is done can only help: an advance decodes, and moves the copy no
-farther than the slot; the fields are set only to the slot's own three, where a snapshot for them is; a rename only
-gives a name to what is safe. A move is not begun while nothing is held: it would raise what the copy stands for, and
-prove nothing.
+farther than the slot; the fields are set only to the slot's own three, where a snapshot for them is, or `catalog_xmin`
+back, to hold more; a rename only gives a name to what is safe. A move is not begun while nothing is held: it would
+raise what the copy stands for, and prove nothing.
 """
 
 from collections.abc import Mapping
 from dataclasses import replace
 
-from slot_sync.resolver.conditions import Condition, View, first_lacking
+from slot_sync.resolver.conditions import Condition, View, first_lacking, needed_from
 from slot_sync.resolver.epoch import epoch_key, is_linked, link_problem, physical_slot, precedes
 from slot_sync.resolver.observed import Copy, CopyRecord, LogicalSlot, Primary, Record, Standby
 from slot_sync.resolver.transitions import (
@@ -68,7 +68,9 @@ def judge(
         if lacking.reason is Reason.NOT_HEARD and problem is not None:
             reason, why, repair = problem.reason, problem.why, problem.repair
         state = _state_of_lacking(lacking, remembered, proven=proven)
-        if state is not State.INVALID:
+        if lacking.reason is Reason.XMIN_NOT_DECODED:
+            action = _stand_back(view) or _follow(view, standby)
+        elif state is not State.INVALID:
             action = _follow(view, standby)
         elif lacking.reason is Reason.FIELDS_DIFFER and not is_linked(primary, standby):
             action = Wait()  # from a slot of another server than the one that it is a copy of
@@ -149,6 +151,33 @@ def _follow(view: View, standby: Standby) -> Action:
     if forward or (first and target == copy.confirmed_flush_lsn):
         return Advance(copy.name, copy.database, target)
     return Nothing()
+
+
+def _stand_back(view: View) -> Action | None:
+    """Have a copy hold all that it needs, which `reserve` did not, as long as the slot itself still keeps it.
+
+    Lower is never wrong for the copy: whether the rows are there is asked again at each poll.
+    """
+    slot, copy, needed = view.slot, view.copy, needed_from(view)
+    if (
+        view.key is None
+        or needed is None
+        or slot.catalog_xmin is None
+        or precedes(needed, slot.catalog_xmin)
+        or copy.restart_lsn is None
+        or copy.confirmed_flush_lsn is None
+        or copy.database is None
+        or copy.active_pid is not None
+    ):
+        return None
+    return SetFields(
+        copy.name,
+        copy.database,
+        copy.restart_lsn,
+        copy.confirmed_flush_lsn,
+        needed,
+        may_go_back=True,
+    )
 
 
 def drop(copy: Copy) -> Action:

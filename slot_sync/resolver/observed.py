@@ -113,6 +113,13 @@ class Upstream:
 
 
 @dataclass(frozen=True)
+class Safekeeper:
+    """What a walreceiver streams from is a safekeeper, at this address: it has WAL and slots, and is no PostgreSQL."""
+
+    where: str
+
+
+@dataclass(frozen=True)
 class Copy:
     """A slot of the standby, as `tuskline_slots.inspect` tells it. Whether it is a copy is what is decided here."""
 
@@ -173,7 +180,7 @@ class Standby:
     #: When the walreceiver's process began (pg_stat_activity.backend_start), by the standby's clock.
     walreceiver_start: int | None
     #: Who it streams from; `None` if it streams from nobody, or nobody answered there.
-    upstream: Upstream | None
+    upstream: Upstream | Safekeeper | None
     #: pg_last_wal_replay_lsn()
     replay_lsn: int
     #: What it has on disk: pg_last_wal_receive_lsn(), at least `replay_lsn`.

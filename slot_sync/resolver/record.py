@@ -12,7 +12,7 @@ each says of which generation it is.
 from collections.abc import Iterable
 from dataclasses import replace
 
-from slot_sync.resolver.conditions import View, is_heard, needed_from, xmin_is_decoded
+from slot_sync.resolver.conditions import View, is_heard, is_held, needed_from, xmin_is_decoded
 from slot_sync.resolver.epoch import epoch_key, is_linked, setup_problem
 from slot_sync.resolver.foreign import is_ours
 from slot_sync.resolver.judge import view_of
@@ -92,6 +92,7 @@ def _remembered(
         else 0,
         state=transition.after if transition is not None else before.state,
     )
+    held = False
     if copy is None:
         after = replace(
             after,
@@ -107,14 +108,16 @@ def _remembered(
     else:
         after = _seen(after, copy, standby, key, generation)
         if slot is not None and is_linked(primary, standby):
-            after = _learnt(after, view_of(slot, copy, primary, standby, record))
+            view = view_of(slot, copy, primary, standby, record)
+            after, held = _learnt(after, view), is_held(view)
         elif after.decoded_at is not None and (copy.confirmed_flush_lsn or 0) < after.decoded_at:
             after = replace(after, decoded_at=None, proven_in=None)
     if transition is None:
         return after
     if transition.safe or isinstance(transition.action, Rename):
         after = replace(after, proven_at=standby.clock)
-        if after.decoded_at is not None:
+        # With the primary silent only what the physical slot held is known to have been there until the end.
+        if after.decoded_at is not None and held:
             after = replace(after, proven_in=key)
     if isinstance(transition.action, Reserve):
         return replace(after, temporary_name=transition.action.temporary_name)

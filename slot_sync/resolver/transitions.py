@@ -58,6 +58,7 @@ class Reason(StrEnum):
     NO_PHYSICAL_SLOT = "no_physical_slot"
     PHYSICAL_SLOT_LOST = "physical_slot_lost"
     CASCADING = "cascading"
+    BEHIND_SAFEKEEPER = "behind_safekeeper"
     SLOT_BEING_MADE = "slot_being_made"
     # The link between them, which comes and goes
     NOT_STREAMING = "not_streaming"
@@ -130,13 +131,14 @@ class Advance:
 
 @dataclass(frozen=True)
 class SetFields:
-    """Set the three fields of a copy to those of the primary's slot (`set_fields`), never back."""
+    """Set the three fields of a copy (`set_fields`): to those of the primary's slot; or `catalog_xmin` alone, back."""
 
     name: str
     database: str
     restart_lsn: int
     confirmed_flush_lsn: int
     catalog_xmin: int
+    may_go_back: bool = False
 
 
 @dataclass(frozen=True)

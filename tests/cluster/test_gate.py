@@ -21,14 +21,14 @@ from tests.support.capture_stack import (
     wal_end,
 )
 from tests.support.fake_standby import FakeStandby
-from tests.support.servers import Database, MakeServer, majors
+from tests.support.servers import DEFAULT, MAJORS_IN_TURN, Database, MakeServer, majors
+from tests.support.slot_failover import several
 from tests.support.waiting import wait_for
-from tests.support.wal_server import backup, follow, run
+from tests.support.wal_server import backup, follow, promote, run
 from walsender_bridge.capture.gate_record import decisions
 from walsender_bridge.errors import Cause
 from walsender_bridge.local_server import LocalServer
 from walsender_bridge.wire import pgoutput
-from walsender_bridge.wire.hosts import primary_dsn
 
 TABLES = ("public.orders", "public.audit")
 CANDIDATE = "standby_a"
@@ -103,6 +103,7 @@ def insert(dsn: str, *keys: int) -> int:
         return wal_end(connection)
 
 
+@pytest.mark.parametrize("pg_server", MAJORS_IN_TURN, indirect=True)
 def test_36_a_candidate_that_has_a_commit_record_but_for_its_end_releases_nothing(
     tmp_path: Path, log: ChangeLog, shop: Database, slot: str
 ) -> None:
@@ -137,6 +138,7 @@ def test_36_a_candidate_that_has_a_commit_record_but_for_its_end_releases_nothin
     shop.execute("SELECT pg_drop_replication_slot('peek')")
 
 
+@pytest.mark.parametrize("pg_server", MAJORS_IN_TURN, indirect=True)
 def test_15_a_slot_that_pg_receivewal_or_nobody_uses_blocks_by_name(
     tmp_path: Path, log: ChangeLog, shop: Database, slot: str
 ) -> None:
@@ -156,9 +158,10 @@ def test_15_a_slot_that_pg_receivewal_or_nobody_uses_blocks_by_name(
 
 
 @pytest.fixture
-def primary(make_server: MakeServer) -> LocalServer:
+def primary(make_server: MakeServer, request: pytest.FixtureRequest) -> LocalServer:
     """A server of the test's own, with the two tables and the candidate's slot."""
-    server = make_server(fsync="off", wal_sender_timeout="2s")
+    major = getattr(request, "param", DEFAULT)
+    server = make_server(major, fsync="off", wal_sender_timeout="2s")
     server.start()
     with psycopg.connect(server.dsn(), autocommit=True) as connection:
         make_tables(connection)
@@ -185,6 +188,7 @@ def walsender(dsn: str) -> int | None:
     return None if row is None else row[0]
 
 
+@pytest.mark.parametrize("primary", MAJORS_IN_TURN, indirect=True)
 def test_5_14_33_a_candidate_that_is_down_holds_consumers_and_the_server_keeps_its_connection(
     tmp_path: Path, log: ChangeLog, primary: LocalServer
 ) -> None:
@@ -232,6 +236,7 @@ def test_5_14_33_a_candidate_that_is_down_holds_consumers_and_the_server_keeps_i
         standby.destroy()
 
 
+@pytest.mark.parametrize("pg_server", MAJORS_IN_TURN, indirect=True)
 def test_a_candidate_that_stays_away_is_left_out_on_the_record_and_counts_again_when_it_is_back(
     tmp_path: Path, log: ChangeLog, shop: Database, slot: str
 ) -> None:
@@ -264,12 +269,6 @@ def test_a_candidate_that_stays_away_is_left_out_on_the_record_and_counts_again_
             wait_for(lambda: check() == logged(log), 30, "it flows")
 
 
-def several(*servers: LocalServer) -> str:
-    """A DSN of one cluster's servers: the one that takes writes is meant."""
-    ports = ",".join(str(server.port) for server in servers)
-    return primary_dsn(servers[0].dsn(host=",".join(["127.0.0.1"] * len(servers)), port=ports))
-
-
 @pytest.mark.skipif(18 not in majors(), reason="PostgreSQL 18 synchronises slots by itself")
 def test_5_6_17_a_promoted_candidate_goes_on_where_consumers_are_and_a_tail_it_lacks_is_cut_off(
     tmp_path: Path, log: ChangeLog, make_server: MakeServer
@@ -298,7 +297,7 @@ def test_5_6_17_a_promoted_candidate_goes_on_where_consumers_are_and_a_tail_it_l
             assert held > log.committed_lsn()
             # Nobody feeds it any more: what it has is what it had.
             standby.start()
-            run(standby, "SELECT pg_promote()")
+            promote(standby)
             wait_for(lambda: log.committed_lsn() > held, 60, "it goes on on the new primary")
             load.stop()
             found = check_equal(log, standby.dsn())
@@ -322,6 +321,7 @@ def _synced(primary: LocalServer, standby: LocalServer) -> bool:
     return bool(found and found[0][0])
 
 
+@pytest.mark.parametrize("primary", MAJORS_IN_TURN, indirect=True)
 def test_what_consumers_have_and_a_promoted_server_lacks_is_a_divergence_and_nothing_is_cut(
     tmp_path: Path, log: ChangeLog, primary: LocalServer
 ) -> None:
@@ -338,7 +338,7 @@ def test_what_consumers_have_and_a_promoted_server_lacks_is_a_divergence_and_not
             before = log.replica_status()
             primary.stop("immediate")
             standby.start()
-            run(standby, "SELECT pg_promote()")
+            promote(standby)
             assert capture.wait(60) == Cause.DIVERGED
             after = log.replica_status()
             assert (after.end_offset, after.committed_end) == (

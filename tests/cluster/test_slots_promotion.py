@@ -1,10 +1,6 @@
 """What a promotion finds, and what comes after it; each test has a pair of its own."""
 
-import subprocess
-import threading
-import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import psycopg
@@ -56,54 +52,6 @@ def test_6_a_client_goes_on_after_a_promotion(major: int, tmp_path: Path) -> Non
         assert confirmed | set(after) == set(synced_pair.load.written)
         assert len(before) == len(confirmed)
         assert after == sorted(set(after))
-
-
-class Client(threading.Thread):
-    """Reads a slot again and again as pg_recvlogical, and confirms what it has; ends with its server."""
-
-    def __init__(self, synced_pair: SlotStack) -> None:
-        super().__init__(daemon=True)
-        self._stack = synced_pair
-        self.read: list[int] = []
-        self.start()
-
-    def run(self) -> None:
-        with suppress(subprocess.CalledProcessError, psycopg.Error):
-            while True:
-                self.read += received(self._stack.pair.primary, "kept")
-
-
-@pytest.mark.parametrize("major", ONE)
-def test_17_a_promotion_under_load_loses_nothing(major: int, tmp_path: Path) -> None:
-    """Counted by key: each row that the new primary has was sent, and what is sent again comes in whole and in order."""
-    with slot_stack(major, tmp_path) as synced_pair:
-        pair = synced_pair.pair
-        pair.make_slot("kept")
-        with synced_pair.controller() as controller:
-            synced_pair.until(controller, "READY", "kept")
-        synced_pair.read.clear()
-        seen = set(synced_pair.load.written)
-        client = Client(synced_pair)
-        with synced_pair.watching() as reports:
-            end = time.monotonic() + 4
-            while time.monotonic() < end:
-                synced_pair.load.write(10)
-                if len(synced_pair.load.written) % 200 == 0:
-                    pair.on_primary("CHECKPOINT")
-            assert reports[-1][STANDBY].ready
-            pair.primary.kill()
-            client.join(30)
-        copied = inspect(pair.standby, "kept")["confirmed_flush_lsn"]
-        pair.promote(stop=None)
-        survived = {n for (n,) in rows(pair.standby, "SELECT id FROM public.shop")}
-        after = received(pair.standby, "kept")
-        assert survived <= seen | set(client.read) | set(after)
-        assert len(client.read) == len(set(client.read))
-        assert after == sorted(set(after))
-        # What comes again is what the copy had not heard of, and nothing older.
-        again = set(client.read) & set(after)
-        assert not again or min(after) > min(client.read)
-        print(f"{len(survived)} rows, {len(again)} again, the copy stood at {copied}")
 
 
 @pytest.mark.long

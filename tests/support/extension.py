@@ -109,9 +109,20 @@ def settings(major: int, library: Path) -> dict[str, str]:
     }
 
 
+@cache
+def lists_plugins(major: int) -> bool:
+    """Whether plugins have to be named to the server (`output_plugin_libraries`, since the minors of November 2026)."""
+    postgres = by_major()[major].bin_dir / "postgres"
+    done = subprocess.run([postgres, "--describe-config"], capture_output=True, check=False)
+    return b"output_plugin_libraries" in done.stdout
+
+
 def plugin_settings(major: int, library: Path) -> dict[str, str]:
     """What a server needs to find the output plugin in `library`, where 18 finds the extension too."""
-    return settings(major, library) or {"dynamic_library_path": f"$libdir:{library}"}
+    found = settings(major, library) or {"dynamic_library_path": f"$libdir:{library}"}
+    if lists_plugins(major):
+        found["output_plugin_libraries"] = "pgoutput, test_decoding, tuskline"
+    return found
 
 
 def create_extension(server: LocalServer, library: Path, dbname: str = "postgres") -> None:

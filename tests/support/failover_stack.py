@@ -17,6 +17,7 @@ from tests.support.wal_server import (
     WalServerProcess,
     current_lsn,
     make_standby,
+    promote,
     replayed,
 )
 from walsender_bridge.local_server import LocalServer
@@ -110,10 +111,7 @@ class FailoverStack(QuorumStack):
     def settings(self, standby: LocalServer) -> FailoverSettings:
         settings = settings_of(standby.dsn(), self.upstream, self.ports)
         if standby.installation.major < 12:  # SQL cannot do it
-            account = standby._account
-            tool = standby.installation.reachable(account).tool("pg_ctl")
-            promote = (tool, "promote", "-w", "-D", standby.data_dir)
-            return replace(settings, promote=lambda: account.run(list(promote)))
+            return replace(settings, promote=lambda: promote(standby))
         return settings
 
     def fail_over(self, standby: LocalServer) -> list[Step]:

@@ -7,7 +7,7 @@
 set -euo pipefail
 target=${1:-/var/tmp/tuskline-$(id -u)/headers}
 majors=/var/tmp/tuskline-$(id -u)/majors
-servers=(15:bookworm:/usr 13:bullseye:"$majors/13-bullseye/usr" 17:trixie:"$majors/17-trixie/usr")
+servers=(15:bookworm:/usr 13:bullseye:"$majors/13-bullseye/usr" 17:trixie:"$majors/17-trixie/usr" 18:forky:"$majors/18-forky/usr")
 found=()
 mkdir -p "$target"
 chmod 755 "$(dirname "$target")" "$target"

@@ -13,7 +13,7 @@ from psycopg.rows import dict_row
 
 from tests.support import extension
 from tests.support.waiting import wait_for
-from tests.support.wal_server import backup, follow
+from tests.support.wal_server import backup, follow, promote
 from walsender_bridge.local_server import LocalServer, by_major
 from walsender_bridge.local_server.server import StopMode
 from walsender_bridge.wire.lsn import parse_lsn
@@ -131,9 +131,7 @@ class Pair:
         """End the primary, unless it is to go on, and let the standby take its place."""
         if stop is not None:
             self.primary.stop(stop)
-        account = self.standby._account
-        tool = self.standby.installation.tool("pg_ctl")
-        account.run([tool, "promote", "-w", "-D", self.standby.data_dir])
+        promote(self.standby)
 
     def destroy(self) -> None:
         for server in (self.standby, self.primary):

@@ -39,6 +39,17 @@ class Load:
                 )
                 self.written.append(number)
 
+    def write_whole(self, count: int = 3) -> None:
+        """The next rows, in one transaction."""
+        first = len(self.written) + 1
+        numbers = range(first, first + count)
+        with psycopg.connect(self._server.dsn(), autocommit=True) as connection:
+            connection.execute(
+                "INSERT INTO public.shop SELECT n, 'row-' || n FROM generate_series(%s::int, %s::int) AS n",
+                [first, first + count - 1],
+            )
+        self.written += numbers
+
 
 class SlotStack:
     """A pair, a load, and what a client of slots has read."""

@@ -345,9 +345,13 @@ def follow(standby: LocalServer, upstream: str, **settings: str) -> None:
     }
     file = "postgresql.conf" if standby.installation.major >= 12 else "recovery.conf"
     if file == "recovery.conf":
-        own = ("wal_retrieve_retry_interval", "wal_receiver_status_interval")
+        own = {
+            "wal_retrieve_retry_interval",
+            "wal_receiver_status_interval",
+            "hot_standby_feedback",
+        }
         with (standby.data_dir / "postgresql.conf").open("a") as conf:
-            conf.writelines(f"{name} = '{lines.pop(name)}'\n" for name in own)
+            conf.writelines(f"{name} = '{lines.pop(name)}'\n" for name in own & set(lines))
         lines["standby_mode"] = "on"
     else:
         (standby.data_dir / "standby.signal").touch()
@@ -356,6 +360,13 @@ def follow(standby: LocalServer, upstream: str, **settings: str) -> None:
     owner = standby.data_dir.stat()
     # 11 renames it, and syncs it before.
     os.chown(standby.data_dir / file, owner.st_uid, owner.st_gid)
+
+
+def promote(standby: LocalServer) -> None:
+    """Have a standby take writes, and wait until it does. SQL cannot do it before 12."""
+    account = standby._account
+    tool = standby.installation.reachable(account).tool("pg_ctl")
+    account.run([tool, "promote", "-w", "-D", standby.data_dir])
 
 
 def replayed(server: LocalServer) -> int:

@@ -18,6 +18,7 @@ from slot_sync.resolver.observed import (
     Primary,
     Record,
     Reserved,
+    Safekeeper,
     Selection,
     Sighting,
     Standby,
@@ -141,6 +142,13 @@ def test_6_a_copy_that_has_everything_is_ready() -> None:
         (replace(STANDBY, wal_receiver_status_interval=0), Reason.FEEDBACK_OFF),
         (replace(STANDBY, primary_slot_name="other"), Reason.NO_PHYSICAL_SLOT),
         (replace(STANDBY, upstream=Upstream(7, True, 100)), Reason.CASCADING),
+        (replace(STANDBY, upstream=Safekeeper("sk:7433")), Reason.BEHIND_SAFEKEEPER),
+        (
+            replace(
+                STANDBY, upstream=None, primary_slot_name="other", walreceiver_slot_name="other"
+            ),
+            Reason.CASCADING,
+        ),
         (replace(STANDBY, has_extension=False), Reason.NO_EXTENSION),
     ],
 )
@@ -292,19 +300,32 @@ def test_12_a_transaction_that_stays_open_makes_a_busy_copy_neither_late_nor_uns
             removed_before=650,
         )
     )
-    assert answered(there, known=known).after is State.READY
-    known = remember(known, there, STANDBY, [answered(there, known=known)])
+    # A server that is promoted keeps what the copy itself stands for, and no more.
+    found = answered(there, known=known)
+    assert (found.after, found.reason) == (State.SUSPECT, Reason.XMIN_NOT_DECODED)
+    back = SetFields("kept", "shop", 1000, 2000, 650, may_go_back=True)
+    assert found.action == back
+    known = remember(known, there, STANDBY, [found])
     assert known.of("kept").decoded_at is None
+    holding = replace(COPY, catalog_xmin=650)
+    found = answered(there, standby(holding), known)
+    assert (found.after, found.action) == (State.READY, Nothing())
+    # The physical slot does not go back with it, so nobody knows how it is once the primary is silent.
+    known = remember(known, there, standby(holding), [found])
     assert known.of("kept").proven_in is None
     moved = primary(replace(SLOT, confirmed_flush_lsn=2300, catalog_xmin=650), catalog_xmin=700)
-    found = answered(moved, known=known)
-    assert (found.after, found.action) == (State.READY, Advance("kept", "shop", 2300))
+    found = answered(moved, standby(holding), known)
+    assert (found.after, found.action) == (
+        State.READY,
+        SetFields("kept", "shop", 1000, 2300, 650),
+    )
     # It has ended: until the copy has followed, rows that it needs may go.
     ended = primary(replace(SLOT, confirmed_flush_lsn=2400, catalog_xmin=720), catalog_xmin=700)
-    found = answered(ended, known=known)
-    assert (found.after, found.reason) == (State.SUSPECT, Reason.XMIN_NOT_DECODED)
-    known = remember(known, ended, STANDBY, [found])
-    followed = standby(replace(COPY, confirmed_flush_lsn=2400))
+    found = answered(ended, standby(holding), known)
+    assert (found.after, found.reason) == (State.SUSPECT, Reason.RESERVED_LATER)
+    assert found.action == SetFields("kept", "shop", 1000, 2400, 720)
+    known = remember(known, ended, standby(holding), [found])
+    followed = standby(replace(COPY, confirmed_flush_lsn=2400, catalog_xmin=720))
     found = answered(ended, followed, known)
     assert found.after is State.READY
     assert remember(known, ended, followed, [found]).of("kept").proven_in == KEY

@@ -180,6 +180,12 @@ def test_21_bytes_in_clear_behind_a_request_for_tls_are_refused() -> None:
         )
 
 
+def test_whoever_wants_a_database_learns_what_is_here_before_anything_else() -> None:
+    """By it `slots` and `doctor` know a candidate that streams from a safekeeper."""
+    with pytest.raises(SqlErrorReply, match=backend.REPLICATION_ONLY):
+        login(certificate="PEM", required=True).take(Startup(3, 0, {"user": "x"}), more=False)
+
+
 @pytest.mark.parametrize(
     ("packet", "code"),
     [

@@ -259,7 +259,7 @@ def away(name: str, slot: Slot | None) -> str:
     if not slot.active:
         never = slot.restart_lsn is None
         used = "has never been used" if never else "is not in use"
-        return f"slot {name} {used}: its standby is down, or streams without it"
+        return f"slot {name} {used}: its standby is down, or streams without it (from a safekeeper, or another standby)"
     if slot.restart_lsn is None:
         return f"slot {name} is in use, and its standby has not said yet what it has"
     if slot.replays is False:

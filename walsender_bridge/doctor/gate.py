@@ -43,5 +43,5 @@ def judge(facts: dict[str, Any], rule: Rule, where: str) -> Iterator[Finding]:
 def _repair(name: str, missing: bool) -> str:
     leave = "or take it out of gate.candidates"
     if missing:
-        return f"SELECT pg_create_physical_replication_slot('{name}'), and primary_slot_name = '{name}' on its standby; {leave}"
-    return f"start its standby, with primary_slot_name = '{name}'; {leave}"
+        return f"SELECT pg_create_physical_replication_slot('{name}'), and on its standby primary_slot_name = '{name}' and primary_conninfo to this server; {leave}"
+    return f"start its standby, with primary_slot_name = '{name}' and primary_conninfo to this server; {leave}"

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import psycopg
 
+from walsender_bridge.doctor import upstream
 from walsender_bridge.doctor.finding import Finding, Severity
 from walsender_bridge.errors import Cause, ConnectionFailedError, TusklineError
 from walsender_bridge.sql import load
@@ -70,6 +71,10 @@ def examine(primary_dsn: str, candidates: dict[str, tuple[str, str]]) -> Iterato
             yield _failed(where, standby)
         else:
             yield from judge_standby(standby, primary, slot, where)
+            if standby["in_recovery"]:
+                found = upstream.ask(primary_dsn, standby)
+                system = None if primary is None else primary["system_id"]
+                yield from upstream.judge(standby, found, slot, system, where)
 
 
 def _said(dsn: str) -> Facts | TusklineError:

@@ -19,6 +19,8 @@ READY: Final = b"Z\0\0\0\5I"
 COPY_BOTH: Final = b"W\0\0\0\7\0\0\0"
 COPY_DONE: Final = b"c\0\0\0\4"
 AUTHENTICATION_OK: Final = b"R\0\0\0\x08\0\0\0\0"
+#: How a safekeeper refuses whoever wants a database. It tells a safekeeper from a PostgreSQL, which never says so.
+REPLICATION_ONLY: Final = "a safekeeper takes replication connections only"
 
 _SASL, _SASL_CONTINUE, _SASL_FINAL = 10, 11, 12
 _COLUMN = struct.Struct(">IHIhih")

@@ -48,6 +48,11 @@ def for_reading(dsn: str) -> str:
     return make_conninfo(dsn, target_session_attrs="primary")
 
 
+def at_address(dsn: str, host: str, port: int | str) -> str:
+    """`dsn`'s account at the one server of this address, whatever that server is now."""
+    return pinned_conninfo(dsn, host=host, hostaddr="", port=str(port), target_session_attrs="any")
+
+
 def same_server(dsn: str, connection: psycopg.Connection[Any]) -> str:
     """`dsn` with the one host that `connection` went to, its address included: a name may have several."""
     info = connection.info

@@ -24,12 +24,12 @@ CONDITIONS: dict[str, tuple[_Start, str, int]] = {
     "is_replayed": (scopes.behind, "restore poll tell", 5),
     "is_not_ahead": (scopes.ready, "change consume poll", 3),
     "has_what_was_removed": (scopes.row, "recrash move vacuum tell poll", 7),
-    "has_decoded_xmin": (scopes.undecoded, "commit move vacuum poll", 5),
+    "xmin_is_decoded": (scopes.undecoded, "commit move vacuum poll", 5),
 }
 #: Other things: what is replaced, the start, the events, and how many it takes.
 OTHERS: dict[str, tuple[_Start, str, int]] = {
     "every reply is heard": (scopes.unheard, "do poll hear move vacuum", 6),
-    "every xmin is a decoder's": (scopes.undecoded, "commit move vacuum poll", 5),
+    "the slot keeps everything": (scopes.undecoded, "commit move vacuum poll", 5),
     "no marker and no walsender": (scopes.row, "reswap mark move vacuum tell poll", 6),
     "no start and no walsender": (scopes.row, "recrash move vacuum tell poll", 6),
     "no configuration": (scopes.row, "feedback_off hear move vacuum feedback_on tell poll", 7),
@@ -86,8 +86,8 @@ def _patched(name: str) -> contextlib.AbstractContextManager[object]:
     match name:
         case "every reply is heard":
             return mock.patch.object(conditions, "heard_after", return_value=True)
-        case "every xmin is a decoder's":
-            return mock.patch.object(conditions, "xmin_is_decoded", return_value=True)
+        case "the slot keeps everything":
+            return mock.patch.object(conditions, "is_kept", return_value=True)
         case "no marker and no walsender":
             return _blind(marker="0", **nobody)
         case "no start and no walsender":

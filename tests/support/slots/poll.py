@@ -369,6 +369,7 @@ def _set(world: World, name: str, at: Position) -> World:
         return world
     if at.confirmed > world.received:
         return world
-    if any(new < old for new, old in zip(at, held.at, strict=True)):
+    stands_back = at[:2] == held.at[:2]  # with an older xmin: it may always hold more
+    if not stands_back and any(new < old for new, old in zip(at, held.at, strict=True)):
         return world
     return _with(world, name, held._replace(at=at))

@@ -36,11 +36,13 @@ def opened() -> World:
 
 
 def undecoded() -> World:
-    """A copy is used whose catalog_xmin is the reserved one: a transaction has been open since before."""
+    """A copy is used that no decoder has moved: a transaction has been open since before it was made."""
     world = follow(
         ("find_file", "begin", "ddl", "run", "confirm", *_MARKED, "tell", "poll", "tell")
     )
-    return follow(("do", "poll"), world)
+    while world.copy is None:
+        world = follow(("do",), world)
+    return follow(("poll",), world)
 
 
 def behind() -> World:

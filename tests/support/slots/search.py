@@ -88,7 +88,10 @@ def _polled(world: World) -> World:
     if lost is not None:
         raise LossError(f"{verdict.after} ({verdict.reason}), but {lost}\n{world}")
     # While the slot on the primary is what keeps the rows, the verdict is of that moment only.
-    return after._replace(promised=record_of(after.memory).of(NAME).decoded_at is not None)
+    assert world.copy is not None
+    held = 0 < world.physical.xmin <= world.copy.at.xmin
+    decoded = record_of(after.memory).of(NAME).decoded_at is not None
+    return after._replace(promised=held and decoded)
 
 
 def follow(events: Iterable[str], world: World | None = None) -> World:

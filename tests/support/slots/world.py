@@ -408,7 +408,9 @@ def broken(world: World) -> str | None:
     for record in world.wal:
         if record.kind == COMMIT and world.client < record.lsn <= at.confirmed:
             return f"the commit at {record.lsn} is behind it, and the client has not got it"
-    return loss(world.wal, at, world.received, world.files, world.removed_there)
+    # From the promotion on nothing but its own xmin keeps it from removing more.
+    removed = max(world.removed_there, at.xmin)
+    return loss(world.wal, at, world.received, world.files, removed)
 
 
 EVENTS = {

@@ -112,26 +112,27 @@ class Login:
                 "0A000",
                 f"unsupported frontend protocol {startup.major}.{startup.minor}: server supports 3.0",
             )
+        given = startup.parameters
+        replication = given.get("replication", "").lower()
+        if replication not in {"database", *_TRUE}:
+            # Said first of all, so that whoever asks for a database learns what is here.
+            raise _refused(
+                "0A000",
+                backend.REPLICATION_ONLY,
+                hint="It serves pg_receivewal, standbys, and whatever else connects with replication=true.",
+            )
         if self._tls_required and not self.encrypted:
             raise _refused(
                 "28000", "connections without TLS are refused", hint="Connect with sslmode=require."
             )
-        given = startup.parameters
         self.user, self.application = given.get("user", ""), given.get("application_name", "")
         if not self.user:
             raise _refused("28000", "no PostgreSQL user name specified in startup packet")
-        replication = given.get("replication", "").lower()
         if replication == "database":
             raise _refused(
                 "3D000",
                 f'database "{given.get("dbname", given.get("database", self.user))}" does not exist',
                 hint="A safekeeper has WAL and no databases: connect with replication=true.",
-            )
-        if replication not in _TRUE:
-            raise _refused(
-                "0A000",
-                "a safekeeper takes replication connections only",
-                hint="It serves pg_receivewal, standbys, and whatever else connects with replication=true.",
             )
         self._exchange = ScramExchange(
             self.user, self._verifier(self.user), self._certificate if self.encrypted else None
