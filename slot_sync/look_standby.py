@@ -9,7 +9,7 @@ from dataclasses import replace
 from slot_sync.look_primary import LOOK_SECONDS, upstream
 from slot_sync.resolver.observed import Copy, Standby, Upstream
 from slot_sync.rows import Row, by_name, invalidation, lsn, xid
-from slot_sync.session import Session
+from slot_sync.session import Extended, Session
 from walsender_bridge.closing import Closing
 from walsender_bridge.errors import TusklineError
 from walsender_bridge.wire.connection import pinned_conninfo
@@ -20,10 +20,12 @@ class StandbyLook(Closing):
 
     def __init__(self, dsn: str, primary_dsn: str) -> None:
         self._session = Session(dsn, seconds=LOOK_SECONDS)
+        self._extended = Extended(self._session)
         self._primary_dsn = primary_dsn
         self._upstream: Session | None = None
         self._conf_load_time: int | None = None
         self._upstream_at: tuple[str, int] | None = None
+        self._known: tuple[object, Upstream] | None = None
         self.where = self._session.where
 
     def look(self) -> Standby:
@@ -39,7 +41,9 @@ class StandbyLook(Closing):
         host, port = receiver.get("sender_host"), receiver.get("sender_port")
         if not host or not port:
             return found
-        return replace(found, upstream=self._ask((host, port)))
+        return replace(
+            found, upstream=self._upstream_of(receiver, found.walreceiver_start, (host, port))
+        )
 
     def close(self) -> None:
         """End the connections."""
@@ -48,10 +52,26 @@ class StandbyLook(Closing):
             self._upstream.close()
 
     def _observe(self) -> Row:
-        extended = bool(self._session.one("slots_extension"))
-        inspected = "slots_inspected" if extended else "slots_bare"
-        found = self._session.one("slots_standby", {}, inspected=inspected)
-        return {**found, "extended": extended}
+        found = self._extended.one("slots_standby", {}, inspected="slots_inspected")
+        return {**found, "extended": self._extended.found}
+
+    def _upstream_of(
+        self, receiver: Row, began: int | None, at: tuple[str, int]
+    ) -> Upstream | None:
+        """Who the WAL receiver streams from. Asked once for each receiver of a primary.
+
+        A receiver's process is one connection, and the walsender behind it a child of the server that was asked: while
+        that receiver is there the server is the same, and one that has been a primary stays it until it ends.
+        """
+        if began is None:
+            return self._ask(at)
+        connection = (at, receiver.get("pid"), began)
+        if self._known is None or self._known[0] != connection:
+            upstream = self._ask(at)
+            if upstream is None or upstream.in_recovery:
+                return upstream
+            self._known = connection, upstream
+        return self._known[1]
 
     def _ask(self, at: tuple[str, int]) -> Upstream | None:
         if self._upstream is None or self._upstream_at != at:
