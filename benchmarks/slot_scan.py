@@ -42,7 +42,7 @@ _SCAN = {
     "peer": ("FROM pg_catalog.pg_replication_slots", 6),
 }
 #: Seconds for the first synchronization, and for a standby to be where the primary is.
-_FIRST, _CALM = 400.0, 60.0
+_FIRST, _CALM = 600.0, 60.0
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -140,11 +140,11 @@ def _first(side: Side, mover: Mover) -> None:
         side.own_cpu()  # raises if it has ended
         lacking = side.lacking()
         waiting = sorted({slot for _, slot, begun in lacking if begun})
-        if time.monotonic() - last > 2:
+        if waiting and side.name == "peer":
+            mover.move(waiting)
+        elif time.monotonic() - last > 2:
             mover.move()
             last = time.monotonic()
-        elif waiting and side.name == "peer":
-            mover.move(waiting)
         return not lacking
 
     until(f"{side.name} has all slots on all standbys", done, _FIRST)
