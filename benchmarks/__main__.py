@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.report import keep
 
-NAMES = ("capture", "decode", "snapshot", "wal", "wal-catchup")
+NAMES = ("capture", "decode", "snapshot", "slot-scan", "wal", "wal-catchup")
 
 
 def main(arguments: list[str]) -> int:

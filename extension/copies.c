@@ -40,31 +40,6 @@ let_go(void)
 		ReplicationSlotRelease();
 }
 
-static void
-explain_plugin(void *plugin)
-{
-	errcontext("looking for the output plugin \"%s\" of the slot on the primary", (char *) plugin);
-	errhint("Install the plugin on this standby.");
-}
-
-/* Refuse a plugin that cannot be loaded here: after a promotion the slot would be of no use. */
-static void
-require_plugin(char *plugin)
-{
-	ErrorContextCallback explanation = {.callback = explain_plugin, .arg = plugin};
-
-	if (plugin[0] == '\0' || first_dir_separator(plugin) != NULL)
-		ereport(ERROR,
-				(errcode(ERRCODE_INVALID_NAME),
-				 errmsg("\"%s\" is not the name of an output plugin", plugin),
-				 errdetail("A plugin is named without its folder."),
-				 errhint("Give the value of the slot on the primary.")));
-	explanation.previous = error_context_stack;
-	error_context_stack = &explanation;
-	(void) load_external_function(plugin, "_PG_output_plugin_init", true, NULL);
-	error_context_stack = explanation.previous;
-}
-
 /* Refuse positions that are out of order, or that this standby has not applied. */
 static void
 require_order(XLogRecPtr restart_lsn, XLogRecPtr confirmed_flush)

@@ -48,6 +48,9 @@ typedef enum MarkerState
 
 extern MarkerState read_marker(const char *slot_name, char *value);
 
+/* plugin.c */
+extern void require_plugin(char *plugin);
+
 /*
  * Where a test ends the server's process, named by the setting tuskline.fail_point. Nothing of it is compiled
  * unless the build asks for it.

@@ -1,7 +1,8 @@
 """The controller of slot copies: every candidate side by side, none waiting for another.
 
-Each candidate has a thread, connections and limits of its own, so a candidate or a slot that hangs delays no other. Of
-several controllers of one primary one acts (`turn`); the others look, and say whose turn it is.
+Each candidate has a thread, connections and limits of its own, so a candidate or a slot that hangs delays no other. They
+look at the same moments, so that one look at the primary serves all (`shared_look`). Of several controllers of one
+primary one acts; the others look, and say whose turn it is.
 """
 
 import threading
@@ -15,7 +16,7 @@ import structlog
 from slot_sync.copier import Copier
 from slot_sync.plan import Plan
 from slot_sync.report import Report, Round
-from slot_sync.turn import Turn
+from slot_sync.shared_look import SharedLook
 from walsender_bridge.closing import Closing
 from walsender_bridge.errors import RunningError, TusklineError
 
@@ -32,11 +33,13 @@ def look(plan: Plan) -> Report:
 
     def one(copier: Copier) -> Round:
         with copier:
-            return copier.look()
+            return copier.look(began)
 
-    copiers = [Copier(each, plan) for each in plan.candidates]
-    with ThreadPoolExecutor(max_workers=len(copiers)) as threads:
-        rounds = [*threads.map(one, copiers)]
+    began = time.monotonic()
+    with SharedLook(plan.primary_dsn) as primary:
+        copiers = [Copier(each, plan, primary) for each in plan.candidates]
+        with ThreadPoolExecutor(max_workers=len(copiers)) as threads:
+            rounds = [*threads.map(one, copiers)]
     return Report({each.candidate: each for each in rounds})
 
 
@@ -45,9 +48,11 @@ class Controller(Closing):
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._turn = Turn(plan.primary_dsn)
-        self._copiers = [Copier(each, plan) for each in plan.candidates]
+        self._primary = SharedLook(plan.primary_dsn, wants_turn=True)
+        self._copiers = [Copier(each, plan, self._primary) for each in plan.candidates]
+        self._began = time.monotonic()
         self._active = False
+        self._answers = False
         self._said: str | None = None
         self._rounds: dict[str, Round] = {}
 
@@ -55,22 +60,25 @@ class Controller(Closing):
         """End the connections, and leave the turn to others."""
         for copier in self._copiers:
             copier.close()
-        self._turn.close()
+        self._primary.close()
 
     def once(self, seconds: float) -> Report:
         """Do what can be done now, and how it stands after that; about `seconds` at most.
 
         Raises `RunningError` when it is not our turn in that time, `ConfigError` when nothing can be recorded.
         """
-        deadline = time.monotonic() + seconds
+        began = time.monotonic()
+        deadline = began + seconds
         self._await_turn(deadline)
 
         def one(copier: Copier) -> Round:
+            since = began
             for _ in range(_ROUNDS):
-                found, begun = copier.round(act=self._active)
+                found, begun = copier.round(since, act=self._active)
                 if not begun or not copier.settle(max(0.0, deadline - time.monotonic())):
                     return found
-            return copier.look()
+                since = time.monotonic()
+            return copier.look(since)
 
         with ThreadPoolExecutor(max_workers=len(self._copiers)) as threads:
             rounds = [*threads.map(one, self._copiers)]
@@ -82,49 +90,64 @@ class Controller(Closing):
             threading.Thread(target=self._keep, args=(copier, stop), daemon=True)
             for copier in self._copiers
         ]
-        self._take_turn()
+        self._began = time.monotonic()
+        self._take_turn(self._began)
         for thread in threads:
             thread.start()
-        while not stop.wait(self._plan.poll):
-            self._take_turn()
+        while (moment := self._next_moment(stop)) is not None:
+            self._take_turn(moment)
             tell(Report(dict(self._rounds), active=self._active))
         for thread in threads:
             thread.join(_ENDING)
 
     def _keep(self, copier: Copier, stop: threading.Event) -> None:
-        while True:
+        moment: float | None = self._began
+        while moment is not None:
             try:
-                found, _ = copier.round(act=self._active)
+                found, _ = copier.round(moment, act=self._active)
                 self._rounds[found.candidate] = found
             except TusklineError as error:
                 _log.error("copies are not kept", standby=copier.candidate.name, **error.to_wire())
             except Exception:
                 # One fault of ours must not end the care for this candidate; its report grows old meanwhile.
                 _log.exception("copies are not kept", standby=copier.candidate.name)
-            if stop.wait(self._plan.poll):
-                return
+            moment = self._next_moment(stop)
+
+    def _next_moment(self, stop: threading.Event) -> float | None:
+        """Wait for the next of the moments at which everybody looks, and which it is; None: it is to end."""
+        poll = self._plan.poll
+        moment = self._began + ((time.monotonic() - self._began) // poll + 1) * poll
+        while (left := moment - time.monotonic()) > 0:
+            if stop.wait(left):
+                return None
+        return moment
 
     def _await_turn(self, deadline: float) -> None:
         """Take the turn. A primary that does not answer has none to give, and nothing is to be done then."""
-        self._take_turn()
-        while not self._active and self._turn.error is None:
+        self._take_turn(time.monotonic())
+        while not self._active and self._answers:
             if time.monotonic() > deadline:
                 raise RunningError(
                     "another controller keeps the copies",
-                    where=self._turn.where,
+                    where=self._primary.where,
                     repair="leave it to that one, or end it; `tuskline slots status` only looks",
                 )
             time.sleep(0.05)
-            self._take_turn()
+            self._take_turn(time.monotonic())
 
-    def _take_turn(self) -> None:
-        self._active = self._turn.held()
+    def _take_turn(self, moment: float) -> None:
+        try:
+            self._primary.since(moment)
+        except TusklineError:
+            self._answers = self._active = False
+        else:
+            self._answers, self._active = True, self._primary.has_turn
         if self._active:
             whose = "this controller keeps the copies"
-        elif self._turn.error is None:
+        elif self._answers:
             whose = "another controller keeps the copies; this one waits for its turn"
         else:
             whose = "the primary does not answer"
         if whose != self._said:
-            _log.info(whose, primary=self._turn.where)
+            _log.info(whose, primary=self._primary.where)
         self._said = whose

@@ -16,7 +16,6 @@ import structlog
 
 from slot_sync.apply import carry_out, does_something
 from slot_sync.hands import Hands
-from slot_sync.look_primary import PrimaryLook
 from slot_sync.look_standby import StandbyLook
 from slot_sync.plan import Candidate, Plan
 from slot_sync.record_file import RecordFile
@@ -26,6 +25,7 @@ from slot_sync.resolver.record import remember, remember_primary
 from slot_sync.resolver.resolver import resolve
 from slot_sync.resolver.transitions import Advance, Reason, SetFields, Transition
 from slot_sync.sessions import Sessions
+from slot_sync.shared_look import SharedLook
 from walsender_bridge.closing import Closing
 from walsender_bridge.errors import TusklineError
 
@@ -43,10 +43,10 @@ _log = structlog.get_logger(__name__)
 class Copier(Closing):
     """Keeps copies on one candidate, or only looks at them."""
 
-    def __init__(self, candidate: Candidate, plan: Plan) -> None:
+    def __init__(self, candidate: Candidate, plan: Plan, primary: SharedLook) -> None:
         self.candidate = candidate
         self._plan = plan
-        self._primary = PrimaryLook(plan.primary_dsn)
+        self._primary = primary
         self._standby = StandbyLook(candidate.dsn, plan.primary_dsn)
         self._file = RecordFile(plan.folder, candidate.name)
         #: What is remembered, while it is ours to say; None: another controller may write it.
@@ -58,20 +58,20 @@ class Copier(Closing):
         self._failures: dict[str, TusklineError] = {}
         self._told: dict[str, str] = {}
 
-    def look(self) -> Round:
-        """How it stands, from what is remembered. Nothing is changed or written."""
-        return self._seen(self._record or self._file.peek() or Record())
+    def look(self, since: float) -> Round:
+        """How it stands, from what is remembered. Nothing is changed or written. `since`: as in `round`."""
+        return self._seen(self._record or self._file.peek() or Record(), since)
 
-    def round(self, *, act: bool) -> tuple[Round, int]:
+    def round(self, since: float, *, act: bool) -> tuple[Round, int]:
         """Look, remember, and begin what is to be done (`act`); how it stood, and how many actions were begun.
 
-        Raises `ConfigError` when the record cannot be written: then nothing is begun.
+        The primary is seen as it was at `since` or later, in monotonic seconds: a moment after the last round. Raises `ConfigError` when the record cannot be written: then nothing is begun.
         """
         if not act:
             self._record = None
-            return self.look(), 0
+            return self.look(since), 0
         before = self._file.load() if self._record is None else self._record
-        found = self._seen(before)
+        found = self._seen(before, since)
         self._remember(found.record, before, found.transitions)
         self._tell(found.transitions)
         begun = sum(self._begin(each) for each in found.transitions if each.slot not in found.busy)
@@ -101,10 +101,10 @@ class Copier(Closing):
     def close(self) -> None:
         """End the connections; work that is under way ends by itself."""
         self._hands.close()
-        for each in (self._primary, self._standby, *self._sessions):
+        for each in (self._standby, *self._sessions):
             each.close()
 
-    def _seen(self, before: Record) -> Round:
+    def _seen(self, before: Record, since: float) -> Round:
         """How it stands for who remembers `before`, and what is to be remembered then."""
         primary: Primary | None = None
         standby: Standby | None = None
@@ -118,7 +118,7 @@ class Copier(Closing):
                 self._failures[slot] = error
         # In this order: the resolver's argument rests on it.
         try:
-            primary = self._primary.look()
+            primary = self._primary.since(since)
         except TusklineError as error:
             primary_error = error
         try:

@@ -4,7 +4,7 @@ from typing import Any, Final
 
 from slot_sync.resolver.observed import LogicalSlot, PhysicalSlot, Primary, Upstream
 from slot_sync.rows import Row, by_name, invalidation, lsn, xid
-from slot_sync.session import Session
+from slot_sync.session import Extended, Session
 from walsender_bridge.closing import Closing
 
 #: Seconds in which a server answers what needs nothing but memory and a few small files.
@@ -12,18 +12,23 @@ LOOK_SECONDS: Final = 5.0
 
 
 class PrimaryLook(Closing):
-    """Looks at the primary behind a DSN."""
+    """Looks at the primary behind a DSN. `wants_turn`: each look also takes the turn to act, when it is free."""
 
-    def __init__(self, dsn: str) -> None:
+    def __init__(self, dsn: str, *, wants_turn: bool = False) -> None:
         self._session = Session(dsn, seconds=LOOK_SECONDS)
+        self._extended = Extended(self._session)
+        self._wants_turn = wants_turn
         self.where = self._session.where
+        #: Whether the last look took the turn, or had it.
+        self.has_turn = False
 
     def look(self) -> Primary:
         """The primary now. Raises what `Session.one` does."""
-        extended = bool(self._session.one("slots_extension"))
-        inspected = "slots_inspected" if extended else "slots_bare"
-        seen = self._session.one("slots_primary", {}, inspected=inspected)
-        return primary(seen, has_extension=extended)
+        self.has_turn = False
+        values = {"turn": self._wants_turn}
+        seen = self._extended.one("slots_primary", values, inspected="slots_marked")
+        self.has_turn = bool(seen["turn"])
+        return primary(seen, has_extension=self._extended.found)
 
     def close(self) -> None:
         """End the connection."""

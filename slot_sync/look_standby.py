@@ -10,7 +10,7 @@ from dataclasses import replace
 from slot_sync.look_primary import LOOK_SECONDS, upstream
 from slot_sync.resolver.observed import Copy, Safekeeper, Standby, Upstream
 from slot_sync.rows import Row, by_name, invalidation, lsn, xid
-from slot_sync.session import Session
+from slot_sync.session import Extended, Session
 from walsender_bridge.closing import Closing
 from walsender_bridge.errors import TusklineError
 from walsender_bridge.wire.backend import REPLICATION_ONLY
@@ -22,12 +22,12 @@ class StandbyLook(Closing):
 
     def __init__(self, dsn: str, primary_dsn: str) -> None:
         self._session = Session(dsn, seconds=LOOK_SECONDS)
+        self._extended = Extended(self._session)
         self._primary_dsn = primary_dsn
         self._upstream: Session | None = None
         self._conf_load_time: int | None = None
         self._upstream_at: tuple[str, int] | None = None
-        #: A safekeeper's address, and the start of the walreceiver that streamed from it.
-        self._safekeeper: tuple[tuple[str, int], int | None] | None = None
+        self._known: tuple[object, Upstream | Safekeeper] | None = None
         self.where = self._session.where
 
     def look(self) -> Standby:
@@ -43,7 +43,9 @@ class StandbyLook(Closing):
         host, port = receiver.get("sender_host"), receiver.get("sender_port")
         if not host or not port:
             return found
-        return replace(found, upstream=self._ask((host, port), found.walreceiver_start))
+        return replace(
+            found, upstream=self._upstream_of(receiver, found.walreceiver_start, (host, port))
+        )
 
     def close(self) -> None:
         """End the connections."""
@@ -52,15 +54,29 @@ class StandbyLook(Closing):
             self._upstream.close()
 
     def _observe(self) -> Row:
-        extended = bool(self._session.one("slots_extension"))
-        inspected = "slots_inspected" if extended else "slots_bare"
-        found = self._session.one("slots_standby", {}, inspected=inspected)
-        return {**found, "extended": extended}
+        found = self._extended.one("slots_standby", {}, inspected="slots_inspected")
+        return {**found, "extended": self._extended.found}
 
-    def _ask(self, at: tuple[str, int], since: int | None) -> Upstream | Safekeeper | None:
-        """Who is there. `since`: when the walreceiver began; a safekeeper is asked once as long as it goes on."""
-        if self._safekeeper == (at, since):
-            return Safekeeper(":".join(map(str, at)))
+    def _upstream_of(
+        self, receiver: Row, began: int | None, at: tuple[str, int]
+    ) -> Upstream | Safekeeper | None:
+        """Who the WAL receiver streams from. Asked once for each receiver of a primary, or of a safekeeper.
+
+        A receiver's process is one connection, and the walsender behind it a child of the server that was asked: while
+        that receiver is there the server is the same, and one that has been a primary stays it until it ends.
+        """
+        if began is None:
+            return self._ask(at)
+        connection = (at, receiver.get("pid"), began)
+        if self._known is None or self._known[0] != connection:
+            upstream = self._ask(at)
+            if upstream is None or (isinstance(upstream, Upstream) and upstream.in_recovery):
+                return upstream
+            self._known = connection, upstream
+        return self._known[1]
+
+    def _ask(self, at: tuple[str, int]) -> Upstream | Safekeeper | None:
+        """Who is there; None: nobody answers."""
         if self._upstream is None or self._upstream_at != at:
             if self._upstream is not None:
                 self._upstream.close()
@@ -72,7 +88,6 @@ class StandbyLook(Closing):
         except TusklineError as error:
             if REPLICATION_ONLY not in error.what:
                 return None
-            self._safekeeper = (at, since)
             return Safekeeper(":".join(map(str, at)))
 
 

@@ -108,3 +108,28 @@ class Session(Closing):
             )
         found = server_error(state, text, self.where)
         return type(found)(found.what, where=found.where, repair=told.message_hint or found.repair)
+
+
+class Extended:
+    """A session whose questions have an inner query of the extension, or another one where that is not there.
+
+    Whether it is there is asked once, and again after the server has refused a question: it may be gone since.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        #: The functions of the extension are there, and this role may call them.
+        self.found = False
+
+    def one(self, text: str, values: Values, *, inspected: str) -> Any:
+        """As `Session.one`, with sql/`inspected`.sql or sql/slots_bare.sql in it."""
+        if self.found:
+            try:
+                return self._session.one(text, values, inspected=inspected)
+            except DeadlineError:
+                raise
+            except TusklineError:
+                if not self._session.is_open:
+                    raise
+        self.found = bool(self._session.one("slots_extension"))
+        return self._session.one(text, values, inspected=inspected if self.found else "slots_bare")

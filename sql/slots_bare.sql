@@ -1,2 +1,2 @@
--- In place of slots_inspected.sql where there is no extension.
-SELECT NULL::jsonb AS slot WHERE false
+-- In place of slots_inspected.sql and slots_marked.sql where there is no extension.
+SELECT NULL::json AS slot WHERE false

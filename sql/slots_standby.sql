@@ -2,7 +2,7 @@
 -- that no name and no operator here is anybody else's. The inner query is slots_inspected.sql, or slots_bare.sql without
 -- the extension. What comes first is read first: settings, slots, then the clock and what is on disk. Whoever may not see
 -- the WAL receiver (pg_read_all_stats) sees only that it is there.
-SELECT jsonb_build_object(
+SELECT json_build_object(
     'version', current_setting('server_version_num')::int,
     'wal_level', current_setting('wal_level'),
     'system_id', (SELECT system_identifier::text FROM pg_control_system()),
@@ -14,15 +14,15 @@ SELECT jsonb_build_object(
                  FROM pg_control_checkpoint() AS c, pg_control_recovery() AS r),
     'postmaster_start', round(extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint,
     'conf_load_time', round(extract(epoch FROM pg_conf_load_time()) * 1000000)::bigint,
-    'settings', (SELECT jsonb_object_agg(name, setting) FROM pg_settings
+    'settings', (SELECT json_object_agg(name, setting) FROM pg_settings
                  WHERE name IN ('hot_standby_feedback', 'wal_receiver_status_interval', 'primary_slot_name',
                               'sync_replication_slots')),
     'receiver', (SELECT to_jsonb(w) - 'conninfo' FROM pg_stat_wal_receiver AS w),
     'receiver_start', (SELECT round(extract(epoch FROM a.backend_start) * 1000000)::bigint FROM pg_stat_activity AS a
                        JOIN pg_stat_wal_receiver AS w ON w.pid = a.pid),
     'replay_lsn', (CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END)::text,
-    'slots', (SELECT coalesce(jsonb_agg(to_jsonb(s)), '[]') FROM pg_replication_slots AS s),
-    'inspected', (SELECT coalesce(jsonb_agg(i.slot), '[]') FROM ({inspected}) AS i),
+    'slots', (SELECT coalesce(json_agg(s), '[]') FROM pg_replication_slots AS s),
+    'inspected', (SELECT coalesce(json_agg(i.slot), '[]') FROM ({inspected}) AS i),
     'clock', round(extract(epoch FROM clock_timestamp()) * 1000000)::bigint,
     'flush_lsn', (CASE WHEN pg_is_in_recovery() THEN pg_last_wal_receive_lsn() ELSE pg_current_wal_lsn() END)::text
 );

@@ -16,6 +16,7 @@ A verdict speaks of the moment at which the primary was sampled.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 #: A slot under such a name is being proven (`TEMPORARY_PREFIX` of the extension).
 TEMPORARY_PREFIX = "_tuskline_tmp_"
@@ -92,11 +93,19 @@ class Primary:
 
     def logical(self, name: str) -> LogicalSlot | None:
         """The logical slot of that name that is not a session's own."""
-        return next((s for s in self.logical_slots if s.name == name and not s.temporary), None)
+        return self._logical.get(name)
 
     def physical(self, name: str) -> PhysicalSlot | None:
         """The physical slot of that name."""
-        return next((s for s in self.physical_slots if s.name == name), None)
+        return self._physical.get(name)
+
+    @cached_property
+    def _logical(self) -> Mapping[str, LogicalSlot]:
+        return {slot.name: slot for slot in self.logical_slots if not slot.temporary}
+
+    @cached_property
+    def _physical(self) -> Mapping[str, PhysicalSlot]:
+        return {slot.name: slot for slot in self.physical_slots}
 
 
 @dataclass(frozen=True)
@@ -199,7 +208,11 @@ class Standby:
 
     def slot(self, name: str) -> Copy | None:
         """The slot of that name."""
-        return next((s for s in self.slots if s.name == name), None)
+        return self._by_name.get(name)
+
+    @cached_property
+    def _by_name(self) -> Mapping[str, Copy]:
+        return {slot.name: slot for slot in self.slots}
 
 
 @dataclass(frozen=True)

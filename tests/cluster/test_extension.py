@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import psycopg
 import pytest
@@ -40,7 +41,10 @@ def built() -> Iterator[None]:
 @pytest.fixture(scope="module", params=MAJORS)
 def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     """A pair with a proven copy of the slot `kept`, for tests that leave it as it is."""
-    with running_pair(request.param) as pair:
+    settings: dict[str, Any] = {}
+    if extension.lists_plugins(request.param):
+        settings["output_plugin_libraries"] = "pgoutput, no_such_plugin, plpgsql"
+    with running_pair(request.param, **settings) as pair:
         pair.make_slot("kept")
         pair.reserve(COPY, "kept")
         pair.prove(COPY, "kept")
@@ -116,6 +120,18 @@ def test_10_what_cannot_be_right_is_refused_with_its_reason(pair: Pair) -> None:
     ):
         error = refusal(pair, query, *arguments, primary=True)
         assert "not in recovery" in str(error)
+
+
+def test_10_a_plugin_that_the_server_does_not_trust_is_refused(pair: Pair) -> None:
+    """Newer minor releases take no others; who may make copies must not have any library loaded either."""
+    restart, confirmed, _ = fields(pair.standby, COPY)
+    error = refusal(pair, RESERVE, NEW, "otherput", restart, confirmed, False, None)
+    if extension.lists_plugins(pair.major):
+        assert error.sqlstate == "55000"
+        assert "may not be used as an output plugin" in str(error)
+        assert "add it there" in (error.diag.message_hint or "")
+    else:
+        assert error.sqlstate == "58P01"
 
 
 def test_10_a_slot_that_is_used_or_of_another_database_is_left_alone(pair: Pair) -> None:

@@ -51,16 +51,15 @@ def test_1_slots_of_two_plugins_and_of_several_databases(
 ) -> None:
     pair = synced_pair.pair
     # A second plugin: the one that is there, under another name.
-    where = pair.primary.installation.tool("pg_config")
-    folder = Path(pair.primary._account.run([where, "--pkglibdir"]).strip())
-    if not folder.exists():  # a server that was unpacked somewhere else
-        folder = pair.primary.installation.bin_dir.parent / "lib"
-    shutil.copyfile(folder / "pgoutput.so", pair.library / "otherput.so")
+    where = extension.pg_config(pair.major)
+    assert where is not None
+    folder = pair.primary._account.run([where, "--pkglibdir"]).strip()
+    shutil.copyfile(f"{folder}/pgoutput.so", pair.library / "otherput.so")
     (pair.library / "otherput.so").chmod(0o755)
     for server in (pair.primary, pair.standby):
         rows(server, f"ALTER SYSTEM SET dynamic_library_path = '$libdir:{pair.library}'")
         if extension.lists_plugins(pair.major):
-            rows(server, "ALTER SYSTEM SET output_plugin_libraries = 'pgoutput', 'otherput'")
+            rows(server, "ALTER SYSTEM SET output_plugin_libraries = pgoutput, otherput")
         rows(server, "SELECT pg_reload_conf()")
     pair.make_slot("plain")
     pair.on_primary("CREATE DATABASE second")

@@ -82,7 +82,7 @@ def build(major: int, *, fail_points: bool = False) -> Path:
     assert done.returncode == 0, done.stderr
     assert "warning" not in done.stderr, done.stderr
     (folder / "extension").mkdir()
-    for path in (SCRIPT, ROOT / "extension" / "tuskline.control"):
+    for path in (*SCRIPT.parent.glob("*.sql"), ROOT / "extension" / "tuskline.control"):
         shutil.copy(path, folder / "extension")
     for path in folder.rglob("*"):
         path.chmod(0o755 if path.is_dir() or path.suffix == ".so" else 0o644)
@@ -118,7 +118,7 @@ def lists_plugins(major: int) -> bool:
 
 
 def plugin_settings(major: int, library: Path) -> dict[str, str]:
-    """What a server needs to find the output plugin in `library`, where 18 finds the extension too."""
+    """What a server needs to take the output plugin from `library`, where 18 finds the extension too."""
     found = settings(major, library) or {"dynamic_library_path": f"$libdir:{library}"}
     if lists_plugins(major):
         found["output_plugin_libraries"] = "pgoutput, test_decoding, tuskline"

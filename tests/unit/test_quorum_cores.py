@@ -342,23 +342,6 @@ def test_30_nor_what_it_wrote_there_in_an_epoch_that_was_missed() -> None:
     assert _promoted_inside_a_record(EpochEntry(4, 208, 2)).served_lsn == 200
 
 
-def test_30_nor_after_an_epoch_of_its_own_that_lost() -> None:
-    core = safekeeper()
-    in_office(core)  # 205 is committed, inside a record that began at 203
-    drive(core, 6, greeting(33), vote(5, 33))
-    ours = EPOCH_1.succeeded(200, [EpochEntry(2, 200, 1)])
-    lost = ours.succeeded(210, [EpochEntry(5, 210, 1)])
-    drive(core, 6, m.Elected(5, 210, 205, False, lost, MEMBERS.stamped(5)))
-    core.step(e.Received(7, greeting(44)))
-    core.step(e.Received(7, vote(6, 44, timeline=2)))
-    core.step(e.WalAligned(210, 203, 100))
-    won = ours.succeeded(203, [EpochEntry(4, 203, 2)]).succeeded(212, [EpochEntry(6, 212, 2)])
-    drive(core, 7, m.Elected(6, 203, 203, False, won, MEMBERS.stamped(6)))
-    drive(core, 7, m.Append(6, 203, 203, 120, 10))
-    core.step(e.WalSynced(213))
-    assert core.served_lsn == 203
-
-
 def test_24_mutant_9_would_serve_it() -> None:
     with mutant("9: the committed part of a record stays"):
         assert _promoted_inside_a_record().served_lsn == 205

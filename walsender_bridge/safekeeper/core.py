@@ -44,7 +44,7 @@ from walsender_bridge.safekeeper.effects import (
     WalSynced,
     WriteWal,
 )
-from walsender_bridge.safekeeper.history import History, agreed, divergence
+from walsender_bridge.safekeeper.history import History, divergence
 from walsender_bridge.wire.lsn import format_lsn
 
 
@@ -273,7 +273,7 @@ class Safekeeper:
         if aligned is None or (self.taken and not elected.rebuild):
             return self._refuse(conn, m.Refusal.OUT_OF_ORDER, "it was not asked for its vote first")
         try:
-            elected.history.start_of(elected.term)
+            replaced = elected.history.start_after(self.control.history.latest_epoch, elected.term)
         except TusklineError as error:
             return self._refuse(conn, m.Refusal.DIVERGED, error.what)
         if elected.configuration.version < self.control.configuration.version:
@@ -283,8 +283,7 @@ class Safekeeper:
             effects = [] if problem else self._rebuild(elected)
         else:
             problem = self._truncation_problem(elected, aligned)
-            replaced = agreed(self.control.history, elected.history)
-            effects = [] if problem else self._truncate(elected.start_lsn, replaced or 0)
+            effects = [] if problem else self._truncate(elected.start_lsn, replaced)
         if problem:
             return self._refuse(conn, m.Refusal.DIVERGED, problem)
         fence = self.control.fence
@@ -322,8 +321,8 @@ class Safekeeper:
 
     def _truncate(self, point: int, replaced: int) -> list[Effect]:
         """Everything that must be durable before the new history is (rule 3)."""
-        # Past where the histories part, which can be ahead of the log, nothing is known to be committed: what was
-        # known ended inside a record that was replaced there (rule 9), perhaps in epochs that it never saw.
+        # Past the start of the first epoch that it has not seen (not always the proposer's own) nothing is known to be
+        # committed: what was known ended inside a record that was replaced there (rule 9).
         self.commit_lsn = min(self.commit_lsn, replaced)
         # Nor is what everybody had of the old log in the new one.
         self.restart_lsn = min(self.restart_lsn, point)

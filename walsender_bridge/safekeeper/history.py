@@ -10,14 +10,14 @@ promoted server can go on within an epoch on a new timeline, so an entry is name
 Invariant: entries grow strictly in (epoch, timeline) and never fall in `start_lsn`. A history is copied
 whole from the proposer, while the log may still end below some of its entries: an entry *counts* when
 `start_lsn <= flush_lsn`. From that alone follow the most advanced log (`rank`) and where two logs part
-(`divergence`); where they would, had they all their bytes, from the histories alone (`agreed`). LSNs are bytes from the start of the log (`wire.lsn`).
+(`divergence`). LSNs are bytes from the start of the log (`wire.lsn`).
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from walsender_bridge.errors import CorruptError, NotSupportedError
-from walsender_bridge.wire.lsn import MAX_LSN, format_lsn
+from walsender_bridge.wire.lsn import format_lsn
 
 #: Non-empty epochs above the restart LSN, one for each start of a proposer that was sent WAL. The messages
 #: that carry a history are bounded by it.
@@ -95,6 +95,11 @@ class History:
                 return entry.start_lsn
         raise CorruptError(f"epoch {epoch} is not in the history")
 
+    def start_after(self, epoch: int, last: int) -> int:
+        """Where the first epoch after `epoch` starts, or `last` if none comes before. Raises `CorruptError` without `last`."""
+        start = self.start_of(last)
+        return min([start, *(each.start_lsn for each in self.entries if each.epoch > epoch)])
+
     def succeeded(self, end_lsn: int, successors: Iterable[EpochEntry]) -> "History":
         """This history cut at `end_lsn`, then `successors`, without epochs that hold no byte.
 
@@ -135,11 +140,6 @@ def divergence(log: History, flush_lsn: int, leader: History, leader_end: int) -
             assert mine is not None
             return min(mine, theirs)
     return None
-
-
-def agreed(log: History, leader: History) -> int | None:
-    """Up to where two histories say the same of every byte, held or not. None: they have no entry in common."""
-    return divergence(log, MAX_LSN, leader, MAX_LSN)
 
 
 def _end_of(history: History, name: tuple[int, int], end_lsn: int) -> int | None:

@@ -72,13 +72,6 @@ class Standby:
         end = world.choose.randint(max(first, server.flush_lsn - 60), server.flush_lsn)
         self.server = self._holding({at: c for at, c in server.cells.items() if at < end})
         self.in_recovery, self.guarded, self.follows, self.replayed = True, False, False, 0
-        world.interventions += 1
-        self._chosen_at = world.interventions
-
-    @property
-    def undisturbed(self) -> bool:
-        """Nothing else was chosen, promoted or taken back by anybody since it was chosen."""
-        return self._chosen_at == self.world.interventions
 
     def _holding(self, cells: dict[int, int]) -> Server:
         origin = self.origin
@@ -252,7 +245,7 @@ class FailoverHost:
         if world.choose.random() < 0.5:
             previous.kill()
         world.proposer = self.office = world.start_proposer(server)
-        world.proposer.told = self.standby.undisturbed
+        world.proposer.told = world.undisturbed
         self.waiting = Step.ATTACH
 
 
@@ -265,8 +258,8 @@ class FailoverWorld(World):
         super().__init__(seed, size, faults)
         self.checks = FailoverChecks(self)
         self.failover: FailoverHost | None = None
-        #: How often somebody has chosen a standby, promoted one without any of it, or taken a failover back.
-        self.interventions = 0
+        #: Nothing was promoted or taken back by anybody else since the failover at hand began.
+        self.undisturbed = True
 
     def start_proposer(
         self, server: Server | None, purpose: Purpose = Purpose.ATTACH
@@ -274,7 +267,7 @@ class FailoverWorld(World):
         host = super().start_proposer(server, purpose)
         if purpose == Purpose.ABORT:
             self.checks.aborts.append(host)
-            self.interventions += 1
+            self.undisturbed = False
         return host
 
     def again(self, standby: Standby) -> None:
@@ -286,11 +279,12 @@ class FailoverWorld(World):
 
     def _fault_failover(self) -> None:
         if self.failover is None or not self.failover.alive:
+            self.undisturbed = True
             self.failover = FailoverHost(self, Standby(self, self.server))
 
     def _fault_promote(self) -> None:
         """Without any of it, wherever the standby is."""
-        self.interventions += 1
+        self.undisturbed = False
         super()._fault_promote()
 
     def _fault_abort(self) -> None:

@@ -177,8 +177,7 @@ class World:
             safekeeper.restart()
         self.run(300)
         self.quiet = True
-        # An operator who tries one server after another may have many to try.
-        for _ in range(60):
+        for _ in range(12):
             if self.proposer.leads and self.proposer.commit_lsn == self.server.flush_lsn:
                 break
             if self.proposer.core.fenced and not self.proposer.leads:

@@ -1,0 +1,139 @@
+"""What loses a slot's rows without a word, and what loses a slot: shown on real servers, with our copy beside it."""
+
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from slot_sync.resolver.transitions import State
+from tests.support.extension import MAJORS, remove_built
+from tests.support.servers import DEFAULT
+from tests.support.slot_copies import decoded, inspect, received, rows, slot_names
+from tests.support.slot_sync import STANDBY, SlotStack, slot_stack
+from tests.support.waiting import wait_for
+from tests.support.wal_server import backup, follow
+from walsender_bridge.local_server import LocalServer
+
+ONE = [
+    pytest.param(
+        *each.values, marks=[] if each.values[0] == DEFAULT else [pytest.mark.long], id=each.id
+    )
+    for each in MAJORS
+]
+NATIVE = [each for each in MAJORS if isinstance(each.values[0], int) and each.values[0] >= 17]
+
+#: A record of what runs, and the slot on the primary read up to it.
+MOVE = ("CHECKPOINT", "SELECT pg_replication_slot_advance('kept', pg_current_wal_lsn())")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def built() -> Iterator[None]:
+    yield
+    remove_built()
+
+
+@pytest.mark.parametrize("major", ONE)
+def test_18_a_copy_of_positions_loses_rows_and_the_controllers_does_not(
+    major: int, tmp_path: Path
+) -> None:
+    """Fact 1. At the copied restart_lsn another transaction ran, and no decoder of this standby has been there.
+
+    What a decoder of the standby sees, it saves for every slot there: so the controller looks away for that while, and
+    its copy stays where it was proven.
+    """
+    with slot_stack(major, tmp_path) as synced_pair:
+        pair = synced_pair.pair
+        pair.make_slot("kept")
+        with synced_pair.controller() as controller:
+            synced_pair.until(controller, "READY", "kept")
+            with (
+                psycopg.connect(pair.primary.dsn()) as early,
+                psycopg.connect(pair.primary.dsn()) as late,
+            ):
+                early.execute("INSERT INTO shop VALUES (100100, 'row-100100')")
+                pair.on_primary(*MOVE)
+                for number in (101, 102, 103):
+                    late.execute(f"INSERT INTO shop VALUES ({number}, 'row-{number}')".encode())
+                early.commit()
+                pair.on_primary(*MOVE, *MOVE)
+                pair.reserve("_tuskline_tmp_positions", "kept")
+                same = pair.slot("kept")
+                assert inspect(pair.standby, "_tuskline_tmp_positions")["restart_lsn"] == (
+                    same.restart_lsn
+                )
+                late.commit()
+            pair.on_primary("CHECKPOINT", "INSERT INTO shop VALUES (104, 'row-104')")
+            pair.catch_up()
+        wanted = [101, 102, 103, 104]
+        assert decoded(pair.primary, "kept") == wanted
+        pair.promote()
+        lost = set(wanted) - set(decoded(pair.standby, "_tuskline_tmp_positions"))
+        found = decoded(pair.standby, "kept")
+        print(f"positions alone: {sorted(lost)} lost; ours: {found}")
+        assert lost == {101, 102, 103}
+        assert [each for each in found if each in wanted] == wanted
+        assert received(pair.standby, "kept") == found
+
+
+@pytest.mark.parametrize("major", NATIVE)
+def test_30_an_open_transaction_loses_a_native_copy_and_not_ours(
+    major: int, tmp_path: Path
+) -> None:
+    """Two standbys of one primary, and two slots that are the same but for who keeps them.
+
+    PostgreSQL's worker sleeps for up to 30 s where nothing happens. If a transaction begins meanwhile, its copy waits for
+    the slot's catalog_xmin to pass what the standby had then, and so for the end of the transaction.
+    """
+    with slot_stack(major, tmp_path) as synced_pair:
+        pair = synced_pair.pair
+        pair.on_primary("SELECT pg_create_physical_replication_slot('far', true)")
+        far = backup(pair.primary, pair.standby.folder.with_name("far"), wal="fetch")
+        follow(far, pair.primary.dsn(), primary_slot_name="far", hot_standby_feedback="on")
+        try:
+            far.start()
+            _pinned(synced_pair, far)
+        finally:
+            far.destroy()
+
+
+def _pinned(synced_pair: SlotStack, far: LocalServer) -> None:
+    pair = synced_pair.pair
+    pair.on_primary(
+        "SELECT pg_create_logical_replication_slot('native', 'pgoutput', false, false, true)"
+    )
+    pair.make_slot("ours")
+    with (
+        synced_pair.controller(names=frozenset({"ours"})) as controller,
+        closing(psycopg.connect(pair.primary.dsn())) as pinning,
+    ):
+        synced_pair.until(controller, "READY", "ours")
+        synced_pair.turn_over("native", "ours")
+        pinning.execute("INSERT INTO shop VALUES (100001, 'row-100001')")
+        synced_pair.load.write(3)
+        rows(far, "ALTER SYSTEM SET sync_replication_slots = on")
+        rows(far, "SELECT pg_reload_conf()")
+        wait_for(lambda: slot_names(far) == {"native"}, 60, "PostgreSQL has begun with its own")
+        # It tries every few hundred milliseconds, and the clients read on.
+        end = time.monotonic() + 4
+        while time.monotonic() < end:
+            synced_pair.turn_over("native", "ours")
+            pair.catch_up()
+            copy = inspect(far, "native")
+            assert (copy["synced"], copy["persistency"]) == (True, "temporary")
+            (ours,) = controller.once(10)[STANDBY].expected
+            assert ours.after is State.READY
+        synced_pair.load.write(3)
+        expected = decoded(pair.primary, "ours")
+        assert len(expected) == 3
+        assert decoded(pair.primary, "native") == expected
+        pair.catch_up()
+        pair.promote()
+    far._account.run([far.installation.tool("pg_ctl"), "promote", "-w", "-D", far.data_dir])
+    assert slot_names(far) == set()
+    assert slot_names(pair.standby) == {"ours"}
+    found = decoded(pair.standby, "ours")
+    assert found[-3:] == expected
+    assert received(pair.standby, "ours") == found
