@@ -3,7 +3,6 @@
 import shutil
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import psycopg
 import pytest

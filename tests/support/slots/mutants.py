@@ -33,7 +33,7 @@ OTHERS: dict[str, tuple[_Start, str, int]] = {
     "no marker and no walsender": (scopes.row, "reswap mark move vacuum tell poll", 6),
     "no start and no walsender": (scopes.row, "recrash move vacuum tell poll", 6),
     "no configuration": (scopes.row, "feedback_off hear move vacuum feedback_on tell poll", 7),
-    "another primary is heeded": (scopes.undecoded, "poll_astray poll tell commit move vacuum", 7),
+    "another primary is heeded": (scopes.unproven, "poll_astray poll tell do commit", 6),
     "silent, any connection": (scopes.row, "recrash move vacuum", 4),
     "silent, any configuration": (scopes.row, "feedback_off hear move vacuum", 5),
     "silent, any position": (scopes.ready, "change consume", 3),

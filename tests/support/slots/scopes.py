@@ -35,11 +35,14 @@ def opened() -> World:
     )
 
 
+def unproven() -> World:
+    """A copy was made, and holds less than it needs: a transaction has been open since before."""
+    return follow(("find_file", "begin", "ddl", "run", "confirm", *_MARKED, "tell", "poll", "tell"))
+
+
 def undecoded() -> World:
     """A copy is used that no decoder has moved: a transaction has been open since before it was made."""
-    world = follow(
-        ("find_file", "begin", "ddl", "run", "confirm", *_MARKED, "tell", "poll", "tell")
-    )
+    world = unproven()
     while world.copy is None:
         world = follow(("do",), world)
     return follow(("poll",), world)
