@@ -25,6 +25,8 @@ from walsender_bridge.safekeeper.messages import ServerInfo
 _FEWEST_DIGITS = 4
 #: Seconds between two looks at the status, and its age from which on the proposer is taken to be gone.
 _LOOK_SECONDS = 0.1
+#: Seconds in which a proposer that has just started hears of all safekeepers that answer.
+_HEARD_SECONDS = 5.0
 _STALE_SECONDS = 10.0
 
 
@@ -59,15 +61,14 @@ def change(
 
     Returns what was asked; `wait` waits for it. Raises `UsageError`, `UnavailableError`.
     """
-    said = files.read()
+    said, leaving = _leaving(files, remove)
     membership = said["membership"]
     members = _identities(membership["members"])
     joining = {address: _identity_at(address, said["server"]) for address in add}
-    leaving = {_member(name, said, members) for name in remove} - {None}
     wanted = (members - leaving) | frozenset(joining.values())
     if not wanted:
         raise UsageError("a quorum needs members", repair="add one before the last one goes")
-    addresses = {each["address"] for each in said["safekeepers"] if each["member"]} | set(add)
+    addresses = _addresses(said, members) | set(add)
     request = MemberRequest(
         membership["generation"],
         wanted,
@@ -132,6 +133,36 @@ def _identity_at(address: str, server: dict[str, int]) -> int:
     return greeting.safekeeper
 
 
+def _addresses(said: dict[str, Any], members: frozenset[int]) -> set[str]:
+    """Where the members are: the next proposer finds them there. One not heard of can be at any that is silent."""
+    missing = members - _heard(said)
+    return {
+        each["address"]
+        for each in said["safekeepers"]
+        if each["member"] or (missing and not each["safekeeper"])
+    }
+
+
+def _heard(said: dict[str, Any]) -> frozenset[int]:
+    return _identities([each["safekeeper"] for each in said["safekeepers"] if each["safekeeper"]])
+
+
+def _leaving(files: ProposerFiles, names: Sequence[str]) -> tuple[dict[str, Any], frozenset[int]]:
+    """The proposer's status, and the members that are meant: those that are just starting are waited for."""
+    deadline = time.monotonic() + _HEARD_SECONDS
+    while True:
+        said = files.read()
+        members = _identities(said["membership"]["members"])
+        try:
+            meant = {_member(name, said, members) for name in names}
+        except UnavailableError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_LOOK_SECONDS)
+        else:
+            return said, frozenset(each for each in meant if each is not None)
+
+
 def _member(name: str, said: dict[str, Any], members: frozenset[int]) -> int | None:
     """The member that is meant; None: one that has left already."""
     found = [each for each in members if f"{each:032x}".startswith(name.lower())]
@@ -147,13 +178,16 @@ def _member(name: str, said: dict[str, Any], members: frozenset[int]) -> int | N
         there = greet(*parse_address(name), ServerInfo(**said["server"]))
         if there is not None and there.safekeeper in members:
             return there.safekeeper
-    heard = _identities([each["safekeeper"] for each in said["safekeepers"] if each["safekeeper"]])
-    missing = members - heard
+    missing = members - _heard(said)
     if known and len(missing) == 1:
         return next(iter(missing))
     if known and not missing:
         return None
-    raise UsageError(
-        f"{name!r} names none of the members, or several",
-        repair="name one of " + ", ".join(sorted(f"{each:032x}" for each in members)),
-    )
+    repair = "name one of " + ", ".join(sorted(f"{each:032x}" for each in members))
+    if known:
+        raise UnavailableError(
+            f"it does not answer, and {len(missing)} members have not been heard of: it may be any of them",
+            where=name,
+            repair=repair,
+        )
+    raise UsageError(f"{name!r} names none of the members, or several", repair=repair)

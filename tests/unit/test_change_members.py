@@ -1,0 +1,52 @@
+"""What an operator's change of the members asks of the proposer, from what the proposer says."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from walsender_bridge.errors import UnavailableError
+from walsender_bridge.proposer import change_members
+from walsender_bridge.proposer.change_members import ProposerFiles, change
+
+ONE, TWO, THREE = (f"{number:032x}" for number in (0x1111 << 112, 0x2222 << 112, 0x3333 << 112))
+
+
+def files(tmp_path: Path, **heard: str) -> ProposerFiles:
+    """Of a proposer with three members at a:1, b:2 and c:3, which has heard of these, by the host."""
+    safekeepers: list[dict[str, Any]] = [
+        {"address": address, "safekeeper": heard.get(address[0], ""), "member": address[0] in heard}
+        for address in ("a:1", "b:2", "c:3")
+    ]
+    membership = {"generation": 1, "members": [ONE, TWO, THREE], "new_members": None}
+    status = tmp_path / "status.json"
+    status.write_text(json.dumps({"membership": membership, "safekeepers": safekeepers}))
+    return ProposerFiles(status, tmp_path / "members.json")
+
+
+def test_12_the_address_of_a_member_that_is_not_heard_of_yet_is_kept(tmp_path: Path) -> None:
+    request = change(files(tmp_path, a=ONE, b=TWO), remove=[TWO])
+    assert set(request.addresses) == {("a", 1), ("b", 2), ("c", 3)}
+
+
+def test_12_a_silent_address_is_forgotten_once_all_members_are_heard_of(tmp_path: Path) -> None:
+    given = files(tmp_path, a=ONE, b=TWO, c=THREE)
+    said = json.loads(given.status.read_text())
+    said["safekeepers"].append({"address": "d:4", "safekeeper": "", "member": False})
+    given.status.write_text(json.dumps(said))
+    assert ("d", 4) not in change(given, remove=[TWO]).addresses
+
+
+def test_12_an_address_that_could_be_any_member_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(change_members, "_HEARD_SECONDS", 0.0)
+    monkeypatch.setattr(change_members, "greet", lambda *_: None)
+    given = files(tmp_path, a=ONE)
+    said = json.loads(given.status.read_text())
+    given.status.write_text(
+        json.dumps(said | {"server": {"system_id": 1, "major": 16, "segment_size": 1 << 24}})
+    )
+    with pytest.raises(UnavailableError, match="2 members have not been heard of"):
+        change(given, remove=["b:2"])
