@@ -505,7 +505,7 @@ def test_slots_are_refused_when_damaged_newer_or_too_many(wal_server, held, tmp_
 
 def test_9_a_slot_that_cannot_be_written_is_not_made(wal_server, held) -> None:
     """The draft's name is taken by a folder: as good as a disk that takes nothing, for root too."""
-    draft = wal_server.slots.with_name(wal_server.slots.name + ".tmp")
+    draft = wal_server.slots.with_name(f"{wal_server.slots.name}.{wal_server.process.pid}.tmp")
     draft.mkdir()
     with pytest.raises(ConnectionError, match="58030"):
         command(wal_server, "CREATE_REPLICATION_SLOT one PHYSICAL")

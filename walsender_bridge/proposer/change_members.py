@@ -174,17 +174,17 @@ def _member(name: str, said: dict[str, Any], members: frozenset[int]) -> int | N
         if each["address"] == name and each["member"]:
             return int(each["safekeeper"], 16)
     known = any(each["address"] == name for each in said["safekeepers"])
-    if known:  # a proposer that has just started has not heard of all of them
-        there = greet(*parse_address(name), ServerInfo(**said["server"]))
-        if there is not None and there.safekeeper in members:
-            return there.safekeeper
+    # A proposer that has just started has not heard of all of them.
+    there = greet(*parse_address(name), ServerInfo(**said["server"])) if known else None
+    if there is not None and there.safekeeper in members:
+        return there.safekeeper
     missing = members - _heard(said)
     if known and len(missing) == 1:
         return next(iter(missing))
     if known and not missing:
         return None
     repair = "name one of " + ", ".join(sorted(f"{each:032x}" for each in members))
-    if known:
+    if known and there is None:
         raise UnavailableError(
             f"it does not answer, and {len(missing)} members have not been heard of: it may be any of them",
             where=name,
