@@ -135,7 +135,8 @@ def test_7_a_round_that_is_repeated_adds_nothing_twice(pipeline, database, monke
     monkeypatch.setattr(chain, "publish", fail_once)
     with pytest.raises(OSError, match="No space"):
         pipeline.flush()
-    pipeline.house._failed(broken[0] and OSError("told"), 0.0)
+    assert broken
+    pipeline.house._failed(OSError("told"), 0.0)
     snapshot = pipeline.flush()
     assert_equal(database.dsn, snapshot)
     # The range was the same, so the tables have the snapshots of the first attempt.

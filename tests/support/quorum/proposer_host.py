@@ -59,6 +59,10 @@ class ProposerHost:
         streaming = self.core.streaming
         return self.alive and streaming is not None and streaming.established
 
+    def _lives(self) -> bool:
+        """Asked again after an event, which may have ended it."""
+        return self.alive
+
     def kill(self) -> None:
         self.alive = False
         for connection in self.connections.values():
@@ -126,7 +130,7 @@ class ProposerHost:
             self.queue.update((at, server.cells[at]) for at in range(begin, end))
             self.stream_lsn = end
             self.handle(e.WalReceived(begin, end))
-            if self.alive and self.core.streaming is not None:
+            if self._lives() and self.core.streaming is not None:
                 self.world.checks.streamed(self.core.streaming)
 
     def tick(self) -> None:
@@ -140,7 +144,7 @@ class ProposerHost:
         for effect in self.core.step(event):
             self.perform(effect)
         streaming = self.core.streaming
-        if self.alive and streaming is not None:
+        if self._lives() and streaming is not None:
             self.world.checks.streams(self, streaming)
             if self.leads and not established and self.on_established:
                 self.on_established()
