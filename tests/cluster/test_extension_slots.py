@@ -7,6 +7,7 @@ import pytest
 
 from tests.support.extension import MAJORS, remove_built
 from tests.support.slot_copies import (
+    MOVE,
     PHYSICAL,
     decoded,
     fields,
@@ -19,8 +20,6 @@ from tests.support.slot_copies import (
 from tests.support.waiting import wait_for
 
 COPY = "_tuskline_tmp_kept"
-#: A record of what runs, and the slot on the primary read up to it.
-MOVE = ("CHECKPOINT", "SELECT pg_replication_slot_advance('kept', pg_current_wal_lsn())")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -11,9 +11,8 @@ from psycopg.conninfo import make_conninfo
 
 from tests.support.attached import Attached
 from tests.support.capture_stack import CaptureProcess, ChangeLog
-from tests.support.extension import MAJORS, remove_built
+from tests.support.extension import ONE, remove_built
 from tests.support.quorum_stack import QuorumStack
-from tests.support.servers import DEFAULT
 from tests.support.slot_copies import PHYSICAL, rows, slot_names
 from tests.support.slot_sync import STANDBY, SlotStack, attached, slot_stack
 from tests.support.waiting import wait_for
@@ -27,17 +26,8 @@ def built() -> Iterator[None]:
     remove_built()
 
 
-#: Before 13 a standby is told of another upstream by a restart alone.
-ONE = [
-    pytest.param(
-        *each.values, marks=[] if each.values[0] == DEFAULT else [pytest.mark.long], id=each.id
-    )
-    for each in MAJORS
-]
-
-
 def stream_from(synced_pair: SlotStack, conninfo: str, port: int) -> None:
-    """Give the standby another upstream, and wait until it streams from there."""
+    """Give the standby another upstream, and wait until it streams from there. Before 13 that would need a restart."""
     standby = synced_pair.pair.standby
     quoted = conninfo.replace("'", "''")
     rows(standby, f"ALTER SYSTEM SET primary_conninfo = '{quoted}'")

@@ -9,24 +9,14 @@ import psycopg
 import pytest
 
 from slot_sync.resolver.transitions import State
-from tests.support.extension import MAJORS, remove_built
-from tests.support.servers import DEFAULT
-from tests.support.slot_copies import decoded, inspect, received, rows, slot_names
+from tests.support.extension import MAJORS, ONE, remove_built
+from tests.support.slot_copies import MOVE, decoded, inspect, received, rows, slot_names
 from tests.support.slot_sync import STANDBY, SlotStack, slot_stack
 from tests.support.waiting import wait_for
 from tests.support.wal_server import backup, follow
 from walsender_bridge.local_server import LocalServer
 
-ONE = [
-    pytest.param(
-        *each.values, marks=[] if each.values[0] == DEFAULT else [pytest.mark.long], id=each.id
-    )
-    for each in MAJORS
-]
 NATIVE = [each for each in MAJORS if isinstance(each.values[0], int) and each.values[0] >= 17]
-
-#: A record of what runs, and the slot on the primary read up to it.
-MOVE = ("CHECKPOINT", "SELECT pg_replication_slot_advance('kept', pg_current_wal_lsn())")
 
 
 @pytest.fixture(scope="module", autouse=True)

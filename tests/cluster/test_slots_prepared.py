@@ -10,8 +10,7 @@ import pytest
 
 from slot_sync.controller import Controller
 from tests.support.capture_stack import SLOT, ChangeLog, check_equal
-from tests.support.extension import buildable, remove_built
-from tests.support.servers import DEFAULT
+from tests.support.extension import ONE, remove_built
 from tests.support.slot_copies import PUBLICATION, rows, running_pair
 from tests.support.slot_failover import captured, positions
 from tests.support.slot_sync import STANDBY, SlotStack
@@ -19,11 +18,7 @@ from tests.support.waiting import wait_for
 from walsender_bridge.local_server import LocalServer
 
 #: pgoutput decodes prepared transactions at PREPARE from 15 on.
-ONE = [
-    pytest.param(major, marks=[] if major == DEFAULT else [pytest.mark.long], id=f"pg{major}")
-    for major in buildable()
-    if major >= 15
-]
+TWO_PHASE = [each for each in ONE if each.values[0] >= 15]
 _ROW = re.compile(rb"row-(\d+)")
 #: By the first byte of a message of protocol 3: what it ends, and where the name of a prepared transaction begins in it.
 _ENDS = {
@@ -76,7 +71,7 @@ def prepare(server: LocalServer, gid: str, number: int) -> None:
         connection.execute(f"PREPARE TRANSACTION '{gid}'".encode())
 
 
-@pytest.mark.parametrize("major", ONE)
+@pytest.mark.parametrize("major", TWO_PHASE)
 def test_16_and_30_what_was_prepared_before_a_promotion_is_delivered_after_it(
     major: int, tmp_path: Path, log: ChangeLog
 ) -> None:

@@ -11,20 +11,11 @@ from slot_sync.controller import Controller, look
 from slot_sync.plan import Candidate, Plan
 from slot_sync.resolver.observed import Selection
 from slot_sync.resolver.transitions import State
-from tests.support.extension import MAJORS, remove_built
-from tests.support.servers import DEFAULT
+from tests.support.extension import MAJORS, ONE, remove_built
 from tests.support.slot_copies import decoded, inspect, received, rows, slot_names
 from tests.support.slot_sync import STANDBY, SlotStack, slot_stack
 from tests.support.waiting import wait_for
 from tests.support.wal_server import backup, follow
-
-#: One major in `make test`, the others in `make test-all`.
-ONE = [
-    pytest.param(
-        *each.values, marks=[] if each.values[0] == DEFAULT else [pytest.mark.long], id=each.id
-    )
-    for each in MAJORS
-]
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -11,19 +11,11 @@ import psycopg
 import pytest
 
 from slot_sync.controller import Controller
-from tests.support.extension import MAJORS, remove_built
-from tests.support.servers import DEFAULT
+from tests.support.extension import ONE, remove_built
 from tests.support.slot_copies import PUBLICATION, received, rows, running_pair
 from tests.support.slot_failover import transactions
 from tests.support.slot_sync import STANDBY, SlotStack
 from tests.support.waiting import wait_for
-
-ONE = [
-    pytest.param(
-        *each.values, marks=[] if each.values[0] == DEFAULT else [pytest.mark.long], id=each.id
-    )
-    for each in MAJORS
-]
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -15,20 +15,13 @@ import psycopg
 import pytest
 
 from tests.support.capture_stack import SLOT, ChangeLog, check_equal
-from tests.support.extension import MAJORS, remove_built
-from tests.support.servers import DEFAULT
+from tests.support.extension import ONE, remove_built
 from tests.support.slot_copies import PHYSICAL, received, rows
 from tests.support.slot_failover import Reader, captured, positions, transactions, until_both
 from tests.support.slot_sync import STANDBY, SlotStack, slot_stack
 from tests.support.waiting import wait_for
 from walsender_bridge.wire.lsn import parse_lsn
 
-ONE = [
-    pytest.param(
-        *each.values, marks=[] if each.values[0] == DEFAULT else [pytest.mark.long], id=each.id
-    )
-    for each in MAJORS
-]
 SEGMENT = 16 << 20
 #: Of one record: several segments.
 RECORD = 80_000_000

@@ -12,6 +12,7 @@ import subprocess
 import tempfile
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -54,13 +55,19 @@ def buildable() -> list[int]:
     return [major for major in majors() if pg_config(major)]
 
 
-#: The majors of a test as parameters: the default and 18 in `make test`, the others in `make test-all`.
-MAJORS = [
-    pytest.param(
-        major, marks=[] if major in {DEFAULT, CONTROL_PATH} else [pytest.mark.long], id=f"pg{major}"
-    )
-    for major in buildable()
-]
+def _parameters(*in_each_run: int) -> list[Any]:
+    """The majors of a test: these in `make test`, the others in `make test-all`."""
+    return [
+        pytest.param(
+            major, marks=[] if major in in_each_run else [pytest.mark.long], id=f"pg{major}"
+        )
+        for major in buildable()
+    ]
+
+
+MAJORS = _parameters(DEFAULT, CONTROL_PATH)
+#: For a test that takes its time.
+ONE = _parameters(DEFAULT)
 
 
 @cache

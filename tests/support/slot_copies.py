@@ -20,6 +20,8 @@ from walsender_bridge.wire.lsn import parse_lsn
 
 PHYSICAL = "standby_a"
 PUBLICATION = "pub"
+#: A record of what runs, and the slot on the primary read up to it.
+MOVE = ("CHECKPOINT", "SELECT pg_replication_slot_advance('kept', pg_current_wal_lsn())")
 _ROW = re.compile(rb"row-(\d+)")
 
 
