@@ -32,6 +32,8 @@ STREAM_ABORT = ord("A")
 
 #: PostgreSQL counts time from 2000-01-01; this is that moment in microseconds since 1970.
 POSTGRES_EPOCH = 946_684_800_000_000
+#: The latest moment that microseconds since 1970 in a signed 64-bit integer can name (year 294247).
+_LAST_TIME = (1 << 63) - 1
 #: PostgreSQL's own limit on the columns of a table.
 MAX_COLUMNS = 1664
 
@@ -131,12 +133,19 @@ def _fault(what: str, message: bytes) -> MalformedMessageError:
     return MalformedMessageError(f"{what} (starts {head}, {len(message)} bytes)", where="pgoutput")
 
 
+def _unix_time(time: int, message: bytes) -> int:
+    """A server's time, as everything that is written after it can hold it."""
+    if time > _LAST_TIME - POSTGRES_EPOCH:
+        raise _fault("a commit time is beyond what 64 bits can name", message)
+    return time + POSTGRES_EPOCH
+
+
 def parse_begin(message: bytes) -> Begin:
     """A Begin message. Raises `MalformedMessageError`."""
     if len(message) != _BEGIN.size or message[0] != BEGIN:
         raise _fault("not a Begin message", message)
     _, final_lsn, time, xid = _BEGIN.unpack(message)
-    return Begin(final_lsn, time + POSTGRES_EPOCH, xid)
+    return Begin(final_lsn, _unix_time(time, message), xid)
 
 
 def parse_commit(message: bytes) -> Commit:
@@ -144,7 +153,7 @@ def parse_commit(message: bytes) -> Commit:
     if len(message) != _COMMIT.size or message[0] != COMMIT:
         raise _fault("not a Commit message", message)
     _, _, commit_lsn, end_lsn, time = _COMMIT.unpack(message)
-    return Commit(commit_lsn, end_lsn, time + POSTGRES_EPOCH)
+    return Commit(commit_lsn, end_lsn, _unix_time(time, message))
 
 
 def build_begin(begin: Begin) -> bytes:
@@ -171,7 +180,7 @@ def parse_stream_commit(message: bytes) -> StreamCommit:
     if len(message) != _STREAM_COMMIT.size or message[0] != STREAM_COMMIT:
         raise _fault("not a Stream Commit message", message)
     _, xid, _, commit_lsn, end_lsn, time = _STREAM_COMMIT.unpack(message)
-    return StreamCommit(xid, Commit(commit_lsn, end_lsn, time + POSTGRES_EPOCH))
+    return StreamCommit(xid, Commit(commit_lsn, end_lsn, _unix_time(time, message)))
 
 
 def parse_stream_abort(message: bytes) -> StreamAbort:
