@@ -12,9 +12,11 @@ from slot_sync.look_primary import PrimaryLook
 from slot_sync.look_standby import StandbyLook
 from slot_sync.plan import Candidate
 from tests.support import extension
-from tests.support.slot_copies import PHYSICAL, inspect, rows, slot_names
+from tests.support.slot_copies import PHYSICAL, Pair, inspect, rows, slot_names
 from tests.support.slot_sync import STANDBY, SlotStack
 from tests.support.waiting import wait_for
+from walsender_bridge.doctor import slots as doctor
+from walsender_bridge.doctor.finding import Finding, Severity
 from walsender_bridge.local_server import LocalServer
 
 
@@ -43,6 +45,12 @@ def until_ready(
         return bool(found.ready) and {each.slot for each in found.expected} == set(databases)
 
     wait_for(ready, seconds, "all are ready")
+
+
+def plugins_finding(pair: Pair, candidates: dict[str, tuple[str, str]]) -> Finding:
+    """What doctor says of the plugins that the standby takes."""
+    found = doctor.examine(pair.primary.dsn(), candidates)
+    return next(each for each in found if each.check == "output_plugin_libraries")
 
 
 def test_1_slots_of_two_plugins_and_of_several_databases(
@@ -77,6 +85,15 @@ def test_1_slots_of_two_plugins_and_of_several_databases(
 
     wait_for(made, 10, "the server has its new path")
     until_ready(synced_pair, controller, {"plain": "postgres", "elsewhere": "second"})
+    if extension.lists_plugins(pair.major):
+        candidates = {STANDBY: (pair.standby.dsn(), PHYSICAL)}
+        rows(pair.standby, "ALTER SYSTEM SET output_plugin_libraries = pgoutput")
+        rows(pair.standby, "SELECT pg_reload_conf()")
+        wait_for(lambda: plugins_finding(pair, candidates).severity is Severity.ERROR, 10, "doctor")
+        assert "otherput" in plugins_finding(pair, candidates).what
+        rows(pair.standby, "ALTER SYSTEM SET output_plugin_libraries = pgoutput, otherput")
+        rows(pair.standby, "SELECT pg_reload_conf()")
+        wait_for(lambda: plugins_finding(pair, candidates).severity is Severity.OK, 10, "doctor")
     for name in ("plain", "elsewhere"):
         there, here = inspect(pair.primary, name), inspect(pair.standby, name)
         assert (here["plugin"], here["database"]) == (there["plugin"], there["database"])

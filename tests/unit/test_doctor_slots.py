@@ -11,7 +11,13 @@ from walsender_bridge.doctor.finding import Severity
 from walsender_bridge.errors import Cause
 
 PHYSICAL = "standby_a"
-LOGICAL = {"slot_name": "app", "slot_type": "logical", "temporary": False, "active": False}
+LOGICAL = {
+    "slot_name": "app",
+    "slot_type": "logical",
+    "plugin": "pgoutput",
+    "temporary": False,
+    "active": False,
+}
 
 
 def facts(**other):
@@ -62,6 +68,7 @@ def of_standby(**other):
 def test_good_servers_are_good():
     assert of_primary() == {}
     assert of_standby() == {}
+    assert of_standby(settings={"output_plugin_libraries": 'test_decoding, "pgoutput"'}) == {}
 
 
 SETTINGS = [
@@ -70,6 +77,8 @@ SETTINGS = [
     ({"wal_receiver_status_interval": "0"}, "hot_standby_feedback", "tells the primary nothing"),
     ({"primary_slot_name": "other"}, "primary_slot_name", "[slots] says standby_a"),
     ({"max_replication_slots": "1"}, "max_replication_slots", "too few"),
+    ({"output_plugin_libraries": "test_decoding, tuskline"}, "output_plugin_libraries", "pgoutput"),
+    ({"output_plugin_libraries": ""}, "output_plugin_libraries", "pgoutput"),
 ]
 
 

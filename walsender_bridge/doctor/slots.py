@@ -149,6 +149,7 @@ def judge_standby(facts: Facts, primary: Facts | None, slot: str, where: str) ->
     yield from _feedback(settings, where)
     yield from _slot_name(facts, slot, where)
     yield from _room(facts, primary, where)
+    yield from _plugins(settings, primary, where)
     yield from _role(facts, where, replication=True)
     # Also where PostgreSQL keeps copies itself: it shows what the proof rests on.
     yield from _extension(facts, where)
@@ -259,6 +260,26 @@ def _room(facts: Facts, primary: Facts | None, where: str) -> Iterator[Finding]:
         yield Finding(
             "max_replication_slots", where, f"{limit - wanted + _RENAME} of {limit} are free"
         )
+
+
+def _plugins(settings: Facts, primary: Facts | None, where: str) -> Iterator[Finding]:
+    """Whether the standby takes the plugin of each slot that it keeps: minor releases of 2026 have a list of them."""
+    text = settings.get("output_plugin_libraries")
+    if text is None or primary is None:
+        return
+    listed = {name.strip().strip('"') for name in text.split(",")}
+    used = {
+        s["plugin"] for s in primary["slots"] if s["slot_type"] == "logical" and not s["temporary"]
+    }
+    if missing := sorted(used - listed):
+        yield _error(
+            "output_plugin_libraries",
+            where,
+            f"slots of the primary use {', '.join(missing)}, which it does not name: no copy of them can be made",
+            f"set output_plugin_libraries = '{', '.join(sorted(listed - {''} | used))}' and reload",
+        )
+    else:
+        yield Finding("output_plugin_libraries", where, text)
 
 
 def _role(facts: Facts, where: str, *, replication: bool) -> Iterator[Finding]:
