@@ -82,6 +82,8 @@ def run(options: argparse.Namespace, say: Callable[[str], None]) -> Report:
 def _captured(server: LocalServer, folder: Path) -> Stack:
     """Keeper and bridge that capture the primary."""
     with psycopg.connect(server.dsn(), autocommit=True) as connection:
+        for table in ("pgbench_history", "tiny"):
+            connection.execute(f"ALTER TABLE {table} REPLICA IDENTITY FULL")
         slot = f"tuskline_{workload.STREAM}"
         source.prepare(connection, source.Source(workload.STREAM, server.dsn(), slot, slot))
         connection.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [slot])
