@@ -243,11 +243,16 @@ def _slot_name(facts: Facts, slot: str, where: str) -> Iterator[Finding]:
         yield Finding("primary_slot_name", where, name)
 
 
+def _to_keep(primary: Facts | None) -> list[Facts]:
+    """The primary's slots that have copies; none, if it did not answer."""
+    slots = primary["slots"] if primary is not None else []
+    return [s for s in slots if s["slot_type"] == "logical" and not s["temporary"]]
+
+
 def _room(facts: Facts, primary: Facts | None, where: str) -> Iterator[Finding]:
     limit = int(facts["settings"]["max_replication_slots"])
     used = {slot["slot_name"] for slot in facts["slots"]}
-    theirs = primary["slots"] if primary is not None else []
-    needed = {s["slot_name"] for s in theirs if s["slot_type"] == "logical" and not s["temporary"]}
+    needed = {s["slot_name"] for s in _to_keep(primary)}
     wanted = len(used | needed) + _RENAME
     if wanted > limit:
         yield _error(
@@ -268,9 +273,7 @@ def _plugins(settings: Facts, primary: Facts | None, where: str) -> Iterator[Fin
     if text is None or primary is None:
         return
     listed = {name.strip().strip('"') for name in text.split(",")}
-    used = {
-        s["plugin"] for s in primary["slots"] if s["slot_type"] == "logical" and not s["temporary"]
-    }
+    used = {s["plugin"] for s in _to_keep(primary)}
     if missing := sorted(used - listed):
         yield _error(
             "output_plugin_libraries",
