@@ -1,13 +1,15 @@
 """Small files that hot loops write and others read: in memory where the system has a place for that.
 
 On a disk, a file that is being written back, or renamed over, makes its writer wait for milliseconds. Each
-installation has a folder of its own below one that only its account may enter. What is there survives no reboot, and
-need not. Where there is no such place (`/dev/shm`), the run folder serves.
+installation has a folder of its own below one that only its account may enter, and a link to it in its run folder.
+The name is drawn: an installation that is made where another one was removed does not find what that one said of
+itself. What is there survives no reboot, and need not. Where there is no such place (`/dev/shm`), the run folder has a
+folder in the place of the link.
 """
 
 import contextlib
-import hashlib
 import os
+import secrets
 from pathlib import Path
 
 from walsender_bridge.errors import ConfigError
@@ -16,21 +18,22 @@ _MEMORY = Path("/dev/shm")  # noqa: S108  # what is made in it is checked below
 
 
 def folder(run_dir: Path) -> Path:
-    """Where the files of the installation with this run folder are. Nothing is made."""
-    if not _MEMORY.is_dir():
-        return run_dir
-    # Of the account that runs the parts, whoever asks.
-    owner = run_dir.stat().st_uid if run_dir.exists() else os.getuid()
-    mark = hashlib.sha256(str(run_dir.resolve()).encode()).hexdigest()[:20]
-    return _MEMORY / f"tuskline-{owner}" / mark
+    """Where the files of the installation with this run folder are, once it was prepared. Nothing is made."""
+    return run_dir / "memory"
 
 
 def prepare(run_dir: Path) -> Path:
     """Make the folder. Raises `ConfigError` when another account could have put something there."""
     run_dir.mkdir(parents=True, exist_ok=True)
-    made = folder(run_dir)
+    link = folder(run_dir)
+    with contextlib.suppress(FileExistsError):
+        if _MEMORY.is_dir():
+            link.symlink_to(_MEMORY / f"tuskline-{os.getuid()}" / secrets.token_hex(10))
+        else:
+            link.mkdir(mode=0o700)
+    made = link.readlink() if link.is_symlink() else link
     made.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for each in (made, made.parent) if made != run_dir else ():
+    for each in (made, made.parent) if made != link else ():
         its = each.stat()
         if its.st_uid != os.getuid() or its.st_mode & 0o022:
             raise ConfigError(
@@ -38,15 +41,18 @@ def prepare(run_dir: Path) -> Path:
                 where=str(each),
                 repair="remove it: it is made anew",
             )
-    return made
+    return link
 
 
 def clear(run_dir: Path, *names: str) -> None:
-    """Remove files of these names, and the folder with the last of them."""
+    """Remove files of these names, and the folder with the last of them. The link is kept: it may be prepared again."""
     place = folder(run_dir)
     for name in names:
         (place / name).unlink(missing_ok=True)
-    if place != run_dir:
-        with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):
+        if place.is_symlink():
+            made = place.readlink()
+            made.rmdir()
+            made.parent.rmdir()
+        else:
             place.rmdir()
-            place.parent.rmdir()

@@ -48,6 +48,25 @@ def test_what_was_committed_is_there_after_a_loss_of_power(make_server, major):
         assert connection.execute("SELECT count(*) FROM kept").fetchone() == (1000,)
 
 
+@pytest.mark.parametrize("major", majors())
+def test_a_killed_server_that_is_destroyed_leaves_nothing_in_memory(make_server, major):
+    server = make_server(major)
+    server.start()
+    with psycopg.connect(server.dsn()) as connection:
+        assert connection.execute("SHOW dynamic_shared_memory_type").fetchone() == ("mmap",)
+    segment = (server.data_dir / "postmaster.pid").read_text().splitlines()[6].split()[1]
+    assert segment in _segments()
+    server.kill()
+    assert segment in _segments()
+    server.destroy()
+    assert segment not in _segments()
+
+
+def _segments() -> list[str]:
+    """The numbers of the System V segments of shared memory that there are."""
+    return [line.split()[1] for line in Path("/proc/sysvipc/shm").read_text().splitlines()[1:]]
+
+
 @pytest.mark.parametrize("mode", ["smart", "fast", "immediate"])
 def test_every_way_to_stop_lets_it_start_again(make_server, mode):
     server = make_server()

@@ -14,6 +14,7 @@ from tests.support.quorum_operator import commit, configured, hanging, names, st
 from tests.support.quorum_stack import NAME, QuorumStack, load_server
 from tests.support.servers import MakeServer
 from tests.support.waiting import wait_for
+from walsender_bridge import in_memory
 from walsender_bridge.config import load_config
 from walsender_bridge.errors import Cause
 
@@ -139,10 +140,11 @@ def test_17_a_clone_on_the_same_timeline_is_refused_and_doctor_tells_it(
         assert "safekeeper" not in findings(tuskline.json("doctor"), "error")
         other.start("proposer")
         assert other.processes.pop("proposer").wait(30) == Cause.DIVERGED
-        told = load_config(tuskline.config).proposer_status
-        told.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(other.status_file, told)
+        told = load_config(tuskline.config)
+        in_memory.prepare(told.run_dir)
+        shutil.copy(other.status_file, told.proposer_status)
         report = tuskline.json("doctor", code=Cause.DIVERGED)
         assert "went its own way" in findings(report, "error")["proposer"][0]
+        in_memory.clear(told.run_dir, told.proposer_status.name)
     stack.start("proposer")
     wait_for(lambda: streams(stack), 30, "the right one goes on")

@@ -1,6 +1,7 @@
 """What is said of a quorum: the worst first, nothing that is old, and nothing through a folder of somebody else."""
 
 import os
+import shutil
 import time
 
 import pytest
@@ -109,8 +110,9 @@ def test_a_folder_that_others_may_write_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(in_memory, "_MEMORY", tmp_path / "shm")
     (tmp_path / "shm").mkdir()
     run_dir = tmp_path / "run"
-    made = in_memory.prepare(run_dir)
-    assert made == in_memory.folder(run_dir) != run_dir
+    assert in_memory.prepare(run_dir) == in_memory.folder(run_dir)
+    made = in_memory.folder(run_dir).resolve()
+    assert made.parent.parent == tmp_path / "shm"
     assert (made.stat().st_mode & 0o777, made.parent.stat().st_uid) == (0o700, os.getuid())
     (made / "a").touch()
     made.parent.chmod(0o777)
@@ -118,10 +120,27 @@ def test_a_folder_that_others_may_write_is_refused(tmp_path, monkeypatch):
         in_memory.prepare(run_dir)
     in_memory.clear(run_dir, "a", "b")
     assert not list((tmp_path / "shm").iterdir())
+    # Whoever starts next finds its folder again.
+    assert in_memory.prepare(run_dir).resolve() == made
+    assert made.is_dir()
+
+
+def test_an_installation_where_another_was_removed_does_not_read_what_that_one_said(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(in_memory, "_MEMORY", tmp_path / "shm")
+    (tmp_path / "shm").mkdir()
+    run_dir = tmp_path / "run"
+    (in_memory.prepare(run_dir) / "proposer.json").write_text('{"state": "stopped"}')
+    shutil.rmtree(run_dir)
+    assert status_file.read(in_memory.folder(run_dir) / "proposer.json") == {}
+    assert list(in_memory.prepare(run_dir).iterdir()) == []
 
 
 def test_without_memory_the_run_folder_serves(tmp_path, monkeypatch):
     monkeypatch.setattr(in_memory, "_MEMORY", tmp_path / "shm")
-    assert in_memory.prepare(tmp_path / "run") == tmp_path / "run"
+    made = in_memory.prepare(tmp_path / "run")
+    assert made.resolve() == tmp_path / "run" / "memory"
+    (made / "a").touch()
     in_memory.clear(tmp_path / "run", "a")
-    assert (tmp_path / "run").is_dir()
+    assert list((tmp_path / "run").iterdir()) == []

@@ -26,6 +26,7 @@ from psycopg.conninfo import make_conninfo
 from walsender_bridge import cache as local_cache
 from walsender_bridge import processes
 from walsender_bridge.errors import LocalServerError
+from walsender_bridge.local_server import shared_memory
 from walsender_bridge.local_server.account import Account, reachable_place, server_account
 from walsender_bridge.local_server.installation import Installation
 
@@ -41,6 +42,8 @@ DEFAULTS = {
     "max_replication_slots": "20",
     "lc_messages": "C",
     "log_line_prefix": "%m [%p] %q%u@%d ",
+    # In the data folder, so that what a killed server leaves goes with it.
+    "dynamic_shared_memory_type": "mmap",
 }
 _SIGNALS = {"smart": signal.SIGTERM, "fast": signal.SIGINT, "immediate": signal.SIGQUIT}
 # One line on the pipe: all is well, go. End of file: the owner died. The pid may be another's by then.
@@ -284,6 +287,7 @@ class LocalServer:
         # Not SIGKILL: a postmaster that ends by itself takes its shared memory with it.
         with contextlib.suppress(LocalServerError):
             self.stop("immediate", timeout=10.0)
+        shared_memory.release(self.data_dir)
         shutil.rmtree(self.folder.resolve(), ignore_errors=True)
         if self.folder.is_symlink():
             self.folder.unlink()
