@@ -23,7 +23,7 @@ from tests.support.quorum_up import follows, hosting, pids, quorum, up
 from tests.support.servers import MakeServer
 from tests.support.waiting import wait_for
 from tests.support.wal_server import PASSWORD, USER, verifier
-from walsender_bridge import processes
+from walsender_bridge import in_memory, processes
 from walsender_bridge.change_log.client import LogClient
 from walsender_bridge.commands import quorum_view
 from walsender_bridge.config import load_config
@@ -248,6 +248,7 @@ def test_25_a_directory_of_somebody_else_is_refused_before_anything_runs(tusklin
         assert "PG_VERSION" in error
         assert str(foreign) in error
     assert {path.name for path in foreign.iterdir()} == {"PG_VERSION"}
+    assert not in_memory.folder(tuskline.run_dir).exists()
     assert not (tuskline.directory / "keeper" / "replicas").exists()
 
 

@@ -25,8 +25,10 @@ def keeper(settings: Config) -> None:
     argv = [sys.executable, "-m", "walsender_bridge.change_log.keeper"]
     argv += ["--data-dir", str(keeper.data_dir), "--listen", keeper.listen]
     children = [Child("replicas", argv), *hosting.children(safekeepers, section)]
-    _supervise("keeper", children, settings)
-    hosting.clear(safekeepers, settings.run_dir)
+    try:
+        _supervise("keeper", children, settings)
+    finally:
+        hosting.clear(safekeepers, settings.run_dir)
 
 
 def bridge(settings: Config) -> None:
@@ -44,7 +46,7 @@ def bridge(settings: Config) -> None:
         _supervise("bridge", [*_captures(settings), *_proposer(settings)], settings)
     finally:
         repository.stop()
-    in_memory.clear(settings.run_dir, settings.proposer_status.name)
+        in_memory.clear(settings.run_dir, settings.proposer_status.name)
 
 
 def _captures(settings: Config) -> list[Child]:

@@ -77,6 +77,7 @@ def prepare(safekeepers: Sequence[Hosted], section: SafekeepersSection, run_dir:
     """
     for each in safekeepers:
         data_dir.check(each.data_dir)
+    for each in safekeepers:
         in_memory.prepare(run_dir)
         each.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         users = each.data_dir / data_dir.USERS
