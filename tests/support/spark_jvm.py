@@ -1,0 +1,64 @@
+"""The JVM of Spark drivers in tests: it lives for seconds, and is set up for that.
+
+A driver in a test spends most of its processor time on loading classes and on compiling code that runs a few times.
+The quick compiler alone, the collector with one thread and an archive of the classes, ready to be mapped, take two
+thirds of it away (docs/decisions/tests.md). What Spark does is the same.
+
+`python -m tests.support.spark_jvm FILE` makes the archive; `make test` does so once. A JVM of another build than the
+archive's runs without it.
+"""
+
+import os
+import sys
+import tempfile
+from collections.abc import MutableMapping
+from pathlib import Path
+
+from spark_consumers.session import session
+
+ARCHIVE = Path(__file__).resolve().parents[2] / ".cache" / "spark-classes.jsa"
+_DRIVER, _LAUNCHER = "SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS"
+# Another JVM than HotSpot does not know them.
+_SHORT = "-XX:+IgnoreUnrecognizedVMOptions -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+
+
+def set_up(environment: MutableMapping[str, str], *driver: str) -> None:
+    """Have the drivers that are started with this environment run so, with the options `driver` added."""
+    archive = [f"-XX:SharedArchiveFile={ARCHIVE}"] if ARCHIVE.exists() and not driver else []
+    environment[_DRIVER] = " ".join([_SHORT, *archive, *driver])
+    environment[_LAUNCHER] = f"{_SHORT} -XX:-UsePerfData"
+
+
+def _train(folder: Path) -> None:
+    """What every driver does: a session, an Iceberg table, rows through Python."""
+    spark = session("classes", lake=folder / "lake", conf={"spark.log.level": "ERROR"})
+    name = "tuskline.trained.rows"
+    spark.sql(f"CREATE TABLE {name} (id bigint) USING iceberg")
+    rows = spark.range(100)
+    rows.writeTo(name).append()
+    spark.table(name).mapInArrow(lambda batches: batches, rows.schema).groupBy(
+        "id"
+    ).count().collect()
+    gateway = spark.sparkContext._gateway
+    assert gateway is not None
+    spark.stop()
+    # The archive is written by the JVM's orderly end.
+    gateway.shutdown()
+    gateway.proc.stdin.close()
+    gateway.proc.wait(120)
+
+
+if __name__ == "__main__":
+    made = Path(sys.argv[1]).resolve()
+    made.parent.mkdir(parents=True, exist_ok=True)
+    draft = made.with_suffix(".draft")
+    draft.unlink(missing_ok=True)
+    set_up(os.environ, f"-XX:ArchiveClassesAtExit={draft}", "-Xlog:cds=off")
+    with tempfile.TemporaryDirectory(prefix="tuskline-classes-") as place:
+        _train(Path(place))
+    if draft.exists():
+        draft.replace(made)
+    else:
+        print(
+            "this JVM writes no archive of classes: drivers start slower in tests, and no test fails"
+        )
