@@ -20,6 +20,7 @@ from tests.support import probe
 from tests.support.capture_stack import ChangeLog
 from tests.support.change_entries import Table, insert
 from tests.support.log_writer import LogWriter
+from tests.support.spark_jvm import SHORT
 from tests.support.waiting import wait_for
 
 ORDERS = Table(1, "orders", (("id", 23, -1), ("note", 25, -1)))
@@ -55,9 +56,8 @@ def test_16_executors_decode_never_the_driver_and_one_may_be_killed(tmp_path: Pa
             **os.environ,
             "JAVA_HOME": str(java.find().home),
             "PYTHONPATH": os.pathsep.join(map(str, folders)),
-            "SPARK_LAUNCHER_OPTS": "-XX:-UsePerfData",
             "SPARK_LOCAL_DIRS": str(tmp_path / "local"),
-            "TUSKLINE_TEST_JAVA": f"-XX:-UsePerfData -Djava.io.tmpdir={tmp_path}",
+            "TUSKLINE_TEST_JAVA": f"{SHORT} -XX:-UsePerfData -Djava.io.tmpdir={tmp_path}",
             "TUSKLINE_TEST_PROBE": str(report),
         }
         job = subprocess.Popen(

@@ -10,6 +10,7 @@ import pytest
 
 from spark_consumers import jars, java
 from spark_consumers.session import session
+from tests.support.spark_jvm import SHORT
 from walsender_bridge.errors import UnavailableError, UsageError
 
 # Reads back what it wrote, on the driver and in Python workers.
@@ -17,7 +18,8 @@ _PROGRAM = """
 import sys
 from spark_consumers import java
 from spark_consumers.session import session
-spark = session(lake=sys.argv[1], master=sys.argv[2], conf={"spark.log.level": "ERROR"})
+conf = {"spark.log.level": "ERROR", "spark.executor.defaultJavaOptions": sys.argv[3]}
+spark = session(lake=sys.argv[1], master=sys.argv[2], conf=conf)
 spark.sql("CREATE TABLE tuskline.shop.orders (id BIGINT, at TIMESTAMP) USING iceberg")
 spark.sql("INSERT INTO tuskline.shop.orders SELECT id, TIMESTAMP '2024-01-01 00:00:00' FROM range(10)")
 rows = spark.table("tuskline.shop.orders").collect()
@@ -40,7 +42,7 @@ def _path_without_java(folder: Path) -> str:
 
 def _run(lake: Path, master: str, environment: dict[str, str]) -> list[str]:
     done = subprocess.run(
-        [sys.executable, "-c", _PROGRAM, str(lake), master],
+        [sys.executable, "-c", _PROGRAM, str(lake), master, SHORT],
         env=environment,
         cwd=lake.parent,
         capture_output=True,

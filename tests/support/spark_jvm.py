@@ -18,15 +18,15 @@ from spark_consumers.session import session
 
 ARCHIVE = Path(__file__).resolve().parents[2] / ".cache" / "spark-classes.jsa"
 _DRIVER, _LAUNCHER = "SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS"
-# Another JVM than HotSpot does not know them.
-_SHORT = "-XX:+IgnoreUnrecognizedVMOptions -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+#: For the drivers' JVMs, and for executors. Another JVM than HotSpot does not know them.
+SHORT = "-XX:+IgnoreUnrecognizedVMOptions -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 def set_up(environment: MutableMapping[str, str], *driver: str) -> None:
     """Have the drivers that are started with this environment run so, with the options `driver` added."""
     archive = [f"-XX:SharedArchiveFile={ARCHIVE}"] if ARCHIVE.exists() and not driver else []
-    environment[_DRIVER] = " ".join([_SHORT, *archive, *driver])
-    environment[_LAUNCHER] = f"{_SHORT} -XX:-UsePerfData"
+    environment[_DRIVER] = " ".join([SHORT, *archive, *driver])
+    environment[_LAUNCHER] = f"{SHORT} -XX:-UsePerfData"
 
 
 def _train(folder: Path) -> None:
