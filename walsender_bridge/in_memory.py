@@ -8,6 +8,7 @@ folder in the place of the link.
 """
 
 import contextlib
+import hashlib
 import os
 import secrets
 from pathlib import Path
@@ -18,8 +19,12 @@ _MEMORY = Path("/dev/shm")  # noqa: S108  # what is made in it is checked below
 
 
 def folder(run_dir: Path) -> Path:
-    """Where the files of the installation with this run folder are, once it was prepared. Nothing is made."""
-    return run_dir / "memory"
+    """Where the files of the installation with this run folder are, once it was prepared. Nothing is made.
+
+    The path is part of the link's name: a copy of an installation has links of its own, and the original its files.
+    """
+    mark = hashlib.sha256(str(run_dir.resolve()).encode()).hexdigest()[:20]
+    return run_dir / f"memory-{mark}"
 
 
 def prepare(run_dir: Path) -> Path:
@@ -31,7 +36,7 @@ def prepare(run_dir: Path) -> Path:
             link.symlink_to(_MEMORY / f"tuskline-{os.getuid()}" / secrets.token_hex(10))
         else:
             link.mkdir(mode=0o700)
-    made = link.readlink() if link.is_symlink() else link
+    made = _linked(link)
     made.mkdir(mode=0o700, parents=True, exist_ok=True)
     for each in (made, made.parent) if made != link else ():
         its = each.stat()
@@ -46,13 +51,16 @@ def prepare(run_dir: Path) -> Path:
 
 def clear(run_dir: Path, *names: str) -> None:
     """Remove files of these names, and the folder with the last of them. The link is kept: it may be prepared again."""
-    place = folder(run_dir)
+    link = folder(run_dir)
     for name in names:
-        (place / name).unlink(missing_ok=True)
+        (link / name).unlink(missing_ok=True)
+    made = _linked(link)
     with contextlib.suppress(OSError):
-        if place.is_symlink():
-            made = place.readlink()
-            made.rmdir()
+        made.rmdir()
+        if made != link:
             made.parent.rmdir()
-        else:
-            place.rmdir()
+
+
+def _linked(link: Path) -> Path:
+    """The folder itself, which need not be there (after a reboot)."""
+    return link.readlink() if link.is_symlink() else link

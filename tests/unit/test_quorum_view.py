@@ -137,10 +137,23 @@ def test_an_installation_where_another_was_removed_does_not_read_what_that_one_s
     assert list(in_memory.prepare(run_dir).iterdir()) == []
 
 
+def test_a_copy_of_an_installation_and_the_original_do_not_share_a_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(in_memory, "_MEMORY", tmp_path / "shm")
+    (tmp_path / "shm").mkdir()
+    run_dir, copy = tmp_path / "run", tmp_path / "copy"
+    (in_memory.prepare(run_dir) / "proposer.json").write_text('{"state": "streaming"}')
+    shutil.copytree(run_dir, copy, symlinks=True)
+    assert status_file.read(in_memory.folder(copy) / "proposer.json") == {}
+    assert list(in_memory.prepare(copy).iterdir()) == []
+    in_memory.clear(copy, "proposer.json")
+    assert status_file.read(in_memory.folder(run_dir) / "proposer.json")["state"] == "streaming"
+
+
 def test_without_memory_the_run_folder_serves(tmp_path, monkeypatch):
     monkeypatch.setattr(in_memory, "_MEMORY", tmp_path / "shm")
     made = in_memory.prepare(tmp_path / "run")
-    assert made.resolve() == tmp_path / "run" / "memory"
+    assert made.resolve() == in_memory.folder(tmp_path / "run")
+    assert made.parent == tmp_path / "run"
     (made / "a").touch()
     in_memory.clear(tmp_path / "run", "a")
     assert list((tmp_path / "run").iterdir()) == []

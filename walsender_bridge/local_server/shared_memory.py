@@ -4,7 +4,6 @@ The next start in the same folder takes it away. A folder that is deleted instea
 keeps a few thousand such segments.
 """
 
-import contextlib
 import ctypes
 from pathlib import Path
 
@@ -13,18 +12,12 @@ _REMOVE = 0  # IPC_RMID
 
 def release(data_dir: Path) -> None:
     """Remove the segment that `data_dir`'s postmaster.pid names, if it still is that one. Nothing of it runs."""
-    key, number = _named(data_dir)
-    if number < 0:
-        return
-    system = ctypes.CDLL(None, use_errno=True)
+    try:
+        words = (data_dir / "postmaster.pid").read_text().splitlines()[6].split()
+        key, number = int(words[0]), int(words[1])
+    except (OSError, ValueError, IndexError):
+        return  # The server ended by itself, or never came so far.
+    system = ctypes.CDLL(None)
     # A number may be another's by now; the key comes from the folder's inode.
     if system.shmget(ctypes.c_int(key), ctypes.c_size_t(0), 0) == number:
         system.shmctl(number, _REMOVE, None)
-
-
-def _named(data_dir: Path) -> tuple[int, int]:
-    """Key and number of the segment; the number is -1 when the server ended by itself."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        words = (data_dir / "postmaster.pid").read_text().splitlines()[6].split()
-        return int(words[0]), int(words[1])
-    return 0, -1

@@ -77,8 +77,9 @@ def prepare(safekeepers: Sequence[Hosted], section: SafekeepersSection, run_dir:
     """
     for each in safekeepers:
         data_dir.check(each.data_dir)
-    for each in safekeepers:
+    if safekeepers:
         in_memory.prepare(run_dir)
+    for each in safekeepers:
         each.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         users = each.data_dir / data_dir.USERS
         if section.users is None and not users.exists():
