@@ -30,15 +30,13 @@ def set_up(environment: MutableMapping[str, str], *driver: str) -> None:
 
 
 def _train(folder: Path) -> None:
-    """What every driver does: a session, an Iceberg table, rows through Python."""
+    """What every driver does: a session, an Iceberg table, a query, a task in Python."""
     spark = session("classes", lake=folder / "lake", conf={"spark.log.level": "ERROR"})
     name = "tuskline.trained.rows"
     spark.sql(f"CREATE TABLE {name} (id bigint) USING iceberg")
-    rows = spark.range(100)
-    rows.writeTo(name).append()
-    spark.table(name).mapInArrow(lambda batches: batches, rows.schema).groupBy(
-        "id"
-    ).count().collect()
+    spark.range(100).writeTo(name).append()
+    spark.table(name).groupBy("id").count().toArrow()
+    spark.sparkContext.parallelize(range(2), 2).map(str).collect()
     gateway = spark.sparkContext._gateway
     assert gateway is not None
     spark.stop()

@@ -6,9 +6,15 @@ from typing import Any
 
 
 def wait_for(check: Callable[[], Any], seconds: float, what: str) -> Any:
-    """The first true answer of `check`; fails after `seconds`."""
+    """The first true answer of `check`; fails after `seconds`.
+
+    A look that takes long is followed by a pause: what is waited for needs the processor too.
+    """
     deadline = time.monotonic() + seconds
-    while not (answer := check()):
-        assert time.monotonic() < deadline, f"{what}: not within {seconds} s"
-        time.sleep(0.01)
-    return answer
+    while True:
+        began = time.monotonic()
+        if answer := check():
+            return answer
+        now = time.monotonic()
+        assert now < deadline, f"{what}: not within {seconds} s"
+        time.sleep(min(max(0.01, 9 * (now - began)), 0.2))
