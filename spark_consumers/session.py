@@ -50,6 +50,7 @@ def settings(
         "spark.jars": ",".join(str(jar) for jar in jars.paths(progress)),
         "spark.pyspark.driver.python": sys.executable,
         "spark.pyspark.python": sys.executable,
+        "spark.python.daemon.module": "spark_consumers.daemon",
         "spark.python.worker.reuse": "true",
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
         "spark.sql.execution.arrow.pyspark.enabled": "true",

@@ -34,7 +34,8 @@ def test_3_4_5_6_a_driver_killed_anywhere_leaves_whole_epochs(tmp_path, database
     with Stack(tmp_path, {"shop": database.dsn}, epoch_interval=0.5) as stack:
         stack.start("keeper", "bridge", "lake")
         wait_for(lambda: _shown(stack), 120, "the first epoch")
-        load = threading.Thread(target=transfer, args=(database.dsn, stop, seed))
+        # Enough for every epoch, and most of the processor for the drivers that start.
+        load = threading.Thread(target=transfer, args=(database.dsn, stop, seed, 0.05))
         load.start()
         try:
             stack.kill("lake")

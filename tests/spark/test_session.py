@@ -71,7 +71,7 @@ def test_the_machine_s_java_starts_spark(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "master", [pytest.param("local[2]", marks=pytest.mark.long), "local-cluster[2,1,1024]"]
+    "master", [pytest.param("local[2]", marks=pytest.mark.long), "local-cluster[1,2,1024]"]
 )
 def test_the_registry_s_java_starts_spark_where_the_machine_has_none(tmp_path, master):
     environment = {name: value for name, value in os.environ.items() if name != "JAVA_HOME"}
@@ -96,8 +96,18 @@ def test_two_lakes_in_one_session_under_different_names(spark, tmp_path):
 
 
 def test_a_delta_table_in_the_same_session(spark, tmp_path):
+    # Delta's own default is 50 tasks for each look at a table's log.
+    spark.conf.set("spark.databricks.delta.snapshotPartitions", 2)
     spark.range(7).write.format("delta").save(str(tmp_path / "delta"))
     assert spark.read.format("delta").load(str(tmp_path / "delta")).count() == 7
+
+
+def test_workers_read_no_archive_before_each_task(spark):
+    def look(_):
+        return [place for place in sys.path if Path(place).is_file()]
+
+    (archives,) = spark.sparkContext.parallelize([0], 1).map(look).collect()
+    assert archives == []
 
 
 def test_jars_come_from_where_spark_is_told_and_a_failure_says_so(tmp_path, monkeypatch):

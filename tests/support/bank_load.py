@@ -18,8 +18,11 @@ TABLES = (
 )
 
 
-def transfer(dsn, stop, seed):
-    """Transactions over three tables, each of which keeps every sum that `check` knows."""
+def transfer(dsn, stop, seed, pause=0.01):
+    """Transactions over three tables, each of which keeps every sum that `check` knows.
+
+    `pause` is the seconds between two of them.
+    """
     draw = random.Random(seed)
     with psycopg.connect(dsn, autocommit=True) as connection:
         while not stop.is_set():
@@ -33,7 +36,7 @@ def transfer(dsn, stop, seed):
                     )
                     connection.execute("INSERT INTO audit VALUES (%s, %s)", [account, change])
                 connection.execute("INSERT INTO moves (amount) VALUES (%s)", [amount])
-            stop.wait(0.01)
+            stop.wait(pause)
 
 
 @contextmanager
