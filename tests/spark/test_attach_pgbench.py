@@ -59,7 +59,7 @@ class Victims:
             "capture": lambda: self._child("bridge", "capture-shop"),
             "lake's driver": lambda: self._child("up", "lake"),
             "lake's JVM": lambda: self._below_lake("org.apache.spark.deploy.SparkSubmit"),
-            "lake's workers": lambda: self._below_lake("pyspark.daemon"),
+            "lake's workers": lambda: self._below_lake("spark_consumers.daemon pyspark.worker"),
             "metrics": lambda: self._child("up", "metrics"),
             "PostgreSQL": list,
         }
