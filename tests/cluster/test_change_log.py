@@ -647,10 +647,13 @@ def test_a_keeper_ends_politely_with_an_open_writer(processes: Processes) -> Non
         assert writer.status.end_offset == 2
 
 
-def test_a_client_brings_neither_pandas_nor_a_server(processes: Processes) -> None:
-    # pyarrow.array() imports pandas on first use: a second of CPU in every keeper and executor.
+def test_a_client_brings_neither_pandas_nor_a_server(processes: Processes, tmp_path: Path) -> None:
+    # Where pandas is, pyarrow.array() imports it on first use: a second of CPU in every keeper and executor.
+    (tmp_path / "pandas").mkdir()
+    (tmp_path / "pandas" / "__init__.py").write_text('__version__ = "2.3.3"\n')
     program = f"""
 import sys
+sys.path.append({str(tmp_path)!r})
 from walsender_bridge.change_log.client import ReplicaClient
 with ReplicaClient({processes.keeper_listen!r}) as replica, replica.open_writer("shop", 9) as writer:
     writer.send([])
