@@ -32,13 +32,13 @@ def without_archives(path: Sequence[str]) -> list[str]:
 def main() -> None:
     """Serve until Spark closes standard input."""
     sys.path[:] = without_archives(sys.path)
-    for place in set(sys.path_importer_cache) - set(sys.path):
-        del sys.path_importer_cache[place]
+    # What is remembered of the archives would be read again all the same.
+    sys.path_importer_cache.clear()
     from pyspark.daemon import manager
 
     import spark_consumers.source  # noqa: F401  # so each worker has it from its first task on
 
-    serve: Callable[[], None] = manager
+    serve: Callable[[], None] = manager  # PySpark gives it no types.
     serve()
 
 
