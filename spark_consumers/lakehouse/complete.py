@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from spark_consumers.lakehouse import quarantine
-from spark_consumers.lakehouse.files import sync, write_data
+from spark_consumers.lakehouse.files import whole_file, write_data
 from spark_consumers.lakehouse.quarantine import UnfitFile
 from spark_consumers.lakehouse.stage import Staged, Target
 from spark_consumers.lakehouse.table_format import ROW_ID, FileInfo, ScanFile
@@ -173,9 +173,8 @@ def _compact(task: CompleteTask, path: str) -> FileInfo | None:
     target = task.target
     identity = list(target.key) or [ROW_ID]
     rows = 0
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
     with (
-        open(path, "xb") as file,
+        whole_file(path) as file,
         pq.ParquetWriter(file, target.file_schema, compression="zstd") as writer,
     ):
         for group, deleted in _groups(task, identity):
@@ -188,7 +187,7 @@ def _compact(task: CompleteTask, path: str) -> FileInfo | None:
     if not rows:
         Path(path).unlink()
         return None
-    return FileInfo(path, rows, sync(Path(path)))
+    return FileInfo(path, rows, Path(path).stat().st_size)
 
 
 @dataclass(frozen=True)

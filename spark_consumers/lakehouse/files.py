@@ -4,13 +4,20 @@ A data file's name begins with its *stage*: the link that it is written for, the
 A manifest names for each table the stage of its last write. So a file is garbage if the manifest of the link
 in its name names another stage for its table: that is how what a crash or a failed attempt has left behind
 is told from data (`orphans`). Data files are synced before they are handed to a table.
+
+A file has its name only when it is whole (`whole_file`): Spark runs a task again that has failed, perhaps
+while an earlier attempt still runs somewhere, and all attempts write the same name. The first whole file keeps it.
 """
 
+import contextlib
 import os
 import re
+import uuid
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import pyarrow as pa
 import pyarrow.ipc
@@ -56,11 +63,30 @@ def write_data(path: str, columns: list[pa.Array], schema: pa.Schema) -> FileInf
 
 def write_table(path: str, table: pa.Table) -> FileInfo:
     """Write a Parquet file, synced."""
+    with whole_file(path) as file:
+        pq.write_table(table, file, compression="zstd", row_group_size=_ROW_GROUP)
+    return FileInfo(path, table.num_rows, Path(path).stat().st_size)
+
+
+@contextmanager
+def whole_file(path: str, *, durable: bool = True) -> Iterator[BinaryIO]:
+    """A file to write that gets its name at the end of the block, `durable` before; none if that raises.
+
+    If another attempt of the same task has made the file meanwhile, that one stays: it may be in use.
+    """
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    with open(target, "xb") as file:
-        pq.write_table(table, file, compression="zstd", row_group_size=_ROW_GROUP)
-    return FileInfo(path, table.num_rows, sync(target))
+    draft = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        with open(draft, "xb") as file:
+            yield file
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+        with contextlib.suppress(FileExistsError):
+            os.link(draft, target)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def sync(path: Path) -> int:
@@ -72,10 +98,11 @@ def sync(path: Path) -> int:
 
 def write_partial(path: str, table: pa.Table) -> str:
     """Write what another task of the same round reads; not synced, since a crash starts anew."""
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
     options = pa.ipc.IpcWriteOptions(compression="zstd")
-    with pa.OSFile(path, "wb") as sink, pa.ipc.new_file(sink, table.schema, options=options) as out:
+    with (
+        whole_file(path, durable=False) as sink,
+        pa.ipc.new_file(sink, table.schema, options=options) as out,
+    ):
         out.write_table(table)
     return path
 
@@ -92,7 +119,10 @@ def orphans(folder: Path, stages: Mapping[int, str]) -> Iterator[Path]:
     `stages`: for some links the stage that the link's manifest names for this table. Files for other links
     are left alone.
     """
-    for file in (folder / "data").glob("*.parquet"):
-        stage = Stage.of(file.name)
-        if stage is not None and stage.link in stages and str(stage) != stages[stage.link]:
+    for file in (folder / "data").iterdir() if (folder / "data").exists() else ():
+        stage = Stage.of(file.name.removeprefix("."))
+        if stage is None or stage.link not in stages:
+            continue
+        # What a task had not finished when it was killed is of no use, whichever stage was published.
+        if file.name.startswith(".") or str(stage) != stages[stage.link]:
             yield file

@@ -28,13 +28,20 @@ from pyspark.sql import SparkSession
 
 from spark_consumers.lakehouse.files import Stage, sync
 from spark_consumers.lakehouse.iceberg_files import link, local, remove_unlinked
+from spark_consumers.lakehouse.iceberg_refs import (
+    Ref,
+    branch_of,
+    fenced,
+    fenced_by,
+    is_epoch,
+    tag_of,
+    unpublished,
+)
 from spark_consumers.lakehouse.iceberg_schema import arrow_schema, file_type, iceberg_schema
 from spark_consumers.lakehouse.table_format import ROW_ID, FileInfo, ScanFile, TableWrite, Written
 from walsender_bridge.durable import sync_folder
 from walsender_bridge.errors import FencedError, LakeError, NotSupportedError
 
-_BRANCH = "tuskline_t"
-_TAG = "epoch_"
 #: The table property that has PostgreSQL's columns as Arrow types, which are finer than Iceberg's.
 _COLUMNS = "tuskline.columns"
 #: How often a commit is built again because somebody else committed to the table meanwhile.
@@ -107,8 +114,8 @@ class IcebergFormat:
 
         def change(table: Any) -> Any:
             base = table.operations().current()
-            if base.ref(f"{_BRANCH}{term}") is None:
-                raise _fenced(path, term)
+            if base.ref(branch_of(term)) is None:
+                raise fenced(path, term)
             files = arrow_schema(json.loads(self._iceberg.SchemaParser.toJson(base.schema())))
             missing = [field for field in columns if field.name not in files.names]
             for field in columns:
@@ -138,21 +145,16 @@ class IcebergFormat:
 
         Raises `FencedError` if a higher term has the table, `LakeError` if the snapshot is not there.
         """
-        ours = f"{_BRANCH}{term}"
 
         def change(table: Any) -> Any:
             base = table.operations().current()
             if base.snapshot(snapshot) is None:
                 raise LakeError(f"snapshot {snapshot} is not there", where=path)
             builder = self._iceberg.TableMetadata.buildFrom(base)
-            for name in _refs(base):
-                if name.startswith(_BRANCH):
-                    if int(name.removeprefix(_BRANCH)) > term:
-                        raise _fenced(path, term)
-                    builder.removeRef(name)
-                elif name.startswith(_TAG) and int(name.removeprefix(_TAG)) > epoch:
-                    builder.removeRef(name)
-            for name in (ours, "main"):
+            refs = _refs(base)
+            for name in (*fenced_by(refs, term, path), *unpublished(refs, epoch)):
+                builder.removeRef(name)
+            for name in (branch_of(term), "main"):
                 builder.setRef(name, self._iceberg.SnapshotRef.branchBuilder(snapshot).build())
             return builder.build()
 
@@ -164,7 +166,7 @@ class IcebergFormat:
 
         Raises `FencedError` when the term's branch is gone.
         """
-        branch = f"{_BRANCH}{term}"
+        branch = branch_of(term)
         made: list[Written] = []
 
         def change(table: Any) -> Any:
@@ -172,7 +174,7 @@ class IcebergFormat:
             head = base.ref(branch)
             if head is None:
                 if write.base is not None or _refs(base):
-                    raise _fenced(path, term)
+                    raise fenced(path, term)
             elif self._is_done(base.snapshot(head.snapshotId()), path, write):
                 summary = base.snapshot(head.snapshotId()).summary()
                 made.append(Written(head.snapshotId(), summary.get("tuskline.stage")))
@@ -187,7 +189,7 @@ class IcebergFormat:
             made.append(Written(snapshot, write.stage))
             tag = self._iceberg.SnapshotRef.tagBuilder(snapshot).build()
             builder = self._iceberg.TableMetadata.buildFrom(metadata)
-            return builder.setRef(f"{_TAG}{write.version}", tag).build()
+            return builder.setRef(tag_of(write.version), tag).build()
 
         self._commit(path, change)
         return made[-1]
@@ -263,8 +265,8 @@ class IcebergFormat:
 
         def change(table: Any) -> Any:
             base = table.operations().current()
-            if base.ref(f"{_BRANCH}{term}") is None:
-                raise _fenced(path, term)
+            if base.ref(branch_of(term)) is None:
+                raise fenced(path, term)
             main = base.ref("main")
             if main is not None and main.snapshotId() == snapshot:
                 return None
@@ -274,22 +276,26 @@ class IcebergFormat:
         self._commit(path, change)
 
     def expire(self, path: str, term: int, kept: Collection[int]) -> int:
-        """Drop snapshots that are not `kept` and not the head of a branch. Raises `FencedError`."""
+        """Drop snapshots that are not `kept`, not the head of a branch and not tagged by a user.
+
+        Raises `FencedError`.
+        """
         doomed: list[Any] = []
 
         def change(table: Any) -> Any:
             base = table.operations().current()
-            if base.ref(f"{_BRANCH}{term}") is None:
-                raise _fenced(path, term)
-            refs = {name: base.ref(name).snapshotId() for name in _refs(base)}
-            wanted = set(kept) | {s for name, s in refs.items() if not name.startswith(_TAG)}
+            if base.ref(branch_of(term)) is None:
+                raise fenced(path, term)
+            refs = _refs(base)
+            tags = {name for name, ref in refs.items() if is_epoch(name, ref)}
+            wanted = set(kept) | {ref.snapshot for name, ref in refs.items() if name not in tags}
             gone = [s.snapshotId() for s in base.snapshots() if s.snapshotId() not in wanted]
             if not gone:
                 return None
             transaction = table.newTransaction()
             refs_update = transaction.manageSnapshots()
-            for name, snapshot in refs.items():
-                if snapshot not in wanted:
+            for name in tags:
+                if refs[name].snapshot not in wanted:
                     refs_update.removeTag(name)
             refs_update.commit()
             update = transaction.expireSnapshots()
@@ -426,13 +432,13 @@ def _decoded(text: str) -> pa.Schema:
     return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))
 
 
-def _refs(metadata: Any) -> list[str]:
-    return [str(name) for name in metadata.refs().keySet()]
-
-
-def _fenced(path: str, term: int) -> FencedError:
-    return FencedError(
-        f"term {term} may not write this table any more",
-        where=path,
-        repair="nothing: the newer writer goes on",
-    )
+def _refs(metadata: Any) -> dict[str, Ref]:
+    found = {}
+    for name in map(str, metadata.refs().keySet()):
+        ref = metadata.ref(name)
+        snapshot = metadata.snapshot(ref.snapshotId())
+        version = snapshot.summary().get("tuskline.version") if snapshot is not None else None
+        found[name] = Ref(
+            ref.snapshotId(), ref.isBranch(), int(version) if version is not None else None
+        )
+    return found

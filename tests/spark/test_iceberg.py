@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from spark_consumers.lakehouse import iceberg_files
+from spark_consumers.lakehouse import iceberg, iceberg_files
 from spark_consumers.lakehouse.files import write_data
 from spark_consumers.lakehouse.iceberg import IcebergFormat, read_snapshot
 from spark_consumers.lakehouse.table_format import ROW_ID, TableWrite
@@ -143,6 +143,38 @@ def test_13_a_writer_of_an_older_term_is_refused(table):
     assert table.ids(table.write(2, first, add=[5], term=2)) == [1, 5]
 
 
+def test_36_tags_and_branches_of_the_users_own_are_left_alone(table):
+    first = table.write(1, None, add=[1])
+    second = table.write(2, first, add=[2])
+    third = table.write(3, second, add=[3])
+    raw = table.format._tables.load(table.path)
+    users = {"epoch_x", "epoch_", "epoch_3_backup", "epoch_007", "epoch_99"}
+    for name in users:
+        raw.manageSnapshots().createTag(name, first).commit()
+    branches = {"tuskline_tx", "tuskline_t", "tuskline_t1_mine", "epoch_98"}
+    for name in branches:
+        raw.manageSnapshots().createBranch(name, first).commit()
+    table.format.take_over(table.path, second, 2, 2)
+
+    def refs():
+        table.format._table(table.path).refresh()
+        return set(iceberg._refs(table.format._table(table.path).operations().current()))
+
+    # The tag of a version that was not published is ours, and so is the branch of the term before.
+    assert refs() == users | branches | {"main", "tuskline_t2", "epoch_1", "epoch_2"}
+    # What a user has tagged stays readable; our own tag on it goes only with its snapshot.
+    table.format.expire(table.path, 2, {second})
+    assert users | branches <= refs()
+    assert table.ids(first) == [1]
+    with pytest.raises(Exception, match="snapshot"):
+        table.ids(third)
+    fourth = table.write(4, second, add=[4], term=2)
+    table.format.show(table.path, 2, fourth)
+    table.format.expire(table.path, 2, {fourth})
+    assert "epoch_2" not in refs()
+    assert table.ids(fourth) == [1, 2, 4]
+
+
 def test_13_a_writer_that_slept_before_its_last_step_is_refused(table, monkeypatch):
     """Paused when all is checked and only the new metadata file is missing, then woken up."""
     first = table.write(1, None, add=[1])
@@ -208,26 +240,27 @@ def test_metadata_that_a_crash_left_behind_is_removed_with_the_next(table, monke
 
 
 def test_what_a_commit_names_is_durable_before_the_commit(table, monkeypatch):
-    synced: set[str] = set()
+    # By inode: a data file gets its name after it is synced.
+    synced: set[int] = set()
     fsync = os.fsync
 
     def note(descriptor):
-        synced.add(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
+        synced.add(os.fstat(descriptor).st_ino)
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", note)
     link = table.format._link
-    checked: list[str] = []
+    checked: list[Path] = []
 
     def check(path, number, metadata):
-        new = {str(f) for f in Path(path, "metadata").glob("*.avro")} - set(checked)
+        new = set(Path(path, "metadata").glob("*.avro")) - set(checked)
+        data = set(Path(path, "data").iterdir())
         assert len(new) >= 2
-        assert new <= synced
-        assert str(Path(path, "data")) in synced
-        assert {str(f) for f in Path(path, "data").iterdir()} <= synced
+        assert {file.stat().st_ino for file in (*new, *data)} <= synced
+        assert Path(path, "data").stat().st_ino in synced
         checked.extend(new)
         synced.clear()
-        synced.update(str(f) for f in Path(path, "data").iterdir())
+        synced.update(file.stat().st_ino for file in data)
         return link(path, number, metadata)
 
     monkeypatch.setattr(table.format, "_link", check)

@@ -1,15 +1,21 @@
 """The lake's driver is killed at every stage of an epoch, under load: real processes, SIGKILL."""
 
+import json
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 import threading
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
+import tests
 from spark_consumers import read
 from spark_consumers.flush import flush
+from spark_consumers.lakehouse.files import orphans
 from spark_consumers.lakehouse.manifest import open_chain
 from tests.support.bank_load import TABLES, check, transfer
 from tests.support.lake_check import assert_equal, assert_no_orphans
@@ -97,3 +103,23 @@ def test_a_driver_whose_jvm_dies_ends_with_an_error(tmp_path, database):
         database.execute("INSERT INTO one VALUES (1)")
         assert stack.wait("lake", 60) > 0
         assert not place.exists()
+
+
+@pytest.mark.timeout(200)
+def test_37_a_task_that_is_killed_in_mid_write_is_run_again_and_succeeds(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.support.retry_job", str(tmp_path)],
+        env={**os.environ, "SPARK_LOCAL_DIRS": str(tmp_path / "local")},
+        cwd=Path(tests.__path__[0]).parent,
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    made = json.loads(done.stdout.splitlines()[-1])
+    assert [file["rows"] for file in made] == [1000, 1000]
+    for file in made:
+        assert pq.read_table(file["path"]).num_rows == 1000
+    # What the first attempts had begun is garbage by its name.
+    left = set((tmp_path / "data").iterdir()) - {Path(file["path"]) for file in made}
+    assert set(orphans(tmp_path, {0: "", 1: ""})) == {*left, *(Path(f["path"]) for f in made)}

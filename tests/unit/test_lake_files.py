@@ -1,0 +1,86 @@
+"""Files that a task of Spark writes: whole or not there, whatever becomes of the task and its other attempts."""
+
+import multiprocessing
+import os
+import signal
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from spark_consumers.lakehouse.files import Stage, orphans, write_partial, write_table
+
+TABLE = pa.table({"id": pa.array(range(1000))})
+STAGE = Stage(7, 2, 1)
+
+
+def killed_in_mid_write(path: str) -> None:
+    def half(table: pa.Table, file: object, **_: object) -> None:
+        file.write(b"PAR1 and some rows")  # type: ignore[attr-defined]
+        file.flush()  # type: ignore[attr-defined]
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    pq.write_table = half
+    write_table(path, TABLE)
+
+
+@pytest.mark.parametrize("write", [write_table, write_partial])
+def test_37_a_write_that_failed_in_the_middle_can_be_repeated(tmp_path, monkeypatch, write):
+    path = tmp_path / "data" / f"{STAGE}.parquet"
+    whole = {"write_table": (pq, "write_table"), "write_partial": (pa.ipc, "new_file")}
+
+    def fail(*arguments: object, **_: object) -> None:
+        sink = next(a for a in arguments if hasattr(a, "write"))
+        sink.write(b"some")
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(*whole[write.__name__], fail)
+        with pytest.raises(OSError, match="Input/output"):
+            write(str(path), TABLE)
+    assert list(path.parent.iterdir()) == []
+    write(str(path), TABLE)
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_37_a_task_killed_in_mid_write_is_repeated_and_leaves_garbage_by_name(tmp_path):
+    path = tmp_path / "data" / f"{STAGE}.parquet"
+    task = multiprocessing.get_context("fork").Process(
+        target=killed_in_mid_write, args=(str(path),)
+    )
+    task.start()
+    task.join(60)
+    assert task.exitcode == -signal.SIGKILL
+    made = write_table(str(path), TABLE)
+    assert pq.read_table(path).equals(TABLE)
+    assert made.size == path.stat().st_size
+    (left,) = set(path.parent.iterdir()) - {path}
+    # The stage is published, and what is left of its task is garbage all the same.
+    assert list(orphans(tmp_path, {7: str(STAGE)})) == [left]
+    assert list(orphans(tmp_path, {8: ""})) == []
+    assert set(orphans(tmp_path, {7: "another"})) == {left, path}
+
+
+def test_an_attempt_that_comes_late_leaves_the_file_that_is_in_use(tmp_path):
+    path = tmp_path / "data" / f"{STAGE}.parquet"
+    first = write_table(str(path), TABLE)
+    inode = path.stat().st_ino
+    assert write_table(str(path), TABLE) == first
+    assert path.stat().st_ino == inode
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_37_files_have_their_names_only_when_they_are_durable(tmp_path, monkeypatch):
+    path = tmp_path / "data" / f"{STAGE}.parquet"
+    fsync, named = os.fsync, []
+
+    def note(descriptor: int) -> None:
+        named.append(path.exists())
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note)
+    write_table(str(path), TABLE)
+    assert named
+    assert not any(named)
+    assert Path(path).exists()
