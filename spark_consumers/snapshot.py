@@ -63,7 +63,8 @@ class PublishedTable:
     """A table as a publication sends it; what is not sent (generated columns, say) is left out.
 
     `kind`: `r`, or `p` for a partitioned table. `replica_identity`: `d`, `n`, `f` or `i`. `key`: the
-    columns of the replica identity's index, otherwise those of the primary key; None without either.
+    columns by which the stream's updates and deletes name a row (`i`: those of the index, `d`: those of the
+    primary key); None where they carry the whole row, or there are none.
     """
 
     schema: str

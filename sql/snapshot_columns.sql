@@ -1,7 +1,9 @@
 -- A table's columns in order: type (of a domain: its base type, without the modifier, which the change
 -- stream does not tell either), whether generated, the function that writes its values as text, the type that
--- this function takes where that is another one (refcursor), and whether it is in the key (the replica identity's index, otherwise the primary key). A deferrable key is none:
--- rows may pass through each other's keys inside a statement, so a change cannot be followed by it.
+-- this function takes where that is another one (refcursor), and whether it is in the key, by which the stream's
+-- updates and deletes name a row: that of the replica identity's index, by default the primary key. With FULL they
+-- carry the whole row, and the stream does not tell when the primary key changes. A deferrable key is none: rows may
+-- pass through each other's keys inside a statement, so a change cannot be followed by it.
 WITH RECURSIVE bases AS (
     SELECT atttypid AS type, atttypid AS base
     FROM pg_attribute WHERE attrelid = %(table)s AND attnum > 0 AND NOT attisdropped
@@ -24,6 +26,6 @@ JOIN pg_type AS p ON p.oid = f.proargtypes[0]
 JOIN pg_namespace AS pn ON pn.oid = p.typnamespace
 LEFT JOIN pg_index AS k
     ON k.indrelid = c.oid AND k.indimmediate
-    AND CASE c.relreplident WHEN 'i' THEN k.indisreplident ELSE k.indisprimary END
+    AND CASE c.relreplident WHEN 'i' THEN k.indisreplident WHEN 'd' THEN k.indisprimary END
 WHERE a.attrelid = %(table)s AND a.attnum > 0 AND NOT a.attisdropped
 ORDER BY a.attnum;

@@ -4,6 +4,7 @@ Runs on the executors, beside `stage`. A change that does not fit is never folde
 (`Misfit`), which decides what becomes of the table (`schema_change`).
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -28,7 +29,7 @@ class Misfit:
     """The first change in a range of a shape that the table does not have.
 
     `number` is the range's, `offset` the log's. `reason`: what makes it another table whatever its columns
-    are. `columns` and `key` are those that were sent.
+    are. `columns` and `key` (`key_of`) are those that were sent.
     """
 
     table: str
@@ -37,6 +38,17 @@ class Misfit:
     columns: tuple[Column, ...]
     key: frozenset[str]
     reason: str = ""
+
+
+def key_of(relation: Relation) -> frozenset[str]:
+    """The columns by which the updates and deletes of a relation name a row; none where they carry all of it.
+
+    With REPLICA IDENTITY FULL every column is flagged, whatever the primary key is: the stream tells neither
+    the key nor that it changed, so nothing may depend on one. Such a table is a bag.
+    """
+    if relation.replica_identity == "f":
+        return frozenset()
+    return frozenset(column.name for column in relation.columns if column.is_key)
 
 
 def columns_of(relation: Relation) -> tuple[Column, ...]:
@@ -67,10 +79,10 @@ def misfit(
     relation = batch.relation
     if relation.oid != relation_id:
         return "the table was dropped and another was made under its name"
-    if key and relation.replica_identity != "f" and _is_told_by_key(batch):
-        identity = {column.name for column in relation.columns if column.is_key}
-        if identity != set(key):
-            return f"its replica identity changed from {sorted(key)} to {sorted(identity)}"
+    identity = key_of(relation)
+    if identity != set(key):
+        # Inserts as well: two of them may have what the table takes for a key.
+        return f"its replica identity changed from {_named(key)} to {_named(identity)}"
     if not layouts:
         return None if arrow_schema(relation.columns) == columns else ""
     # One entry has one shape of a table, so a batch lies on one side of each layout's offset.
@@ -96,8 +108,8 @@ def padded(batch: ChangeBatch, columns: pa.Schema) -> ChangeBatch:
     )
 
 
-def _is_told_by_key(batch: ChangeBatch) -> bool:
-    return bool((batch.ops == ord("U")).any() or (batch.ops == ord("D")).any())
+def _named(key: Collection[str]) -> str:
+    return f"({', '.join(sorted(key))})" if key else "whole rows"
 
 
 def _rows(batch: ChangeBatch, mask: np.ndarray) -> ChangeBatch:

@@ -24,6 +24,7 @@ from spark_consumers.lakehouse.fit import (
     Layout,
     Misfit,
     columns_of,
+    key_of,
     misfit,
     padded,
     without_copied,
@@ -232,11 +233,12 @@ def _take(
         else:
             pending.setdefault(target.name, _Pending(target)).add(padded(new, target.columns))
             return
-    key = frozenset(c.name for c in batch.relation.columns if c.is_key)
     told = misfits.setdefault(target.name, [])
     columns = columns_of(batch.relation)
     if not told or (told[-1].columns, told[-1].reason) != (columns, reason):
-        told.append(Misfit(target.name, number, int(new.offset[0]), columns, key, reason))
+        told.append(
+            Misfit(target.name, number, int(new.offset[0]), columns, key_of(batch.relation), reason)
+        )
 
 
 def _stage(task: RangeTask, table: _Pending) -> Staged:

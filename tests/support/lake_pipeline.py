@@ -22,13 +22,13 @@ PUBLISHED = ("public.docs", "public.pairs", "public.bag")
 
 
 class Pipeline:
-    """A lakehouse over one database, driven a round at a time."""
+    """A lakehouse over one database's `tables`, driven a round at a time."""
 
-    def __init__(self, spark, folder, database):
+    def __init__(self, spark, folder, database, tables=PUBLISHED):
         self.spark, self.database, self.folder = spark, database, folder
         self.lake = folder / "lake"
         self.log = ChangeLog(folder)
-        self.capture = CaptureProcess(folder, self.log, database.dsn, *PUBLISHED)
+        self.capture = CaptureProcess(folder, self.log, database.dsn, *tables)
         self.made = []
 
     def __enter__(self):
