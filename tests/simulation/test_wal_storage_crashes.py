@@ -1,8 +1,8 @@
-"""Acceptance 23, the storage's half: power cuts at every write, torn and lost writes, in mid-truncation too.
+"""Acceptance 23 and 32, the storage's half: power cuts at every write, torn and lost, in mid-truncation too.
 
 The real storage runs on a disk that loses whatever it may lose. A model knows every byte that was given, and what was
-acknowledged. After each cut the storage must hold at least `aligned(acknowledged)`, and of what it holds every byte
-must be right: the very bytes that were given there last.
+acknowledged. The server often ends a segment early, and files are recycled. After each cut the storage must hold at
+least `aligned(acknowledged)`, and of what it holds every byte must be right: the very bytes that were given there last.
 """
 
 import random
@@ -12,9 +12,18 @@ import pytest
 from tests.support.simulated_disk import PowerCutError, SimulatedDisk
 from tests.support.wal import MIB, SMALL, Wal
 from walsender_bridge.errors import CorruptError, DiskFullError, TrimmedError
+from walsender_bridge.safekeeper import wal_recovery, wal_storage
 from walsender_bridge.safekeeper.segments import PARTIAL, Segments, StorageLimits
 from walsender_bridge.safekeeper.wal_storage import WalStorage
-from walsender_bridge.wire.wal_page import PAGE_BYTES, parse_segment_name
+from walsender_bridge.wire import wal_record
+from walsender_bridge.wire.wal_page import (
+    PAGE_BYTES,
+    SHORT_HEADER,
+    page_start,
+    parse_page_header,
+    parse_segment_name,
+)
+from walsender_bridge.wire.wal_record import Walk
 
 #: Room for the position file is always left.
 LIMITS = StorageLimits(free_bytes=100_000)
@@ -63,6 +72,17 @@ class Simulation:
         self.acknowledged = self.storage.flush()
         while self.rng.random() < 0.5:
             self.storage.prepare()
+
+    def switch(self) -> None:
+        """The server ends its segment early. The rest arrives in pieces; it is zeros, or what an old file held."""
+        if self.storage.write_lsn < self.wal.end:
+            self.give(self.storage.write_lsn, self.wal.piece(self.storage.write_lsn, self.wal.end))
+        _, end = self.wal.switch(stale=self.rng.random() < 0.3)
+        own = self.wal.switches[-1]
+        pieces = {own, end, *(self.rng.randrange(own, end + 1) for _ in range(3))}
+        for to in sorted(pieces):
+            self.give(self.storage.write_lsn, self.wal.piece(self.storage.write_lsn, to))
+            self.acknowledged = self.storage.flush()
 
     def give(self, start: int, data: bytes) -> None:
         """Hand in bytes, as whole pieces or as a receiver does that reads straight into the buffer."""
@@ -228,7 +248,8 @@ class Simulation:
 
     def run(self, actions: int) -> None:
         doing = [self.feed] * 12 + [self.commit] * 4
-        doing += [self.fork, self.fork, self.remove, self.stop_and_start]
+        doing += [self.switch] * 3 + [self.remove] * 3
+        doing += [self.fork, self.fork, self.stop_and_start]
         doing += [self.fill_up, self.begin_anew]
         for _ in range(actions):
             if self.disk.cut_at is None:
@@ -259,7 +280,8 @@ def test_23_power_cuts_at_any_write_for_long(seed):
         for name, count in simulation.cuts.items():
             cuts[name] = cuts.get(name, 0) + count
     print(cuts)
-    assert set(cuts) == {"feed", "fork", "remove", "stop_and_start", "fill_up", "begin_anew"}
+    actions = {"feed", "switch", "fork", "remove", "stop_and_start", "fill_up", "begin_anew"}
+    assert set(cuts) == actions
 
 
 def found(seed: int, runs: int) -> bool:
@@ -303,6 +325,39 @@ def test_23_a_copy_for_a_new_timeline_that_outlives_a_crash_is_found(seed, monke
     """As a spare it brought back WAL that was cut off."""
     monkeypatch.setattr(Segments, "take_for_copy", Segments.take_spare)
     assert found(seed, 400)
+
+
+def test_32_a_scan_past_a_switch_without_its_padding_is_found(seed, monkeypatch):
+    """What a recycled file holds there is taken for the padding, and called damaged at the next start."""
+
+    def walk(pages, start, expected, *, stop=None, previous=None):
+        end = 1 << 62 if stop is None else stop
+        return Walk(pages, start, expected, stop=end, previous=previous)
+
+    monkeypatch.setattr(wal_recovery, "Walk", walk)
+    assert found(seed, 40)
+
+
+def test_32_an_end_told_before_its_name_is_durable_is_found(seed, monkeypatch):
+    """After a switch nothing else says that the padding had come."""
+    monkeypatch.setattr(WalStorage, "_sync_names", lambda self: None)
+    assert found(seed, 60)
+
+
+def test_32_padding_that_must_be_pages_is_found(seed, monkeypatch):
+    """A server that crashed in a switch sends old WAL as its padding: it is no damage."""
+    look_back = wal_record.record_start_before
+
+    def strict(pages, position, expected, *, oldest):
+        page_lsn = page_start(position - 1)
+        page = pages(page_lsn)
+        if any(page[:SHORT_HEADER]):
+            parse_page_header(page, page_lsn, expected)
+        return look_back(pages, position, expected, oldest=oldest)
+
+    for module in (wal_record, wal_recovery, wal_storage):
+        monkeypatch.setattr(module, "record_start_before", strict)
+    assert found(seed, 25)
 
 
 def test_23_a_complete_name_before_the_segment_is_whole_is_found(seed, monkeypatch):

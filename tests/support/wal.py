@@ -19,7 +19,8 @@ _NOOP, _SWITCH = 0x20, 0x40
 class Wal:
     """A growing WAL from `origin` (a page boundary) on. `data[0]` is the byte at `origin`.
 
-    `ends`: the ends of its records, as PostgreSQL counts them; `starts`: where they begin.
+    `ends`: the ends of its records, as PostgreSQL counts them; `starts`: where they begin. `switches`: where the own
+    bytes of those end that end their segment early.
     """
 
     format: WalFormat = SMALL
@@ -28,6 +29,7 @@ class Wal:
     data: bytearray = field(default_factory=bytearray)
     starts: list[int] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
+    switches: list[int] = field(default_factory=list)
 
     @property
     def end(self) -> int:
@@ -68,12 +70,25 @@ class Wal:
         self.ends.append(self.end)
         return start, self.end
 
-    def switch(self) -> tuple[int, int]:
-        """End the segment early, as pg_switch_wal() does."""
+    def switch(self, *, stale: bool = False) -> tuple[int, int]:
+        """End the segment early, as pg_switch_wal() does.
+
+        `stale`: its rest is not zeros, but what the segment before has there. A server that crashed before it wrote
+        the zeros goes on in the next segment, and sends what its recycled file held.
+        """
         start, end = self.record(kind=_SWITCH)
-        self.data += bytes(-end % self.format.segment_bytes)
-        self.ends[-1] = self.end
+        self.switches.append(end)
+        self._pad(stale=stale)
         return start, self.end
+
+    def _pad(self, *, stale: bool = False) -> None:
+        """The rest of the segment behind a switch."""
+        size = self.format.segment_bytes
+        rest = -self.end % size
+        older = self.end - size
+        padding = self.piece(older, older + rest) if stale and older >= self.origin else b""
+        self.data += padding or bytes(rest)
+        self.ends[-1] = self.end
 
     def give_up(self, start: int) -> None:
         """What a server does that crashed within the record at `start`: it goes on at the next page it wrote."""
@@ -115,16 +130,26 @@ class Wal:
 
     def last_end(self, position: int) -> int:
         """The end of the last record at or below `position`, computed by looking at them all."""
-        return max((end for end in self.ends if end <= position), default=self.origin)
+        ends = (*self.ends, *self.switches)
+        return max((end for end in ends if end <= position), default=self.origin)
 
     def copy(self, to: int, *, timeline: int) -> "Wal":
-        """The same WAL up to the record that ends at `to`, going on in another timeline."""
+        """The same WAL up to the record that ends at `to`, going on in another timeline.
+
+        Behind the own bytes of a switch every timeline goes on with its padding.
+        """
         kept = [each for each in self.ends if each <= to]
-        return Wal(
+        other = Wal(
             self.format,
             self.origin,
             timeline,
             bytearray(self.data[: to - self.origin]),
             self.starts[: len(kept)],
             kept,
+            [each for each in self.switches if each <= to],
         )
+        if to in self.switches and to not in kept:
+            other.starts.append(self.starts[len(kept)])
+            other.ends.append(to)
+            other._pad()
+        return other

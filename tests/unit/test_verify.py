@@ -101,6 +101,22 @@ def test_damage_is_named_and_nothing_is_touched(tmp_path, wal, seed, at):
     assert names(place) == before
 
 
+def test_32_segment_switches_after_the_last_known_position(tmp_path, seed):
+    """A safekeeper that was killed: complete names say how far it is durable, and damage there is no end."""
+    rng = random.Random(seed)
+    wal = Wal()
+    for segment in range(1, 5):
+        wal.fill(segment * MIB + 60_000, rng)
+        wal.switch(stale=rng.random() < 0.5)
+    wal.fill(5 * MIB + 60_000, rng)
+    place = store(tmp_path / "0", wal, commit=wal.end, crash=True)
+    (found,) = checked(place)
+    assert (found.end_lsn, found.records) == (wal.end, len(wal.ends))
+    damage(place, "000000010000000000000003", 50_000)
+    with pytest.raises(CorruptError, match="which is durable"):
+        checked(place)
+
+
 def test_a_segment_that_is_gone_or_short_is_named(tmp_path, wal):
     place = store(tmp_path / "0", wal, commit=wal.end)
     short = store(tmp_path / "1", wal, commit=wal.end)

@@ -127,7 +127,7 @@ def test_a_switch_ends_at_the_next_segment(seed):
     start, end = wal.switch()
     assert end == 2 * MIB
     wal.record(b"next")
-    ends, _ = walk(wal)
+    ends, _ = walk(wal, stop=wal.end)
     assert ends == wal.ends
     assert aligned(wal.page, wal.end, wal.format, oldest=MIB) == wal.end
     assert aligned(wal.page, end, wal.format, oldest=MIB) == end
@@ -135,6 +135,37 @@ def test_a_switch_ends_at_the_next_segment(seed):
     for position in (start + 24, start + 25, start + 30_000, end - 1):
         assert aligned(wal.page, position, wal.format, oldest=MIB) == start + 24
     assert aligned(wal.page, start + 23, wal.format, oldest=MIB) == wal.ends[-3]
+
+
+def test_32_a_walk_that_seeks_the_end_stops_at_a_switch(seed):
+    wal = Wal()
+    wal.fill(MIB + 20_000, random.Random(seed))
+    start, _ = wal.switch()
+    wal.record(b"next")
+    ends, walked = walk(wal)
+    assert ends[-1] == walked.end == start + 24
+    assert "padding" in walked.why
+
+
+@pytest.mark.parametrize("behind", [0, 50_000])
+def test_32_padding_that_is_old_wal_is_stepped_over(seed, behind):
+    """What a server sends that crashed before it had zeroed the rest of a recycled segment."""
+    wal = Wal()
+    wal.fill(2 * MIB + 20_000, random.Random(seed))
+    start, end = wal.switch(stale=True)
+    wal.fill(end + behind, random.Random(seed))
+    ends, _ = walk(wal, stop=wal.end)
+    assert ends == wal.ends
+    for position in (start + 24, start + 30_000, end - 8192, end - 1, end, wal.end):
+        found = aligned(wal.page, position, wal.format, oldest=MIB)
+        assert found == wal.last_end(position), position
+    # A foreign page is damage where no switch comes before it.
+    page = start // PAGE_BYTES * PAGE_BYTES
+    wal.data[page - MIB] ^= 1
+    with pytest.raises(CorruptError, match="magic"):
+        aligned(wal.page, end, wal.format, oldest=MIB)
+    with pytest.raises(CorruptError, match="magic"):
+        aligned(wal.page, page + 100, wal.format, oldest=page)
 
 
 def test_a_record_that_was_given_up_is_stepped_over(seed):

@@ -180,6 +180,29 @@ def test_old_records_that_fit_in_behind_new_ones_are_not_found(disk, seed):
     assert again.flush_lsn == 4 * MIB + block
 
 
+@pytest.mark.parametrize("stale", [False, True])
+def test_32_a_crash_at_any_byte_of_a_segment_switch(disk, seed, stale):
+    """The segment is a recycled one: behind what was written lies old WAL, where the padding would be."""
+    rng = random.Random(seed)
+    wal = Wal()
+    wal.fill(3 * MIB + 500_000, rng)
+    start, end = wal.switch(stale=stale)
+    wal.fill(end + 50_000, rng)
+    storage = opened(disk)
+    storage.reset(MIB)
+    feed(storage, wal, 3 * MIB)
+    assert storage.remove_below(3 * MIB)
+    own = start + 24
+    cuts = {start + 8, own - 1, own, own + 1, own + 9000, end - 8192, end - 1, end, end + 9000}
+    for position in sorted({*cuts, *(rng.randrange(start, end) for _ in range(3))}):
+        feed(storage, wal, position)
+        for _ in range(2):
+            storage = opened(disk)
+            assert wal.last_end(position) <= storage.flush_lsn <= max(position, own)
+            assert held(storage) == wal.piece(storage.begin_lsn, storage.flush_lsn)
+            assert storage.align(storage.flush_lsn) == wal.last_end(storage.flush_lsn)
+
+
 # -- cutting ----------------------------------------------------------------------------------------
 
 

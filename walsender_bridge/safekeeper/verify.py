@@ -125,7 +125,9 @@ def _check(place: Place, progress: Progress) -> Held:
             raise CorruptError(f"WAL up to {format_lsn(position.durable_lsn)} is gone")
         return Held(place, control, reader)
     # A cut in progress is finished at the next start; what is behind it is no WAL.
-    durable = max(position.durable_lsn, 0 if position.cutting else place.flush_lsn)
+    durable = position.durable_lsn
+    if not position.cutting:
+        durable = max(reader.complete_to(durable), place.flush_lsn)
     begin = reader.begin_lsn
     if begin > max(position.begin_lsn, 0) and durable > position.begin_lsn and not place.flush_lsn:
         raise CorruptError(

@@ -55,6 +55,13 @@ class WalReader:
             name: self.folder / name for name in self._names.values() if not name.endswith(PARTIAL)
         }
 
+    def complete_to(self, lsn: int) -> int:
+        """Up to where the segments from that of `lsn` on are durable whole; `lsn`, if its own is not."""
+        start = segment_start(lsn, self.segment_bytes)
+        while not self._names.get(start, PARTIAL).endswith(PARTIAL):
+            start += self.segment_bytes
+        return max(lsn, start)
+
     def name_of(self, lsn: int) -> str:
         """The file that has the byte at `lsn`."""
         return self._names.get(segment_start(lsn, self.segment_bytes), "no segment")

@@ -2,7 +2,8 @@
 
 **What holds.** (1) `flush_lsn` is never more than what is durable. (2) Behind it the current segment holds nothing
 that a scan could take for WAL: zeros, or WAL of other LSNs in a recycled file. So after any crash the scan ends in
-what was written since, and never in what was cut off earlier. (3) A segment with a complete name is durable whole.
+what was written since, and never in what was cut off earlier. (3) A segment with a complete name is durable whole,
+and one whose end was told has that name, durably: behind a segment switch nothing else shows that the padding arrived.
 
 **Writing.** Bytes are gathered in one page-aligned buffer (`room`, `advance`: a receiver reads straight into it) and
 `flush` is one durable write for each segment that they touch. It rewrites the last incomplete block and pads with
@@ -177,8 +178,11 @@ class WalStorage:
         if self.flush_lsn == self._base + self._fill:
             return self.flush_lsn
         try:
-            while self.flush_lsn < self._base + self._fill:
-                self._write_piece()
+            try:
+                while self.flush_lsn < self._base + self._fill:
+                    self._write_piece()
+            finally:
+                self._sync_names()
             if self._headless:
                 self._mark(self.flush_lsn)
                 self._headless = not self._record_known()
@@ -208,6 +212,11 @@ class WalStorage:
             self._fill = rest
         if self.flush_lsn == start + self._size:
             self._close_file(complete=True)
+
+    def _sync_names(self) -> None:
+        """Where the end that is told is a segment's, its complete name is durable (else the next one's sync does it)."""
+        if self.flush_lsn % self._size == 0:
+            self._disk.sync()
 
     def _enter(self, start: int) -> None:
         """Make the segment that starts there the current one."""

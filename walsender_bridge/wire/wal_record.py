@@ -8,7 +8,9 @@ and so did its predecessor.
 
 Where a record ends is PostgreSQL's `EndRecPtr`: aligned to 8 bytes, and at the end of a page the boundary
 itself, not the first byte behind the next page's header. A segment switch (`XLOG_SWITCH`) ends at the end of its
-segment once that is there, else at the end of its own bytes: what follows is padding, and belongs to nobody.
+segment where that is known to be there (`stop`), else at the end of its own bytes. What lies between is padding, and
+nothing in it can be checked: it is zeros as a rule, but a server that crashed before it wrote them goes on in the next
+segment all the same, and from then on sends what its recycled file held.
 
 Bounded: a walk reads each page once; one record has at most `LARGEST_RECORD` bytes, which are never joined.
 
@@ -27,7 +29,6 @@ from walsender_bridge.wire.wal_page import (
     CONTINUES,
     OVERWRITES,
     PAGE_BYTES,
-    SHORT_HEADER,
     PageHeader,
     WalFormat,
     align,
@@ -93,8 +94,9 @@ class Walk:
 
     Iterate over it; when it is exhausted, `end` is where the last whole record ended (`start`, if there was
     none), `why` says what stood there instead of another, and `ran_out` whether that was merely too few bytes.
-    `stop`: WAL at or behind it is not looked at. `previous`: the start of the record before `start`, where that
-    is known.
+    `stop`: the WAL is there up to here, and what lies at or behind it is not looked at; without it the walk finds out
+    how far the WAL goes, and so never passes a segment switch. `previous`: the start of the record before `start`,
+    where that is known.
     """
 
     def __init__(
@@ -184,7 +186,7 @@ class Walk:
         if record.is_switch:
             segment = self._expected.segment_bytes
             boundary = segment_start(start, segment) + segment
-            if self._stop is None or boundary <= self._stop:
+            if self._stop is not None and boundary <= self._stop:
                 return Record(start, boundary, length, xid, previous, resource_manager, info)
         return record
 
@@ -224,24 +226,29 @@ def record_start_before(
     """The last position at or below `position` that a page header names as the start of a record.
 
     Looks back from page to page, at most as far as one record reaches, and not below `oldest`, the page boundary
-    where the WAL that is held begins; None: all of it up to `position` is the rest of one record. Raises
-    `CorruptError` for a page that is not one of this WAL.
+    where the WAL that is held begins; None: all of it up to `position` is the rest of one record. A page that is not
+    one of this WAL may be the padding of a segment switch, which a walk from further back steps over, or damage, at
+    which it stops. Raises `CorruptError` when nothing further back would tell.
     """
     page_lsn = page_start(max(position - 1, oldest))
     lowest = max(oldest, page_lsn - 2 * LARGEST_RECORD)
+    foreign: CorruptError | None = None
     while page_lsn >= lowest:
         size = header_size(page_lsn, expected.segment_bytes)
         if page_lsn + size <= position or page_lsn == position == oldest:
-            page = pages(page_lsn)
-            # Behind a segment switch there are zeros, up to the segment's end.
-            if size != SHORT_HEADER or any(page[:size]):
-                header = parse_page_header(page, page_lsn, expected)
+            try:
+                header = parse_page_header(pages(page_lsn), page_lsn, expected)
+            except CorruptError as error:
+                foreign = foreign or error
+            else:
                 if not header.info & CONTINUES:
                     return page_lsn
                 end = align(page_lsn + size + header.remaining)
                 if end <= min(position, page_lsn + PAGE_BYTES):
                     return end
         page_lsn -= PAGE_BYTES
+    if foreign is not None:
+        raise foreign
     return None
 
 
