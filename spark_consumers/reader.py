@@ -20,6 +20,7 @@ from spark_consumers.lakehouse.manifest import (
     open_chain,
 )
 from walsender_bridge.errors import LakeError, NotSupportedError, TrimmedError, UsageError
+from walsender_bridge.wire.relation_name import split_relation
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -181,8 +182,9 @@ class Snapshot(Mapping[str, "DataFrame"]):
         several = len({name.partition(".")[0] for name in self.tables}) > 1
         names = []
         for full in self.tables:
-            parts = full.split(".") if several else full.split(".")[1:]
-            view = "_".join([prefix, *parts] if prefix else parts)
+            stream, _, relation = full.partition(".")
+            parts = [*([stream] if several else []), *split_relation(relation)]
+            view = "_".join([prefix, *parts] if prefix else parts).replace(".", "_")
             self[full].createOrReplaceTempView(f"`{view}`")
             names.append(view)
         return names
@@ -190,6 +192,5 @@ class Snapshot(Mapping[str, "DataFrame"]):
 
 def _ends(full: str) -> list[str]:
     """`stream.schema.table`, `schema.table`, `table`: a table's own name may have dots too."""
-    stream, _, relation = full.partition(".")
-    del stream
-    return [full, relation, relation.partition(".")[2]]
+    relation = full.partition(".")[2]
+    return [full, relation, split_relation(relation)[1]]

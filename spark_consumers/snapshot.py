@@ -30,6 +30,7 @@ from walsender_bridge.wire.connection import (
 )
 from walsender_bridge.wire.hosts import for_reading, one_server
 from walsender_bridge.wire.pgoutput import Column
+from walsender_bridge.wire.relation_name import relation_name, split_relation
 
 #: A reader's transactions see one snapshot and change nothing; a long copy is not ended by a setting of
 #: the role, and rows that a policy would hide are an error instead of missing.
@@ -80,7 +81,7 @@ class PublishedTable:
     @property
     def full_name(self) -> str:
         """`schema.table`."""
-        return f"{self.schema}.{self.name}"
+        return relation_name(self.schema, self.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +190,7 @@ def one_table(
                 repair="ALTER PUBLICATION ... ADD TABLE ...",
             )
         return tables[name]
-    schema, _, table = name.partition(".")
+    schema, table = split_relation(name)
     row = connection.execute(load("snapshot_table"), {"schema": schema, "table": table}).fetchone()
     if row is None:
         raise UsageError(

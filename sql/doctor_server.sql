@@ -20,7 +20,7 @@ SELECT jsonb_build_object(
     'oldest_seconds', (SELECT extract(epoch FROM now() - min(xact_start))::bigint FROM pg_stat_activity
                        WHERE backend_xid IS NOT NULL AND pid <> pg_backend_pid()),
     'publication', (SELECT to_jsonb(p) FROM pg_publication AS p WHERE p.pubname = %(publication)s),
-    'published', (SELECT coalesce(jsonb_agg(schemaname || '.' || tablename), '[]') FROM pg_publication_tables
+    'published', (SELECT coalesce(jsonb_agg(jsonb_build_array(schemaname, tablename)), '[]') FROM pg_publication_tables
                   WHERE pubname = %(publication)s),
     'slots', (SELECT coalesce(jsonb_agg(to_jsonb(s)), '[]') FROM pg_replication_slots AS s
               WHERE s.database = current_database() OR s.slot_name = %(slot)s),

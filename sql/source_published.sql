@@ -1,2 +1,2 @@
 -- The tables of a publication, as the subscriber sees them.
-SELECT schemaname || '.' || tablename FROM pg_publication_tables WHERE pubname = %(publication)s;
+SELECT schemaname, tablename FROM pg_publication_tables WHERE pubname = %(publication)s;

@@ -49,6 +49,8 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
+    # Help names sections of the configuration, `[metrics]`: text, and no markup.
+    rich_markup_mode=None,
 )
 keeper_app = typer.Typer(help="The service that keeps replicas of the log streams.")
 bridge_app = typer.Typer(help="The service that captures the sources and orders the log.")

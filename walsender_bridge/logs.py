@@ -12,6 +12,7 @@ from typing import Final
 import structlog
 
 from walsender_bridge.errors import TusklineError
+from walsender_bridge.printable import printable
 
 VARIABLE: Final = "TUSKLINE_LOGS__FORMAT"
 
@@ -30,12 +31,14 @@ def configure() -> None:
         if json
         else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
     )
+    names = [] if json else [_printable_names]
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
+            *names,
             renderer,
         ],
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
@@ -47,4 +50,14 @@ def say_error(error: TusklineError) -> None:
     if os.environ.get(VARIABLE) == "json":
         structlog.get_logger().error("ended", **error.to_wire())
     else:
-        sys.stderr.write(f"{error}\n")
+        sys.stderr.write(printable(f"{error}\n", lines=True))
+
+
+def _printable_names(
+    _logger: object, _method: str, event: structlog.types.EventDict
+) -> structlog.types.EventDict:
+    """A name or a server's message is data: no terminal obeys it. A traceback keeps its lines."""
+    return {
+        key: printable(value, lines=key == "exception") if isinstance(value, str) else value
+        for key, value in event.items()
+    }

@@ -11,8 +11,10 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from walsender_bridge.errors import TusklineError
+from walsender_bridge.printable import printable
 
 
 class Output:
@@ -29,7 +31,8 @@ class Output:
             print(json.dumps(record), flush=True)
             return
         for name, value in record.items():
-            self.console.print(f"{name.replace('_', ' ')}: {value}", markup=False, highlight=False)
+            line = f"{name.replace('_', ' ')}: {printable(str(value), lines=True)}"
+            self.console.print(line, markup=False, highlight=False)
 
     def rows(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """A list of equal records: a table, or one JSON object `{name: [...]}`."""
@@ -41,20 +44,25 @@ class Output:
             return
         table = Table(*[str(column).replace("_", " ") for column in rows[0]])
         for row in rows:
-            table.add_row(*[str(value) for value in row.values()])
+            table.add_row(*[Text(printable(str(value))) for value in row.values()])
         self.console.print(table)
 
+    def line(self, text: str) -> None:
+        """One line of a result, whatever the names in it hold."""
+        print(printable(text), flush=True)
+
     def text(self, text: str) -> None:
-        """Lines of a result that is text by nature, as they are."""
-        print(text, flush=True)
+        """Lines of a result that is text by nature."""
+        print(printable(text, lines=True), flush=True)
 
     def note(self, text: str) -> None:
         """A line of progress, on stderr."""
-        self.progress.print(text, markup=False, highlight=False)
+        self.progress.print(printable(text), markup=False, highlight=False)
 
     def error(self, error: TusklineError) -> None:
         """An error, on stderr: its sentence and its repair, or one JSON object."""
         if self.as_json:
             print(json.dumps({"error": error.to_wire()}), file=sys.stderr, flush=True)
         else:
-            self.progress.print(f"error: {error}", markup=False, highlight=False)
+            text = printable(f"error: {error}", lines=True)
+            self.progress.print(text, markup=False, highlight=False)

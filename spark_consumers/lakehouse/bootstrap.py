@@ -48,6 +48,7 @@ from walsender_bridge.errors import (
 )
 from walsender_bridge.sql import load
 from walsender_bridge.wire.bounded import BoundedConnection
+from walsender_bridge.wire.relation_name import relation_name
 
 #: Tables of this schema are ours: they mark moments in the log, and are no part of the lake.
 OWN_SCHEMA = "tuskline"
@@ -90,7 +91,7 @@ def published(source: Source) -> set[str]:
         rows = connection.execute(
             load("source_published"), {"publication": source.publication}
         ).fetchall()
-    return {name for (name,) in rows if name.partition(".")[0] != OWN_SCHEMA}
+    return {relation_name(schema, name) for schema, name in rows if schema != OWN_SCHEMA}
 
 
 def columns_now(source: Source, relation_id: int) -> dict[str, tuple[int, int, bool]]:

@@ -1,6 +1,5 @@
 """`tuskline doctor`: each fault is found on a real server, and the SQL that it prints repairs it."""
 
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,11 +7,10 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.support.attached import Attached
+from tests.support.attached import Attached, run_script
 from tests.support.capture_stack import make_tables
-from tests.support.servers import DEFAULT, MAJORS_IN_TURN, Database, MakeServer
+from tests.support.servers import MAJORS_IN_TURN, Database, MakeServer
 from walsender_bridge.errors import Cause
-from walsender_bridge.local_server import by_major
 
 SECRET = "planted-secret-51ab"
 
@@ -35,19 +33,6 @@ def findings(report: dict[str, Any], severity: str) -> dict[str, list[str]]:
         if each["severity"] == severity:
             found.setdefault(each["check"], []).append(each["what"])
     return found
-
-
-def run_script(dsn: str, script: str) -> None:
-    """What a DBA does with the script: psql, which stops at the first error."""
-    # Not the server's own: a bare installation has none.
-    done = subprocess.run(
-        [by_major()[DEFAULT].tool("psql"), "-X", "-q", "-v", "ON_ERROR_STOP=1", "-d", dsn],
-        input=script,
-        capture_output=True,
-        text=True,
-        timeout=30,
-    )
-    assert done.returncode == 0, done.stderr
 
 
 @each_major

@@ -9,7 +9,8 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from tests.cluster.test_doctor import findings, run_script
+from tests.cluster.test_doctor import findings
+from tests.support.attached import run_script
 from tests.support.quorum_operator import commit, configured, hanging, names, streams
 from tests.support.quorum_stack import NAME, QuorumStack, load_server
 from tests.support.servers import MakeServer

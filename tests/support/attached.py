@@ -12,9 +12,10 @@ from typing import Any, Self
 
 import psycopg
 
+from tests.support.servers import DEFAULT
 from tests.support.waiting import wait_for
 from walsender_bridge import lifetime
-from walsender_bridge.local_server import free_port
+from walsender_bridge.local_server import by_major, free_port
 
 CLI = (sys.executable, "-m", "walsender_bridge.cli")
 
@@ -147,6 +148,19 @@ class Attached:
                 self.kill_up()
         if error is not None:
             print(self.logs())
+
+
+def run_script(dsn: str, script: str) -> None:
+    """What a DBA does with the script: psql, which stops at the first error."""
+    # Not the server's own: a bare installation has none.
+    done = subprocess.run(
+        [by_major()[DEFAULT].tool("psql"), "-X", "-q", "-v", "ON_ERROR_STOP=1", "-d", dsn],
+        input=script,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 #: What a server has besides its tables' rows: everything that an attachment could leave behind.

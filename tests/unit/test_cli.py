@@ -1,12 +1,17 @@
 """Exit codes by cause, JSON on stdout's last line, errors with a repair."""
 
 import json
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
+from walsender_bridge import cli
 from walsender_bridge.errors import Cause
 
 
@@ -95,3 +100,24 @@ def test_every_exit_code_is_documented():
     page = (Path(__file__).parents[2] / "docs" / "exit-codes.md").read_text()
     for cause in Cause:
         assert f"| {cause.value} | `{cause.name}` | " in page
+
+
+def _commands(command: Any, context: Any) -> Iterator[tuple[str, str]]:
+    """Each command's own text and its help as it is printed."""
+    own = type(context)(command, parent=context, info_name=command.name)
+    yield command.help or "", command.get_help(own)
+    for nested in getattr(command, "commands", {}).values():
+        yield from _commands(nested, own)
+
+
+def test_help_shows_the_names_of_sections_in_brackets():
+    # Typer may bring a click of its own.
+    command: Any = typer.main.get_command(cli.app)
+    seen = 0
+    for text, shown in _commands(
+        command, command.make_context("tuskline", [], resilient_parsing=True)
+    ):
+        for section in re.findall(r"\[[a-z.]+\]", text):
+            assert section in shown, shown
+            seen += 1
+    assert seen > 0

@@ -120,7 +120,7 @@ def _take_back(connection: psycopg.Connection[Any], made: Made) -> None:
                 connection,
                 "publication_remove",
                 publication=sql.Identifier(made.grantee),
-                tables=sql.Identifier(*made.name.split(".", 1)),
+                tables=identifier(made),
             )
         case "schema":
             _run(connection, "schema_drop")

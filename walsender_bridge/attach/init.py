@@ -22,10 +22,11 @@ from walsender_bridge.capture.source import FLUSH_TABLE, Source
 from walsender_bridge.errors import ConfigError, PrivilegeError, SlotInUseError
 from walsender_bridge.sql import load
 from walsender_bridge.wire.connection import ReplicationConnection, pinned_conninfo
+from walsender_bridge.wire.relation_name import relation_name, split_relation
 
 #: Seconds that the server may wait for transactions which run now, before it makes the slot.
 SLOT_SECONDS = 60.0
-_FLUSH = tuple(FLUSH_TABLE.split("."))
+_FLUSH = split_relation(FLUSH_TABLE)
 
 
 def init(source: Source, admin: str | None = None) -> list[Made]:
@@ -157,24 +158,31 @@ def _lacking(connection: psycopg.Connection[Any], source: Source, role: str) -> 
             schemas.add(table["schema"])
             yield Made("schema", table["schema"], "USAGE", role)
         if not table["readable"]:
-            yield Made("table", f"{table['schema']}.{table['name']}", "SELECT", role)
+            yield Made("table", table["full_name"], "SELECT", role)
 
 
 def wanted_tables(
     connection: psycopg.Connection[Any], tables: Iterable[str], role: str
 ) -> list[dict[str, Any]]:
-    """The tables of a source and their partitions, as sql/attach_tables.sql tells them."""
-    cursor = connection.execute(
-        load("attach_tables").encode(), {"tables": list(tables), "role": role}
-    )
+    """The tables of a source and their partitions, as sql/attach_tables.sql tells them.
+
+    `full_name` is the table's, `root` that of the named table it belongs to, both as `relation_name` writes them.
+    """
+    named = [split_relation(name) for name in tables]
+    wanted = {"schemas": [s for s, _ in named], "tables": [t for _, t in named], "role": role}
+    cursor = connection.execute(load("attach_tables").encode(), wanted)
     columns = [column.name for column in cursor.description or ()]
-    return [dict(zip(columns, row, strict=True)) for row in cursor]
+    found = [dict(zip(columns, row, strict=True)) for row in cursor]
+    for table in found:
+        table["root"] = relation_name(table.pop("root_schema"), table.pop("root_name"))
+        table["full_name"] = relation_name(table["schema"], table["name"])
+    return found
 
 
 def identifier(made: Made) -> sql.Identifier:
     """The thing's name, quoted."""
-    parts = made.name.split(".", 1) if made.kind == "table" else [made.name]
-    return sql.Identifier(*parts)
+    tables = made.kind in {"table", "published"}
+    return sql.Identifier(*(split_relation(made.name) if tables else (made.name,)))
 
 
 # -- the slot -------------------------------------------------------------------------------------------

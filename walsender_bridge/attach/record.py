@@ -31,7 +31,7 @@ class Made:
     """One thing: `kind` is schema, slot, publication, published, role, or what a grant is on.
 
     Or physical slot, setting, member (a role that was made a member of pg_read_all_stats). `name` is as the
-    catalog writes it (`schema.table` for tables). `grantee` is the role of a grant, the publication that a table
+    catalog writes it (tables: `relation_name`). `grantee` is the role of a grant, the publication that a table
     was added to, or `=` and what ALTER SYSTEM had set a setting to (empty: nothing); `privilege` the privilege
     that was granted.
     """

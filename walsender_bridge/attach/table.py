@@ -10,6 +10,7 @@ from walsender_bridge.capture import source as capture
 from walsender_bridge.capture.source import Source
 from walsender_bridge.errors import PrivilegeError, PublicationError
 from walsender_bridge.sql import load
+from walsender_bridge.wire.relation_name import split_relation
 
 
 def add_table(source: Source, table: str, admin: str | None = None) -> list[Made]:
@@ -31,7 +32,7 @@ def add_table(source: Source, table: str, admin: str | None = None) -> list[Made
     except PrivilegeError as error:
         statement = sql.SQL(load("publication_add")).format(
             publication=sql.Identifier(source.publication),
-            tables=sql.Identifier(*table.split(".", 1)),
+            tables=sql.Identifier(*split_relation(table)),
         )
         raise PrivilegeError(
             error.what,

@@ -39,6 +39,7 @@ from walsender_bridge.wire.connection import (
     server_error,
 )
 from walsender_bridge.wire.lsn import format_lsn, parse_lsn
+from walsender_bridge.wire.relation_name import relation_name, split_relation
 from walsender_bridge.wire.replication import History, SystemIdentity
 
 #: The table that a flush writes to; published with the others.
@@ -49,7 +50,7 @@ OLDEST_VERSION = 110000
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A database to capture. `tables` are `schema.table`; none means all of them."""
+    """A database to capture. `tables` are `schema.table` (`relation_name`); none means all of them."""
 
     name: str
     dsn: str
@@ -219,7 +220,7 @@ def _prepare_publication(
             repair="ALTER PUBLICATION ... SET (publish = 'insert, update, delete, truncate')",
         )
     rows = connection.execute(load("source_published").encode(), names).fetchall()
-    published = {name for (name,) in rows}
+    published = {relation_name(*row) for row in rows}
     absent = [name for name in (*source.tables, FLUSH_TABLE) if name not in published]
     if absent:
         own = [name for name in absent if name != FLUSH_TABLE]
@@ -234,7 +235,10 @@ def _checked_tables(
     connection: psycopg.Connection[Any], source: Source, tables: tuple[str, ...]
 ) -> list[str]:
     """The tables, if publishing them is possible and breaks no application."""
-    rows = connection.execute(load("source_tables").encode(), {"tables": list(tables)}).fetchall()
+    named = [split_relation(name) for name in tables]
+    wanted = {"schemas": [schema for schema, _ in named], "tables": [name for _, name in named]}
+    found = connection.execute(load("source_tables").encode(), wanted).fetchall()
+    rows = [(relation_name(schema, name), *judged) for schema, name, *judged in found]
     unknown = sorted(set(tables) - {name for name, _, _ in rows})
     if unknown:
         raise ConfigError(
@@ -263,7 +267,7 @@ def _checked_tables(
 def _publish(
     connection: psycopg.Connection[Any], text: str, source: Source, tables: Sequence[str]
 ) -> None:
-    names = [sql.Identifier(*name.split(".", 1)) for name in tables]
+    names = [sql.Identifier(*split_relation(name)) for name in tables]
     connection.execute(
         sql.SQL(load(text)).format(
             publication=sql.Identifier(source.publication), tables=sql.SQL(", ").join(names)

@@ -8,6 +8,8 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from walsender_bridge.printable import printable
+
 
 class CopyBars:
     """Shows what `show` is told for as long as the block lasts; nothing, unless `shown`."""
@@ -16,9 +18,9 @@ class CopyBars:
         self._shown = shown
         self._tasks: dict[str, TaskID] = {}
         self._bars = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
-            TextColumn("{task.fields[told]}"),
+            TextColumn("{task.fields[told]}", markup=False),
             TimeElapsedColumn(),
             console=console or Console(stderr=True),
             transient=True,
@@ -33,7 +35,7 @@ class CopyBars:
             self._bars.remove_task(self._tasks.pop(name))
         for name, copy in copying.items():
             if name not in self._tasks:
-                self._tasks[name] = self._bars.add_task(name, told="")
+                self._tasks[name] = self._bars.add_task(printable(name), told="")
             told = (
                 f"{copy['rows']:,} rows  {decimal(int(copy['bytes']))}  "
                 f"{decimal(int(copy['bytes_per_second']))}/s"

@@ -169,23 +169,25 @@ def _count(findings: list[Finding], severity: Severity) -> int:
 
 
 def _script(by_source: dict[str, list[Finding]]) -> str:
+    from walsender_bridge.doctor.fixes import comment
+
     lines = ["-- Read it before you run it. It is for psql, as a superuser or the tables' owner."]
     for name, findings in by_source.items():
         fixes = [each for each in findings if each.fix]
         if not fixes:
             continue
-        lines += ["", f"-- Source {name}: connect to {fixes[0].where}"]
+        lines += ["", comment(f"Source {name}: connect to {fixes[0].where}")]
         # What mends a synchronous standby that never answers must not wait for it.
         lines += ["SET synchronous_commit = local;"]
         for each in fixes:
-            lines += ["", f"-- {each.check}: {each.what}", each.fix]
+            lines += ["", comment(f"{each.check}: {each.what}"), each.fix]
     return "\n".join(lines)
 
 
 def _print(output: Output, findings: list[Finding]) -> None:
     for each in findings:
-        output.text(f"{each.severity.name.lower():8} {each.where}: {each.check}: {each.what}")
+        output.line(f"{each.severity.name.lower():8} {each.where}: {each.check}: {each.what}")
         if each.repair and each.severity is not Severity.OK:
-            output.text(f"{'':8} repair: {each.repair}")
+            output.line(f"{'':8} repair: {each.repair}")
     errors, warnings = _count(findings, Severity.ERROR), _count(findings, Severity.WARNING)
     output.note(f"{errors} errors, {warnings} warnings")

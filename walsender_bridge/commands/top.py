@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from threading import Event
 from typing import ClassVar, Final
 
+from rich.text import Text
 from textual import work
 from textual.app import App, ComposeResult
 from textual.binding import BindingType
@@ -13,6 +14,7 @@ from textual.worker import get_current_worker
 from walsender_bridge.commands import lag
 from walsender_bridge.commands.observation import Observation, Observer, SourceView
 from walsender_bridge.config import Config
+from walsender_bridge.printable import printable
 from walsender_bridge.wire.lsn import format_lsn
 
 #: Seconds between two looks.
@@ -115,7 +117,7 @@ class Top(App[None]):
         table = self.query_one(f"#{name}", DataTable)
         table.clear()
         for row in rows:
-            table.add_row(*[str(value) for value in row])
+            table.add_row(*[Text(printable(str(value))) for value in row])
 
 
 def _stream(source: SourceView) -> tuple[object, ...]:

@@ -1,8 +1,15 @@
-"""The SQL that a finding prints: texts of `sql/`, with names filled in and quoted. Nothing is executed."""
+"""The SQL that a finding prints: texts of `sql/`, with names filled in and quoted. Nothing is executed.
+
+A DBA runs it with psql, and whoever may create a table has chosen names in it. So a name is quoted wherever it stands, and
+one that holds characters which a terminal, an editor or psql could take for more is written by its code points
+(`U&"..."`, SQL syntax of the standard and of all supported majors).
+"""
 
 from psycopg import sql
 
+from walsender_bridge.printable import printable
 from walsender_bridge.sql import load
+from walsender_bridge.wire.relation_name import split_relation
 
 
 def fix(text: str, **names: str | int | list[str]) -> str:
@@ -11,11 +18,50 @@ def fix(text: str, **names: str | int | list[str]) -> str:
     return sql.SQL(load(text)).format(**filled).as_string(None).strip()
 
 
+def comment(text: str) -> str:
+    """A comment of one line, whatever the text holds."""
+    return f"-- {printable(text)}"
+
+
+def quoted(name: str) -> str:
+    """One name as an identifier of SQL, in printable characters."""
+    if name.isprintable():
+        return sql.Identifier(name).as_string(None)
+    return 'U&"' + _code_points(name).replace('"', '""') + '"'
+
+
+def relation(name: str) -> str:
+    """A table, by `relation_name`'s text, as SQL writes it."""
+    return ".".join(quoted(part) for part in split_relation(name))
+
+
 def _composed(key: str, value: str | int | list[str]) -> sql.Composable:
-    if isinstance(value, int) or key.endswith("value"):
+    if isinstance(value, int):
         return sql.Literal(value)
+    if key.endswith("value"):
+        return _literal(value) if isinstance(value, str) else sql.Literal(value)
     if isinstance(value, list):
-        return sql.SQL(", ").join(sql.Identifier(*name.split(".", 1)) for name in value)
-    if key in {"relation", "table"}:
-        return sql.Identifier(*value.split(".", 1))
-    return sql.Identifier(value)
+        return sql.SQL(", ").join(_checked(relation(name)) for name in value)
+    return _checked(relation(value) if key in {"relation", "table"} else quoted(value))
+
+
+def _literal(value: str) -> sql.Composable:
+    if value.isprintable():
+        return sql.Literal(value)
+    return _checked("U&'" + _code_points(value).replace("'", "''") + "'")
+
+
+def _code_points(text: str) -> str:
+    r"""Backslash and what is not printable as `\XXXX` or `\+XXXXXX`."""
+    return "".join(
+        each
+        if each.isprintable() and each != "\\"
+        else f"\\{ord(each):04X}"
+        if ord(each) < 0x10000
+        else f"\\+{ord(each):06X}"
+        for each in text
+    )
+
+
+def _checked(quoted_text: str) -> sql.SQL:
+    return sql.SQL(quoted_text)

@@ -9,6 +9,7 @@ from walsender_bridge.doctor.fixes import fix
 from walsender_bridge.doctor.settings import Facts, own_slot
 from walsender_bridge.errors import Cause
 from walsender_bridge.sql import load
+from walsender_bridge.wire.relation_name import relation_name
 
 OK, WARNING, ERROR = Severity.OK, Severity.WARNING, Severity.ERROR
 Table = dict[str, Any]
@@ -48,7 +49,7 @@ def judge(facts: Facts, tables: Sequence[Table], source: Source, where: str) -> 
 
 
 def _name(table: Table) -> str:
-    return f"{table['schema']}.{table['name']}"
+    return str(table["full_name"])
 
 
 def _identity(facts: Facts, tables: Sequence[Table], where: str) -> Iterator[Finding]:
@@ -152,7 +153,7 @@ def _publication(
             cause=Cause.PUBLICATION,
         )
     wanted = {*source.tables, FLUSH_TABLE} if source.tables else {FLUSH_TABLE}
-    absent = sorted(wanted - set(facts["published"]))
+    absent = sorted(wanted - {relation_name(*names) for names in facts["published"]})
     if absent:
         yield Finding(
             "publication",

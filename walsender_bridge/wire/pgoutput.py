@@ -13,6 +13,7 @@ import struct
 from dataclasses import dataclass, field
 
 from walsender_bridge.errors import MalformedMessageError
+from walsender_bridge.wire.relation_name import relation_name
 
 # Kinds, as the first byte of a message.
 BEGIN = ord("B")
@@ -125,7 +126,7 @@ class Relation:
     @property
     def full_name(self) -> str:
         """`schema.table`."""
-        return f"{self.namespace}.{self.name}"
+        return relation_name(self.namespace, self.name)
 
 
 def _fault(what: str, message: bytes) -> MalformedMessageError:
