@@ -7,7 +7,7 @@ and is carried over entries and batches.
 
 Invariant: every Insert, Update, Delete and Truncate of the wanted relations comes out exactly once, in
 commit order within its relation; one that cannot be read or held is an error with its place, and nothing
-after it comes out.
+after it comes out. Each entry's checksum is verified before a byte of its payload is looked at.
 """
 
 from collections.abc import Callable, Container, Iterable, Iterator
@@ -35,11 +35,17 @@ from spark_consumers.walk import TEXT, UNCHANGED, Tuples, spread, walk
 from walsender_bridge.change_log.entry import (
     EntryHeader,
     EntryKind,
-    read_header,
+    check,
+    check_follows,
     read_payload,
     split_schema_record,
 )
-from walsender_bridge.errors import CorruptError, MalformedMessageError, UnsupportedValueError
+from walsender_bridge.errors import (
+    CorruptError,
+    MalformedMessageError,
+    NotSupportedError,
+    UnsupportedValueError,
+)
 from walsender_bridge.wire.lsn import format_lsn
 from walsender_bridge.wire.pgoutput import (
     DELETE,
@@ -121,11 +127,13 @@ def decode_entries(
     decoder = _Decoder(schemas, relations, columns, as_text, keep_unfit)
     transaction: Transaction | None = None
     expected: int | None = None
+    previous: int | None = None
     missing = False
     run: list[Piece] = []
     size = 0
     for entry in entries:
-        header = read_header(entry.data)
+        header = _checked(entry, previous if entry.offset == expected else None)
+        previous = header.crc
         if expected is not None and entry.offset != expected:
             if relations is None or entry.offset < expected:
                 raise CorruptError(
@@ -150,6 +158,18 @@ def decode_entries(
         size += len(payload)
     if run:
         yield from decoder.decode(frame(run, transaction), run)
+
+
+def _checked(entry: "LogEntry", previous_crc: int | None) -> EntryHeader:
+    """The header, once every byte of the entry is known to be what was written."""
+    try:
+        header = check(entry.data)
+        if previous_crc is not None:
+            check_follows(header, previous_crc)
+    except (CorruptError, NotSupportedError) as error:
+        where = f"change log, offset {entry.offset}"
+        raise type(error)(error.what, where=where, repair=error.repair) from None
+    return header
 
 
 @dataclass(slots=True)

@@ -1,6 +1,7 @@
 """The decoder against the straightforward one, and each thing that it must get right by itself."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from tests.support.plain_decoder import Change, PlainDecoder
 from walsender_bridge.errors import (
     CorruptError,
     MalformedMessageError,
+    NotSupportedError,
     UnsupportedValueError,
 )
 
@@ -114,6 +116,28 @@ def test_a_missing_entry_is_an_error() -> None:
     log = cut(list(transactions([[insert(ORDERS, [i, "x"])] for i in range(3)])), [ORDERS], [3, 6])
     del log.entries[1]
     with pytest.raises(CorruptError, match="offset 3 comes where 2 should"):
+        decoded(log)
+
+
+def test_33_a_flipped_bit_anywhere_in_an_entry_is_an_error_with_its_offset() -> None:
+    rows = [[insert(ORDERS, (n, "x" * n))] for n in range(6)]
+    log = cut(list(transactions(rows)), [ORDERS], [6, 12])
+    data = bytes(log.entries[1].data)
+    for bit in range(0, 8 * len(data), 3):
+        flipped = bytearray(data)
+        flipped[bit // 8] ^= 1 << bit % 8
+        log.entries[1] = replace(log.entries[1], data=bytes(flipped))
+        with pytest.raises((CorruptError, NotSupportedError)) as caught:
+            decoded(log)
+        assert "offset 2" in caught.value.where
+
+
+def test_33_entries_in_a_wrong_order_are_an_error() -> None:
+    rows = [[insert(ORDERS, (n, "x"))] for n in range(9)]
+    log = cut(list(transactions(rows)), [ORDERS], [9, 18])
+    _, second, third = log.entries
+    log.entries[1:] = [replace(third, offset=second.offset), replace(second, offset=third.offset)]
+    with pytest.raises(CorruptError, match="it follows an entry"):
         decoded(log)
 
 

@@ -304,7 +304,7 @@ def test_a_store_of_the_first_format_is_opened_and_adopts_the_next_writers_clust
 ) -> None:
     log.fill(2)
     log.host.close()
-    _change_state(log.folder, format=1, system_id=...)
+    _change_state(log.folder, format=1, system_id=..., crc=...)
     log.restart()
     assert log.host.status().system_id is None
     session, _ = log.host.open_writer(log.host.status().term + 1)
@@ -316,10 +316,10 @@ def test_a_store_of_the_first_format_is_opened_and_adopts_the_next_writers_clust
 def test_a_newer_format_is_refused_by_its_number_and_left_alone(log: Log) -> None:
     log.fill(1)
     log.host.close()
-    _change_state(log.folder, format=3)
+    _change_state(log.folder, format=4)
     log.host = log.hosted()
     log.host.recover()
-    with pytest.raises(NotSupportedError, match="format 3"):
+    with pytest.raises(NotSupportedError, match="format 4"):
         log.host.status()
     assert log.segments() == [1]
 

@@ -22,8 +22,10 @@ from walsender_bridge.change_log import protocol
 from walsender_bridge.change_log.entry import (
     EntryHeader,
     EntryKind,
+    check,
     read_header,
     read_payload,
+    schema_hash,
     split_messages,
     split_schema_record,
     verify,
@@ -36,7 +38,7 @@ from walsender_bridge.change_log.protocol import (
     StreamCut,
 )
 from walsender_bridge.closing import Closing
-from walsender_bridge.errors import TusklineError, UnavailableError
+from walsender_bridge.errors import CorruptError, TusklineError, UnavailableError
 from walsender_bridge.wire.lsn import MAX_LSN
 
 __all__ = [
@@ -51,6 +53,7 @@ __all__ = [
     "ReplicaClient",
     "ReplicaStatus",
     "StreamCut",
+    "check",
     "read_header",
     "read_payload",
     "split_messages",
@@ -166,7 +169,8 @@ class ReplicaClient(_Client):
         """The committed entries [from, to), in order. Raises `TrimmedError` below the low watermark.
 
         With `relations` ("schema.table") the keeper leaves out entries that hold none of them and that
-        no transaction begins in and leaves unfinished; offsets then have gaps.
+        no transaction begins in and leaves unfinished; offsets then have gaps. The places are checked here;
+        the entries' bytes by whoever decodes them (`check`, `verify`). Raises `CorruptError`.
         """
         ticket = protocol.encode(
             stream=stream,
@@ -179,9 +183,16 @@ class ReplicaClient(_Client):
             while True:
                 with protocol.at(self.address):
                     try:
-                        batch = reader.read_chunk().data
+                        chunk = reader.read_chunk()
                     except StopIteration:
                         return
+                batch, crc = chunk.data, chunk.app_metadata
+                if crc is None or bytes(crc) != protocol.places_crc(stream, batch):
+                    raise CorruptError(
+                        "offsets and versions are not those that were sent (CRC32C)",
+                        where=f"stream {stream}, {self.address}",
+                        repair="check the network and the memory of both machines",
+                    )
                 yield from _entries(batch)
         finally:
             # A reader that was left in the middle must not keep the keeper's call open.
@@ -189,8 +200,16 @@ class ReplicaClient(_Client):
 
     def schemas(self, stream: str, hashes: Iterable[bytes]) -> dict[bytes, bytes]:
         """Schema records by their hashes. Raises `UnknownStreamError` or `CorruptError`."""
-        answer = self._call("schema", stream=stream, hashes=[digest.hex() for digest in hashes])
-        return {bytes.fromhex(k): bytes.fromhex(r) for k, r in answer["schemas"].items()}
+        wanted = list(hashes)
+        answer = self._call("schema", stream=stream, hashes=[digest.hex() for digest in wanted])
+        found = {digest: bytes.fromhex(answer["schemas"][digest.hex()]) for digest in wanted}
+        for digest, record in found.items():
+            if schema_hash(record) != digest:
+                raise CorruptError(
+                    f"schema {digest.hex()} is not what was sent (its hash)",
+                    where=f"stream {stream}, {self.address}",
+                )
+        return found
 
     def relations(self, stream: str) -> list[bytes]:
         """The newest schema record of each relation that the stream ever had, ordered by name."""

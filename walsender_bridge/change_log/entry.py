@@ -308,7 +308,7 @@ def _corrupt(what: str) -> CorruptError:
 
 
 def read_header(buf: bytes | memoryview) -> EntryHeader:
-    """The header of the entry that `buf` is, without a look at its checksum (see `verify`).
+    """The header of the entry that `buf` is, without a look at its checksum (see `check`, `verify`).
 
     Raises `CorruptError`, or `NotSupportedError` for a version that is newer than this code.
     """
@@ -367,16 +367,28 @@ def read_payload(buf: bytes | memoryview, header: EntryHeader | None = None) -> 
     return raw
 
 
-def verify(buf: bytes | memoryview, previous_crc: int) -> EntryHeader:
-    """Check the entry's bytes and its place in the chain. Raises `CorruptError`."""
+def check(buf: bytes | memoryview) -> EntryHeader:
+    """Check every byte of the entry against its checksum, not its place. Raises `CorruptError`."""
     header = read_header(buf)
+    view = memoryview(buf)
+    head, tail = bytes(view[: _FIXED.size - _CRC.size]), bytes(view[_FIXED.size :])
+    if _chain(header.previous_crc, head, tail) != header.crc:
+        raise _corrupt("its bytes are not those that were written (CRC32C)")
+    return header
+
+
+def check_follows(header: EntryHeader, previous_crc: int) -> None:
+    """Check that the entry was written behind the one with that checksum. Raises `CorruptError`."""
     if header.previous_crc != previous_crc:
         raise _corrupt(
             f"it follows an entry with CRC {header.previous_crc:08x}, not {previous_crc:08x}"
         )
-    head = bytes(buf[: _FIXED.size - _CRC.size])
-    if _chain(previous_crc, head, bytes(buf[_FIXED.size :])) != header.crc:
-        raise _corrupt("its bytes are not those that were written (CRC32C)")
+
+
+def verify(buf: bytes | memoryview, previous_crc: int) -> EntryHeader:
+    """Check the entry's bytes and its place in the chain. Raises `CorruptError`."""
+    header = check(buf)
+    check_follows(header, previous_crc)
     return header
 
 

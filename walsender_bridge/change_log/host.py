@@ -5,13 +5,19 @@ transaction, then the answer is given. If the store cannot, both are recovered f
 the core never knows more than the disk. Reading needs the lock only to look at the watermarks.
 """
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 
+import structlog
+
 from walsender_bridge import fail_point
+from walsender_bridge.change_log import aside
 from walsender_bridge.change_log.entry import (
+    EntryHeader,
     read_header,
     read_payload,
     split_messages,
@@ -26,7 +32,7 @@ from walsender_bridge.change_log.protocol import (
     ReplicaStatus,
     Report,
 )
-from walsender_bridge.change_log.replica import Replica
+from walsender_bridge.change_log.replica import Replica, State
 from walsender_bridge.change_log.replica_disk import Durable, Effect, IndexRow, Judgement
 from walsender_bridge.change_log.store import SEGMENT_BYTES, StoredEntry, StreamStore
 from walsender_bridge.errors import (
@@ -41,6 +47,8 @@ from walsender_bridge.wire import pgoutput
 
 #: Seconds that an empty commit may wait for a write that has to be made anyway.
 LAZY_SECONDS = 1.0
+
+_log = structlog.get_logger(__name__)
 
 
 def cut_point(row: IndexRow) -> CutPoint:
@@ -224,15 +232,26 @@ class HostedReplica:
 
         Returns the low watermark; the disk of whole segments is given back.
         """
-        with self._lock:
-            self._healthy()
+        self._readable_at_all()
+        with self._looking():
             row = self._store.last_commit_where(
                 lambda r: r.context.end <= up_to and r.taken_at < before_time
             )
+        with self._lock:
+            self._healthy()
             if row is not None and row.context.end > self._core.current.low_offset:
                 self._do(lambda core: core.trim(row.context.end))
                 self._store.drop_below(self._core.durable.low_offset)
             return self._core.durable.low_offset
+
+    def check(self) -> None:
+        """Raise `CorruptError`, or what else keeps it from being read, for a replica that is silent."""
+        with self._lock:
+            core = self._healthy()
+            if core.state == State.LEARNING:
+                raise CorruptError(
+                    core.reason, where=f"stream {self.folder.name}", repair=aside.REPAIR
+                )
 
     # -- readers ------------------------------------------------------------------------------------
 
@@ -255,15 +274,24 @@ class HostedReplica:
             )
         return status
 
-    def _looked_up(self, offset: int, found: CorruptError) -> TusklineError:
-        """What a failed look-up means: trimmed meanwhile, or damage that makes the replica silent."""
+    @contextlib.contextmanager
+    def _looking(self, offset: int | None = None) -> Iterator[None]:
+        """A look into the store, from that offset on.
+
+        One that fails met what was trimmed meanwhile, or damage: then the replica is silent from now on,
+        and the file with the damage is kept aside.
+        """
         try:
-            self._readable(offset)
-        except TusklineError as error:
-            return error
-        with self._lock:
-            self._core.damage(f"{found.where}: {found.what}")
-        return found
+            yield
+        except CorruptError as found:
+            if offset is not None:
+                self._readable(offset)
+            with self._lock:
+                self._healthy().check_readable()
+                kept = self._store.keep_damaged_aside() or found
+                self._core.damage(f"{kept.where}: {kept.what}")
+            _log.error("damage on disk", stream=self.folder.name, error=str(kept))
+            raise kept from found
 
     def read(
         self, start: int, stop: int, relations: Sequence[str] | None
@@ -277,16 +305,13 @@ class HostedReplica:
             )
         wanted = None if relations is None else self._filter(frozenset(relations))
         while start < stop:
-            try:
+            with self._looking(start):
                 batch, start = self._store.read(start, stop, READ_BATCH_BYTES, wanted)
-            except CorruptError as error:
-                raise self._looked_up(start, error) from error
             if batch:
                 yield batch
 
-    def _filter(self, relations: frozenset[str]) -> Callable[[memoryview], bool]:
-        def wanted(data: memoryview) -> bool:
-            header = read_header(data)
+    def _filter(self, relations: frozenset[str]) -> Callable[[EntryHeader], bool]:
+        def wanted(header: EntryHeader) -> bool:
             if not header.ends_transaction and header.max_xid:
                 # A transaction begins here and goes on: the reader needs its Begin.
                 return True
@@ -296,7 +321,7 @@ class HostedReplica:
 
     def _name(self, digest: bytes) -> str:
         if digest not in self._names:
-            record = self.schemas([digest])[digest]
+            record = self._store.schemas([digest])[digest]
             relation = pgoutput.parse_relation(split_schema_record(record)[0])
             self._names[digest] = relation.full_name
         return self._names[digest]
@@ -304,14 +329,8 @@ class HostedReplica:
     def schemas(self, digests: Sequence[bytes]) -> dict[bytes, bytes]:
         """Schema records by hash. Raises `CorruptError` for one that is not there."""
         self._readable_at_all()
-        found = self._store.schemas(digests)
-        for digest in digests:
-            if digest not in found:
-                raise CorruptError(
-                    f"schema {digest.hex()} is not in the registry",
-                    where=f"stream {self.folder.name}",
-                )
-        return found
+        with self._looking():
+            return self._store.schemas(digests)
 
     def _readable_at_all(self) -> None:
         with self._lock:
@@ -320,7 +339,8 @@ class HostedReplica:
     def newest_schemas(self) -> list[bytes]:
         """The newest schema record of each relation, ordered by name."""
         self._readable_at_all()
-        return self._store.newest_schemas()
+        with self._looking():
+            return self._store.newest_schemas()
 
     def plan(
         self, after: int, up_to_version: int, max_bytes: int | None, max_versions: int | None
@@ -330,7 +350,7 @@ class HostedReplica:
         cuts: list[CutPoint] = []
         most = min(max_versions or MAX_PLAN, MAX_PLAN)
         base: int | None = None
-        try:
+        with self._looking(after):
             for row in self._store.commits_behind(after):
                 total = row.position.bytes_total
                 base = total - row.size if base is None else base
@@ -338,20 +358,20 @@ class HostedReplica:
                 if row.context.version > up_to_version or len(cuts) == most or too_big:
                     break
                 cuts.append(cut_point(row))
-        except CorruptError as error:
-            raise self._looked_up(after, error) from error
         return cuts
 
     def version_at(self, commit_time: int) -> CutPoint | None:
         """The first commit whose last transaction was committed at that time or later."""
         self._readable_at_all()
-        row = self._store.first_commit_where(lambda r: r.position.latest_time >= commit_time)
+        with self._looking():
+            row = self._store.first_commit_where(lambda r: r.position.latest_time >= commit_time)
         return None if row is None else cut_point(row)
 
     def cut_before(self, version: int) -> CutPoint | None:
         """The last commit below that version."""
         self._readable_at_all()
-        row = self._store.last_commit_where(lambda r: r.context.version < version)
+        with self._looking():
+            row = self._store.last_commit_where(lambda r: r.context.version < version)
         return None if row is None else cut_point(row)
 
     def transactions_after(self, timeline: int, lsn: int, limit: int) -> list[tuple[int, int, int]]:
@@ -360,10 +380,19 @@ class HostedReplica:
             core = self._healthy()
             core.check_readable()
             start, stop = core.current.committed_end, core.tail.end_offset
-        row = self._store.first_commit_where(lambda r: r.position.end_lsn > lsn)
-        if row is not None:
-            start = row.context.local_offset
-        found: list[tuple[int, int, int]] = []
+        with self._looking():
+            row = self._store.first_commit_where(lambda r: r.position.end_lsn > lsn)
+            if row is not None:
+                start = row.context.local_offset
+            found = (
+                (end, xid, time)
+                for at, end, xid, time in self._transactions(start, stop)
+                if end > lsn and at >= timeline
+            )
+            return [*islice(found, limit)]
+
+    def _transactions(self, start: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
+        """(timeline, end LSN, xid, commit time) of those that end in [start, stop)."""
         xid = 0
         for data in self._store.scan(start, stop):
             header = read_header(data)
@@ -372,8 +401,4 @@ class HostedReplica:
                     xid = pgoutput.parse_begin(message).xid
                 elif message[0] == pgoutput.COMMIT:
                     commit = pgoutput.parse_commit(message)
-                    if commit.end_lsn > lsn and header.timeline >= timeline:
-                        found.append((commit.end_lsn, xid, commit.commit_time))
-                        if len(found) == limit:
-                            return found
-        return found
+                    yield header.timeline, commit.end_lsn, xid, commit.commit_time

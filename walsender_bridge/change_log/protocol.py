@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import google_crc32c
 import numpy as np
 import pyarrow as pa
 from pyarrow import flight
@@ -232,6 +233,15 @@ def binary_array(values: Sequence[bytes]) -> Any:
     data = values[0] if len(values) == 1 else b"".join(values)
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
     return pa.Array.from_buffers(pa.large_binary(), len(values), buffers)
+
+
+def places_crc(stream: str, batch: pa.RecordBatch) -> bytes:
+    """The CRC32C of what a batch of entries says of their places, which their own checksums do not cover."""
+    crc = google_crc32c.value(stream.encode())
+    for column in batch.columns[:3]:
+        places = np.frombuffer(column.buffers()[1], np.uint64, len(column), column.offset * 8)
+        crc = google_crc32c.extend(crc, places.tobytes())
+    return int(crc).to_bytes(4, "little")
 
 
 def address_of(listen: str) -> str:

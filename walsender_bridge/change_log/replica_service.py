@@ -1,7 +1,7 @@
 """The keeper's Flight service: the replicas in one data directory.
 
     DoPut   append/<stream>/<term>   batches of entries and schemas; one acknowledgement for each
-    DoGet   {v, stream, from, to, relations}
+    DoGet   {v, stream, from, to, relations}; with each batch the checksum of its places
     actions report commit create cut_tail seal unseal trim stream_status schema relations plan version_at
             cut_before transactions
 
@@ -233,6 +233,11 @@ class ReplicaServer:
         )
         return {"transactions": found}
 
+    def _status(self, request: dict[str, Any]) -> dict[str, Any]:
+        replica = self._of(request)
+        replica.check()
+        return _record(replica.status())
+
     def _schemas(self, request: dict[str, Any]) -> dict[str, Any]:
         found = self._of(request).schemas([bytes.fromhex(h) for h in request["hashes"]])
         return {"schemas": {digest.hex(): record.hex() for digest, record in found.items()}}
@@ -255,7 +260,7 @@ class ReplicaServer:
             "trim": lambda r: {
                 "low_offset": self._of(r).trim(number(r, "up_to"), number(r, "before_time"))
             },
-            "stream_status": lambda r: _record(self._of(r).status()),
+            "stream_status": self._status,
             "schema": self._schemas,
             "relations": lambda r: {
                 "schemas": [record.hex() for record in self._of(r).newest_schemas()]
@@ -295,14 +300,16 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]  # Flight carries
             relations = request.get("relations")
             if relations is not None and not isinstance(relations, list):
                 raise MalformedMessageError("relations is a list of names")
-            batches = self._server.replica(text(request, "stream")).read(
+            stream = text(request, "stream")
+            batches = self._server.replica(stream).read(
                 number(request, "from"), number(request, "to"), relations
             )
 
-        def chunks() -> Iterator[pa.RecordBatch]:
+        def chunks() -> Iterator[tuple[pa.RecordBatch, bytes]]:
             with protocol.faults():
-                for batch in batches:
-                    yield _batch(batch)
+                for entries in batches:
+                    batch = _batch(entries)
+                    yield batch, protocol.places_crc(stream, batch)
 
         return flight.GeneratorStream(protocol.READ_SCHEMA, chunks())
 

@@ -15,7 +15,6 @@ checked before anything is read.
 import contextlib
 import json
 import shutil
-import struct
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,10 +22,8 @@ from typing import Any
 
 import lmdb
 
-from walsender_bridge.change_log.protocol import CommitContext, Position
 from walsender_bridge.change_log.replica_disk import (
     DropFrom,
-    Durable,
     Effect,
     IndexRow,
     PutDurable,
@@ -34,88 +31,20 @@ from walsender_bridge.change_log.replica_disk import (
     PutIndex,
     PutSchema,
 )
-from walsender_bridge.errors import CorruptError, NotSupportedError, UnavailableError
+from walsender_bridge.change_log.segment_records import (
+    key_of,
+    offset_of,
+    pack_row,
+    pack_state,
+    unpack_row,
+    unpack_state,
+)
+from walsender_bridge.errors import CorruptError, UnavailableError
 
-#: Of the small record. Format 1 did not know the source's system identifier.
-FORMAT = 2
-_READABLE = (1, FORMAT)
 #: Address space, not disk: a transaction of this size fits into one segment.
 _MAP_BYTES = 1 << 40
 _DATABASES = (b"meta", b"entries", b"index", b"schemas", b"relations")
-_KEY = struct.Struct(">Q")
-_ROW = struct.Struct("<QQQQQqQQqqIQI")
 _PREFIX = "segment-"
-
-
-def key_of(offset: int) -> bytes:
-    """A key that sorts as the number does."""
-    return _KEY.pack(offset)
-
-
-def offset_of(key: bytes | memoryview) -> int:
-    """The number of a key."""
-    number: int = _KEY.unpack(key)[0]
-    return number
-
-
-def pack_row(row: IndexRow) -> bytes:
-    """An index row's value."""
-    c, p = row.context, row.position
-    return _ROW.pack(
-        *(c.version, c.local_offset, c.global_offset, c.length, row.size, row.taken_at),
-        *(p.end_offset, p.end_lsn, p.commit_time, p.latest_time, p.timeline, p.bytes_total, p.crc),
-    )
-
-
-def unpack_row(value: bytes | memoryview) -> IndexRow:
-    """The row of such a value."""
-    version, local, global_, length, size, taken_at, *position = _ROW.unpack(value)
-    context = CommitContext(version, local, global_, length)
-    return IndexRow(context, size, Position(*position), taken_at)
-
-
-def pack_state(durable: Durable) -> bytes:
-    """The small record's value."""
-    context = durable.context
-    return json.dumps(
-        {
-            "format": FORMAT,
-            "stream": durable.stream,
-            "log_id": durable.log_id,
-            "term": durable.term,
-            "low_offset": durable.low_offset,
-            "context": context and [getattr(context, n) for n in CommitContext.__slots__],
-            "position": [getattr(durable.position, n) for n in Position.__slots__],
-            "confirmed_to": durable.confirmed_to,
-            "gate_lsn": durable.gate_lsn,
-            "sealed_at": durable.sealed_at,
-            "taken_at": durable.taken_at,
-            "system_id": durable.system_id,
-        }
-    ).encode()
-
-
-def unpack_state(value: bytes, where: Path) -> Durable:
-    """The record of such a value. Raises `CorruptError`, or `NotSupportedError` for a newer format."""
-    try:
-        record = json.loads(value)
-        version = record.pop("format")
-        if version in _READABLE:
-            context, position = record.pop("context"), record.pop("position")
-            confirmed = record.pop("confirmed_to")
-            return Durable(
-                **record,
-                context=context and CommitContext(*context),
-                position=Position(*position),
-                confirmed_to=confirmed and (int(confirmed[0]), int(confirmed[1])),
-            )
-    except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
-        raise CorruptError(f"the replica's record is damaged: {error}", where=str(where)) from error
-    raise NotSupportedError(
-        f"format {version} of the log's store is not known (this is {FORMAT})",
-        where=str(where),
-        repair="use the version of Tuskline that wrote it, or a newer one",
-    )
 
 
 #: What LMDB says of a file that is not what it wrote. Its other errors are of the moment, not of the file.
@@ -246,6 +175,11 @@ class Segment:
                     self._leave()
 
     @property
+    def file(self) -> str:
+        """Its data file, for errors."""
+        return str(self.folder / "data.mdb")
+
+    @property
     def is_open(self) -> bool:
         """Its environment is open."""
         return self._env is not None
@@ -356,12 +290,34 @@ class Snapshot:
     def commit_behind(self, offset: int) -> IndexRow | None:
         """The first commit whose end is greater than `offset`."""
         cursor = self.cursor(b"index")
-        return unpack_row(cursor.value()) if cursor.set_range(key_of(offset + 1)) else None
+        return self._row(*cursor.item()) if cursor.set_range(key_of(offset + 1)) else None
+
+    def commits_behind(self, offset: int) -> Iterator[IndexRow]:
+        """The commits whose ends are greater than `offset`, in order. Raises `CorruptError` for a hole."""
+        before: IndexRow | None = None
+        for key, value in self.rows(b"index", key_of(offset + 1)):
+            row = self._row(key, value)
+            if before is not None and row.context.local_offset != before.context.end:
+                raise CorruptError(
+                    f"the commit that ends at {row.context.end} does not follow {before.context.end}",
+                    where=self.segment.file,
+                )
+            before = row
+            yield row
+
+    def _row(self, key: memoryview, value: memoryview) -> IndexRow:
+        row = unpack_row(value, self.segment.file)
+        if offset_of(key) != row.context.end:
+            raise CorruptError(
+                f"the commit that ends at {row.context.end} stands at {offset_of(key)}",
+                where=self.segment.file,
+            )
+        return row
 
     def last_commit(self) -> IndexRow | None:
         """The last commit of the segment."""
         cursor = self.cursor(b"index")
-        return unpack_row(cursor.value()) if cursor.last() else None
+        return self._row(*cursor.item()) if cursor.last() else None
 
     def first_commit_where(self, true_from: Callable[[IndexRow], bool]) -> IndexRow | None:
         """The first commit for which `true_from` holds; it holds for all behind that one too."""
@@ -389,8 +345,15 @@ def dense(snapshot: Snapshot) -> tuple[int, int] | None:
     return bounds
 
 
-def check_old(snapshot: Snapshot, end: int) -> None:
-    """An older segment holds everything from its name to the next one's. Raises `CorruptError`."""
+def check_old(snapshot: Snapshot, end: int, stream: str) -> None:
+    """An older segment holds everything of the stream from its name to the next one's.
+
+    Raises `CorruptError`.
+    """
+    folder = snapshot.segment.folder
+    record = unpack_state(snapshot.get(b"meta", b"state") or b"", folder)
+    if record.stream != stream:
+        raise CorruptError(f"it is a segment of stream {record.stream}", where=str(folder))
     bounds = dense(snapshot)
     first = snapshot.segment.first_offset
     if bounds is None or bounds[0] != first or bounds[1] < end - 1:

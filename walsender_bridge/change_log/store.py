@@ -15,19 +15,22 @@ the two is finished at the next opening. Reads are short transactions that copy:
 holds no page of any segment.
 """
 
+import contextlib
 import json
 import shutil
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 import lmdb
 
 from walsender_bridge import fail_point
+from walsender_bridge.change_log import aside
+from walsender_bridge.change_log.aside import REPAIR
+from walsender_bridge.change_log.entry import EntryHeader
 from walsender_bridge.change_log.replica_disk import Durable, Effect, Found, IndexRow, PutIndex
 from walsender_bridge.change_log.segment import (
     DAMAGE,
@@ -35,12 +38,14 @@ from walsender_bridge.change_log.segment import (
     Snapshot,
     check_old,
     dense,
-    key_of,
-    offset_of,
-    pack_state,
-    unpack_row,
-    unpack_state,
 )
+from walsender_bridge.change_log.segment_entries import (
+    committed_entries,
+    entries,
+    newest_schemas,
+    schema,
+)
+from walsender_bridge.change_log.segment_records import key_of, pack_state, unpack_state
 from walsender_bridge.durable import sync_folder
 from walsender_bridge.errors import CorruptError, UnavailableError
 
@@ -48,7 +53,6 @@ SEGMENT_BYTES = 256 << 20
 #: Segments behind the newest that stay open between two reads.
 _KEPT_OPEN = 8
 _DRAFT = "new-"
-_ASIDE = ".corrupt-"
 
 
 class StoredEntry(NamedTuple):
@@ -80,6 +84,8 @@ class StreamStore:
         self._lock = threading.Lock()
         self._segments: list[Segment] = []
         self._recent: list[Segment] = []
+        #: By first offset: what was wrong with a segment that was read.
+        self._damaged: dict[int, CorruptError] = {}
         self.found: Found
 
     # -- create and open ----------------------------------------------------------------------------
@@ -120,8 +126,8 @@ class StreamStore:
         for path in sorted(self.folder.iterdir()):
             if path.name.startswith(_DRAFT):
                 shutil.rmtree(path)
-            elif _ASIDE in path.name:
-                damage = f"{path.name} was damaged, and was kept aside"
+            elif told := aside.damage(path):
+                damage = told
             elif (offset := Segment.offset_in_name(path.name)) is not None:
                 offsets.append(offset)
         self._segments = [Segment.at(self.folder, offset) for offset in offsets]
@@ -151,23 +157,23 @@ class StreamStore:
             return unpack_state(state, newest.folder), json.loads(chain)
         except (CorruptError, *DAMAGE, ValueError) as error:
             newest.close()
-            raise self._keep_aside(newest, error) from error
+            raise aside.keep_aside(newest.folder, error) from error
         except BaseException:
             newest.close()
             raise
 
-    def _keep_aside(self, segment: Segment, error: Exception) -> CorruptError:
-        what = error.what if isinstance(error, CorruptError) else str(error)
-        number = 1
-        while (target := Path(f"{segment.folder}{_ASIDE}{number}")).exists():
-            number += 1
-        segment.folder.rename(target)
-        sync_folder(self.folder)
-        return CorruptError(
-            f"{what}; it was kept aside as {target.name}",
-            where=str(segment.folder),
-            repair="the replica must be synchronised from another one, or its stream made anew",
-        )
+    def keep_damaged_aside(self) -> CorruptError | None:
+        """Rename the segments whose reading met damage: the next opening says so too.
+
+        Whoever still reads one goes on: its environment stays open.
+        """
+        kept = None
+        with self._lock:
+            for segment in self._segments:
+                error = self._damaged.pop(segment.first_offset, None)
+                if error is not None and segment.folder.exists():
+                    kept = aside.keep_aside(segment.folder, error)
+        return kept
 
     def _missing(self, chain: Iterable[int], low: int) -> int | None:
         """A segment that should be there."""
@@ -258,14 +264,19 @@ class StreamStore:
 
     # -- reading ------------------------------------------------------------------------------------
 
-    @contextmanager
+    @contextlib.contextmanager
     def _snapshot(self, segment: Segment) -> Iterator[Snapshot]:
         """A short read of one segment; damage that is met is named."""
         try:
             with segment.reading() as snapshot:
                 yield snapshot
+        except CorruptError as error:
+            self._damaged.setdefault(segment.first_offset, error)
+            raise
         except lmdb.Error as error:
-            raise CorruptError(f"it cannot be read: {error}", where=str(segment.folder)) from error
+            damage = CorruptError(f"it cannot be read: {error}", where=segment.file, repair=REPAIR)
+            self._damaged.setdefault(segment.first_offset, damage)
+            raise damage from error
 
     def _check_open(self) -> None:
         """The lock is held. A read may meet a store that was closed meanwhile: its owner stops, or recovers it."""
@@ -277,7 +288,7 @@ class StreamStore:
             self._check_open()
             return self._segments[-1]
 
-    @contextmanager
+    @contextlib.contextmanager
     def _owner(self, offset: int) -> Iterator[tuple[Snapshot, int | None]]:
         """The segment that owns this offset, and where the next one starts (None: it is the newest)."""
         with self._lock:
@@ -292,7 +303,7 @@ class StreamStore:
         try:
             with self._snapshot(segment) as snapshot:
                 if not was_open and end is not None:
-                    check_old(snapshot, end)
+                    check_old(snapshot, end, self.found.durable.stream)
                 yield snapshot, end
         finally:
             user.__exit__(None, None, None)
@@ -320,47 +331,45 @@ class StreamStore:
         start: int,
         stop: int,
         max_bytes: int,
-        wanted: Callable[[memoryview], bool] | None = None,
+        wanted: Callable[[EntryHeader], bool] | None = None,
     ) -> tuple[list[StoredEntry], int]:
         """Committed entries from `start` on, below `stop`, and where to go on.
 
-        At least one, then as many as fit into `max_bytes`, of one segment. `wanted` looks at an entry
-        where it lies and says whether it is to be copied.
+        At least one is looked at, then as many as fit into `max_bytes`, of one segment; each is checked.
+        `wanted` says by its header whether an entry comes along. Raises `CorruptError`.
         """
         found: list[StoredEntry] = []
         size = 0
         with self._owner(start) as (snapshot, end):
             stop = min(stop, end or stop)
-            commit = None
             offset = start
-            for key, value in snapshot.rows(b"entries", key_of(start)):
-                if offset >= stop or size >= max_bytes:
-                    break
-                if commit is None or offset >= commit.context.end:
-                    commit = snapshot.commit_behind(offset)
-                if commit is None or offset_of(key) != offset:
+            for at, commit, header, data in committed_entries(snapshot, start):
+                if at >= stop or size >= max_bytes:
                     break
                 context = commit.context
-                if wanted is None or wanted(value):
-                    place = context.global_offset + offset - context.local_offset
-                    found.append(StoredEntry(offset, context.version, place, bytes(value)))
-                # What was only looked at counts little: one transaction must stay short all the same.
-                size += len(value) if found and found[-1].offset == offset else 256
-                offset += 1
+                if wanted is None or wanted(header):
+                    place = context.global_offset + at - context.local_offset
+                    found.append(StoredEntry(at, context.version, place, data))
+                # All were copied to be checked: one transaction must stay short all the same.
+                size += len(data)
+                offset = at + 1
             if offset == start:
                 raise CorruptError(
-                    f"entry {start} is not there", where=str(snapshot.segment.folder)
+                    f"entry {start} is not there", where=snapshot.segment.file, repair=REPAIR
                 )
         return found, offset
 
     def scan(self, start: int, stop: int) -> Iterator[bytes]:
-        """Entries from `start` to `stop`, whether they are committed or not, one at a time."""
+        """Entries from `start` to `stop`, whether they are committed or not, one at a time.
+
+        Raises `CorruptError`.
+        """
         while start < stop:
             with self._owner(start) as (snapshot, _):
-                data = snapshot.get(b"entries", key_of(start))
-            if data is None:
-                raise CorruptError(f"entry {start} is not there", where=str(self.folder))
-            yield data
+                found = next(entries(snapshot, start), None)
+                if found is None:
+                    raise CorruptError(f"entry {start} is not there", where=snapshot.segment.file)
+            yield found[2]
             start += 1
 
     def commits_behind(self, offset: int) -> Iterator[IndexRow]:
@@ -368,10 +377,7 @@ class StreamStore:
         while True:
             rows: list[IndexRow] = []
             with self._owner(offset) as (snapshot, end):
-                for _, value in snapshot.rows(b"index", key_of(offset + 1)):
-                    rows.append(unpack_row(value))
-                    if len(rows) == 500:
-                        break
+                rows += islice(snapshot.commits_behind(offset), 500)
             yield from rows
             if rows:
                 offset = rows[-1].context.end
@@ -425,10 +431,9 @@ class StreamStore:
             return [s.first_offset for s in self._segments]
 
     def schemas(self, digests: Iterable[bytes]) -> dict[bytes, bytes]:
-        """The records of these hashes that are known."""
+        """The records of these hashes. Raises `CorruptError` for one that is not there, or is another."""
         with self._snapshot(self._newest()) as snapshot:
-            found = {digest: snapshot.get(b"schemas", digest) for digest in digests}
-        return {digest: record for digest, record in found.items() if record is not None}
+            return {digest: schema(snapshot, digest) for digest in digests}
 
     def known_schemas(self) -> list[bytes]:
         """The hashes of all schema records."""
@@ -438,5 +443,4 @@ class StreamStore:
     def newest_schemas(self) -> list[bytes]:
         """The newest record of each relation, ordered by name."""
         with self._snapshot(self._newest()) as snapshot:
-            digests = [bytes(value) for _, value in snapshot.rows(b"relations")]
-            return [snapshot.get(b"schemas", digest) or b"" for digest in digests]
+            return [*newest_schemas(snapshot)]

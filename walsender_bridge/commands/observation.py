@@ -19,7 +19,13 @@ from psycopg.rows import dict_row
 from walsender_bridge import lifetime, processes
 from walsender_bridge.change_log.client import LogClient, LogStatus
 from walsender_bridge.closing import Closing
-from walsender_bridge.commands import gate_view, lake_status, quorum_view, slots_view
+from walsender_bridge.commands import (
+    gate_view,
+    lake_status,
+    log_trouble,
+    quorum_view,
+    slots_view,
+)
 from walsender_bridge.commands.quorum_server import QuorumServer
 from walsender_bridge.commands.quorum_view import QuorumView
 from walsender_bridge.commands.slots_view import SlotsView
@@ -167,6 +173,9 @@ class Observer(Closing):
         try:
             with LogClient(settings.log_address, timeout=3.0) as log:
                 status = log.status()
+            trouble = log_trouble.damaged(status)
+            if trouble is not None:
+                errors["log"] = trouble
         except TusklineError as error:
             errors["log"] = error
         manifest, copying = None, dict[str, dict[str, Any]]()
