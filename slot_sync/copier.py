@@ -23,7 +23,7 @@ from slot_sync.report import Round
 from slot_sync.resolver.observed import Primary, Record, Standby
 from slot_sync.resolver.record import remember, remember_primary
 from slot_sync.resolver.resolver import resolve
-from slot_sync.resolver.transitions import Advance, Reason, SetFields, Transition
+from slot_sync.resolver.transitions import SAFE, Advance, Reason, SetFields, Transition
 from slot_sync.sessions import Sessions
 from slot_sync.shared_look import SharedLook
 from walsender_bridge.closing import Closing
@@ -126,7 +126,7 @@ class Copier(Closing):
         except TusklineError as error:
             standby_error = error
         now = time.time()
-        transitions = resolve(primary, standby, before, self._plan.wanted)
+        transitions = resolve(primary, standby, before, self._plan.wanted, self._plan.terms)
         record = remember(before, primary, standby, transitions)
         if primary is not None and standby is not None and _are_one(primary, standby):
             # Both servers of a pair may be named as candidates; one of them is the primary now.
@@ -197,9 +197,18 @@ def _are_one(primary: Primary, standby: Standby) -> bool:
 
 
 def _timeless(record: Record) -> Record:
-    """Without what changes at each poll of a slot that moves; an older value of it is true too, and proves less."""
+    """Without what changes at each poll of a slot that moves; an older value of it is true too, and proves less.
+
+    Of where a client was that is so only while the standby had flushed as much at the same poll, which safe says.
+    """
     copies = {
-        name: replace(each, proven_at=None, slot_was=None, passed=None)
+        name: replace(
+            each,
+            proven_at=None,
+            slot_was=None,
+            passed=None,
+            confirmed=None if each.state in SAFE else each.confirmed,
+        )
         for name, each in record.copies.items()
     }
     return replace(record, copies=copies)

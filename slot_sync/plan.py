@@ -1,9 +1,9 @@
 """What is to be kept where, as a configuration says it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from slot_sync.resolver.observed import Selection
+from slot_sync.resolver.observed import Selection, Terms
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,10 +17,14 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`poll`: seconds between two looks at a candidate. `folder`: where the record of each is kept."""
+    """`poll`: seconds between two looks at a candidate. `folder`: where the record of each is kept.
+
+    `terms`: what an answer has to be good for.
+    """
 
     primary_dsn: str
     candidates: tuple[Candidate, ...]
     wanted: Selection
     folder: Path
     poll: float = 1.0
+    terms: Terms = field(default_factory=Terms)

@@ -15,11 +15,21 @@ from typing import Any, Final
 
 import structlog
 
-from slot_sync.resolver.observed import CopyRecord, EpochKey, Place, Record, Reserved, Sighting
+from slot_sync.resolver.observed import (
+    Confirmed,
+    CopyRecord,
+    EpochKey,
+    Place,
+    Record,
+    Reserved,
+    Sighting,
+)
 from walsender_bridge.durable import replace_file
 from walsender_bridge.errors import ConfigError, NotSupportedError
 
-VERSION: Final = 1
+#: 1 has no `confirmed`: it is learnt at the next poll, and until then nothing is called ready without the primary.
+VERSION: Final = 2
+_READS: Final = frozenset({1, VERSION})
 
 _log = structlog.get_logger(__name__)
 
@@ -58,7 +68,7 @@ class RecordFile:
         try:
             values = json.loads(text)
             version = values["version"]
-            if version == VERSION:
+            if version in _READS:
                 return _record(values["record"])
         except (ValueError, TypeError, KeyError, AttributeError):
             return None
@@ -115,7 +125,7 @@ def _place(values: Mapping[str, Any] | None) -> Place | None:
 
 
 def _copy(values: Mapping[str, Any]) -> CopyRecord:
-    seen, reserved = values["seen"], values["reserved"]
+    seen, reserved, confirmed = values["seen"], values["reserved"], values.get("confirmed")
     return CopyRecord(
         **{
             **values,
@@ -123,6 +133,7 @@ def _copy(values: Mapping[str, Any]) -> CopyRecord:
             "reserved": None if reserved is None else Reserved(**reserved),
             "slot_was": _place(values["slot_was"]),
             "passed": _place(values["passed"]),
+            "confirmed": None if confirmed is None else Confirmed(**confirmed),
             "proven_in": _epoch(values["proven_in"]),
         }
     )

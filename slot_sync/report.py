@@ -45,9 +45,11 @@ class Round:
         """Whether the candidate may be promoted; None: nobody knows."""
         if self.standby is None:
             return None
-        if self.primary is None and not self.record.copies:
+        if self.primary is None and not self.expected:
             return None
-        return all(each.safe for each in self.expected)
+        if any(not each.safe and not each.undecided for each in self.expected):
+            return False
+        return None if any(each.undecided for each in self.expected) else True
 
     @property
     def ill(self) -> list[str]:
@@ -66,6 +68,12 @@ class Round:
                 words.append(f"{self.candidate}: slot {each.slot}: {each.why}; {each.repair}")
         return words
 
+    @property
+    def not_known(self) -> list[str]:
+        """What the verdict does not rest on, in words; each once."""
+        words = {word: None for each in self.expected for word in each.not_known}
+        return [f"{self.candidate}: not known: {word}" for word in words]
+
     def to_json(self) -> dict[str, Any]:
         """The candidate, without its slots."""
         return {
@@ -73,6 +81,7 @@ class Round:
             "where": self.where,
             "ready": self.ready,
             "at": self.at,
+            "not_known": self.not_known,
             "primary_error": None if self.primary_error is None else self.primary_error.to_wire(),
             "standby_error": None if self.standby_error is None else self.standby_error.to_wire(),
         }
@@ -93,6 +102,7 @@ class Round:
             "reason": str(each.reason),
             "why": each.why,
             "repair": each.repair,
+            "not_known": list(each.not_known),
             "lag_bytes": self._lag(each.slot),
             "age": self._age(remembered.proven_at),
             "action": type(each.action).__name__ if does_something(each.action) else None,
@@ -148,6 +158,7 @@ class Report:
             "ready": self.ready,
             "active": self.active,
             "ill": [word for each in rounds for word in each.ill],
+            "not_known": [word for each in rounds for word in each.not_known],
             "standbys": [each.to_json() for each in rounds],
             "slots": [row for each in rounds for row in each.rows()],
         }

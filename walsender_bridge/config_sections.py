@@ -247,6 +247,8 @@ class SlotsSection(_Section):
     databases: tuple[str, ...] = ()
     #: Seconds between two looks at a standby.
     poll: float = Field(default=1.0, ge=0.05, le=60)
+    #: Seconds for which a proof counts once the primary does not answer.
+    max_age: float = Field(default=30.0, gt=0)
 
     @model_validator(mode="after")
     def _slot_each(self) -> Self:

@@ -9,6 +9,7 @@ raise what the copy stands for, and prove nothing.
 from collections.abc import Mapping
 from dataclasses import replace
 
+from slot_sync.resolver import client
 from slot_sync.resolver.conditions import Condition, View, first_lacking, needed_from
 from slot_sync.resolver.epoch import epoch_key, is_linked, link_problem, physical_slot, precedes
 from slot_sync.resolver.observed import Copy, CopyRecord, LogicalSlot, Primary, Record, Standby
@@ -50,7 +51,7 @@ def judge(
     remembered = record.of(slot.name)
     lacking = first_lacking(view)
     proven = not copy.has_temporary_name
-    evidence = _evidence(view)
+    evidence = {**_evidence(view), "flush_lsn": standby.flush_lsn}
     reason, why, repair = Reason.PROVEN, "nothing that it needs is gone", ""
     state = State.READY if proven else State.PROVING
     action: Action
@@ -58,7 +59,12 @@ def judge(
         action = _follow(view, standby) if proven else rename(copy, slot)
         assert slot.confirmed_flush_lsn is not None
         assert copy.confirmed_flush_lsn is not None
-        if proven and slot.confirmed_flush_lsn - copy.confirmed_flush_lsn > LAG_BYTES:
+        if proven and client.is_ahead(
+            client.confirmed_so_far(remembered, slot, primary.timeline), standby.flush_lsn
+        ):
+            state, reason = State.CLIENT_AHEAD, Reason.CLIENT_AHEAD
+            why, repair = client.WHY, client.REPAIR
+        elif proven and slot.confirmed_flush_lsn - copy.confirmed_flush_lsn > LAG_BYTES:
             state, reason = State.LAGGING, Reason.BEHIND
             why = "it lacks nothing, but a client would get again what it had long ago"
             repair = "see how far the standby is behind"

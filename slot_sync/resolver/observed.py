@@ -259,6 +259,14 @@ class Place:
 
 
 @dataclass(frozen=True)
+class Confirmed:
+    """A position that the client of a slot has confirmed, of this timeline of the primary."""
+
+    timeline: int
+    lsn: int
+
+
+@dataclass(frozen=True)
 class CopyRecord:
     """What we remember of one copy on one standby."""
 
@@ -285,6 +293,8 @@ class CopyRecord:
     #: Where the slot was at the last poll, and the farthest of such places that the copy has passed.
     slot_was: Place | None = None
     passed: Place | None = None
+    #: The farthest that the slot's client has been seen: it outlives the copy, and a crash of the primary.
+    confirmed: Confirmed | None = None
     #: This server had the slot of that name of its own, while it was the primary.
     seen_on_primary: bool = False
     #: The epoch in which it was last proven that no row it needs is gone; void in any other.
@@ -328,3 +338,11 @@ class Selection:
     patterns: tuple[str, ...] = ()
     plugins: frozenset[str] = frozenset()
     databases: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What an answer has to be good for."""
+
+    #: Microseconds for which a proof counts once the primary does not answer; `None`: without limit.
+    max_age: int | None = None

@@ -12,6 +12,7 @@ each says of which generation it is.
 from collections.abc import Iterable
 from dataclasses import replace
 
+from slot_sync.resolver.client import confirmed_so_far
 from slot_sync.resolver.conditions import View, is_heard, is_held, needed_from, xmin_is_decoded
 from slot_sync.resolver.epoch import epoch_key, is_linked, setup_problem
 from slot_sync.resolver.foreign import is_ours
@@ -28,7 +29,7 @@ from slot_sync.resolver.observed import (
     Sighting,
     Standby,
 )
-from slot_sync.resolver.transitions import Reason, Rename, Reserve, Transition
+from slot_sync.resolver.transitions import Reason, Rename, Reserve, State, Transition
 
 #: The server that answered as the candidate is not the one that the record is of.
 ANOTHER_STANDBY = frozenset({Reason.OTHER_SYSTEM, Reason.OTHER_SLOT_NAME})
@@ -92,6 +93,9 @@ def _remembered(
         else 0,
         state=transition.after if transition is not None else before.state,
     )
+    if not primary.in_recovery and primary.timeline == standby.timeline:
+        # Also while the standby is away: its client goes on. Any other timeline is not the one that the standby is in.
+        after = replace(after, confirmed=confirmed_so_far(before, slot, primary.timeline))
     held = False
     if copy is None:
         after = replace(
@@ -114,7 +118,8 @@ def _remembered(
             after = replace(after, decoded_at=None, proven_in=None)
     if transition is None:
         return after
-    if transition.safe or isinstance(transition.action, Rename):
+    whole = transition.safe or transition.after is State.CLIENT_AHEAD
+    if whole or isinstance(transition.action, Rename):
         after = replace(after, proven_at=standby.clock)
         # With the primary silent only what the physical slot held is known to have been there until the end.
         if after.decoded_at is not None and held:

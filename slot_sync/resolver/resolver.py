@@ -21,9 +21,13 @@ the standby was promoted, else               BLOCKED       promoted             
 the primary has an unproven copy             LEFTOVER      unproven_name         Drop it there
 primary silent, C proven, the standby still  READY         proven_before         Nothing
 shows nothing that speaks against it
+the same, longer ago than max_age            BLOCKED       proven_long_ago       Wait
+primary silent, C proven, its client was     CLIENT_AHEAD  client_ahead          Wait
+seen past what the standby has flushed
 primary silent, else                         SUSPECT       primary_unreachable   Wait
 primary silent, C never proven               BLOCKED       never_proven          Wait
 the servers are not set up for it            BLOCKED       which setting         Wait
+neither L nor C, but [slots] names L         MISSING       no_such_slot          Wait
 physical slot has no marker                  BLOCKED       no_marker             Mark (a row of its own)
 our C, no L, for fewer than GONE_POLLS       ORPHAN        gone                  Wait
 our C, no L, for GONE_POLLS                  ORPHAN        gone                  Drop
@@ -48,6 +52,8 @@ unproven C, nothing held for it yet          RESERVING     the condition's      
 unproven C, a condition fails                PROVING       the condition's       Advance, SetFields, Wait
 unproven C, all conditions hold              PROVING       proven                Rename
 C, a condition fails                         SUSPECT       the condition's       Advance, SetFields, Wait
+C, all hold, its client was seen past what   CLIENT_AHEAD  client_ahead          Advance, SetFields, Wait
+the standby has flushed
 C, all hold, farther behind L than allowed   LAGGING       behind                Advance, SetFields, Wait
 C, all hold                                  READY         proven                the same, or Nothing
 ===========================================  ============  ====================  =====================
@@ -56,6 +62,7 @@ A drop of a slot that is in use becomes Wait. PostgreSQL's own copies (`synced`,
 every action on them becomes Wait, or Nothing: that is for its own worker.
 """
 
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from hashlib import sha256
 
@@ -77,6 +84,7 @@ from slot_sync.resolver.observed import (
     Record,
     Selection,
     Standby,
+    Terms,
 )
 from slot_sync.resolver.silent import primary_is_silent
 from slot_sync.resolver.transitions import (
@@ -90,6 +98,7 @@ from slot_sync.resolver.transitions import (
     Wait,
 )
 
+_ANY = Terms()
 #: Polls in a row that have to show the primary without a slot before its copy is dropped.
 GONE_POLLS = 3
 
@@ -107,7 +116,11 @@ def is_wanted(slot: LogicalSlot, wanted: Selection) -> bool:
 
 
 def resolve(
-    primary: Primary | None, standby: Standby | None, record: Record, wanted: Selection
+    primary: Primary | None,
+    standby: Standby | None,
+    record: Record,
+    wanted: Selection,
+    terms: Terms = _ANY,
 ) -> list[Transition]:
     """What each copy is found in and what is to be done, by name; slots that nobody expected are told too.
 
@@ -115,20 +128,21 @@ def resolve(
     have been written down.
     """
     expected = _expected(primary, record, wanted)
+    unknown = sorted(wanted.names - {*expected})
     left_over = []
     if primary is not None and not primary.in_recovery:
         left_over = unproven(primary.logical_slots, record, on_primary=True)
     if standby is None:
-        return [*left_over, *(_standby_is_silent(name, record) for name in expected)]
+        names = (*expected, *unknown)
+        return [*left_over, *(_standby_is_silent(name, record) for name in names)]
     if not standby.in_recovery:
         return [
             *unproven(standby.slots, record),
             *(_promoted(name, record) for name in expected),
         ]
     if primary is None:
-        return [
-            primary_is_silent(record.of(name), standby, record) for name in sorted(record.copies)
-        ]
+        names = tuple(sorted(record.copies.keys() | wanted.names))
+        return [primary_is_silent(record.of(name), standby, record, terms) for name in names]
     problem = setup_problem(primary, standby)
     if problem is None and not standby.has_extension:
         problem = Problem(
@@ -145,12 +159,17 @@ def resolve(
             lasting=True,
         )
     if problem is not None:
-        return [*left_over, *(_blocked(name, record, problem) for name in expected)]
+        # With the wrong server, or one that does not show its slots, even "none" says nothing of the slots there are.
+        names = (*expected, *unknown) or (standby.primary_slot_name or "",)
+        return [*left_over, *(_blocked(name, record, problem) for name in names)]
+    strangers = unexpected(primary, standby, record, frozenset(expected))
+    told = {each.slot for each in strangers}
     return [
         *left_over,
         *_marks(primary, standby),
         *(_one(primary, standby, record, wanted, name) for name in expected),
-        *unexpected(primary, standby, record, frozenset(expected)),
+        *(_no_such_slot(name, record) for name in unknown if name not in told),
+        *strangers,
     ]
 
 
@@ -161,6 +180,18 @@ def _expected(primary: Primary | None, record: Record, wanted: Selection) -> lis
         each.name for each in record.copies.values() if each.made or each.temporary_name is not None
     }
     return sorted(name for name in names | known if not name.startswith(TEMPORARY_PREFIX))
+
+
+def _no_such_slot(name: str, record: Record) -> Transition:
+    return Transition(
+        name,
+        record.of(name).state,
+        State.MISSING,
+        Reason.NO_SUCH_SLOT,
+        "the primary has no slot of that name",
+        repair="make it there, or take it out of names in [slots]",
+        action=Wait(),
+    )
 
 
 def _standby_is_silent(name: str, record: Record) -> Transition:
@@ -227,7 +258,9 @@ def _one(
     here = standby.slot(name)
     unproven_copy = standby.slot(remembered.temporary_name or "")
     if slot is None or not is_wanted(slot, wanted):
-        return _orphan(slot, remembered, here, unproven_copy, linked=is_linked(primary, standby))
+        linked = is_linked(primary, standby)
+        found = _orphan(slot, remembered, here, unproven_copy, linked=linked)
+        return replace(found, counts=name in wanted.names)
     if here is not None and not is_ours(remembered, here, unproven_copy):
         return foreign_slot(
             slot, here, unproven_copy, remembered, standby, linked=is_linked(primary, standby)

@@ -4,11 +4,20 @@ Safety: what the standby received since then came over the connection of that ep
 was proven; or over none. A later connection, another configuration, another timeline or WAL from an archive is an
 objection. So is a copy that is ahead of where the slot was seen last, since no action of ours moves it there. One thing
 cannot be seen: a connection that came and went between two polls, after a crash of the primary. So the verdict has an
-age, and is called `proven_before`.
+age, and is called `proven_before`. Nor can anybody know what happened on the primary after the last poll: a slot that was
+made there, and what its clients have confirmed. So the verdict says so, and counts for a limited time only (`Terms.max_age`):
+then nobody knows.
 """
 
-from slot_sync.resolver.observed import CopyRecord, Record, Standby
-from slot_sync.resolver.transitions import Reason, State, Transition, Wait
+from slot_sync.resolver import client
+from slot_sync.resolver.observed import CopyRecord, Record, Standby, Terms
+from slot_sync.resolver.transitions import Nothing, Reason, State, Transition, Wait
+
+#: What happens on the primary after it was looked at last.
+SLOTS_UNKNOWN = "slots that were made on the primary since it answered last"
+CONFIRMED_UNKNOWN = (
+    "what clients have confirmed since the primary answered last, unless a gate holds them"
+)
 
 
 def objections(remembered: CopyRecord, standby: Standby, record: Record) -> list[str]:
@@ -20,6 +29,7 @@ def objections(remembered: CopyRecord, standby: Standby, record: Record) -> list
     if copy is None:
         return ["the copy is gone"]
     was = None if remembered.slot_was is None else remembered.slot_was.confirmed_flush_lsn
+    client_was = remembered.confirmed
     # PostgreSQL moves its own copies by itself, and lets nobody read from them.
     ahead = not copy.synced and (was is None or (copy.confirmed_flush_lsn or 0) > was)
     checks = {
@@ -28,6 +38,8 @@ def objections(remembered: CopyRecord, standby: Standby, record: Record) -> list
         "the copy is invalid": copy.invalidation is None,
         "its snapshot is gone": copy.snapshot_present is True,
         "its WAL is gone": copy.wal_present is True,
+        "where its client was is not known": client_was is not None
+        and client_was.timeline == epoch.timeline,
         "it is ahead of where the slot was seen last: somebody read from it": not ahead,
         "the standby has replayed WAL from an archive": not standby.replays_archive,
         "the standby has loaded its configuration anew": standby.conf_load_time
@@ -39,39 +51,73 @@ def objections(remembered: CopyRecord, standby: Standby, record: Record) -> list
     return [objection for objection, holds in checks.items() if not holds]
 
 
-def primary_is_silent(remembered: CopyRecord, standby: Standby, record: Record) -> Transition:
+def primary_is_silent(
+    remembered: CopyRecord, standby: Standby, record: Record, terms: Terms
+) -> Transition:
     """The transition of one remembered copy when the primary does not answer."""
-    if remembered.proven_at is None:
+
+    def found(
+        after: State, reason: Reason, why: str, repair: str = "see that the primary can be reached"
+    ) -> Transition:
         return Transition(
             remembered.name,
             remembered.state,
+            after,
+            reason,
+            why,
+            repair="" if after is State.READY else repair,
+            evidence=evidence,
+            action=Nothing() if after is State.READY else Wait(),
+            not_known=not_known,
+        )
+
+    evidence: dict[str, object] = {}
+    not_known: tuple[str, ...] = (SLOTS_UNKNOWN,)
+    proven_at = remembered.proven_at
+    if proven_at is None:
+        return found(
             State.BLOCKED,
             Reason.NEVER_PROVEN,
             "the primary does not answer, and the copy was never proven",
-            repair="see that the primary can be reached",
-            action=Wait(),
         )
-    evidence: dict[str, object] = {
-        "proven_at": remembered.proven_at,
-        "age": max(0, standby.clock - remembered.proven_at),
+    age = standby.clock - proven_at
+    confirmed = remembered.confirmed
+    evidence = {
+        "proven_at": proven_at,
+        "age": max(0, age),
+        "client_lsn": None if confirmed is None else confirmed.lsn,
+        "flush_lsn": standby.flush_lsn,
     }
+    not_known = (SLOTS_UNKNOWN, CONFIRMED_UNKNOWN)
     against = objections(remembered, standby, record)
     if against:
-        return Transition(
-            remembered.name,
-            remembered.state,
+        return found(
             State.SUSPECT,
             Reason.PRIMARY_UNREACHABLE,
             "the primary does not answer, and " + ", and ".join(against),
-            repair="see that the primary can be reached",
-            evidence=evidence,
-            action=Wait(),
         )
-    return Transition(
-        remembered.name,
-        remembered.state,
+    if client.is_ahead(confirmed, standby.flush_lsn):
+        return found(
+            State.CLIENT_AHEAD,
+            Reason.CLIENT_AHEAD,
+            f"the primary does not answer, and {client.WHY}",
+            "start the primary again; after a promotion its client has rows that no server has",
+        )
+    # A clock that went back tells no age at all.
+    if terms.max_age is not None and not 0 <= age <= terms.max_age:
+        return found(
+            State.BLOCKED,
+            Reason.PROVEN_LONG_AGO,
+            f"the primary does not answer, and it was proven {_seconds(age)} ago, which is more than"
+            f" {_seconds(terms.max_age)}",
+            "see that the primary can be reached; or say how old an answer may be: max_age in [slots], --max-age",
+        )
+    return found(
         State.READY,
         Reason.PROVEN_BEFORE,
-        "the primary does not answer; it was proven before, and nothing speaks against it",
-        evidence=evidence,
+        f"the primary does not answer; it was proven {_seconds(age)} ago, and nothing speaks against it",
     )
+
+
+def _seconds(microseconds: int) -> str:
+    return f"{microseconds / 1e6:.0f} s"

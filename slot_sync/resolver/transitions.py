@@ -24,6 +24,7 @@ class State(StrEnum):
     LEFTOVER = "LEFTOVER"
     BLOCKED = "BLOCKED"
     STALE_BACKUP = "STALE_BACKUP"
+    CLIENT_AHEAD = "CLIENT_AHEAD"
 
 
 #: A promotion now would lose nothing that the slot stands for.
@@ -38,14 +39,18 @@ class Reason(StrEnum):
     RENAME_CUT = "rename_cut"
     PROVEN_BEFORE = "proven_before"
     BEHIND = "behind"
+    # CLIENT_AHEAD
+    CLIENT_AHEAD = "client_ahead"
     # MISSING
     NOT_MADE = "not_made"
+    NO_SUCH_SLOT = "no_such_slot"
     NATIVE_PENDING = "native_pending"
     AHEAD_OF_STANDBY = "ahead_of_standby"
     # A server does not answer
     STANDBY_UNREACHABLE = "standby_unreachable"
     PRIMARY_UNREACHABLE = "primary_unreachable"
     NEVER_PROVEN = "never_proven"
+    PROVEN_LONG_AGO = "proven_long_ago"
     # BLOCKED: how the servers are set up
     NOT_PRIMARY = "not_primary"
     PROMOTED = "promoted"
@@ -87,6 +92,10 @@ class Reason(StrEnum):
     FROM_A_BACKUP = "from_a_backup"
     OLD_PRIMARY = "old_primary"
     UNPROVEN_NAME = "unproven_name"
+
+
+#: Nobody knows whether it is safe: neither a yes nor a no.
+UNDECIDED = frozenset({Reason.STANDBY_UNREACHABLE, Reason.PROVEN_LONG_AGO})
 
 
 @dataclass(frozen=True)
@@ -182,8 +191,15 @@ class Transition:
     action: Action = Nothing()
     #: The candidate is not ready while this is not safe. False: it is of a slot that nobody expects there.
     counts: bool = True
+    #: What the state does not rest on, since it could not be looked at.
+    not_known: tuple[str, ...] = ()
 
     @property
     def safe(self) -> bool:
         """A promotion at the moment of the sample would lose nothing that the slot stands for."""
         return self.after in SAFE
+
+    @property
+    def undecided(self) -> bool:
+        """It may be safe or not."""
+        return not self.safe and self.reason in UNDECIDED

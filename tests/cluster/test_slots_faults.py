@@ -190,7 +190,7 @@ def test_27_ready_with_the_primary_down_answers_from_what_was_proven(
 ) -> None:
     pair = synced_pair.pair
     pair.make_slot("kept")
-    with attached(synced_pair, tmp_path) as tuskline:
+    with attached(synced_pair, tmp_path, max_age=600) as tuskline:
         synced_pair.folder = tmp_path / "log"
         with synced_pair.controller() as own:
             controller.close()
@@ -216,6 +216,35 @@ def test_27_ready_with_the_primary_down_answers_from_what_was_proven(
         assert tuskline.json("slots", "status", code=2)["ready"] is None
         pair.standby.start()
         configure(synced_pair, "wal_receiver_status_interval", None)
+        pair.primary.start()
+    pair.catch_up()
+
+
+def test_44_an_answer_without_the_primary_has_an_age_and_says_what_is_not_known(
+    synced_pair: SlotStack, controller: Controller, tmp_path: Path
+) -> None:
+    """A slot that was made while no controller looked is in no record: nobody can say that it has no copy."""
+    pair = synced_pair.pair
+    pair.make_slot("kept")
+    with attached(synced_pair, tmp_path, max_age=600) as tuskline:
+        synced_pair.folder = tmp_path / "log"
+        controller.close()
+        with synced_pair.controller() as own:
+            synced_pair.until(own, "READY", "kept")
+            own.once(10)
+        pair.make_slot("unseen")
+        ask = ("slots", "ready", "--standby", STANDBY)
+        assert tuskline.json(*ask, code=1)["not_known"] == []
+        pair.primary.stop("immediate")
+        told = tuskline.json(*ask)
+        assert [each["slot"] for each in told["slots"]] == ["kept"]
+        assert any("slots that were made" in word for word in told["not_known"])
+        assert any("clients have confirmed" in word for word in told["not_known"])
+        assert told["slots"][0]["not_known"]
+        assert "slots that were made" in tuskline.run(*ask).stderr
+        told = tuskline.json(*ask, "--max-age", "0.001", code=2)
+        assert (told["ready"], told["slots"][0]["reason"]) == (None, "proven_long_ago")
+        assert tuskline.json("slots", "status", "--max-age", "0", code=2)["ready"] is None
         pair.primary.start()
     pair.catch_up()
 
@@ -265,6 +294,11 @@ def test_18_status_and_sync_of_the_command_line(synced_pair: SlotStack, tmp_path
         told = tuskline.json("slots", "status")
         assert [(each["slot"], each["state"]) for each in told["slots"]] == [("kept", "READY")]
         assert "READY" in tuskline.run("slots", "ready", "--standby", STANDBY).stdout
+        file = tuskline.config.read_text()
+        tuskline.config.write_text(file.replace('"kept"', '"kept", "missspelt"'))
+        told = tuskline.json("slots", "ready", "--standby", STANDBY, code=1)
+        reasons = {each["slot"]: each["reason"] for each in told["slots"]}
+        assert reasons == {"kept": "proven", "missspelt": "no_such_slot"}
     assert slot_names(pair.standby) == {"kept"}
     synced_pair.folder = tmp_path / "log"
     assert look(synced_pair.plan(names=frozenset({"kept"}))).ready

@@ -10,6 +10,7 @@ from slot_sync.resolver.foreign import unproven
 from slot_sync.resolver.judge import AHEAD_POLLS, LAG_BYTES
 from slot_sync.resolver.observed import (
     TEMPORARY_PREFIX,
+    Confirmed,
     Copy,
     CopyRecord,
     LogicalSlot,
@@ -86,6 +87,7 @@ KNOWN = CopyRecord(
     reserved=Reserved(900, 680),
     decoded_at=1000,
     slot_was=Place(2000, 700),
+    confirmed=Confirmed(1, 2000),
     proven_in=KEY,
     proven_at=9400,
     state="READY",
@@ -372,7 +374,7 @@ def test_6_a_copy_follows_and_is_lagging_when_it_is_far_behind() -> None:
     )
     assert found.action == SetFields("kept", "shop", 1200, 2400, 720)
     far = replace(moved, confirmed_flush_lsn=2000 + LAG_BYTES + 1)
-    found = answered(primary(far))
+    found = answered(primary(far), standby(flush_lsn=far.confirmed_flush_lsn))
     assert (found.after, found.reason, found.action) == (
         State.LAGGING,
         Reason.BEHIND,

@@ -4,14 +4,24 @@ from dataclasses import replace
 
 import pytest
 
-from slot_sync.resolver.observed import Copy, Record, Reserved, Selection
+from slot_sync.resolver.observed import Confirmed, Copy, Record, Reserved, Selection, Terms
 from slot_sync.resolver.record import remember, remember_primary
 from slot_sync.resolver.resolver import resolve
-from slot_sync.resolver.transitions import Drop, Nothing, Reason, Reserve, State, Wait
+from slot_sync.resolver.transitions import (
+    Advance,
+    Drop,
+    Nothing,
+    Reason,
+    Reserve,
+    State,
+    Transition,
+    Wait,
+)
 from tests.unit.test_resolver import (
     ALL,
     COPY,
     EMPTY,
+    KEY,
     KNOWN,
     PRIMARY,
     SLOT,
@@ -206,3 +216,111 @@ def test_32_an_unproven_copy_on_the_primary_is_told_and_removed() -> None:
 def test_nothing_is_known_of_it_all_is_nothing_to_do() -> None:
     assert resolve(None, STANDBY, Record(), ALL) == []
     assert answered(known=Record()).action == Nothing()
+
+
+NAMED = Selection(frozenset({"kept", "absent"}))
+
+
+@pytest.mark.parametrize(
+    ("there", "here"),
+    [
+        (PRIMARY, STANDBY),
+        (None, STANDBY),
+        (PRIMARY, None),
+        (replace(PRIMARY, logical_slots=(SLOT, replace(SLOT, name="absent", temporary=True))), STANDBY),
+    ],
+)  # fmt: skip
+def test_44_a_literal_name_without_a_slot_is_not_ready(there, here) -> None:
+    """A name that is misspelt, or a slot that was dropped: its client would find nothing after a promotion."""
+    found = only(resolve(there, here, record(), NAMED), "absent")
+    assert not found.safe
+    assert found.counts
+    if there is not None and here is not None:
+        assert (found.after, found.reason) == (State.MISSING, Reason.NO_SUCH_SLOT)
+        assert "names" in found.repair
+
+
+def test_44_a_literal_name_that_is_gone_from_the_primary_is_not_ready() -> None:
+    named = Selection(frozenset({"kept"}))
+    found = answered(primary(None), wanted=named)
+    assert (found.after, found.reason, found.counts) == (State.ORPHAN, Reason.GONE, True)
+    # Chosen by a pattern, it is one slot fewer to keep.
+    assert not answered(primary(None), wanted=Selection(patterns=("k*",))).counts
+
+
+def test_44_a_foreign_slot_of_a_name_without_a_slot_is_told_once() -> None:
+    stray = replace(COPY, name="absent")
+    found = resolve(PRIMARY, standby(COPY, stray), record(), NAMED)
+    assert [each.after for each in found if each.slot == "absent"] == [State.STALE_BACKUP]
+
+
+@pytest.mark.parametrize(
+    ("there", "here"),
+    [(replace(PRIMARY, in_recovery=True, logical_slots=()), STANDBY), (primary(None), replace(EMPTY, system_id=8))],
+)  # fmt: skip
+def test_44_a_wrong_server_without_slots_is_not_ready(there, here) -> None:
+    """No slot is expected, since the server that was asked has none: that says nothing of the primary's."""
+    found = resolve(there, here, Record(), ALL)
+    assert made(*found).ready is False
+
+
+def test_39_a_client_ahead_of_the_standby_s_disk_is_not_ready() -> None:
+    """What the client has confirmed and the standby not flushed, a promotion would lose; the copy itself is whole."""
+    ahead = primary(replace(SLOT, confirmed_flush_lsn=2501))
+    found = answered(ahead)
+    assert (found.after, found.reason) == (State.CLIENT_AHEAD, Reason.CLIENT_AHEAD)
+    assert made(found).ready is False
+    assert "synchronized_standby_slots" in found.repair
+    assert found.evidence["flush_lsn"] == 2500
+    # The copy follows as far as it can, and nothing that was proven of it is forgotten.
+    assert isinstance(found.action, Advance)
+    known = remember(record(), ahead, STANDBY, [found])
+    assert known.of("kept").proven_in == KEY
+    # What is flushed is replayed at a promotion: a standby that replays late, or whose replay is paused, has it.
+    assert answered(ahead, standby(flush_lsn=2501)).after is State.READY
+
+
+def test_39_a_client_ahead_stays_so_when_the_primary_does_not_answer() -> None:
+    ahead = primary(replace(SLOT, confirmed_flush_lsn=2501))
+    known = remember(record(), ahead, STANDBY, resolve(ahead, STANDBY, record(), ALL))
+    down = {"walreceiver_status": None, "walreceiver_start": None}
+    found = answered(None, standby(**down), known)
+    assert (found.after, found.reason) == (State.CLIENT_AHEAD, Reason.CLIENT_AHEAD)
+    assert made(found, primary=None).ready is False
+    # It had received the rest before the connection broke.
+    assert answered(None, standby(flush_lsn=2501, **down), known).after is State.READY
+
+
+def test_39_a_crash_of_the_primary_does_not_take_a_client_back() -> None:
+    """The slot's confirmed_flush_lsn may be older after it; the client has what it has."""
+    ahead = primary(replace(SLOT, confirmed_flush_lsn=2501))
+    known = remember(record(), ahead, STANDBY, resolve(ahead, STANDBY, record(), ALL))
+    assert answered(known=known).after is State.CLIENT_AHEAD
+    again = remember(known, PRIMARY, STANDBY, resolve(PRIMARY, STANDBY, known, ALL))
+    assert answered(known=again).after is State.CLIENT_AHEAD
+    # On another timeline positions begin anew.
+    there, here = replace(PRIMARY, timeline=2), standby(timeline=2)
+    later = remember(again, there, here, resolve(there, here, again, ALL))
+    assert later.of("kept").confirmed == Confirmed(2, 2000)
+
+
+def test_44_a_proof_counts_for_a_limited_time_without_the_primary() -> None:
+    down = standby(walreceiver_status=None, walreceiver_start=None)
+
+    def after(age: int, limit: int | None) -> Transition:
+        here = replace(down, clock=9400 + age)
+        return only(resolve(None, here, record(), ALL, Terms(max_age=limit)))
+
+    for age, limit in ((100, 100), (10**9, None)):
+        found = after(age, limit)
+        assert (found.after, found.reason) == (State.READY, Reason.PROVEN_BEFORE)
+        assert made(found, primary=None).ready is True
+        assert any("made on the primary" in word for word in made(found, primary=None).not_known)
+    for age in (101, -1):
+        found = after(age, 100)
+        assert (found.safe, found.reason) == (False, Reason.PROVEN_LONG_AGO)
+        assert made(found, primary=None).ready is None
+    # What is known to be wrong is a no at any age.
+    lost = replace(down, slots=(replace(COPY, wal_present=False),), clock=10**9)
+    found = only(resolve(None, lost, record(), ALL, Terms(max_age=100)))
+    assert made(found, primary=None).ready is False

@@ -35,12 +35,23 @@ def register(app: typer.Typer) -> None:
     app.add_typer(slots_app, name="slots")
 
 
+MaxAge = Annotated[
+    float | None,
+    typer.Option(
+        help="Take a proof for an answer for so many seconds once the primary is silent; max_age of [slots] unless given.",
+        min=0,
+    ),
+]
+
+
 @slots_app.command("status")
-def status(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
+def status(
+    config: ConfigPath = DEFAULT_CONFIG, max_age: MaxAge = None, as_json: AsJson = False
+) -> None:
     """Every slot that is to be kept, on every candidate. Exit code 0: all are ready, 1: one is not, 2: unknown."""
     from slot_sync.controller import look
 
-    _answer(look(plan(load_config(config))), as_json=as_json)
+    _answer(look(plan(load_config(config), max_age=max_age)), as_json=as_json)
 
 
 @slots_app.command("ready")
@@ -49,6 +60,7 @@ def ready(
         str, typer.Option("--standby", help="The candidate, by its name in [slots].")
     ],
     config: ConfigPath = DEFAULT_CONFIG,
+    max_age: MaxAge = None,
     as_json: AsJson = False,
 ) -> None:
     """Whether this candidate may be promoted now. Exit code 0: yes, 1: no, 2: unknown."""
@@ -62,7 +74,7 @@ def ready(
             where=str(config),
             repair=f"one of: {', '.join(known)}",
         )
-    _answer(look(plan(settings, standby)), as_json=as_json)
+    _answer(look(plan(settings, standby, max_age=max_age)), as_json=as_json)
 
 
 @slots_app.command("sync")
@@ -112,12 +124,13 @@ def configured(settings: Config) -> SlotsSection:
     return settings.slots
 
 
-def plan(settings: Config, only: str | None = None) -> "Plan":
+def plan(settings: Config, only: str | None = None, max_age: float | None = None) -> "Plan":
     """What the configuration says is to be kept where; on the candidate `only`, if it is named."""
     from slot_sync.plan import Candidate, Plan
-    from slot_sync.resolver.observed import Selection
+    from slot_sync.resolver.observed import Selection, Terms
 
     section = configured(settings)
+    seconds = section.max_age if max_age is None else max_age
     return Plan(
         settings.slots_dsn,
         tuple(
@@ -133,6 +146,7 @@ def plan(settings: Config, only: str | None = None) -> "Plan":
         ),
         settings.slots_dir,
         section.poll,
+        Terms(round(seconds * 1e6)),
     )
 
 
@@ -143,7 +157,7 @@ def _answer(report: "Report", *, as_json: bool) -> None:
         output.record(record)
     else:
         output.rows("slots", [_row(each) for each in record["slots"]])
-        for word in record["ill"]:
+        for word in (*record["ill"], *record["not_known"]):
             output.note(word)
     raise typer.Exit({True: READY, False: NOT_READY, None: UNKNOWN}[record["ready"]])
 

@@ -3,10 +3,19 @@
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from types import ModuleType, SimpleNamespace
 from unittest import mock
 
-from slot_sync.resolver import conditions, epoch, judge, record, silent
-from slot_sync.resolver.observed import CopyRecord, EpochKey, Primary, Record, Standby
+from slot_sync.resolver import client, conditions, epoch, judge, record, silent
+from slot_sync.resolver.observed import (
+    Confirmed,
+    CopyRecord,
+    EpochKey,
+    LogicalSlot,
+    Primary,
+    Record,
+    Standby,
+)
 from tests.support.slots import poll, scopes
 from tests.support.slots.world import World
 
@@ -40,6 +49,9 @@ OTHERS: dict[str, tuple[_Start, str, int]] = {
     "silent, any snapshot": (scopes.held, "change lose_file", 3),
     "silent, any WAL": (scopes.ready, "lose_wal", 2),
     "silent, invalid": (scopes.ready, "invalidate", 2),
+    "clients are anywhere": (scopes.lagging, "change confirm poll", 3),
+    "silent, clients are anywhere": (scopes.lagging, "change confirm poll", 3),
+    "clients go back with a crash": (scopes.lagging, "change confirm poll tell recrash", 7),
     "no generation": (scopes.row, "move poll recrash vacuum tell poll_under_way", 7),
 }
 
@@ -79,11 +91,36 @@ def _unsaid(objection: str) -> contextlib.AbstractContextManager[object]:
     return mock.patch.object(silent, "objections", said)
 
 
+def _anywhere(module: ModuleType) -> contextlib.AbstractContextManager[object]:
+    """Where clients are is not asked in this module."""
+    heedless = SimpleNamespace(**{**vars(client), "is_ahead": lambda *_: False})
+    return mock.patch.object(module, "client", heedless)
+
+
+def _forgetful() -> contextlib.AbstractContextManager[object]:
+    """Where a client was is what the last poll showed."""
+    real = client.confirmed_so_far
+
+    def last(remembered: CopyRecord, slot: LogicalSlot | None, timeline: int) -> Confirmed | None:
+        return real(replace(remembered, confirmed=None), slot, timeline)
+
+    stack = contextlib.ExitStack()
+    stack.enter_context(mock.patch.object(client, "confirmed_so_far", last))
+    stack.enter_context(mock.patch.object(record, "confirmed_so_far", last))
+    return stack
+
+
 def _patched(name: str) -> contextlib.AbstractContextManager[object]:
     nobody: dict[str, object] = {"walsender_pid": 0, "walsender_start": 0}
     if name in _OBJECTIONS:
         return _unsaid(_OBJECTIONS[name])
     match name:
+        case "clients are anywhere":
+            return _anywhere(judge)
+        case "silent, clients are anywhere":
+            return _anywhere(silent)
+        case "clients go back with a crash":
+            return _forgetful()
         case "every reply is heard":
             return mock.patch.object(conditions, "heard_after", return_value=True)
         case "the slot keeps everything":
@@ -100,7 +137,12 @@ def _patched(name: str) -> contextlib.AbstractContextManager[object]:
             return mock.patch.object(poll, "_generation", return_value=1)
     without = tuple(each for each in conditions.CONDITIONS if each.holds.__name__ != name)
     assert len(without) == len(conditions.CONDITIONS) - 1
-    return mock.patch.object(conditions, "CONDITIONS", without)
+    stack = contextlib.ExitStack()
+    stack.enter_context(mock.patch.object(conditions, "CONDITIONS", without))
+    if name == "is_replayed":  # a client is never behind its copy, so where the client is covers it
+        stack.enter_context(_anywhere(judge))
+        stack.enter_context(_anywhere(silent))
+    return stack
 
 
 @contextlib.contextmanager

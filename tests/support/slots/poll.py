@@ -5,6 +5,7 @@ from functools import cache
 from typing import Any
 
 from slot_sync.resolver.observed import (
+    Confirmed,
     Copy,
     CopyRecord,
     EpochKey,
@@ -125,7 +126,7 @@ def record_of(memory: tuple[Any, ...]) -> Record:
     if not memory:
         return Record()
     epoch, current, made, unproven, renaming, *more = memory
-    seen, removed, reserved, decoded, was, passed, ahead, proven, state = more
+    seen, removed, reserved, decoded, was, passed, client, ahead, proven, state = more
     key, sender = None, None
     if epoch is not None:
         start, marker, sender, conf = epoch
@@ -142,6 +143,7 @@ def record_of(memory: tuple[Any, ...]) -> Record:
         decoded_at=decoded,
         slot_was=Place(*was) if was else None,
         passed=Place(*passed) if passed else None,
+        confirmed=Confirmed(TIMELINE, client) if client else None,
         polls_ahead=ahead,
         proven_in=key if proven else None,
         proven_at=0 if proven else None,
@@ -174,6 +176,7 @@ def memory_of(record: Record) -> tuple[object, ...]:
         copy.decoded_at,
         _pair(copy.slot_was),
         _pair(copy.passed),
+        copy.confirmed.lsn if copy.confirmed is not None else None,
         copy.polls_ahead,
         copy.proven_in is not None and copy.proven_in == key,
         "RESERVING" if copy.state in {"", "MISSING", "RESERVING"} else "",
@@ -281,6 +284,8 @@ def _seen(world: World) -> World:
         pending=(),
         promised=False,
         reconnected=False,
+        lagging=False,
+        shown=0,
     )
 
 
@@ -298,6 +303,8 @@ def poll(world: World, other_xmin: int = 0) -> tuple[World, Transition]:
     """
     memory, pending, marks, verdict = _decided(_seen(world), other_xmin)
     world = world._replace(memory=memory, pending=pending, clock=world.clock + 1)
+    if not other_xmin:
+        world = world._replace(shown=max(world.shown, world.slot.confirmed))
     if marks:
         world = world._replace(
             physical=world.physical._replace(marker=world.next_id), next_id=world.next_id + 1

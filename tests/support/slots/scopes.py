@@ -53,6 +53,11 @@ def behind() -> World:
     return follow(("change", "confirm", "do", "tell", "poll"), ready())
 
 
+def lagging() -> World:
+    """The copy stands by itself, and its standby receives nothing any more."""
+    return follow(("checkpoint", "fall_behind"), ready())
+
+
 def held() -> World:
     """A transaction that writes nothing runs where the copy's decoder begins."""
     return follow(("hold", "change", "move", "do", "tell", "poll"), ready())
@@ -124,6 +129,14 @@ SCOPES = {
             "delete_unproven",
             "poll_under_way",
             "act",
+        ),
+    ),
+    "clients": (
+        (lagging,),
+        (
+            *_BASE,
+            *("change", "confirm", "checkpoint", "recrash", "reconnect", "restore"),
+            *("fall_behind", "receive", "poll_astray"),
         ),
     ),
     "others": (

@@ -84,7 +84,7 @@ def _polled(world: World) -> World:
     after, verdict = poll(world._replace(reconnected=False))
     if not verdict.safe:
         return after._replace(promised=False)
-    lost = broken(world)
+    lost = broken(world._replace(shown=after.shown))
     if lost is not None:
         raise LossError(f"{verdict.after} ({verdict.reason}), but {lost}\n{world}")
     # While the slot on the primary is what keeps the rows, the verdict is of that moment only.
@@ -123,7 +123,7 @@ def _mapped(world: World, lsn: Number, xid: Number, clock: Number, ident: Number
         if not kept:
             return kept
         epoch, current, made, unproven, renaming, seen, removed, reserved, *more = kept
-        decoded, was, passed, *rest = more
+        decoded, was, passed, client, *rest = more
         return (
             None if epoch is None else tuple(ident(each) for each in epoch),
             current,
@@ -136,6 +136,7 @@ def _mapped(world: World, lsn: Number, xid: Number, clock: Number, ident: Number
             None if decoded is None else lsn(decoded),
             None if was is None else (lsn(was[0]), xid(was[1])),
             None if passed is None else (lsn(passed[0]), xid(passed[1])),
+            None if client is None else lsn(client),
             *rest,
         )
 
@@ -186,6 +187,8 @@ def _mapped(world: World, lsn: Number, xid: Number, clock: Number, ident: Number
         pending=pending(world.pending),
         promised=world.promised,
         reconnected=world.reconnected,
+        lagging=world.lagging,
+        shown=lsn(world.shown),
     )
 
 

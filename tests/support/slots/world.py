@@ -83,6 +83,10 @@ class World(NamedTuple):
     promised: bool = False
     #: The standby has connected since the last poll.
     reconnected: bool = False
+    #: The standby receives nothing, though it is connected: a slow disk, a slow network.
+    lagging: bool = False
+    #: The farthest that a poll has shown the slot's client; what it confirmed since nobody can know.
+    shown: int = 1
 
 
 def first_world() -> World:
@@ -116,7 +120,7 @@ def first_world() -> World:
 
 
 def _stream(world: World) -> World:
-    if not world.connected:
+    if not world.connected or world.lagging:
         return world
     removed = max([world.removed_there, *(r.first for r in world.wal if r.kind == VACUUM)])
     kept = tuple(r for r in world.wal if r.kind != VACUUM)
@@ -254,6 +258,16 @@ def connect(world: World) -> World | None:
             next_id=world.next_id + 1,
         )
     )
+
+
+def fall_behind(world: World) -> World | None:
+    """The standby receives no WAL any more; its connection stays."""
+    return None if world.lagging else world._replace(lagging=True)
+
+
+def receive(world: World) -> World | None:
+    """It receives again, and all that there is."""
+    return _stream(world._replace(lagging=False)) if world.lagging else None
 
 
 def swap(world: World) -> World | None:
@@ -402,6 +416,8 @@ def broken(world: World) -> str | None:
         return "it cannot be used"
     if world.copy.kind != world.kind:
         return OTHER_PLUGIN
+    if world.shown > world.received:
+        return "its client has what would be lost"
     if world.copy.at.confirmed > world.received:
         return "what is written after the promotion would be taken for sent"
     at = world.copy.at
@@ -432,6 +448,8 @@ EVENTS = {
         crash,
         disconnect,
         connect,
+        fall_behind,
+        receive,
         swap,
         mark,
         feedback,

@@ -1,0 +1,40 @@
+"""Whether the client of a slot has confirmed WAL that a standby does not have.
+
+A walsender of a logical slot sends what the primary has on its own disk, and waits for no standby, a synchronous one
+included. So a client may hold transactions that a promotion loses. Its copy would be whole, and the client's data wrong all
+the same: it has rows that no server has, and goes on from its own position, so that the promoted server skips as much
+of what it writes anew.
+
+The newest confirmed_flush_lsn that a poll has shown is compared with what the standby has flushed; a promotion replays
+all of that. The newest, and not the last: a primary that crashes forgets what it had not saved, its client does not. It
+is of one timeline, since positions of another history are no positions of this one.
+
+What a client confirms after a poll is not known at that poll. A verdict speaks of the moment at which the primary was
+sampled; nothing but a gate in the primary bounds what comes later: synchronized_standby_slots (17+), or the output plugin
+tuskline with tuskline.wait_for_slots.
+"""
+
+from slot_sync.resolver.observed import Confirmed, CopyRecord, LogicalSlot
+
+WHY = "its client has confirmed WAL that the standby does not have on disk"
+REPAIR = (
+    "wait until the standby has received it; to rule it out, name the standby's slot in synchronized_standby_slots"
+    " (17 and later), or use the output plugin tuskline: docs/gate.md"
+)
+
+
+def confirmed_so_far(
+    remembered: CopyRecord, slot: LogicalSlot | None, timeline: int
+) -> Confirmed | None:
+    """The farthest that the slot's client is known to have been on this timeline; of a slot that is gone, nowhere."""
+    if slot is None:
+        return None
+    before, now = remembered.confirmed, slot.confirmed_flush_lsn
+    if before is not None and before.timeline == timeline and before.lsn >= (now or 0):
+        return before
+    return None if now is None else Confirmed(timeline, now)
+
+
+def is_ahead(confirmed: Confirmed | None, flush_lsn: int) -> bool:
+    """The client has what a promotion of a standby that has flushed up to `flush_lsn` would lose."""
+    return confirmed is not None and confirmed.lsn > flush_lsn

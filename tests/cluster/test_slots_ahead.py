@@ -1,0 +1,115 @@
+"""Clients that are ahead of a failover candidate's disk: a real subscription, and a WAL receiver that is held back."""
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from slot_sync.resolver.transitions import State, Transition
+from tests.support.attached import Attached
+from tests.support.extension import ONE, remove_built
+from tests.support.slot_copies import PUBLICATION, rows
+from tests.support.slot_sync import STANDBY, SlotStack, attached, slot_stack
+from tests.support.waiting import wait_for
+from walsender_bridge.local_server import LocalServer
+
+
+@pytest.fixture(scope="module", autouse=True)
+def built() -> Iterator[None]:
+    yield
+    remove_built()
+
+
+@contextmanager
+def subscriber(stack: SlotStack, slot: str, folder: Path) -> Iterator[LocalServer]:
+    """A server of the same major with a subscription to the primary's slot."""
+    server = LocalServer.create(
+        stack.pair.primary.installation, folder, settings={"fsync": "off", "wal_level": "logical"}
+    )
+    try:
+        server.start()
+        rows(server, "CREATE TABLE shop (id bigint PRIMARY KEY, note text)")
+        dsn = stack.pair.primary.dsn()
+        rows(
+            server,
+            f"CREATE SUBSCRIPTION sub CONNECTION '{dsn}' PUBLICATION {PUBLICATION}"
+            f" WITH (slot_name = {slot}, create_slot = false, copy_data = false)",
+        )
+        yield server
+    finally:
+        server.destroy()
+
+
+@contextmanager
+def receiver_stopped(standby: LocalServer) -> Iterator[None]:
+    """The standby's WAL receiver does nothing meanwhile; its connection stays, as on a slow disk or network."""
+    ((pid,),) = rows(standby, "SELECT pid FROM pg_stat_wal_receiver")
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def run_ahead(stack: SlotStack, client: LocalServer, count: int = 50) -> None:
+    """Rows that the client has, and has confirmed."""
+    stack.load.write_whole(count)
+    ((end,),) = rows(stack.pair.primary, "SELECT pg_current_wal_lsn()::text")
+    confirmed = (
+        "SELECT confirmed_flush_lsn >= %s::pg_lsn FROM pg_replication_slots"
+        " WHERE slot_name = 'kept'"
+    )
+    wait_for(lambda: rows(stack.pair.primary, confirmed, end)[0][0], 30, "its client has all")
+    assert rows(client, "SELECT max(id) FROM shop") == [(len(stack.load.written),)]
+
+
+def ready(tuskline: Attached, code: int) -> dict[str, object]:
+    """`slots ready`, which ends with `code`; its row of the slot."""
+    told = tuskline.json("slots", "ready", "--standby", STANDBY, code=code)
+    (row,) = told["slots"]
+    return dict(row)
+
+
+@pytest.mark.parametrize("major", ONE)
+def test_39_a_subscription_ahead_of_the_standby_is_not_ready(major: int, tmp_path: Path) -> None:
+    with slot_stack(major, tmp_path / "pair") as stack:
+        stack.pair.make_slot("kept")
+        with (
+            attached(stack, tmp_path) as tuskline,
+            subscriber(stack, "kept", tmp_path / "subscriber") as client,
+        ):
+            stack.folder = tmp_path / "log"
+            with stack.controller() as controller:
+
+                def judged() -> Transition:
+                    (found,) = controller.once(10)[STANDBY].transitions
+                    return found
+
+                def is_ready() -> bool:
+                    stack.load.write()
+                    stack.pair.on_primary("CHECKPOINT")
+                    return judged().after is State.READY
+
+                wait_for(is_ready, 60, "the copy is ready")
+                with receiver_stopped(stack.pair.standby):
+                    run_ahead(stack, client)
+                    found = judged()
+                    assert (found.after, found.reason) == (State.CLIENT_AHEAD, "client_ahead")
+                    assert ready(tuskline, 1)["state"] == "CLIENT_AHEAD"
+                wait_for(lambda: judged().after is State.READY, 20, "the standby has received it")
+                # What is flushed a promotion replays: that it is not replayed yet is no loss.
+                rows(stack.pair.standby, "SELECT pg_wal_replay_pause()")
+                run_ahead(stack, client)
+                wait_for(lambda: judged().after is State.READY, 20, "it has flushed it")
+                rows(stack.pair.standby, "SELECT pg_wal_replay_resume()")
+                stack.pair.catch_up()
+                with receiver_stopped(stack.pair.standby):
+                    run_ahead(stack, client)
+                    assert judged().after is State.CLIENT_AHEAD
+                    # Where its client was is remembered.
+                    stack.pair.primary.stop("immediate")
+                    told = ready(tuskline, 1)
+                    assert (told["state"], told["safe"]) == ("CLIENT_AHEAD", False)
