@@ -3,8 +3,12 @@
 The form comes from `TUSKLINE_LOGS__FORMAT` (`console` or `json`), which is where `[logs] format` is handed on
 to the processes that are started from here. Fields have the names of the field: `lsn`, `term`, `slot`,
 `epoch`, `source`, `table`. Spark's own lines are those of its log4j.
+
+Invariant: a log that cannot be written (its disk is full) costs its lines and nothing else: no part ends by it, and none
+ends with another exit code.
 """
 
+import contextlib
 import os
 import sys
 from typing import Final
@@ -41,7 +45,7 @@ def configure() -> None:
             *names,
             renderer,
         ],
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.WriteLoggerFactory(_StandardError()),  # type: ignore[arg-type]  # no more is used
     )
 
 
@@ -50,7 +54,7 @@ def say_error(error: TusklineError) -> None:
     if os.environ.get(VARIABLE) == "json":
         structlog.get_logger().error("ended", **error.to_wire())
     else:
-        sys.stderr.write(printable(f"{error}\n", lines=True))
+        say(printable(f"{error}\n", lines=True))
 
 
 def _printable_names(
@@ -61,3 +65,30 @@ def _printable_names(
         key: printable(value, lines=key == "exception") if isinstance(value, str) else value
         for key, value in event.items()
     }
+
+
+def say(text: str) -> None:
+    """Write to standard error; a disk that takes nothing is no error."""
+    _StandardError().write(text)
+
+
+class _StandardError:
+    """Standard error as it is at that moment, past its buffer.
+
+    What cannot be written may not stay in the buffer either: Python flushes it at the exit, and answers a failure
+    with an exit code of its own, by which a supervisor would start again what must not come back.
+    """
+
+    def write(self, text: str) -> None:
+        file = sys.stderr
+        raw = getattr(getattr(file, "buffer", None), "raw", None)
+        with contextlib.suppress(OSError):
+            if raw is None:
+                file.write(text)
+                return
+            data = memoryview(text.encode(errors="backslashreplace"))
+            while data:
+                data = data[raw.write(data) or len(data) :]
+
+    def flush(self) -> None:
+        """Nothing waits."""

@@ -5,8 +5,11 @@ end only the supervisor holds; when the supervisor is gone, whatever killed it, 
 `exit_with_parent` ends the child. So a restarted supervisor never meets a second copy of its children.
 
 A child that ends, other than by a code in `Child.final`, is started again after a pause that grows from 0.2 s to 15 s and is forgotten after a
-minute of good life. What runs is written to `<run_dir>/<name>.json` at each change (name, pid, state,
-restarts, last exit code of each child), by rename, so a reader sees a whole file.
+minute of good life. So is one that cannot be started, since a disk is full or processes are many.
+
+What runs is written to `<run_dir>/<name>.json` at each change (name, pid, state, restarts, last exit code of each
+child), by rename, so a reader sees a whole file. A disk that takes no file ends no child, which has disks of its own;
+the file is written as soon as it can be.
 """
 
 import asyncio
@@ -28,6 +31,8 @@ PARENT_FD = "TUSKLINE_PARENT_FD"
 FIRST_PAUSE = 0.2
 LONGEST_PAUSE = 15.0
 GOOD_LIFE = 60.0
+#: Seconds between two tries to write the states.
+AGAIN_SECONDS = 1.0
 
 _log = structlog.get_logger(__name__)
 
@@ -70,6 +75,8 @@ class Supervisor:
         self._children = children
         self._run_dir = run_dir
         self._grace = grace
+        #: Why the states could not be written; empty: they are.
+        self._untold = ""
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run all children until `stop` is set."""
@@ -79,6 +86,7 @@ class Supervisor:
             async with asyncio.TaskGroup() as tasks:
                 for child in self._children:
                     tasks.create_task(self._keep(child, read_end, stop))
+                tasks.create_task(self._tell_again(stop))
         finally:
             os.close(read_end)
             os.close(write_end)
@@ -88,27 +96,32 @@ class Supervisor:
         state = self.states[child.name]
         pause = FIRST_PAUSE
         while not stop.is_set():
-            process = await self._start(child, read_end)
-            state.pid, state.state, state.started_at = process.pid, "running", time.time()
-            self._write()
             born = time.monotonic()
-            await self._wait(process, stop)
-            state.pid, state.exit_code = None, process.returncode
+            try:
+                process = await self._start(child, read_end)
+            except OSError as error:
+                state.exit_code = None
+                _log.error("child cannot be started", child=child.name, reason=str(error))
+            else:
+                state.pid, state.state, state.started_at = process.pid, "running", time.time()
+                self._write()
+                await self._wait(process, stop)
+                state.pid, state.exit_code = None, process.returncode
             state.state = "stopped" if stop.is_set() else "restarting"
             self._write()
             if stop.is_set():
                 return
-            if process.returncode in child.final:
+            if state.exit_code in child.final:
                 state.state = "ended"
                 self._write()
-                _log.error("child ended for good", child=child.name, exit_code=process.returncode)
+                _log.error("child ended for good", child=child.name, exit_code=state.exit_code)
                 # The others go on, and an operator sees that this one does not.
                 await stop.wait()
                 return
             if time.monotonic() - born > GOOD_LIFE:
                 pause = FIRST_PAUSE
             state.restarts += 1
-            _log.warning("child ended", child=child.name, exit_code=process.returncode, again=pause)
+            _log.warning("child ended", child=child.name, exit_code=state.exit_code, again=pause)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), pause)
             pause = min(pause * 2, LONGEST_PAUSE)
@@ -149,8 +162,32 @@ class Supervisor:
                     process.kill()
         await ended
 
+    async def _tell_again(self, stop: asyncio.Event) -> None:
+        """Write the states that no disk took."""
+        while not stop.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), AGAIN_SECONDS)
+            if self._untold:
+                self._write()
+
     def _write(self) -> None:
-        record = {
+        """Tell the states, if the disk takes them."""
+        path = self._run_dir / f"{self.name}.json"
+        draft = path.with_suffix(f".{os.getpid()}.tmp")
+        try:
+            draft.write_text(json.dumps(self._record()))
+            draft.rename(path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                draft.unlink()
+            if not self._untold:
+                _log.error("what runs cannot be written down", where=str(path), reason=str(error))
+            self._untold = str(error)
+        else:
+            self._untold = ""
+
+    def _record(self) -> dict[str, Any]:
+        return {
             "pid": os.getpid(),
             "children": {
                 name: {
@@ -163,10 +200,6 @@ class Supervisor:
                 for name, s in self.states.items()
             },
         }
-        path = self._run_dir / f"{self.name}.json"
-        draft = path.with_suffix(f".{os.getpid()}.tmp")
-        draft.write_text(json.dumps(record))
-        draft.rename(path)
 
 
 def read_states(run_dir: Path, name: str) -> dict[str, Any]:

@@ -97,6 +97,39 @@ def test_a_child_that_ignores_sigterm_is_killed(tmp_path):
     assert asyncio.run(run()) == -signal.SIGKILL
 
 
+def test_36_a_disk_that_takes_no_files_ends_no_child(tmp_path):
+    """The folder of its states and of a child's log is on a full disk; so is its standard error (`/dev/full`)."""
+    told = tmp_path / "pids"
+    # Neither of them can be opened for writing, whoever tries.
+    (tmp_path / f"s.{os.getpid()}.tmp").mkdir()
+    log_file = tmp_path / "c.log"
+    log_file.mkdir()
+
+    async def run():
+        stop = asyncio.Event()
+        children = [
+            Child("other", [sys.executable, "-c", CHILD, str(told)]),
+            Child("logged", [sys.executable, "-c", CHILD, str(told)], log_file=log_file),
+        ]
+        supervisor = Supervisor("s", children, run_dir=tmp_path)
+        running = asyncio.create_task(supervisor.run(stop))
+        (first,) = await asyncio.to_thread(_wait, lambda: _pids(told))
+        os.kill(first, signal.SIGKILL)
+        second = (await asyncio.to_thread(_wait, lambda: _pids(told)[1:]))[0]
+        await asyncio.to_thread(_wait, lambda: supervisor.states["logged"].restarts > 1)
+        assert alive(second)
+        # There is room again: it starts, and the states are told without another change.
+        log_file.rmdir()
+        await asyncio.to_thread(_wait, lambda: _pids(told)[2:])
+        (tmp_path / f"s.{os.getpid()}.tmp").rmdir()
+        await asyncio.to_thread(_wait, lambda: read_states(tmp_path, "s"))
+        assert read_states(tmp_path, "s")["children"]["other"]["pid"] == second
+        stop.set()
+        await running
+
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
 def test_states_of_a_supervisor_that_never_ran(tmp_path):
     assert read_states(tmp_path, "none") == {}
 

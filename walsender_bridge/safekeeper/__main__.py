@@ -52,7 +52,7 @@ def main(arguments: list[str]) -> int:
         logs.say_error(error)
         return error.cause
     except OSError as error:
-        sys.stderr.write(f"the disk failed: {error}\n")
+        logs.say(f"the disk failed: {error}\n")
         return Cause.INTERNAL
     return 0
 
