@@ -1,19 +1,20 @@
 """Small files that hot loops write and others read: in memory where the system has a place for that.
 
 On a disk, a file that is being written back, or renamed over, makes its writer wait for milliseconds. Each
-installation has a folder of its own below one that only its account may enter, and a link to it in its run folder.
-The name is drawn: an installation that is made where another one was removed does not find what that one said of
-itself. What is there survives no reboot, and need not. Where there is no such place (`/dev/shm`), the run folder has a
-folder in the place of the link.
+installation has a folder of its own that only its account may enter, and a link to it in its run folder. The name is drawn:
+nobody can take it beforehand, and an installation that is made where another one was removed does not find what that one
+said of itself. What is there survives no reboot, and need not. Where there is no such place (`/dev/shm`), the run folder has
+a folder in the place of the link.
 """
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import secrets
+import stat
+from collections.abc import Iterator
 from pathlib import Path
-
-from walsender_bridge.errors import ConfigError
 
 _MEMORY = Path("/dev/shm")  # noqa: S108  # what is made in it is checked below
 
@@ -28,25 +29,43 @@ def folder(run_dir: Path) -> Path:
 
 
 def prepare(run_dir: Path) -> Path:
-    """Make the folder. Raises `ConfigError` when another account could have put something there."""
+    """Make the folder, where it is not there as it should be: after a reboot, or when another account has taken its name."""
     run_dir.mkdir(parents=True, exist_ok=True)
     link = folder(run_dir)
-    with contextlib.suppress(FileExistsError):
-        if _MEMORY.is_dir():
-            link.symlink_to(_MEMORY / f"tuskline-{os.getuid()}" / secrets.token_hex(10))
+    with _alone(run_dir):
+        if link.is_symlink() and _make(link.readlink()):
+            return link
+        if link.is_dir() and not link.is_symlink():
+            return link
+        made = _MEMORY / f"tuskline-{secrets.token_hex(10)}"
+        link.unlink(missing_ok=True)
+        if _make(made):
+            link.symlink_to(made)
         else:
             link.mkdir(mode=0o700)
-    made = _linked(link)
-    made.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for each in (made, made.parent) if made != link else ():
-        its = each.stat()
-        if its.st_uid != os.getuid() or its.st_mode & 0o022:
-            raise ConfigError(
-                "another account may write where safekeepers and proposer tell how they are",
-                where=str(each),
-                repair="remove it: it is made anew",
-            )
     return link
+
+
+def _make(path: Path) -> bool:
+    """Make the folder, unless this account has it already; whether it is there and nobody else may write to it."""
+    with contextlib.suppress(FileExistsError, FileNotFoundError, PermissionError):
+        path.mkdir(mode=0o700)
+    try:
+        its = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(its.st_mode) and its.st_uid == os.getuid() and not its.st_mode & 0o022
+
+
+@contextlib.contextmanager
+def _alone(run_dir: Path) -> Iterator[None]:
+    """Two parts that prepare the folder at once get the same one."""
+    descriptor = os.open(run_dir, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def clear(run_dir: Path, *names: str) -> None:
@@ -57,8 +76,6 @@ def clear(run_dir: Path, *names: str) -> None:
     made = _linked(link)
     with contextlib.suppress(OSError):
         made.rmdir()
-        if made != link:
-            made.parent.rmdir()
 
 
 def _linked(link: Path) -> Path:

@@ -8,7 +8,6 @@ import pytest
 
 from walsender_bridge import in_memory, status_file
 from walsender_bridge.commands.quorum_view import QuorumView, SafekeeperView
-from walsender_bridge.errors import ConfigError
 from walsender_bridge.safekeeper.status import WRITE_SECONDS, WriteTimes
 
 MEMBERS = ("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3")
@@ -106,23 +105,35 @@ def test_a_status_file_is_replaced_whole_and_a_full_disk_stops_nobody(tmp_path):
     status_file.write(tmp_path / "gone" / "status.json", {})
 
 
-def test_a_folder_that_others_may_write_is_refused(tmp_path, monkeypatch):
+def test_a_folder_that_others_took_or_may_write_holds_up_no_start(tmp_path, monkeypatch):
     monkeypatch.setattr(in_memory, "_MEMORY", tmp_path / "shm")
     (tmp_path / "shm").mkdir()
     run_dir = tmp_path / "run"
     assert in_memory.prepare(run_dir) == in_memory.folder(run_dir)
     made = in_memory.folder(run_dir).resolve()
-    assert made.parent.parent == tmp_path / "shm"
-    assert (made.stat().st_mode & 0o777, made.parent.stat().st_uid) == (0o700, os.getuid())
+    assert made.parent == tmp_path / "shm"
+    assert (made.stat().st_mode & 0o777, made.stat().st_uid) == (0o700, os.getuid())
     (made / "a").touch()
-    made.parent.chmod(0o777)
-    with pytest.raises(ConfigError, match="another account may write"):
-        in_memory.prepare(run_dir)
     in_memory.clear(run_dir, "a", "b")
     assert not list((tmp_path / "shm").iterdir())
     # Whoever starts next finds its folder again.
     assert in_memory.prepare(run_dir).resolve() == made
-    assert made.is_dir()
+    for taken in ("writable", "link", "file"):
+        made = in_memory.folder(run_dir).resolve()
+        made.rmdir()
+        if taken == "writable":
+            made.mkdir()
+            made.chmod(0o777)
+        elif taken == "link":
+            made.symlink_to(tmp_path)
+        else:
+            made.touch()
+        prepared = in_memory.prepare(run_dir)
+        assert prepared.resolve() not in {made, tmp_path}, taken
+        assert list(prepared.iterdir()) == []
+    # What only another account could remove is left behind, and in nobody's way.
+    monkeypatch.setattr(os, "getuid", lambda: 4711)
+    assert in_memory.prepare(run_dir).resolve().parent == run_dir, "nothing in memory is its own"
 
 
 def test_an_installation_where_another_was_removed_does_not_read_what_that_one_said(

@@ -11,7 +11,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from importlib import metadata
 from typing import Any, Final
 
@@ -22,8 +22,10 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from walsender_bridge.commands import lag, quorum_metrics, slots_metrics
+from walsender_bridge.commands.bounded_http import BoundedServer
 from walsender_bridge.commands.observation import Observation, Observer
 from walsender_bridge.config import Config, MetricsSection
+from walsender_bridge.config_sections import split_address
 from walsender_bridge.errors import ConfigError
 
 #: Seconds for which a look is good.
@@ -38,10 +40,9 @@ _log = structlog.get_logger(__name__)
 def serve(settings: Config) -> None:
     """Serve until SIGTERM or SIGINT. Raises `ConfigError` when the address cannot be had."""
     section = settings.metrics or MetricsSection()
-    host, _, port = section.listen.rpartition(":")
     with Observer(settings) as observer:
         try:
-            server = Endpoint((host, int(port)), Looks(observer))
+            server = Endpoint(split_address(section.listen), Looks(observer))
         except OSError as error:
             raise ConfigError(
                 f"cannot listen: {error.strerror}",
@@ -71,22 +72,14 @@ class Looks:
             return self._seen
 
 
-class Endpoint(ThreadingHTTPServer):
+class Endpoint(BoundedServer):
     """The HTTP server. `server_address` says where it listens."""
-
-    daemon_threads = True
-    allow_reuse_address = True
 
     def __init__(self, address: tuple[str, int], looks: Looks) -> None:
         self.looks = looks
         self.registry = CollectorRegistry()
         self.registry.register(_Collector(looks))
         super().__init__(address, _Handler)
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that went away is not worth a trace."""
-        del request
-        _log.debug("request failed", client=client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):
