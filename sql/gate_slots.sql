@@ -1,6 +1,6 @@
 -- What the commit gate looks at: where the server is, whose slot it streamed from as a standby, and the candidates'
--- slots with what streams from them. LSNs as bytes. pg_receivewal and base backups report no replay position; who may
--- not see other people's sessions (pg_read_all_stats) is told `may_see` = false instead.
+-- slots with the walsenders that have them. LSNs as bytes. pg_receivewal and base backups report no replay position. To
+-- who may not see other people's sessions (pg_read_all_stats) a walsender has no state.
 SELECT jsonb_build_object(
     'in_recovery', pg_is_in_recovery(),
     'timeline', CASE WHEN NOT pg_is_in_recovery()
@@ -11,10 +11,13 @@ SELECT jsonb_build_object(
     'slots', (
         SELECT coalesce(jsonb_object_agg(s.slot_name, jsonb_build_object(
                    'restart_lsn', (s.restart_lsn - '0/0'::pg_lsn)::bigint,
-                   'active', s.active,
                    'physical', s.slot_type = 'physical',
                    'wal_status', to_jsonb(s) ->> 'wal_status',
-                   'replays', r.replay_lsn IS NOT NULL)), '{}')
+                   'sender', CASE WHEN s.active THEN jsonb_build_object(
+                       'state', r.state,
+                       'sent_lsn', (r.sent_lsn - '0/0'::pg_lsn)::bigint,
+                       'flush_lsn', (r.flush_lsn - '0/0'::pg_lsn)::bigint,
+                       'replays', r.replay_lsn IS NOT NULL) END)), '{}')
         FROM pg_replication_slots AS s
         LEFT JOIN pg_stat_replication AS r ON r.pid = s.active_pid
         WHERE s.slot_name = ANY (%(slots)s))

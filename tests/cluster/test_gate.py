@@ -303,7 +303,7 @@ def test_5_6_17_a_promoted_candidate_goes_on_where_consumers_are_and_a_tail_it_l
             found = check_equal(log, standby.dsn())
         assert shown in found.ends
         told = [each["decision"] for each in decisions(tmp_path / "gate.jsonl")]
-        assert told == ["timeline", "timeline", "promoted"]
+        assert told == ["timeline", "promoted"]
         output = capture.output.read_text()
         assert "which nobody has seen, is cut off" in output
     finally:

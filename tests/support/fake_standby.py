@@ -11,9 +11,12 @@ from walsender_bridge.wire.replication import quote_slot, status_update
 
 
 class FakeStandby:
-    """Streams from `slot` from the server's end of WAL on; `replays` is False for one that acts as pg_receivewal."""
+    """Streams from `slot` from the server's end of WAL on; `replays` is False for one that acts as pg_receivewal.
 
-    def __init__(self, dsn: str, slot: str, *, replays: bool = True) -> None:
+    One that does not `speak` receives, and reports nothing.
+    """
+
+    def __init__(self, dsn: str, slot: str, *, replays: bool = True, speaks: bool = True) -> None:
         self._connection = ReplicationConnection.connect(dsn, replication="true")
         identity = self._connection.identify()
         self._connection._ask(
@@ -23,6 +26,7 @@ class FakeStandby:
             copies=True,
         )
         self._replays = replays
+        self.speaks = speaks
         #: What it says that it has; a test sets it.
         self.flushed = identity.flush_lsn
         self._ended = threading.Event()
@@ -43,6 +47,8 @@ class FakeStandby:
         while not self._ended.is_set():
             poll.poll(20)
             self._connection.receive()
+            if not self.speaks:
+                continue
             lsn = self.flushed
             self._connection.send(
                 status_update(

@@ -17,6 +17,7 @@ from walsender_bridge.capture.gate import (
     Pass,
     Rule,
     Seen,
+    Sender,
     Slot,
     Standing,
     step,
@@ -30,9 +31,10 @@ from walsender_bridge.errors import CorruptError
 END = 1 << 40  # of the server's WAL
 
 
-def follows(lsn: int | None, **facts: Any) -> Slot:
-    """A slot that a standby streams from."""
-    return Slot(lsn, **{"active": True, "replays": True, **facts})
+def follows(lsn: int | None, *, physical: bool = True, lost: bool = False, **sender: Any) -> Slot:
+    """A slot that a standby streams from, which has caught up."""
+    facts = {"state": "streaming", "sent_lsn": 2 * END, "flush_lsn": lsn, "replays": True}
+    return Slot(lsn, Sender(**{**facts, **sender}), physical, lost)
 
 
 def look(
@@ -94,12 +96,14 @@ def test_nothing_passes_that_the_server_itself_could_lose() -> None:
     ("slot", "word"),
     [
         (None, "is not on the server"),
-        (Slot(500, active=False), "is not in use"),
-        (Slot(None, active=False), "has never been used"),
-        (Slot(None, active=True), "has not said yet"),
+        (Slot(500), "is not in use"),
+        (Slot(None), "has never been used"),
+        (follows(None), "has not said yet"),
         (follows(500, replays=False), "replays nothing"),
         (follows(500, lost=True), "has lost its WAL"),
         (follows(500, physical=False), "is a logical one"),
+        (follows(500, state=None, flush_lsn=None), "may not see by whom"),
+        (follows(500, flush_lsn=None), "has not said yet"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -119,7 +123,7 @@ def test_5_a_candidate_that_goes_away_holds_what_comes_then_and_lets_it_pass_whe
     state = gate("a")
     look(state, {"a": follows(100)})
     # Also what the slot says while nobody streams from it: somebody advanced it by hand.
-    look(state, {"a": Slot(900, active=False)})
+    look(state, {"a": Slot(900)})
     assert state.position == 100
     look(state, {})
     assert state.position == 100
@@ -131,10 +135,40 @@ def test_5_a_candidate_that_goes_away_holds_what_comes_then_and_lets_it_pass_whe
     assert state.holding(251) == ["slot a: its standby has 0/32"]
 
 
-def test_a_role_that_may_not_see_what_streams_takes_the_slot_for_a_standbys() -> None:
+def test_42_what_a_standby_was_not_sent_counts_for_nothing() -> None:
     state = gate("a")
-    look(state, {"a": Slot(100, active=True, replays=None)})
+    look(state, {"a": follows(100)})
+    for sent in (150, 199):
+        look(state, {"a": follows(200, sent_lsn=sent)})
+        (reason,) = state.holding(101)
+        assert "has WAL that it was not sent, up to 0/C8" in reason
+    # The slot remembers that report of another session.
+    look(state, {"a": follows(200, flush_lsn=None)})
     assert state.position == 100
+    look(state, {"a": follows(200, flush_lsn=120)})
+    assert state.position == 120
+    look(state, {"a": follows(200, sent_lsn=200)})
+    assert state.position == 200
+
+
+def test_42_a_standby_that_catches_up_is_not_counted_further_and_is_not_away() -> None:
+    state = gate("a", on_missing="degrade", degrade_after=1.0)
+    look(state, {"a": follows(100)})
+    for now in (0.0, 100.0):
+        assert look(state, {"a": follows(150, state="catchup")}, now) == []
+    assert state.holding(101) == ["slot a: its standby has 0/64, and catches up"]
+    assert look(state, {"a": follows(150)}, 101.0) == [Pass(150)]
+
+
+def test_42_an_unrewound_candidate_that_comes_and_goes_is_away_all_the_while() -> None:
+    state = gate("a", on_missing="degrade", degrade_after=10.0)
+    flaps = [Slot(900), follows(900, flush_lsn=None), follows(900, sent_lsn=500, state="catchup")]
+    for now in range(10):
+        assert look(state, {"a": flaps[now % 3]}, float(now)) == []
+    assert decided(look(state, {"a": flaps[1]}, 10.0)) == [("degraded", "a")]
+    assert state.candidates["a"].standing is Standing.DEGRADED
+    look(state, {"a": flaps[2]}, 11.0)
+    assert state.candidates["a"].standing is Standing.DEGRADED
 
 
 def test_block_waits_for_as_long_as_it_takes() -> None:
@@ -146,7 +180,7 @@ def test_block_waits_for_as_long_as_it_takes() -> None:
 def test_degrade_is_decided_before_anything_passes_and_taken_back_when_it_streams() -> None:
     state = gate("a", "b", on_missing="degrade", degrade_after=10.0)
     look(state, {"a": follows(100), "b": follows(100)})
-    away = {"a": follows(500), "b": Slot(100, active=False)}
+    away = {"a": follows(500), "b": Slot(100)}
     assert look(state, away, 5.0) == []
     assert look(state, away, 14.9) == []
     effects = look(state, away, 15.0)
@@ -193,7 +227,7 @@ def test_a_promotion_takes_that_candidate_out_and_the_others_still_count() -> No
     look(state, {"a": follows(100), "b": follows(100)})
     # `a` was promoted: its own slot is not on itself, and b's is not there yet.
     effects = look(state, {}, timeline=2, was="a")
-    assert decided(effects) == [("timeline", ""), ("promoted", "a")]
+    assert decided(effects) == [("promoted", "a")]
     assert state.position == 100
     assert "slot b is not on the server" in state.holding(101)[0]
     look(state, {"b": follows(150)}, timeline=2, was="a")
@@ -204,7 +238,7 @@ def test_a_promotion_takes_that_candidate_out_and_the_others_still_count() -> No
     assert state.position == 160
     # And back again.
     effects = look(state, {"a": follows(200)}, timeline=3, was="b")
-    assert decided(effects) == [("timeline", ""), ("promoted", "b")]
+    assert decided(effects) == [("promoted", "b")]
     assert state.position == 200
 
 
@@ -218,7 +252,7 @@ def test_a_slot_name_that_a_primary_keeps_from_its_past_does_not_excuse_it() -> 
 
 def test_who_is_promoted_but_finds_a_slot_of_that_name_waits_for_it() -> None:
     state = gate("a")
-    effects = look(state, {"a": Slot(5, active=False)}, timeline=2, was="a")
+    effects = look(state, {"a": Slot(5)}, timeline=2, was="a")
     assert decided(effects) == [("timeline", "")]
     assert state.position == 0
 
@@ -229,13 +263,20 @@ def test_a_server_that_was_left_behind_shows_nothing() -> None:
     assert "timeline 1" in state.holding(1)[0]
 
 
+SENDERS = st.builds(
+    Sender,
+    st.none() | st.sampled_from(["startup", "catchup", "streaming"]),
+    st.none() | st.integers(0, 99),
+    st.none() | st.integers(0, 99),
+    st.booleans(),
+)
+
+
 @given(
     st.lists(
         st.dictionaries(
             st.sampled_from("abc"),
-            st.builds(
-                Slot, st.none() | st.integers(0, 99), st.booleans(), st.none() | st.booleans()
-            ),
+            st.builds(Slot, st.none() | st.integers(0, 99), st.none() | SENDERS),
         ),
         max_size=20,
     ),
@@ -247,8 +288,9 @@ def test_what_passes_is_on_enough_candidates_and_never_goes_back(
     state, best, before = gate("a", "b", "c", quorum=quorum), dict.fromkeys("abc", 0), 0
     for number, slots in enumerate(history):
         for name, slot in slots.items():
-            if slot.active and slot.replays is not False:
-                best[name] = max(best[name], slot.restart_lsn or 0)
+            if slot.sender and slot.sender.replays and slot.sender.state == "streaming":
+                sent, flush = slot.sender.sent_lsn or 0, slot.sender.flush_lsn or 0
+                best[name] = max(best[name], flush if flush <= sent else 0)
         look(state, slots, float(number))
         assert state.position >= before
         assert sum(held >= state.position for held in best.values()) >= (quorum or 3)
@@ -268,21 +310,63 @@ def test_the_record_is_what_the_next_session_begins_with(tmp_path: Path) -> None
         _decision(Decision.DEGRADED, "a"),
         _decision(Decision.DEGRADED, "b"),
         _decision(Decision.REJOINED, "a"),
-        _decision(Decision.TIMELINE, "", 2),
-        _decision(Decision.PROMOTED, "c", 2),
+        _decision(Decision.PROMOTED, "d", 2),
+        _decision(Decision.PROMOTED, "c", 3),
     ):
         record.add(decision)
     again = GateRecord(path)
-    assert again.timeline == record.timeline == 2
+    assert again.timeline == record.timeline == 3
     assert again.standings == record.standings
     assert again.standings == {
         "a": Standing.COUNTED,
         "b": Standing.DEGRADED,
         "c": Standing.PROMOTED,
+        "d": Standing.COUNTED,
     }
     assert [line["position"] for line in decisions(path)] == ["0/64"] * 6
-    again.add(_decision(Decision.TIMELINE, "", 3))
+    again.add(_decision(Decision.TIMELINE, "", 4))
     assert GateRecord(path).standings["c"] is Standing.COUNTED
+
+
+def test_42_a_kill_between_any_two_lines_of_the_record_decides_the_same_afterwards(
+    tmp_path: Path,
+) -> None:
+    rule = Rule(("a", "b"), on_missing="degrade", degrade_after=5.0)
+    both = {"a": follows(100), "b": follows(100)}
+    looks = [  # each with the timeline, and the slot that the server had as a standby
+        (both, 1, ""),
+        ({"b": follows(110)}, 2, "a"),
+        ({}, 2, "a"),
+        ({"b": follows(120), "a": follows(120)}, 2, "a"),
+        ({}, 3, "b"),
+        ({"a": follows(130)}, 3, "b"),
+        ({}, 4, ""),
+    ]
+
+    def session(path: Path, upto: int, lines: int) -> GateState:
+        """All looks; as many lines as that are written, then it is killed, and another session looks again."""
+        record = GateRecord(path)
+        state = GateState(rule, record.timeline, standings=dict(record.standings))
+        for number, (slots, timeline, was) in enumerate(looks[: upto + 1]):
+            if timeline < record.timeline:
+                continue  # that server is not there any more
+            for now in (10.0 * number, 10.0 * number + 9):
+                for effect in look(state, slots, now, timeline=timeline, was=was):
+                    if not isinstance(effect, Decided):
+                        continue
+                    if not lines:
+                        return session(path, upto, -1)
+                    record.add(effect)
+                    lines -= 1
+        return state
+
+    for upto in range(len(looks)):
+        whole = session(tmp_path / f"whole-{upto}", upto, -1)
+        standings = [each.standing for each in whole.candidates.values()]
+        for lines in range(len([*decisions(tmp_path / f"whole-{upto}")])):
+            killed = session(tmp_path / f"killed-{upto}-{lines}", upto, lines)
+            found = [each.standing for each in killed.candidates.values()]
+            assert (found, killed.timeline) == (standings, whole.timeline), (upto, lines)
 
 
 def test_a_line_that_a_crash_cut_off_is_none_and_another_ones_is_refused(tmp_path: Path) -> None:
@@ -329,9 +413,12 @@ def test_the_rows_of_status_say_who_has_what() -> None:
     assert (second["candidate"], second["lsn"], second["lag_bytes"]) == ("a", "0/64", 50)
 
 
+SENDER = {"state": "streaming", "sent_lsn": 5, "flush_lsn": 5, "replays": True}
+
+
 @pytest.mark.parametrize("on_missing", ["block", "degrade"])
 def test_doctor_says_who_cannot_be_waited_for(on_missing: Any) -> None:
-    slot = {"restart_lsn": 5, "active": True, "physical": True, "wal_status": None, "replays": True}
+    slot = {"restart_lsn": 5, "physical": True, "wal_status": None, "sender": SENDER}
     facts = {"may_see": True, "slots": {"a": slot}}
     rule = Rule(("a", "b"), on_missing=on_missing)
     good, bad = doctor_gate.judge(facts, rule, "shop")

@@ -5,13 +5,17 @@ transaction survives with a candidate once the candidate has its WAL on disk (pr
 it may be shown once enough candidates have flushed it *whole*, and the safekeepers' quorum too, if there is one.
 
 **Why it is safe.** All positions are ends: a transaction's is the end LSN of its finishing message, behind the last
-byte of its commit record; a candidate's is its physical slot's `restart_lsn`, which a walsender sets to what the
-standby reported as flushed, so every byte *below* it is on the standby's disk; the quorum's is its `commit_lsn`, below
+byte of its commit record; a candidate's is what its standby reports as flushed to the walsender that has its physical
+slot, so every byte *below* it is on the standby's disk; the quorum's is its `commit_lsn`, below
 which a majority has every byte. Hence `end <= position` says that the whole record is there. With the start of the
 record, as pgoutput's "commit LSN" names it, it would not: a standby that flushed up to just there has nothing of it.
 - A position that is late is harmless, one that is early is not. So a candidate's slot counts only as it was while a
   server streamed from it. A slot that was made with its WAL reserved, or that pg_receivewal or a base backup uses, has
   a `restart_lsn` that no standby ever flushed; a slot that nobody uses keeps the position it had before.
+- A flush position counts only if the walsender has sent that much, and has caught up with the server's WAL ("streaming").
+  A walsender believes what it is told, and writes it into the slot. An old primary that comes back as a standby
+  without pg_rewind is let in where its end and the fork are in one segment, is sent WAL up to the fork, and reports as
+  flushed what it has of its own, beyond that. So the slot's `restart_lsn`, which keeps that report, never counts alone.
 - What one session has shown is a position on its server's timeline. Another timeline is another session, which begins
   at 0 and learns anew; until then the log keeps what it was told. A server that was left behind on an older timeline
   shows nothing, whoever still follows it.
@@ -19,8 +23,10 @@ record, as pgoutput's "commit LSN" names it, it would not: a standby that flushe
 
 **What leaves the gate, and how it is known afterwards.** Each is a `Decided`, which is durable before the position
 that follows from it is told:
-- `promoted`: on a new timeline, the server's own `primary_slot_name` is that of the candidate, and no such slot is
-  there: the candidate is the server. It counts again once a standby streams from a slot of that name.
+- `timeline`: the server is on another timeline than the record, and none of the candidates is known to be it.
+- `promoted`: it is on another timeline, its own `primary_slot_name` is that of the candidate, and no such slot is there:
+  the candidate is the server. It counts again once a standby streams from a slot of that name. The timeline is in the
+  same line: were there two, a crash between them would leave the candidate counted, which nobody could be again.
 - `degraded`: by the operator's leave (`on_missing = "degrade"`), a candidate that is away (no such slot, a lost one, or
   one that nobody streams from) for `degrade_after` seconds while the gate needs it. One that streams and is slow is not
   away: it holds the gate for as long as it takes.
@@ -51,9 +57,10 @@ class Decision(StrEnum):
     """What changes the gate, and is recorded."""
 
     DEGRADED = "degraded"
+    #: The server is that candidate, on another timeline than before.
     PROMOTED = "promoted"
     REJOINED = "rejoined"
-    #: The server is on another timeline than before.
+    #: The server is on another timeline than before, and is none of the candidates, as far as that is known.
     TIMELINE = "timeline"
 
 
@@ -77,16 +84,24 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
-    """A slot of that name on the server.
+class Sender:
+    """The walsender that has a slot. `state`: as `pg_stat_replication` names it; None: this role may not see it.
 
-    `restart_lsn` None: nobody has used it yet. `replays`: whether what streams from it replays WAL, as a server does;
-    None: this role may not see it.
+    `flush_lsn` None: nothing was reported to it yet. `replays`: whether what it serves replays WAL, as a server does.
     """
 
+    state: str | None
+    sent_lsn: int | None = None
+    flush_lsn: int | None = None
+    replays: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A slot of that name on the server. `restart_lsn` None: nobody has used it yet. `sender` None: nobody uses it."""
+
     restart_lsn: int | None
-    active: bool
-    replays: bool | None = None
+    sender: Sender | None = None
     physical: bool = True
     lost: bool = False
 
@@ -131,13 +146,23 @@ Effect = Decided | Pass
 
 @dataclass(slots=True)
 class Candidate:
-    """One candidate. `held`: what it has flushed, as far as it may be relied on; `away`: why it does not follow."""
+    """One candidate. `held`: what it has flushed, as far as it may be relied on; `away`: why it does not follow.
+
+    `streams`: it follows, and has caught up.
+    """
 
     slot: str
     standing: Standing = Standing.COUNTED
     held: int = 0
+    streams: bool = False
     away: str = ""
     away_since: float = 0.0
+
+    @property
+    def why(self) -> str:
+        """Why more than `held` does not count."""
+        catches_up = "" if self.streams else ", and catches up"
+        return self.away or f"slot {self.slot}: its standby has {format_lsn(self.held)}{catches_up}"
 
 
 @dataclass(slots=True)
@@ -177,11 +202,7 @@ class GateState:
             words.append(
                 self.quorum_why or f"a quorum of safekeepers has {format_lsn(self.quorum)}"
             )
-        words += [
-            each.away or f"slot {each.slot}: its standby has {format_lsn(each.held)}"
-            for each in self.counted
-            if each.held < wanted
-        ]
+        words += [each.why for each in self.counted if each.held < wanted]
         return words or ["the server was not asked since"]
 
 
@@ -192,10 +213,10 @@ def step(state: GateState, seen: Seen) -> list[Effect]:
         state.left_behind = f"the server is on timeline {seen.timeline}, and another one has gone on on timeline {state.timeline}"
         return effects
     if seen.timeline > state.timeline:
-        effects += _to_timeline(state, seen)
+        effects.append(_to_timeline(state, seen))
     for each in state.candidates.values():
         _look(each, seen)
-        if each.standing is not Standing.COUNTED and not each.away:
+        if each.standing is not Standing.COUNTED and each.streams:
             behind = state.shown - each.held
             if behind <= REJOIN_BYTES:
                 each.standing = Standing.COUNTED
@@ -215,24 +236,20 @@ def step(state: GateState, seen: Seen) -> list[Effect]:
     return effects
 
 
-def _to_timeline(state: GateState, seen: Seen) -> list[Effect]:
-    """The server has left the timeline that was known: who of the candidates is it now?"""
+def _to_timeline(state: GateState, seen: Seen) -> Decided:
+    """The server has left the timeline that was known: who of the candidates is it now? One decision, whatever it is."""
     before, state.timeline = state.timeline, seen.timeline
-    if not before:
-        return [
-            Decided(Decision.TIMELINE, "", seen.timeline, state.shown, "the first that was seen")
-        ]
-    why = f"after timeline {before}"
-    effects: list[Effect] = [Decided(Decision.TIMELINE, "", seen.timeline, state.shown, why)]
     for each in state.candidates.values():
         if each.standing is Standing.PROMOTED:
             # Another one is the server now: this one has to be a standby again.
             each.standing = Standing.COUNTED
-        if each.slot == seen.was and each.slot not in seen.slots:
-            each.standing = Standing.PROMOTED
-            why = f"it is the server, on timeline {seen.timeline}"
-            effects.append(_decided(state, Decision.PROMOTED, each, why))
-    return effects
+    why = f"after timeline {before}" if before else "the first that was seen"
+    itself = state.candidates.get(seen.was)
+    if not before or itself is None or itself.slot in seen.slots:
+        return Decided(Decision.TIMELINE, "", seen.timeline, state.shown, why)
+    itself.standing = Standing.PROMOTED
+    why = f"it is the server, on timeline {seen.timeline} {why}"
+    return _decided(state, Decision.PROMOTED, itself, why)
 
 
 def _look(each: Candidate, seen: Seen) -> None:
@@ -241,12 +258,21 @@ def _look(each: Candidate, seen: Seen) -> None:
     if why and not each.away:
         each.away_since = seen.now
     each.away = why
-    if slot is not None and slot.restart_lsn is not None and not why:
-        each.held = slot.restart_lsn
+    flushed = None if slot is None or why else flushed_by(slot)
+    each.streams = flushed is not None
+    if flushed is not None:
+        each.held = flushed
+
+
+def flushed_by(slot: Slot) -> int | None:
+    """What the slot's standby has, which follows (`away`); None while it catches up."""
+    if slot.sender is None or slot.sender.state != "streaming":
+        return None
+    return min(slot.restart_lsn or 0, slot.sender.flush_lsn or 0)
 
 
 def away(name: str, slot: Slot | None) -> str:
-    """Why nobody who could be promoted streams from the slot; empty: somebody does."""
+    """Why nobody who could be promoted follows through the slot; empty: somebody does."""
     if slot is None:
         return (
             f"slot {name} is not on the server (a standby that streams from a safekeeper or from another standby has "
@@ -256,14 +282,26 @@ def away(name: str, slot: Slot | None) -> str:
         return f"slot {name} is a logical one: a candidate is named by the physical slot of its standby"
     if slot.lost:
         return f"slot {name} has lost its WAL: its standby must be built anew"
-    if not slot.active:
+    if slot.sender is None:
         never = slot.restart_lsn is None
         used = "has never been used" if never else "is not in use"
         return f"slot {name} {used}: its standby is down, or streams without it (from a safekeeper, or another standby)"
-    if slot.restart_lsn is None:
+    return _unreliable(name, slot, slot.sender)
+
+
+def _unreliable(name: str, slot: Slot, sender: Sender) -> str:
+    """Why what the walsender of a slot was told counts for nothing."""
+    if sender.state is None:
+        return f"slot {name} is in use, and the source's role may not see by whom: it lacks pg_read_all_stats"
+    if slot.restart_lsn is None or sender.flush_lsn is None:
         return f"slot {name} is in use, and its standby has not said yet what it has"
-    if slot.replays is False:
+    if not sender.replays:
         return f"slot {name} is in use by what replays nothing: pg_receivewal, or a base backup that is being made"
+    if sender.flush_lsn > (sender.sent_lsn or 0):
+        return (
+            f"slot {name}: its standby has WAL that it was not sent, up to {format_lsn(sender.flush_lsn)}: unless it has "
+            "only just connected, that is of another timeline, and it needs pg_rewind or has to be built anew"
+        )
     return ""
 
 

@@ -3,8 +3,9 @@
 Keys: `at` (seconds since the Unix epoch), `decision`, `candidate`, `timeline`, `position` (an LSN), `why`. It is the
 operator's record, and what the next session begins with: who was left out stays so until it streams again.
 
-Invariant: `add` returns once the line is on disk (`json_lines`). A line that a crash cut off is none: what it decided
-was never told.
+Invariant: `add` returns once the line is on disk (`json_lines`), and a line is whole: what belongs together is in one,
+so a crash leaves either nothing of it or all. A line that a crash cut off is none: what it decided was never told, and is
+decided again. A line of a newer timeline ends the older one, whatever it decides.
 """
 
 import time
@@ -48,14 +49,14 @@ class GateRecord:
         self._take(decided.decision, decided.candidate, decided.timeline)
 
     def _take(self, decision: Decision, candidate: str, timeline: int) -> None:
-        if decision is not Decision.TIMELINE:
+        if timeline > self.timeline:
+            self.timeline = timeline
+            # On another timeline somebody else may be the server.
+            for name, standing in self.standings.items():
+                if standing is Standing.PROMOTED:
+                    self.standings[name] = Standing.COUNTED
+        if decision in _STANDINGS:
             self.standings[candidate] = _STANDINGS[decision]
-            return
-        self.timeline = timeline
-        # On another timeline somebody else may be the server.
-        for name, standing in self.standings.items():
-            if standing is Standing.PROMOTED:
-                self.standings[name] = Standing.COUNTED
 
 
 def decisions(path: Path) -> Iterator[dict[str, Any]]:

@@ -22,7 +22,7 @@ import structlog
 
 from walsender_bridge import status_file
 from walsender_bridge.capture import source
-from walsender_bridge.capture.gate import Decided, GateState, Rule, Seen, Slot, step
+from walsender_bridge.capture.gate import Decided, GateState, Rule, Seen, Sender, Slot, step
 from walsender_bridge.capture.gate_record import GateRecord
 from walsender_bridge.capture.source import Source
 from walsender_bridge.errors import ConnectionFailedError, TusklineError
@@ -73,13 +73,19 @@ def slots_of(facts: dict[str, Any]) -> dict[str, Slot]:
     return {
         name: Slot(
             restart_lsn=slot["restart_lsn"],
-            active=slot["active"],
-            replays=slot["replays"] if facts["may_see"] else None,
+            sender=_sender(slot["sender"], facts["may_see"]),
             physical=slot["physical"],
             lost=slot["wal_status"] == "lost",
         )
         for name, slot in facts["slots"].items()
     }
+
+
+def _sender(found: dict[str, Any] | None, may_see: bool) -> Sender | None:
+    if found is None:
+        return None
+    # Who may see all and sees nothing has met a session that is no walsender, or one that has just ended.
+    return Sender(**{**found, "state": found["state"] or ("" if may_see else None)})
 
 
 class _Open:

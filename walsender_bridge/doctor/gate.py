@@ -34,9 +34,11 @@ def judge(facts: dict[str, Any], rule: Rule, where: str) -> Iterator[Finding]:
         yield Finding(
             CHECK,
             where,
-            "the role may not see what streams from a slot: pg_receivewal would be taken for a standby",
-            Severity.WARNING,
+            "the role may not see what streams from a slot, so no candidate can be relied on",
+            Severity.ERROR if blocks else Severity.WARNING,
             repair="tuskline init --admin user=..., or GRANT pg_read_all_stats to it",
+            cause=Cause.PRIVILEGE,
+            prevents=False,
         )
 
 

@@ -1,0 +1,48 @@
+"""42: the commit gate against a model of two servers that take turns: all sequences of events."""
+
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from tests.support.gate_model import PassedError, explore
+from walsender_bridge.capture import gate
+from walsender_bridge.capture.gate import Sender, Slot
+
+LENGTH = 24
+
+
+def test_42_no_sequence_of_events_passes_what_the_standby_lacks() -> None:
+    found = [*explore(LENGTH)]
+    print(f"{sum(found)} worlds")
+    assert sum(found) > 5000
+
+
+def _whatever_was_sent(name: str, slot: Slot, sender: Sender) -> str:
+    return real(name, slot, replace(sender, sent_lsn=1 << 62))
+
+
+def _by_the_slot_alone(name: str, slot: Slot, sender: Sender) -> str:
+    return real(name, slot, replace(sender, flush_lsn=sender.flush_lsn or 0))
+
+
+def _position_of_the_slot(slot: Slot) -> int | None:
+    return slot.restart_lsn
+
+
+real = gate._unreliable
+MUTANTS: dict[str, dict[str, Any]] = {
+    "any flush position": {"_unreliable": _whatever_was_sent},
+    "the slot's memory": {
+        "_unreliable": _by_the_slot_alone,
+        "flushed_by": _position_of_the_slot,
+    },
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_42_what_is_taken_out_of_the_gate_is_found(name: str) -> None:
+    with mock.patch.multiple(gate, **MUTANTS[name]), pytest.raises(PassedError) as found:
+        [*explore(LENGTH)]
+    print(found.value)
