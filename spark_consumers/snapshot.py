@@ -131,7 +131,8 @@ def reading(dsn: str, snapshot: str) -> Iterator[psycopg.Connection[tuple[Any, .
 class ExportedSnapshot(Closing):
     """Export a snapshot of the DSN's database; it can be read until `close` (or the `with` ends).
 
-    `lsn`: a transaction is in it exactly if its commit record starts below (`Begin.final_lsn < lsn`).
+    `lsn`: a transaction is in it exactly if its commit record starts below (`Begin.final_lsn < lsn`), on the
+    timeline `timeline` of the cluster `system_id`.
     `snapshot`: its name for `SET TRANSACTION SNAPSHOT`. It holds back vacuum and WAL while it is open.
     Raises the errors of connections, and `DeadlineError` when transactions that run do not end within
     `timeout` seconds.
@@ -142,6 +143,9 @@ class ExportedSnapshot(Closing):
         self.dsn = one_server(dsn)
         self._connection = ReplicationConnection.connect(self.dsn)
         try:
+            # Before the snapshot, which the connection's next command would end.
+            identity = self._connection.identify()
+            self.system_id, self.timeline = identity.system_id, identity.timeline
             self.lsn, self.snapshot = self._connection.create_temporary_slot_with_snapshot(
                 timeout=timeout
             )

@@ -8,8 +8,8 @@ nothing to fall in between,
   the snapshot;
 - it notes where the log's committed end is *before* the snapshot is exported: all that the log has below it
   was committed before, so it is in the copy;
-- the table is shown at the first epoch whose cut has passed the LSN: at an earlier one it would hold what
-  other tables do not have yet.
+- the table is shown at the first epoch whose cut has passed the LSN, on the timeline of the snapshot
+  (`origin`): at an earlier one it would hold what other tables do not have yet.
 
 A copy goes into a new folder. Until a manifest names it, nothing but this process knows it; each table is
 handed over when it is whole, so that a crash costs only those that are not.
@@ -32,6 +32,7 @@ from pyspark.sql import SparkSession
 
 from spark_consumers.lakehouse.copy_out import Progress, write_source
 from spark_consumers.lakehouse.manifest import COPIED, TableVersion
+from spark_consumers.lakehouse.origin import Origin, check
 from spark_consumers.lakehouse.quarantine import UnfitCopy, keeps_unfit, with_unfit
 from spark_consumers.lakehouse.schema_change import schema_hash
 from spark_consumers.lakehouse.table_format import ROW_ID, TableFormat, TableWrite
@@ -39,7 +40,7 @@ from spark_consumers.lakehouse.table_version import Column
 from spark_consumers.snapshot import ExportedSnapshot, PublishedTable, reading
 from spark_consumers.snapshot_source import PARTITION_BYTES, SnapshotSource
 from spark_consumers.types import arrow_schema, spark_schema, text_columns, told_type
-from walsender_bridge.change_log.client import ReplicaClient
+from walsender_bridge.change_log.client import ReplicaClient, StreamCut
 from walsender_bridge.errors import (
     DeadlineError,
     NotSupportedError,
@@ -69,14 +70,12 @@ class Source:
 class CopyRequest:
     """Copy these tables of a source (`schema.table`).
 
-    `replica` is the address of its stream's replica, `offset` the log's committed end before the snapshot.
-    `rate`: bytes a second, of what one copy writes.
+    `cut`: where its stream was committed to before the snapshot. `rate`: bytes a second, of what one copy writes.
     """
 
     source: Source
     tables: frozenset[str]
-    replica: str
-    offset: int
+    cut: StreamCut
     term: int
     rate: float | None = None
 
@@ -136,17 +135,21 @@ class Copier:
     ) -> None:
         """Copy all tables of the request from one snapshot; one that fails does not stop the others.
 
-        Raises `UnavailableError` while the stream's slot is not there yet, and the errors of the server.
+        Raises `UnavailableError` while the stream's slot is not there yet, the errors of `origin.check` and
+        those of the server.
         """
         source = request.source
-        with ReplicaClient(request.replica) as replica:
-            if replica.stream_status(source.stream).confirmed_to is None:
+        with ReplicaClient(request.cut.address) as replica:
+            log_status = replica.stream_status(source.stream)
+            if log_status.confirmed_to is None:
                 raise UnavailableError(
                     "its slot has not been made yet",
                     where=source.stream,
                     repair="see that `tuskline bridge run` is running",
                 )
         with ExportedSnapshot(source.dsn) as snapshot:
+            origin = Origin(snapshot.system_id, snapshot.timeline, snapshot.lsn)
+            check(origin, source.stream, log_status.system_id, request.cut)
             published = {table.full_name: table for table in snapshot.tables(source.publication)}
             for relation in sorted(request.tables):
                 name = f"{source.stream}.{relation}"
@@ -223,11 +226,13 @@ class Copier:
             key=key,
             text_columns=tuple(text_columns(table.columns)),
             start_lsn=snapshot.lsn,
-            offset=request.offset,
+            offset=request.cut.end_offset,
             rows=rows,
             relation_id=table.oid,
             state=COPIED,
             layout=_layout(snapshot, table),
+            system_id=snapshot.system_id,
+            timeline=snapshot.timeline,
         )
         return with_unfit(version, unfit)
 

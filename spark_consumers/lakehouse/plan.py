@@ -8,7 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from spark_consumers.lakehouse.manifest import LIVE, Manifest, StreamPosition, TableVersion
+from spark_consumers.lakehouse.origin import Joins, joins
 from spark_consumers.lakehouse.stage import RangeTask, Target
+from spark_consumers.lakehouse.states import stream_of
 from spark_consumers.lakehouse.table_version import RESUMING
 from walsender_bridge.change_log.client import CutPoint, StreamCut
 
@@ -81,7 +83,7 @@ def choose(
     ripe = {
         name: table
         for name, table in head.copies.items()
-        if streams[name.partition(".")[0]].lsn >= table.start_lsn
+        if _joins(table, streams[stream_of(name)])
     }
     again = {name: table for name, table in head.tables.items() if table.state == RESUMING}
     fresh = {
@@ -91,6 +93,10 @@ def choose(
     copies = {name: table for name, table in head.copies.items() if name not in ripe}
     tables = {**head.tables, **fresh}
     return Plan(end, streams, tables, tuple(ranges), frozenset(fresh), copies)
+
+
+def _joins(copy: TableVersion, position: StreamPosition) -> bool:
+    return joins(copy, position.timeline, position.lsn) is Joins.NOW
 
 
 def begin(position: StreamPosition, cut: StreamCut) -> int:
@@ -115,7 +121,7 @@ def tasks(
     """The ranges to read. `late`: for each fresh table the commits from its offset to where ranges begin."""
     pieces: list[tuple[str, int, int, tuple[str, ...]]] = []
     for name in sorted(plan.fresh):
-        stream = name.partition(".")[0]
+        stream = stream_of(name)
         pieces += [
             (stream, first, last, (name,))
             for first, last in _pieces(plan.tables[name].offset, late.get(name, ()))
@@ -124,7 +130,7 @@ def tasks(
         names = tuple(
             name
             for name, table in plan.tables.items()
-            if table.state == LIVE and name.partition(".")[0] == part.stream
+            if table.state == LIVE and stream_of(name) == part.stream
         )
         if names:
             pieces += [(part.stream, a, b, names) for a, b in _pieces(part.start, part.cuts)]

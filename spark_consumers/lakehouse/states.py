@@ -8,7 +8,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from spark_consumers.lakehouse.manifest import Manifest, TableVersion
+from spark_consumers.lakehouse.origin import Joins, joins
 from spark_consumers.lakehouse.table_version import HELD, LEFT, LIVE, PAUSED, RESUMING, STALE
+from walsender_bridge.change_log.client import StreamCut
 
 
 def stream_of(name: str) -> str:
@@ -106,6 +108,20 @@ def resync(head: Manifest, name: str, reason: str) -> Manifest:
 def held(head: Manifest) -> dict[str, TableVersion]:
     """The tables that epochs wait for."""
     return {name: table for name, table in head.tables.items() if table.state == HELD}
+
+
+def without_outrun(
+    head: Manifest, cuts: Mapping[str, StreamCut]
+) -> tuple[Manifest, dict[str, TableVersion]]:
+    """The head without the copies that the log cannot continue any more, and these. They are copied once more."""
+    gone = {
+        name: copy
+        for name, copy in head.copies.items()
+        if (cut := cuts.get(stream_of(name))) is not None
+        and joins(copy, cut.timeline, cut.last_end_lsn) is Joins.NEVER
+    }
+    kept = {name: copy for name, copy in head.copies.items() if name not in gone}
+    return replace(head, copies=kept), gone
 
 
 def trimmed(head: Manifest, low_offsets: Mapping[str, int]) -> dict[str, str]:

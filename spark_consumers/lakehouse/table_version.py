@@ -51,7 +51,8 @@ class TableVersion:
     as PostgreSQL's text. Changes of transactions whose commit record starts before `start_lsn` are in the
     initial copy; `offset` is where in the stream the changes begin that it lacks (used while it does not
     follow). `rows` is the exact number of rows, `stage` the name that the files of its last write carry,
-    `relation_id` PostgreSQL's OID of the table that was copied.
+    `relation_id` PostgreSQL's OID of the table that was copied. `system_id` and `timeline`: of the server that it was
+    copied from (0: copied before that was recorded).
 
     `layout`: PostgreSQL's columns (none in a table of format 1 that was not copied since). `as_of`: the epoch
     whose rows it has (0: this one). `reason`: why it does not follow. `resync`: why it is copied anew.
@@ -81,6 +82,8 @@ class TableVersion:
     skipped_rows: int = 0
     unfit_files: tuple[str, ...] = ()
     retry_unfit: bool = False
+    system_id: int = 0
+    timeline: int = 0
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> Self:

@@ -22,6 +22,7 @@ from spark_consumers.lakehouse.fit import Layout, Misfit
 from spark_consumers.lakehouse.leases import Leases
 from spark_consumers.lakehouse.looks import Looks
 from spark_consumers.lakehouse.manifest import Chain, Manifest, TableVersion
+from spark_consumers.lakehouse.origin import Joins, joins
 from spark_consumers.lakehouse.schema_change import Anew, first_layout, judge, not_plain
 from spark_consumers.lakehouse.states import stream_of
 from spark_consumers.lakehouse.status import write_status
@@ -108,6 +109,9 @@ class TableWork:
             self._arrived[name] = result
         for name, result in self._arrived.items():
             changed = self._take(changed, name, result)
+        changed, outrun = states.without_outrun(changed, status.streams)
+        for name, copy in outrun.items():
+            log.warning("copy given up", table=name, timeline=copy.timeline, lsn=copy.start_lsn)
         low = {stream: cut.low_offset for stream, cut in status.streams.items()}
         for name, reason in states.trimmed(changed, low).items():
             log.error("table cannot follow", table=name, reason=reason)
@@ -145,12 +149,11 @@ class TableWork:
             request = CopyRequest(
                 self._sources[stream],
                 frozenset(name.removeprefix(f"{stream}.") for name in wanted),
-                cut.address,
-                cut.end_offset,
+                cut,
                 head.term,
                 self._policy.copy_rate,
             )
-            log.info("copying", stream=stream, tables=sorted(wanted), offset=request.offset)
+            log.info("copying", stream=stream, tables=sorted(wanted), offset=cut.end_offset)
             self._copies.start(request)
 
     def close(self) -> None:
@@ -177,7 +180,7 @@ class TableWork:
                     )
                 return None
             cut = status.streams.get(stream_of(name))
-            if cut is None or cut.last_end_lsn < copy.start_lsn:
+            if cut is None or joins(copy, cut.timeline, cut.last_end_lsn) is not Joins.NOW:
                 return None
         return bool(held)
 

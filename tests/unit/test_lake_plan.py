@@ -24,7 +24,9 @@ def commit(version, end, size=100):
 
 
 def table(state=LIVE, start_lsn=0, offset=1):
-    return TableVersion("path", "iceberg", 1, "", ("id",), (), start_lsn, offset, 0, 1, state)
+    return TableVersion(
+        "path", "iceberg", 1, "", ("id",), (), start_lsn, offset, 0, 1, state, timeline=1
+    )
 
 
 def head(copies=None, **tables):
