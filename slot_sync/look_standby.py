@@ -6,6 +6,7 @@ is to whoever wants a database of it.
 """
 
 from dataclasses import replace
+from datetime import datetime
 
 from slot_sync.look_primary import LOOK_SECONDS, upstream
 from slot_sync.resolver.observed import Copy, Safekeeper, Standby, Upstream
@@ -125,6 +126,7 @@ def standby(seen: Row, *, has_extension: bool) -> Standby:
         ),
         has_extension=has_extension,
         native_sync=settings.get("sync_replication_slots") == "on",
+        idle_timeout=(seen["idle_timeout"] or 0) * 1_000_000,
     )
 
 
@@ -148,4 +150,10 @@ def _copy(row: Row, inspected: Row | None) -> Copy:
         invalidation=invalidation(row, own),
         snapshot_present=own.get("snapshot_present"),
         wal_present=own.get("wal_present"),
+        inactive_since=_microseconds(row.get("inactive_since")),
     )
+
+
+def _microseconds(text: str | None) -> int | None:
+    """A time as JSON has it, in microseconds since 1970; None for NULL, or where the major has no such column."""
+    return None if text is None else round(datetime.fromisoformat(text).timestamp() * 1e6)

@@ -10,7 +10,7 @@ SELECT jsonb_build_object(
         SELECT jsonb_object_agg(name, setting) FROM pg_settings
         WHERE name IN ('wal_level', 'max_replication_slots', 'hot_standby_feedback', 'primary_slot_name',
                        'wal_receiver_status_interval', 'sync_replication_slots', 'synchronized_standby_slots',
-                       'output_plugin_libraries')),
+                       'output_plugin_libraries', 'idle_replication_slot_timeout')),
     'conninfo_dbname', (SELECT setting ~ 'dbname\s*=' OR setting ~ '^postgres(ql)?://[^/]*/[^?]' FROM pg_settings
                         WHERE name = 'primary_conninfo'),
     'receiver_slot', (SELECT slot_name FROM pg_stat_wal_receiver),

@@ -17,6 +17,7 @@ SELECT json_build_object(
     'settings', (SELECT json_object_agg(name, setting) FROM pg_settings
                  WHERE name IN ('hot_standby_feedback', 'wal_receiver_status_interval', 'primary_slot_name',
                               'sync_replication_slots')),
+    'idle_timeout', extract(epoch FROM current_setting('idle_replication_slot_timeout', true)::interval)::bigint,
     'receiver', (SELECT to_jsonb(w) - 'conninfo' FROM pg_stat_wal_receiver AS w),
     'receiver_start', (SELECT round(extract(epoch FROM a.backend_start) * 1000000)::bigint FROM pg_stat_activity AS a
                        JOIN pg_stat_wal_receiver AS w ON w.pid = a.pid),

@@ -51,6 +51,8 @@ class View:
     key: EpochKey | None
     physical: PhysicalSlot | None
     replay_lsn: int
+    #: `Standby.idle_share` of the copy.
+    idle_share: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,11 @@ def has_wal(view: View) -> bool:
 def is_persistent(view: View) -> bool:
     """It stays after a promotion. A copy of PostgreSQL's own is temporary until it is synchronized."""
     return view.copy.persistency == "persistent"
+
+
+def is_not_idle(view: View) -> bool:
+    """The checkpoint at the end of a promotion does not invalidate it."""
+    return view.idle_share < 1
 
 
 def is_heard(view: View) -> bool:
@@ -206,6 +213,12 @@ CONDITIONS: tuple[Condition, ...] = (
         "PostgreSQL has not finished the copy, and a promotion would lose it",
         "end transactions that have been open for long on the primary, or let the extension keep this slot",
         state=State.PROVING,
+    ),
+    Condition(
+        Reason.IDLE,
+        is_not_idle,
+        "it has been idle for idle_replication_slot_timeout, and the next checkpoint, or a promotion, invalidates it",
+        "it is used for a moment by itself; set idle_replication_slot_timeout = 0 on the standby if this repeats",
     ),
     Condition(
         Reason.NOT_HEARD,

@@ -28,6 +28,8 @@ from slot_sync.resolver.transitions import (
 
 #: Polls in a row in which a copy may be ahead of its slot, as it is for a moment after a crash of the primary.
 AHEAD_POLLS = 3
+#: The part of idle_replication_slot_timeout after which a copy that has nowhere to go is used for a moment.
+IDLE_SHARE = 0.25
 #: Bytes that a copy may be behind its slot and still be READY: a segment of WAL.
 LAG_BYTES = 16 * 1024 * 1024
 
@@ -40,7 +42,15 @@ def view_of(
     remembered = record.of(slot.name)
     if key is None or key != record.epoch or remembered.generation != record.generation:
         remembered = replace(remembered, seen=None, removed_before=None)
-    return View(slot, copy, remembered, key, physical_slot(primary, standby), standby.replay_lsn)
+    return View(
+        slot,
+        copy,
+        remembered,
+        key,
+        physical_slot(primary, standby),
+        standby.replay_lsn,
+        standby.idle_share(copy),
+    )
 
 
 def judge(
@@ -128,7 +138,8 @@ def _follow(view: View, standby: Standby) -> Action:
     """Move the copy towards the slot: at once where a snapshot for the slot's own position is here, else by decoding.
 
     A copy that has no snapshot yet is decoded once even if it stands where the slot does: decoding from its
-    restart_lsn up to there can find one.
+    restart_lsn up to there can find one. One that has been idle for long is decoded, too: it is in use meanwhile, and
+    idle_replication_slot_timeout counts anew. So a client has the rest of that time to connect after a promotion.
     """
     slot, copy = view.slot, view.copy
     if (
@@ -154,7 +165,8 @@ def _follow(view: View, standby: Standby) -> Action:
     ):
         return SetFields(copy.name, copy.database, slot.restart_lsn, target, slot.catalog_xmin)
     first = not copy.snapshot_present and view.record.state in {"", State.RESERVING, State.MISSING}
-    if forward or (first and target == copy.confirmed_flush_lsn):
+    idle = view.idle_share > IDLE_SHARE
+    if forward or ((first or idle) and target == copy.confirmed_flush_lsn):
         return Advance(copy.name, copy.database, target)
     return Nothing()
 

@@ -154,6 +154,8 @@ class Copy:
     snapshot_present: bool | None = None
     #: WAL from restart_lsn on is there, without a gap. `None` without a restart_lsn.
     wal_present: bool | None = None
+    #: Since when nobody has had it in use, by the standby's clock (17+); `None`: somebody has, or it is not known.
+    inactive_since: int | None = None
 
     @property
     def has_temporary_name(self) -> bool:
@@ -203,8 +205,19 @@ class Standby:
     configured_slot: str | None = None
     #: It has replayed WAL that it did not receive from its upstream: from an archive.
     replays_archive: bool = False
+    #: idle_replication_slot_timeout (18+), in microseconds; 0: none.
+    idle_timeout: int = 0
     #: sync_replication_slots (17+): PostgreSQL makes copies of slots with `failover` itself.
     native_sync: bool = False
+
+    def idle_share(self, copy: Copy) -> float:
+        """Which part of idle_replication_slot_timeout the copy has been idle for: from 1 on a checkpoint invalidates it.
+
+        A promotion ends with one. PostgreSQL spares its own copies in recovery, and counts anew for them after it.
+        """
+        if not self.idle_timeout or copy.synced or copy.inactive_since is None:
+            return 0.0
+        return (self.clock - copy.inactive_since) / self.idle_timeout
 
     def slot(self, name: str) -> Copy | None:
         """The slot of that name."""

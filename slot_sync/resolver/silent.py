@@ -38,6 +38,10 @@ def objections(remembered: CopyRecord, standby: Standby, record: Record) -> list
         "the copy is invalid": copy.invalidation is None,
         "its snapshot is gone": copy.snapshot_present is True,
         "its WAL is gone": copy.wal_present is True,
+        "it has been idle for idle_replication_slot_timeout: a promotion would invalidate it": standby.idle_share(
+            copy
+        )
+        < 1,
         "where its client was is not known": client_was is not None
         and client_was.timeline == epoch.timeline,
         "it is ahead of where the slot was seen last: somebody read from it": not ahead,

@@ -84,6 +84,7 @@ class Reason(StrEnum):
     FIELDS_DIFFER = "fields_differ"
     INVALIDATED = "invalidated"
     NOT_PERSISTENT = "not_persistent"
+    IDLE = "idle"
     LOST_ON_PRIMARY = "lost_on_primary"
     # Names
     GONE = "gone"

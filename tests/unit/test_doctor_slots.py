@@ -164,3 +164,14 @@ def test_candidates_that_hang_cost_one_time_out_together():
     assert [each.check for each in found] == ["connection"] * 4
     assert ["standby-0" in found[1].where, "standby-2" in found[3].where] == [True, True]
     assert took < 5
+
+
+def test_40_a_server_that_invalidates_idle_slots_is_warned_of():
+    timeout = {"idle_replication_slot_timeout": "60"}
+    found = of_standby(settings=timeout)["idle_replication_slot_timeout"]
+    assert found.severity is Severity.WARNING
+    assert "60 s" in found.what
+    assert "promotion" in found.what
+    found = of_primary(settings={**facts()["settings"], **timeout})
+    assert "physical slot" in found["idle_replication_slot_timeout"].what
+    assert of_standby(settings={"idle_replication_slot_timeout": "0"}) == {}

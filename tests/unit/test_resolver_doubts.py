@@ -324,3 +324,27 @@ def test_44_a_proof_counts_for_a_limited_time_without_the_primary() -> None:
     lost = replace(down, slots=(replace(COPY, wal_present=False),), clock=10**9)
     found = only(resolve(None, lost, record(), ALL, Terms(max_age=100)))
     assert made(found, primary=None).ready is False
+
+
+@pytest.mark.parametrize(
+    ("idle_for", "state", "action"),
+    [
+        (20, State.READY, Nothing()),
+        (30, State.READY, Advance("kept", "shop", 2000)),
+        (100, State.SUSPECT, Advance("kept", "shop", 2000)),
+    ],
+)
+def test_40_an_idle_copy_is_used_before_a_checkpoint_invalidates_it(
+    idle_for, state, action
+) -> None:
+    idle = replace(COPY, inactive_since=STANDBY.clock - idle_for)
+    here = standby(idle, idle_timeout=100, version=180000)
+    found = answered(here=here)
+    assert (found.after, found.action) == (state, action)
+    assert found.safe is (found.reason is not Reason.IDLE)
+    # Without the primary nobody uses it.
+    down = replace(here, walreceiver_status=None, walreceiver_start=None)
+    assert answered(None, down).safe is (idle_for < 100)
+    # Nothing invalidates it where there is no timeout, nor PostgreSQL's own copy anywhere.
+    assert answered(here=replace(here, idle_timeout=0)).after is State.READY
+    assert answered(here=standby(replace(idle, synced=True), idle_timeout=100)).after is State.READY

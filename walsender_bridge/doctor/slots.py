@@ -94,6 +94,7 @@ def judge_primary(facts: Facts, physical: set[str], where: str) -> Iterator[Find
     if facts["in_recovery"]:
         yield _error("primary", where, "the server is a standby", "name the primary in [slots] dsn")
         return
+    yield from _idle(facts["settings"], where, standby=False)
     slots = {slot["slot_name"]: slot for slot in facts["slots"]}
     for name in sorted(physical):
         slot = slots.get(name)
@@ -150,6 +151,7 @@ def judge_standby(facts: Facts, primary: Facts | None, slot: str, where: str) ->
     yield from _slot_name(facts, slot, where)
     yield from _room(facts, primary, where)
     yield from _plugins(settings, primary, where)
+    yield from _idle(settings, where, standby=True)
     yield from _role(facts, where, replication=True)
     # Also where PostgreSQL keeps copies itself: it shows what the proof rests on.
     yield from _extension(facts, where)
@@ -265,6 +267,27 @@ def _room(facts: Facts, primary: Facts | None, where: str) -> Iterator[Finding]:
         yield Finding(
             "max_replication_slots", where, f"{limit - wanted + _RENAME} of {limit} are free"
         )
+
+
+def _idle(settings: Facts, where: str, *, standby: bool) -> Iterator[Finding]:
+    """Whether slots that nobody uses for a while are invalidated (18), as every copy before a promotion would be."""
+    seconds = int(settings.get("idle_replication_slot_timeout") or 0)
+    if not seconds:
+        return
+    what, repair = (
+        (
+            "a copy that is idle for so long is invalidated by the next checkpoint, or a promotion",
+            "set it to 0 here and reload, or see that the controller runs, which uses each copy in that time",
+        )
+        if standby
+        else (
+            "a candidate that is away for so long loses its physical slot, and a client its logical one",
+            "set it to 0 and reload, or longer than anybody is away",
+        )
+    )
+    yield Finding(
+        "idle_replication_slot_timeout", where, f"{seconds} s: {what}", WARNING, repair=repair
+    )
 
 
 def _plugins(settings: Facts, primary: Facts | None, where: str) -> Iterator[Finding]:

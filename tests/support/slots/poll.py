@@ -37,6 +37,7 @@ from tests.support.slots.world import Held, World, advanced
 
 NAME, UNPROVEN, PHYSICAL = "kept", "_tuskline_tmp_kept", "standby"
 SYSTEM, TIMELINE = 7, 1
+IDLE_TIMEOUT = 1000
 PLUGINS = ("pgoutput", "test_decoding")
 
 
@@ -83,6 +84,7 @@ def _copy(world: World, name: str, held: Held) -> Copy:
         effective_catalog_xmin=at.xmin,
         snapshot_present=at.restart in world.files,
         wal_present=held.has_wal,
+        inactive_since=world.clock - (IDLE_TIMEOUT if held.idle else 0),
     )
 
 
@@ -113,6 +115,7 @@ def standby_of(world: World) -> Standby:
         else None,
         replay_lsn=world.received,
         flush_lsn=world.received,
+        idle_timeout=IDLE_TIMEOUT,
         slots=tuple(slots),
     )
 

@@ -143,7 +143,7 @@ SCOPES = {
         (ready, held, behind, restored, native),
         (
             *(*_BASE, "change", "commit", "consume", "lose_wal", "lose_file", "find_file"),
-            *("invalidate", "restore", "remake", "remake_other", "act_cut"),
+            *("rest", "invalidate", "restore", "remake", "remake_other", "act_cut"),
         ),
     ),
 }

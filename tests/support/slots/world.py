@@ -43,6 +43,8 @@ class Held(NamedTuple):
     #: PostgreSQL's own copy, which is temporary until it is done.
     synced: bool = False
     lasting: bool = True
+    #: Nobody has used it for longer than the standby lets a slot be idle.
+    idle: bool = False
 
 
 class World(NamedTuple):
@@ -347,7 +349,7 @@ def delete_unproven(world: World) -> World | None:
 def advanced(world: World, held: Held, target: int) -> tuple[Held, frozenset[int]]:
     """The copy after pg_replication_slot_advance to `target`."""
     found = decode(world.wal, held.at, target, world.files)
-    return held._replace(at=found.position), found.files
+    return held._replace(at=found.position, idle=False), found.files
 
 
 def consume(world: World) -> World | None:
@@ -363,6 +365,13 @@ def lose_wal(world: World) -> World | None:
     if world.copy is None or not world.copy.has_wal:
         return None
     return world._replace(copy=world.copy._replace(has_wal=False))
+
+
+def rest(world: World) -> World | None:
+    """For long nobody uses the copy."""
+    if world.copy is None or world.copy.idle:
+        return None
+    return world._replace(copy=world.copy._replace(idle=True))
 
 
 def invalidate(world: World) -> World | None:
@@ -414,6 +423,8 @@ def broken(world: World) -> str | None:
         return "there is no copy"
     if not world.copy.has_wal or not world.copy.is_valid or not world.copy.lasting:
         return "it cannot be used"
+    if world.copy.idle and not world.copy.synced:
+        return "the checkpoint at the end of the promotion invalidates it"
     if world.copy.kind != world.kind:
         return OTHER_PLUGIN
     if world.shown > world.received:
@@ -442,6 +453,7 @@ EVENTS = {
         confirm,
         remake,
         remake_other,
+        rest,
         invalidate,
         restore,
         checkpoint,
@@ -470,6 +482,6 @@ BREAKS = frozenset(
     each.__name__
     for each in (
         *(crash, swap, feedback_off, delete_copy, consume, remake_other),
-        *(lose_wal, lose_file, invalidate, restore),
+        *(lose_wal, lose_file, invalidate, restore, rest),
     )
 )

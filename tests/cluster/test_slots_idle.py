@@ -1,0 +1,87 @@
+"""A standby that invalidates idle slots (18): nobody uses a copy before the promotion, and it has to be there then."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from slot_sync.report import Report
+from slot_sync.resolver.transitions import State, Transition
+from tests.support.extension import MAJORS, remove_built
+from tests.support.slot_copies import PHYSICAL, decoded, rows
+from tests.support.slot_sync import STANDBY, slot_stack
+from tests.support.waiting import wait_for
+from walsender_bridge.doctor import slots as doctor
+
+IDLE = [each for each in MAJORS if isinstance(each.values[0], int) and each.values[0] >= 18]
+#: Seconds of idle_replication_slot_timeout.
+TIMEOUT = 4
+
+
+@pytest.fixture(scope="module", autouse=True)
+def built() -> Iterator[None]:
+    yield
+    remove_built()
+
+
+@pytest.mark.parametrize("major", IDLE)
+def test_40_a_copy_of_an_idle_slot_is_not_invalidated(major: int, tmp_path: Path) -> None:
+    with slot_stack(major, tmp_path) as stack:
+        pair = stack.pair
+        pair.make_slot("kept")
+        for statement in (
+            f"ALTER SYSTEM SET idle_replication_slot_timeout = '{TIMEOUT}s'",
+            "SELECT pg_reload_conf()",
+        ):
+            rows(pair.standby, statement)
+        candidates = {STANDBY: (pair.standby.dsn(), PHYSICAL)}
+        told = {each.check: each for each in doctor.examine(pair.primary.dsn(), candidates)}
+        assert told["idle_replication_slot_timeout"].severity is doctor.WARNING
+        invalid = "SELECT invalidation_reason FROM pg_replication_slots WHERE slot_name = 'kept'"
+        with stack.watching() as reports:
+
+            def ready() -> bool:
+                stack.turn_over("kept")
+                return bool(reports and reports[-1].rounds and reports[-1].ready)
+
+            wait_for(ready, 60, "the copy is ready")
+            # Its client has nothing to read, and there are restartpoints all the time.
+            began, seen = time.monotonic(), len(reports)
+            while time.monotonic() < began + 2 * TIMEOUT:
+                pair.on_primary("CHECKPOINT")
+                pair.catch_up()
+                rows(pair.standby, "CHECKPOINT")
+                assert rows(pair.standby, invalid) == [(None,)]
+                time.sleep(TIMEOUT / 10)
+            assert {each.reason for each in _of(reports[seen:])} == {"proven"}
+        stack.load.write(3)
+        pair.catch_up()
+        pair.promote()
+        rows(pair.standby, "CHECKPOINT")
+        assert rows(pair.standby, invalid) == [(None,)]
+        assert decoded(pair.standby, "kept")[-3:] == stack.load.written[-3:]
+
+
+@pytest.mark.parametrize("major", IDLE)
+def test_40_a_copy_that_nobody_keeps_in_use_is_not_ready(major: int, tmp_path: Path) -> None:
+    """The controller has stopped: a promotion would invalidate the copy."""
+    with slot_stack(major, tmp_path) as stack:
+        stack.pair.make_slot("kept")
+        with stack.controller() as controller:
+            stack.until(controller, "READY", "kept")
+            rows(stack.pair.standby, "ALTER SYSTEM SET idle_replication_slot_timeout = '2s'")
+            rows(stack.pair.standby, "SELECT pg_reload_conf()")
+            stack.until(controller, "READY", "kept")
+            idle = "SELECT inactive_since < clock_timestamp() - interval '2 s' FROM pg_replication_slots"
+            wait_for(lambda: rows(stack.pair.standby, idle) == [(True,)], 20, "it is idle")
+            stack.pair.primary.stop("immediate")
+            (found,) = controller.once(10)[STANDBY].transitions
+            assert (found.after, found.safe) == (State.SUSPECT, False)
+            assert "idle" in found.why
+
+
+def _of(reports: list[Report]) -> Iterator[Transition]:
+    for report in reports:
+        if STANDBY in report.rounds:
+            yield from report[STANDBY].transitions
