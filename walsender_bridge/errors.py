@@ -185,6 +185,10 @@ class UnavailableError(TusklineError):
     cause = Cause.UNAVAILABLE
 
 
+class OutvotedError(UnavailableError):
+    """A safekeeper voted for another proposer, and none was elected: a campaign in a higher term mends it."""
+
+
 class NotSupportedError(TusklineError):
     """A thing that this version of Tuskline, or a part beneath it, does not do."""
 

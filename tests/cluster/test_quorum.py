@@ -1,6 +1,8 @@
 """Safekeepers around a real primary: a COMMIT returns when a quorum has its WAL, and only then."""
 
 import random
+import select
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +14,10 @@ from tests.support.quorum_stack import Load, QuorumStack, load_server, waits
 from tests.support.servers import DEFAULT, MAJORS_IN_TURN, MakeServer
 from tests.support.waiting import wait_for
 from walsender_bridge.local_server import LocalServer
+from walsender_bridge.safekeeper.configuration import Configuration
+from walsender_bridge.safekeeper.frames import Kind
+from walsender_bridge.safekeeper.messages import NodeId, ProposerGreeting, Purpose, ServerInfo, Vote
+from walsender_bridge.safekeeper.wire_end import WireEnd
 from walsender_bridge.wire.lsn import parse_lsn
 
 
@@ -87,6 +93,45 @@ def test_4_a_second_proposer_displaces_the_first_which_says_who(quorum):
     assert "displaced" in quorum.log("proposer").read_text()
     wait_for(quorum.is_sync, 30, "the second is the standby")
     quorum.insert(2)
+
+
+def test_33_a_vote_for_a_dead_proposer_displaces_nobody(quorum):
+    """As the last vote of a process that was killed, which arrives when the next one is in office already."""
+    quorum.insert(1)
+    term = quorum.status()["term"]
+    vote_for_the_dead(quorum, 2, term + 7)
+    wait_for(
+        lambda: (quorum.status().get("term") or 0) > term + 7, 30, "it campaigns above that term"
+    )
+    quorum.kill("safekeeper-0")  # so the one that voted is needed
+    quorum.insert(2)
+    for number in (1, 2):
+        vote_for_the_dead(quorum, number, quorum.status()["term"] + 1)
+    quorum.insert(3)
+    assert quorum.processes["proposer"].poll() is None
+
+
+def vote_for_the_dead(quorum: QuorumStack, number: int, term: int) -> None:
+    """Have a safekeeper vote for a proposer in this term that is gone before anybody hears of it."""
+    said = quorum.status()
+    server = ServerInfo(**said["server"])
+    members = frozenset(int(each, 16) for each in said["membership"]["members"])
+    configuration = Configuration(said["membership"]["generation"], members)
+    vote = Vote(NodeId(term, 77), Purpose.ATTACH, said["timeline"], configuration)
+    connected = socket.create_connection(("127.0.0.1", quorum.ports[number]), timeout=10)
+    end = WireEnd(connected, quorum.address(number))
+    try:
+        end.send(ProposerGreeting(server, 77))
+        end.send(vote)
+        end.flush()
+        kinds = []
+        while Kind.VOTE_REPLY not in kinds:
+            assert select.select([end], [], [], 10)[0], "it answers"
+            end.receive()
+            kinds += [header.kind for header, _ in end.frames()]
+            assert Kind.REFUSED not in kinds
+    finally:
+        end.close()
 
 
 @pytest.mark.parametrize("primary", MAJORS_IN_TURN, indirect=True)

@@ -56,6 +56,8 @@ SHOWN_BY = {
     "4: votes are acknowledgements": ("rivals", 0),
     "5: a resumption truncates": ("mixed", 0),
     "5: a rejected proposer goes on": ("mixed", 0),
+    "5: displaced by a vote alone": ("lone", 0),
+    "5: outvoted for ever": ("lone", 0),
     "6: by position alone": ("rivals", 0),
     "7: restart_lsn goes back": ("mixed", 0),
     "8: an unbounded queue": ("mixed", 0),

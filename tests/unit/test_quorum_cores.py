@@ -411,13 +411,56 @@ def test_17_bytes_are_compared_on_one_timeline() -> None:
     assert done == [CompareWal(0, 190, 200)]
 
 
-def test_5_whoever_is_refused_stops_and_says_by_whom() -> None:
+RIVAL = m.NodeId(7, 77)
+OUTVOTED = m.Refused(m.Refusal.OLDER_TERM, RIVAL, f"the vote went to {RIVAL}")
+
+
+def outvoted() -> Proposer:
+    """A candidate whose first safekeeper has voted for another one."""
     core = proposer()
     core.step(PeerReceived(0, held(1)))
     core.step(PeerReceived(1, held(2)))
-    done = core.step(PeerReceived(0, m.Refused(m.Refusal.OLDER_TERM, m.NodeId(7, 77), "voted")))
-    assert done == [Stop(StopReason.DISPLACED, "voted", m.NodeId(7, 77))]
+    assert core.step(PeerReceived(0, OUTVOTED)) == [PeerFault(0, OUTVOTED), ClosePeer(0)]
+    core.step(PeerClosed(0))
+    core.step(PeerConnected(0))
+    return core
+
+
+def test_5_who_hears_that_another_was_elected_stops_and_says_who() -> None:
+    core = outvoted()
+    elected = replace(held(1), node_id=RIVAL, configuration=MEMBERS.stamped(7))
+    done = core.step(PeerReceived(0, elected))
+    assert done == [Stop(StopReason.DISPLACED, f"the vote went to {RIVAL}", RIVAL)]
     assert core.step(PeerReceived(2, held(3))) == []
+
+
+def test_33_a_vote_of_nobody_in_office_is_waited_for_and_then_outbid() -> None:
+    core = outvoted()
+    assert core.step(PeerReceived(0, replace(held(1), node_id=RIVAL))) == []
+    asks = SendMessage(0, m.ProposerGreeting(INFO, 22))
+    stop = [Stop(StopReason.OUTVOTED, f"the vote went to {RIVAL}", RIVAL)]
+    ticks = 0
+    while (done := core.step(Tick())) != stop:
+        assert done == [asks]  # whether it was elected by now
+        ticks += 1
+    patience = core.limits.patience_ticks
+    assert patience <= ticks <= 2 * patience
+    again = Proposer(23, INFO, core.primary, MEMBERS, 3, above=core.heard_term)
+    for peer in (1, 2):
+        again.step(PeerConnected(peer))
+        again.step(PeerReceived(peer, held(peer + 1)))
+    assert again.node_id.term == RIVAL.term + 1
+
+
+def test_33_who_has_a_quorum_goes_on_for_as_long_as_it_waits() -> None:
+    core = outvoted()
+    votes = [m.VoteReply(core.node_id, 0, 0, 0, 0, History(), MEMBERS)] * 2
+    core.step(PeerReceived(2, held(3)))
+    for peer, vote in enumerate(votes, 1):
+        core.step(PeerReceived(peer, vote))
+    assert core.office is not None
+    assert core.step(PeerReceived(0, replace(held(1), node_id=RIVAL))) == []
+    assert not any(isinstance(each, Stop) for each in core.step(Tick()))
 
 
 def test_5_a_refusal_in_its_own_name_is_no_other_proposer_s() -> None:

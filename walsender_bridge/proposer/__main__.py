@@ -1,8 +1,9 @@
 """`python -m walsender_bridge.proposer`: the WAL proposer of one primary; the bridge's supervisor starts it.
 
 The DSN comes in the environment variable TUSKLINE_SOURCE_DSN, since arguments are everybody's to read. A primary
-that is away is waited for, and looked at anew: each time by a new session with an election of its own. What
-another start cannot mend ends the process; the exit code is the error's cause.
+that is away is waited for, and looked at anew: each time by a new session with an election of its own. So is a
+vote that went to another proposer while none was elected (`rivals.py`). What another start cannot mend ends the
+process; the exit code is the error's cause.
 """
 
 import argparse
@@ -11,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from walsender_bridge import garbage, logs, status_file, supervisor
 from walsender_bridge.errors import (
     ConnectionFailedError,
     DeadlineError,
+    OutvotedError,
     TusklineError,
     UnavailableError,
     UsageError,
@@ -31,12 +34,15 @@ from walsender_bridge.proposer.first_membership import find_membership
 from walsender_bridge.proposer.member_changes import MemberChanges, parse_address
 from walsender_bridge.proposer.primary import PrimaryStream
 from walsender_bridge.proposer.status import without_session
+from walsender_bridge.safekeeper.configuration import Configuration
 
 DSN_VARIABLE = "TUSKLINE_SOURCE_DSN"
 #: Seconds between two sessions.
 _PAUSE = 0.5
 #: Seconds between two words while the quorum gets further: a commit gate waits for them.
 _MOVING = 0.05
+#: How often the wait of an outvoted session doubles: two that outvote each other meet further and further apart.
+_MOST_DOUBLINGS = 5
 
 _log = structlog.get_logger(__name__)
 
@@ -48,6 +54,8 @@ class _Process:
         self._session: Session | None = None
         self._stopped = threading.Event()
         self._told = ("", 0, 0.0)
+        #: The greatest term that a session has heard of, and how many in turn were outvoted.
+        self._heard_term = self._outvoted = 0
 
     def stop(self) -> None:
         self._stopped.set()
@@ -61,10 +69,7 @@ class _Process:
                     server = asked.server_info()
                 others = MemberChanges(self._settings.members_file).look()
                 membership = find_membership(self._settings.safekeepers, server, others)
-                self._session = Session(self._settings, membership, self._tell)
-                if self._stopped.is_set():  # while there was no session to tell
-                    self._session.stop()
-                self._session.run()
+                self._run_session(membership)
             except (ConnectionFailedError, UnavailableError, DeadlineError) as error:
                 _log.warning("session ended", reason=error.what, where=error.where)
                 self._session = None
@@ -75,6 +80,24 @@ class _Process:
                 self._say(without_session("ended"), error)
                 raise
         self._say(without_session(Phase.STOPPED))
+
+    def _run_session(self, membership: Configuration) -> None:
+        """Raises what ends it, or returns when it was told to stop."""
+        patience = self._settings.limits.patience_ticks << min(self._outvoted, _MOST_DOUBLINGS)
+        limits = replace(self._settings.limits, patience_ticks=patience)
+        session = self._session = Session(
+            replace(self._settings, limits=limits), membership, self._tell, above=self._heard_term
+        )
+        if self._stopped.is_set():  # while there was no session to tell
+            session.stop()
+        try:
+            session.run()
+        except OutvotedError:
+            led = session.core.streaming is not None and session.core.streaming.established
+            self._outvoted = 0 if led else self._outvoted + 1
+            raise
+        finally:
+            self._heard_term = session.core.heard_term
 
     def _tell(self, commit_lsn: int, phase: Phase) -> None:
         """Say how it is: at each change of phase, a few times a second, and more often while the quorum gets further."""

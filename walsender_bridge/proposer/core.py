@@ -1,7 +1,7 @@
 """The WAL proposer without its sockets and bytes: events in, ordered effects out.
 
     GREETING ──quorum greeted──▶ VOTING ──quorum voted──▶ COMPARING ──equal──▶ LEADING
-        └──────────────┴─────────────────────┴──── refused, displaced, diverged ──┴──▶ STOPPED
+        └──────────────┴─────────────────────┴──── displaced, outvoted, diverged ──┴──▶ STOPPED
 
 Safety, with the rules of safekeeper/README.md:
 
@@ -10,7 +10,8 @@ Safety, with the rules of safekeeper/README.md:
 - The epoch is the term, which grew above every one that a quorum had heard of (rule 2).
 - In office (`office.py`), a safekeeper follows from the divergence point (rules 3, 6), and what is committed
   is decided by `streaming.py` (rules 4, 7, 8) with a majority of each membership (rule 10).
-- One process has one NodeId: it resumes with it, and when it is refused it stops (rule 5).
+- One process has one NodeId: it resumes with it. It stops for good when another was elected in its place, and
+  campaigns again when only votes went elsewhere (rule 5, `rivals.py`).
 - A failover's fence is a quorum's. Who gets a quorum of votes and commits without those that are fenced has
   shown that the failover was never elected, or was taken back: then it takes back what is left of the fence.
 
@@ -23,8 +24,9 @@ from dataclasses import replace
 from enum import StrEnum
 
 from walsender_bridge.errors import CorruptError, DivergedError, NotSupportedError
-from walsender_bridge.proposer import election, lineage
+from walsender_bridge.proposer import comparison, election, lineage, rivals
 from walsender_bridge.proposer.effects import (
+    STOPS,
     ClosePeer,
     CompareWal,
     Effect,
@@ -70,22 +72,13 @@ class Phase(StrEnum):
     STOPPED = "stopped"
 
 
-_STOPS = {
-    m.Refusal.OLDER_TERM: StopReason.DISPLACED,
-    m.Refusal.FENCED_TIMELINE: StopReason.FENCED,
-    m.Refusal.OLDER_TIMELINE: StopReason.OTHER_HISTORY,
-    m.Refusal.OTHER_SYSTEM: StopReason.OTHER_SERVER,
-    m.Refusal.OTHER_MAJOR: StopReason.OTHER_SERVER,
-    m.Refusal.OTHER_SEGMENT_SIZE: StopReason.OTHER_SERVER,
-}
-
-
 class Proposer:
     """See the module.
 
     `identity`: a UUID drawn for this process and stored nowhere. `peers`: how many addresses the driver has.
     `primary`: None for a failover, whose WAL is the best safekeeper's. `configuration`: the membership as
-    the operator's file has it; a newer one that a safekeeper holds is taken instead.
+    the operator's file has it; a newer one that a safekeeper holds is taken instead. `above`: `heard_term` of the
+    proposer before it in this process.
     """
 
     def __init__(
@@ -99,6 +92,7 @@ class Proposer:
         purpose: m.Purpose = m.Purpose.ATTACH,
         limits: Limits | None = None,
         primary_begin: int | None = None,
+        above: int = 0,
     ) -> None:
         self.node_id = m.NodeId(0, identity)
         self.server = server
@@ -108,10 +102,13 @@ class Proposer:
         self.purpose = purpose
         self.limits = limits or Limits()
         self.primary_begin = primary_begin
+        self.above = above
         self.phase = Phase.GREETING
         self.best: m.VoteReply | None = None
         #: Who has refused for the fence of a failover, by identity.
         self.fenced: frozenset[int] = frozenset()
+        #: Ticks since a vote was first seen to have gone to another proposer.
+        self.outvoted_ticks = 0
         self.comparing: int | None = None
         #: Whether the comparison stays within the last segment: a server may have let go of the one before.
         self.compares_last_segment = False
@@ -129,6 +126,12 @@ class Proposer:
         """The membership in force, as far as is known."""
         return self.membership.configuration
 
+    @property
+    def heard_term(self) -> int:
+        """The greatest term that is known: the next campaign of this process is above it."""
+        voted = [peer.rival.term for peer in self.peers.values() if peer.rival]
+        return max([self.above, self.node_id.term, *voted])
+
     def step(self, event: Event) -> list[Effect]:
         """What to do about an event. The hot ones come first."""
         if self.phase == Phase.STOPPED:
@@ -144,7 +147,7 @@ class Proposer:
             if self.phase == Phase.GREETING:
                 # No quorum yet: the proposer before this one may have changed the members since they were greeted.
                 return self._greet([p for p in self.peers.values() if p.state == PeerState.GREETED])
-            return self._compare() + (streaming.heartbeat() if streaming else [])
+            return self._compare() + (streaming.heartbeat() if streaming else []) + self._wait()
         if isinstance(event, WalRead):
             assert streaming is not None
             return streaming.was_read(self.peers[event.peer], event.begin_lsn, event.end_lsn)
@@ -203,12 +206,15 @@ class Proposer:
         self.phase = Phase.STOPPED
         return [Stop(reason, detail, by)]
 
+    def _displaced(self, reason: StopReason, by: m.NodeId | None) -> list[Effect]:
+        return self._stop(reason, f"the vote went to {by}", by)
+
     def _refused(self, peer: Peer, refused: m.Refused) -> list[Effect]:
-        """Whoever is in the way of this proposer ends it (rule 5); other faults are one safekeeper's."""
-        reason = _STOPS.get(refused.reason)
-        if refused.node_id == self.node_id and reason == StopReason.DISPLACED:
-            # The vote arrived on a connection that broke, after this one's greeting: the next one resumes (rule 5).
-            return [ClosePeer(peer.number)]
+        """What rules this proposer out ends it; other faults are one safekeeper's."""
+        if refused.reason == m.Refusal.OLDER_TERM:
+            # The next greeting tells whose the vote is, and whether that one was elected (rule 5).
+            return [*self._outvoted(peer, refused.node_id), ClosePeer(peer.number)]
+        reason = STOPS.get(refused.reason)
         if reason == StopReason.FENCED:
             self.fenced |= {peer.identity}
             if self.configuration.has_quorum(self.configuration.everyone - self.fenced):
@@ -216,6 +222,24 @@ class Proposer:
         if reason is None:
             return [PeerFault(peer.number, refused), ClosePeer(peer.number)]
         return self._stop(reason, refused.detail, refused.node_id)
+
+    def _outvoted(self, peer: Peer, voted: m.NodeId) -> list[Effect]:
+        """Whose vote a safekeeper has given: it is no use to this term if it is another's."""
+        before, peer.rival = peer.rival, voted if rivals.outvotes(voted, self.node_id) else None
+        if peer.rival is None or before == peer.rival:
+            return []
+        refused = m.Refused(m.Refusal.OLDER_TERM, voted, f"the vote went to {voted}")
+        return [PeerFault(peer.number, refused)]
+
+    def _wait(self) -> list[Effect]:
+        """For a rival to be elected; if none is, this process campaigns again."""
+        outvoted = [peer for peer in self.peers.values() if peer.rival]
+        if not outvoted:
+            return []
+        self.outvoted_ticks += 1
+        if self.outvoted_ticks > rivals.patience(self.limits.patience_ticks, self.node_id.proposer):
+            return self._displaced(StopReason.OUTVOTED, outvoted[0].rival)
+        return self._greet([peer for peer in outvoted if peer.state == PeerState.GREETED])
 
     # -- greetings ----------------------------------------------------------------------------------
 
@@ -243,31 +267,21 @@ class Proposer:
             self.membership.learn(greeting.configuration)
             return self._propose() or (self._stranger(peer) if is_new else [])
         if peer.identity not in self.configuration.everyone:
+            peer.rival = None
             return self._ask(peer)
-        mine = greeting.node_id == self.node_id
-        if greeting.node_id.term >= self.node_id.term and not mine:
-            return self._stop(
-                StopReason.DISPLACED, f"the vote went to {greeting.node_id}", greeting.node_id
-            )
-        return self._ask(peer)
+        if rivals.in_office(greeting, self.node_id, leads=self.phase == Phase.LEADING):
+            return self._displaced(StopReason.DISPLACED, greeting.node_id)
+        return self._outvoted(peer, greeting.node_id) or ([] if peer.rival else self._ask(peer))
 
     def _propose(self) -> list[Effect]:
         greetings = [peer.greeting for peer in self.peers.values() if peer.greeting]
         if not self.configuration.has_quorum({each.safekeeper for each in greetings}):
             return []
-        if self._behind(greetings):
+        if election.behind(greetings, self.primary):
             return [LocatePrimary()]  # before a vote displaces anybody
         self.phase = Phase.VOTING
-        self.node_id = m.NodeId(election.next_term(greetings), self.node_id.proposer)
+        self.node_id = m.NodeId(election.next_term(greetings, self.above), self.node_id.proposer)
         return [effect for peer in self.peers.values() for effect in self._ask(peer)]
-
-    def _behind(self, greetings: Collection[m.SafekeeperGreeting]) -> bool:
-        """Whether more is committed than the primary had when it was looked at."""
-        primary = self.primary
-        return primary is not None and any(
-            each.timeline == primary.lineage.timeline and each.commit_lsn > primary.flush_lsn
-            for each in greetings
-        )
 
     def _located(self, flush_lsn: int) -> list[Effect]:
         """Where the primary is now: if that is still too little, it lacks what others have of it."""
@@ -275,7 +289,7 @@ class Proposer:
         self.primary = replace(self.primary, flush_lsn=flush_lsn)
         if self.phase == Phase.GREETING:
             greetings = [peer.greeting for peer in self.peers.values() if peer.greeting]
-            if self._behind(greetings):
+            if election.behind(greetings, self.primary):
                 return self._ahead(max(greeting.commit_lsn for greeting in greetings))
             return self._propose()
         if self.phase != Phase.COMPARING:
@@ -347,9 +361,7 @@ class Proposer:
             return self._stop(StopReason.BROKEN, str(error))
 
     def _go_on(self, best: m.VoteReply, voters: Collection[m.VoteReply]) -> list[Effect]:
-        self.vcl = election.end(best)
-        if not self.vcl:
-            self.vcl = self._genesis()
+        self.vcl = election.end(best) or election.genesis(self.primary, self.server)
         if self.primary is None and self.vcl <= best.history.entries[0].start_lsn:
             # The log began inside a record, and a standby is promoted where one ends: below it.
             raise DivergedError("the safekeepers hold no complete record to fail over to")
@@ -362,12 +374,6 @@ class Proposer:
         self.history = log.succeeded(self.vcl, entries).pruned(floor)
         self.phase = Phase.COMPARING
         return self._compare()
-
-    def _genesis(self) -> int:
-        """Nobody holds anything: the log begins with the segment that the primary is in."""
-        if self.primary is None:
-            raise DivergedError("the safekeepers hold no WAL to fail over to")
-        return self.primary.flush_lsn - self.primary.flush_lsn % self.server.segment_size
 
     def _ahead(self, lsn: int) -> list[Effect]:
         assert self.primary is not None
@@ -391,14 +397,10 @@ class Proposer:
         for peer in self.peers.values():
             reply = peer.reply
             if reply is not None and election.rank(reply) == election.rank(self.best):
-                begin = max(self.vcl - self.limits.compare_bytes, reply.begin_lsn)
+                shorter = self.compares_last_segment
+                begin = comparison.begin_lsn(self.vcl, reply, self.limits, self.server, shorter)
                 if begin == self.vcl:
                     return self._lead()
-                # A server sends one timeline at a time, and up to its switch the lineage has agreed.
-                begin = max(begin, self.best.history.timeline_start(self.vcl - 1))
-                if self.compares_last_segment:
-                    last = self.vcl - 1
-                    begin = max(begin, last - last % self.server.segment_size)
                 self.comparing = peer.number
                 return [CompareWal(peer.number, begin, self.vcl)]
         raise AssertionError("VCL is of a voter whose connection stands")
@@ -424,23 +426,17 @@ class Proposer:
         assert self.best is not None
         self.phase = Phase.LEADING
         self.membership.use(self.configuration.stamped(self.node_id.term))
-        voters = self._replies().values()
-        commit = max([0, self.best.commit_lsn, *(reply.commit_lsn for reply in voters)])
-        restart = max((election.restart(r, self.best, self.vcl) for r in voters), default=0)
-        streaming = Streaming(
-            self.peers,
-            self.configuration,
+        office = Office.elected(
+            self.node_id.term,
+            self.vcl,
             self.history,
-            epoch_start=self.vcl,
-            commit_lsn=commit,
-            # Votes end at complete records: what was let go can be a part of one ahead of them.
-            restart_lsn=min(restart, commit),
-            segment_size=self.server.segment_size,
-            limits=self.limits,
-            primary_begin=self.primary_begin if self.primary else None,
-        )
-        office = Office(
-            self.node_id.term, self.vcl, self.history, self.peers, self.membership, streaming
+            self.peers,
+            self.membership,
+            self.best,
+            self._replies().values(),
+            self.server.segment_size,
+            self.limits,
+            self.primary_begin if self.primary else None,
         )
         self.office = office
         effects: list[Effect] = [StartStreaming(self.node_id, self.vcl)] if self.primary else []

@@ -81,7 +81,10 @@ class Settings:
 
 
 class Session:
-    """See the module. `tell(commit_lsn, phase)` hears of every change and tick; `source` stands in for the primary."""
+    """See the module. `tell(commit_lsn, phase)` hears of every change and tick; `source` stands in for the primary.
+
+    `above`: a term that an earlier session of this process has heard of.
+    """
 
     def __init__(
         self,
@@ -91,6 +94,7 @@ class Session:
         *,
         purpose: m.Purpose = m.Purpose.ATTACH,
         source: WalSource | None = None,
+        above: int = 0,
     ) -> None:
         """Connects to the primary. Raises what `PrimaryStream` raises."""
         self._settings = settings
@@ -131,6 +135,7 @@ class Session:
             purpose=purpose,
             limits=settings.limits,
             primary_begin=kept,
+            above=above,
         )
         self._queue = WalQueue(0)
         self._clean = CleanSegments(0, server.segment_size)

@@ -13,6 +13,7 @@ from walsender_bridge.safekeeper.configuration import Configuration
 from walsender_bridge.safekeeper.messages import (
     HotStandbyFeedback,
     NodeId,
+    Refusal,
     Refused,
     ToProposer,
     ToSafekeeper,
@@ -24,7 +25,7 @@ from walsender_bridge.safekeeper.value import value
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """All in bytes. Memory for WAL is at most `queue_bytes + inflight_bytes * number of safekeepers`."""
+    """In bytes. Memory for WAL is at most `queue_bytes + inflight_bytes * number of safekeepers`."""
 
     queue_bytes: int = 48 << 20
     #: Sent to one safekeeper and not acknowledged by it.
@@ -35,6 +36,8 @@ class Limits:
     max_laggard_bytes: int = 16 << 30
     #: How much WAL below VCL must be equal at the primary and the best safekeeper.
     compare_bytes: int = 64 << 10
+    #: Not bytes: how long a proposer that was outvoted waits at least before it campaigns again (`rivals.py`).
+    patience_ticks: int = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,15 +172,29 @@ class Source(StrEnum):
 
 
 class StopReason(StrEnum):
-    """Why a proposer ends. It never elects itself again (rule 5): a new process decides anew."""
+    """Why a proposer ends. It never elects itself again (rule 5).
+
+    After OUTVOTED its process begins a new session with a UUID of its own, and the rest is for an operator.
+    """
 
     DISPLACED = "displaced"
+    OUTVOTED = "outvoted"
     FENCED = "fenced"
     OTHER_SERVER = "other server"
     AHEAD = "the safekeepers are ahead of this server"
     OTHER_HISTORY = "other timelines"
     OTHER_BYTES = "other WAL at the same position"
     BROKEN = "the safekeepers contradict each other"
+
+
+#: Refusals that rule the proposer out; others are one safekeeper's.
+STOPS = {
+    Refusal.FENCED_TIMELINE: StopReason.FENCED,
+    Refusal.OLDER_TIMELINE: StopReason.OTHER_HISTORY,
+    Refusal.OTHER_SYSTEM: StopReason.OTHER_SERVER,
+    Refusal.OTHER_MAJOR: StopReason.OTHER_SERVER,
+    Refusal.OTHER_SEGMENT_SIZE: StopReason.OTHER_SERVER,
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,15 +2,24 @@
 
 from collections.abc import Collection, Iterable
 
-from walsender_bridge.errors import CorruptError
+from walsender_bridge.errors import CorruptError, DivergedError
+from walsender_bridge.proposer.effects import Primary
 from walsender_bridge.safekeeper.history import divergence
-from walsender_bridge.safekeeper.messages import SafekeeperGreeting, VoteReply
+from walsender_bridge.safekeeper.messages import SafekeeperGreeting, ServerInfo, VoteReply
 from walsender_bridge.wire.lsn import format_lsn
 
 
-def next_term(greetings: Iterable[SafekeeperGreeting]) -> int:
+def next_term(greetings: Iterable[SafekeeperGreeting], heard: int = 0) -> int:
     """The term to be elected in: above all that were heard of. It is the new epoch, too (rule 2)."""
-    return max((greeting.node_id.term for greeting in greetings), default=0) + 1
+    return max([heard, *(greeting.node_id.term for greeting in greetings)]) + 1
+
+
+def behind(greetings: Iterable[SafekeeperGreeting], primary: Primary | None) -> bool:
+    """Whether more is committed than the primary had when it was looked at."""
+    return primary is not None and any(
+        each.timeline == primary.lineage.timeline and each.commit_lsn > primary.flush_lsn
+        for each in greetings
+    )
 
 
 def rank(reply: VoteReply) -> tuple[int, int]:
@@ -50,3 +59,10 @@ def restart(reply: VoteReply, best: VoteReply, vcl: int) -> int:
 def end(reply: VoteReply) -> int:
     """Where a voter's log ends; 0 for an empty one."""
     return rank(reply)[1]
+
+
+def genesis(primary: Primary | None, server: ServerInfo) -> int:
+    """VCL when no voter holds anything: the log begins with the segment that the primary is in."""
+    if primary is None:
+        raise DivergedError("the safekeepers hold no WAL to fail over to")
+    return primary.flush_lsn - primary.flush_lsn % server.segment_size

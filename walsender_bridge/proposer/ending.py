@@ -1,15 +1,23 @@
 """Why a proposer ended, as the error that its operator reads."""
 
-from walsender_bridge.errors import CorruptError, DivergedError, FencedError, TusklineError
+from walsender_bridge.errors import (
+    CorruptError,
+    DivergedError,
+    FencedError,
+    OutvotedError,
+    TusklineError,
+)
 from walsender_bridge.proposer.effects import Stop, StopReason
 
 _ERRORS: dict[StopReason, type[TusklineError]] = {
     StopReason.DISPLACED: FencedError,
+    StopReason.OUTVOTED: OutvotedError,
     StopReason.FENCED: FencedError,
     StopReason.BROKEN: CorruptError,
 }
 _REPAIRS = {
     StopReason.DISPLACED: "only one proposer may run: stop this one, or the other",
+    StopReason.OUTVOTED: "none is needed: it campaigns again in a higher term",
     StopReason.FENCED: "attach the server that was promoted, or take the failover back",
     StopReason.OTHER_SERVER: "give each cluster safekeepers of its own",
     StopReason.AHEAD: "rebuild this server from a base backup and the safekeepers' WAL",

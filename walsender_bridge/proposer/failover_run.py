@@ -25,6 +25,7 @@ from walsender_bridge.errors import (
     DeadlineError,
     DivergedError,
     FencedError,
+    OutvotedError,
     TusklineError,
     UnavailableError,
 )
@@ -287,12 +288,18 @@ def abort(settings: Settings, *, seconds: float = 60.0) -> bool:
         )
     if quorum.fenced < primary.lineage.timeline:
         return False
-    office = _enter(settings, info, Purpose.ABORT, None)
-    try:
-        office.wait(lambda: office.established, seconds, "take the fence back")
-    finally:
-        office.close()
-    return True
+    deadline = time.monotonic() + seconds
+    while True:
+        office = _enter(settings, info, Purpose.ABORT, None)
+        try:
+            left = deadline - time.monotonic()
+            office.wait(lambda: office.established, left, "take the fence back")  # noqa: B023
+        except OutvotedError as error:
+            _log.info("the abort is held up", reason=error.what)
+        else:
+            return True
+        finally:
+            office.close()
 
 
 def _enter(

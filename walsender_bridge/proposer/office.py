@@ -5,9 +5,13 @@ point for itself, or refuses. Only acknowledgements of this term count (rule 4).
 committed, `membership.py` by whose majority.
 """
 
+from collections.abc import Collection
+
+from walsender_bridge.proposer import election
 from walsender_bridge.proposer.effects import (
     ClosePeer,
     Effect,
+    Limits,
     MembersChanged,
     MembersSettled,
     PassFeedback,
@@ -43,6 +47,37 @@ class Office:
         self.membership = membership
         self.streaming = streaming
         self.feedback = m.HotStandbyFeedback()
+
+    @classmethod
+    def elected(
+        cls,
+        term: int,
+        vcl: int,
+        history: History,
+        peers: dict[int, Peer],
+        membership: Membership,
+        best: m.VoteReply,
+        voters: Collection[m.VoteReply],
+        segment_size: int,
+        limits: Limits,
+        primary_begin: int | None,
+    ) -> "Office":
+        """The office of who has this quorum of votes; `best` is the most advanced of them."""
+        commit = max([0, best.commit_lsn, *(reply.commit_lsn for reply in voters)])
+        restart = max((election.restart(reply, best, vcl) for reply in voters), default=0)
+        streaming = Streaming(
+            peers,
+            membership.configuration,
+            history,
+            epoch_start=vcl,
+            commit_lsn=commit,
+            # Votes end at complete records: what was let go can be a part of one ahead of them.
+            restart_lsn=min(restart, commit),
+            segment_size=segment_size,
+            limits=limits,
+            primary_begin=primary_begin,
+        )
+        return cls(term, vcl, history, peers, membership, streaming)
 
     def take_over(self, peer: Peer) -> list[Effect]:
         """Bring a voter into this epoch, where its log parts from ours (rules 3 and 6)."""

@@ -4,7 +4,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from walsender_bridge.proposer.effects import Source
-from walsender_bridge.safekeeper.messages import HotStandbyFeedback, SafekeeperGreeting, VoteReply
+from walsender_bridge.safekeeper.messages import (
+    HotStandbyFeedback,
+    NodeId,
+    SafekeeperGreeting,
+    VoteReply,
+)
 
 
 class PeerState(StrEnum):
@@ -40,6 +45,8 @@ class Peer:
     #: The generation of the configuration that it was sent with Elected.
     generation: int = 0
     feedback: HotStandbyFeedback | None = None
+    #: The proposer that has its vote in a term that is not below ours. Another connection does not change it.
+    rival: NodeId | None = None
 
     @property
     def identity(self) -> int:

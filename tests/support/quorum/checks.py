@@ -5,6 +5,7 @@
 - committed never lost: what a quorum was said to have (up to the last complete record) is in every later
   leader's log, and is what every reader was served;
 - nothing goes back: a proposer's commit_lsn and restart_lsn, a safekeeper's term and restart_lsn;
+- a lone proposer is not displaced: only one that has lived beside another may end for it;
 - bounded: the queue, what is under way to a safekeeper, and the WAL that the primary must keep.
 """
 
@@ -133,6 +134,7 @@ class Checks:
         wanted = host.told and host.server is self.world.server
         assert not (wanted and reason == StopReason.OTHER_HISTORY), "refused after a failover"
         if reason == StopReason.DISPLACED:
+            assert host.had_rivals, f"a lone proposer was displaced: {detail}"
             self.refused[host.core.node_id.proposer] = host.core.node_id.term
 
     # -- safekeepers --------------------------------------------------------------------------------
@@ -187,3 +189,7 @@ class Checks:
         proposer, server = self.world.proposer, self.world.server
         assert proposer.leads, "nobody was elected in the end"
         assert proposer.commit_lsn == server.flush_lsn, "it does not commit in the end"
+        for safekeeper in self.world.safekeepers:
+            if safekeeper.up and safekeeper.identity in proposer.core.configuration.everyone:
+                voted = safekeeper.control.node_id
+                assert voted == proposer.core.node_id, f"a member stays with {voted} in the end"

@@ -262,17 +262,20 @@ class FailoverWorld(World):
         self.undisturbed = True
 
     def start_proposer(
-        self, server: Server | None, purpose: Purpose = Purpose.ATTACH
+        self, server: Server | None, purpose: Purpose = Purpose.ATTACH, above: int = 0
     ) -> ProposerHost:
-        host = super().start_proposer(server, purpose)
+        host = super().start_proposer(server, purpose, above)
         if purpose == Purpose.ABORT:
             self.checks.aborts.append(host)
             self.undisturbed = False
         return host
 
     def again(self, standby: Standby) -> None:
+        previous = self.failover
+
         def start() -> None:
-            if self.failover is None or not self.failover.alive:
+            # Unless another failover has begun meanwhile, with another standby: this one is left for it.
+            if self.failover is previous and (previous is None or not previous.alive):
                 self.failover = FailoverHost(self, standby)
 
         self.at(self.choose.uniform(1, 30), start)

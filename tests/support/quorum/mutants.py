@@ -13,7 +13,7 @@ from unittest import mock
 from tests.support.quorum import safekeeper_host, wal
 from tests.support.quorum.explorer import Cluster
 from walsender_bridge.proposer import core as proposer_core
-from walsender_bridge.proposer import lineage, office, streaming
+from walsender_bridge.proposer import lineage, office, rivals, streaming
 from walsender_bridge.proposer.effects import MembersSettled
 from walsender_bridge.proposer.peer import PeerState
 from walsender_bridge.proposer.streaming import Streaming
@@ -125,6 +125,20 @@ def _resumption_truncates() -> list[Patch]:
         return resume(self, conn, message)
 
     return [(Safekeeper, "_resume", back)]
+
+
+def _displaced_by_a_vote() -> list[Patch]:
+    """Rule 5: whoever has a safekeeper's vote in a term of ours or above is taken to be in office."""
+
+    def in_office(greeting: m.SafekeeperGreeting, own: m.NodeId, *, leads: bool) -> bool:
+        return rivals.outvotes(greeting.node_id, own)
+
+    return [(rivals, "in_office", in_office)]
+
+
+def _outvoted_for_ever() -> list[Patch]:
+    """Rule 5: a proposer that was outvoted leaves it at that."""
+    return [(proposer_core.Proposer, "_wait", lambda _self: [])]
 
 
 def _never_stops() -> list[Patch]:
@@ -250,6 +264,8 @@ MUTANTS: Mapping[str, Callable[[], list[Patch]]] = {
     "4: votes are acknowledgements": _votes_are_acks,
     "5: a resumption truncates": _resumption_truncates,
     "5: a rejected proposer goes on": _never_stops,
+    "5: displaced by a vote alone": _displaced_by_a_vote,
+    "5: outvoted for ever": _outvoted_for_ever,
     "6: by position alone": _by_position_alone,
     "7: restart_lsn goes back": _restart_goes_back,
     "8: an unbounded queue": _unbounded_queue,

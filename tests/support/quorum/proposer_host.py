@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 class ProposerHost:
     core_class: type[Proposer] = Proposer
 
-    def __init__(self, world: World, server: Server | None, purpose: m.Purpose) -> None:
+    def __init__(
+        self, world: World, server: Server | None, purpose: m.Purpose, above: int = 0
+    ) -> None:
         from tests.support.quorum.world import INFO, LIMITS
 
         self.world = world
@@ -36,6 +38,8 @@ class ProposerHost:
         self.commit_lsn = self.restart_lsn = 0
         #: It was promoted as `failover` says: it must not be refused.
         self.told = False
+        #: Another proposer has lived beside it.
+        self.had_rivals = False
         self.on_established: Callable[[], None] | None = None
         primary = None
         if server is not None:
@@ -50,6 +54,7 @@ class ProposerHost:
             purpose=purpose,
             limits=LIMITS,
             primary_begin=server.keeps if server else None,
+            above=above,
         )
         for peer in range(len(world.safekeepers)):
             self.dial(peer)

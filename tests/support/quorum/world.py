@@ -29,7 +29,12 @@ from walsender_bridge.safekeeper.messages import Message, Purpose, ServerInfo
 SEGMENT = 16
 INFO = ServerInfo(7, 16, SEGMENT)
 LIMITS = Limits(
-    queue_bytes=32, inflight_bytes=24, append_bytes=8, max_laggard_bytes=240, compare_bytes=8
+    queue_bytes=32,
+    inflight_bytes=24,
+    append_bytes=8,
+    max_laggard_bytes=240,
+    compare_bytes=8,
+    patience_ticks=3,
 )
 Parcel = tuple[Message, list[int]]
 
@@ -101,8 +106,17 @@ CHANGES = Faults(
     fewer_members=0.5,
     retires=0.6,
 )
+#: One proposer at a time, whose predecessors are dead, and whose votes are still on the way.
+LONE = Faults({"break": 2, "crash": 2, "proposer": 8, "server": 1}, every=25.0, slow=0.3)
 POWER = replace(RIVALS, crash_at_effect=0.01, crash_at_election=0.15)
-PROFILES = {"power": POWER, "mixed": MIXED, "rivals": RIVALS, "disks": DISKS, "changes": CHANGES}
+PROFILES = {
+    "power": POWER,
+    "mixed": MIXED,
+    "rivals": RIVALS,
+    "disks": DISKS,
+    "changes": CHANGES,
+    "lone": LONE,
+}
 
 
 class World:
@@ -178,7 +192,7 @@ class World:
         self.run(300)
         self.quiet = True
         for _ in range(12):
-            if self.proposer.leads and self.proposer.commit_lsn == self.server.flush_lsn:
+            if self._all_follow():
                 break
             if self.proposer.core.fenced and not self.proposer.leads:
                 # Those without the fence may be no quorum, if a disk is lost: an operator reads of it, and decides.
@@ -187,6 +201,15 @@ class World:
         self.checks.logs()
         self.checks.settled()
 
+    def _all_follow(self) -> bool:
+        """Whether each member that is up has voted for the proposer, and what the server has is committed."""
+        core = self.proposer.core
+        members = [
+            s for s in self.safekeepers if s.up and s.identity in core.configuration.everyone
+        ]
+        done = self.proposer.leads and self.proposer.commit_lsn == self.server.flush_lsn
+        return done and all(member.control.node_id == core.node_id for member in members)
+
     def number(self) -> int:
         self._numbers += 1
         return self._numbers
@@ -194,29 +217,37 @@ class World:
     # -- processes ----------------------------------------------------------------------------------
 
     def start_proposer(
-        self, server: Server | None, purpose: Purpose = Purpose.ATTACH
+        self, server: Server | None, purpose: Purpose = Purpose.ATTACH, above: int = 0
     ) -> ProposerHost:
-        host = self.host_of_proposers(self, server, purpose)
+        host = self.host_of_proposers(self, server, purpose, above)
+        for other in self.proposers:
+            if other.alive:
+                other.had_rivals = host.had_rivals = True
         self.proposers.append(host)
         return host
 
     def stopped(self, host: ProposerHost, reason: StopReason, detail: str) -> None:
-        """A proposer said why it ends; its supervisor starts another one, if it is still wanted."""
+        """A proposer said why it ends; another one is started, if it is still wanted."""
         self.happened[f"stop: {reason.name}"] += 1
         self.checks.stopped(host, reason, detail)
         if host is not self.proposer:
             return
-        purpose = Purpose.ATTACH
+        # The same process, which remembers, when it was only outvoted.
+        purpose = host.core.purpose if reason == StopReason.OUTVOTED else Purpose.ATTACH
         if reason in {StopReason.OTHER_HISTORY, StopReason.AHEAD, StopReason.FENCED}:
             # The operator looks for the server that can go on, or takes a fence back.
             self.server = self.choose.choice(self.servers)
             purpose = self.choose.choice((Purpose.ATTACH, Purpose.ABORT))
-        self.at(self.choose.uniform(5, 40), lambda: self.restart_proposer(host, purpose))
+        above = host.core.heard_term if reason == StopReason.OUTVOTED else 0
+        delay = self.choose.uniform(5, 40)
+        self.at(delay, lambda: self.restart_proposer(host, purpose, above))
 
-    def restart_proposer(self, previous: ProposerHost, purpose: Purpose = Purpose.ATTACH) -> None:
+    def restart_proposer(
+        self, previous: ProposerHost, purpose: Purpose = Purpose.ATTACH, above: int = 0
+    ) -> None:
         if previous is self.proposer:
             previous.kill()
-            self.proposer = self.start_proposer(self.server, purpose)
+            self.proposer = self.start_proposer(self.server, purpose, above)
 
     def _server_works(self) -> None:
         if not self.quiet:
