@@ -40,7 +40,7 @@ def test_24_a_search_that_was_stopped_goes_on(tmp_path: Path) -> None:
     whole = explored("rivals")
     search = Search(SCOPES["rivals"], traced=False)
     while not search.complete:
-        search.step(1000)
+        search.step(3000)
         search.save(tmp_path)
         again = resumed(tmp_path)
         assert again is not None

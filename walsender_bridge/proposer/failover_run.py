@@ -290,16 +290,21 @@ def abort(settings: Settings, *, seconds: float = 60.0) -> bool:
         return False
     deadline = time.monotonic() + seconds
     while True:
-        office = _enter(settings, info, Purpose.ABORT, None)
         try:
-            left = deadline - time.monotonic()
-            office.wait(lambda: office.established, left, "take the fence back")  # noqa: B023
+            _take_back(settings, info, deadline - time.monotonic())
         except OutvotedError as error:
             _log.info("the abort is held up", reason=error.what)
         else:
             return True
-        finally:
-            office.close()
+
+
+def _take_back(settings: Settings, info: ServerInfo, seconds: float) -> None:
+    """One election for an abort. Raises as `abort`, and `OutvotedError`."""
+    office = _enter(settings, info, Purpose.ABORT, None)
+    try:
+        office.wait(lambda: office.established, seconds, "take the fence back")
+    finally:
+        office.close()
 
 
 def _enter(

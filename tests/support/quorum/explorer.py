@@ -135,7 +135,8 @@ class Cluster:
                 key = number, peer
                 link = state.links[number * self.width + peer]
                 if link is None:
-                    if not proposer.stopped:
+                    # Who has voted for another would only be asked whether that one was elected: to stop is to do nothing.
+                    if not proposer.stopped and not proposer.core.peers[peer].rival:
                         yield f"P{number} -> S{peer}: dial", partial(self.dial, key=key)
                     continue
                 if link.items:

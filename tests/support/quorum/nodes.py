@@ -158,6 +158,9 @@ class Parts:
 
     def proposer(self, core: Proposer) -> ProposerPart:
         """The one with these contents. Identities of safekeepers are their peer numbers and one."""
+        if _is_hopeless(core):
+            core = copied(core)
+            core.phase = Phase.STOPPED
         if core.phase == Phase.STOPPED:  # it does nothing any more
             inside, peers = self.key("stopped"), (0,) * len(core.peers)
         else:
@@ -187,7 +190,7 @@ class Parts:
     def _peer(core: Proposer, peer: Peer) -> Hashable:
         """What is known of one safekeeper. In office nobody looks back at the greeting, nor at a reply used."""
         identity = peer.number + 1
-        apart = {"number", "greeting"}
+        apart = {"number", "greeting", "rival"}  # whoever it is that has its vote
         leading = core.phase == Phase.LEADING
         if leading and peer.state in {PeerState.TAKING, PeerState.STREAMING}:
             apart.add("reply")
@@ -196,7 +199,11 @@ class Parts:
         if greeting is not None:
             told = not leading and (greeting.node_id, greeting.commit_lsn, greeting.timeline)
         known: tuple[Any, ...] = (freeze(peer, frozenset(apart)), told)
-        known += (core.comparing == peer.number, core.membership.persisted.get(identity))
+        known += (
+            peer.rival is not None,
+            core.comparing == peer.number,
+            core.membership.persisted.get(identity),
+        )
         if core.streaming is not None:
             known += (core.streaming.acked.get(identity), identity in core.streaming.rebuild)
         return known
@@ -214,6 +221,14 @@ class Parts:
     def message(self, message: Any) -> Any:
         """The same message, always as the same object."""
         return self.messages.setdefault(message, message)
+
+
+def _is_hopeless(core: Proposer) -> bool:
+    """A candidate that cannot have a quorum in its term any more is one that is killed: it only waits for its end."""
+    outvoted = {peer.number + 1 for peer in core.peers.values() if peer.rival}
+    left = core.configuration.everyone - outvoted
+    candidate = core.phase in {Phase.VOTING, Phase.COMPARING}
+    return candidate and not core.configuration.has_quorum(left)
 
 
 def copied(proposer: Proposer) -> Proposer:
