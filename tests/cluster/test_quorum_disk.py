@@ -44,6 +44,7 @@ def test_31_at_its_limit_it_takes_no_wal_and_goes_on_when_old_wal_may_go(quorum)
         f"--wal-bytes={12 * MIB}",
         f"--status-file={quorum.folder / 'safekeeper-0.json'}",
     ]
+    quorum.options["proposer"] = ["--full-ticks=100000"]
     quorum.start()
     quorum.attach()
     quorum.insert(0)
@@ -65,6 +66,27 @@ def test_31_at_its_limit_it_takes_no_wal_and_goes_on_when_old_wal_may_go(quorum)
         wait_for(lambda: not quorum.fault(0), 20, "it says so")
         assert len(wal_files(quorum, 0)) <= 12
         quorum.insert(1)
+
+
+def test_36_a_dead_safekeeper_does_not_fill_the_disks_of_the_others(quorum):
+    """Their disks hold much less than `max_laggard_bytes`, and `keep_bytes` alone is more than they hold."""
+    for name in quorum.names:
+        quorum.options[name] = [f"--wal-bytes={12 * MIB}", f"--keep-bytes={1 << 30}"]
+    quorum.start()
+    quorum.attach()
+    quorum.insert(0)
+    with quorum.wal_server(0), quorum.wal_server(1), quorum.wal_server(2):
+        quorum.kill("safekeeper-2")
+        quorum.make_wal(14)
+        quorum.insert(1, timeout_ms=60_000)
+        assert quorum.status()["rebuild"]
+        assert len(wal_files(quorum, 0)) <= 12
+        # It comes back, and is one of the quorum again.
+        quorum.start("safekeeper-2")
+        end = parse_lsn(quorum.flush_lsn())
+        wait_for(lambda: quorum.held(2) >= end, 60, f"it is rebuilt: {quorum.logs()}")
+        quorum.kill("safekeeper-1")
+        quorum.insert(2)
 
 
 def test_9_a_full_disk_is_named_and_nothing_acknowledged_until_there_is_room(quorum):

@@ -62,6 +62,8 @@ SHOWN_BY = {
     "7: restart_lsn goes back": ("mixed", 0),
     "8: an unbounded queue": ("mixed", 0),
     "8: laggards hold on": ("mixed", 0),
+    "8: laggards fill every disk": ("small", 0),
+    "8: rebuilt only when shorter": ("small", 0),
     "8: no room, and acknowledged": ("disks", 0),
     "9: bytes, not records": ("mixed", 0),
     "9: the committed part of a record stays": ("mixed", 0),

@@ -91,3 +91,15 @@ def test_a_lake_folder_that_is_somebody_elses(tmp_path):
 def test_names_in_repairs_are_quoted():
     text = fix("fix_identity", table='odd"schema.Table; DROP TABLE x')
     assert text == 'ALTER TABLE "odd""schema"."Table; DROP TABLE x" REPLICA IDENTITY FULL;'
+
+
+def test_36_disks_smaller_than_what_a_laggard_may_miss_are_told_of(tmp_path):
+    mib = 1 << 20
+    there = {"safekeeper-1": tmp_path / "not" / "yet"}
+    (fits,) = machine.laggard_room(there, None, 0, mib)
+    assert fits.severity is Severity.OK
+    (limited,) = machine.laggard_room(there, 64 * mib, 0, 65 * mib)
+    assert limited.severity is Severity.WARNING
+    assert "max_laggard_bytes" in limited.repair
+    (small,) = machine.laggard_room(there, None, 1 << 60, mib)
+    assert small.severity is Severity.WARNING

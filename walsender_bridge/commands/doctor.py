@@ -129,6 +129,17 @@ def of_machine(settings: Config) -> list[Finding]:
     folders = {"[log] data_dir": settings.log.data_dir}
     folders |= {f"[[keeper]] {each.listen}": each.data_dir for each in settings.keeper}
     found = [*machine.examine(folders)]
+    section = settings.safekeepers
+    if section.local:
+        from walsender_bridge.safekeeper.hosting import hosted
+
+        places = hosted(section, settings.keeper[0].data_dir, settings.run_dir)
+        found += machine.laggard_room(
+            {each.name: each.data_dir for each in places},
+            section.wal_bytes,
+            section.free_bytes,
+            section.max_laggard_bytes,
+        )
     if settings.lake is not None:
         found += [*_lake(settings.lake), *_spark()]
     return found

@@ -1,4 +1,4 @@
-"""This machine: the folders of the log and of the keepers, and room for them."""
+"""This machine: the folders of the log, of the keepers and of the safekeepers, and room for them."""
 
 import os
 import shutil
@@ -30,6 +30,34 @@ def examine(folders: dict[str, Path]) -> Iterator[Finding]:
             )
             continue
         yield room(name, folder, shutil.disk_usage(place).free)
+
+
+def laggard_room(
+    safekeepers: dict[str, Path], wal_bytes: int | None, free_bytes: int, max_laggard_bytes: int
+) -> Iterator[Finding]:
+    """Whether each safekeeper's disk holds the WAL that it is to keep for one that is away."""
+    for name, folder in safekeepers.items():
+        place = next(each for each in (folder, *folder.parents) if each.is_dir())
+        holds = shutil.disk_usage(place).total - free_bytes
+        holds = holds if wal_bytes is None else min(holds, wal_bytes)
+        yield laggards_fit(name, holds, max_laggard_bytes)
+
+
+def laggards_fit(name: str, holds: int, max_laggard_bytes: int) -> Finding:
+    """Whether so many bytes are enough for what a safekeeper that is away may miss."""
+    check, megabyte = "room for laggards", 1 << 20
+    if holds >= max_laggard_bytes:
+        return Finding(check, name, f"{holds // megabyte} MB of WAL fit")
+    return Finding(
+        check,
+        name,
+        f"{holds // megabyte} MB of WAL fit, and [safekeepers] max_laggard_bytes promises "
+        f"{max_laggard_bytes // megabyte} MB to a safekeeper that is away: once this is full, commits wait "
+        "until that one is let go, and it is rebuilt",
+        Severity.WARNING,
+        repair="lower max_laggard_bytes below what fits, or give the safekeepers larger disks (wal_bytes)",
+        cause=Cause.CONFIG,
+    )
 
 
 def room(name: str, folder: Path, free: int) -> Finding:

@@ -128,6 +128,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--members-file", type=Path, help="where a change of members is asked for")
     parser.add_argument("--queue-bytes", type=int, default=Limits().queue_bytes)
     parser.add_argument("--max-laggard-bytes", type=int, default=Limits().max_laggard_bytes)
+    parser.add_argument("--full-ticks", type=int, default=Limits().full_ticks)
     given = parser.parse_args(arguments)
     dsn = os.environ.pop(DSN_VARIABLE, None)
     try:
@@ -138,7 +139,11 @@ def main(arguments: list[str]) -> int:
             safekeepers=tuple(parse_address(each) for each in given.safekeeper),
             application_name=given.application_name,
             slot=given.slot,
-            limits=Limits(queue_bytes=given.queue_bytes, max_laggard_bytes=given.max_laggard_bytes),
+            limits=Limits(
+                queue_bytes=given.queue_bytes,
+                max_laggard_bytes=given.max_laggard_bytes,
+                full_ticks=given.full_ticks,
+            ),
             members_file=given.members_file,
         )
         process = _Process(settings, given.status_file)

@@ -219,6 +219,8 @@ class Proposer:
             self.fenced |= {peer.identity}
             if self.configuration.has_quorum(self.configuration.everyone - self.fenced):
                 reason = None
+        if refused.reason == m.Refusal.DISK_FULL and self.streaming:
+            self.streaming.no_room(peer)
         if reason is None:
             return [PeerFault(peer.number, refused), ClosePeer(peer.number)]
         return self._stop(reason, refused.detail, refused.node_id)

@@ -25,7 +25,7 @@ from walsender_bridge.safekeeper.value import value
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """In bytes. Memory for WAL is at most `queue_bytes + inflight_bytes * number of safekeepers`."""
+    """In bytes, but for ticks. Memory for WAL is at most `queue_bytes + inflight_bytes * number of safekeepers`."""
 
     queue_bytes: int = 48 << 20
     #: Sent to one safekeeper and not acknowledged by it.
@@ -34,6 +34,8 @@ class Limits:
     append_bytes: int = 512 << 10
     #: How far a safekeeper may stay behind until its WAL is let go (rule 8).
     max_laggard_bytes: int = 16 << 30
+    #: For how many ticks commits may wait for room on full disks before the safekeeper that is furthest behind is let go.
+    full_ticks: int = 25
     #: How much WAL below VCL must be equal at the primary and the best safekeeper.
     compare_bytes: int = 64 << 10
     #: Not bytes: how long a proposer that was outvoted waits at least before it campaigns again (`rivals.py`).

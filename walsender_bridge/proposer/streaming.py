@@ -40,6 +40,7 @@ class Streaming:
         "end",
         "epoch_start",
         "established",
+        "full",
         "history",
         "limits",
         "peers",
@@ -49,6 +50,7 @@ class Streaming:
         "restart_lsn",
         "segment_size",
         "spill",
+        "waiting",
     )
 
     def __init__(
@@ -79,6 +81,10 @@ class Streaming:
         self.acked: dict[int, int] = {}
         #: Members whose WAL was let go.
         self.rebuild: frozenset[int] = frozenset()
+        #: Members whose disks had no room, and what each had acknowledged then.
+        self.full: dict[int, int] = {}
+        #: Since how many ticks commits have waited for room: at which LSN, and for whom WAL was kept.
+        self.waiting: tuple[int, int, dict[int, int]] = (0, 0, {})
         #: A quorum has everything up to VCL: from now on it commits.
         self.established = False
 
@@ -204,7 +210,7 @@ class Streaming:
 
     def heartbeat(self) -> list[Effect]:
         """Tell everybody how far the quorum is, and try again where something failed."""
-        effects = self.pump_all()
+        effects = [*self._make_room(), *self.pump_all()]
         effects += [
             self.send(peer, peer.sent_lsn, peer.sent_lsn)
             for peer in self.peers.values()
@@ -220,6 +226,8 @@ class Streaming:
         peer.flush_lsn = flush_lsn
         identity = peer.identity
         self.acked[identity] = flush_lsn
+        if flush_lsn > self.full.get(identity, flush_lsn):
+            del self.full[identity]
         if identity in self.rebuild and flush_lsn >= self.restart_lsn:
             self.rebuild -= {identity}
         effects = self.advance()
@@ -257,6 +265,31 @@ class Streaming:
             if max(self.acked.get(each, 0), self.restart_lsn) < limit:
                 effects += self._mark(each)
         return [*effects, *self._advance_restart()] if effects else effects
+
+    def no_room(self, peer: Peer) -> None:
+        """The safekeeper was sent WAL, and its disk had no room for it."""
+        self.full[peer.identity] = self.acked.get(peer.identity, 0)
+
+    def _make_room(self) -> list[Effect]:
+        """Where disks are full and commits wait, who is furthest behind is let go sooner (rule 8).
+
+        Every safekeeper keeps the WAL that one of them lacks. `max_laggard_bytes` bounds that only where the disks
+        are larger; on smaller ones a single dead safekeeper would fill them all. Those that come nearer are waited for.
+        """
+        segment = self.commit_lsn - self.commit_lsn % self.segment_size
+        lagging = {each: self.acked.get(each, 0) for each in self.members - self.rebuild}
+        lagging = {each: lsn for each, lsn in lagging.items() if lsn < segment}
+        ticks, commit_lsn, before = self.waiting
+        if not self.full or not lagging or self.commit_lsn == self.end:
+            self.waiting = (0, 0, {})
+            return []
+        same = (commit_lsn, before) == (self.commit_lsn, lagging)
+        self.waiting = (ticks + 1 if same else 0, self.commit_lsn, lagging)
+        if self.waiting[0] < self.limits.full_ticks:
+            return []
+        last = min(lagging.values())
+        effects = [e for each, lsn in lagging.items() if lsn == last for e in self._mark(each)]
+        return [*effects, *self._advance_restart()]
 
     def _mark(self, identity: int) -> list[Effect]:
         if identity in self.rebuild:

@@ -330,11 +330,12 @@ class Safekeeper:
         return [*self._serve(min(self.commit_lsn, point)), TruncateWal(point)]
 
     def _rebuild_problem(self, elected: m.Elected, aligned: WalAligned) -> str:
-        """A log that ends before the new start, or shares nothing with the proposer's, may begin anew."""
-        behind = aligned.flush_lsn < elected.start_lsn or self._point(elected, aligned) is None
+        """A log that parts from the proposer's before the new start, or shares nothing with it, may begin anew."""
+        point = self._point(elected, aligned)
+        behind = point is None or point < elected.start_lsn
         if not behind or elected.start_lsn > elected.commit_lsn:
             return (
-                f"a rebuild from {format_lsn(elected.start_lsn)} needs a log that ends before it "
+                f"a rebuild from {format_lsn(elected.start_lsn)} needs a log that parts before it "
                 "and a quorum that has committed it"
             )
         return ""
@@ -343,7 +344,7 @@ class Safekeeper:
         """Begin anew. A crash leaves WAL without a history, which counts as an empty log.
 
         That takes nothing back: everything below the new start is committed by a quorum without this
-        safekeeper, which never acknowledged so much.
+        safekeeper, whose log ends before it, or holds other bytes there, which nobody has committed.
         """
         effects = self._serve(0)
         if self.control.history:

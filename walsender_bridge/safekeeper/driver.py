@@ -299,6 +299,7 @@ class SafekeeperDriver:
             slots=[] if readers.pin_lsn is None else [readers.pin_lsn],
             archived_lsn=self._archived_lsn(),
             keep_bytes=self._settings.keep_bytes,
+            full=bool(self._full),
         )
         if core.taken and keep > self._storage.begin_lsn:
             storage = self._storage

@@ -186,6 +186,23 @@ def _laggards_hold_on() -> list[Patch]:
     return [(Streaming, "_let_laggards_go", lambda _self: [])]
 
 
+def _laggards_fill_every_disk() -> list[Patch]:
+    """Rule 8: a laggard is let go at `max_laggard_bytes` alone, whether or not the disks hold so much."""
+    return [(Streaming, "_make_room", lambda _self: [])]
+
+
+def _rebuilt_only_when_shorter() -> list[Patch]:
+    """Rule 8: whose log parts from the leader's below the kept WAL, and is as long, is refused a rebuild."""
+    problem = Safekeeper._rebuild_problem
+
+    def strict(self: Safekeeper, elected: m.Elected, aligned: effects.WalAligned) -> str:
+        if aligned.flush_lsn >= elected.start_lsn and self._point(elected, aligned) is not None:
+            return "it is long enough"
+        return problem(self, elected, aligned)
+
+    return [(Safekeeper, "_rebuild_problem", strict)]
+
+
 def _full_and_acknowledged() -> list[Patch]:
     """Rule 8: what found no room on the disk counts as being there."""
     full = Safekeeper._full
@@ -270,6 +287,8 @@ MUTANTS: Mapping[str, Callable[[], list[Patch]]] = {
     "7: restart_lsn goes back": _restart_goes_back,
     "8: an unbounded queue": _unbounded_queue,
     "8: laggards hold on": _laggards_hold_on,
+    "8: laggards fill every disk": _laggards_fill_every_disk,
+    "8: rebuilt only when shorter": _rebuilt_only_when_shorter,
     "8: no room, and acknowledged": _full_and_acknowledged,
     "9: bytes, not records": _bytes_not_records,
     "9: the committed part of a record stays": _committed_part_stays,

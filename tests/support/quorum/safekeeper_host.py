@@ -29,6 +29,8 @@ class SafekeeperHost:
         self.control = e.ControlState(self.identity)
         #: Until then its disk takes no more WAL.
         self.full_until = 0.0
+        #: It has burnt down: nobody starts it again before it is taken back.
+        self.buried = False
 
     def start(self) -> None:
         self.up = True
@@ -52,7 +54,7 @@ class SafekeeperHost:
         self.world.at(self.world.choose.uniform(1, delay), self.restart)
 
     def restart(self) -> None:
-        if not self.up:
+        if not self.up and not self.buried:
             self.start()
 
     def lose_disk(self) -> None:
@@ -81,6 +83,12 @@ class SafekeeperHost:
     def persist_due(self) -> None:
         if self.up:
             self.handle(e.PersistDue())
+        if self.up and self.core.taken and self.world.faults.capacity is not None:
+            core = self.core
+            keep = min(core.restart_lsn, core.commit_lsn, core.flush_lsn)
+            if keep > self.disk.base:
+                keep = self.world.records.aligned(self.disk.cells, self.disk.base, keep)
+                self.disk.remove_below(keep - keep % core.control.server.segment_size)
 
     def handle(self, event: e.Event) -> None:
         events = deque([event])
@@ -112,6 +120,9 @@ class SafekeeperHost:
                 disk.write(lsn, self.hand)
                 if self.full:
                     return self._no_room(lsn + length)
+                capacity = self.world.faults.capacity
+                if capacity is not None and lsn + length > disk.base + capacity:
+                    return self._keep(max(self.core.flush_lsn, disk.base + capacity))
             case e.SyncWal(lsn):
                 if self.full:
                     return self._no_room(lsn)
@@ -157,7 +168,9 @@ class SafekeeperHost:
 
     def _no_room(self, end: int) -> e.NoRoom:
         """Of what was written up to `end` a first part fits."""
-        kept = self.world.choose.randint(self.core.flush_lsn, end)
+        return self._keep(self.world.choose.randint(self.core.flush_lsn, end))
+
+    def _keep(self, kept: int) -> e.NoRoom:
         self.disk.keep(kept)
         self.world.happened["NoRoom"] += 1
         return e.NoRoom(kept, "no room")

@@ -88,6 +88,14 @@ class Disk:
             if self.choose.random() < 0.5:
                 del self.durable[at]
 
+    def remove_below(self, lsn: int) -> None:
+        """Old WAL goes, durably."""
+        if lsn > self.base:
+            self.base = lsn
+            for held in (self.cells, self.durable, self.unsynced):
+                for at in [at for at in held if at < lsn]:
+                    del held[at]
+
     def reset(self, lsn: int) -> None:
         self.base = lsn
         self.cells, self.durable, self.unsynced = {}, {}, {}

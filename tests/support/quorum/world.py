@@ -33,6 +33,7 @@ LIMITS = Limits(
     inflight_bytes=24,
     append_bytes=8,
     max_laggard_bytes=240,
+    full_ticks=4,
     compare_bytes=8,
     patience_ticks=3,
 )
@@ -68,6 +69,8 @@ class Faults:
     fewer_members: float = 0.0
     #: How often whoever left is switched off for good once the change is said to be done, and a disk lost right then.
     retires: float = 0.0
+    #: How much WAL a safekeeper's disk takes (None: no limit). Then one of them is away for long, too.
+    capacity: int | None = None
 
 
 #: Something of everything; promotions and proposers that do not know of each other; lost and full disks; memberships that shrink and grow
@@ -108,6 +111,8 @@ CHANGES = Faults(
 )
 #: One proposer at a time, whose predecessors are dead, and whose votes are still on the way.
 LONE = Faults({"break": 2, "crash": 2, "proposer": 8, "server": 1}, every=25.0, slow=0.3)
+#: Disks that hold less than a laggard may lag behind.
+SMALL = Faults({"break": 4, "crash": 5, "proposer": 4}, every=20.0, slow=0.1, capacity=128)
 POWER = replace(RIVALS, crash_at_effect=0.01, crash_at_election=0.15)
 PROFILES = {
     "power": POWER,
@@ -116,6 +121,7 @@ PROFILES = {
     "disks": DISKS,
     "changes": CHANGES,
     "lone": LONE,
+    "small": SMALL,
 }
 
 
@@ -185,13 +191,34 @@ class World:
                 self.checks.logs()
 
     def finish(self) -> None:
-        """No more faults: whatever the server has is committed by everybody at last."""
+        """No more faults: whatever the server has is committed by everybody at last.
+
+        Before that, where disks are small, without one of them: the others are a quorum.
+        """
         self.calm = True
+        if self.faults.capacity is not None:
+            self._without_one(self.choose.choice(self.safekeepers))
         for safekeeper in self.safekeepers:
             safekeeper.restart()
         self.run(300)
         self.quiet = True
-        for _ in range(12):
+        self._settle()
+
+    def _without_one(self, dead: SafekeeperHost) -> None:
+        assert self.faults.capacity is not None
+        dead.buried = True
+        dead.crash()
+        for safekeeper in self.safekeepers:
+            safekeeper.restart()
+        last = self.server.flush_lsn + 3 * self.faults.capacity
+        while self.server.flush_lsn < last:
+            self.run(100)
+        self.quiet = True
+        self._settle()
+        self.quiet = dead.buried = False
+
+    def _settle(self) -> None:
+        for _ in range(12 if self.faults.capacity is None else 60):
             if self._all_follow():
                 break
             if self.proposer.core.fenced and not self.proposer.leads:
