@@ -3,11 +3,14 @@
  *
  * A client that holds a transaction which the promoted standby lacks differs from it for ever. So each callback that
  * finishes something at the client (a commit, a prepare, its commit or rollback, a message outside of transactions)
- * waits until the physical slots named in tuskline.wait_for_slots have a restart_lsn, which is what their standbys
- * have flushed, at or past the END of the record that finishes it: with the start alone a standby may lack the
- * record. Then pgoutput's own callback runs; what is sent is pgoutput's, byte for byte. A transaction is decoded
+ * waits until the standbys that stream from the physical slots named in tuskline.wait_for_slots have flushed WAL up
+ * to the END of the record that finishes it: with the start alone a standby may lack the record. Then pgoutput's own callback runs; what is sent is pgoutput's, byte for byte. A transaction is decoded
  * when its end is known, so its begin waits alike and nothing of it is sent before; the end asks again, as the
  * setting may be another by then. One that is streamed while in progress is sent as it comes, and its end waits.
+ *
+ * A walsender believes what a standby reports, and stores it in the slot. An old primary that comes back without
+ * pg_rewind reports WAL of its old timeline. So a slot's restart_lsn alone proves nothing: what counts is the flush
+ * position of the walsender that has the slot, while it streams, and only if it has sent that much.
  *
  * In doubt it waits: for a slot that is missing, logical or lost, and for a setting that is no list, until the slots
  * or the setting are mended; the log says which. Only an empty setting lets everything pass. Anybody may set it,
@@ -25,6 +28,7 @@
 #include "replication/reorderbuffer.h"
 #include "replication/syncrep.h"
 #include "replication/walsender.h"
+#include "replication/walsender_private.h"
 #include "storage/fd.h"
 #include "storage/ipc.h"
 #include "storage/latch.h"
@@ -59,6 +63,76 @@ typedef struct Obstacle
 	bool		streams;		/* it is on its way: a standby is connected and only behind */
 } Obstacle;
 
+/* What a walsender has sent, and what it was told. */
+typedef struct Sender
+{
+	WalSndState state;
+	XLogRecPtr	sent;
+	XLogRecPtr	flush;
+	XLogRecPtr	apply;
+} Sender;
+
+/* The walsender with this process id, if it is one. */
+static bool
+find_sender(pid_t pid, Sender *found)
+{
+	for (int i = 0; i < max_wal_senders; i++)
+	{
+		WalSnd	   *sender = &WalSndCtl->walsnds[i];
+		bool		is_it;
+
+		SpinLockAcquire(&sender->mutex);
+		is_it = sender->pid == pid;
+		found->state = sender->state;
+		found->sent = sender->sentPtr;
+		found->flush = sender->flush;
+		found->apply = sender->apply;
+		SpinLockRelease(&sender->mutex);
+		if (is_it)
+			return true;
+	}
+	return false;
+}
+
+/* Whether the standby that streams from an active slot has flushed WAL up to `end`; if not, why. */
+static bool
+sender_has(const ReplicationSlot *slot, XLogRecPtr end, Obstacle *obstacle)
+{
+	Sender		sender;
+
+	if (!find_sender(slot->active_pid, &sender) || XLogRecPtrIsInvalid(sender.flush))
+	{
+		obstacle->reason = "Its standby has not reported yet what it has flushed.";
+		obstacle->hint = "Look at pg_stat_replication for what holds the standby up.";
+		obstacle->streams = true;
+	}
+	else if (XLogRecPtrIsInvalid(sender.apply))
+	{
+		obstacle->reason = "It is used by a client that replays nothing.";
+		obstacle->hint = "Give pg_receivewal and pg_basebackup slots of their own.";
+	}
+	else if (sender.flush > sender.sent)
+	{
+		obstacle->reason = "Its standby reports WAL as flushed that it was not sent.";
+		obstacle->hint = "If this goes on, the standby is on another timeline: run pg_rewind on it, or make it anew.";
+	}
+	else if (sender.state != WALSNDSTATE_STREAMING && sender.state != WALSNDSTATE_STOPPING)
+	{
+		obstacle->reason = "Its standby catches up.";
+		obstacle->hint = "Look at pg_stat_replication for how far it is.";
+		obstacle->streams = true;
+	}
+	else if (Min(sender.flush, slot->data.restart_lsn) < end)
+	{
+		obstacle->reason = "Its standby has not flushed the transaction's WAL yet.";
+		obstacle->hint = "Look at pg_stat_replication for what holds the standby up.";
+		obstacle->streams = true;
+	}
+	else
+		return true;
+	return false;
+}
+
 /* Whether the slot's standby has flushed WAL up to `end`; if not, why. */
 static bool
 has_flushed(const char *name, XLogRecPtr end, Obstacle *obstacle)
@@ -82,19 +156,13 @@ has_flushed(const char *name, XLogRecPtr end, Obstacle *obstacle)
 		obstacle->reason = "The slot is lost: WAL that its standby needs was removed.";
 		obstacle->hint = "Make the standby and its slot anew, or take the slot out of tuskline.wait_for_slots.";
 	}
-	else if (!XLogRecPtrIsInvalid(slot.data.restart_lsn) && slot.data.restart_lsn >= end)
-		return true;
 	else if (slot.active_pid == 0)
 	{
 		obstacle->reason = "No standby streams from it.";
 		obstacle->hint = "Start the standby that has it as primary_slot_name, or take it out of tuskline.wait_for_slots.";
 	}
 	else
-	{
-		obstacle->reason = "Its standby has not flushed the transaction's WAL yet.";
-		obstacle->hint = "Look at pg_stat_replication for what holds the standby up.";
-		obstacle->streams = true;
-	}
+		return sender_has(&slot, end, obstacle);
 	return false;
 }
 

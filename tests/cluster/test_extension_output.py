@@ -13,10 +13,10 @@ import pytest
 
 from tests.support import extension
 from tests.support.extension import MAJORS, remove_built
+from tests.support.fake_standby import FakeStandby
 from tests.support.slot_copies import PHYSICAL, PUBLICATION, Pair, inspect, rows, running_pair
 from tests.support.waiting import wait_for
 from walsender_bridge.local_server import LocalServer
-from walsender_bridge.wire.lsn import format_lsn
 
 SLOT = "gated"
 #: The walsender of SLOT while the plugin waits; nothing else of it waits in an extension.
@@ -69,9 +69,9 @@ def wait_for_slots(pair: Pair, names: str) -> None:
     )
 
 
-def active(server: LocalServer) -> bool:
+def active(server: LocalServer, slot: str = SLOT) -> bool:
     query = "SELECT active FROM pg_replication_slots WHERE slot_name = %s"
-    return bool(rows(server, query, SLOT)[0][0])
+    return bool(rows(server, query, slot)[0][0])
 
 
 def options(major: int) -> dict[str, str]:
@@ -199,17 +199,55 @@ def test_37_the_commit_records_end_counts_and_not_its_start(pair: Pair, tmp_path
     assert start < end
     try:
         wait_for_slots(pair, "exact")
-        with client(pair, tmp_path) as found:
+        silent = FakeStandby(pair.primary.dsn(), "exact", speaks=False)
+        with silent as standby, client(pair, tmp_path) as found:
             for lsn in (start, end - 8):
-                advance = f"SELECT pg_replication_slot_advance('exact', '{format_lsn(lsn)}')"
-                pair.on_primary(advance)
+                standby.flushed = lsn
+                standby.speaks = True
                 waits(pair)
                 time.sleep(0.5)
                 assert found.received() == b""
-            advance = f"SELECT pg_replication_slot_advance('exact', '{format_lsn(end)}')"
-            pair.on_primary(advance)
+            standby.flushed = end
             wait_for(lambda: b"row-1" in found.received(), 30, "the end is there")
     finally:
+        pair.on_primary("SELECT pg_drop_replication_slot('exact')")
+
+
+def test_42_what_no_standby_that_streams_has_flushed_releases_nothing(pair: Pair) -> None:
+    pair.on_primary(
+        "SELECT pg_create_physical_replication_slot('exact', true)",
+        "INSERT INTO shop VALUES (1, 'row-1')",
+        # Nobody streams from it, and its position says that somebody has it all.
+        "SELECT pg_replication_slot_advance('exact', pg_current_wal_lsn())",
+    )
+    dsn = pair.primary.dsn()
+    arguments = ["publication_names", PUBLICATION, "proto_version", "1"]
+
+    def is_held(reason: str) -> None:
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            connection.execute("SET tuskline.wait_for_slots = 'exact'")
+            connection.execute("SET statement_timeout = '2s'")
+            with pytest.raises(psycopg.errors.QueryCanceled):
+                connection.execute(CHANGES, [SLOT, arguments])
+        assert reason in pair.primary.log_tail(15)
+
+    try:
+        is_held("No standby streams from it.")
+        with FakeStandby(dsn, "exact", ahead=1 << 20):
+            is_held("reports WAL as flushed that it was not sent")
+        wait_for(lambda: not active(pair.primary, "exact"), 30, "nobody streams")
+        # The slot remembers that, and the standby has not spoken.
+        with FakeStandby(dsn, "exact", speaks=False) as standby:
+            is_held("has not reported yet")
+            standby.speaks = True
+            with psycopg.connect(dsn, autocommit=True) as connection:
+                connection.execute("SET tuskline.wait_for_slots = 'exact'")
+                assert connection.execute(CHANGES, [SLOT, arguments]).fetchall()
+        wait_for(lambda: not active(pair.primary, "exact"), 30, "nobody streams")
+        with FakeStandby(dsn, "exact", replays=False):
+            is_held("a client that replays nothing")
+    finally:
+        wait_for(lambda: not active(pair.primary, "exact"), 30, "nobody streams")
         pair.on_primary("SELECT pg_drop_replication_slot('exact')")
 
 

@@ -89,9 +89,8 @@ def test_42_what_a_slot_remembers_of_an_unrewound_candidate_counts_for_nobody(
 ) -> None:
     with gated(tmp_path, log, shop.dsn) as capture:
         wait_for(capture.streams, 30, "capture streams")
-        with FakeStandby(shop.dsn, slot) as standby:
-            ahead = standby.flushed + (1 << 20)
-            standby.flushed = ahead
+        with FakeStandby(shop.dsn, slot, ahead=1 << 20) as standby:
+            ahead = standby.flushed
             wait_for(lambda: restart_lsn(shop.dsn) == ahead, 10, "the slot has been told")
             end = insert(shop.dsn, 1)
             wait_for(lambda: logged(log) >= end - 1000, 30, "the log holds it")

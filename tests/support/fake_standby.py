@@ -13,10 +13,18 @@ from walsender_bridge.wire.replication import quote_slot, status_update
 class FakeStandby:
     """Streams from `slot` from the server's end of WAL on; `replays` is False for one that acts as pg_receivewal.
 
-    One that does not `speak` receives, and reports nothing.
+    One that does not `speak` receives, and reports nothing. `ahead`: bytes more than the server's WAL that it reports.
     """
 
-    def __init__(self, dsn: str, slot: str, *, replays: bool = True, speaks: bool = True) -> None:
+    def __init__(
+        self,
+        dsn: str,
+        slot: str,
+        *,
+        replays: bool = True,
+        speaks: bool = True,
+        ahead: int = 0,
+    ) -> None:
         self._connection = ReplicationConnection.connect(dsn, replication="true")
         identity = self._connection.identify()
         self._connection._ask(
@@ -28,7 +36,7 @@ class FakeStandby:
         self._replays = replays
         self.speaks = speaks
         #: What it says that it has; a test sets it.
-        self.flushed = identity.flush_lsn
+        self.flushed = identity.flush_lsn + ahead
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
