@@ -18,6 +18,7 @@ handed over when it is whole, so that a crash costs only those that are not.
 import shutil
 import threading
 import time
+import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -37,6 +38,7 @@ from spark_consumers.lakehouse.quarantine import UnfitCopy, keeps_unfit, with_un
 from spark_consumers.lakehouse.schema_change import schema_hash
 from spark_consumers.lakehouse.table_format import ROW_ID, TableFormat, TableWrite
 from spark_consumers.lakehouse.table_version import Column
+from spark_consumers.lakehouse.takeover import folder_of
 from spark_consumers.snapshot import ExportedSnapshot, PublishedTable, reading
 from spark_consumers.snapshot_source import PARTITION_BYTES, SnapshotSource
 from spark_consumers.types import arrow_schema, spark_schema, text_columns, told_type
@@ -156,7 +158,7 @@ class Copier:
                 if relation not in published:
                     deliver(name, None)
                     continue
-                path = new_path(self._root, source.stream, published[relation])
+                path = new_path(source.stream, published[relation], request.term)
                 try:
                     made = self._copy(request, snapshot, published[relation], path, progress[name])
                 except Exception as error:
@@ -278,18 +280,13 @@ def usable_key(table: PublishedTable) -> tuple[str, ...]:
     return table.key
 
 
-def new_path(root: Path, stream: str, table: PublishedTable) -> str:
-    """A path for the table below the lake, of a folder that does not exist yet.
+def new_path(stream: str, table: PublishedTable, term: int) -> str:
+    """The folder of a new copy, below the lake: one that no other copy ever has, so nothing is in its way.
 
-    Names that are no plain folder names are written with `%`. A table that is copied again gets a number.
+    Names that are no plain folder names are written with `%`.
     """
     parts = [quote(part, safe=" $~").replace(".", "%2E") for part in (table.schema, table.name)]
-    path = f"tables/{stream}/{parts[0]}/{parts[1]}"
-    number = 1
-    while (root / path).exists():
-        number += 1
-        path = f"tables/{stream}/{parts[0]}/{parts[1]}%{number}"
-    return path
+    return folder_of(f"tables/{stream}/{parts[0]}/{parts[1]}", term, uuid.uuid4().hex[:12])
 
 
 def _remove_others(folder: Path, term: int, wanted: Collection[str]) -> None:

@@ -22,6 +22,11 @@ def create_exclusively(path: Path, content: bytes) -> bool:
         os.link(temporary, path)
     except FileExistsError:
         return False
+    except FileNotFoundError:
+        # A takeover removes what it finds half-made under a number that is taken.
+        if path.exists():
+            return False
+        raise
     finally:
         temporary.unlink(missing_ok=True)
     sync_folder(path.parent)

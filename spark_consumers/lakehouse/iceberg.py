@@ -26,8 +26,10 @@ import pyarrow as pa
 import pyarrow.ipc
 from pyspark.sql import SparkSession
 
-from spark_consumers.lakehouse.files import Stage, sync
-from spark_consumers.lakehouse.iceberg_files import link, local, remove_unlinked
+from spark_consumers.lakehouse import takeover
+from spark_consumers.lakehouse.files import Stage
+from spark_consumers.lakehouse.iceberg_commit import needed, newest, sync_snapshots
+from spark_consumers.lakehouse.iceberg_files import link, local, prepared, version_of
 from spark_consumers.lakehouse.iceberg_refs import (
     Ref,
     branch_of,
@@ -44,8 +46,6 @@ from walsender_bridge.errors import FencedError, LakeError, NotSupportedError
 
 #: The table property that has PostgreSQL's columns as Arrow types, which are finer than Iceberg's.
 _COLUMNS = "tuskline.columns"
-#: How often a commit is built again because somebody else committed to the table meanwhile.
-_ATTEMPTS = 20
 _PROPERTIES = {
     "format-version": "2",
     "write.parquet.compression-codec": "zstd",
@@ -158,8 +158,7 @@ class IcebergFormat:
                 builder.setRef(name, self._iceberg.SnapshotRef.branchBuilder(snapshot).build())
             return builder.build()
 
-        before = self._commit(path, change)
-        remove_unlinked(before)
+        self._commit(path, change, clean=True)
 
     def write(self, path: str, term: int, write: TableWrite) -> Written:
         """Commit the write to this term's branch. The same write again is a no-op.
@@ -363,56 +362,37 @@ class IcebergFormat:
             table.refresh()
         return table
 
-    def _commit(self, path: str, change: Callable[[Any], Any]) -> Path:
-        """Commit what `change` makes of the table, and again for as long as others come in between.
+    def _commit(self, path: str, change: Callable[[Any], Any], *, clean: bool = False) -> None:
+        """Commit what `change` makes of the table (`takeover.commit`)."""
 
-        `change` gets the table as it is now and returns its new metadata, or None to leave it. Returns
-        the metadata file that was the newest before.
-        """
-        for _ in range(_ATTEMPTS):
-            table = self._table(path)
-            before = local(table.operations().current().metadataFileLocation())
-            if before.exists():
-                # Cheap when nobody else has committed: it looks whether there is a next metadata file.
-                table.refresh()
-            else:
-                # We slept until what we know was removed.
-                table = self._loaded[path] = self._tables.load(path)
-            before = local(table.operations().current().metadataFileLocation())
-            metadata = change(table)
-            if metadata is None:
-                return before
-            self._sync(table, metadata)
-            number = int(before.name.removeprefix("v").partition(".")[0])
-            if self._link(path, number + 1, metadata):
-                return before
-        raise LakeError(
-            f"others commit to this table all the time: gave up after {_ATTEMPTS} attempts",
-            where=path,
-            repair="let only Tuskline write to the lake's tables",
-        )
+        def do(effect: takeover.Effect) -> Any:
+            match effect:
+                case takeover.ListPrepared():
+                    return prepared(newest(self._current(path)))
+                case takeover.ReadTable():
+                    return self._current(path)
+                case takeover.LinkTable(table, metadata):
+                    sync_snapshots(table, metadata)
+                    number = version_of(newest(table)) + 1
+                    return self._link(path, number, metadata)
+                case takeover.ReadNamed(files):
+                    return needed(self._spark, self._current(path), files)
+                case takeover.RemovePrepared(file):
+                    return Path(file).unlink(missing_ok=True)
+            raise AssertionError(f"{effect} is of the lake")
 
-    def _sync(self, table: Any, metadata: Any) -> None:
-        """Make durable what the new snapshots of `metadata` are made of, before anything names them."""
-        known, snapshots = table.operations().current(), metadata.snapshots()
-        made = False
-        # The new ones are the last: a table may have thousands, and each look is a call of the JVM.
-        for place in range(snapshots.size() - 1, -1, -1):
-            snapshot = snapshots.get(place)
-            if known.snapshot(snapshot.snapshotId()) is not None:
-                break
-            manifests = [
-                str(manifest.path())
-                for manifest in snapshot.allManifests(table.io())
-                if manifest.snapshotId() == snapshot.snapshotId()
-            ]
-            for file in map(local, [str(snapshot.manifestListLocation()), *manifests]):
-                sync(file)
-            made = True
-        if made:
-            # The executors have synced the data files, but not the names that they have in their folder. The
-            # names here are made durable with the one that makes them count (`create_exclusively`).
-            sync_folder(local(str(table.location())) / "data")
+        takeover.carry_out(takeover.commit(change, path, clean=clean), do)
+
+    def _current(self, path: str) -> Any:
+        """The table as it is now."""
+        table = self._table(path)
+        if newest(table).exists():
+            # Cheap when nobody else has committed: it looks whether there is a next metadata file.
+            table.refresh()
+        else:
+            # We slept until what we know was removed.
+            table = self._loaded[path] = self._tables.load(path)
+        return table
 
     def _link(self, path: str, number: int, metadata: Any) -> bool:
         """Make `metadata` the table's version `number`, exclusively; False if that is not the next one."""

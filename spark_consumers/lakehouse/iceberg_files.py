@@ -22,12 +22,26 @@ def link(path: str, number: int, content: str) -> bool:
         # on far beyond it. Nobody has read ours, for it follows nothing.
         file.unlink()
         return False
-    # The hint only saves readers a listing: they look for greater numbers behind it.
-    hint = folder / f".hint-{number}-{os.getpid()}"
-    hint.write_text(str(number))
-    hint.replace(folder / "version-hint.text")
+    _hint(folder, number)
+    if not file.exists():
+        # We slept until our version was removed, and readers would look for it.
+        _hint(folder, max((version_of(f) for f in folder.glob("v*.metadata.json")), default=number))
     _remove_old(folder, number - _KEPT_METADATA)
     return True
+
+
+def _hint(folder: Path, number: int) -> None:
+    """Tell readers where to begin; it only saves them a listing, for they look for greater numbers behind it."""
+    hint = folder / f".hint-{number}-{os.getpid()}"
+    hint.write_text(str(number))
+    # A takeover may have removed it, and has written its own.
+    with contextlib.suppress(FileNotFoundError):
+        hint.replace(folder / "version-hint.text")
+
+
+def version_of(metadata: Path) -> int:
+    """The version of a metadata file."""
+    return int(metadata.name.removeprefix("v").partition(".")[0])
 
 
 def local(location: str) -> Path:
@@ -45,12 +59,19 @@ def _remove_old(folder: Path, number: int) -> None:
         file.unlink(missing_ok=True)
 
 
-def remove_unlinked(metadata: Path) -> None:
-    """Remove what was prepared for a commit that never came: it is newer than the metadata before ours."""
-    with contextlib.suppress(FileNotFoundError):
+def prepared(metadata: Path) -> frozenset[str]:
+    """Files that look as if they were prepared for a commit after `metadata`: newer, by the file system's clock.
+
+    What a clock that was set back hides stays as garbage. None of them is removed by its time alone.
+    """
+    try:
         moment = metadata.stat().st_mtime_ns
-        for pattern in ("*.avro", ".v*.tmp", ".hint-*"):
-            for file in metadata.parent.glob(pattern):
-                with contextlib.suppress(FileNotFoundError):
-                    if file.stat().st_mtime_ns > moment:
-                        file.unlink()
+    except FileNotFoundError:
+        return frozenset()
+    found = set()
+    for pattern in ("*.avro", ".v*.tmp", ".hint-*"):
+        for file in metadata.parent.glob(pattern):
+            with contextlib.suppress(FileNotFoundError):
+                if file.stat().st_mtime_ns > moment:
+                    found.add(str(file))
+    return frozenset(found)

@@ -341,11 +341,6 @@ class Chain:
                 repair="nothing: the newer writer goes on",
             )
 
-    def sweep(self) -> None:
-        """Remove what writers that died in the middle of a publication left behind."""
-        for leftover in self._epochs.glob(".*.tmp"):
-            leftover.unlink(missing_ok=True)
-
     def retire(self, before: float) -> int:
         """Remove the links that were already succeeded at `before` (seconds); how many.
 

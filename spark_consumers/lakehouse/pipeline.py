@@ -17,7 +17,7 @@ from typing import Any
 import structlog
 from pyspark.sql import SparkSession
 
-from spark_consumers.lakehouse import unfit_rows
+from spark_consumers.lakehouse import takeover
 from spark_consumers.lakehouse.bootstrap import Copier, Source
 from spark_consumers.lakehouse.copies import Copies
 from spark_consumers.lakehouse.departures import departed
@@ -25,9 +25,11 @@ from spark_consumers.lakehouse.epoch import EpochWriter, ShapeChangedError
 from spark_consumers.lakehouse.files import orphans
 from spark_consumers.lakehouse.folder import why
 from spark_consumers.lakehouse.iceberg import IcebergFormat
+from spark_consumers.lakehouse.lake_site import LakeSite
 from spark_consumers.lakehouse.leases import Leases
 from spark_consumers.lakehouse.looks import Looks
 from spark_consumers.lakehouse.manifest import LIVE, Manifest, StreamPosition, open_chain
+from spark_consumers.lakehouse.presence import Presence
 from spark_consumers.lakehouse.table_work import Policy, TableWork
 from walsender_bridge.change_log.client import LogClient, LogStatus
 from walsender_bridge.errors import (
@@ -43,6 +45,8 @@ __all__ = ["Lakehouse", "Source"]
 
 #: How often the log is asked whether there is something to do, in seconds.
 _TICK = 0.1
+#: How often a driver looks whether the one that is at work still is, in seconds.
+_STANDBY = 0.5
 #: Pauses after failures, in seconds.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 10.0
 #: How often what is past its retention is removed, in seconds, at most.
@@ -60,6 +64,7 @@ class _Writer:
     head: Manifest
     epochs: EpochWriter
     tables: TableWork
+    site: LakeSite
     last_use: dict[str, dict[int, int]] = field(default_factory=dict)
     cleaned_at: float = 0.0
 
@@ -109,6 +114,9 @@ class Lakehouse:
         self._client: LogClient | None = None
         self._leases = Leases()
         self._looks = Looks(sources)
+        self._presence = Presence(self._chain.root / "_tuskline")
+        self._standby = takeover.Standby()
+        self._waits_for: str | None = None
         self._writer: _Writer | None = None
         #: When the last round began: the interval is from start to start, however long a round takes.
         self._began_at = float("-inf")
@@ -120,7 +128,7 @@ class Lakehouse:
         self._failing = failing or (lambda _: None)
 
     def run(self, stop: threading.Event) -> None:
-        """Take over and publish epochs until `stop` is set.
+        """Take over and publish epochs until `stop` is set; while another driver is at work, wait for its end.
 
         Outlives what restarts: log, PostgreSQL, a full disk. Raises `FencedError` when a newer writer has
         come, `LakeError` for a lake of another log, and whatever is raised when the JVM is gone.
@@ -130,13 +138,21 @@ class Lakehouse:
         try:
             while not stop.is_set():
                 try:
+                    if self._writer is None and self._stands_by():
+                        stop.wait(_STANDBY)
+                        continue
                     self.run_once()
                     if pause != _FIRST_PAUSE:
                         pause = _FIRST_PAUSE
                         self._failing(None)
                     stop.wait(_TICK)
-                except (FencedError, LakeError):
+                except LakeError:
                     raise
+                except FencedError as error:
+                    if self._writer is not None:
+                        raise
+                    # Overtaken before we had begun: the later driver is at work, and we wait.
+                    log.info("takeover given up", reason=error.what)
                 except Exception as error:
                     self._failed(error, pause)
                     stop.wait(pause)
@@ -147,7 +163,7 @@ class Lakehouse:
     def run_once(self, *, force: bool = False) -> Manifest | None:
         """One look: publish the next epoch if it is time (or with `force`, if there is anything new).
 
-        Returns what was published. What `run` would try again is raised here.
+        The first one takes over, whoever is at work. Returns what was published. What `run` would try again is raised here.
         """
         if not self._jvm_is_alive():
             # Nothing else would tell while there is nothing to write.
@@ -179,6 +195,7 @@ class Lakehouse:
         if self._writer is not None:
             self._writer.tables.close()
         self._looks.close()
+        self._presence.close()
         self._forget_client()
 
     def _look_after_tables(self, writer: _Writer, status: LogStatus) -> None:
@@ -235,41 +252,64 @@ class Lakehouse:
 
     # -- taking over ------------------------------------------------------------------------------------
 
+    def _stands_by(self) -> bool:
+        """Whether another driver is at work, or about to be."""
+        head = self._chain.head()
+        term = head.term if head is not None else 0
+        found = self._standby.waits_for(term, self._presence.others(), time.monotonic())
+        if found != self._waits_for and found is not None:
+            log.info("standing by: another driver is at work", driver=found, term=term)
+        self._waits_for = found
+        return found is not None
+
     def _take_over(self) -> _Writer:
         """Fence every earlier writer, in the chain first and then in each table."""
-        while True:
-            try:
-                return self._try_to_take_over()
-            except FencedError as error:
-                # The earlier writer has published once more in between. Its next link is ours, or the
-                # one after that: it publishes far more slowly than this is tried.
-                log.info("takeover tried again", reason=error.what)
-
-    def _try_to_take_over(self) -> _Writer:
         status = self._status()
         self._lake = self._chain.initialise(status.log_id, IcebergFormat.name)
         self._format = IcebergFormat(self._spark, self._lake)
-        before = self._chain.head()
-        if before is None:
-            head = Manifest(
-                lake=self._lake,
-                link=1,
-                epoch=status.version,
-                previous_epoch=0,
-                term=1,
-                published_at=time.time(),
-                streams={
-                    s: StreamPosition(c.timeline, c.last_end_lsn, c.last_commit_time, c.end_offset)
-                    for s, c in status.streams.items()
-                },
-            )
-        else:
-            head = before.next(term=before.term + 1, set_aside=before.set_aside)
-        self._chain.publish(head, before)
-        self._lease(head)
-        for table in head.versions:
-            path = str(self._chain.root / table.path)
-            self._format.take_over(path, table.snapshot_id, head.term, head.epoch)
+        site = LakeSite(self._chain, self._format)
+
+        def propose(before: Manifest | None) -> Manifest:
+            head = self._first(status) if before is None else before.next(term=before.term + 1)
+            self._presence.claim(head.term)
+            return head
+
+        def do(effect: takeover.Effect) -> Any:
+            answer = site.do(effect)
+            if isinstance(effect, takeover.Publish) and answer is None:
+                self._lease(effect.link)
+            return answer
+
+        try:
+            head = takeover.carry_out(takeover.take_over(propose), do)
+            writer = self._new_writer(head, site)
+            self._sweep(writer)
+        except Exception:
+            self._presence.claim(0)
+            raise
+        if gone := departed(head, self._sources):
+            log.warning("no source for these tables: they stay as they are", tables=gone)
+        log.info("took over", term=head.term, epoch=head.epoch, link=head.link)
+        self._writer = writer
+        return writer
+
+    def _first(self, status: LogStatus) -> Manifest:
+        """The first link of a new lake."""
+        return Manifest(
+            lake=self._lake,
+            link=1,
+            epoch=status.version,
+            previous_epoch=0,
+            term=1,
+            published_at=time.time(),
+            streams={
+                s: StreamPosition(c.timeline, c.last_end_lsn, c.last_commit_time, c.end_offset)
+                for s, c in status.streams.items()
+            },
+        )
+
+    def _new_writer(self, head: Manifest, site: LakeSite) -> _Writer:
+        assert self._format is not None
         epochs = EpochWriter(
             self._spark,
             self._chain,
@@ -290,36 +330,16 @@ class Lakehouse:
             self._policy,
             self._progress,
         )
-        writer = _Writer(head, epochs, tables)
+        writer = _Writer(head, epochs, tables, site)
         for manifest in self._chain.links():
             self._remember(writer, manifest)
-        self._sweep(head)
-        if gone := departed(head, self._sources):
-            log.warning("no source for these tables: they stay as they are", tables=gone)
-        log.info("took over", term=head.term, epoch=head.epoch, link=head.link)
-        self._writer = writer
         return writer
 
-    def _sweep(self, head: Manifest) -> None:
+    def _sweep(self, writer: _Writer) -> None:
         """Remove what earlier writers left unfinished. Raises `FencedError` if a later one has come by now."""
-        newest = self._chain.head()
-        if newest is None or newest.link != head.link:
-            raise FencedError(
-                "another writer has taken over",
-                where=str(self._chain.root),
-                repair="nothing: the newer writer goes on",
-            )
-        self._chain.sweep()
-        shutil.rmtree(self._chain.staging, ignore_errors=True)
+        takeover.carry_out(takeover.sweep(writer.head), writer.site.do)
         recent = {m.link: m for m in self._chain.newest(_RECENT_LINKS)}
-        self._remove_orphans(head, recent)
-        unfit_rows.sweep(self._chain.root, self._chain.links())
-        # A table's folder that no manifest names is a copy that was not finished.
-        named = {t.path for m in self._chain.links() for t in m.versions}
-        for metadata in self._chain.root.glob("tables/*/*/*/metadata"):
-            folder = metadata.parent
-            if str(folder.relative_to(self._chain.root)) not in named:
-                shutil.rmtree(folder, ignore_errors=True)
+        self._remove_orphans(writer.head, recent)
 
     def _remove_orphans(self, head: Manifest, links: dict[int, Manifest]) -> None:
         """Remove data files of rounds that were not published, for these links."""
@@ -418,6 +438,6 @@ class Lakehouse:
                 # Copied anew since, and no epoch that is kept is of the old copy.
                 shutil.rmtree(path, ignore_errors=True)
                 del writer.last_use[name]
-        files += unfit_rows.sweep(self._chain.root, self._chain.links())
+        files += writer.site.sweep_unfit(writer.head)
         if removed or files:
             log.info("expired", links=removed, files=files, oldest_epoch=oldest.epoch)

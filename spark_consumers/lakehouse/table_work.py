@@ -280,7 +280,7 @@ class TableWork:
             if table is None:
                 outcome[name] = "refused: it is not in the lake"
                 continue
-            made, missing = unfit_rows.skip(self._chain.root, name, table, request.rows)
+            made, missing = unfit_rows.skip(self._chain.root, name, table, request.rows, head.term)
             head = replace(head, tables={**head.tables, name: made})
             outcome[name] = f"{made.skipped_rows} of {made.unfit_rows} rows are given up"
             if missing:

@@ -1,4 +1,4 @@
-"""Rows that are set aside, as people see them: listed, given up by name, removed when no epoch has them.
+"""Rows that are set aside, as people see them: listed, and given up by name.
 
 What a row is and how it comes to be set aside is told in `quarantine`. Files are never changed: giving a row
 up writes all rows of its table anew, into a file that the next link names.
@@ -6,7 +6,7 @@ up writes all rows of its table anew, into a file that the next link names.
 
 import datetime as dt
 import uuid
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from spark_consumers.lakehouse.files import write_table
-from spark_consumers.lakehouse.manifest import Manifest, TableVersion
+from spark_consumers.lakehouse.manifest import TableVersion
 from spark_consumers.lakehouse.quarantine import ABOUT_IT, UNFIT, VALUE
 from spark_consumers.types import ColumnType, from_text
 from spark_consumers.unfit import UnfitValueError
@@ -65,9 +65,12 @@ def rows_of(lake: str | Path, name: str, table: TableVersion) -> Iterator[UnfitR
 
 
 def skip(
-    lake: str | Path, name: str, table: TableVersion, ids: Collection[str]
+    lake: str | Path, name: str, table: TableVersion, ids: Collection[str], term: int
 ) -> tuple[TableVersion, set[str]]:
-    """The table with these rows given up (all of them without any id), and the ids that are not there."""
+    """The table with these rows given up (all of them without any id), and the ids that are not there.
+
+    `term` is the writer's.
+    """
     folder = Path(lake) / table.path
     parts = []
     missing = set(ids)
@@ -82,29 +85,10 @@ def skip(
         parts.append(part.set_column(at, part.schema.field(at), pa.array(flags, pa.bool_())))
     if missing or not parts:
         return table, missing
-    made = f"unfit/skip-{uuid.uuid4().hex}.parquet"
+    made = f"unfit/skip-t{term}-{uuid.uuid4().hex}.parquet"
     whole = pa.concat_tables(parts, promote_options="default")
     write_table(str(folder / made), whole)
     return replace(table, unfit_files=(made,), skipped_rows=skipped), missing
-
-
-def sweep(lake: Path, links: Iterable[Manifest]) -> int:
-    """Remove files of unfit rows that none of `links` (all that are kept) names; how many."""
-    found = list(lake.glob("tables/*/*/*/unfit/*.parquet"))
-    if not found:
-        return 0
-    named: dict[str, set[str]] = {}
-    for manifest in links:
-        for table in manifest.versions:
-            named.setdefault(table.path, set()).update(table.unfit_files)
-    removed = 0
-    for file in found:
-        path = str(file.parent.parent.relative_to(lake))
-        # A table that no link names is being copied.
-        if path in named and f"unfit/{file.name}" not in named[path]:
-            file.unlink(missing_ok=True)
-            removed += 1
-    return removed
 
 
 def _rows(name: str, table: TableVersion, rows: pa.Table) -> Iterator[UnfitRow]:

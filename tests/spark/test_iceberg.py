@@ -2,13 +2,14 @@
 
 import os
 import threading
+import time
 import uuid
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
-from spark_consumers.lakehouse import iceberg, iceberg_files
+from spark_consumers.lakehouse import iceberg, iceberg_files, takeover
 from spark_consumers.lakehouse.files import write_data
 from spark_consumers.lakehouse.iceberg import IcebergFormat, read_snapshot
 from spark_consumers.lakehouse.table_format import ROW_ID, TableWrite
@@ -173,6 +174,93 @@ def test_36_tags_and_branches_of_the_users_own_are_left_alone(table):
     table.format.expire(table.path, 2, {fourth})
     assert "epoch_2" not in refs()
     assert table.ids(fourth) == [1, 2, 4]
+
+
+@pytest.mark.parametrize("place", ["takeover.ReadNamed", "takeover.RemovePrepared"])
+def test_31_a_takeover_paused_before_it_cleans_up_destroys_nothing_newer(table, monkeypatch, place):
+    """What was prepared and never committed goes, by whatever driver; what a newer one commits stays."""
+    first = table.write(1, None, add=[1])
+    # What dead writers have left, with an mtime as late as if it were the newest.
+    garbage = Path(table.path, "metadata", "7e0-m0.avro")
+    garbage.write_bytes(b"prepared, and never committed")
+    os.utime(garbage, (time.time() + 60, time.time() + 60))
+    newer = Newer(table)
+    monkeypatch.setattr(takeover, "carry_out", paused(place.partition(".")[2], newer.publish))
+    table.format.take_over(table.path, first, 2, 1)
+    assert newer.snapshots, "the older driver was not paused"
+    assert [table.ids(s) for s in newer.snapshots] == [[1, 7], [1, 7, 8]]
+    assert not garbage.exists()
+
+
+class Newer:
+    """A driver that takes the table over under term 3 and publishes two epochs."""
+
+    def __init__(self, table):
+        self.table = table
+        self.format = IcebergFormat(table.spark, "lake-uuid")
+        self.snapshots = []
+
+    def publish(self):
+        (first,) = (s.snapshotId() for s in self.format._table(self.table.path).snapshots())
+        self.format.take_over(self.table.path, first, 3, 1)
+        base = first
+        for version in (7, 8):
+            rows = self.table.file([version])
+            # As a clock that was set back would have it.
+            write = TableWrite(version, base, ("id",), f"stage-{version}", rows)
+            base = self.format.write(self.table.path, 3, write).snapshot
+            self.format.show(self.table.path, 3, base)
+            self.snapshots.append(base)
+
+
+def paused(place, meanwhile):
+    """`takeover.carry_out` that lets something happen before the first effect of that name."""
+    whole = takeover.carry_out
+    been: list[takeover.Effect] = []
+
+    def carry_out(steps, do):
+        def wait(effect):
+            if type(effect).__name__ == place and not been:
+                been.append(effect)
+                meanwhile()
+            return do(effect)
+
+        return whole(steps, wait)
+
+    return carry_out
+
+
+def test_31_what_a_snapshot_needs_is_never_garbage_whatever_the_clock_says(table):
+    """Set back between a commit's files and its metadata, the clock makes these look newer than it."""
+    snapshots = [table.write(1, None, add=[1])]
+    snapshots.append(table.write(2, snapshots[-1], add=[2]))
+    for file in Path(table.path, "metadata").glob("*.avro"):
+        os.utime(file, (time.time() + 60, time.time() + 60))
+    table.format.take_over(table.path, snapshots[-1], 2, 2)
+    assert [table.ids(s) for s in snapshots] == [[1], [1, 2]]
+
+
+def test_31_a_hint_that_was_written_late_leads_readers_to_the_table(table, monkeypatch):
+    monkeypatch.setattr(iceberg_files, "_KEPT_METADATA", 2)
+    first = table.write(1, None, add=[1])
+    folder = Path(table.path, "metadata")
+    write = Path.write_text
+    slept: list[str] = []
+
+    def sleep_first(self, text):
+        if not slept and self.name.startswith(".hint-"):
+            slept.append(text)
+            for version in range(2, 9):
+                other = IcebergFormat(table.spark, "lake-uuid")
+                other.take_over(table.path, first, version, 1)
+        return write(self, text)
+
+    monkeypatch.setattr(Path, "write_text", sleep_first)
+    table.write(2, first, add=[2])
+    assert slept
+    hint = int((folder / "version-hint.text").read_text())
+    assert (folder / f"v{hint}.metadata.json").exists()
+    assert table.main() == [1]
 
 
 def test_13_a_writer_that_slept_before_its_last_step_is_refused(table, monkeypatch):

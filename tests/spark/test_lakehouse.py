@@ -1,17 +1,23 @@
 """The pipeline from PostgreSQL to epochs: real server, real capture, real log, real tables."""
 
+import contextlib
 import os
 import signal
+import subprocess
+import sys
+import threading
 import time
 
 import pytest
 
-from spark_consumers import Source, read
+from spark_consumers import Lakehouse, Source, read
 from spark_consumers.lakehouse import epoch as epoch_module
-from spark_consumers.lakehouse import plan, stage
+from spark_consumers.lakehouse import plan, stage, takeover
 from spark_consumers.lakehouse.iceberg import IcebergFormat
+from spark_consumers.lakehouse.lake_site import LakeSite
 from spark_consumers.lakehouse.leases import Leases
 from spark_consumers.lakehouse.manifest import LEFT, LIVE, Manifest, open_chain
+from spark_consumers.lakehouse.presence import Presence
 from tests.support.capture_stack import PUBLICATION, STREAM
 from tests.support.lake_check import assert_equal, assert_no_orphans
 from tests.support.waiting import wait_for
@@ -446,22 +452,133 @@ def test_what_a_copy_needs_of_the_log_is_held_until_its_table_is_shown(
     assert_equal(database.dsn, pipeline.flush())
 
 
-def test_13_a_takeover_that_was_overtaken_removes_nothing_of_the_later_one(pipeline, database):
-    earlier = pipeline.house
-    head = earlier._writer.head
-    newer = pipeline.lakehouse()
-    newer.run_once()
+def test_31_a_driver_paused_before_a_removal_destroys_nothing_newer(
+    pipeline, database, monkeypatch
+):
+    """Another one takes over meanwhile, copies a table, publishes epochs and is in the middle of the next."""
+    monkeypatch.setattr("spark_consumers.lakehouse.looks.LOOK_SECONDS", 0.0)
     chain = open_chain(pipeline.lake)
-    staged = chain.staging / f"{head.link + 2:020d}-t2-a1" / "part"
-    staged.parent.mkdir(parents=True)
-    staged.write_bytes(b"of the newer writer")
-    folder = pipeline.lake / "tables" / STREAM / "public" / "being copied" / "metadata"
-    folder.mkdir(parents=True)
-    with pytest.raises(FencedError, match="another writer has taken over"):
-        earlier._sweep(head)
+    left = pipeline.lake / "tables" / STREAM / "public" / "docs%t1-0a" / "data"
+    left.mkdir(parents=True)
+    users = pipeline.lake / "tables" / STREAM / "public" / "my own" / "metadata"
+    users.mkdir(parents=True)
+    older, newer = pipeline.lakehouse(), pipeline.lakehouse()
+    table = f"{STREAM}.public.late"
+    remove = LakeSite.remove
+    staged = chain.staging / f"{9:020d}-t3-a1" / "part"
+    been: list[object] = []
+
+    def paused(self, garbage):
+        if not been:
+            been.append(garbage)
+            newer.run_once()
+            assert newer._writer.head.term == 3
+            database.execute(
+                "CREATE TABLE late (id int PRIMARY KEY)",
+                "INSERT INTO late VALUES (1)",
+                f"ALTER PUBLICATION {PUBLICATION} ADD TABLE late",
+                "UPDATE docs SET title = 'newer'",
+            )
+            pipeline.wait_for_tables("late", house=newer)
+            staged.parent.mkdir(parents=True)
+            staged.write_bytes(b"of its next epoch")
+        remove(self, garbage)
+
+    monkeypatch.setattr(LakeSite, "remove", paused)
+    with pytest.raises(FencedError):
+        pipeline.flush(older)
+    assert been
     assert staged.exists()
-    assert folder.exists()
-    # The newer one's own sweep is what removes such things.
-    newer._sweep(newer._writer.head)
-    assert not staged.exists()
-    assert not folder.exists()
+    assert users.exists()
+    assert not left.exists()
+    database.execute("INSERT INTO late VALUES (2)")
+    assert_equal(database.dsn, pipeline.flush(newer))
+    assert {m.term for m in chain.links() if table in m.tables} == {3}
+
+
+def test_35_a_takeover_that_was_overtaken_gives_way(pipeline, database, monkeypatch):
+    older, newer = pipeline.lakehouse(), pipeline.lakehouse()
+    do = LakeSite.do
+    been: list[takeover.TakeTable] = []
+
+    def paused(self, effect):
+        if isinstance(effect, takeover.TakeTable) and not been:
+            been.append(effect)
+            newer.run_once()
+        return do(self, effect)
+
+    monkeypatch.setattr(LakeSite, "do", paused)
+    with pytest.raises(FencedError, match="may not write this table"):
+        older.run_once()
+    assert (been[0].term, pipeline.head().term) == (2, 3)
+    # Under supervision it waits from then on, for as long as the newer one is at work.
+    assert older._stands_by()
+    assert older._waits_for == newer._presence.name
+    assert_equal(database.dsn, pipeline.flush(newer))
+
+
+def test_35_two_drivers_under_supervision_settle_on_one(pipeline, database, monkeypatch):
+    monkeypatch.setattr("spark_consumers.lakehouse.pipeline._STANDBY", 0.05)
+    looks: dict[str, int] = {}
+    look = Lakehouse._stands_by
+
+    def counted(self):
+        looks[self._presence.name] = looks.get(self._presence.name, 0) + 1
+        return look(self)
+
+    monkeypatch.setattr(Lakehouse, "_stands_by", counted)
+    pipeline.house.close()
+
+    def supervised(stop):
+        while not stop.is_set():
+            house = pipeline.lakehouse()
+            with contextlib.suppress(FencedError):
+                house.run(stop)
+
+    stops = [threading.Event(), threading.Event()]
+    threads = [threading.Thread(target=supervised, args=(stop,)) for stop in stops]
+    try:
+        threads[0].start()
+        wait_for(lambda: pipeline.head().term == 2, 60, "the first driver")
+        threads[1].start()
+        wait_for(lambda: len(looks) == 2 and max(looks.values()) > 50, 60, "the second one looks")
+        assert pipeline.head().term == 2
+        # An orderly end: nobody waits for a lease to pass.
+        stops[0].set()
+        threads[0].join()
+        wait_for(lambda: pipeline.head().term == 3, 10, "the second driver")
+    finally:
+        for stop in stops:
+            stop.set()
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join()
+    assert list((pipeline.lake / "_tuskline" / "drivers").iterdir()) == []
+
+
+def test_35_a_driver_that_died_is_not_waited_for(tmp_path):
+    code = (
+        "import sys, time; from pathlib import Path;"
+        "from spark_consumers.lakehouse.presence import Presence;"
+        "Presence(Path(sys.argv[1])).claim(7); print('there', flush=True); time.sleep(600)"
+    )
+    other = Presence(tmp_path)
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE
+    ) as driver:
+        try:
+            assert driver.stdout is not None
+            driver.stdout.readline()
+            (sign,) = other.others().values()
+            assert (sign.term, sign.is_dead) == (7, False)
+
+            def beats():
+                (now,) = other.others().values()
+                return now.beat != sign.beat
+
+            wait_for(beats, 30, "a beat")
+        finally:
+            driver.kill()
+    (sign,) = other.others().values()
+    assert (sign.term, sign.is_dead) == (7, True)
+    assert other.others() == {}

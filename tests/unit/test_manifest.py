@@ -174,8 +174,7 @@ def test_half_written_links_are_not_links(chain):
     leftover = epochs / ".00000000000000000002.json.abc.tmp"
     leftover.write_text("{")
     assert chain.numbers() == [1]
-    chain.sweep()
-    assert not leftover.exists()
+    assert chain.head().link == 1
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"streams": {}, "tables": {"a": 1}}'])

@@ -233,8 +233,11 @@ def test_a_row_that_is_given_up_is_followed_on(tmp_path: Path) -> None:
     lake.apply(batches_of(KEYED, [[insert(KEYED, row) for row in rows]]))
     by_key = {row.values["k"]: row for row in rows_of(tmp_path, "shop.public.t", lake.version)}
     first, second = by_key["2024-01-01"], by_key["infinity"]
-    assert skip(tmp_path, "shop.public.t", lake.version, {first.id, "x"}) == (lake.version, {"x"})
-    lake.version, missing = skip(tmp_path, "shop.public.t", lake.version, {first.id})
+    assert skip(tmp_path, "shop.public.t", lake.version, {first.id, "x"}, 1) == (
+        lake.version,
+        {"x"},
+    )
+    lake.version, missing = skip(tmp_path, "shop.public.t", lake.version, {first.id}, 1)
     assert not missing
     assert (lake.version.unfit_rows, lake.version.skipped_rows) == (2, 1)
     found = {row.id: row.skipped for row in rows_of(tmp_path, "shop.public.t", lake.version)}

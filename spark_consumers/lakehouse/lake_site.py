@@ -1,0 +1,97 @@
+"""The lake's folder as the steps of `takeover` act on it: each effect carried out, nothing decided."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from spark_consumers.lakehouse import takeover
+from spark_consumers.lakehouse.manifest import Chain, Manifest
+from spark_consumers.lakehouse.table_format import TableFormat
+from spark_consumers.lakehouse.takeover import Kind, Left
+from walsender_bridge.errors import FencedError
+
+log = structlog.get_logger()
+
+
+class LakeSite:
+    """One lake on a local disk."""
+
+    def __init__(self, chain: Chain, tables: TableFormat) -> None:
+        self._chain = chain
+        self._format = tables
+
+    def do(self, effect: takeover.Effect) -> Any:
+        """Carry out an effect of the lake; its answer."""
+        match effect:
+            case takeover.ReadHead():
+                return self._chain.head()
+            case takeover.ReadLinks():
+                return list(self._chain.links())
+            case takeover.Publish(link, after):
+                return self._publish(link, after)
+            case takeover.TakeTable(path, snapshot, term, epoch):
+                return self._format.take_over(self._path(path), snapshot, term, epoch)
+            case takeover.ListLeft():
+                return list(self.left())
+            case takeover.Remove(left):
+                return self.remove(left)
+        raise AssertionError(f"{effect} is of a table")
+
+    def _path(self, path: str) -> str:
+        return str(self._chain.root / path)
+
+    def _publish(self, link: Manifest, after: Manifest | None) -> int | None:
+        try:
+            self._chain.publish(link, after)
+        except FencedError:
+            newest = self._chain.head()
+            if newest is None:
+                raise
+            log.info("takeover lost its link", term=link.term, link=link.link, newest=newest.term)
+            return newest.term
+        return None
+
+    def left(self) -> Iterator[Left]:
+        """What writers have made before it counts."""
+        for kind, pattern in (
+            (Kind.LINK_DRAFT, "_tuskline/epochs/.*.tmp"),
+            (Kind.STAGING, "_tuskline/staging/*"),
+            # Also without metadata: a task may write into a folder that was removed.
+            (Kind.TABLE, "tables/*/*/*"),
+        ):
+            for path in self._chain.root.glob(pattern):
+                yield Left(kind, self._relative(path))
+        yield from self._unfit()
+
+    def _unfit(self) -> Iterator[Left]:
+        for path in self._chain.root.glob("tables/*/*/*/unfit/*"):
+            yield Left(Kind.UNFIT, self._relative(path), self._relative(path.parent.parent))
+
+    def _relative(self, path: Path) -> str:
+        return str(path.relative_to(self._chain.root))
+
+    def remove(self, left: Left) -> None:
+        """Remove a file, or a folder with all that is in it."""
+        path = self._chain.root / left.path
+        log.info("garbage removed", kind=left.kind.name.lower(), path=left.path)
+        if left.kind in {Kind.STAGING, Kind.TABLE}:
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+    def sweep_unfit(self, head: Manifest) -> int:
+        """Remove our own and earlier files of unfit rows that no link names; how many. `head` is ours."""
+        found = list(self._unfit())
+        if not found:
+            return 0
+        named = takeover.names_of(self._chain.links())
+        # A round writes such files and publishes them before this writer comes to sweep again.
+        garbage = [
+            left for left in found if takeover.is_garbage(left, head, named, below=head.term + 1)
+        ]
+        for left in garbage:
+            self.remove(left)
+        return len(garbage)

@@ -1,0 +1,348 @@
+"""What a writer of the lake may do while another may have taken over: decisions and their order, without I/O.
+
+The steps of a takeover, of a commit and of cleaning up are generators: they yield what is to be done (`Effect`) and
+get its answer, so that the pipeline and the explorer in the tests run the same ones. A writer can be stopped before
+any effect for any time. What makes that harmless:
+
+- A term belongs to one takeover for ever: its link is created exclusively. A lost link is tried again only if the
+  newest link is of a *lower* term; otherwise a newer writer is there, and this one gives way (`retries`).
+- All that a writer makes has its term in its name, and no name is made twice. A takeover removes what has a
+  *lower* term and is in no link. Writers of lower terms cannot publish any more, so no later link can come to name
+  it; what a newer writer makes has a higher term. Whether the writer was stopped before it acts does not matter.
+- Iceberg names its own files, without a term. Those that a dead writer prepared for a commit that never came
+  are listed *before* the takeover's commit, and removed after it if no snapshot has them: a newer writer commits
+  to the table only after taking it over from us, which our commit would have found.
+
+None of this looks at a clock. Leases (`Standby`) only decide whether a takeover is tried at all.
+"""
+
+import re
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any, Protocol, TypeVar
+
+from walsender_bridge.errors import FencedError, LakeError
+
+#: How often a commit is built again because somebody else committed to the table meanwhile.
+ATTEMPTS = 20
+#: Seconds after which a driver that gives no sign of life may be taken over.
+LEASE = 15.0
+
+_TERM = re.compile(r"%t(\d+)-[0-9a-f]+$|^\.?\d{20}-t(\d+)-a|^\.?(?:copy|skip)-t(\d+)-")
+_LINK_DRAFT = re.compile(r"\.(\d{20})\.json\.")
+
+
+class Link(Protocol):
+    """A link of the chain, as `manifest.Manifest` is."""
+
+    @property
+    def link(self) -> int:
+        """Its number."""
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that it shows."""
+
+    @property
+    def term(self) -> int:
+        """Its writer's term."""
+
+    @property
+    def versions(self) -> Iterable[Any]:
+        """Its tables: `path` below the lake, `snapshot_id`, and `unfit_files` below that path."""
+
+
+# -- effects ----------------------------------------------------------------------------------------
+
+
+class Kind(Enum):
+    """What a writer may have left unfinished."""
+
+    LINK_DRAFT = auto()
+    STAGING = auto()
+    TABLE = auto()
+    UNFIT = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A file or folder that may be garbage: its path below the lake, and the table that a file belongs to."""
+
+    kind: Kind
+    path: str
+    table: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadHead:
+    """The newest link, or None."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadLinks:
+    """All links that are kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """Create `link` after `after`. Answered by None, or by the term of the newest link if the number is taken."""
+
+    link: Any
+    after: Any
+
+
+@dataclass(frozen=True, slots=True)
+class TakeTable:
+    """Have the table written by this term alone, from this snapshot on (`commit`, with `clean`)."""
+
+    path: str
+    snapshot: int
+    term: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class ListLeft:
+    """Everything that a writer makes before it counts, as `Left`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Remove:
+    """Remove it, if it is there."""
+
+    left: Left
+
+
+@dataclass(frozen=True, slots=True)
+class ListPrepared:
+    """The files in the table's metadata folder that may be of a commit that never came: drafts, and Iceberg's."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTable:
+    """The table's newest metadata."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkTable:
+    """Make `made` the metadata after `base`, exclusively. Answered by whether it is."""
+
+    base: Any
+    made: Any
+
+
+@dataclass(frozen=True, slots=True)
+class ReadNamed:
+    """Those of `files` that a snapshot of the table's newest metadata needs."""
+
+    files: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class RemovePrepared:
+    """Remove this file, if it is there."""
+
+    file: str
+
+
+Effect = (
+    ReadHead
+    | ReadLinks
+    | Publish
+    | TakeTable
+    | ListLeft
+    | Remove
+    | ListPrepared
+    | ReadTable
+    | LinkTable
+    | ReadNamed
+    | RemovePrepared
+)
+_T = TypeVar("_T")
+_L = TypeVar("_L", bound=Link)
+Steps = Generator[Effect, Any, _T]
+
+
+def carry_out(steps: Steps[_T], do: Callable[[Effect], Any]) -> _T:
+    """Run the steps to their end, with `do` for each effect."""
+    try:
+        effect = next(steps)
+        while True:
+            effect = steps.send(do(effect))
+    except StopIteration as end:
+        result: _T = end.value
+        return result
+
+
+# -- names ------------------------------------------------------------------------------------------
+
+
+def folder_of(path: str, term: int, token: str) -> str:
+    """The folder of a new copy: no other copy ever has it. `token` is hexadecimal, drawn for this one."""
+    return f"{path}%t{term}-{token}"
+
+
+def term_of(path: str) -> int:
+    """The term in the name of what a writer made; 0 if there is none, as in lakes of earlier versions."""
+    match = _TERM.search(path.rpartition("/")[2])
+    return int(next(filter(None, match.groups()))) if match else 0
+
+
+# -- the chain --------------------------------------------------------------------------------------
+
+
+def retries(term: int, newest: int) -> bool:
+    """Whether a takeover under `term` that lost its link is tried again, the newest link being of `newest`.
+
+    A lower term's writer published once more before it was fenced. Any other has been taken over by a
+    writer that came later than we did.
+    """
+    return newest < term
+
+
+def take_over(propose: Callable[[_L | None], _L]) -> Generator[Effect, Any, _L]:
+    """Fence every earlier writer, in the chain first and then in each table; our link.
+
+    `propose` makes the takeover's link after the head. Raises `FencedError` if a later writer came.
+    """
+    while True:
+        before = yield ReadHead()
+        head = propose(before)
+        newest = yield Publish(head, before)
+        if newest is None:
+            break
+        if not retries(head.term, newest):
+            raise overtaken(newest)
+    for table in head.versions:
+        yield TakeTable(table.path, table.snapshot_id, head.term, head.epoch)
+    return head
+
+
+def sweep(head: Link) -> Steps[None]:
+    """Remove what writers of lower terms left unfinished; `head` is our takeover's link.
+
+    Raises `FencedError` if a later writer has come by now, which only spares the work.
+    """
+    newest = yield ReadHead()
+    if newest is None or newest.link != head.link:
+        raise overtaken(newest.term if newest is not None else 0)
+    links = yield ReadLinks()
+    named = names_of(links)
+    for left in (yield ListLeft()):
+        if is_garbage(left, head, named, below=head.term):
+            yield Remove(left)
+
+
+def names_of(links: Iterable[Link]) -> dict[str, set[str]]:
+    """The table folders in these links, and for each its files of unfit rows."""
+    named: dict[str, set[str]] = {}
+    for link in links:
+        for table in link.versions:
+            named.setdefault(table.path, set()).update(table.unfit_files)
+    return named
+
+
+def is_garbage(left: Left, head: Link, named: Mapping[str, Collection[str]], *, below: int) -> bool:
+    """Whether nobody needs it, now or ever: of a term below `below`, and in no link.
+
+    `head` is a link of ours, `named` the names in the links that are kept (`names_of`).
+    """
+    match left.kind:
+        case Kind.LINK_DRAFT:
+            number = _LINK_DRAFT.search(left.path)
+            return number is not None and int(number[1]) <= head.link
+        case Kind.STAGING:
+            return term_of(left.path) < below
+        case Kind.TABLE:
+            # A folder without a term in its name is none of ours: a user's own table, or of an older version.
+            return left.path not in named and 0 < term_of(left.path) < below
+        case Kind.UNFIT:
+            # A table that no link names is being copied, or goes as a whole.
+            name = left.path.removeprefix(f"{left.table}/")
+            files = named.get(left.table)
+            return files is not None and name not in files and term_of(name) < below
+
+
+def overtaken(term: int) -> FencedError:
+    """The error of a writer that finds a newer one."""
+    return FencedError(
+        f"another writer has taken over, under term {term}",
+        where="lake",
+        repair="nothing: the newer writer goes on",
+    )
+
+
+# -- one table --------------------------------------------------------------------------------------
+
+
+def commit(
+    change: Callable[[Any], Any], where: str, *, clean: bool = False
+) -> Generator[Effect, Any, bool]:
+    """Commit what `change` makes of the table, and again for as long as others come in between.
+
+    `change` gets the table's newest metadata and returns the next, or None to leave it; it raises `FencedError`
+    for a writer whose branch is gone. `clean`: remove what was prepared for commits that never came,
+    which only a takeover may do. Returns whether something was committed.
+    """
+    for _ in range(ATTEMPTS):
+        # Before the table is read: what is there now was not made by a writer that comes after us.
+        prepared: frozenset[str] = (yield ListPrepared()) if clean else frozenset()
+        base = yield ReadTable()
+        made = change(base)
+        if made is None:
+            return False
+        if (yield LinkTable(base, made)):
+            break
+    else:
+        raise LakeError(
+            f"others commit to this table all the time: gave up after {ATTEMPTS} attempts",
+            where=where,
+            repair="let only Tuskline write to the lake's tables",
+        )
+    if prepared:
+        needed = yield ReadNamed(prepared)
+        for file in sorted(prepared - needed):
+            yield RemovePrepared(file)
+    return True
+
+
+# -- whether to try ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """A driver's sign of life as it was found.
+
+    `term`: under which it writes, or tries to take over. `beat` changes for as long as it lives. `is_dead`:
+    its process is known to be gone.
+    """
+
+    term: int
+    beat: bytes
+    is_dead: bool = False
+
+
+@dataclass
+class Standby:
+    """Waits for a driver that is at work. Times are the caller's monotonic seconds; no two clocks are compared."""
+
+    lease: float = LEASE
+    _seen: dict[str, tuple[bytes, float]] = field(default_factory=dict)
+
+    def waits_for(self, term: int, signs: Mapping[str, Sign], now: float) -> str | None:
+        """The driver that has the lake or is about to; None: a takeover may be tried.
+
+        `term` is the newest link's, `signs` are those of all other drivers, by name.
+        """
+        found = None
+        for name, sign in signs.items():
+            beat, since = self._seen.get(name, (None, now))
+            if beat != sign.beat:
+                since = now
+            self._seen[name] = sign.beat, since
+            if not sign.is_dead and 0 < sign.term >= term and now - since < self.lease:
+                found = name
+        for name in set(self._seen) - set(signs):
+            del self._seen[name]
+        return found

@@ -1,0 +1,93 @@
+"""Drivers of the lake that overtake one another: production's takeover, sweep and commit over a store in memory.
+
+A driver that was stopped before any of its effects destroys nothing of a newer one, and never takes the lake back
+(31); drivers under supervision settle on one (35). With a mend taken out, the explorer or the simulation says so.
+"""
+
+import pytest
+
+from spark_consumers.lakehouse import takeover
+from spark_consumers.lakehouse.takeover import Sign, Standby
+from tests.support.lake.drivers import Driver
+from tests.support.lake.explorer import begun, explore
+from tests.support.lake.mutants import NAMES, mutant, without_lease
+from tests.support.lake.store import ViolationError
+from tests.support.lake.supervised import Supervised
+
+SEEDS, MORE_SEEDS = 8, 300
+
+
+def test_31_a_driver_stopped_anywhere_destroys_nothing_newer() -> None:
+    count = explore()
+    print(f"{count} interleavings")
+    assert count > 1000
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_31_the_explorer_finds_the_mutant(name: str) -> None:
+    with mutant(name), pytest.raises(ViolationError) as found:
+        explore()
+    print(found.value)
+
+
+def test_31_a_takeover_removes_what_a_dead_driver_left() -> None:
+    run = begun()
+    dead = {left.path for left in run.store.left()}
+    files = set(run.store.files["tables/s/p/t0%t1-1"])
+    run.go("next", Driver(run.store, "next").steps())
+    gone = dead - {left.path for left in run.store.left()}
+    assert {path.partition("/")[2] for path in gone if "epochs" in path or "%t2" in path}
+    assert any("epochs/" in path for path in gone)
+    assert any(takeover.term_of(path) == 2 for path in gone)
+    assert "metadata/prepared-m0.avro" in files - run.store.files["tables/s/p/t0%t1-1"]
+
+
+@pytest.mark.parametrize("drivers", [2, 3])
+@pytest.mark.parametrize("seeds", [SEEDS, pytest.param(MORE_SEEDS, marks=pytest.mark.long)])
+def test_35_drivers_under_supervision_settle_on_one(drivers: int, seeds: int, seed: int) -> None:
+    for number in range(seeds):
+        print(f"seed {seed + number}")
+        Supervised(drivers, seed + number).run()
+
+
+def test_35_without_the_lease_they_take_turns(seed: int) -> None:
+    with without_lease(), pytest.raises(ViolationError, match="not settled"):
+        Supervised(2, seed).run()
+
+
+def test_35_a_driver_waits_for_signs_of_life_and_not_for_a_clock() -> None:
+    standby = Standby(lease=10.0)
+
+    def waits(now: float, **signs: Sign) -> str | None:
+        return standby.waits_for(3, signs, now)
+
+    assert waits(0.0, a=Sign(3, b"1")) == "a"
+    assert waits(9.0, a=Sign(3, b"2")) == "a"
+    assert waits(18.0, a=Sign(3, b"2")) == "a"
+    assert waits(19.0, a=Sign(3, b"2")) is None
+    # It goes on: another driver's look begins anew.
+    assert waits(20.0, a=Sign(3, b"3")) == "a"
+    # One that is dead, one that was overtaken, one that waits itself.
+    assert waits(21.0, b=Sign(3, b"1", is_dead=True), c=Sign(2, b"1"), d=Sign(0, b"1")) is None
+    # One that is about to take over.
+    assert waits(22.0, e=Sign(4, b"1")) == "e"
+
+
+@pytest.mark.parametrize(
+    ("path", "term"),
+    [
+        ("tables/s/public/docs%t12-9f0c2a7b11de", 12),
+        ("tables/s/public/docs", 0),
+        ("tables/s/public/docs%2", 0),
+        # A table of PostgreSQL that is called so: its % is written as %25.
+        ("tables/s/public/docs%25t12-9f", 0),
+        ("_tuskline/staging/00000000000000000007-t3-a1", 3),
+        ("unfit/00000000000000000007-t3-a1-rows.parquet", 3),
+        ("unfit/.00000000000000000007-t3-a1-rows.parquet.0a.tmp", 3),
+        ("unfit/copy-t4-0-9.parquet", 4),
+        ("unfit/skip-t5-0a.parquet", 5),
+        ("unfit/skip-0a.parquet", 0),
+    ],
+)
+def test_a_name_says_the_term_of_its_writer(path: str, term: int) -> None:
+    assert takeover.term_of(path) == term

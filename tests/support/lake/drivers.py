@@ -1,0 +1,172 @@
+"""A driver of the lake as a generator that stops before each effect: takeover, copies, epochs, housekeeping.
+
+The takeover, the sweep and every commit are production's own steps. Around them stands what the pipeline does in this
+order: copy a table into a new folder and publish it; write a table's files, commit them, publish; retire links,
+expire snapshots, remove folders and files of unfit rows that no link names any more.
+"""
+
+from dataclasses import dataclass, replace
+
+from spark_consumers.lakehouse import takeover
+from spark_consumers.lakehouse.takeover import Kind
+from tests.support.lake.store import Link, Metadata, Store, Table
+from walsender_bridge.errors import FencedError
+
+#: How many links are kept by housekeeping.
+KEPT = 2
+
+
+@dataclass
+class Driver:
+    """One driver's life: `steps` yields before each effect.
+
+    `head`: its newest link once it has taken over. `began`: the term of the lake when it first looked.
+    """
+
+    store: Store
+    name: str
+    #: Tables that it copies, and epochs that it writes, one after the other.
+    copies: int = 1
+    epochs: int = 1
+    head: Link | None = None
+    began: int | None = None
+
+    def steps(self):
+        """The driver's life, an effect at a time; raises `FencedError` when it is over before its end."""
+        head = yield from self._run(takeover.take_over(self._propose))
+        self.head = head
+        yield from self._run(takeover.sweep(head))
+        for _ in range(self.copies):
+            yield from self._copy()
+        for _ in range(self.epochs):
+            yield from self._epoch()
+        yield from self._housekeeping()
+
+    def _propose(self, before: Link | None) -> Link:
+        if self.began is None:
+            self.began = before.term if before is not None else 0
+        if before is None:
+            return Link(1, 0, 1)
+        return before.next(term=before.term + 1)
+
+    def _run(self, steps, path: str = ""):
+        """Production's steps: a pause before each effect."""
+        try:
+            effect = next(steps)
+            while True:
+                yield f"{type(effect).__name__} {path}".strip()
+                if isinstance(effect, takeover.TakeTable):
+                    answer = yield from self._take_table(effect)
+                elif path and path not in self.store.tables:
+                    # A newer driver has removed it. The round fails, and the look at the head says why.
+                    raise FencedError("the table is gone")
+                else:
+                    answer = self.store.do(effect, path)
+                effect = steps.send(answer)
+        except StopIteration as end:
+            return end.value
+
+    def _take_table(self, taken: takeover.TakeTable):
+        def change(base: Metadata) -> Metadata:
+            if any(term > taken.term for term in base.branches):
+                raise takeover.overtaken(max(base.branches))
+            if taken.snapshot not in base.snapshots:
+                raise AssertionError(f"{self.name}: {taken.path} has no snapshot {taken.snapshot}")
+            return replace(base, branches=frozenset({taken.term}))
+
+        yield from self._run(takeover.commit(change, taken.path, clean=True), taken.path)
+
+    # -- what the pipeline does ---------------------------------------------------------------------
+
+    def _publish(self, **changes):
+        assert self.head is not None
+        link = self.head.next(**changes)
+        yield f"publish {link.link}"
+        if self.store.create_link(link, self.head) is not None:
+            raise FencedError("not ours to publish")
+        self.head = link
+
+    def _copy(self):
+        assert self.head is not None
+        name = f"t{len(self.head.tables)}"
+        yield f"create the folder of {name}"
+        path = takeover.folder_of(f"tables/s/p/{name}", self.head.term, f"{self.store.draw():x}")
+        if not self.store.create_table(path):
+            raise FencedError("another writer made this table")
+        snapshot = yield from self._write(path, None, f"copy-t{self.head.term}-0")
+        table = Table(path, snapshot, self._unfit)
+        yield from self._publish(tables={**self.head.tables, name: table})
+
+    def _epoch(self):
+        assert self.head is not None
+        link = self.head.link + 1
+        tables = {}
+        stage = f"{link:020d}-t{self.head.term}-a1"
+        yield f"stage {link}"
+        self.store.staging.add(stage)
+        for name, table in self.head.tables.items():
+            snapshot = yield from self._write(table.path, table.snapshot_id, stage)
+            tables[name] = Table(table.path, snapshot, self._unfit)
+        yield from self._publish(tables=tables, epoch=self.head.epoch + 1)
+        yield "unstage"
+        self.store.staging.discard(stage)
+
+    def _write(self, path: str, base: int | None, stage: str):
+        """Write files and commit them to our branch; the snapshot."""
+        assert self.head is not None
+        term, snapshot = self.head.term, self.store.draw()
+        files = {f"data/{stage}-{snapshot}.parquet"}
+        self._unfit: tuple[str, ...] = (f"unfit/{stage}-{snapshot}.parquet",)
+        yield f"write data of {path}"
+        self.store.files.setdefault(path, set()).update(files, self._unfit)
+        prepared = {f"metadata/{snapshot}-m0.avro", f"metadata/snap-{snapshot}.avro"}
+
+        def change(found: Metadata) -> Metadata:
+            if term not in found.branches and (base is not None or found.branches):
+                raise takeover.overtaken(max(found.branches, default=0))
+            inherited = found.snapshots.get(base, frozenset()) if base is not None else frozenset()
+            made = {**found.snapshots, snapshot: inherited | files | prepared}
+            # Iceberg writes its files while the next metadata is built.
+            self.store.files.setdefault(path, set()).update(prepared)
+            return replace(found, branches=frozenset({term}), snapshots=made)
+
+        yield from self._run(takeover.commit(change, path), path)
+        return snapshot
+
+    def _housekeeping(self):
+        assert self.head is not None
+        yield "retire"
+        self.store.retire(KEPT)
+        yield "read what is kept"
+        links = [self.store.links[number] for number in sorted(self.store.links)]
+        for table in self.head.versions:
+            kept = {t.snapshot_id for link in links for t in link.versions if t.path == table.path}
+            yield from self._expire(table.path, kept)
+        yield "list files of unfit rows"
+        found = [left for left in self.store.left() if left.kind is Kind.UNFIT]
+        named = takeover.names_of(links)
+        for left in found:
+            if takeover.is_garbage(left, self.head, named, below=self.head.term + 1):
+                yield f"remove {left.path}"
+                self.store.remove(left)
+
+    def _expire(self, path: str, kept: set[int]):
+        assert self.head is not None
+        term = self.head.term
+        doomed: set[str] = set()
+
+        def change(found: Metadata) -> Metadata | None:
+            if term not in found.branches:
+                raise takeover.overtaken(max(found.branches, default=0))
+            left = {s: files for s, files in found.snapshots.items() if s in kept}
+            if left == found.snapshots:
+                return None
+            doomed.clear()
+            doomed.update(*found.snapshots.values())
+            doomed.difference_update(*left.values())
+            return replace(found, snapshots=left)
+
+        yield from self._run(takeover.commit(change, path), path)
+        for file in sorted(doomed):
+            yield f"remove {file}"
+            self.store.files.get(path, set()).discard(file)

@@ -1,0 +1,169 @@
+"""A lake in memory, as its drivers see it: links, tables, files, each operation at once and by itself.
+
+What is kept of the real thing: creating a link or a table's metadata fails if the name is taken; removing takes
+away whatever has that name; a listing shows what is there at that moment. What is not: contents, and that
+links are removed from the old end by age (`retire` keeps as many as it is told).
+
+`check` is called after each effect and raises `ViolationError`.
+"""
+
+from dataclasses import dataclass, field, replace
+
+from spark_consumers.lakehouse import takeover
+from spark_consumers.lakehouse.takeover import Kind, Left
+
+
+class ViolationError(Exception):
+    """The lake is not what readers were promised."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of a link."""
+
+    path: str
+    snapshot_id: int
+    unfit_files: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Link:
+    """A link of the chain."""
+
+    link: int
+    epoch: int
+    term: int
+    tables: dict[str, Table] = field(default_factory=dict)
+
+    @property
+    def versions(self) -> list[Table]:
+        return list(self.tables.values())
+
+    def next(self, **changes) -> "Link":
+        return replace(self, link=self.link + 1, **changes)
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """One version of a table: its branches, and the files of its snapshots."""
+
+    version: int
+    branches: frozenset[int] = frozenset()
+    snapshots: dict[int, frozenset[str]] = field(default_factory=dict)
+
+
+class Store:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self.links: dict[int, Link] = {}
+        self.tables: dict[str, Metadata] = {}
+        #: All files below a table, by the table's path.
+        self.files: dict[str, set[str]] = {}
+        self.staging: set[str] = set()
+        self.drafts: set[str] = set()
+        self._numbers = iter(range(1, 10**9))
+
+    def draw(self) -> int:
+        """A number that nobody else draws: a snapshot's, a name's."""
+        return next(self._numbers)
+
+    @property
+    def head(self) -> Link | None:
+        return self.links[max(self.links)] if self.links else None
+
+    # -- operations ---------------------------------------------------------------------------------
+
+    def create_link(self, link: Link, after: Link | None) -> int | None:
+        """As `Chain.publish`: also refused if the link before is gone."""
+        if link.link in self.links or (after is not None and after.link not in self.links):
+            assert self.head is not None
+            return self.head.term
+        before = self.head
+        if before is not None and link.term < before.term:
+            raise ViolationError(f"the head goes back from term {before.term} to {link.term}")
+        self.links[link.link] = link
+        return None
+
+    def create_table(self, path: str) -> bool:
+        if path in self.tables:
+            return False
+        self.tables[path] = Metadata(1)
+        self.files.setdefault(path, set())
+        return True
+
+    def link_table(self, path: str, base: Metadata, made: Metadata) -> bool:
+        if path not in self.tables or self.tables[path].version != base.version:
+            return False
+        self.tables[path] = replace(made, version=base.version + 1)
+        return True
+
+    def retire(self, kept: int) -> None:
+        for number in sorted(self.links)[:-kept]:
+            del self.links[number]
+
+    def left(self) -> list[Left]:
+        found = [Left(Kind.STAGING, f"_tuskline/staging/{name}") for name in self.staging]
+        found += [Left(Kind.LINK_DRAFT, f"_tuskline/epochs/{name}") for name in self.drafts]
+        for path in self.tables:
+            found.append(Left(Kind.TABLE, path))
+            unfit = [file for file in self.files[path] if file.startswith("unfit/")]
+            found += [Left(Kind.UNFIT, f"{path}/{file}", path) for file in unfit]
+        return sorted(found, key=lambda left: left.path)
+
+    def remove(self, left: Left) -> None:
+        match left.kind:
+            case Kind.STAGING:
+                self.staging.discard(left.path.rpartition("/")[2])
+            case Kind.LINK_DRAFT:
+                self.drafts.discard(left.path.rpartition("/")[2])
+            case Kind.TABLE:
+                self.tables.pop(left.path, None)
+                self.files.pop(left.path, None)
+            case Kind.UNFIT:
+                self.files.get(left.table, set()).discard(left.path.removeprefix(f"{left.table}/"))
+
+    # -- what holds ---------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Everything that a kept link names is there."""
+        for link in self.links.values():
+            for name, table in link.tables.items():
+                metadata = self.tables.get(table.path)
+                where = f"link {link.link} of term {link.term}: {name} in {table.path}"
+                if metadata is None:
+                    raise ViolationError(f"{where} is gone")
+                snapshot = metadata.snapshots.get(table.snapshot_id)
+                if snapshot is None:
+                    raise ViolationError(f"{where} has no snapshot {table.snapshot_id}")
+                if gone := (snapshot | set(table.unfit_files)) - self.files[table.path]:
+                    raise ViolationError(f"{where} lacks {sorted(gone)}")
+
+    # -- effects ------------------------------------------------------------------------------------
+
+    def do(self, effect, path: str = ""):
+        """Carry out an effect of `takeover`; those of a table are of the table at `path`."""
+        match effect:
+            case takeover.ReadHead():
+                return self.head
+            case takeover.ReadLinks():
+                return [self.links[number] for number in sorted(self.links)]
+            case takeover.Publish(link, after):
+                return self.create_link(link, after)
+            case takeover.ListLeft():
+                return self.left()
+            case takeover.Remove(left):
+                return self.remove(left)
+            case takeover.ListPrepared():
+                # As if the clock had been set back: everything looks newer than the metadata.
+                return frozenset(f for f in self.files.get(path, ()) if f.endswith(".avro"))
+            case takeover.ReadTable():
+                return self.tables.get(path, Metadata(0))
+            case takeover.LinkTable(base, made):
+                return self.link_table(path, base, made)
+            case takeover.ReadNamed(files):
+                named = set().union(*self.tables[path].snapshots.values())
+                return files & named
+            case takeover.RemovePrepared(file):
+                return self.files.get(path, set()).discard(file)
+        raise AssertionError(effect)
