@@ -23,7 +23,7 @@ from slot_sync.report import Round
 from slot_sync.resolver.observed import Primary, Record, Standby
 from slot_sync.resolver.record import remember, remember_primary
 from slot_sync.resolver.resolver import resolve
-from slot_sync.resolver.transitions import SAFE, Advance, Reason, SetFields, Transition
+from slot_sync.resolver.transitions import SAFE, Advance, Reason, SetFields, State, Transition
 from slot_sync.sessions import Sessions
 from slot_sync.shared_look import SharedLook
 from walsender_bridge.closing import Closing
@@ -31,6 +31,8 @@ from walsender_bridge.errors import TusklineError
 
 #: Seconds for which a verdict that says nothing new is not written down again.
 FRESH: Final = 1.0
+#: States of a copy whose client the standby was seen to have all of.
+_CLIENT_BEHIND: Final = {*SAFE, State.SYNCED}
 #: What a copy lacks that a record of the running transactions, decoded, brings.
 UNDECODED: Final = frozenset({Reason.NO_SNAPSHOT, Reason.XMIN_NOT_DECODED})
 #: The first version in which such a record can be asked for, and seconds between two of them.
@@ -199,15 +201,16 @@ def _are_one(primary: Primary, standby: Standby) -> bool:
 def _timeless(record: Record) -> Record:
     """Without what changes at each poll of a slot that moves; an older value of it is true too, and proves less.
 
-    Of where a client was that is so only while the standby had flushed as much at the same poll, which safe says.
+    Of where a client was that is so only while the standby had flushed as much at the same poll.
     """
     copies = {
         name: replace(
             each,
             proven_at=None,
+            synced_at=None,
             slot_was=None,
             passed=None,
-            confirmed=None if each.state in SAFE else each.confirmed,
+            confirmed=None if each.state in _CLIENT_BEHIND else each.confirmed,
         )
         for name, each in record.copies.items()
     }

@@ -11,7 +11,7 @@ from typing import Any
 
 from slot_sync.apply import does_something
 from slot_sync.resolver.observed import Primary, Record, Standby
-from slot_sync.resolver.transitions import Transition
+from slot_sync.resolver.transitions import State, Transition
 from walsender_bridge.errors import TusklineError
 from walsender_bridge.wire.lsn import format_lsn
 
@@ -104,7 +104,9 @@ class Round:
             "repair": each.repair,
             "not_known": list(each.not_known),
             "lag_bytes": self._lag(each.slot),
-            "age": self._age(remembered.proven_at),
+            "age": self._age(
+                remembered.synced_at if each.after is State.SYNCED else remembered.proven_at
+            ),
             "action": type(each.action).__name__ if does_something(each.action) else None,
             "failure": None if failure is None else failure.to_wire(),
             "busy_seconds": round(self.busy[each.slot], 3) if each.slot in self.busy else None,

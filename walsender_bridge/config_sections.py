@@ -249,6 +249,8 @@ class SlotsSection(_Section):
     poll: float = Field(default=1.0, ge=0.05, le=60)
     #: Seconds for which a proof counts once the primary does not answer.
     max_age: float = Field(default=30.0, gt=0)
+    #: Where the extension is not (17 and later): whether PostgreSQL's own word for its copies is enough.
+    accept_native: bool = False
 
     @model_validator(mode="after")
     def _slot_each(self) -> Self:

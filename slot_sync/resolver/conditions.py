@@ -236,7 +236,7 @@ CONDITIONS: tuple[Condition, ...] = (
         Reason.NO_SNAPSHOT,
         has_snapshot,
         "there is no snapshot for its restart_lsn: a decoder would leave out transactions in silence",
-        "let the client of the slot confirm what it has; the copy follows it to a snapshot",
+        "let the client of the slot confirm what it has, and end transactions that were open when the copy was begun",
     ),
     Condition(
         Reason.NOT_REPLAYED,

@@ -308,6 +308,8 @@ class CopyRecord:
     passed: Place | None = None
     #: The farthest that the slot's client has been seen: it outlives the copy, and a crash of the primary.
     confirmed: Confirmed | None = None
+    #: When PostgreSQL's own copy was last seen synchronized by SQL alone, by the standby's clock (`native.py`).
+    synced_at: int | None = None
     #: This server had the slot of that name of its own, while it was the primary.
     seen_on_primary: bool = False
     #: The epoch in which it was last proven that no row it needs is gone; void in any other.
@@ -359,3 +361,5 @@ class Terms:
 
     #: Microseconds for which a proof counts once the primary does not answer; `None`: without limit.
     max_age: int | None = None
+    #: PostgreSQL's own word counts for its copies where the extension is not (`native.py`).
+    accept_native: bool = False

@@ -17,6 +17,7 @@ from slot_sync.resolver.conditions import View, is_heard, is_held, needed_from, 
 from slot_sync.resolver.epoch import epoch_key, is_linked, setup_problem
 from slot_sync.resolver.foreign import is_ours
 from slot_sync.resolver.judge import view_of
+from slot_sync.resolver.native import remember_synced
 from slot_sync.resolver.observed import (
     TEMPORARY_PREFIX,
     Copy,
@@ -49,11 +50,11 @@ def remember(
     """
     if primary is None or standby is None or not standby.in_recovery:
         return record
-    if not (primary.has_extension and standby.has_extension):
-        return record
     problem = setup_problem(primary, standby)
     if problem is not None and problem.reason in ANOTHER_STANDBY:
         return record
+    if not (primary.has_extension and standby.has_extension):
+        return record if problem is not None else remember_synced(record, primary, standby)
     key = epoch_key(primary, standby)
     generation = record.generation
     if key is None or key != record.epoch:

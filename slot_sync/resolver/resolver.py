@@ -27,6 +27,7 @@ seen past what the standby has flushed
 primary silent, else                         SUSPECT       primary_unreachable   Wait
 primary silent, C never proven               BLOCKED       never_proven          Wait
 the servers are not set up for it            BLOCKED       which setting         Wait
+no extension, PostgreSQL's own C (17+)       SYNCED, ...   synced_only, ...      Nothing, Wait (`native.py`)
 neither L nor C, but [slots] names L         MISSING       no_such_slot          Wait
 physical slot has no marker                  BLOCKED       no_marker             Mark (a row of its own)
 our C, no L, for fewer than GONE_POLLS       ORPHAN        gone                  Wait
@@ -75,6 +76,7 @@ from slot_sync.resolver.epoch import (
 )
 from slot_sync.resolver.foreign import foreign_slot, is_ours, unexpected, unproven
 from slot_sync.resolver.judge import drop, judge
+from slot_sync.resolver.native import judge_by_sql
 from slot_sync.resolver.observed import (
     TEMPORARY_PREFIX,
     Copy,
@@ -144,24 +146,21 @@ def resolve(
         names = tuple(sorted(record.copies.keys() | wanted.names))
         return [primary_is_silent(record.of(name), standby, record, terms) for name in names]
     problem = setup_problem(primary, standby)
-    if problem is None and not standby.has_extension:
-        problem = Problem(
-            Reason.NO_EXTENSION,
-            "the standby does not have the extension tuskline",
-            "install its library on the standby, and CREATE EXTENSION tuskline on the primary",
-            lasting=True,
-        )
-    if problem is None and not primary.has_extension:
-        problem = Problem(
-            Reason.NO_EXTENSION,
-            "the primary does not show its slots through the extension tuskline",
-            "on the primary, in the database of [slots] dsn: CREATE EXTENSION tuskline, and GRANT tuskline_slots",
-            lasting=True,
-        )
     if problem is not None:
-        # With the wrong server, or one that does not show its slots, even "none" says nothing of the slots there are.
+        # With the wrong server even "none" says nothing of the slots that there are.
         names = (*expected, *unknown) or (standby.primary_slot_name or "",)
         return [*left_over, *(_blocked(name, record, problem) for name in names)]
+    lacking = _no_extension(primary, standby)
+    if lacking is not None:
+        return [
+            *left_over,
+            *(
+                judge_by_sql(primary, standby, record, name, terms)
+                or _blocked(name, record, lacking)
+                for name in expected
+            ),
+            *(_no_such_slot(name, record) for name in unknown),
+        ]
     strangers = unexpected(primary, standby, record, frozenset(expected))
     told = {each.slot for each in strangers}
     return [
@@ -171,6 +170,25 @@ def resolve(
         *(_no_such_slot(name, record) for name in unknown if name not in told),
         *strangers,
     ]
+
+
+def _no_extension(primary: Primary, standby: Standby) -> Problem | None:
+    """On which server the extension is not; `None`: it is on both."""
+    if not standby.has_extension:
+        return Problem(
+            Reason.NO_EXTENSION,
+            "the standby does not have the extension tuskline",
+            "install its library on the standby, and CREATE EXTENSION tuskline on the primary",
+            lasting=True,
+        )
+    if not primary.has_extension:
+        return Problem(
+            Reason.NO_EXTENSION,
+            "the primary does not show its slots through the extension tuskline",
+            "on the primary, in the database of [slots] dsn: CREATE EXTENSION tuskline, and GRANT tuskline_slots",
+            lasting=True,
+        )
+    return None
 
 
 def _expected(primary: Primary | None, record: Record, wanted: Selection) -> list[str]:

@@ -9,7 +9,10 @@ made there, and what its clients have confirmed. So the verdict says so, and cou
 then nobody knows.
 """
 
+from dataclasses import replace
+
 from slot_sync.resolver import client
+from slot_sync.resolver.native import synced_before
 from slot_sync.resolver.observed import CopyRecord, Record, Standby, Terms
 from slot_sync.resolver.transitions import Nothing, Reason, State, Transition, Wait
 
@@ -75,6 +78,10 @@ def primary_is_silent(
             not_known=not_known,
         )
 
+    if remembered.synced_at is not None and not standby.has_extension:
+        found_by_sql = synced_before(remembered, standby, terms)
+        unknown = (*found_by_sql.not_known, SLOTS_UNKNOWN, CONFIRMED_UNKNOWN)
+        return replace(found_by_sql, not_known=unknown)
     evidence: dict[str, object] = {}
     not_known: tuple[str, ...] = (SLOTS_UNKNOWN,)
     proven_at = remembered.proven_at

@@ -25,6 +25,7 @@ class State(StrEnum):
     BLOCKED = "BLOCKED"
     STALE_BACKUP = "STALE_BACKUP"
     CLIENT_AHEAD = "CLIENT_AHEAD"
+    SYNCED = "SYNCED"
 
 
 #: A promotion now would lose nothing that the slot stands for.
@@ -39,6 +40,8 @@ class Reason(StrEnum):
     RENAME_CUT = "rename_cut"
     PROVEN_BEFORE = "proven_before"
     BEHIND = "behind"
+    # SYNCED
+    SYNCED_ONLY = "synced_only"
     # CLIENT_AHEAD
     CLIENT_AHEAD = "client_ahead"
     # MISSING
@@ -96,7 +99,7 @@ class Reason(StrEnum):
 
 
 #: Nobody knows whether it is safe: neither a yes nor a no.
-UNDECIDED = frozenset({Reason.STANDBY_UNREACHABLE, Reason.PROVEN_LONG_AGO})
+UNDECIDED = frozenset({Reason.STANDBY_UNREACHABLE, Reason.PROVEN_LONG_AGO, Reason.SYNCED_ONLY})
 
 
 @dataclass(frozen=True)
@@ -194,11 +197,13 @@ class Transition:
     counts: bool = True
     #: What the state does not rest on, since it could not be looked at.
     not_known: tuple[str, ...] = ()
+    #: It is not proven, and somebody has said that it counts as safe all the same.
+    accepted: bool = False
 
     @property
     def safe(self) -> bool:
         """A promotion at the moment of the sample would lose nothing that the slot stands for."""
-        return self.after in SAFE
+        return self.after in SAFE or self.accepted
 
     @property
     def undecided(self) -> bool:

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from slot_sync.resolver.transitions import State
+from tests.support.attached import Attached
 from tests.support.extension import MAJORS, remove_built
 from tests.support.slot_copies import decoded, inspect, rows, slot_names
-from tests.support.slot_sync import STANDBY, slot_stack
+from tests.support.slot_sync import STANDBY, attached, slot_stack
 from tests.support.waiting import wait_for
 
 NATIVE = [each for each in MAJORS if isinstance(each.values[0], int) and each.values[0] >= 17]
@@ -60,3 +61,55 @@ def test_30_native_copies_are_judged_and_left_to_the_server(major: int, tmp_path
         for name, numbers in expected.items():
             assert len(numbers) == 5
             assert set(numbers) <= set(decoded(pair.standby, name))
+
+
+@pytest.mark.parametrize("major", NATIVE)
+def test_45_native_copies_without_the_extension_have_a_weaker_verdict(
+    major: int, tmp_path: Path
+) -> None:
+    """As on a managed service: PostgreSQL's own word, under its own name, and what it does not show."""
+    with slot_stack(major, tmp_path / "pair") as stack:
+        pair = stack.pair
+        pair.on_primary(
+            "DROP SCHEMA tuskline_slots CASCADE" if major < 18 else "DROP EXTENSION tuskline",
+            "SELECT pg_create_logical_replication_slot('native', 'pgoutput', false, false, true)",
+            "SELECT pg_create_logical_replication_slot('plain', 'pgoutput')",
+        )
+        rows(pair.standby, "ALTER SYSTEM SET sync_replication_slots = on")
+        rows(pair.standby, "SELECT pg_reload_conf()")
+        with attached(stack, tmp_path, max_age=600, names=["native"]) as tuskline:
+            stack.folder = tmp_path / "log"
+
+            def state(config: Attached, code: int) -> str:
+                (found,) = config.json("slots", "ready", "--standby", STANDBY, code=code)["slots"]
+                assert bool(found["not_known"]) is (found["state"] == "SYNCED")
+                return str(found["state"])
+
+            with stack.controller(names=frozenset({"native"})) as controller:
+
+                def synced() -> bool:
+                    stack.turn_over("native")
+                    pair.catch_up()
+                    (found,) = controller.once(10)[STANDBY].transitions
+                    return found.after is State.SYNCED
+
+                wait_for(synced, 60, "PostgreSQL has synchronized it")
+            # Neither a yes nor a no, unless the operator says that it is enough.
+            assert state(tuskline, 2) == "SYNCED"
+            config = tuskline.config.read_text()
+            tuskline.config.write_text(
+                config.replace("max_age = 600", "max_age = 600\naccept_native = true")
+            )
+            assert state(tuskline, 0) == "SYNCED"
+            # What PostgreSQL does not keep only the extension could.
+            tuskline.config.write_text(config.replace('"native"', '"plain"'))
+            (plain,) = tuskline.json("slots", "status", code=1)["slots"]
+            assert plain["reason"] == "no_extension"
+            tuskline.config.write_text(
+                config.replace("max_age = 600", "max_age = 600\naccept_native = true")
+            )
+            pair.primary.stop("immediate")
+            assert state(tuskline, 0) == "SYNCED"
+            assert state(tuskline, 0) == "SYNCED"
+            told = tuskline.json("slots", "ready", "--standby", STANDBY, "--max-age", "0", code=2)
+            assert told["slots"][0]["reason"] == "proven_long_ago"

@@ -146,7 +146,7 @@ def plan(settings: Config, only: str | None = None, max_age: float | None = None
         ),
         settings.slots_dir,
         section.poll,
-        Terms(round(seconds * 1e6)),
+        Terms(round(seconds * 1e6), section.accept_native),
     )
 
 

@@ -1,0 +1,157 @@
+"""PostgreSQL's own copies (17 and later) where the extension is not, as on managed services: what SQL shows of them.
+
+The verdict is weaker than READY, and has a name of its own: SYNCED. PostgreSQL says of the copy that it is synchronized, as
+its documentation has it checked before a failover; the standby streams from this very primary by the slot that it
+should, and its clients are not ahead of its disk. What only the extension shows is not looked at (`NOT_SHOWN`), so it is
+no proof, and whether it is good enough is for the operator to say (`Terms.accept_native`); unless he does, nobody knows.
+"""
+
+from dataclasses import replace
+
+from slot_sync.resolver import client
+from slot_sync.resolver.epoch import link_problem, physical_slot
+from slot_sync.resolver.observed import (
+    Copy,
+    CopyRecord,
+    LogicalSlot,
+    Primary,
+    Record,
+    Standby,
+    Terms,
+)
+from slot_sync.resolver.transitions import Nothing, Reason, State, Transition, Wait
+
+#: The first version that synchronizes slots by itself (server_version_num).
+FIRST = 170_000
+#: What SYNCED does not rest on.
+NOT_SHOWN = (
+    "whether the snapshot at its restart_lsn is complete: PostgreSQL advances its copies without decoding",
+    "whether the primary has kept all that the copy needs without a gap: no marker tells one",
+    "whether all WAL that the copy needs is on the standby's disk",
+)
+_REPAIR = "install the extension for a proof, or take PostgreSQL's word for one: accept_native = true in [slots]"
+
+
+def judge_by_sql(
+    primary: Primary, standby: Standby, record: Record, name: str, terms: Terms
+) -> Transition | None:
+    """The transition of one slot; `None`: PostgreSQL does not keep this one, so only the extension could."""
+    slot, copy = primary.logical(name), standby.slot(name)
+    if standby.version < FIRST or slot is None or not slot.failover:
+        return None
+    remembered = record.of(name)
+    if (copy is None or not copy.synced) and (remembered.made or not standby.native_sync):
+        return None
+    after, reason, why, repair = _found(slot, copy, primary, standby, remembered)
+    return _transition(remembered, after, reason, why, repair, terms)
+
+
+def remember_synced(record: Record, primary: Primary, standby: Standby) -> Record:
+    """The record with what SQL shows of PostgreSQL's own copies; what was proven of any copy stays as it was."""
+    copies = dict(record.copies)
+    for slot in primary.logical_slots:
+        copy, before = standby.slot(slot.name), record.of(slot.name)
+        if slot.temporary or copy is None or not copy.synced:
+            continue
+        found = _found(slot, copy, primary, standby, before)[0]
+        after = replace(
+            before, confirmed=client.confirmed_so_far(before, slot, primary.timeline), state=found
+        )
+        if found in {State.SYNCED, State.CLIENT_AHEAD}:
+            after = replace(after, synced_at=standby.clock)
+        copies[slot.name] = after
+    return replace(record, copies=copies)
+
+
+def synced_before(remembered: CopyRecord, standby: Standby, terms: Terms) -> Transition:
+    """The transition of a copy that SQL has shown to be synchronized, when the primary does not answer."""
+    copy, confirmed = standby.slot(remembered.name), remembered.confirmed
+    problem = None if copy is None else _problem_of_its_own(copy)
+    age = standby.clock - (remembered.synced_at or 0)
+    state, reason, repair = State.SUSPECT, Reason.PRIMARY_UNREACHABLE, "see that it can be reached"
+    if copy is None or not copy.synced:
+        why = "PostgreSQL's own copy is gone"
+    elif problem is not None:
+        state, reason, why = problem
+    elif confirmed is None or confirmed.timeline != standby.timeline:
+        why = "the standby is on another timeline"
+    elif client.is_ahead(confirmed, standby.flush_lsn):
+        state, reason, why = State.CLIENT_AHEAD, Reason.CLIENT_AHEAD, client.WHY
+    elif terms.max_age is not None and not 0 <= age <= terms.max_age:
+        state, reason = State.BLOCKED, Reason.PROVEN_LONG_AGO
+        why = f"it was seen synchronized {age / 1e6:.0f} s ago"
+    else:
+        state, reason, repair = State.SYNCED, Reason.SYNCED_ONLY, _REPAIR
+        why = f"it was seen synchronized {age / 1e6:.0f} s ago"
+    return _transition(
+        remembered, state, reason, f"the primary does not answer, and {why}", repair, terms
+    )
+
+
+def _found(
+    slot: LogicalSlot, copy: Copy | None, primary: Primary, standby: Standby, before: CopyRecord
+) -> tuple[State, Reason, str, str]:
+    """State, reason, why and repair of a slot with `failover`."""
+    if slot.wal_status == "lost" or slot.invalidation is not None:
+        why = "the slot is lost on the primary, and its client cannot go on from it"
+        return State.INVALID, Reason.LOST_ON_PRIMARY, why, "drop it there, and make it again"
+    if copy is None:
+        why = "PostgreSQL has not made its copy yet"
+        return State.MISSING, Reason.NATIVE_PENDING, why, "look at the standby's log"
+    if not copy.synced:
+        why = "a slot of that name is on the standby, and PostgreSQL does not synchronize it"
+        repair = f"on the standby: SELECT pg_drop_replication_slot('{copy.name}')"
+        return State.CONFLICT, Reason.NAME_TAKEN, why, repair
+    link = link_problem(primary, standby)
+    if link is not None and link.reason is not Reason.NO_MARKER:
+        return State.SUSPECT, link.reason, link.why, link.repair
+    problem = _problem_of_its_own(copy)
+    if problem is not None:
+        return *problem, "look at the standby's log"
+    if (copy.plugin, copy.database, copy.two_phase) != (
+        slot.plugin,
+        slot.database,
+        slot.two_phase,
+    ):
+        why = "plugin, database or two_phase differ from the slot on the primary"
+        return State.INVALID, Reason.FIELDS_DIFFER, why, "PostgreSQL corrects it; look at its log"
+    physical = physical_slot(primary, standby)
+    if physical is None or physical.catalog_xmin is None:
+        why = "the standby's physical slot holds no catalog rows"
+        return State.SUSPECT, Reason.NO_CATALOG_XMIN, why, "it takes a moment"
+    here, there = copy.confirmed_flush_lsn, slot.confirmed_flush_lsn
+    if here is None or there is None or here > there:
+        why = "the copy is ahead of the slot: the primary crashed and forgot"
+        return State.SUSPECT, Reason.AHEAD, why, "it passes when the slot's client moves on"
+    if client.is_ahead(client.confirmed_so_far(before, slot, primary.timeline), standby.flush_lsn):
+        return State.CLIENT_AHEAD, Reason.CLIENT_AHEAD, client.WHY, client.REPAIR
+    why = "PostgreSQL says that it is synchronized; without the extension nothing else is known"
+    return State.SYNCED, Reason.SYNCED_ONLY, why, _REPAIR
+
+
+def _problem_of_its_own(copy: Copy) -> tuple[State, Reason, str] | None:
+    """What the copy itself says against its use after a promotion."""
+    if copy.invalidation is not None:
+        return State.INVALID, Reason.INVALIDATED, "the standby has invalidated the copy"
+    if copy.persistency != "persistent":
+        why = "PostgreSQL has not finished the copy, and a promotion would lose it"
+        return State.PROVING, Reason.NOT_PERSISTENT, why
+    return None
+
+
+def _transition(
+    remembered: CopyRecord, after: State, reason: Reason, why: str, repair: str, terms: Terms
+) -> Transition:
+    synced = after is State.SYNCED
+    accepted = synced and terms.accept_native
+    return Transition(
+        remembered.name,
+        remembered.state,
+        after,
+        reason,
+        why,
+        repair="" if accepted else repair,
+        action=Nothing() if synced else Wait(),
+        not_known=NOT_SHOWN if synced else (),
+        accepted=accepted,
+    )

@@ -1,0 +1,111 @@
+"""Copies of PostgreSQL's own where the extension is not: a verdict by SQL alone, and nothing stronger."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from slot_sync.resolver.observed import Record, Standby, Terms
+from slot_sync.resolver.record import remember
+from slot_sync.resolver.resolver import resolve
+from slot_sync.resolver.transitions import Nothing, Reason, State, Transition
+from tests.unit.test_resolver import ALL, COPY, KNOWN, PRIMARY, SLOT, STANDBY, only, record
+from tests.unit.test_slot_report import made
+
+NATIVE_SLOT = replace(SLOT, failover=True)
+#: What the view shows: no markers, no snapshots, no WAL.
+THERE = replace(
+    PRIMARY,
+    has_extension=False,
+    logical_slots=(NATIVE_SLOT,),
+    physical_slots=(replace(PRIMARY.physical_slots[0], marker=None),),
+)
+NATIVE_COPY = replace(COPY, synced=True, snapshot_present=None, wal_present=None)
+ACCEPTED = Terms(max_age=1000, accept_native=True)
+
+
+def here(copy: Any = NATIVE_COPY, **changes: Any) -> Standby:
+    slots = () if copy is None else (copy,)
+    values = {"version": 170006, "has_extension": False, "native_sync": True, "slots": slots}
+    return replace(STANDBY, **{**values, **changes})
+
+
+def judged(
+    there: Any = THERE, standby: Any = None, known: Any = None, terms: Terms = ACCEPTED
+) -> Transition:
+    return only(resolve(there, standby or here(), known or Record(), ALL, terms))
+
+
+def test_45_a_synchronized_copy_is_synced_and_what_is_not_shown_is_said() -> None:
+    found = judged(terms=Terms())
+    assert (found.after, found.reason, found.action) == (
+        State.SYNCED,
+        Reason.SYNCED_ONLY,
+        Nothing(),
+    )
+    assert "accept_native" in found.repair
+    assert made(found).ready is None
+    words = " ".join(made(found).not_known)
+    assert all(word in words for word in ("snapshot", "marker", "WAL"))
+    accepted = judged()
+    assert (accepted.after, accepted.safe) == (State.SYNCED, True)
+    assert made(accepted).ready is True
+    assert made(accepted).not_known
+
+
+@pytest.mark.parametrize(
+    ("there", "standby", "state", "reason"),
+    [
+        (THERE, here(replace(NATIVE_COPY, persistency="temporary")), "PROVING", "not_persistent"),
+        (THERE, here(replace(NATIVE_COPY, invalidation="rows_removed")), "INVALID", "invalidated"),
+        (THERE, here(replace(NATIVE_COPY, synced=False)), "CONFLICT", "name_taken"),
+        (THERE, here(replace(NATIVE_COPY, plugin="other")), "INVALID", "fields_differ"),
+        (THERE, here(replace(NATIVE_COPY, confirmed_flush_lsn=2001)), "SUSPECT", "ahead"),
+        (THERE, here(None), "MISSING", "native_pending"),
+        (THERE, here(flush_lsn=1999), "CLIENT_AHEAD", "client_ahead"),
+        (THERE, here(walreceiver_status=None), "SUSPECT", "not_streaming"),
+        (THERE, here(upstream=None), "SUSPECT", "upstream_unknown"),
+        (THERE, here(None, native_sync=False), "BLOCKED", "no_extension"),
+        (THERE, here(version=160002), "BLOCKED", "no_extension"),
+        (replace(THERE, logical_slots=(SLOT,)), here(None), "BLOCKED", "no_extension"),
+        (
+            replace(THERE, logical_slots=(replace(NATIVE_SLOT, wal_status="lost"),)),
+            here(),
+            "INVALID",
+            "lost_on_primary",
+        ),
+    ],
+)
+def test_45_what_sql_shows_against_a_copy_is_named(
+    there: Any, standby: Standby, state: str, reason: str
+) -> None:
+    found = judged(there, standby)
+    assert (found.after, found.reason, found.safe) == (state, reason, False)
+    assert made(found).ready is False
+
+
+def test_45_a_copy_of_ours_is_not_judged_by_sql() -> None:
+    """Nothing but the extension shows whether it is whole; and it is no stranger's, to be dropped."""
+    ours = here(replace(NATIVE_COPY, synced=False))
+    assert judged(standby=ours, known=record()).reason is Reason.NO_EXTENSION
+
+
+def test_45_without_the_primary_the_last_look_counts_for_its_time() -> None:
+    known = remember(Record(), THERE, here(), [judged()])
+    down = {"walreceiver_status": None, "walreceiver_start": None}
+    found = judged(None, here(**down), known)
+    assert (found.after, found.safe) == (State.SYNCED, True)
+    assert any("made on the primary" in word for word in found.not_known)
+    assert made(judged(None, here(**down), known, Terms()), primary=None).ready is None
+    old = judged(None, here(clock=STANDBY.clock + 1001, **down), known)
+    assert (old.reason, old.safe) == (Reason.PROVEN_LONG_AGO, False)
+    for changes in ({"timeline": 2}, {"flush_lsn": 1999}, {"slots": ()}):
+        assert not judged(None, here(**{**down, **changes}), known).safe
+    invalid = here(replace(NATIVE_COPY, invalidation="rows_removed"), **down)
+    assert judged(None, invalid, known).after is State.INVALID
+
+
+def test_45_what_was_proven_with_the_extension_is_not_forgotten() -> None:
+    known = record(replace(KNOWN, made=False))
+    after = remember(known, THERE, here(), [judged()]).of("kept")
+    assert (after.proven_at, after.proven_in) == (KNOWN.proven_at, KNOWN.proven_in)
