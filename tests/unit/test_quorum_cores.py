@@ -13,6 +13,7 @@ from walsender_bridge.proposer.effects import (
     CompareWal,
     Lineage,
     MembersChanged,
+    PassFeedback,
     PeerClosed,
     PeerConnected,
     PeerFault,
@@ -558,3 +559,21 @@ def test_12_a_change_that_was_completed_after_the_greetings_is_heard_of() -> Non
     late = held(1, term=5)
     assert core.step(PeerReceived(0, late)) == []
     assert core.phase == "voting"
+
+
+def test_37_a_safekeeper_that_is_gone_holds_back_no_vacuum() -> None:
+    picture = Picture((1, BASE, BASE + 4))
+    picture.reach(0, S1, S2, S3)
+    picture.settle(0, S1, S2, S3)
+    proposer = picture.proposer(0)
+    for peer, xmin in ((S1, 700), (S2, 800)):
+        feedback = m.HotStandbyFeedback(xmin, 0, 0, 0)
+        held = proposer.peers[peer].flush_lsn
+        ack = m.AppendAck(proposer.node_id.term, held, held, feedback)
+        told = proposer.step(PeerReceived(peer, ack))
+        assert (PassFeedback(feedback) in told) == (peer == S1)
+    proposer.step(PeerClosed(S1))
+    assert PassFeedback(m.HotStandbyFeedback(800, 0, 0, 0)) in proposer.step(Tick())
+    proposer.step(PeerClosed(S2))
+    assert PassFeedback(m.HotStandbyFeedback()) in proposer.step(Tick())
+    assert not [each for each in proposer.step(Tick()) if isinstance(each, PassFeedback)]

@@ -147,7 +147,7 @@ class Proposer:
             if self.phase == Phase.GREETING:
                 # No quorum yet: the proposer before this one may have changed the members since they were greeted.
                 return self._greet([p for p in self.peers.values() if p.state == PeerState.GREETED])
-            return self._compare() + (streaming.heartbeat() if streaming else []) + self._wait()
+            return self._compare() + (self.office.heartbeat() if self.office else []) + self._wait()
         if isinstance(event, WalRead):
             assert streaming is not None
             return streaming.was_read(self.peers[event.peer], event.begin_lsn, event.end_lsn)

@@ -144,6 +144,10 @@ class Office:
             else effects
         )
 
+    def heartbeat(self) -> list[Effect]:
+        """Time has passed. Whose connection broke, and who has not come back since, holds back no VACUUM any more."""
+        return [*self.streaming.heartbeat(), *self._pass_feedback()]
+
     def _pass_feedback(self) -> list[Effect]:
         feedback = oldest(peer.feedback for peer in self.peers.values() if peer.feedback)
         if feedback == self.feedback:

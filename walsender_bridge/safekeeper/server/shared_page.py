@@ -12,12 +12,16 @@ Waking: the server sets a flag when it has nothing left to send; the hot loop lo
 puts one byte into a FIFO. Either may miss the other by a hair, so the server also looks by itself every
 `LOOK_SECONDS`. The flag spares the hot loop a system call for each commit that nobody waits for.
 
+What the server tells of its readers holds WAL, which outlives it with its slots, and VACUUM on the primary, which does
+not: readers end with their server. The kernel tells that it is gone, by a lock on the page that ends with its process.
+
 The files (`PATH` and `PATH.wake`) belong into memory (`/dev/shm`, `/run`): on a disk, a page that is being
 written back makes the hot loop wait. What a file from an earlier life says is still true: a `flush_lsn` was
 durable, a `commit_lsn` committed.
 """
 
 import contextlib
+import fcntl
 import mmap
 import os
 import struct
@@ -30,7 +34,7 @@ import google_crc32c
 from walsender_bridge.closing import Closing
 from walsender_bridge.errors import CorruptError
 from walsender_bridge.safekeeper.messages import HotStandbyFeedback
-from walsender_bridge.safekeeper.server.positions import Positions, Readers
+from walsender_bridge.safekeeper.server.positions import NO_FEEDBACK, Positions, Readers
 from walsender_bridge.wire.replication import History
 
 #: Seconds after which the server looks at the positions though nothing woke it.
@@ -50,7 +54,7 @@ class _Page(Closing):
     """The shared page, made by whoever comes first."""
 
     def __init__(self, path: Path) -> None:
-        self._where = str(path)
+        self._path = path
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             if os.fstat(descriptor).st_size != _SIZE:
@@ -62,7 +66,7 @@ class _Page(Closing):
         if found.strip(b"\0") and found != _MAGIC:
             raise CorruptError(
                 "this is no page of a safekeeper's positions, or one of another version",
-                where=self._where,
+                where=str(path),
                 repair="stop the safekeeper and its WAL server, remove the file, start them",
             )
         self._map[: len(_MAGIC)] = _MAGIC
@@ -140,8 +144,22 @@ class PositionWriter(_Page):
         if found is None:
             return None
         _, pin, xmin, xmin_epoch, catalog_xmin, catalog_epoch, count, pinned = found
+        pin_lsn = pin if pinned else None
+        if not self._is_served():
+            return Readers(pin_lsn, NO_FEEDBACK, 0)
         feedback = HotStandbyFeedback(xmin, xmin_epoch, catalog_xmin, catalog_epoch)
-        return Readers(pin if pinned else None, feedback, count)
+        return Readers(pin_lsn, feedback, count)
+
+    def _is_served(self) -> bool:
+        """Whether the server lives: it holds its lock as long as it does."""
+        descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
+        return False
 
 
 class PositionReader(_Page):
@@ -149,6 +167,9 @@ class PositionReader(_Page):
 
     def __init__(self, path: Path, history_of: Callable[[int], History]) -> None:
         super().__init__(path)
+        self._lock = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        # Shared, and waited for: the hot loop looks whether it is held, for a moment.
+        fcntl.flock(self._lock, fcntl.LOCK_SH)
         self._history_of = history_of
         self._history = History(0)
         self._seen: tuple[int, Positions] | None = None
@@ -166,6 +187,13 @@ class PositionReader(_Page):
         positions = Positions(system_id, major, segment_bytes, self._history, flush, commit)
         self._seen = generation, positions
         return positions
+
+    def close(self) -> None:
+        """Give the page back; it stands as it is."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+        super().close()
 
     def arm(self) -> None:
         """Ask to be woken at the next change. Look at `now` once more before waiting."""

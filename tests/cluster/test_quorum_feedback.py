@@ -1,0 +1,73 @@
+"""Hot-standby feedback of a safekeeper's readers, as a real primary sees it: it ends with them (37)."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from psycopg import pq
+
+from tests.support.quorum_stack import NAME, QuorumStack, load_server
+from tests.support.servers import MakeServer
+from tests.support.waiting import wait_for
+from tests.support.wal_server import WalServerProcess
+from walsender_bridge.wire.replication import hot_standby_feedback
+
+
+@pytest.fixture
+def quorum(tmp_path: Path, make_server: MakeServer) -> Iterator[QuorumStack]:
+    with QuorumStack(tmp_path, load_server(make_server, fsync="off")) as stack:
+        yield stack
+
+
+@contextmanager
+def reader(server: WalServerProcess, lsn: str, xmin: int) -> Iterator[None]:
+    """A standby as far as the server can tell, with a query that began long ago."""
+    connection = pq.PGconn.connect(server.dsn(replication="true").encode())
+    try:
+        assert connection.status == pq.ConnStatus.OK, connection.error_message
+        started = connection.exec_(f"START_REPLICATION PHYSICAL {lsn} TIMELINE 1".encode())
+        assert started.status == pq.ExecStatus.COPY_BOTH, connection.error_message
+        connection.put_copy_data(
+            hot_standby_feedback(
+                xmin=xmin,
+                xmin_epoch=0,
+                catalog_xmin=0,
+                catalog_xmin_epoch=0,
+                now_us=time.time_ns() // 1000,
+            )
+        )
+        connection.flush()
+        yield
+    finally:
+        connection.finish()
+
+
+def pinned(quorum: QuorumStack) -> int | None:
+    """What the proposer has the primary's VACUUM keep."""
+    query = "SELECT backend_xmin::text::bigint FROM pg_stat_replication WHERE application_name = %s"
+    found: int | None = quorum.ask(query, NAME)[0][0]
+    return found
+
+
+def test_37_feedback_ends_with_its_reader_server_and_safekeeper(quorum):
+    quorum.start()
+    quorum.attach()
+    quorum.insert(0)
+    (lsn,) = quorum.ask("SELECT pg_current_wal_flush_lsn()")[0]
+    oldest = quorum.ask("SELECT txid_snapshot_xmin(txid_current_snapshot())::text::bigint - 2")
+    xmin = oldest[0][0]
+    server = quorum.wal_server(0)
+    with server:
+        with reader(server, lsn, xmin):
+            wait_for(lambda: pinned(quorum) == xmin, 20, "it holds back VACUUM")
+        wait_for(lambda: pinned(quorum) is None, 20, "the reader is gone")
+        with reader(server, lsn, xmin):
+            wait_for(lambda: pinned(quorum) == xmin, 20, "another one")
+            server.kill()
+            wait_for(lambda: pinned(quorum) is None, 20, "the server of the readers is gone")
+    with quorum.wal_server(0) as server, reader(server, lsn, xmin):
+        wait_for(lambda: pinned(quorum) == xmin, 20, "they are back")
+        quorum.kill("safekeeper-0")
+        wait_for(lambda: pinned(quorum) is None, 20, "the safekeeper is gone")
