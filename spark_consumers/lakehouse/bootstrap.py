@@ -15,6 +15,7 @@ A copy goes into a new folder. Until a manifest names it, nothing but this proce
 handed over when it is whole, so that a crash costs only those that are not.
 """
 
+import re
 import shutil
 import threading
 import time
@@ -174,6 +175,7 @@ class Copier:
     def remove(self, path: str) -> None:
         """Remove a copy that no manifest names; `path` is relative to the lake."""
         shutil.rmtree(self._root / path, ignore_errors=True)
+        self._format.forget(str(self._root / path))
 
     def _copy(
         self,
@@ -298,8 +300,8 @@ def _remove_others(folder: Path, term: int, wanted: Collection[str]) -> None:
 
 def _copy_error(name: str, error: Exception) -> TusklineError:
     text = str(error).strip().splitlines()
-    # Spark wraps what an executor raised; our own errors begin a line with their class.
-    named = [line for line in text if "Error: " in line]
+    # Spark wraps what an executor raised between stack traces; an exception begins a line with its class.
+    named = [line for line in text if re.match(r"[\w.]+: .", line)]
     return UnavailableError(
         (named or text or [type(error).__name__])[-1][:500], where=name, repair="it is tried again"
     )

@@ -96,6 +96,10 @@ class IcebergFormat:
         if not self._link(path, 1, metadata):
             raise FencedError("another writer made this table", where=path)
 
+    def forget(self, path: str) -> None:
+        """The folder is gone: a handle of its table would go on to show what it had loaded."""
+        self._loaded.pop(path, None)
+
     def schemas(self, path: str) -> tuple[pa.Schema, pa.Schema]:
         """Its columns now, and the data files' schema with Iceberg's field numbers."""
         table = self._table(path)

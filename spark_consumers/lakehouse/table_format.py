@@ -73,6 +73,9 @@ class TableFormat(Protocol):
     def create(self, path: str, columns: pa.Schema) -> None:
         """Make an empty table in a new folder. Raises `FencedError` if another writer made it."""
 
+    def forget(self, path: str) -> None:
+        """The folder is gone: what is known of its table is of no table that may come there."""
+
     def schemas(self, path: str) -> tuple[pa.Schema, pa.Schema]:
         """Its columns (`ROW_ID` not among them), and its data files' schema."""
 

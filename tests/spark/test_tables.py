@@ -231,3 +231,27 @@ def test_a_copy_that_is_not_allowed_stops_nobody(pipeline, database, monkeypatch
         assert_equal(database.dsn, pipeline.flush(house))
     finally:
         database.execute(f"DROP OWNED BY {role}", f"DROP ROLE {role}")
+
+
+def test_a_copy_that_failed_is_made_with_the_columns_that_the_table_has_by_then(
+    pipeline, database, monkeypatch
+):
+    monkeypatch.setattr("spark_consumers.lakehouse.table_work._AFTER_FAILURE", 0.1)
+    database.execute(
+        "CREATE TABLE prices (id int PRIMARY KEY, price numeric(10, 2))",
+        "INSERT INTO prices VALUES (1, 'NaN')",
+        f"ALTER PUBLICATION {PUBLICATION} ADD TABLE prices",
+    )
+
+    def refused():
+        pipeline.flush()
+        return pipeline.head().set_aside.get(f"{STREAM}.public.prices")
+
+    assert "price" in wait_for(refused, 60, "the refusal in the manifest")
+    database.execute(
+        "ALTER TABLE prices ALTER price TYPE text, ADD note text DEFAULT 'given'",
+    )
+    pipeline.wait_for_tables("prices")
+    shown = pipeline.flush()
+    assert [tuple(row) for row in shown["prices"].collect()] == [(1, "NaN", "given")]
+    assert_equal(database.dsn, shown)
