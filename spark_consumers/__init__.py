@@ -11,7 +11,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from spark_consumers.lakehouse.pipeline import Lakehouse, Source
+    from spark_consumers.lakehouse.pipeline import Lakehouse
+    from spark_consumers.lakehouse.sources import Source
     from spark_consumers.reader import Snapshot, read
     from spark_consumers.snapshot import ExportedSnapshot
 
@@ -21,7 +22,7 @@ _HOMES = {
     "ExportedSnapshot": "snapshot",
     "Lakehouse": "lakehouse.pipeline",
     "Snapshot": "reader",
-    "Source": "lakehouse.pipeline",
+    "Source": "lakehouse.sources",
     "read": "reader",
 }
 

@@ -3,18 +3,26 @@
 Why it holds: for each source the write-ahead log's insert position L is read first, and then a row of the
 published one-row table `tuskline.flush` is written. Whatever the caller committed ends at or below L; the
 row's own commit ends above L. When the log has committed a position beyond L, everything up to L is in it
-(transactions enter the log in commit order), and a barrier forced then is a version that holds it all.
+(transactions enter the log in commit order), and a barrier forced then is a version that holds it all. It is readable when
+an epoch of that version is published, and every published table is in it.
 """
 
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 
 import psycopg
 
-from spark_consumers.lakehouse.manifest import wait_for_epoch
+from spark_consumers.lakehouse.manifest import open_chain, wait_for_epoch
+from spark_consumers.lakehouse.sources import Source, published
+from spark_consumers.lakehouse.states import unreadable
 from walsender_bridge.change_log.client import LogClient
-from walsender_bridge.errors import ConnectionFailedError, PrivilegeError
+from walsender_bridge.errors import ConnectionFailedError, DeadlineError, PrivilegeError
 from walsender_bridge.sql import load
 from walsender_bridge.wire.bounded import BoundedConnection
+
+#: Tables that an error names.
+_TOLD = 10
+_LOOK_AGAIN = 0.1
 
 
 def force_barrier(log: str, sources: Mapping[str, str], *, timeout: float = 60.0) -> int:
@@ -27,15 +35,45 @@ def force_barrier(log: str, sources: Mapping[str, str], *, timeout: float = 60.0
         return client.barrier(positions, timeout=timeout)
 
 
-def flush(lake: str, log: str, sources: Mapping[str, str], *, timeout: float = 60.0) -> int:
+def flush(lake: str, log: str, sources: Sequence[Source], *, timeout: float = 60.0) -> int:
     """Wait until all that was committed in `sources` before this call is readable in `lake`.
 
-    Returns the epoch that holds it (a later one may be published already). `timeout` is in seconds and
-    holds for each of the two waits, the log's and the lake's. Raises what `force_barrier` raises, and
-    `DeadlineError` when no epoch came in time.
+    That is an epoch which holds it, and every table that is published now in it: one that is being copied, or
+    cannot follow, is waited for. Tables that somebody has paused are not.
+
+    Returns the epoch (a later one may be published already). `timeout` is in seconds and holds for each of
+    the two waits, the log's and the lake's. Raises what `force_barrier` raises, `UnavailableError`, and
+    `DeadlineError` when no epoch came in time, or tables are missing, which it names.
     """
-    version = force_barrier(log, sources, timeout=timeout)
-    return wait_for_epoch(lake, version, timeout=timeout).epoch
+    dsns = {source.stream: source.dsn for source in sources}
+    wanted = {f"{source.stream}.{name}" for source in sources for name in published(source)}
+    version = force_barrier(log, dsns, timeout=timeout)
+    deadline = time.monotonic() + timeout
+    head = wait_for_epoch(lake, version, timeout=timeout)
+    chain = open_chain(lake)
+    shown: set[str] = set()
+    while missing := unreadable(head, wanted):
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise _unreadable(missing, head.epoch, lake)
+        copied = {head.copies[name].path for name in missing if name in head.copies}
+        if copied - shown:
+            # A copy is shown by the first epoch that has passed it, which would come in its own time.
+            shown |= copied
+            force_barrier(log, dsns, timeout=left)
+        time.sleep(min(left, _LOOK_AGAIN))
+        head = chain.head() or head
+    return head.epoch
+
+
+def _unreadable(missing: Mapping[str, str], epoch: int, lake: str) -> DeadlineError:
+    told = [f"{name} ({why})" for name, why in sorted(missing.items())]
+    more = f" and {len(told) - _TOLD} more" if len(told) > _TOLD else ""
+    return DeadlineError(
+        f"epoch {epoch} is published, without {', '.join(told[:_TOLD])}{more}",
+        where=lake,
+        repair="see `tuskline table list`; wait for longer with --timeout, or pause what is not to be waited for",
+    )
 
 
 def _write(stream: str, dsn: str) -> int:

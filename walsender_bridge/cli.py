@@ -193,16 +193,17 @@ def flush(
     timeout: Annotated[float, typer.Option(help="Seconds to wait.")] = 60.0,
     as_json: AsJson = False,
 ) -> None:
-    """Wait until everything committed before this call is readable in the lake."""
+    """Wait until everything committed before this call is readable in the lake, in every published table."""
     settings = load_config(config)
     lake = lake_section(settings)
     from spark_consumers.flush import flush as flush_sources
+    from spark_consumers.lakehouse.sources import Source
 
     began = time.monotonic()
     epoch = flush_sources(
         lake.uri,
         settings.log_address,
-        {source.name: source.dsn for source in settings.source},
+        [Source(each.name, each.dsn, each.publication_name) for each in settings.source],
         timeout=timeout,
     )
     Output(as_json=as_json).record({"epoch": epoch, "seconds": round(time.monotonic() - began, 3)})

@@ -20,14 +20,11 @@ import shutil
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
-import psycopg
 import pyarrow as pa
 import structlog
 from pyspark.sql import SparkSession
@@ -37,6 +34,7 @@ from spark_consumers.lakehouse.manifest import COPIED, TableVersion
 from spark_consumers.lakehouse.origin import Origin, check
 from spark_consumers.lakehouse.quarantine import UnfitCopy, keeps_unfit, with_unfit
 from spark_consumers.lakehouse.schema_change import schema_hash
+from spark_consumers.lakehouse.sources import Source, mark
 from spark_consumers.lakehouse.table_format import ROW_ID, TableFormat, TableWrite
 from spark_consumers.lakehouse.table_version import Column
 from spark_consumers.lakehouse.takeover import folder_of
@@ -44,29 +42,10 @@ from spark_consumers.snapshot import ExportedSnapshot, PublishedTable, reading
 from spark_consumers.snapshot_source import PARTITION_BYTES, SnapshotSource
 from spark_consumers.types import arrow_schema, spark_schema, text_columns, told_type
 from walsender_bridge.change_log.client import ReplicaClient, StreamCut
-from walsender_bridge.errors import (
-    DeadlineError,
-    NotSupportedError,
-    TusklineError,
-    UnavailableError,
-)
+from walsender_bridge.errors import NotSupportedError, TusklineError, UnavailableError
 from walsender_bridge.sql import load
-from walsender_bridge.wire.bounded import BoundedConnection
-from walsender_bridge.wire.relation_name import relation_name
-
-#: Tables of this schema are ours: they mark moments in the log, and are no part of the lake.
-OWN_SCHEMA = "tuskline"
 
 log = structlog.get_logger()
-
-
-@dataclass(frozen=True)
-class Source:
-    """A database that is captured: its stream, a DSN to copy from, and the publication that names tables."""
-
-    stream: str
-    dsn: str = field(repr=False)
-    publication: str
 
 
 @dataclass(frozen=True)
@@ -85,35 +64,6 @@ class CopyRequest:
 
 #: What becomes of a table, by `stream.schema.table`: a copy, an error, or None if it is not published any more.
 Deliver = Callable[[str, "TableVersion | TusklineError | None"], None]
-
-
-def published(source: Source) -> set[str]:
-    """The publication's tables, `schema.table`, without our own. Raises `UnavailableError`, `DeadlineError`."""
-    with _connected(source) as connection:
-        rows = connection.execute(
-            load("source_published"), {"publication": source.publication}
-        ).fetchall()
-    return {relation_name(schema, name) for schema, name in rows if schema != OWN_SCHEMA}
-
-
-def columns_now(source: Source, relation_id: int) -> dict[str, tuple[int, int, bool]]:
-    """A table's columns in the catalog, as `schema_change.not_plain` wants them. Raises as `published` does."""
-    with _connected(source) as connection:
-        rows = connection.execute(load("table_columns"), {"table": relation_id}).fetchall()
-    return {name: (kind, typmod, filled) for name, kind, typmod, filled in rows}
-
-
-@contextmanager
-def _connected(source: Source) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
-    try:
-        with BoundedConnection.open(source.dsn) as connection:
-            yield connection
-    except psycopg.Error as error:
-        raise UnavailableError(
-            str(error).strip() or type(error).__name__,
-            where=source.stream,
-            repair="see that the server accepts connections",
-        ) from None
 
 
 class Copier:
@@ -247,16 +197,6 @@ def _layout(snapshot: ExportedSnapshot, table: PublishedTable) -> tuple[Column, 
         rows = connection.execute(load("table_columns"), {"table": table.oid}).fetchall()
     declared = {name: kind for name, kind, _, _ in rows}
     return tuple((c.name, told_type(declared[c.name], c.type_oid), c.typmod) for c in table.columns)
-
-
-def mark(source: Source) -> None:
-    """Commit something: on an idle server no cut would ever pass a copy's LSN, and no epoch would come."""
-    try:
-        with _connected(source) as connection:
-            connection.execute(load("flush_write"))
-    except (UnavailableError, DeadlineError) as error:
-        # Then the tables are shown with the next commit of somebody else.
-        log.warning("no mark in the log", stream=source.stream, error=error.what)
 
 
 def part_bytes(rate: float | None) -> int:

@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import structlog
 
-from spark_consumers.lakehouse.bootstrap import Source, published
+from spark_consumers.lakehouse.sources import Source, published
 from walsender_bridge.errors import TusklineError
 
 #: Seconds between two questions to a source.

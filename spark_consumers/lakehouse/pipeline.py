@@ -18,7 +18,7 @@ import structlog
 from pyspark.sql import SparkSession
 
 from spark_consumers.lakehouse import takeover
-from spark_consumers.lakehouse.bootstrap import Copier, Source
+from spark_consumers.lakehouse.bootstrap import Copier
 from spark_consumers.lakehouse.copies import Copies
 from spark_consumers.lakehouse.departures import departed
 from spark_consumers.lakehouse.epoch import EpochWriter, ShapeChangedError
@@ -30,6 +30,7 @@ from spark_consumers.lakehouse.leases import Leases
 from spark_consumers.lakehouse.looks import Looks
 from spark_consumers.lakehouse.manifest import LIVE, Manifest, StreamPosition, open_chain
 from spark_consumers.lakehouse.presence import Presence
+from spark_consumers.lakehouse.sources import Source
 from spark_consumers.lakehouse.table_work import Policy, TableWork
 from walsender_bridge.change_log.client import LogClient, LogStatus
 from walsender_bridge.errors import (

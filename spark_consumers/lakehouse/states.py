@@ -105,6 +105,25 @@ def resync(head: Manifest, name: str, reason: str) -> Manifest:
     return replace(head, tables=tables, copies=copies)
 
 
+def unreadable(head: Manifest, names: Collection[str]) -> dict[str, str]:
+    """Which of these published tables do not show the newest epoch, and why.
+
+    A table that somebody has paused is as it is on purpose, and not among them.
+    """
+    found = {}
+    for name in names:
+        table = head.tables.get(name)
+        if table is not None and table.state in {LIVE, PAUSED}:
+            continue
+        if table is not None and table.state != LEFT:
+            found[name] = f"{table.state}: {table.reason}" if table.reason else table.state
+        elif name in head.set_aside:
+            found[name] = f"not copied: {head.set_aside[name].splitlines()[0]}"
+        else:
+            found[name] = "copied, and not shown yet" if name in head.copies else "not copied yet"
+    return found
+
+
 def held(head: Manifest) -> dict[str, TableVersion]:
     """The tables that epochs wait for."""
     return {name: table for name, table in head.tables.items() if table.state == HELD}

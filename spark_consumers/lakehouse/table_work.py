@@ -14,7 +14,7 @@ from typing import Any
 import structlog
 
 from spark_consumers.lakehouse import requests, states, unfit_rows
-from spark_consumers.lakehouse.bootstrap import CopyRequest, Source, columns_now, mark
+from spark_consumers.lakehouse.bootstrap import CopyRequest
 from spark_consumers.lakehouse.copies import Copies, NotBegun, Result
 from spark_consumers.lakehouse.departures import without_departed
 from spark_consumers.lakehouse.epoch import ShapeChangedError
@@ -24,6 +24,7 @@ from spark_consumers.lakehouse.looks import Looks
 from spark_consumers.lakehouse.manifest import Chain, Manifest, TableVersion
 from spark_consumers.lakehouse.origin import Joins, joins
 from spark_consumers.lakehouse.schema_change import Anew, first_layout, judge, not_plain
+from spark_consumers.lakehouse.sources import Source, columns_now, mark
 from spark_consumers.lakehouse.states import stream_of
 from spark_consumers.lakehouse.status import write_status
 from spark_consumers.lakehouse.table_version import LIVE, PAUSED, RESUMING

@@ -10,7 +10,7 @@ from pathlib import Path
 import pyspark
 import pytest
 
-from spark_consumers import read
+from spark_consumers import Source, read
 from spark_consumers.flush import flush
 from spark_consumers.lakehouse.manifest import open_chain
 from spark_consumers.lakehouse.status import read_status
@@ -116,7 +116,12 @@ def test_21_an_executor_killed_in_the_middle_costs_its_part_alone(tmp_path, data
             wait_for(lambda: BIG in head(stack).tables, 90, "the table")
             assert other in executors(stack.pid("lake"))
             database.execute("UPDATE big SET body = 'after' WHERE id < 10")
-            flush(stack.lake, stack.log_address, {"shop": database.dsn}, timeout=90)
+            flush(
+                stack.lake,
+                stack.log_address,
+                [Source("shop", database.dsn, "tuskline_shop")],
+                timeout=90,
+            )
             # That part alone was done again: no table was begun anew.
             assert len(log_lines(stack, ["table copied", BIG])) == 1
             assert stack.stop("lake") == 0

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import tests
-from spark_consumers import read
+from spark_consumers import Source, read
 from spark_consumers.flush import flush
 from spark_consumers.lakehouse.files import orphans
 from spark_consumers.lakehouse.manifest import open_chain
@@ -69,7 +69,12 @@ def test_3_4_5_6_a_driver_killed_anywhere_leaves_whole_epochs(tmp_path, database
         finally:
             stop.set()
             load.join()
-        flush(stack.lake, stack.log_address, {"shop": database.dsn}, timeout=240)
+        flush(
+            stack.lake,
+            stack.log_address,
+            [Source("shop", database.dsn, "tuskline_shop")],
+            timeout=240,
+        )
         assert stack.stop("lake") == 0
         assert list((tmp_path / "log" / "scratch").iterdir()) == []
         assert_equal(database.dsn, read(spark, stack.lake))

@@ -5,7 +5,7 @@ import threading
 import psycopg
 import pytest
 
-from spark_consumers import read
+from spark_consumers import Source, read
 from spark_consumers.flush import flush, force_barrier
 from tests.support.servers import MAJORS_IN_TURN
 from tests.support.stack import Stack
@@ -69,7 +69,12 @@ def test_a_stopped_job_does_not_hold_the_slot(tmp_path, database, spark):
         assert version > first
 
         stack.start("lake")
-        flush(stack.lake, stack.log_address, {"shop": database.dsn}, timeout=90)
+        flush(
+            stack.lake,
+            stack.log_address,
+            [Source("shop", database.dsn, "tuskline_shop")],
+            timeout=90,
+        )
         snapshot = read(spark, stack.lake)
         with database.connect() as connection:
             expected = set(connection.execute("SELECT id, body FROM orders").fetchall())

@@ -1,6 +1,7 @@
 """Tables come, pause, go on and are copied anew, through the command line, while the others go on."""
 
 import json
+import threading
 from dataclasses import replace
 
 import psycopg
@@ -17,7 +18,7 @@ from tests.support.lake_pipeline import PUBLISHED
 from tests.support.log_trim import trim
 from tests.support.stack import Stack
 from tests.support.waiting import wait_for
-from walsender_bridge.errors import Cause, CorruptError, TrimmedError
+from walsender_bridge.errors import Cause, CorruptError, DeadlineError, TrimmedError
 
 NAMES = [f"{STREAM}.{relation}" for relation in PUBLISHED]
 ACCOUNTS, AUDIT, MOVES = (f"shop.public.{name}" for name in ("accounts", "audit", "moves"))
@@ -86,7 +87,12 @@ def test_22_tables_are_added_paused_resumed_and_resynced_while_the_others_go_on(
             assert refused.returncode == Cause.LAKE
             assert "it is not in the lake" in refused.stderr
             next_epochs(stack)
-        flush(stack.lake, stack.log_address, {"shop": database.dsn}, timeout=90)
+        flush(
+            stack.lake,
+            stack.log_address,
+            [Source("shop", database.dsn, "tuskline_shop")],
+            timeout=90,
+        )
         assert stack.stop("lake") == 0
         assert_equal(database.dsn, read(spark, stack.lake))
         states = _check_every_epoch(spark, stack.lake, began.epoch)
@@ -255,3 +261,30 @@ def test_a_copy_that_failed_is_made_with_the_columns_that_the_table_has_by_then(
     shown = pipeline.flush()
     assert [tuple(row) for row in shown["prices"].collect()] == [(1, "NaN", "given")]
     assert_equal(database.dsn, shown)
+
+
+def test_34_a_flush_waits_for_a_table_that_is_copied_or_names_it(pipeline, database):
+    sources = [Source(STREAM, database.dsn, PUBLICATION)]
+    where = str(pipeline.lake), pipeline.log.address, sources
+    stop = threading.Event()
+    driver = threading.Thread(target=pipeline.house.run, args=(stop,))
+    driver.start()
+    try:
+        database.execute(
+            "CREATE TABLE late (id int PRIMARY KEY)",
+            "INSERT INTO late SELECT generate_series(1, 5)",
+            f"ALTER PUBLICATION {PUBLICATION} ADD TABLE late",
+        )
+        with psycopg.connect(database.dsn) as blocking:
+            # A copy's snapshot waits for the transactions that run.
+            blocking.execute("INSERT INTO late VALUES (6)")
+            with pytest.raises(DeadlineError, match=rf"without {STREAM}.public.late"):
+                flush(*where, timeout=4)
+        epoch = flush(*where, timeout=90)
+        shown = read(pipeline.spark, pipeline.lake)
+        assert shown.epoch >= epoch
+        assert_equal(database.dsn, shown)
+        assert shown["late"].count() == 6
+    finally:
+        stop.set()
+        driver.join()

@@ -157,6 +157,36 @@ def test_19_a_lake_whose_position_was_trimmed_names_its_tables():
     assert list(states.trimmed(start, {"shop": 31})) == [A]
 
 
+def test_34_published_tables_that_do_not_show_the_newest_epoch_are_named():
+    tables = {
+        name: table(state=state, reason=reason)
+        for name, state, reason in (
+            ("s.a.live", "live", ""),
+            ("s.a.paused", "paused", "paused"),
+            ("s.a.held", "held", "it lost f"),
+            ("s.a.stale", "stale", "it lost g"),
+            ("s.a.resuming", "resuming", ""),
+            ("s.a.left", "left", ""),
+        )
+    }
+    made = head(
+        tables=tables,
+        copies={"s.a.copied": table(), "s.a.left": table()},
+        set_aside={"s.a.refused": "permission denied\n  repair: ..."},
+    )
+    asked = [*tables, "s.a.copied", "s.a.refused", "s.a.new"]
+    assert states.unreadable(made, asked) == {
+        "s.a.held": "held: it lost f",
+        "s.a.stale": "stale: it lost g",
+        "s.a.resuming": "resuming",
+        "s.a.left": "copied, and not shown yet",
+        "s.a.copied": "copied, and not shown yet",
+        "s.a.refused": "not copied: permission denied",
+        "s.a.new": "not copied yet",
+    }
+    assert states.unreadable(made, ["s.a.live", "s.a.paused"]) == {}
+
+
 def test_without_the_policy_nothing_is_held():
     stopped = states.stop(head(), A, "why", holds=True, anew=True)
     assert list(states.held(stopped)) == [A]

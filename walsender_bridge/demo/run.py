@@ -21,6 +21,7 @@ import psycopg
 
 from spark_consumers.flush import flush
 from spark_consumers.lakehouse.manifest import open_chain
+from spark_consumers.lakehouse.sources import Source
 from walsender_bridge.change_log.client import LogClient
 from walsender_bridge.demo.bank import TABLES, Clients, open_bank
 from walsender_bridge.demo.nemesis import Nemesis, Victim
@@ -321,9 +322,8 @@ class _Demo:
         while True:
             try:
                 left = max(1.0, deadline - time.monotonic())
-                await asyncio.to_thread(
-                    flush, self.lake, self.log_address, self.sources, timeout=left
-                )
+                sources = [Source(s, dsn, f"tuskline_{s}") for s, dsn in self.sources.items()]
+                await asyncio.to_thread(flush, self.lake, self.log_address, sources, timeout=left)
                 return
             except TusklineError:
                 # A part that was killed last may still be coming back.
