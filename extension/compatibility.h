@@ -14,6 +14,10 @@
 #if PG_VERSION_NUM >= 150000
 #include "access/xlogrecovery.h"
 #endif
+#if PG_VERSION_NUM >= 130000
+#include "access/xlogreader.h"
+#include "access/xlogutils.h"
+#endif
 #include "catalog/pg_control.h"
 #include "common/controldata_utils.h"
 #include "miscadmin.h"
@@ -21,6 +25,9 @@
 #include "postmaster/interrupt.h"
 #endif
 #include "replication/logical.h"
+#if PG_VERSION_NUM < 130000
+#include "replication/logicalfuncs.h"
+#endif
 #include "replication/slot.h"
 #include "utils/guc.h"
 
@@ -53,6 +60,34 @@ compat_acquire(const char *name)
 	(void) ReplicationSlotAcquire(name, SAB_Error);
 #else
 	ReplicationSlotAcquire(name, true);
+#endif
+}
+
+/* A decoder for the owned slot as the server's own fast advance makes it: without the slot's plugin and its options. */
+static inline LogicalDecodingContext *
+compat_decoder(void)
+{
+#if PG_VERSION_NUM >= 130000
+	return CreateDecodingContext(InvalidXLogRecPtr, NIL, true,
+								 XL_ROUTINE(.page_read = read_local_xlog_page,
+											.segment_open = wal_segment_open,
+											.segment_close = wal_segment_close),
+								 NULL, NULL, NULL);
+#else
+	return CreateDecodingContext(InvalidXLogRecPtr, NIL, true, logical_read_local_xlog_page, NULL, NULL, NULL);
+#endif
+}
+
+/* The next record; the first one is that at `from`, which is given once. */
+static inline XLogRecord *
+compat_read_record(XLogReaderState *reader, XLogRecPtr from, char **problem)
+{
+#if PG_VERSION_NUM >= 130000
+	if (!XLogRecPtrIsInvalid(from))
+		XLogBeginRead(reader, from);
+	return XLogReadRecord(reader, problem);
+#else
+	return XLogReadRecord(reader, from, problem);
 #endif
 }
 

@@ -32,7 +32,7 @@ PG_FUNCTION_INFO_V1(tuskline_rename);
 PG_FUNCTION_INFO_V1(tuskline_drop);
 
 /* Release what an error left in our hands. The abort of a transaction would do so too, but an exception's does not. */
-static void
+void
 let_go(void)
 {
 	LWLockReleaseAll();
@@ -41,7 +41,7 @@ let_go(void)
 }
 
 /* Refuse positions that are out of order, or that this standby has not applied. */
-static void
+void
 require_order(XLogRecPtr restart_lsn, XLogRecPtr confirmed_flush)
 {
 	TimeLineID	timeline;
@@ -61,7 +61,7 @@ require_order(XLogRecPtr restart_lsn, XLogRecPtr confirmed_flush)
 				 errhint("Try again when it has.")));
 }
 
-static void
+void
 require_wal(XLogRecPtr restart_lsn)
 {
 	if (!wal_present(restart_lsn))
@@ -80,7 +80,13 @@ require_snapshot(XLogRecPtr restart_lsn)
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("there is no snapshot for restart_lsn " LSN_TEXT " on this standby", LSN_PARTS(restart_lsn)),
 				 errdetail("A decoder that starts there would leave out transactions in silence."),
-				 errhint("Advance the slot with pg_replication_slot_advance() in its database until there is one.")));
+				 errhint("Advance the slot with advance() until there is one.")));
+	if (!snapshot_complete(restart_lsn))
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("the snapshot for restart_lsn " LSN_TEXT " was written by another decoder", LSN_PARTS(restart_lsn)),
+				 errdetail("Changes of the catalog may be missing in it."),
+				 errhint("Advance the slot with advance() until there is one of its own.")));
 }
 
 static void
@@ -95,7 +101,7 @@ require_temporary(const char *name)
 }
 
 /* Own the slot, if it is one that we may change. It is looked at before, so that no other is ever touched. */
-static void
+void
 take_slot(const char *name)
 {
 	ReplicationSlot slot;

@@ -55,6 +55,8 @@ enum Column
 	SAVED_CONFIRMED_FLUSH_LSN,
 	SAVED_CATALOG_XMIN,
 	SNAPSHOT_PRESENT,
+	SNAPSHOT_COMPLETE,
+	FOREIGN_SNAPSHOT_AFTER,
 	WAL_PRESENT,
 	MARKER,
 	COLUMNS
@@ -139,8 +141,18 @@ persistency(const ReplicationSlot *slot)
 	return "unknown";
 }
 
+/* `foreign`: newest_foreign_snapshot(); where this server writes WAL itself nobody asks for it. */
 static void
-put_files(Row *row, const ReplicationSlot *slot, XLogSegNo oldest_segment)
+put_snapshots(Row *row, XLogRecPtr restart_lsn, XLogRecPtr foreign)
+{
+	put(row, SNAPSHOT_PRESENT, BoolGetDatum(snapshot_present(restart_lsn)));
+	put(row, SNAPSHOT_COMPLETE, BoolGetDatum(snapshot_complete(restart_lsn)));
+	if (RecoveryInProgress())
+		put(row, FOREIGN_SNAPSHOT_AFTER, BoolGetDatum(foreign > restart_lsn));
+}
+
+static void
+put_files(Row *row, const ReplicationSlot *slot, XLogSegNo oldest_segment, XLogRecPtr foreign)
 {
 	const char *name = NameStr(slot->data.name);
 	char		marker[MARKER_LENGTH + 1];
@@ -159,7 +171,7 @@ put_files(Row *row, const ReplicationSlot *slot, XLogSegNo oldest_segment)
 		XLByteToSeg(slot->data.restart_lsn, segment, wal_segment_size);
 		put(row, WAL_PRESENT, BoolGetDatum(segment >= oldest_segment));
 		if (SlotIsLogical(slot))
-			put(row, SNAPSHOT_PRESENT, BoolGetDatum(snapshot_present(slot->data.restart_lsn)));
+			put_snapshots(row, slot->data.restart_lsn, foreign);
 	}
 	switch (read_marker(name, marker))
 	{
@@ -177,7 +189,7 @@ put_files(Row *row, const ReplicationSlot *slot, XLogSegNo oldest_segment)
 }
 
 static void
-fill(Row *row, ReplicationSlot *slot, XLogSegNo oldest_segment)
+fill(Row *row, ReplicationSlot *slot, XLogSegNo oldest_segment, XLogRecPtr foreign)
 {
 	const char *invalidation = compat_invalidation(&slot->data);
 
@@ -206,7 +218,7 @@ fill(Row *row, ReplicationSlot *slot, XLogSegNo oldest_segment)
 	if (invalidation != NULL)
 		put(row, INVALIDATION, CStringGetTextDatum(invalidation));
 	put(row, DIRTY, BoolGetDatum(slot->dirty));
-	put_files(row, slot, oldest_segment);
+	put_files(row, slot, oldest_segment, foreign);
 }
 
 /* Copy the slots in use, or the one of that name; their number. */
@@ -238,6 +250,7 @@ tuskline_inspect(PG_FUNCTION_ARGS)
 	const char *name = PG_ARGISNULL(0) ? NULL : NameStr(*PG_GETARG_NAME(0));
 	XLogRecPtr	oldest_needed = PG_UINT64_MAX;
 	XLogSegNo	oldest_segment = 0;
+	XLogRecPtr	foreign;
 	ReplicationSlot *slots;
 	TupleDesc	shape;
 	Tuplestorestate *rows;
@@ -271,11 +284,12 @@ tuskline_inspect(PG_FUNCTION_ARGS)
 			oldest_needed = Min(oldest_needed, slots[i].data.restart_lsn);
 	if (oldest_needed != PG_UINT64_MAX)
 		oldest_segment = wal_oldest_segment(oldest_needed);
+	foreign = RecoveryInProgress() ? newest_foreign_snapshot() : InvalidXLogRecPtr;
 	for (int i = 0; i < count; i++)
 	{
 		Row			row;
 
-		fill(&row, &slots[i], oldest_segment);
+		fill(&row, &slots[i], oldest_segment, foreign);
 		tuplestore_putvalues(rows, shape, row.values, row.nulls);
 	}
 	return (Datum) 0;

@@ -32,11 +32,24 @@ extern char *name_argument(FunctionCallInfo fcinfo, int number, const char *what
 extern XLogRecPtr lsn_argument(FunctionCallInfo fcinfo, int number, const char *what);
 extern bool bool_argument(FunctionCallInfo fcinfo, int number, const char *what);
 
+/* copies.c */
+extern void let_go(void);
+extern void require_order(XLogRecPtr restart_lsn, XLogRecPtr confirmed_flush);
+extern void require_wal(XLogRecPtr restart_lsn);
+extern void take_slot(const char *name);
+
 /* wal.c */
 extern XLogRecPtr wal_end(TimeLineID *timeline);
 extern XLogSegNo wal_oldest_segment(XLogRecPtr from);
 extern bool wal_present(XLogRecPtr from);
+
+/* snapshots.c */
+struct SnapBuild;
+
 extern bool snapshot_present(XLogRecPtr lsn);
+extern bool snapshot_complete(XLogRecPtr lsn);
+extern XLogRecPtr newest_foreign_snapshot(void);
+extern void write_snapshot(struct SnapBuild *builder, XLogRecPtr lsn);
 
 /* marker.c */
 typedef enum MarkerState

@@ -1,5 +1,5 @@
 /*
- * The files that a slot lives by: WAL from its restart_lsn on, and the snapshot that a decoder starts with there.
+ * The WAL that a slot lives by, from its restart_lsn on.
  *
  * Nothing here is a promise about the next moment, except for a slot whose restart_lsn was published before: the
  * server then keeps the segments from it on, unless it had already chosen them for removal. That is why a copy's
@@ -84,29 +84,4 @@ wal_present(XLogRecPtr from)
 
 	XLByteToSeg(from, segment, wal_segment_size);
 	return segment >= wal_oldest_segment(from);
-}
-
-/*
- * Whether a decoder can start at `lsn` with a snapshot that was built before. Without one it begins with those
- * transactions that start later, and leaves out in silence whatever was in progress.
- */
-bool
-snapshot_present(XLogRecPtr lsn)
-{
-	char		path[MAXPGPATH];
-	char		first;
-	bool		is_there;
-	int			file;
-
-	snprintf(path, sizeof(path), "pg_logical/snapshots/%X-%X.snap", LSN_PARTS(lsn));
-	file = OpenTransientFile(path, O_RDONLY | PG_BINARY);
-	if (file < 0)
-	{
-		if (errno == ENOENT)
-			return false;
-		ereport(ERROR, (errcode_for_file_access(), errmsg("could not open file \"%s\": %m", path)));
-	}
-	is_there = read(file, &first, 1) == 1;
-	CloseTransientFile(file);
-	return is_there;
 }

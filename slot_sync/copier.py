@@ -34,7 +34,7 @@ FRESH: Final = 1.0
 #: States of a copy whose client the standby was seen to have all of.
 _CLIENT_BEHIND: Final = {*SAFE, State.SYNCED}
 #: What a copy lacks that a record of the running transactions, decoded, brings.
-UNDECODED: Final = frozenset({Reason.NO_SNAPSHOT, Reason.XMIN_NOT_DECODED})
+UNDECODED: Final = frozenset({Reason.NO_SNAPSHOT, Reason.FOREIGN_SNAPSHOT, Reason.XMIN_NOT_DECODED})
 #: The first version in which such a record can be asked for, and seconds between two of them.
 LOGS_SNAPSHOTS: Final = 160_000
 ASK_SECONDS: Final = 2.0

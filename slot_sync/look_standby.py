@@ -149,6 +149,8 @@ def _copy(row: Row, inspected: Row | None) -> Copy:
         synced=bool(shown.get("synced")),
         invalidation=invalidation(row, own),
         snapshot_present=own.get("snapshot_present"),
+        snapshot_complete=own.get("snapshot_complete"),
+        foreign_snapshot_after=own.get("foreign_snapshot_after"),
         wal_present=own.get("wal_present"),
         inactive_since=_microseconds(row.get("inactive_since")),
     )

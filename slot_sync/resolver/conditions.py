@@ -22,6 +22,14 @@ ever after, as it is on a busy server at each poll.
 While a transaction has been open since before the copy was made, no decoder can move X. It pins P, so X is set back to
 B (`judge.py`) as long as P <= B. Q does not go back with it; but P <= X is as good as Q <= X at the sample
 (`is_kept`): nothing that X stands for was removed so far, and what is removed after a promotion is bounded by X.
+
+What a decoder knows at its restart_lsn it has from a snapshot on disk, which names the transactions that changed the
+catalog. The file is shared by all slots of the server, whoever writes it first; and the server's own fast advance, its
+slot synchronization included, leaves transactions out of it: those that changed nothing but user_catalog_table tables,
+and before 14 subtransactions of any kind. So that there is a file proves nothing (`is_whole`). A copy of ours is to
+start with a snapshot that `advance` wrote, which reads every record, and wrote over what it found on its way. What
+another decoder leaves ahead of it may be started with later, after a promotion: that is allowed only where the plugin is
+known to read nothing of what may be missing. So are PostgreSQL's own copies, on 17 and later.
 """
 
 from collections.abc import Callable
@@ -38,6 +46,13 @@ from slot_sync.resolver.observed import (
 )
 from slot_sync.resolver.transitions import Reason, State
 
+#: Plugins that are known to read no user_catalog_table while they decode.
+READ_NO_USER_CATALOG = frozenset({"pgoutput", "tuskline", "test_decoding"})
+#: From here on every decoder takes note of all other changes of the catalog (server_version_num).
+_FIRST_WITH_INVALIDATIONS = 140000
+#: Here PostgreSQL's own synchronization moves catalog_xmin past transactions that it has not decoded yet.
+_HASTY_SYNCHRONIZATION = range(170000, 170005)
+
 
 @dataclass(frozen=True)
 class View:
@@ -51,6 +66,8 @@ class View:
     key: EpochKey | None
     physical: PhysicalSlot | None
     replay_lsn: int
+    #: The standby's server_version_num.
+    version: int
     #: `Standby.idle_share` of the copy.
     idle_share: float = 0.0
 
@@ -128,6 +145,21 @@ def has_snapshot(view: View) -> bool:
     return view.copy.snapshot_present is True
 
 
+def is_whole(view: View) -> bool:
+    """No snapshot that a decoder may start with lacks a transaction that the plugin may ask about."""
+    return starts_whole(view.copy, view.version)
+
+
+def starts_whole(copy: Copy, version: int) -> bool:
+    """`is_whole`, of a copy on a standby of that version."""
+    any_will_do = version >= _FIRST_WITH_INVALIDATIONS and copy.plugin in READ_NO_USER_CATALOG
+    if copy.synced:
+        return any_will_do
+    if copy.snapshot_present is True and copy.snapshot_complete is not True:
+        return False
+    return any_will_do or not copy.foreign_snapshot_after
+
+
 def is_replayed(view: View) -> bool:
     """C.F <= what the standby has replayed."""
     confirmed = view.copy.confirmed_flush_lsn
@@ -169,14 +201,16 @@ def needed_from(view: View) -> int | None:
 def xmin_is_decoded(view: View) -> bool:
     """X <= need(C.F) for good."""
     copy, known = view.copy, view.record
-    if copy.synced:
-        return True  # PostgreSQL copies all three from the slot
+    if copy.synced and view.version not in _HASTY_SYNCHRONIZATION:
+        return True  # PostgreSQL copies all three from the slot, or decodes
     if copy.catalog_xmin is None or copy.restart_lsn is None or copy.confirmed_flush_lsn is None:
         return False
-    if known.decoded_at is not None and copy.confirmed_flush_lsn >= known.decoded_at:
-        return True
     needed = needed_from(view)
     if needed is not None and not precedes(needed, copy.catalog_xmin):
+        return True
+    if copy.synced:
+        return False
+    if known.decoded_at is not None and copy.confirmed_flush_lsn >= known.decoded_at:
         return True
     return (
         known.reserved is not None
@@ -248,6 +282,12 @@ CONDITIONS: tuple[Condition, ...] = (
         is_not_ahead,
         "the copy is ahead of the slot: somebody read from it, or the primary crashed and forgot",
         "it is made again if the slot's client does not move on",
+    ),
+    Condition(
+        Reason.FOREIGN_SNAPSHOT,
+        is_whole,
+        "another decoder wrote the snapshot that it would start with, and may have left out changes of the catalog",
+        "let the client of the slot confirm what it has; the copy follows it to a snapshot of its own",
     ),
     Condition(
         Reason.XMIN_BEHIND,

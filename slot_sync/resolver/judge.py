@@ -49,6 +49,7 @@ def view_of(
         key,
         physical_slot(primary, standby),
         standby.replay_lsn,
+        standby.version,
         standby.idle_share(copy),
     )
 
@@ -128,6 +129,7 @@ def _evidence(view: View) -> Mapping[str, object]:
         "held_catalog_xmin": None if physical is None else physical.catalog_xmin,
         "replay_lsn": view.replay_lsn,
         "snapshot_present": copy.snapshot_present,
+        "snapshot_complete": copy.snapshot_complete,
         "wal_present": copy.wal_present,
         "invalidation": copy.invalidation,
         "persistency": copy.persistency,
@@ -161,10 +163,10 @@ def _follow(view: View, standby: Standby) -> Action:
         and target == slot.confirmed_flush_lsn
         and slot.restart_lsn >= copy.restart_lsn
         and not precedes(slot.catalog_xmin, copy.catalog_xmin)
-        and any(s.restart_lsn == slot.restart_lsn and s.snapshot_present for s in standby.slots)
+        and any(s.restart_lsn == slot.restart_lsn and s.snapshot_complete for s in standby.slots)
     ):
         return SetFields(copy.name, copy.database, slot.restart_lsn, target, slot.catalog_xmin)
-    first = not copy.snapshot_present and view.record.state in {"", State.RESERVING, State.MISSING}
+    first = not copy.snapshot_complete and view.record.state in {"", State.RESERVING, State.MISSING}
     idle = view.idle_share > IDLE_SHARE
     if forward or ((first or idle) and target == copy.confirmed_flush_lsn):
         return Advance(copy.name, copy.database, target)

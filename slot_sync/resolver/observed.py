@@ -152,6 +152,10 @@ class Copy:
     invalidation: str | None = None
     #: The file pg_logical/snapshots/<restart_lsn>.snap is there. `None` without a restart_lsn.
     snapshot_present: bool | None = None
+    #: That file was written by `advance`, whose decoder leaves nothing out.
+    snapshot_complete: bool | None = None
+    #: There is one for a later position that was not.
+    foreign_snapshot_after: bool | None = None
     #: WAL from restart_lsn on is there, without a gap. `None` without a restart_lsn.
     wal_present: bool | None = None
     #: Since when nobody has had it in use, by the standby's clock (17+); `None`: somebody has, or it is not known.

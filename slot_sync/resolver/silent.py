@@ -12,6 +12,7 @@ then nobody knows.
 from dataclasses import replace
 
 from slot_sync.resolver import client
+from slot_sync.resolver.conditions import starts_whole
 from slot_sync.resolver.native import synced_before
 from slot_sync.resolver.observed import CopyRecord, Record, Standby, Terms
 from slot_sync.resolver.transitions import Nothing, Reason, State, Transition, Wait
@@ -40,6 +41,7 @@ def objections(remembered: CopyRecord, standby: Standby, record: Record) -> list
         "the copy is temporary": copy.persistency == "persistent",
         "the copy is invalid": copy.invalidation is None,
         "its snapshot is gone": copy.snapshot_present is True,
+        "another decoder has written a snapshot": starts_whole(copy, standby.version),
         "its WAL is gone": copy.wal_present is True,
         "it has been idle for idle_replication_slot_timeout: a promotion would invalidate it": standby.idle_share(
             copy

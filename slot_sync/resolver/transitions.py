@@ -81,6 +81,7 @@ class Reason(StrEnum):
     XMIN_BEHIND = "xmin_behind"
     XMIN_NOT_DECODED = "xmin_not_decoded"
     NO_SNAPSHOT = "no_snapshot"
+    FOREIGN_SNAPSHOT = "foreign_snapshot"
     WAL_GONE = "wal_gone"
     NOT_REPLAYED = "not_replayed"
     AHEAD = "ahead"
@@ -135,7 +136,7 @@ class Reserve:
 
 @dataclass(frozen=True)
 class Advance:
-    """Move a copy by decoding (`pg_replication_slot_advance`), up to `to_lsn`."""
+    """Move a copy by decoding (`advance`), up to `to_lsn`."""
 
     name: str
     database: str

@@ -35,6 +35,14 @@ COMMENT ON FUNCTION @extschema@.reserve(pg_catalog.name, pg_catalog.name, pg_cat
                                         pg_catalog.bool, pg_catalog.pg_lsn)
     IS 'make a copy of a logical slot under a temporary name; returns the catalog_xmin that it holds';
 
+CREATE FUNCTION @extschema@.advance(
+    slot_name pg_catalog.name,
+    upto_lsn pg_catalog.pg_lsn
+) RETURNS pg_catalog.pg_lsn
+AS 'MODULE_PATHNAME', 'tuskline_advance' LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION @extschema@.advance(pg_catalog.name, pg_catalog.pg_lsn)
+    IS 'move a copy by decoding all of the WAL up to a position; returns its confirmed_flush_lsn';
+
 CREATE FUNCTION @extschema@.set_fields(
     slot_name pg_catalog.name,
     restart_lsn pg_catalog.pg_lsn,
@@ -87,6 +95,8 @@ CREATE FUNCTION @extschema@.inspect(
     OUT saved_confirmed_flush_lsn pg_catalog.pg_lsn,
     OUT saved_catalog_xmin pg_catalog.xid,
     OUT snapshot_present pg_catalog.bool,
+    OUT snapshot_complete pg_catalog.bool,
+    OUT foreign_snapshot_after pg_catalog.bool,
     OUT wal_present pg_catalog.bool,
     OUT marker pg_catalog.text
 ) RETURNS SETOF pg_catalog.record

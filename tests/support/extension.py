@@ -96,12 +96,37 @@ def build(major: int, *, fail_points: bool = False) -> Path:
     return folder
 
 
+@cache
+def _catalog_reader(major: int) -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="tuskline-plugin-"))
+    _built.append(folder)
+    folder.chmod(0o755)
+    makefile = ROOT / "tests" / "support" / "catalog_reader" / "Makefile"
+    command = ["make", "-s", "-C", str(folder), "-f", str(makefile)]
+    done = subprocess.run(
+        [*command, f"PG_CONFIG={pg_config(major)}"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    (folder / "catalog_reader.so").chmod(0o755)
+    return folder
+
+
+def catalog_reader(major: int) -> dict[str, str]:
+    """The settings with which a server of `running_pair` finds the output plugin `catalog_reader`."""
+    path = f"$libdir:{build(major)}:{_catalog_reader(major)}"
+    found = {"dynamic_library_path": path}
+    if lists_plugins(major):
+        found["output_plugin_libraries"] = "pgoutput, catalog_reader"
+    return found
+
+
 _built: list[Path] = []
 
 
 def remove_built() -> None:
     """Remove what `build` made."""
     build.cache_clear()
+    _catalog_reader.cache_clear()
     while _built:
         shutil.rmtree(_built.pop(), ignore_errors=True)
 

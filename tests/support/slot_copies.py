@@ -117,7 +117,7 @@ class Pair:
         )
         self.catch_up()
         to = self.slot(source).confirmed_flush_lsn
-        self.on_standby("SELECT pg_replication_slot_advance(%s, %s)", name, to)
+        self.on_standby("SELECT tuskline_slots.advance(%s, %s)", name, to)
 
     def prove(self, name: str, source: str) -> None:
         """Advance a copy until a decoder's snapshot for it is on the standby."""

@@ -56,6 +56,7 @@ COPY = Copy(
     700,
     700,
     snapshot_present=True,
+    snapshot_complete=True,
     wal_present=True,
 )
 STANDBY = Standby(
@@ -246,11 +247,25 @@ def test_19_a_new_physical_slot_is_marked_first() -> None:
 @pytest.mark.parametrize(
     ("copy", "known", "reason", "action"),
     [
-        (replace(COPY, snapshot_present=False), KNOWN, Reason.NO_SNAPSHOT, Wait()),
         (
-            replace(COPY, confirmed_flush_lsn=1500, snapshot_present=False),
+            replace(COPY, snapshot_present=False, snapshot_complete=False),
             KNOWN,
             Reason.NO_SNAPSHOT,
+            Wait(),
+        ),
+        (
+            replace(
+                COPY, confirmed_flush_lsn=1500, snapshot_present=False, snapshot_complete=False
+            ),
+            KNOWN,
+            Reason.NO_SNAPSHOT,
+            Advance("kept", "shop", 2000),
+        ),
+        (replace(COPY, snapshot_complete=False), KNOWN, Reason.FOREIGN_SNAPSHOT, Wait()),
+        (
+            replace(COPY, confirmed_flush_lsn=1500, snapshot_complete=False),
+            KNOWN,
+            Reason.FOREIGN_SNAPSHOT,
             Advance("kept", "shop", 2000),
         ),
         (replace(COPY, catalog_xmin=689), KNOWN, Reason.RESERVED_LATER, Wait()),
@@ -417,7 +432,10 @@ def test_18_an_unproven_copy_is_renamed_only_when_it_is_proven() -> None:
     found = answered(here=standby(copy), known=record(UNPROVEN))
     assert (found.after, found.action) == (State.PROVING, Rename(TEMPORARY, "kept", "shop"))
     assert not found.safe
-    found = answered(here=standby(replace(copy, snapshot_present=False)), known=record(UNPROVEN))
+    found = answered(
+        here=standby(replace(copy, snapshot_present=False, snapshot_complete=False)),
+        known=record(UNPROVEN),
+    )
     assert (found.after, found.reason) == (State.PROVING, Reason.NO_SNAPSHOT)
     found = answered(primary(catalog_xmin=None), standby(copy), record(UNPROVEN))
     assert (found.after, found.reason) == (State.RESERVING, Reason.NO_CATALOG_XMIN)
@@ -614,3 +632,35 @@ def test_transactions_are_compared_round_the_end() -> None:
     known = replace(KNOWN, removed_before=2**32 - 10)
     there = primary(replace(SLOT, catalog_xmin=5), catalog_xmin=2**32 - 10)
     assert answered(there, standby(young), record(known)).after is State.READY
+
+
+@pytest.mark.parametrize(
+    ("version", "plugin", "synced", "foreign", "ready"),
+    [
+        (130018, "pgoutput", False, False, True),
+        (130018, "pgoutput", False, True, False),
+        (140000, "pgoutput", False, True, True),
+        (140000, "pglogical_output", False, False, True),
+        (140000, "pglogical_output", False, True, False),
+        (170005, "pgoutput", True, True, True),
+        (170005, "pglogical_output", True, False, False),
+    ],
+)
+def test_18_what_other_decoders_leave_out_counts_by_major_and_plugin(
+    version: int, plugin: str, synced: bool, foreign: bool, ready: bool
+) -> None:
+    slot = replace(SLOT, plugin=plugin)
+    copy = replace(COPY, plugin=plugin, synced=synced, foreign_snapshot_after=foreign)
+    found = answered(primary(slot), standby(copy, version=version))
+    assert (found.after is State.READY) == ready
+    assert found.reason is (Reason.PROVEN if ready else Reason.FOREIGN_SNAPSHOT)
+
+
+def test_18_a_hasty_synchronization_is_believed_only_where_the_slot_was_passed() -> None:
+    hasty = replace(COPY, synced=True, confirmed_flush_lsn=1999, catalog_xmin=701)
+    known = record(replace(KNOWN, removed_before=701))
+    found = answered(here=standby(hasty, version=170004), known=known)
+    assert found.reason is Reason.XMIN_NOT_DECODED
+    assert answered(here=standby(hasty, version=170005), known=known).after is State.READY
+    passed = replace(hasty, confirmed_flush_lsn=2000, catalog_xmin=700)
+    assert answered(here=standby(passed, version=170004)).after is State.READY

@@ -16,7 +16,7 @@ from slot_sync.resolver.observed import (
     Record,
     Standby,
 )
-from tests.support.slots import poll, scopes
+from tests.support.slots import poll, scopes, world
 from tests.support.slots.world import World
 
 _Start = Callable[[], World]
@@ -31,6 +31,7 @@ CONDITIONS: dict[str, tuple[_Start, str, int]] = {
     "is_heard": (scopes.unheard, "do poll hear move vacuum", 6),
     "is_reserved": (scopes.restored, "restore poll tell commit move vacuum", 8),
     "has_snapshot": (scopes.held, "change lose_file poll", 3),
+    "is_whole": (scopes.ready, "hold ddl run find_other_file poll", 5),
     "is_replayed": (scopes.behind, "restore poll tell", 5),
     "is_not_ahead": (scopes.ready, "change consume poll", 3),
     "has_what_was_removed": (scopes.row, "recrash move vacuum tell poll", 7),
@@ -54,6 +55,9 @@ OTHERS: dict[str, tuple[_Start, str, int]] = {
     "clients are anywhere": (scopes.lagging, "change confirm poll", 3),
     "silent, clients are anywhere": (scopes.lagging, "change confirm poll", 3),
     "clients go back with a crash": (scopes.lagging, "change confirm poll tell recrash", 7),
+    "silent, anybody's snapshot": (scopes.ready, "hold ddl run find_other_file", 5),
+    "a fast advance": (scopes.ready, "hold ddl move do poll", 5),
+    "anybody's snapshots are started with": (scopes.borrowed, "change move do tell poll", 7),
     "no generation": (scopes.row, "move poll recrash vacuum tell poll_under_way", 7),
 }
 
@@ -81,6 +85,7 @@ _OBJECTIONS = {
     "silent, any WAL": "its WAL",
     "silent, invalid": "the copy is invalid",
     "silent, idle": "it has been idle",
+    "silent, anybody's snapshot": "another decoder",
 }
 
 
@@ -136,6 +141,10 @@ def _patched(name: str) -> contextlib.AbstractContextManager[object]:
             return _blind(conf_load_time=0)
         case "another primary is heeded":
             return mock.patch.object(record, "is_linked", return_value=True)
+        case "a fast advance":
+            return mock.patch.object(world, "ADVANCE", {"ours": True, "fast": True})
+        case "anybody's snapshots are started with":
+            return mock.patch.object(world, "ADVANCE", {"ours": True, "trusting": True})
         case "no generation":
             return mock.patch.object(poll, "_generation", return_value=1)
     without = tuple(each for each in conditions.CONDITIONS if each.holds.__name__ != name)

@@ -32,8 +32,8 @@ from slot_sync.resolver.transitions import (
     SetFields,
     Transition,
 )
-from tests.support.slots.decoder import Position
-from tests.support.slots.world import Held, World, advanced
+from tests.support.slots.decoder import File, Position
+from tests.support.slots.world import Held, World, advanced, file_at, has_own_file
 
 NAME, UNPROVEN, PHYSICAL = "kept", "_tuskline_tmp_kept", "standby"
 SYSTEM, TIMELINE = 7, 1
@@ -48,7 +48,7 @@ def primary_of(world: World) -> Primary:
         timeline=TIMELINE,
         in_recovery=False,
         postmaster_start=world.primary_start,
-        version=150000,
+        version=130000,
         wal_level="logical",
         wal_lsn=world.end,
         logical_slots=(
@@ -82,7 +82,9 @@ def _copy(world: World, name: str, held: Held) -> Copy:
         confirmed_flush_lsn=at.confirmed,
         catalog_xmin=at.xmin,
         effective_catalog_xmin=at.xmin,
-        snapshot_present=at.restart in world.files,
+        snapshot_present=file_at(world, at.restart) is not None,
+        snapshot_complete=has_own_file(world, held),
+        foreign_snapshot_after=any(not each.ours and each.lsn > at.restart for each in world.files),
         wal_present=held.has_wal,
         inactive_since=world.clock - (IDLE_TIMEOUT if held.idle else 0),
     )
@@ -100,7 +102,7 @@ def standby_of(world: World) -> Standby:
         timeline=TIMELINE,
         in_recovery=True,
         postmaster_start=1,
-        version=150000,
+        version=170005 if any(slot.synced for slot in slots) else 130000,
         wal_level="logical",
         conf_load_time=world.conf,
         clock=world.clock,
@@ -268,6 +270,10 @@ def _changed(before: World, after: World) -> bool:
     return epochs[0] != epochs[1] or epochs[1] == (None,)
 
 
+def _shows(file: File, starts: list[int]) -> bool:
+    return file.lsn in starts or (not file.ours and file.lsn > min(starts, default=file.lsn))
+
+
 def _seen(world: World) -> World:
     """Without what no controller can see."""
     starts = [held.at.restart for held in (world.copy, world.unproven) if held is not None]
@@ -281,7 +287,7 @@ def _seen(world: World) -> World:
         removed=0,
         removed_there=0,
         said=(),
-        files=world.files.intersection(starts),
+        files=frozenset(each._replace(lacks=0) for each in world.files if _shows(each, starts)),
         next_xid=0,
         next_id=0,
         pending=(),
@@ -348,7 +354,7 @@ def act_cut(world: World) -> World | None:
     if world.pending != ("rename",):
         return None
     held = world.unproven
-    if world.copy is not None or held is None or held.at.restart not in world.files:
+    if world.copy is not None or held is None or not has_own_file(world, held):
         return None
     return world._replace(copy=held, pending=())
 
@@ -375,7 +381,7 @@ def _moved(world: World, name: str, to: int) -> World:
 
 def _set(world: World, name: str, at: Position) -> World:
     held = _called(world, name)
-    if held is None or at.restart not in world.files or not _is_usable(held):
+    if held is None or not has_own_file(world, held._replace(at=at)) or not _is_usable(held):
         return world
     if at.confirmed > world.received:
         return world

@@ -84,6 +84,12 @@ def restored() -> World:
     return world._replace(backup=copy._replace(at=at))
 
 
+def borrowed() -> World:
+    """A copy was made where another decoder has left a snapshot that lacks what an open transaction is older than."""
+    made = ("hold", "ddl", "run", "confirm", "find_other_file", *_MARKED, "tell", "poll", "tell")
+    return follow(made)
+
+
 def native() -> World:
     """PostgreSQL's own copy, not finished."""
     world = ready()
@@ -100,7 +106,7 @@ SCOPES = {
         (reserved, ready, opened, undecoded),
         (
             *("change", "begin", "commit", "ddl", "run", "confirm", "vacuum", "tell", "do"),
-            *("poll", "poll_astray"),
+            *("poll", "poll_astray", "find_other_file"),
         ),
     ),
     "epochs": (
@@ -143,6 +149,7 @@ SCOPES = {
         (ready, held, behind, restored, native),
         (
             *(*_BASE, "change", "commit", "consume", "lose_wal", "lose_file", "find_file"),
+            "find_other_file",
             *("rest", "invalidate", "restore", "remake", "remake_other", "act_cut"),
         ),
     ),

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from tests.support.slots.decoder import COMMIT, RUN, VACUUM, Position, Wal
+from tests.support.slots.decoder import COMMIT, RUN, VACUUM, File, Position, Wal
 from tests.support.slots.poll import (
     NAME,
     act,
@@ -113,6 +113,9 @@ def _mapped(world: World, lsn: Number, xid: Number, clock: Number, ident: Number
                 return Wal(lsn(r.lsn), COMMIT, lsn(r.first))
         return Wal(lsn(r.lsn), r.kind, xid(r.first))
 
+    def file(of: File) -> File:
+        return File(lsn(of.lsn), of.ours, xid(of.lacks) if of.lacks else 0)
+
     def position(at: Position) -> Position:
         return Position(lsn(at.restart), lsn(at.confirmed), xid(at.xmin))
 
@@ -180,7 +183,7 @@ def _mapped(world: World, lsn: Number, xid: Number, clock: Number, ident: Number
         unproven=held(world.unproven),
         copy=held(world.copy),
         backup=held(world.backup),
-        files=frozenset(map(lsn, world.files)),
+        files=frozenset(map(file, world.files)),
         clock=clock(world.clock),
         next_id=world.next_id,
         memory=memory(world.memory),
@@ -202,7 +205,7 @@ def _trimmed(world: World) -> World:
     first = min(needed)
     return world._replace(
         wal=tuple(r for r in world.wal if r.lsn >= first or r.kind == VACUUM),
-        files=frozenset(each for each in world.files if each >= first),
+        files=frozenset(each for each in world.files if each.lsn >= first),
     )
 
 

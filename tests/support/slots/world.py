@@ -13,9 +13,12 @@ from tests.support.slots.decoder import (
     OPEN,
     RUN,
     VACUUM,
+    File,
+    Files,
     Position,
     Wal,
     decode,
+    lacking,
     loss,
 )
 
@@ -76,7 +79,7 @@ class World(NamedTuple):
     copy: Held | None
     #: What a backup of the standby has of the copy.
     backup: Held | None
-    files: frozenset[int]
+    files: Files
     clock: int
     next_id: int
     memory: tuple[object, ...] = ()
@@ -197,7 +200,7 @@ def confirm(world: World) -> World | None:
     """The slot's client has all there is."""
     if world.slot.confirmed == world.end:
         return None
-    files = frozenset(r.lsn for r in world.wal if r.kind == RUN)
+    files = frozenset(File(r.lsn) for r in world.wal if r.kind == RUN)
     at = decode(world.wal, world.slot, world.end, files).position
     saved = at if at[::2] != world.slot[::2] else world.saved_slot
     return world._replace(slot=at, saved_slot=saved, client=max(world.client, world.end))
@@ -346,9 +349,24 @@ def delete_unproven(world: World) -> World | None:
     return None if world.unproven is None else world._replace(unproven=None)
 
 
-def advanced(world: World, held: Held, target: int) -> tuple[Held, frozenset[int]]:
-    """The copy after pg_replication_slot_advance to `target`."""
-    found = decode(world.wal, held.at, target, world.files)
+#: How a copy is advanced: as `decode` is told.
+ADVANCE = {"ours": True}
+
+
+def file_at(world: World, lsn: int) -> File | None:
+    """The snapshot of that position."""
+    return next((each for each in world.files if each.lsn == lsn), None)
+
+
+def has_own_file(world: World, held: Held) -> bool:
+    """Our decoder wrote the snapshot that the copy would start with."""
+    file = file_at(world, held.at.restart)
+    return file is not None and file.ours
+
+
+def advanced(world: World, held: Held, target: int) -> tuple[Held, Files]:
+    """The copy after an advance to `target`."""
+    found = decode(world.wal, held.at, target, world.files, **ADVANCE)
     return held._replace(at=found.position, idle=False), found.files
 
 
@@ -356,8 +374,9 @@ def consume(world: World) -> World | None:
     """Somebody reads from the copy."""
     if world.copy is None or world.copy.at.confirmed >= world.received:
         return None
-    copy, files = advanced(world, world.copy, world.received)
-    return world._replace(copy=copy, files=files)
+    found = decode(world.wal, world.copy.at, world.received, world.files)
+    copy = world.copy._replace(at=found.position, idle=False)
+    return world._replace(copy=copy, files=found.files)
 
 
 def lose_wal(world: World) -> World | None:
@@ -401,17 +420,27 @@ def restore(world: World) -> World | None:
 
 def lose_file(world: World) -> World | None:
     """The snapshot of the copy is removed."""
-    if world.copy is None or world.copy.at.restart not in world.files:
-        return None
-    return world._replace(files=world.files - {world.copy.at.restart})
+    file = None if world.copy is None else file_at(world, world.copy.at.restart)
+    return None if file is None else world._replace(files=world.files - {file})
 
 
 def find_file(world: World) -> World | None:
-    """Another slot's decoder leaves a snapshot, at the last record of what runs."""
+    """Our decoder of another slot leaves a snapshot, at the last record of what runs."""
+    return _with_file(world, ours=True)
+
+
+def find_other_file(world: World) -> World | None:
+    """Somebody's fast decoder of another slot does."""
+    return _with_file(world, ours=False)
+
+
+def _with_file(world: World, *, ours: bool) -> World | None:
     last = max((r.lsn for r in world.wal if r.kind == RUN and r.lsn <= world.received), default=0)
-    if not last or last in world.files:
+    there = file_at(world, last)
+    if not last or (there is not None and (there.ours or not ours)):
         return None
-    return world._replace(files=world.files | {last})
+    file = File(last, ours, 0 if ours else lacking(world.wal, last))
+    return world._replace(files=world.files - {there} | {file})
 
 
 OTHER_PLUGIN = "it is for another plugin"
@@ -475,6 +504,7 @@ EVENTS = {
         lose_wal,
         lose_file,
         find_file,
+        find_other_file,
     )
 }
 #: What ends a promise: it shows at the next poll.
@@ -482,6 +512,6 @@ BREAKS = frozenset(
     each.__name__
     for each in (
         *(crash, swap, feedback_off, delete_copy, consume, remake_other),
-        *(lose_wal, lose_file, invalidate, restore, rest),
+        *(lose_wal, lose_file, find_other_file, invalidate, restore, rest),
     )
 )

@@ -1,0 +1,174 @@
+/*
+ * Moving a copy by decoding WAL for real, with nothing sent.
+ *
+ * The server's own pg_replication_slot_advance leaves out records by which its decoder would know which transactions
+ * changed the catalog (snapshots.c says which), and before the minor releases of May 2025 those that hold back
+ * catalog_xmin. The decoder here is given every record as one that serves a client is, with two differences that
+ * concern neither:
+ *
+ * - Its plugin is none, whatever the slot's is: it is made like that of the fast advance, which loads no plugin and needs no
+ *   options, and is then told not to leave out anything. A filter by origin refuses everything, so changes of rows are
+ *   not kept and transactions are forgotten when they commit: nothing is looked up in the catalog, and the memory that it
+ *   takes is that of the changes of the catalog alone.
+ * - Of the snapshots on disk it starts only with those that we wrote. Where another decoder has left one, it is told of
+ *   the running transactions as of a position one byte before, under which no file can be. It becomes consistent by
+ *   itself then, later, or not before long transactions have ended.
+ *
+ * So by induction whatever it writes is whole: it begins with nothing or with a snapshot that is whole, and misses
+ * nothing.
+ */
+#include "tuskline.h"
+
+#include "access/xlogreader.h"
+#include "replication/decode.h"
+#include "replication/reorderbuffer.h"
+#include "replication/snapbuild.h"
+#include "storage/standbydefs.h"
+#include "utils/inval.h"
+#include "utils/memutils.h"
+#include "utils/pg_lsn.h"
+#include "utils/resowner.h"
+
+PG_FUNCTION_INFO_V1(tuskline_advance);
+
+static bool
+refuse_all(LogicalDecodingContext *ctx, RepOriginId origin)
+{
+	return true;
+}
+
+/* Nothing comes to these, since all is refused; a decoder has to have them. */
+static void
+begin_nothing(LogicalDecodingContext *ctx, ReorderBufferTXN *txn)
+{
+}
+
+static void
+change_nothing(LogicalDecodingContext *ctx, ReorderBufferTXN *txn, Relation relation, ReorderBufferChange *change)
+{
+}
+
+static void
+commit_nothing(LogicalDecodingContext *ctx, ReorderBufferTXN *txn, XLogRecPtr commit_lsn)
+{
+}
+
+static LogicalDecodingContext *
+make_decoder(void)
+{
+	LogicalDecodingContext *ctx = compat_decoder();
+
+	ctx->fast_forward = false;
+	ctx->callbacks.begin_cb = begin_nothing;
+	ctx->callbacks.change_cb = change_nothing;
+	ctx->callbacks.commit_cb = commit_nothing;
+	ctx->callbacks.filter_by_origin_cb = refuse_all;
+	return ctx;
+}
+
+/* Give the decoder a record at which snapshots are read and written; what is not ours is not read, and written over. */
+static void
+feed_snapshot_point(LogicalDecodingContext *ctx, bool is_running)
+{
+	SnapBuild  *builder = ctx->snapshot_builder;
+	XLogRecPtr	lsn = ctx->reader->ReadRecPtr;
+
+	if (SnapBuildCurrentState(builder) == SNAPBUILD_CONSISTENT)
+		write_snapshot(builder, lsn);
+	else if (!snapshot_complete(lsn))
+	{
+		/* Of a checkpoint's record nothing but the file would be used. */
+		if (is_running)
+		{
+			xl_running_xacts *running = (xl_running_xacts *) XLogRecGetData(ctx->reader);
+
+			SnapBuildProcessRunningXacts(builder, lsn - 1, running);
+			ReorderBufferAbortOld(ctx->reorder, running->oldestRunningXid);
+		}
+		return;
+	}
+	LogicalDecodingProcessRecord(ctx, ctx->reader);
+}
+
+static void
+feed(LogicalDecodingContext *ctx)
+{
+	RmgrId		manager = XLogRecGetRmid(ctx->reader);
+	uint8		kind = XLogRecGetInfo(ctx->reader) & ~XLR_INFO_MASK;
+
+	if (manager == RM_STANDBY_ID && kind == XLOG_RUNNING_XACTS)
+		feed_snapshot_point(ctx, true);
+	else if (manager == RM_XLOG_ID && (kind == XLOG_CHECKPOINT_SHUTDOWN || kind == XLOG_END_OF_RECOVERY))
+		feed_snapshot_point(ctx, false);
+	else
+		LogicalDecodingProcessRecord(ctx, ctx->reader);
+}
+
+/* Decode from the owned slot's restart_lsn to `upto`, and confirm that. */
+static void
+decode_to(XLogRecPtr upto)
+{
+	ResourceOwner owner = CurrentResourceOwner;
+	MemoryContext context = CurrentMemoryContext;
+	LogicalDecodingContext *ctx = make_decoder();
+	XLogRecPtr	from = MyReplicationSlot->data.restart_lsn;
+
+	InvalidateSystemCaches();
+	while (!XLogRecPtrIsInvalid(from) ? from < upto : ctx->reader->EndRecPtr < upto)
+	{
+		char	   *problem = NULL;
+		XLogRecord *record = compat_read_record(ctx->reader, from, &problem);
+
+		if (record == NULL)
+			ereport(ERROR,
+					(errcode(ERRCODE_DATA_CORRUPTED),
+					 errmsg("could not read WAL after " LSN_TEXT ": %s", LSN_PARTS(ctx->reader->EndRecPtr),
+							problem ? problem : "there is none"),
+					 errhint("Look whether pg_wal is whole on this standby.")));
+		from = InvalidXLogRecPtr;
+		feed(ctx);
+		/* Invalidations are carried out in subtransactions, which leave their parents' of both. */
+		CurrentResourceOwner = owner;
+		MemoryContextSwitchTo(context);
+		CHECK_FOR_INTERRUPTS();
+	}
+	FAIL_POINT("advance.decoded");
+	LogicalConfirmReceivedLocation(upto);
+	ReplicationSlotMarkDirty();
+	ReplicationSlotSave();
+	FreeDecodingContext(ctx);
+	InvalidateSystemCaches();
+	ReplicationSlotsComputeRequiredXmin(false);
+	ReplicationSlotsComputeRequiredLSN();
+}
+
+/* advance(slot_name, upto_lsn) -> confirmed_flush_lsn: all of the WAL from restart_lsn up to there is decoded. */
+Datum
+tuskline_advance(PG_FUNCTION_ARGS)
+{
+	char	   *name = name_argument(fcinfo, 0, "slot_name");
+	XLogRecPtr	upto = lsn_argument(fcinfo, 1, "upto_lsn");
+	volatile XLogRecPtr reached = InvalidXLogRecPtr;
+
+	require_standby();
+	require_no_slot_in_hand();
+	require_logical_wal();
+	PG_TRY();
+	{
+		take_slot(name);
+		require_order(MyReplicationSlot->data.confirmed_flush, upto);
+		require_wal(MyReplicationSlot->data.restart_lsn);
+		decode_to(upto);
+		reached = MyReplicationSlot->data.confirmed_flush;
+		ReplicationSlotRelease();
+	}
+	PG_CATCH();
+	{
+		let_go();
+		/* What a decoder has looked up belongs to another time. */
+		InvalidateSystemCaches();
+		PG_RE_THROW();
+	}
+	PG_END_TRY();
+	PG_RETURN_LSN(reached);
+}

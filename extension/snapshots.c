@@ -1,0 +1,200 @@
+/*
+ * The snapshots that decoders start with, pg_logical/snapshots/<lsn>.snap: whether one is there, and whether it is whole.
+ *
+ * A snapshot names the transactions that changed the catalog, as far as its decoder has taken note of them. The server's
+ * fast advance (pg_replication_slot_advance, and its own slot synchronization) does not read the records by which changes
+ * of user_catalog_table tables are known, and before 14 those of all catalogs in subtransactions. A decoder that starts
+ * with what it has left sees the catalog without these transactions, and sends wrong rows, or none, without a word.
+ *
+ * The files are shared by all slots of a server and are never written a second time by it. So the one that is there says
+ * nothing about who wrote it, and is not taken for whole unless we did, by a decoder that leaves nothing out (advance.c).
+ * This is known by a note beside it, <lsn>.snap.tuskline: a copy of the snapshot's first bytes, which hold a checksum of
+ * all of it, and its length. The server removes a note with its snapshot, since it looks only at the beginning of a
+ * name when it removes those that no slot needs.
+ *
+ * In what order: a snapshot of ours is written under a position that no record has (records begin at multiples of 8),
+ * then its note, then it is renamed over what was there. Whoever opens the name meanwhile finds the old file or the new
+ * one, and a note that is there too early fits no file.
+ */
+#include "tuskline.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include "replication/snapbuild.h"
+#include "storage/fd.h"
+#include "storage/lock.h"
+
+#define SNAPSHOTS "pg_logical/snapshots"
+#define NOTE_SUFFIX ".tuskline"
+#define SNAPSHOT_PATH SNAPSHOTS "/%X-%X.snap"
+
+/* Magic, checksum of the rest, version, length: how a snapshot begins from 11 to 18 (SnapBuildOnDisk). */
+#define HEADER_LENGTH 16
+
+/* What our notes look like; another number makes all older ones void. */
+#define NOTE_VERSION 1
+
+/* The third number of the lock by which one process at a time writes snapshots of ours; users' own have 1 and 2. */
+#define LOCK_CLASS 3
+
+typedef struct Note
+{
+	uint32		version;
+	uint32		length;
+	char		header[HEADER_LENGTH];
+} Note;
+
+/* Read a file's first bytes and the length of all of it; how many bytes there were, or -1 if there is no such file. */
+static ssize_t
+read_beginning(const char *path, void *into, size_t size, off_t *length)
+{
+	ssize_t		count;
+	int			file = OpenTransientFile(path, O_RDONLY | PG_BINARY);
+
+	if (file < 0)
+	{
+		if (errno == ENOENT)
+			return -1;
+		ereport(ERROR, (errcode_for_file_access(), errmsg("could not open file \"%s\": %m", path)));
+	}
+	count = read(file, into, size);
+	*length = lseek(file, 0, SEEK_END);
+	if (count < 0 || *length < 0)
+		ereport(ERROR, (errcode_for_file_access(), errmsg("could not read file \"%s\": %m", path)));
+	CloseTransientFile(file);
+	return count;
+}
+
+/* What a note about the snapshot in this file says; false if there is none, or one that was cut off. */
+static bool
+describe(const char *path, Note *note)
+{
+	off_t		length;
+
+	memset(note, 0, sizeof(Note));
+	note->version = NOTE_VERSION;
+	if (read_beginning(path, note->header, HEADER_LENGTH, &length) != HEADER_LENGTH)
+		return false;
+	note->length = (uint32) length;
+	return true;
+}
+
+/* Whether a decoder can start at `lsn` with a snapshot, whoever wrote it. */
+bool
+snapshot_present(XLogRecPtr lsn)
+{
+	char		path[MAXPGPATH];
+	char		first;
+	off_t		length;
+
+	snprintf(path, sizeof(path), SNAPSHOT_PATH, LSN_PARTS(lsn));
+	return read_beginning(path, &first, 1, &length) == 1;
+}
+
+/* Whether the snapshot at `lsn` is one that we wrote: nothing is missing in it. */
+bool
+snapshot_complete(XLogRecPtr lsn)
+{
+	char		path[MAXPGPATH];
+	Note		is;
+	Note		noted;
+	off_t		length;
+
+	snprintf(path, sizeof(path), SNAPSHOT_PATH, LSN_PARTS(lsn));
+	if (!describe(path, &is))
+		return false;
+	snprintf(path, sizeof(path), SNAPSHOT_PATH NOTE_SUFFIX, LSN_PARTS(lsn));
+	return read_beginning(path, &noted, sizeof(Note), &length) == sizeof(Note) &&
+		memcmp(&is, &noted, sizeof(Note)) == 0;
+}
+
+static void
+write_note(const char *path, const Note *note)
+{
+	char		unfinished[MAXPGPATH];
+	int			file;
+
+	snprintf(unfinished, sizeof(unfinished), "%s.%d.tmp", path, MyProcPid);
+	file = OpenTransientFile(unfinished, O_CREAT | O_TRUNC | O_WRONLY | PG_BINARY);
+	if (file < 0)
+		ereport(ERROR, (errcode_for_file_access(), errmsg("could not create file \"%s\": %m", unfinished)));
+	errno = 0;
+	if (write(file, note, sizeof(Note)) != sizeof(Note))
+	{
+		if (errno == 0)
+			errno = ENOSPC;
+		ereport(ERROR, (errcode_for_file_access(), errmsg("could not write file \"%s\": %m", unfinished)));
+	}
+	CloseTransientFile(file);
+	durable_rename(unfinished, path, ERROR);
+}
+
+/*
+ * Have the builder's snapshot at `lsn`, the beginning of the record that it is about to be given. A consistent builder
+ * whose own snapshot is whole is asked for; what another decoder has left under that name gives way.
+ */
+void
+write_snapshot(struct SnapBuild *builder, XLogRecPtr lsn)
+{
+	char		path[MAXPGPATH];
+	char		aside[MAXPGPATH];
+	char		note_path[MAXPGPATH];
+	LOCKTAG		lock;
+	Note		note;
+
+	if (snapshot_complete(lsn))
+		return;
+	snprintf(path, sizeof(path), SNAPSHOT_PATH, LSN_PARTS(lsn));
+	snprintf(aside, sizeof(aside), SNAPSHOT_PATH, LSN_PARTS(lsn - 1));
+	snprintf(note_path, sizeof(note_path), SNAPSHOT_PATH NOTE_SUFFIX, LSN_PARTS(lsn));
+	SET_LOCKTAG_ADVISORY(lock, InvalidOid, 0, 0, LOCK_CLASS);
+	(void) LockAcquire(&lock, ExclusiveLock, false, false);
+	if (!snapshot_complete(lsn))
+	{
+		/* What a crash has left: the server would not write over it. */
+		if (unlink(aside) != 0 && errno != ENOENT)
+			ereport(ERROR, (errcode_for_file_access(), errmsg("could not remove file \"%s\": %m", aside)));
+		SnapBuildSerializationPoint(builder, lsn - 1);
+		if (!describe(aside, &note))
+			ereport(ERROR,
+					(errcode(ERRCODE_DATA_CORRUPTED),
+					 errmsg("file \"%s\" was just written, and is not there", aside)));
+		write_note(note_path, &note);
+		FAIL_POINT("snapshot.noted");
+		durable_rename(aside, path, ERROR);
+	}
+	LockRelease(&lock, ExclusiveLock, false);
+}
+
+/*
+ * The newest position of a snapshot that has no note: somebody else wrote it. A decoder that goes on from an older one
+ * leaves that file as it is and may start with it later. Names alone are looked at: there may be thousands.
+ */
+XLogRecPtr
+newest_foreign_snapshot(void)
+{
+	XLogRecPtr	newest = InvalidXLogRecPtr;
+	DIR		   *directory = AllocateDir(SNAPSHOTS);
+	struct dirent *entry;
+
+	while ((entry = ReadDir(directory, SNAPSHOTS)) != NULL)
+	{
+		char		note_path[MAXPGPATH];
+		uint32		high;
+		uint32		low;
+		XLogRecPtr	lsn;
+		int			end = 0;
+
+		if (sscanf(entry->d_name, "%X-%X.snap%n", &high, &low, &end) != 2 || end == 0 || entry->d_name[end] != '\0')
+			continue;
+		lsn = (uint64) high << 32 | low;
+		if (lsn <= newest || lsn % 8 != 0)
+			continue;
+		snprintf(note_path, sizeof(note_path), SNAPSHOTS "/%s" NOTE_SUFFIX, entry->d_name);
+		if (access(note_path, F_OK) != 0 && errno == ENOENT)
+			newest = lsn;
+	}
+	FreeDir(directory);
+	return newest;
+}

@@ -1,0 +1,108 @@
+"""Transactions that changed the catalog just before a copy was found ready: the promoted slot knows of all of them.
+
+An older transaction is open all the while, so that the snapshot itself has to name them.
+"""
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from tests.support.extension import MAJORS, catalog_reader, remove_built
+from tests.support.slot_copies import PUBLICATION, decoded, rows, running_pair
+from tests.support.slot_sync import SlotStack, slot_stack
+
+#: What the transaction does in its savepoint, and the table that rows are written into later.
+IN_A_SAVEPOINT = {
+    "a table joins the publication": f"ALTER PUBLICATION {PUBLICATION} ADD TABLE late",
+    "a table is made": "CREATE TABLE made (id bigint PRIMARY KEY, note text)",
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def built() -> Iterator[None]:
+    yield
+    remove_built()
+
+
+@pytest.mark.parametrize("what", IN_A_SAVEPOINT)
+@pytest.mark.parametrize("major", MAJORS)
+def test_a_savepoints_catalog_change_is_known_after_a_promotion(
+    major: int, what: str, tmp_path: Path
+) -> None:
+    with slot_stack(major, tmp_path) as stack:
+        pair = stack.pair
+        pair.on_primary("CREATE TABLE late (id bigint PRIMARY KEY, note text)")
+        pair.make_slot("kept")
+        with stack.controller() as controller:
+            stack.until(controller, "READY", "kept")
+        table = "made" if "CREATE" in IN_A_SAVEPOINT[what] else "late"
+        with (
+            closing(psycopg.connect(pair.primary.dsn())) as older,
+            closing(psycopg.connect(pair.primary.dsn())) as changing,
+        ):
+            older.execute("SELECT txid_current()")
+            changing.execute("SAVEPOINT here")
+            changing.execute(IN_A_SAVEPOINT[what].encode())
+            changing.execute("RELEASE here")
+            changing.commit()
+            with stack.controller() as controller:
+                for _ in range(4):
+                    stack.turn_over("kept")
+                    pair.catch_up()
+                    controller.once(10)
+                stack.until(controller, "READY", "kept")
+            if table == "made":
+                pair.on_primary(f"ALTER PUBLICATION {PUBLICATION} ADD TABLE made")
+            pair.on_primary(
+                f"INSERT INTO {table} SELECT n, 'row-' || 500 + n FROM generate_series(1, 4) AS n"
+            )
+            pair.catch_up()
+            wanted = decoded(pair.primary, "kept")
+            assert wanted == [501, 502, 503, 504]
+            pair.promote()
+        found = decoded(pair.standby, "kept")
+        assert [each for each in found if each > 500] == wanted
+
+
+@pytest.mark.parametrize("major", MAJORS)
+def test_a_plugins_own_catalog_table_is_known_after_a_promotion(major: int, tmp_path: Path) -> None:
+    with running_pair(major, fail_points=False, **catalog_reader(major)) as pair:
+        stack = SlotStack(pair, tmp_path)
+        pair.on_primary(
+            "CREATE TABLE chosen (name text) WITH (user_catalog_table = true)",
+            "SELECT pg_create_logical_replication_slot('kept', 'catalog_reader')",
+        )
+        peek = "SELECT data FROM pg_logical_slot_peek_changes('kept', NULL, NULL)"
+        read = "SELECT count(*) FROM pg_logical_slot_get_changes('kept', NULL, NULL)"
+
+        def turn_over() -> None:
+            stack.load.write()
+            pair.on_primary("CHECKPOINT", read)
+            pair.catch_up()
+
+        def ready() -> None:
+            with stack.controller() as controller:
+                for _ in range(100):
+                    turn_over()
+                    if controller.once(10)["near"].ready:
+                        return
+            raise AssertionError("never ready")
+
+        ready()
+        with closing(psycopg.connect(pair.primary.dsn())) as older:
+            older.execute("SELECT txid_current()")
+            pair.on_primary("INSERT INTO chosen VALUES ('shop')")
+            with stack.controller() as controller:
+                for _ in range(4):
+                    turn_over()
+                    controller.once(10)
+            ready()
+            stack.load.write(2)
+            pair.catch_up()
+            wanted = rows(pair.primary, peek)
+            assert wanted == [("shop: 1 chosen",)] * 2
+            pair.promote()
+        assert rows(pair.standby, peek)[-2:] == wanted
