@@ -214,6 +214,11 @@ class SafekeepersSection(_Section):
         return self._row(self.wal_listen)
 
     @property
+    def is_alone(self) -> bool:
+        """Whether a proposer here would find one safekeeper only, without anybody having written that it shall."""
+        return self.local == 1 and not self.addresses
+
+    @property
     def proposed_to(self) -> tuple[str, ...]:
         """The safekeepers that the proposer reaches."""
         return self.addresses or self.hosted_addresses

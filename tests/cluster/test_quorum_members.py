@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.quorum_stack import Load, QuorumStack, load_server, numbers
+from tests.support.quorum_stack import Load, QuorumStack, load_server, numbers, waits
 from tests.support.relay import Gate
 from tests.support.servers import MakeServer
 from tests.support.waiting import wait_for
-from walsender_bridge.errors import DeadlineError, UsageError
+from walsender_bridge.errors import Cause, DeadlineError, UsageError
 from walsender_bridge.local_server import LocalServer
 from walsender_bridge.proposer.change_members import ProposerFiles, change, wait
 from walsender_bridge.safekeeper.messages import Configure, Message
@@ -70,6 +70,40 @@ def ends_well(quorum: QuorumStack, load: Load, members: list[int]) -> None:
         for name, content in held.items():
             if (wal / name).exists():
                 assert (wal / name).read_bytes() == content, (number, name)
+
+
+def test_38_a_membership_smaller_than_configured_is_refused_and_red_ever_after(tmp_path, primary):
+    """A proposer that was started for one safekeeper alone has made it a quorum by itself."""
+    with QuorumStack(tmp_path, primary) as quorum:
+        quorum.configured = 1
+        quorum.start()
+        quorum.attach()
+        assert len(quorum.status()["membership"]["members"]) == 1
+        quorum.kill("proposer")
+        quorum.configured = 3
+        quorum.start("proposer")
+        assert quorum.processes.pop("proposer").wait(20) == Cause.CONFIG
+        error = quorum.status()["error"]
+        assert "a quorum of 1, and 3 are configured" in error["what"]
+        for name in quorum.names[1:]:
+            quorum.kill(name)
+        waits(quorum.server, 1)  # not with one copy, where three are believed in
+        # The way out that it names.
+        quorum.configured = 1
+        quorum.start(*quorum.names[1:], "proposer")
+        wait_for(quorum.is_sync, 30, "the quorum of one goes on")
+        files = ProposerFiles(quorum.status_file, quorum.members_file)
+        asked = change(files, add=[quorum.address(1), quorum.address(2)])
+        wait(files, asked, 30)
+        assert quorum.status()["membership"]["unlike"] == ""
+        # What nobody asked for is said, for as long as it lasts.
+        quorum.members_file.unlink()
+        quorum.kill("proposer")
+        quorum.configured = 2
+        quorum.start("proposer")
+        wait_for(quorum.is_sync, 30, "a quorum that is greater than configured is served")
+        said = quorum.status()["membership"]["unlike"]
+        assert said.startswith("3 safekeepers are the quorum, 2 are configured")
 
 
 def test_12_one_safekeeper_is_replaced_by_another_under_load(quorum, files):

@@ -23,7 +23,7 @@ from tests.support.quorum_up import follows, hosting, pids, quorum, up
 from tests.support.servers import MakeServer
 from tests.support.waiting import wait_for
 from tests.support.wal_server import PASSWORD, USER, verifier
-from walsender_bridge import in_memory, processes
+from walsender_bridge import in_memory, processes, status_file
 from walsender_bridge.change_log.client import LogClient
 from walsender_bridge.commands import quorum_view
 from walsender_bridge.config import load_config
@@ -237,6 +237,24 @@ def test_4_a_proposer_that_is_displaced_says_so_and_does_not_come_back(tuskline,
 def _ended(tuskline: Attached) -> bool:
     child = read_states(tuskline.run_dir, "bridge")["children"]["proposer"]
     return child["state"] == "ended" and child["exit_code"] == Cause.FENCED
+
+
+def test_38_a_bridge_is_no_quorum_with_the_one_safekeeper_it_hosts(tmp_path, server):
+    with hosting(tmp_path, server, 1, addresses=[]) as alone:
+        for command in (["bridge", "run"], ["up"]):
+            error = alone.error_plain(*command, code=Cause.CONFIG)
+            assert "would take it for the whole quorum" in error
+            assert "tuskline keeper run" in error
+
+
+def test_38_a_membership_that_is_not_the_configured_one_is_red(tuskline):
+    settings = load_config(tuskline.config)
+    in_memory.prepare(settings.run_dir)
+    told = {"phase": "leading", "quorum": True, "membership": {"members": [], "unlike": "1 of 3"}}
+    status_file.write(settings.proposer_status, {**told, "safekeepers": []})
+    seen = quorum_view.look(settings)
+    assert seen is not None
+    assert seen.ill[0] == "the membership is not the configured one: 1 of 3"
 
 
 def test_25_a_directory_of_somebody_else_is_refused_before_anything_runs(tuskline):

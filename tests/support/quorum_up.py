@@ -21,6 +21,7 @@ def hosting(folder: Path, server: LocalServer, count: int, **more: object) -> At
         "listen": f"127.0.0.1:{first}",
         "wal_listen": f"127.0.0.1:{first + count}",
         "keep_bytes": 1 << 30,
+        **({"addresses": [f"127.0.0.1:{first}"]} if count == 1 else {}),
         **more,
     }
     source = {"dsn": server.dsn(), "tables": ["public.load"]}

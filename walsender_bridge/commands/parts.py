@@ -5,11 +5,13 @@ import sys
 
 from walsender_bridge import in_memory
 from walsender_bridge.config import Config
-from walsender_bridge.errors import Cause
+from walsender_bridge.errors import Cause, ConfigError
 from walsender_bridge.supervisor import Child, Supervisor, stop_on_signals
 
 #: A proposer that ends so was fenced, or would corrupt: it must not come back by itself (rule 5).
-_PROPOSER_FINAL = frozenset({Cause.FENCED, Cause.DIVERGED, Cause.CORRUPT, Cause.USAGE})
+_PROPOSER_FINAL = frozenset(
+    {Cause.FENCED, Cause.DIVERGED, Cause.CORRUPT, Cause.USAGE, Cause.CONFIG}
+)
 
 
 def keeper(settings: Config) -> None:
@@ -35,6 +37,7 @@ def bridge(settings: Config) -> None:
     """Run the repository, the captures and the proposer, until SIGTERM or SIGINT."""
     from walsender_bridge.change_log.repository_service import RepositoryServer
 
+    refuse_quorum_of_one(settings)
     repository = RepositoryServer(
         settings.log.data_dir,
         settings.log.listen,
@@ -91,6 +94,18 @@ def _proposer(settings: Config) -> list[Child]:
     argv += ["--members-file", str(settings.members_request)]
     env = {"TUSKLINE_SOURCE_DSN": source.dsn}
     return [Child("proposer", argv, env=env, final=_PROPOSER_FINAL)]
+
+
+def refuse_quorum_of_one(settings: Config) -> None:
+    """Raises `ConfigError` where a bridge would make the one safekeeper that it hosts a quorum by itself."""
+    section = settings.safekeepers
+    if settings.quorum_source is not None and section.is_alone:
+        raise ConfigError(
+            "this machine hosts one safekeeper, and a bridge here would take it for the whole quorum",
+            where="[safekeepers] addresses",
+            repair="run `tuskline keeper run` where safekeepers alone are to run, and the bridge where addresses"
+            f' names all of them; for a quorum of one write addresses = ["{section.listen}"]',
+        )
 
 
 def _supervise(name: str, children: list[Child], settings: Config) -> None:

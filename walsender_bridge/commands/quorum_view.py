@@ -88,6 +88,8 @@ class QuorumView:
         words = []
         if self.proposer_here and not self.quorum:
             words.append(f"a quorum is lost, commits hang: {self._why()}")
+        if unlike := (self.proposer.get("membership") or {}).get("unlike"):
+            words.append(f"the membership is not the configured one: {unlike}")
         spare = self._all_members_heard()
         for each in self.safekeepers:
             if spare and each.told.get("member") is False:

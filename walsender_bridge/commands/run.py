@@ -14,6 +14,7 @@ from walsender_bridge import lifetime, logs
 from walsender_bridge.commands.attach import needed_quorum, waits
 from walsender_bridge.commands.doctor import of_quorum, of_source
 from walsender_bridge.commands.options import DEFAULT_CONFIG, AsJson, ConfigPath
+from walsender_bridge.commands.parts import refuse_quorum_of_one
 from walsender_bridge.config import Config, load_config
 from walsender_bridge.doctor.finding import Severity
 from walsender_bridge.errors import Cause, DeadlineError, TusklineError, from_wire
@@ -50,6 +51,7 @@ def up(
 
 def preflight(settings: Config) -> None:
     """Raise what another attempt would not mend: `doctor`'s errors, but for a server that is away now, or one table's harm."""
+    refuse_quorum_of_one(settings)
     if settings.lake is not None:
         from spark_consumers.lakehouse import folder
 

@@ -27,6 +27,7 @@ from walsender_bridge.errors import (
     UnavailableError,
     UsageError,
 )
+from walsender_bridge.proposer.configured import refuse_smaller
 from walsender_bridge.proposer.core import Phase
 from walsender_bridge.proposer.driver import Session, Settings
 from walsender_bridge.proposer.effects import Limits
@@ -54,6 +55,8 @@ class _Process:
         self._session: Session | None = None
         self._stopped = threading.Event()
         self._told = ("", 0, 0.0)
+        #: Whether a membership was looked at and found to be what is configured.
+        self._served = False
         #: The greatest term that a session has heard of, and how many in turn were outvoted.
         self._heard_term = self._outvoted = 0
 
@@ -67,8 +70,12 @@ class _Process:
             try:
                 with PrimaryStream.connect(self._settings.dsn) as asked:
                     server = asked.server_info()
-                others = MemberChanges(self._settings.members_file).look()
-                membership = find_membership(self._settings.safekeepers, server, others)
+                changes = MemberChanges(self._settings.members_file)
+                others, configured = changes.look(), self._settings.safekeepers
+                membership = find_membership(configured, server, others)
+                if not self._served:
+                    refuse_smaller(membership, configured, changes.request)
+                    self._served = True
                 self._run_session(membership)
             except (ConnectionFailedError, UnavailableError, DeadlineError) as error:
                 _log.warning("session ended", reason=error.what, where=error.where)

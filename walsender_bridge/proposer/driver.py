@@ -243,7 +243,8 @@ class Session:
 
     def report(self) -> dict[str, Any]:
         """What `report.py` and `status.py` say of this session."""
-        told = report(self.core, self._addresses, self._faults, self._changes)
+        configured = self._settings.safekeepers
+        told = report(self.core, self._addresses, self._faults, self._changes, configured)
         heard = {peer: link.since for peer, link in self._links.by_peer.items()}
         return completed(told, self.core, heard, time.monotonic())
 

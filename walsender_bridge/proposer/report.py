@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from walsender_bridge.proposer.configured import difference
 from walsender_bridge.proposer.core import Proposer
 from walsender_bridge.proposer.member_changes import Address, MemberChanges
 from walsender_bridge.proposer.peer import PeerState
@@ -22,11 +23,16 @@ def report(
     addresses: Sequence[Address],
     faults: Mapping[int, str],
     changes: MemberChanges,
+    configured: Sequence[Address],
 ) -> dict[str, Any]:
-    """`addresses` and `faults` by the peer's number; identities in hexadecimal, LSNs as PostgreSQL writes them."""
+    """`addresses` and `faults` by the peer's number; identities in hexadecimal, LSNs as PostgreSQL writes them.
+
+    `configured`: the addresses that the operator wrote down.
+    """
     configuration, streaming = core.configuration, core.streaming
     new = configuration.new_members
     safekeepers = []
+    found = {addresses[number]: peer.identity for number, peer in core.peers.items()}
     for number, peer in sorted(core.peers.items()):
         host, port = addresses[number]
         held = streaming.acked.get(peer.identity) if streaming and peer.identity else None
@@ -49,6 +55,7 @@ def report(
             "members": sorted(f"{member:032x}" for member in configuration.members),
             "new_members": None if new is None else sorted(f"{member:032x}" for member in new),
             "settled": core.membership.settled,
+            "unlike": difference(configuration, configured, found, changes.request),
         },
         "change": {"state": changes.state(core.membership), "why": changes.why},
         "rebuild": sorted(f"{each:032x}" for each in streaming.rebuild) if streaming else [],
