@@ -66,6 +66,7 @@ def test_a_name_in_the_repair_script_stays_a_name(
     assert identity(shop, "orders") is not None, "the script dropped a table"
     identities = {table: identity(shop, table) for table in BREAKOUTS}
     assert set(identities.values()) == {"f"}, identities
+    assert not Path("planted").exists(), "psql ran a command of the shell"
 
 
 @pytest.mark.parametrize(

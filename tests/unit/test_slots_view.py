@@ -115,12 +115,12 @@ async def _shown(settings: Config) -> list[list[Any]] | None:
     """The rows of the table; None: it is not shown."""
     app = top.Top(settings, every=0.05)
     async with app.run_test(size=(140, 60)) as pilot:
-        for _ in range(100):
+        deadline = time.monotonic() + 60
+        while str(app.query_one("#epoch", Static).content) == "looking":
+            assert time.monotonic() < deadline, "nothing is shown"
             await pilot.pause(0.02)
-            if str(app.query_one("#epoch", Static).content) != "looking":
-                break
         table = app.query_one("#slots", DataTable)
-        found = [table.get_row_at(number) for number in range(table.row_count)]
+        found = [[*map(str, table.get_row_at(each))] for each in range(table.row_count)]
         shown = bool(table.display)
         await pilot.press("q")
     return found if shown else None
