@@ -128,7 +128,7 @@ async def _top(tuskline: Attached) -> list[list[Any]]:
         for _ in range(150):
             await pilot.pause(0.1)
             table = app.query_one("#safekeepers", DataTable)
-            rows = [table.get_row_at(n) for n in range(table.row_count)]
+            rows = [[*map(str, table.get_row_at(n))] for n in range(table.row_count)]
             if rows and all(row[-1] == "0 B" for row in rows):
                 break
         assert table.display

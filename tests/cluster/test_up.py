@@ -286,7 +286,9 @@ def test_top_shows_it(tuskline: Attached, shop: Database) -> None:
             for _ in range(150):
                 await pilot.pause(0.1)
                 seen = {
-                    str(table.id): [table.get_row_at(n) for n in range(table.row_count)]
+                    str(table.id): [
+                        [*map(str, table.get_row_at(n))] for n in range(table.row_count)
+                    ]
                     for table in app.query(DataTable)
                 }
                 if seen["streams"] and seen["streams"][0][1] == "streaming":

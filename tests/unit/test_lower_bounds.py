@@ -39,7 +39,7 @@ def lowest(tmp_path_factory: pytest.TempPathFactory) -> Path:
     uv = str(Path(sys.executable).with_name("uv"))
     subprocess.run([uv, "venv", "--quiet", "--python", sys.executable, place], check=True)
     python = place / "bin" / "python"
-    install = [uv, "pip", "install", "--quiet", "--python", python]
+    install = [uv, "pip", "install", "--quiet", "--python", str(python)]
     lowest = ["--resolution", "lowest-direct", f"{ROOT}[local]"]
     subprocess.run([*install, *lowest], check=True, timeout=900)
     tools = [f"{name}=={metadata.version(name)}" for name in _TOOLS]
