@@ -341,19 +341,27 @@ class Chain:
                 repair="nothing: the newer writer goes on",
             )
 
-    def retire(self, before: float) -> int:
+    def retire(self, before: float, now: float = float("inf")) -> int:
         """Remove the links that were already succeeded at `before` (seconds); how many.
 
         The newest link published at or before that time stays, for it was current then; so does the head.
+        One that claims to be from after `now` was published under a wrong clock: its successors tell its age.
         """
-        kept = self.numbers()
         removed = 0
-        for number, following in pairwise(kept):
+        succeeded: list[int] = []
+        for number, following in pairwise(self.numbers()):
             after = self._read(following)
-            if after is None or after.published_at > before:
+            if after is None:
                 break
-            self._path(number).unlink(missing_ok=True)
-            removed += 1
+            succeeded.append(number)
+            if after.published_at > now:
+                continue
+            if after.published_at > before:
+                break
+            for old in succeeded:
+                self._path(old).unlink(missing_ok=True)
+            removed += len(succeeded)
+            succeeded.clear()
         return removed
 
     def _path(self, link: int) -> Path:

@@ -5,12 +5,10 @@ manifests and in the change log, so it keeps nothing of its own; whatever fails 
 with growing pauses, for as long as no newer writer has come (`FencedError` ends it).
 """
 
-import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import islice
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +28,7 @@ from spark_consumers.lakehouse.leases import Leases
 from spark_consumers.lakehouse.looks import Looks
 from spark_consumers.lakehouse.manifest import LIVE, Manifest, StreamPosition, open_chain
 from spark_consumers.lakehouse.presence import Presence
+from spark_consumers.lakehouse.retention import Retention
 from spark_consumers.lakehouse.sources import Source
 from spark_consumers.lakehouse.table_work import Policy, TableWork
 from walsender_bridge.change_log.client import LogClient, LogStatus
@@ -50,8 +49,6 @@ _TICK = 0.1
 _STANDBY = 0.5
 #: Pauses after failures, in seconds.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 10.0
-#: How often what is past its retention is removed, in seconds, at most.
-_HOUSEKEEPING = 60.0
 #: Links in which a takeover looks for files that belong to nobody.
 _RECENT_LINKS = 100
 
@@ -60,14 +57,13 @@ log = structlog.get_logger()
 
 @dataclass
 class _Writer:
-    """What a writer has while its term lasts. `last_use`: the last link of each snapshot of each table."""
+    """What a writer has while its term lasts."""
 
     head: Manifest
     epochs: EpochWriter
     tables: TableWork
     site: LakeSite
-    last_use: dict[str, dict[int, int]] = field(default_factory=dict)
-    cleaned_at: float = 0.0
+    kept: Retention
 
 
 class Lakehouse:
@@ -242,13 +238,13 @@ class Lakehouse:
         self._adopt(writer, manifest)
         self._lease(manifest)
         writer.epochs.show(manifest)
-        if time.monotonic() - writer.cleaned_at >= min(_HOUSEKEEPING, self._retention):
-            self._expire(writer)
+        if writer.kept.is_due(self._retention):
+            writer.kept.expire(writer.head, self._retention)
 
     def _adopt(self, writer: _Writer, head: Manifest) -> None:
         """Go on from this link, which is ours."""
         writer.head = head
-        self._remember(writer, head)
+        writer.kept.remember(head)
         self._remove_orphans(head, {head.link: head})
 
     # -- taking over ------------------------------------------------------------------------------------
@@ -331,10 +327,8 @@ class Lakehouse:
             self._policy,
             self._progress,
         )
-        writer = _Writer(head, epochs, tables, site)
-        for manifest in self._chain.links():
-            self._remember(writer, manifest)
-        return writer
+        kept = Retention.begin(self._chain, self._format, site)
+        return _Writer(head, epochs, tables, site, kept)
 
     def _sweep(self, writer: _Writer) -> None:
         """Remove what earlier writers left unfinished. Raises `FencedError` if a later one has come by now."""
@@ -413,32 +407,3 @@ class Lakehouse:
             return not self._spark._jsc.sc().isStopped()  # noqa: SLF001  # no public way
         except Exception:
             return False
-
-    # -- retention --------------------------------------------------------------------------------------
-
-    def _remember(self, writer: _Writer, manifest: Manifest) -> None:
-        for table in manifest.versions:
-            writer.last_use.setdefault(table.path, {})[table.snapshot_id] = manifest.link
-
-    def _expire(self, writer: _Writer) -> None:
-        """Remove epochs past their retention, then the snapshots and files that only they needed."""
-        writer.cleaned_at = time.monotonic()
-        removed = self._chain.retire(time.time() - self._retention)
-        oldest = next(iter(islice(self._chain.links(), 1)), None)
-        if oldest is None or self._format is None:
-            return
-        files = 0
-        current = {table.path for table in writer.head.versions}
-        for name, uses in list(writer.last_use.items()):
-            for snapshot in [s for s, link in uses.items() if link < oldest.link]:
-                del uses[snapshot]
-            path = self._chain.root / name
-            if name in current:
-                files += self._format.expire(str(path), writer.head.term, set(uses))
-            elif not uses:
-                # Copied anew since, and no epoch that is kept is of the old copy.
-                shutil.rmtree(path, ignore_errors=True)
-                del writer.last_use[name]
-        files += writer.site.sweep_unfit(writer.head)
-        if removed or files:
-            log.info("expired", links=removed, files=files, oldest_epoch=oldest.epoch)

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,39 @@ def test_a_step_that_fails_goes_on_from_what_is_on_disk(
             assert repository._state is not before
             cut = client.status().streams[STREAM]
             assert (cut.end_offset, cut.last_end_lsn) == (3, make.end_lsn)
+
+
+def test_a_clock_that_leaps_ends_no_lease_and_trims_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = EntryMaker()
+    real = time.time
+    with ChangeLog(tmp_path) as log, LogClient(log.address) as client:
+        address = wait_for(lambda: _stream(client), 30, "the stream")
+        with (
+            ReplicaClient(address) as replica,
+            replica.open_writer(STREAM, client.writer_term(STREAM)) as writer,
+        ):
+            writer.send([make.whole()], schemas=list(SCHEMAS.values()))
+            client.register_consumer("lake", client.barrier({STREAM: make.end_lsn}, 30), 86_400.0)
+            repository = log.repository
+            assert repository is not None
+            until = repository._state.consumers["lake"].until
+            # The machine's clock is set, or a virtual machine is resumed.
+            monkeypatch.setattr(time, "time", lambda: real() + 8 * 86_400.0)
+            for _ in range(3):
+                writer.send([make.whole()])
+                client.barrier({STREAM: make.end_lsn}, 30)
+            with repository._changed:
+                repository._trim_at = 0.0
+            looked = repository._trim_at
+            wait_for(lambda: repository._trim_at > looked, 30, "a look at what can be trimmed")
+            assert repository._state.consumers["lake"].until == until
+            assert repository._state.trim_limit(STREAM, repository._clock.now()) == 2
+            assert client.status().streams[STREAM].low_offset == 1
+            # What comes after it is counted by the steady time, too.
+            client.register_consumer("other", None, 60.0)
+            assert repository._state.consumers["other"].until < real() + 3600
 
 
 def _stream(client: LogClient) -> str | None:

@@ -229,8 +229,8 @@ def test_epochs_stay_readable_until_they_expire(pipeline, database):
     for epoch, round_ in expected.items():
         rows = read(pipeline.spark, pipeline.lake, epoch=epoch)["docs"].collect()
         assert {int(row.n) for row in rows} == {round_}
-    pipeline.house._retention = 0.0
-    pipeline.house._expire(pipeline.house._writer)
+    writer = pipeline.house._writer
+    writer.kept.expire(writer.head, 0.0)
     *gone, last = expected
     for epoch in gone:
         with pytest.raises(TrimmedError, match="has expired"):

@@ -189,8 +189,7 @@ def test_26_a_round_that_is_repeated_sets_nothing_aside_twice(pipeline, database
     again = pipeline.house = pipeline.lakehouse(on_unfit_value=POLICY)
     database.execute("UPDATE docs SET due = 'infinity' WHERE id = 1")
     check(pipeline)
-    again._retention = 0.0
-    again._expire(again._writer)
+    again._writer.kept.expire(again._writer.head, 0.0)
     named = {
         str(pipeline.lake / table.path / file)
         for manifest in open_chain(pipeline.lake).links()

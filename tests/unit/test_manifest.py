@@ -162,6 +162,19 @@ def test_epochs_are_found(chain):
             chain.at_epoch(missing)
 
 
+def test_links_of_a_wrong_clock_keep_no_older_ones(chain):
+    head = None
+    # The third was published while the clock was a month ahead.
+    for link, published in enumerate([1000.0, 1001.0, 2_600_000.0, 1003.0, 1004.0], 1):
+        made = Manifest("lake", link, link, link - 1, 1, published)
+        chain.publish(made, head)
+        head = made
+    assert chain.retire(1002.5, 1004.0) == 1
+    assert chain.numbers() == [2, 3, 4, 5]
+    assert chain.retire(1003.5, 1005.0) == 2
+    assert chain.numbers() == [4, 5]
+
+
 def test_an_epoch_that_would_go_back_is_refused(chain):
     head = grow(chain, [5])
     with pytest.raises(AssertionError):

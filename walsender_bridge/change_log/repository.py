@@ -54,7 +54,7 @@ class TermGiven:
 class ConsumerSeen:
     """A consumer has published `version` (None: nothing yet), and is alive until `until`.
 
-    Times here are seconds since the Unix epoch.
+    Times here are those of the log's `SteadyClock`, in seconds since the Unix epoch.
     """
 
     name: str
@@ -165,6 +165,8 @@ class Repository:
         self.keepers: dict[str, str] = {}
         self.streams: dict[str, Stream] = {}
         self.consumers: dict[str, Consumer] = {}
+        #: The newest time that was recorded; 0: none was.
+        self.clock = 0.0
 
     # -- the fold -----------------------------------------------------------------------------------
 
@@ -206,6 +208,7 @@ class Repository:
         self.published = self._published(applied)
         for (stream, replica), version in applied.items():
             self.streams[stream].applied[replica] = version
+        self.clock = max(self.clock, tick.now)
         self._forget(tick.now)
         return True
 
@@ -334,6 +337,7 @@ class Repository:
             "forced_version": self.forced_version,
             "published": self.published,
             "next_global": self.next_global,
+            "clock": self.clock,
             "keepers": self.keepers,
             "streams": {
                 name: {
@@ -363,6 +367,8 @@ class Repository:
                 CommitContext(*stream["latest"]),
                 dict(stream["applied"]),
             )
+        # Checkpoints of earlier versions have none.
+        state.clock = float(record.get("clock", 0.0))
         state.keepers = dict(record["keepers"])
         state.consumers = {n: Consumer(*c) for n, c in record["consumers"].items()}
         return state

@@ -48,6 +48,7 @@ from walsender_bridge.errors import (
     UnknownStreamError,
     UsageError,
 )
+from walsender_bridge.steady_clock import SteadyClock
 
 #: Seconds of a tick while a barrier waits.
 _HASTE = 0.01
@@ -95,6 +96,7 @@ class RepositoryServer:
         self._store = RepositoryStore(data_dir / "repository.sqlite")
         if not self._state.log_id:
             self._store.append(Created(str(uuid.uuid4())))
+        self._clock = SteadyClock(self._state.clock, jumped=_jumped)
         self._keepers = Keepers(keepers)
         self._thread = threading.Thread(target=self._run, name="repository", daemon=True)
         self._flight: _Service | None = None
@@ -170,7 +172,7 @@ class RepositoryServer:
             barriers = [barrier for barrier in self._barriers if not barrier.version]
             positions = tuple(barrier.positions for barrier in barriers)
             forced = self._state.forced_version
-            self._record(Tick(time.time(), tuple(reports), positions))
+            self._record(Tick(self._clock.now(), tuple(reports), positions))
             if self._state.forced_version > forced:
                 for barrier in barriers:
                     if self._state.satisfied(barrier.positions):
@@ -179,7 +181,7 @@ class RepositoryServer:
         taken = [report for link, commits in due for report in self._keepers.send(link, commits)]
         with self._changed:
             if taken:
-                self._record(Tick(time.time(), tuple(taken), issue=False))
+                self._record(Tick(self._clock.now(), tuple(taken), issue=False))
                 self._note(taken)
             self._changed.notify_all()
         self._trim()
@@ -211,13 +213,13 @@ class RepositoryServer:
         if time.monotonic() < self._trim_at:
             return
         self._trim_at = time.monotonic() + min(5.0, max(0.2, self._retention / 4))
-        now = time.time()
         with self._changed:
+            now = self._clock.now()
+            before = int(self._clock.kept_until(self._retention) * 1e6)
             limits = {
                 name: (stream.replicas, self._state.trim_limit(name, now))
                 for name, stream in self._state.streams.items()
             }
-        before = int((now - self._retention) * 1e6)
         for name, (replicas, limit) in limits.items():
             for keeper in self._keepers.answering():
                 if keeper.keeper_id in replicas and limit > 1 and before > 0:
@@ -356,7 +358,7 @@ class RepositoryServer:
                     where=self.address,
                     repair="is this the log that the lake was made from?",
                 )
-            self._record(ConsumerSeen(name, version, time.time() + lease))
+            self._record(ConsumerSeen(name, version, self._clock.now() + lease))
         return {}
 
     def drop_consumer(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -364,6 +366,13 @@ class RepositoryServer:
         with self._changed:
             self._record(ConsumerDropped(text(request, "name")))
         return {}
+
+
+def _jumped(seconds: float) -> None:
+    _log.warning(
+        "the machine's clock was set: leases and retention go on by its steady time",
+        seconds=round(seconds),
+    )
 
 
 class _Service(flight.FlightServerBase):  # type: ignore[misc]  # Flight carries no types
