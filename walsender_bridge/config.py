@@ -268,9 +268,9 @@ def _check_gates(config: Config, where: str) -> None:
     """Raise `ConfigError` for a candidate that is none."""
     gates = {f"source.{s.name}.gate": s.gate for s in config.source if s.gate is not None}
     for name, gate in {"gate": config.gate, **gates}.items():
-        if config.safekeepers.proposed_to and config.safekeepers.slot in gate.candidates:
+        if config.safekeepers.proposed_to and config.safekeepers.slot in gate.names:
             raise ConfigError(
-                f"{name}.candidates: {config.safekeepers.slot!r} is the safekeepers' own slot",
+                f"{name}: {config.safekeepers.slot!r} is the safekeepers' own slot",
                 where=where,
                 repair="leave it out: what the safekeepers have is waited for anyway",
             )

@@ -48,6 +48,8 @@ class GateSection(_Section):
 
     #: The physical slots of the standbys that may take over, as they are called on the primary.
     candidates: tuple[SlotName, ...] = ()
+    #: Instead of these, where slots are named by member: the slots of all members, the server's own name too.
+    members: tuple[SlotName, ...] = ()
     #: How many of them must have it; all, unless said.
     quorum: int | None = Field(default=None, ge=1)
     #: What becomes of the gate while one of those that it needs is away: it waits, or goes on without and records it.
@@ -61,11 +63,21 @@ class GateSection(_Section):
 
     @model_validator(mode="after")
     def _has_so_many(self) -> Self:
-        if len(set(self.candidates)) < len(self.candidates):
+        if self.candidates and self.members:
+            raise ValueError("either candidates, or members")
+        if len(self.members) == 1:
+            raise ValueError("members: all of them, the primary's own name too")
+        if len(set(self.names)) < len(self.names):
             raise ValueError("each candidate once: one that is counted twice is no quorum")
-        if (self.quorum or 0) > len(self.candidates):
-            raise ValueError(f"quorum = {self.quorum} of {len(self.candidates)} candidates")
+        others = len(self.names) - bool(self.members)
+        if (self.quorum or 0) > others:
+            raise ValueError(f"quorum = {self.quorum} of {others} candidates")
         return self
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The slots that the gate looks at."""
+        return self.candidates or self.members
 
 
 class SourceSection(_Section):

@@ -1,5 +1,6 @@
 """42: the commit gate against a model of two servers that take turns: all sequences of events."""
 
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -7,8 +8,8 @@ from unittest import mock
 import pytest
 
 from tests.support.gate_model import PassedError, explore
-from walsender_bridge.capture import gate
-from walsender_bridge.capture.gate import Sender, Slot
+from walsender_bridge.capture import gate, gate_slots
+from walsender_bridge.capture.gate_slots import Sender, Slot
 
 LENGTH = 24
 
@@ -31,18 +32,21 @@ def _position_of_the_slot(slot: Slot) -> int | None:
     return slot.restart_lsn
 
 
-real = gate._unreliable
-MUTANTS: dict[str, dict[str, Any]] = {
-    "any flush position": {"_unreliable": _whatever_was_sent},
-    "the slot's memory": {
-        "_unreliable": _by_the_slot_alone,
-        "flushed_by": _position_of_the_slot,
-    },
+real = gate_slots._unreliable
+MUTANTS: dict[str, list[tuple[Any, str, Any]]] = {
+    "any flush position": [(gate_slots, "_unreliable", _whatever_was_sent)],
+    "the slot's memory": [
+        (gate_slots, "_unreliable", _by_the_slot_alone),
+        (gate, "flushed_by", _position_of_the_slot),
+    ],
 }
 
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_42_what_is_taken_out_of_the_gate_is_found(name: str) -> None:
-    with mock.patch.multiple(gate, **MUTANTS[name]), pytest.raises(PassedError) as found:
+    with ExitStack() as stack:
+        for module, function, mutant in MUTANTS[name]:
+            stack.enter_context(mock.patch.object(module, function, mutant))
+        found = stack.enter_context(pytest.raises(PassedError))
         [*explore(LENGTH)]
     print(found.value)

@@ -18,11 +18,10 @@ from walsender_bridge.capture.gate import (
     GateState,
     Rule,
     Seen,
-    Sender,
-    Slot,
     Standing,
     step,
 )
+from walsender_bridge.capture.gate_slots import Sender, Slot
 
 #: The bytes of a segment, and how much WAL there may be.
 SEGMENT = 3

@@ -17,12 +17,11 @@ from walsender_bridge.capture.gate import (
     Pass,
     Rule,
     Seen,
-    Sender,
-    Slot,
     Standing,
     step,
 )
 from walsender_bridge.capture.gate_record import GateRecord, decisions
+from walsender_bridge.capture.gate_slots import Sender, Slot
 from walsender_bridge.commands import gate_view
 from walsender_bridge.doctor import gate as doctor_gate
 from walsender_bridge.doctor.finding import Severity
@@ -257,6 +256,79 @@ def test_who_is_promoted_but_finds_a_slot_of_that_name_waits_for_it() -> None:
     assert state.position == 0
 
 
+def members(*names: str, **rule: Any) -> GateState:
+    """The gate of a server that is one of these."""
+    return gate(*names, members=True, **rule)
+
+
+def test_42_the_member_that_all_others_stream_from_is_not_waited_for() -> None:
+    state = members("a", "b", "c")
+    slots = {"b": follows(100), "c": Slot(90)}
+    assert look(state, slots) == []
+    assert "one of the members is the server itself" in state.holding(101)[-1]
+    # c has only begun.
+    assert look(state, {**slots, "c": follows(95, state="catchup")}) == []
+    effects = look(state, {**slots, "c": follows(95)})
+    assert decided(effects) == [("promoted", "a")]
+    assert effects[-1] == Pass(95)
+    # It stays so, and the others are waited for by name.
+    assert look(state, slots) == []
+    assert state.holding(100) == [state.candidates["c"].away]
+
+
+@pytest.mark.parametrize("slot", [None, Slot(5), Slot(None)])
+def test_42_a_member_is_the_server_that_has_its_slot_as_primary_slot_name(slot: Any) -> None:
+    own = {} if slot is None else {"a": slot}
+    state = members("a", "b")
+    assert decided(look(state, own, was="a")) == [("promoted", "a")]
+    assert state.counted == [state.candidates["b"]]
+    # Not if somebody streams from it: names that were copied with a backup prove nothing.
+    state = members("a", "b")
+    assert look(state, {"a": follows(100)}, was="a") != []
+    assert state.candidates["b"].standing is Standing.PROMOTED
+    look(state, {"a": Slot(100)}, was="a")
+    assert [each.slot for each in state.counted] == ["a"]
+
+
+def test_42_a_server_that_is_no_member_leaves_nobody_out() -> None:
+    state = members("a", "b")
+    look(state, {"a": follows(100), "b": follows(100)})
+    assert look(state, {"a": follows(200), "b": Slot(100)}) == []
+    again = GateState(state.rule, timeline=1, streamed={"b"})
+    assert look(again, {"a": follows(200), "b": Slot(100)}) == []
+    assert again.open is False
+
+
+def test_42_names_by_member_fit_after_failovers_forth_and_back() -> None:
+    state = members("a", "b")
+    for timeline in range(1, 8):
+        itself, other = "ab" if timeline % 2 else "ba"
+        # Also where the new primary does not keep the slot's name in its settings.
+        was = itself if timeline % 3 else ""
+        end = 100 * timeline
+        effects = look(state, {other: Slot(None)}, timeline=timeline, was=was)
+        assert state.position < end
+        assert not state.open
+        effects += look(state, {other: follows(end)}, timeline=timeline, was=was)
+        assert ("promoted", itself) in decided(effects)
+        assert state.position == end
+        assert decided(look(state, {other: follows(end)}, timeline=timeline, was=was)) == []
+
+
+def test_42_an_open_gate_is_said() -> None:
+    state = gate("a")
+    look(state, {"a": follows(100)})
+    look(state, {}, timeline=2, was="a")
+    assert state.open
+    (word,) = gate_view.ill("shop", told(open=True), 0.0)
+    assert "the commit gate of shop is open" in word
+    both = members("a", "b", on_missing="degrade", degrade_after=1.0)
+    look(both, {"b": Slot(100)}, was="a")
+    assert decided(look(both, {"b": Slot(100)}, 2.0, was="a")) == [("degraded", "b")]
+    assert both.open
+    assert not gate().open
+
+
 def test_a_server_that_was_left_behind_shows_nothing() -> None:
     state = GateState(Rule(("a",)), timeline=2)
     assert look(state, {"a": follows(100)}) == []
@@ -388,6 +460,7 @@ def test_a_line_that_a_crash_cut_off_is_none_and_another_ones_is_refused(tmp_pat
 def told(**changes: Any) -> dict[str, Any]:
     candidate = {"slot": "a", "standing": "counted", "held_lsn": 100, "away": ""}
     gate = {"position_lsn": 100, "holding": [], "stuck_since": None, "quorum_lsn": None}
+    gate["open"] = False
     return {**gate, "candidates": [{**candidate, **changes.pop("candidate", {})}], **changes}
 
 
@@ -419,12 +492,19 @@ SENDER = {"state": "streaming", "sent_lsn": 5, "flush_lsn": 5, "replays": True}
 @pytest.mark.parametrize("on_missing", ["block", "degrade"])
 def test_doctor_says_who_cannot_be_waited_for(on_missing: Any) -> None:
     slot = {"restart_lsn": 5, "physical": True, "wal_status": None, "sender": SENDER}
-    facts = {"may_see": True, "slots": {"a": slot}}
+    facts = {"may_see": True, "was": None, "slots": {"a": slot}}
     rule = Rule(("a", "b"), on_missing=on_missing)
     good, bad = doctor_gate.judge(facts, rule, "shop")
     assert good.severity is Severity.OK
     assert "pg_create_physical_replication_slot('b')" in bad.repair
     assert bad.severity is (Severity.ERROR if on_missing == "block" else Severity.WARNING)
     assert not bad.prevents
+    of_members = Rule(("a", "b"), members=True, on_missing=on_missing)
+    good, itself = doctor_gate.judge(facts, of_members, "shop")
+    assert good.severity is itself.severity is Severity.OK
+    assert "b is the server itself" in itself.what
+    both = {**facts, "slots": {"a": slot, "b": slot}}
+    *_, none = doctor_gate.judge(both, of_members, "shop")
+    assert "it is none of them" in none.what
     *_, blind = doctor_gate.judge({**facts, "may_see": False}, rule, "shop")
     assert "pg_read_all_stats" in blind.repair

@@ -39,6 +39,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--held-limit", type=int, default=core.HELD_BYTES, help="bytes of WAL")
     gate = parser.add_argument_group("the commit gate (capture/gate.py)")
     gate.add_argument("--candidate", action="append", default=[], help="a physical slot, repeated")
+    gate.add_argument("--members", action="store_true", help="the server is one of them itself")
     gate.add_argument("--gate-quorum", type=int, default=0, help="how many candidates; 0: all")
     gate.add_argument("--on-missing", choices=("block", "degrade"), default="block")
     gate.add_argument("--degrade-after", type=float, default=60.0, help="seconds")
@@ -72,6 +73,7 @@ def main(arguments: list[str]) -> int:
 def _gate(given: argparse.Namespace) -> Gate:
     rule = Rule(
         tuple(given.candidate),
+        given.members,
         given.gate_quorum,
         given.on_missing,
         given.degrade_after,

@@ -26,7 +26,8 @@ that follows from it is told:
 - `timeline`: the server is on another timeline than the record, and none of the candidates is known to be it.
 - `promoted`: it is on another timeline, its own `primary_slot_name` is that of the candidate, and no such slot is there:
   the candidate is the server. It counts again once a standby streams from a slot of that name. The timeline is in the
-  same line: were there two, a crash between them would leave the candidate counted, which nobody could be again.
+  same line: were there two, a crash between them would leave the candidate counted, which nobody could be again. Where
+  all members are named (`Rule.members`), also later and without a change, by the proofs of `gate_slots.itself`.
 - `degraded`: by the operator's leave (`on_missing = "degrade"`), a candidate that is away (no such slot, a lost one, or
   one that nobody streams from) for `degrade_after` seconds while the gate needs it. One that streams and is slow is not
   away: it holds the gate for as long as it takes.
@@ -34,11 +35,12 @@ that follows from it is told:
   the little that it lacks it has before anything more is shown.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, Literal
 
+from walsender_bridge.capture.gate_slots import Slot, away, flushed_by, itself
 from walsender_bridge.wire.lsn import format_lsn
 
 #: Bytes of WAL that a candidate may lack of what was shown, and be counted again: a segment, a second's work.
@@ -57,7 +59,7 @@ class Decision(StrEnum):
     """What changes the gate, and is recorded."""
 
     DEGRADED = "degraded"
-    #: The server is that candidate, on another timeline than before.
+    #: The server is that candidate; the line may be of another timeline than the one before.
     PROMOTED = "promoted"
     REJOINED = "rejoined"
     #: The server is on another timeline than before, and is none of the candidates, as far as that is known.
@@ -68,10 +70,12 @@ class Decision(StrEnum):
 class Rule:
     """What the operator demands. `candidates`: physical slots; `quorum`: how many of them must have it (0: all).
 
-    `degrade_after`: seconds. `safekeepers`: whether their quorum must have it too.
+    `members`: the server itself is one of the candidates, and not waited for. `degrade_after`: seconds. `safekeepers`:
+    whether their quorum must have it too.
     """
 
     candidates: tuple[str, ...] = ()
+    members: bool = False
     quorum: int = 0
     on_missing: Literal["block", "degrade"] = "block"
     degrade_after: float = 60.0
@@ -81,29 +85,6 @@ class Rule:
     def holds(self) -> bool:
         """Whether there is anything to wait for."""
         return bool(self.candidates) or self.safekeepers
-
-
-@dataclass(frozen=True, slots=True)
-class Sender:
-    """The walsender that has a slot. `state`: as `pg_stat_replication` names it; None: this role may not see it.
-
-    `flush_lsn` None: nothing was reported to it yet. `replays`: whether what it serves replays WAL, as a server does.
-    """
-
-    state: str | None
-    sent_lsn: int | None = None
-    flush_lsn: int | None = None
-    replays: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """A slot of that name on the server. `restart_lsn` None: nobody has used it yet. `sender` None: nobody uses it."""
-
-    restart_lsn: int | None
-    sender: Sender | None = None
-    physical: bool = True
-    lost: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,13 +129,14 @@ Effect = Decided | Pass
 class Candidate:
     """One candidate. `held`: what it has flushed, as far as it may be relied on; `away`: why it does not follow.
 
-    `streams`: it follows, and has caught up.
+    `streams`: it follows, and has caught up; `streamed`: it has done so on this timeline.
     """
 
     slot: str
     standing: Standing = Standing.COUNTED
     held: int = 0
     streams: bool = False
+    streamed: bool = False
     away: str = ""
     away_since: float = 0.0
 
@@ -173,6 +155,8 @@ class GateState:
     timeline: int = 0
     shown: int = 0
     standings: Mapping[str, Standing] = field(default_factory=dict)
+    #: Candidates that are known to have streamed from the server on this timeline.
+    streamed: Collection[str] = ()
     position: int = 0
     quorum: int = 0
     quorum_why: str = ""
@@ -183,6 +167,7 @@ class GateState:
     def __post_init__(self) -> None:
         self.candidates = {slot: Candidate(slot) for slot in self.rule.candidates}
         for each in self.candidates.values():
+            each.streamed = each.slot in self.streamed
             standing = self.standings.get(each.slot, Standing.COUNTED)
             # Who was left out by the operator's leave counts again when that is taken back.
             if standing is not Standing.DEGRADED or self.rule.on_missing == "degrade":
@@ -192,6 +177,17 @@ class GateState:
     def counted(self) -> list[Candidate]:
         """Those that the gate waits for."""
         return [each for each in self.candidates.values() if each.standing is Standing.COUNTED]
+
+    @property
+    def open(self) -> bool:
+        """Whether everything passes, although there are candidates: none of them is left to wait for."""
+        return bool(self.candidates) and not self.counted and not self.rule.safekeepers
+
+    @property
+    def unproven(self) -> bool:
+        """Whether one of the members is the server, and it is not known which."""
+        standings = {each.standing for each in self.candidates.values()}
+        return self.rule.members and Standing.PROMOTED not in standings
 
     def holding(self, wanted: int) -> list[str]:
         """Why what ends at `wanted` is not shown yet, a reason for each that it waits for; empty: it may be."""
@@ -203,6 +199,10 @@ class GateState:
                 self.quorum_why or f"a quorum of safekeepers has {format_lsn(self.quorum)}"
             )
         words += [each.why for each in self.counted if each.held < wanted]
+        if words and self.unproven:
+            words.append(
+                "one of the members is the server itself, and which one is known when all others stream from it"
+            )
         return words or ["the server was not asked since"]
 
 
@@ -214,6 +214,8 @@ def step(state: GateState, seen: Seen) -> list[Effect]:
         return effects
     if seen.timeline > state.timeline:
         effects.append(_to_timeline(state, seen))
+    if proof := _proof(state, seen):
+        effects.append(_promoted(state, proof))
     for each in state.candidates.values():
         _look(each, seen)
         if each.standing is not Standing.COUNTED and each.streams:
@@ -240,16 +242,32 @@ def _to_timeline(state: GateState, seen: Seen) -> Decided:
     """The server has left the timeline that was known: who of the candidates is it now? One decision, whatever it is."""
     before, state.timeline = state.timeline, seen.timeline
     for each in state.candidates.values():
+        each.streamed = False
         if each.standing is Standing.PROMOTED:
             # Another one is the server now: this one has to be a standby again.
             each.standing = Standing.COUNTED
-    why = f"after timeline {before}" if before else "the first that was seen"
-    itself = state.candidates.get(seen.was)
-    if not before or itself is None or itself.slot in seen.slots:
-        return Decided(Decision.TIMELINE, "", seen.timeline, state.shown, why)
-    itself.standing = Standing.PROMOTED
-    why = f"it is the server, on timeline {seen.timeline} {why}"
-    return _decided(state, Decision.PROMOTED, itself, why)
+    after = f"after timeline {before}" if before else "the first that was seen"
+    proof = _proof(state, seen)
+    if not proof and before and seen.was in state.candidates and seen.was not in seen.slots:
+        proof = seen.was, "it has no slot of that name, which it streamed from"
+    if not proof:
+        return Decided(Decision.TIMELINE, "", seen.timeline, state.shown, after)
+    return _promoted(state, proof, f" ({after})")
+
+
+def _proof(state: GateState, seen: Seen) -> tuple[str, str] | None:
+    """Which of the members the server is, and how that is known."""
+    if not state.unproven:
+        return None
+    streamed = [each.slot for each in state.candidates.values() if each.streamed]
+    return itself(state.rule.candidates, seen.slots, seen.was, streamed)
+
+
+def _promoted(state: GateState, proof: tuple[str, str], more: str = "") -> Decided:
+    name, how = proof
+    state.candidates[name].standing = Standing.PROMOTED
+    why = f"it is the server, on timeline {state.timeline}{more}: {how}"
+    return _decided(state, Decision.PROMOTED, state.candidates[name], why)
 
 
 def _look(each: Candidate, seen: Seen) -> None:
@@ -260,49 +278,9 @@ def _look(each: Candidate, seen: Seen) -> None:
     each.away = why
     flushed = None if slot is None or why else flushed_by(slot)
     each.streams = flushed is not None
+    each.streamed = each.streamed or each.streams
     if flushed is not None:
         each.held = flushed
-
-
-def flushed_by(slot: Slot) -> int | None:
-    """What the slot's standby has, which follows (`away`); None while it catches up."""
-    if slot.sender is None or slot.sender.state != "streaming":
-        return None
-    return min(slot.restart_lsn or 0, slot.sender.flush_lsn or 0)
-
-
-def away(name: str, slot: Slot | None) -> str:
-    """Why nobody who could be promoted follows through the slot; empty: somebody does."""
-    if slot is None:
-        return (
-            f"slot {name} is not on the server (a standby that streams from a safekeeper or from another standby has "
-            "none here, and cannot be a candidate by name)"
-        )
-    if not slot.physical:
-        return f"slot {name} is a logical one: a candidate is named by the physical slot of its standby"
-    if slot.lost:
-        return f"slot {name} has lost its WAL: its standby must be built anew"
-    if slot.sender is None:
-        never = slot.restart_lsn is None
-        used = "has never been used" if never else "is not in use"
-        return f"slot {name} {used}: its standby is down, or streams without it (from a safekeeper, or another standby)"
-    return _unreliable(name, slot, slot.sender)
-
-
-def _unreliable(name: str, slot: Slot, sender: Sender) -> str:
-    """Why what the walsender of a slot was told counts for nothing."""
-    if sender.state is None:
-        return f"slot {name} is in use, and the source's role may not see by whom: it lacks pg_read_all_stats"
-    if slot.restart_lsn is None or sender.flush_lsn is None:
-        return f"slot {name} is in use, and its standby has not said yet what it has"
-    if not sender.replays:
-        return f"slot {name} is in use by what replays nothing: pg_receivewal, or a base backup that is being made"
-    if sender.flush_lsn > (sender.sent_lsn or 0):
-        return (
-            f"slot {name}: its standby has WAL that it was not sent, up to {format_lsn(sender.flush_lsn)}: unless it has "
-            "only just connected, that is of another timeline, and it needs pg_rewind or has to be built anew"
-        )
-    return ""
 
 
 def _needed(state: GateState) -> int:

@@ -32,6 +32,8 @@ class GateRecord:
         self._path = path
         self.timeline = 0
         self.standings: dict[str, Standing] = {}
+        #: Who has come back on this timeline, and so is a standby of its server.
+        self.streamed: set[str] = set()
         for line in decisions(path):
             self._take(Decision(line["decision"]), line["candidate"], line["timeline"])
 
@@ -51,12 +53,15 @@ class GateRecord:
     def _take(self, decision: Decision, candidate: str, timeline: int) -> None:
         if timeline > self.timeline:
             self.timeline = timeline
+            self.streamed.clear()
             # On another timeline somebody else may be the server.
             for name, standing in self.standings.items():
                 if standing is Standing.PROMOTED:
                     self.standings[name] = Standing.COUNTED
         if decision in _STANDINGS:
             self.standings[candidate] = _STANDINGS[decision]
+        if decision is Decision.REJOINED:
+            self.streamed.add(candidate)
 
 
 def decisions(path: Path) -> Iterator[dict[str, Any]]:

@@ -22,8 +22,9 @@ import structlog
 
 from walsender_bridge import status_file
 from walsender_bridge.capture import source
-from walsender_bridge.capture.gate import Decided, GateState, Rule, Seen, Sender, Slot, step
+from walsender_bridge.capture.gate import Decided, GateState, Rule, Seen, step
 from walsender_bridge.capture.gate_record import GateRecord
+from walsender_bridge.capture.gate_slots import Sender, Slot
 from walsender_bridge.capture.source import Source
 from walsender_bridge.errors import ConnectionFailedError, TusklineError
 from walsender_bridge.sql import load
@@ -160,6 +161,7 @@ class _ServerWatch:
             timeline=self._record.timeline,
             shown=shown,
             standings=dict(self._record.standings),
+            streamed=set(self._record.streamed),
         )
         self._changed = threading.Condition()
         self._looked = threading.Event()
@@ -305,6 +307,7 @@ class _ServerWatch:
     def _say(self, position: int) -> dict[str, Any]:
         state = self._state
         return {
+            "open": state.open,
             "position_lsn": position,
             "holding": state.holding(self._wanted),
             "stuck_since": self._stuck_since,

@@ -7,9 +7,9 @@ WAL), `received_lsn`, `logged_lsn`, `committed_lsn`, `confirmed_lsn` (end LSNs, 
 `spooled_bytes` (of transactions in progress, on disk), `updated_at` (seconds since the Unix epoch), `gate`. A
 position that is not known yet is 0.
 
-`gate` is null without a commit gate; else `position_lsn` (what ends at or below may be shown), `holding` (why more
-waits than that, in words), `stuck_since` (when it began to wait without anything passing, or null), `quorum_lsn` (of the safekeepers; null without) and `candidates`: each one's `slot`,
-`standing` (`counted`, `degraded`, `promoted`), `held_lsn`, and why it is `away` (empty: it streams).
+`gate` is null without a commit gate; else `open` (no candidate is left to wait for), `position_lsn` (what ends at or below
+may be shown), `holding` (why more waits than that, in words), `stuck_since` (when it began to wait without anything
+passing, or null), `quorum_lsn` (of the safekeepers; null without) and `candidates`: each one's `slot`, `standing` (`counted`, `degraded`, `promoted`), `held_lsn`, and why it is `away` (empty: it streams).
 """
 
 import json

@@ -46,7 +46,7 @@ def init(
     rows: list[dict[str, str]] = []
     for section in chosen_sources(settings, source):
         made = attaching.init(capture_source(section), admin)
-        if settings.gate_of(section).candidates:
+        if settings.gate_of(section).names:
             made += attach_gate(capture_source(section), admin)
         if section is settings.quorum_source:
             wanted = needed_quorum(settings)

@@ -74,12 +74,12 @@ def of_source(section: SourceSection) -> list[Finding]:
 def of_gate(settings: Config, section: SourceSection) -> list[Finding]:
     """The findings about the candidates of the source's commit gate; none without any."""
     gate = settings.gate_of(section)
-    if not gate.candidates:
+    if not gate.names:
         return []
     from walsender_bridge.capture.gate import Rule
     from walsender_bridge.doctor.server import examine_gate
 
-    rule = Rule(gate.candidates, gate.quorum or 0, gate.on_missing, gate.degrade_after)
+    rule = Rule(gate.names, bool(gate.members), on_missing=gate.on_missing)
     return examine_gate(capture_source(section), rule)
 
 

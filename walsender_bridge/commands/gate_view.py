@@ -19,6 +19,11 @@ def ill(source: str, gate: dict[str, Any] | None, now: float) -> Iterator[str]:
             f"the commit gate of {source} has been closed for {now - since:.0f} s, and consumers get nothing new: "
             + "; ".join(gate["holding"])
         )
+    if gate["open"]:
+        yield (
+            f"the commit gate of {source} is open: no candidate is left to wait for, and consumers may have what "
+            "the next server lacks"
+        )
     for each in gate["candidates"]:
         if each["standing"] == "degraded":
             yield (

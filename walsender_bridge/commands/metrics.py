@@ -195,6 +195,7 @@ def _captures(seen: Observation) -> Iterator[Metric]:
 def _gates(seen: Observation) -> Iterator[Metric]:
     position = _gauge("gate_lsn_bytes", "What ends at or below may be shown.", "source")
     stuck = _gauge("gate_stuck_seconds", "Since something passed while something waits.", "source")
+    opened = _gauge("gate_open", "1 while no candidate is left to wait for.", "source")
     counted = _gauge(
         "gate_candidate_counted", "1 while the gate waits for it.", "source", "candidate"
     )
@@ -205,6 +206,7 @@ def _gates(seen: Observation) -> Iterator[Metric]:
         if not gate:
             continue
         position.add_metric([source.name], gate["position_lsn"])
+        opened.add_metric([source.name], float(gate["open"]))
         since = gate["stuck_since"]
         stuck.add_metric([source.name], 0.0 if since is None else max(0.0, seen.at - since))
         for each in gate["candidates"]:
@@ -212,7 +214,7 @@ def _gates(seen: Observation) -> Iterator[Metric]:
             counted.add_metric(label, float(each["standing"] == "counted"))
             held.add_metric(label, each["held_lsn"])
             away.add_metric(label, float(bool(each["away"])))
-    yield from (position, stuck, counted, held, away)
+    yield from (position, stuck, opened, counted, held, away)
 
 
 def _slots(seen: Observation) -> Iterator[Metric]:

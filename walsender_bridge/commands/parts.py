@@ -63,7 +63,8 @@ def _captures(settings: Config) -> list[Child]:
         for table in source.tables:
             argv += ["--table", table]
         gate = settings.gate_of(source)
-        argv += [f"--candidate={slot}" for slot in gate.candidates]
+        argv += [f"--candidate={slot}" for slot in gate.names]
+        argv += ["--members"] * bool(gate.members)
         argv += ["--gate-quorum", str(gate.quorum or 0), "--on-missing", gate.on_missing]
         argv += ["--degrade-after", str(gate.degrade_after), "--held-limit", str(gate.held_limit)]
         argv += ["--gate-record", str(settings.gate_record(source))]

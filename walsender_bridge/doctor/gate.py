@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
-from walsender_bridge.capture.gate import Rule, away
+from walsender_bridge.capture.gate import Rule
+from walsender_bridge.capture.gate_slots import away, itself
 from walsender_bridge.capture.gate_watch import slots_of
 from walsender_bridge.doctor.finding import Finding, Severity
 from walsender_bridge.errors import Cause
@@ -15,8 +16,12 @@ def judge(facts: dict[str, Any], rule: Rule, where: str) -> Iterator[Finding]:
     """A finding for each candidate, and for what the role cannot see."""
     slots = slots_of(facts)
     blocks = rule.on_missing == "block"
+    proof = itself(rule.candidates, slots, facts["was"] or "") if rule.members else None
     for name in rule.candidates:
         why = away(name, slots.get(name))
+        if proof and name == proof[0]:
+            yield Finding(CHECK, where, f"{name} is the server itself: {proof[1]}")
+            continue
         if not why:
             yield Finding(CHECK, where, f"a standby streams from slot {name}")
             continue
@@ -29,6 +34,14 @@ def judge(facts: dict[str, Any], rule: Rule, where: str) -> Iterator[Finding]:
             repair=_repair(name, slots.get(name) is None),
             cause=Cause.SLOT,
             prevents=False,
+        )
+    if rule.members and not any(away(name, slots.get(name)) for name in rule.candidates):
+        yield Finding(
+            CHECK,
+            where,
+            "all of gate.members stream from the server, so it is none of them",
+            Severity.WARNING,
+            repair="name the server's own slot in gate.members, too",
         )
     if not facts["may_see"]:
         yield Finding(
@@ -43,7 +56,7 @@ def judge(facts: dict[str, Any], rule: Rule, where: str) -> Iterator[Finding]:
 
 
 def _repair(name: str, missing: bool) -> str:
-    leave = "or take it out of gate.candidates"
+    leave = "or take it out of [gate]"
     if missing:
         return f"SELECT pg_create_physical_replication_slot('{name}'), and on its standby primary_slot_name = '{name}' and primary_conninfo to this server; {leave}"
     return f"start its standby, with primary_slot_name = '{name}' and primary_conninfo to this server; {leave}"
