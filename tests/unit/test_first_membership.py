@@ -20,13 +20,15 @@ SECONDS = 1.0
 
 
 class Fake:
-    """A safekeeper that answers a greeting, or hangs: it takes connections, and says nothing."""
+    """A safekeeper that answers a greeting, or hangs: it takes connections, and says nothing; or says these bytes."""
 
-    def __init__(self, identity: int, configuration: Configuration | None) -> None:
+    def __init__(self, identity: int, configuration: Configuration | bytes | None) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._taken: list[socket.socket] = []
         self.address: tuple[str, int] = self._listener.getsockname()
-        if configuration is not None:
+        if isinstance(configuration, bytes):
+            threading.Thread(target=self._answer, args=(configuration,), daemon=True).start()
+        elif configuration is not None:
             node_id = m.NodeId(configuration.term, 9)
             told = m.SafekeeperGreeting(identity, INFO, node_id, configuration, 0, 0, 0, 0)
             threading.Thread(target=self._answer, args=(encode(told),), daemon=True).start()
@@ -72,7 +74,49 @@ def test_5_a_majority_that_hangs_delays_it_by_one_timeout(addresses):
 def test_10_the_first_membership_needs_them_all(addresses):
     with pytest.raises(UnavailableError, match="needs every safekeeper") as refused:
         find_membership(addresses, INFO, seconds=0.3)
-    assert refused.value.where == "{}:{}".format(*addresses[1])
+    assert refused.value.where == "{}:{} (no answer in 0.3 s)".format(*addresses[1])
+
+
+BANNER = b"SSH-2.0-OpenSSH_9.2p1 Debian-2+deb12u3\r\n" * 2
+
+
+@pytest.mark.parametrize("addresses", [(BANNER, FIVE, FIVE, None, FIVE)], indirect=True)
+def test_34_garbage_from_one_stops_no_majority(addresses):
+    assert find_membership(addresses, INFO, seconds=SECONDS) == FIVE
+
+
+@pytest.mark.parametrize("addresses", [(BANNER, Configuration())], indirect=True)
+def test_34_garbage_is_named_where_all_are_needed(addresses):
+    with pytest.raises(UnavailableError, match="needs every safekeeper") as refused:
+        find_membership(addresses, INFO, seconds=SECONDS)
+    host, port = addresses[0]
+    assert (
+        refused.value.where
+        == f"{host}:{port} (no frame of the safekeeper protocol begins with 0x53)"
+    )
+
+
+def test_34_a_silent_name_server_delays_no_membership(monkeypatch):
+    answered = threading.Event()
+    fakes = [Fake(number, FIVE) for number in (1, 2)]
+    known = socket.create_connection
+
+    def connect(address: tuple[str, int], timeout: float) -> socket.socket:
+        if address[0] == "silent":
+            answered.wait(30)
+            raise socket.gaierror(-3, "Temporary failure in name resolution")
+        return known(address, timeout)
+
+    monkeypatch.setattr(socket, "create_connection", connect)
+    began = time.monotonic()
+    try:
+        addresses = [("silent", 1), *(fake.address for fake in fakes)]
+        assert find_membership(addresses, INFO, seconds=SECONDS) == FIVE
+        assert time.monotonic() - began < 5
+    finally:
+        answered.set()
+        for fake in fakes:
+            fake.close()
 
 
 @pytest.mark.parametrize("addresses", [(Configuration(), FIVE)], indirect=True)

@@ -2,13 +2,17 @@
 
 import select
 import socket
+import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+from tests.support.waiting import wait_for
 from walsender_bridge.proposer import links
 from walsender_bridge.proposer.links import DIAL_SECONDS, MOST_DIAL_SECONDS, Links
+from walsender_bridge.proposer.names import Names
 
 
 @pytest.fixture
@@ -59,3 +63,53 @@ def test_15_one_that_refuses_is_tried_less_and_less_often(made):
     made.settled(0)
     made.refused(0)
     assert made._dial_at[0] - time.monotonic() < 3 * DIAL_SECONDS
+
+
+@pytest.fixture
+def named(listener: socket.socket) -> Iterator[tuple[Links, threading.Event]]:
+    """A safekeeper behind a name that is not found until the event, and one behind a number."""
+    port = listener.getsockname()[1]
+    answered = threading.Event()
+
+    def lookup(host: str, port: int) -> list[Any]:
+        assert answered.wait(30)
+        if host == "nowhere":
+            raise socket.gaierror(-2, "Name or service not known")
+        return [(socket.AF_INET, ("127.0.0.1", port))]
+
+    poll = select.epoll()
+    links = Links([("silent", port), ("127.0.0.1", port), ("nowhere", port)], poll, Names(lookup))
+    yield links, answered
+    answered.set()
+    links.close()
+    poll.close()
+
+
+def test_34_a_silent_name_server_delays_nobody_and_is_said(named):
+    links, answered = named
+    now = time.monotonic()
+    assert links.dial(now) == []
+    assert time.monotonic() - now < 1
+    assert set(links.by_peer) == {1}
+    (first, why), (third, _) = links.dial(now + 3)
+    assert (first, third) == (0, 2)
+    assert why == "no answer about the name silent: the name server is silent"
+    answered.set()
+    wait_for(lambda: links.dial(now + 3) and 0 in links.by_peer, 10, "the name is known")
+    assert [why for _, why in links.dial(now + 3)] == [
+        "the name nowhere is not found: [Errno -2] Name or service not known"
+    ]
+    # Known once, it stays known while nobody answers.
+    answered.clear()
+    links.drop(0)
+    links.dial(now + 60)
+    assert 0 in links.by_peer
+
+
+def test_34_a_numeric_address_of_either_family_is_not_looked_up():
+    def never(host: str, port: int) -> list[Any]:
+        raise AssertionError(host)
+
+    names = Names(never)
+    assert names.find("::1", 7410, 0.0)[0][0] == socket.AF_INET6
+    assert names.find("127.0.0.1", 7410, 0.0) == [(socket.AF_INET, ("127.0.0.1", 7410))]

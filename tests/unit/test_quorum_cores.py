@@ -489,6 +489,25 @@ def test_12_who_has_voted_for_it_before_it_left_resumes_as_a_member() -> None:
     )
 
 
+def test_34_a_minority_of_another_cluster_stops_nobody() -> None:
+    core = proposer()
+    core.step(PeerReceived(0, held(1)))
+    other = replace(held(9, commit_lsn=999), server=replace(INFO, system_id=1))
+    fault, close = core.step(PeerReceived(2, other))
+    assert isinstance(fault, PeerFault)
+    assert close == ClosePeer(2)
+    core.step(PeerClosed(2))
+    told = core.step(PeerReceived(1, held(2)))
+    assert [each.message for each in told if isinstance(each, SendMessage)] == [
+        m.Vote(m.NodeId(2, 22), m.Purpose.ATTACH, 1, MEMBERS)
+    ] * 2
+    # A majority of them: it is this server that is in the wrong place.
+    refused = m.Refused(m.Refusal.OTHER_SYSTEM, m.NodeId(), "1, and its WAL here is of 7")
+    (stop,) = core.step(PeerReceived(0, refused))
+    assert isinstance(stop, Stop)
+    assert stop.reason == StopReason.OTHER_SERVER
+
+
 FENCED = m.Refused(m.Refusal.FENCED_TIMELINE, m.NodeId(1, 77), "fenced")
 
 

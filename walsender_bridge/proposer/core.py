@@ -77,8 +77,7 @@ class Proposer:
 
     `identity`: a UUID drawn for this process and stored nowhere. `peers`: how many addresses the driver has.
     `primary`: None for a failover, whose WAL is the best safekeeper's. `configuration`: the membership as
-    the operator's file has it; a newer one that a safekeeper holds is taken instead. `above`: `heard_term` of the
-    proposer before it in this process.
+    the operator's file has it; a newer one that a safekeeper holds is taken instead. `above`: an earlier `heard_term`.
     """
 
     def __init__(
@@ -107,6 +106,8 @@ class Proposer:
         self.best: m.VoteReply | None = None
         #: Who has refused for the fence of a failover, by identity.
         self.fenced: frozenset[int] = frozenset()
+        #: Addresses, by the peer's number, where another cluster's safekeeper is.
+        self.foreign: frozenset[int] = frozenset()
         #: Ticks since a vote was first seen to have gone to another proposer.
         self.outvoted_ticks = 0
         self.comparing: int | None = None
@@ -221,6 +222,10 @@ class Proposer:
                 reason = None
         if refused.reason == m.Refusal.DISK_FULL and self.streaming:
             self.streaming.no_room(peer)
+        if reason == StopReason.OTHER_SERVER:
+            # An address is wrong; if most are, it is this server that is in the wrong place.
+            self.foreign |= {peer.number}
+            reason = reason if len(self.foreign) > len(self.peers) // 2 else None
         if reason is None:
             return [PeerFault(peer.number, refused), ClosePeer(peer.number)]
         return self._stop(reason, refused.detail, refused.node_id)
@@ -260,11 +265,12 @@ class Proposer:
     def _greeted(self, peer: Peer, greeting: m.SafekeeperGreeting) -> list[Effect]:
         if peer.state not in {PeerState.CONNECTED, PeerState.GREETED}:
             return []  # it was greeted again, and asked for its vote before the answer came
+        if greeting.server.system_id and greeting.server != self.server:
+            other = f"its WAL is of {greeting.server}"
+            return self._refused(peer, m.Refused(m.Refusal.OTHER_SYSTEM, greeting.node_id, other))
         is_new = peer.state == PeerState.CONNECTED
         peer.state = PeerState.GREETED
         peer.greeting = greeting
-        if greeting.server.system_id and greeting.server != self.server:
-            return self._stop(StopReason.OTHER_SERVER, f"its WAL is of {greeting.server}")
         if self.phase == Phase.GREETING:
             self.membership.learn(greeting.configuration)
             return self._propose() or (self._stranger(peer) if is_new else [])
@@ -275,8 +281,11 @@ class Proposer:
             return self._displaced(StopReason.DISPLACED, greeting.node_id)
         return self._outvoted(peer, greeting.node_id) or ([] if peer.rival else self._ask(peer))
 
+    def _greetings(self) -> list[m.SafekeeperGreeting]:
+        return [peer.greeting for peer in self.peers.values() if peer.greeting]
+
     def _propose(self) -> list[Effect]:
-        greetings = [peer.greeting for peer in self.peers.values() if peer.greeting]
+        greetings = self._greetings()
         if not self.configuration.has_quorum({each.safekeeper for each in greetings}):
             return []
         if election.behind(greetings, self.primary):
@@ -290,7 +299,7 @@ class Proposer:
         assert self.primary is not None
         self.primary = replace(self.primary, flush_lsn=flush_lsn)
         if self.phase == Phase.GREETING:
-            greetings = [peer.greeting for peer in self.peers.values() if peer.greeting]
+            greetings = self._greetings()
             if election.behind(greetings, self.primary):
                 return self._ahead(max(greeting.commit_lsn for greeting in greetings))
             return self._propose()
@@ -310,7 +319,12 @@ class Proposer:
             return [SendMessage(peer.number, m.Resume(self.node_id))]
         void = peer.identity in self.fenced and self.office and self.office.streaming.established
         purpose = m.Purpose.ABORT if void else self.purpose
-        vote = m.Vote(self.node_id, purpose, self._timeline(), self.configuration)
+        vote = m.Vote(
+            self.node_id,
+            purpose,
+            election.timeline(self._greetings(), self.primary),
+            self.configuration,
+        )
         return [SendMessage(peer.number, vote)]
 
     def _stranger(self, peer: Peer) -> list[Effect]:
@@ -320,13 +334,6 @@ class Proposer:
         detail = f"safekeeper {peer.identity:032x} is not a member"
         refused = m.Refused(m.Refusal.NOT_A_MEMBER, peer.greeting.node_id, detail)
         return [PeerFault(peer.number, refused)]
-
-    def _timeline(self) -> int:
-        """The primary's; a failover goes on with the one that stands."""
-        if self.primary is not None:
-            return self.primary.lineage.timeline
-        greetings = [peer.greeting for peer in self.peers.values() if peer.greeting]
-        return max((greeting.timeline for greeting in greetings), default=0)
 
     # -- the election -------------------------------------------------------------------------------
 
@@ -379,11 +386,7 @@ class Proposer:
 
     def _ahead(self, lsn: int) -> list[Effect]:
         assert self.primary is not None
-        return self._stop(
-            StopReason.AHEAD,
-            f"the safekeepers hold WAL up to {format_lsn(lsn)}, this server ends at "
-            f"{format_lsn(self.primary.flush_lsn)}: it was restored, or lost what it had flushed",
-        )
+        return self._stop(StopReason.AHEAD, election.ahead(lsn, self.primary))
 
     # -- is it the same WAL? ------------------------------------------------------------------------
 

@@ -212,7 +212,8 @@ class Session:
         for peer in [each for each in self._faults if keeps_up(self.core, each)]:
             del self._faults[peer]
             self._links.settled(peer)
-        self._links.dial(now)
+        for peer, reason in self._links.dial(now):
+            self._fault(peer, reason)
         self._older.tick()
         self._handle(e.Tick())
         self._flush()
@@ -284,6 +285,8 @@ class Session:
         except (ConnectionFailedError, MalformedMessageError, NotSupportedError) as error:
             if self._links.by_peer.get(peer) is link:
                 self._broken(peer, error.what)
+            if not isinstance(error, ConnectionFailedError):
+                self._fault(peer, f"no safekeeper of this version is there: {error.what}")
 
     def _broken(self, peer: int, reason: str) -> None:
         link = self._links.drop(peer)

@@ -189,7 +189,7 @@ class StopReason(StrEnum):
     BROKEN = "the safekeepers contradict each other"
 
 
-#: Refusals that rule the proposer out; others are one safekeeper's.
+#: Refusals that rule the proposer out when a majority says so; others are one safekeeper's.
 STOPS = {
     Refusal.FENCED_TIMELINE: StopReason.FENCED,
     Refusal.OLDER_TIMELINE: StopReason.OTHER_HISTORY,

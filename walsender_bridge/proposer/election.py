@@ -66,3 +66,18 @@ def genesis(primary: Primary | None, server: ServerInfo) -> int:
     if primary is None:
         raise DivergedError("the safekeepers hold no WAL to fail over to")
     return primary.flush_lsn - primary.flush_lsn % server.segment_size
+
+
+def ahead(lsn: int, primary: Primary) -> str:
+    """What is wrong with a server that lacks what the safekeepers hold of it."""
+    return (
+        f"the safekeepers hold WAL up to {format_lsn(lsn)}, this server ends at "
+        f"{format_lsn(primary.flush_lsn)}: it was restored, or lost what it had flushed"
+    )
+
+
+def timeline(greetings: Iterable[SafekeeperGreeting], primary: Primary | None) -> int:
+    """The timeline to vote for: the primary's; a failover goes on with the one that stands."""
+    if primary is not None:
+        return primary.lineage.timeline
+    return max((greeting.timeline for greeting in greetings), default=0)

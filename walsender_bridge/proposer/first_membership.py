@@ -5,16 +5,18 @@ any safekeeper holds a membership, that one is taken (the newest). Before, *all*
 that is made of a part could leave out the one that knows better.
 
 They are asked side by side. A membership of which a majority has answered is enough: whoever knows a newer one tells
-it in the election, and one that hangs does not delay that.
+it in the election, and one that hangs does not delay that. What is no safekeeper, or another cluster's, is none of
+the majority, and does not stop it.
 """
 
 from collections.abc import Sequence
 
-from walsender_bridge.errors import DivergedError, UnavailableError
-from walsender_bridge.proposer.greeting import ANSWER_SECONDS, ask_all
+from walsender_bridge.errors import DivergedError, TusklineError, UnavailableError
+from walsender_bridge.proposer.greeting import ANSWER_SECONDS, ask_each
 from walsender_bridge.safekeeper import messages as m
 from walsender_bridge.safekeeper.configuration import Configuration, newest
 
+_Answer = m.SafekeeperGreeting | m.Refused | TusklineError
 _OTHER_SERVER = (
     m.Refusal.OTHER_SYSTEM,
     m.Refusal.OTHER_MAJOR,
@@ -34,7 +36,7 @@ def find_membership(
     answer. Raises `UnavailableError` when
     too few answer, and `DivergedError` when one of those at `safekeepers` belongs to another server.
     """
-    answers: dict[int, m.SafekeeperGreeting | m.Refused | None] = {}
+    answers: dict[int, _Answer] = {}
     known = _known(safekeepers, server, seconds, answers)
     known = known or _known(others, server, seconds, {})
     if known:
@@ -50,9 +52,9 @@ def find_membership(
             )
     if len(found) < len(safekeepers):
         silent = [
-            f"{host}:{port}"
+            f"{host}:{port}" + (f" ({answer.what})" if isinstance(answer, TusklineError) else "")
             for index, (host, port) in enumerate(safekeepers)
-            if not isinstance(answers[index], m.SafekeeperGreeting)
+            if not isinstance(answer := answers[index], m.SafekeeperGreeting)
         ]
         raise UnavailableError(
             "the first membership needs every safekeeper, and some do not answer",
@@ -66,11 +68,11 @@ def _known(
     addresses: Sequence[tuple[str, int]],
     server: m.ServerInfo,
     seconds: float,
-    answers: dict[int, m.SafekeeperGreeting | m.Refused | None],
+    answers: dict[int, _Answer],
 ) -> Configuration:
     """The newest membership that they hold; no more is waited for than a majority of it. Fills `answers`."""
     known, there = Configuration(), set()
-    for index, answer in ask_all(addresses, server, seconds):
+    for index, answer in ask_each(addresses, server, seconds):
         answers[index] = answer
         if isinstance(answer, m.SafekeeperGreeting):
             known = newest((known, answer.configuration))

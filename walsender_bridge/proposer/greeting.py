@@ -14,6 +14,8 @@ from walsender_bridge.safekeeper.wire_end import WireEnd
 
 #: Seconds for one answer.
 ANSWER_SECONDS = 5.0
+#: Seconds that a thread may be late beyond that; a lookup of a name knows no deadline.
+_SPARE_SECONDS = 0.5
 
 
 def ask(
@@ -62,7 +64,7 @@ def ask_each(
 ) -> Iterator[tuple[int, m.SafekeeperGreeting | m.Refused | TusklineError]]:
     """(index, answer, or what `ask` raised) of all of them, asked side by side, in the order of their answers.
 
-    Those that hang cost `seconds` together, and nothing for who has heard enough.
+    Those that hang cost `seconds` together, a silent name server included, and nothing for who has heard enough.
     """
     answers: queue.SimpleQueue[tuple[int, m.SafekeeperGreeting | m.Refused | TusklineError]] = (
         queue.SimpleQueue()
@@ -81,15 +83,24 @@ def ask_each(
 
     for index, (host, port) in enumerate(addresses):
         threading.Thread(target=one, args=(index, host, port), name="greeting", daemon=True).start()
-    for _ in addresses:
-        yield answers.get()
+    missing = set(range(len(addresses)))
+    deadline = time.monotonic() + seconds + _SPARE_SECONDS
+    while missing:
+        try:
+            index, answer = answers.get(timeout=max(deadline - time.monotonic(), 0.0))
+        except queue.Empty:
+            index = min(missing)
+            host, port = addresses[index]
+            where = f"{host}:{port}"
+            answer = ConnectionFailedError(f"no answer in {seconds:g} s", where=where)
+        if index in missing:
+            missing.remove(index)
+            yield index, answer
 
 
 def ask_all(
     addresses: Sequence[tuple[str, int]], server: m.ServerInfo, seconds: float = ANSWER_SECONDS
 ) -> Iterator[tuple[int, m.SafekeeperGreeting | m.Refused | None]]:
-    """The same; None for one that does not answer. Raises what `ask` raises otherwise."""
+    """The same; None for one that does not answer as a safekeeper does: it is not to stop the others."""
     for index, answer in ask_each(addresses, server, seconds):
-        if isinstance(answer, TusklineError) and not isinstance(answer, ConnectionFailedError):
-            raise answer
         yield index, None if isinstance(answer, TusklineError) else answer

@@ -5,14 +5,15 @@ itself, and each try costs an election's worth of messages and a line in a log. 
 expected to is given up, so that a connection that nobody is behind any more does not stand for one.
 """
 
-import contextlib
 import select
 import socket
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from walsender_bridge.proposer import effects as e
+from walsender_bridge.proposer.names import Names
 from walsender_bridge.safekeeper.wire_end import WireEnd
 
 #: Seconds between two tries to connect to a safekeeper, and at most, when it refuses each time.
@@ -40,7 +41,12 @@ class Link:
 class Links:
     """See the module. `by_peer` and `by_fd`: those that stand, or are being made."""
 
-    def __init__(self, addresses: Sequence[tuple[str, int]], poll: select.epoll) -> None:
+    def __init__(
+        self,
+        addresses: Sequence[tuple[str, int]],
+        poll: select.epoll,
+        names: Names | None = None,
+    ) -> None:
         #: By the peer's number. They may become more.
         self.addresses = addresses
         self.by_peer: dict[int, Link] = {}
@@ -48,33 +54,48 @@ class Links:
         self._poll = poll
         self._dial_at: dict[int, float] = {}
         self._pause: dict[int, float] = {}
+        self._names = names or Names()
+        #: How often each was dialled: a name with several addresses is tried at one after the other.
+        self._tries: dict[int, int] = {}
 
     def where(self, peer: int) -> str:
         """A safekeeper's address."""
         host, port = self.addresses[peer]
         return f"{host}:{port}"
 
-    def dial(self, now: float) -> None:
-        """Begin the connections that are due."""
+    def dial(self, now: float) -> list[tuple[int, str]]:
+        """Begin the connections that are due; (safekeeper, why) of those whose name leads nowhere."""
+        faults = []
         for peer, (host, port) in enumerate(self.addresses):
             if peer in self.by_peer or now < self._dial_at.get(peer, 0.0):
                 continue
-            self._dial_at[peer] = now + DIAL_SECONDS
-            dialled = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-            dialled.setblocking(False)
-            with contextlib.suppress(BlockingIOError):
-                try:
-                    dialled.connect((host, port))
-                except BlockingIOError:
-                    pass
-                except OSError:
-                    dialled.close()
-                    continue
-            end = WireEnd(dialled, self.where(peer))
-            end.trust()
-            link = self.by_peer[peer] = Link(end)
-            self.by_fd[end.fileno()] = peer
-            self._poll.register(end, link.polled)
+            found = self._names.find(host, port, now)
+            if fault := self._names.fault(host, port, now):
+                faults.append((peer, fault))
+            if found:
+                self._dial_at[peer] = now + DIAL_SECONDS
+                self._tries[peer] = self._tries.get(peer, -1) + 1
+                self._connect(peer, *found[self._tries[peer] % len(found)])
+        return faults
+
+    def _connect(self, peer: int, family: int, address: tuple[Any, ...]) -> None:
+        try:
+            dialled = socket.socket(family)
+        except OSError:
+            return  # this machine has no such network
+        dialled.setblocking(False)
+        try:
+            dialled.connect(address)
+        except BlockingIOError:
+            pass
+        except OSError:
+            dialled.close()
+            return
+        end = WireEnd(dialled, self.where(peer))
+        end.trust()
+        link = self.by_peer[peer] = Link(end)
+        self.by_fd[end.fileno()] = peer
+        self._poll.register(end, link.polled)
 
     def silent(self, now: float, expected: Callable[[int], bool]) -> list[tuple[int, str]]:
         """(safekeeper, why) of those to be given up. `expected`: whether one has something to say."""

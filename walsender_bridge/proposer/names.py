@@ -1,0 +1,94 @@
+"""The safekeepers' names as addresses of the network, without ever waiting for a name server.
+
+A lookup may take as long as a resolver's patience, 10 s and more when name servers are silent, and nothing can end it. So
+each is done on a thread of its own, and the loop that commits wait for only looks whether it is done.
+
+Invariant: `find` never blocks. A name has at most one lookup under way; what it found is used until a newer answer is
+there, so a name server that falls silent takes nothing away. Numeric addresses need no lookup.
+"""
+
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+#: Seconds after which a name is looked up again, when it is dialled; and for which a failure is not tried again.
+FRESH_SECONDS = 30.0
+RETRY_SECONDS = 2.0
+#: Seconds until a lookup without an answer is said to be a fault.
+SILENT_SECONDS = 2.0
+
+#: (family, socket address), in the order in which they are to be tried.
+Found = list[tuple[int, tuple[Any, ...]]]
+Lookup = Callable[[str, int], Found]
+
+
+def look_up(host: str, port: int, flags: int = 0) -> Found:
+    """Ask the system's resolver; blocks. Raises `OSError`, and `UnicodeError` for what can be no name."""
+    found: Found = []
+    for family, _, _, _, address in socket.getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=flags
+    ):
+        found.append((family, address))
+    return found
+
+
+class _Name:
+    def __init__(self) -> None:
+        self.found: Found = []
+        self.fault = ""
+        #: When the lookup under way began; None: there is none.
+        self.asked_at: float | None = None
+        self.again_at = 0.0
+        self.answer: Found | str | None = None
+
+
+class Names:
+    """See the module. `now` is on one monotonic clock."""
+
+    def __init__(self, lookup: Lookup = look_up) -> None:
+        self._lookup = lookup
+        self._names: dict[tuple[str, int], _Name] = {}
+
+    def find(self, host: str, port: int, now: float) -> Found:
+        """Where to connect; empty: not known, or not known yet (`fault` says more)."""
+        name = self._names.get((host, port))
+        if name is None:
+            name = self._names[host, port] = _Name()
+            try:
+                name.found = look_up(host, port, socket.AI_NUMERICHOST)
+                name.again_at = float("inf")
+            except (OSError, UnicodeError):
+                name.found = []
+        self._take(name, now)
+        if name.asked_at is None and now >= name.again_at:
+            name.asked_at = now
+            thread = threading.Thread(target=self._run, args=(name, host, port), daemon=True)
+            thread.name = f"look up {host}"
+            thread.start()
+        return name.found
+
+    def fault(self, host: str, port: int, now: float) -> str:
+        """What is wrong with a name; empty: nothing, as far as is known."""
+        name = self._names.get((host, port))
+        if name is None:
+            return ""
+        if name.asked_at is not None and now - name.asked_at > SILENT_SECONDS:
+            return f"no answer about the name {host}: the name server is silent"
+        return name.fault
+
+    def _run(self, name: _Name, host: str, port: int) -> None:
+        try:
+            name.answer = self._lookup(host, port)
+        except (OSError, UnicodeError) as error:
+            name.answer = f"the name {host} is not found: {error}"
+
+    def _take(self, name: _Name, now: float) -> None:
+        answer, name.answer = name.answer, None
+        if answer is None:
+            return
+        name.asked_at = None
+        if isinstance(answer, str):
+            name.fault, name.again_at = answer, now + RETRY_SECONDS
+        else:
+            name.found, name.fault, name.again_at = answer, "", now + FRESH_SECONDS
