@@ -3,11 +3,14 @@
 `read` resolves one manifest, once, and every table of the `Snapshot` is read at the snapshot that this
 manifest names. So whatever is joined, at whatever time, is of one epoch; and a Spark session that has read
 an epoch is never given an older one by a later `read` that does not ask for it.
+
+While a `Snapshot` is there, and an hour longer, its epoch does not expire (`lakehouse.reader_leases`).
 """
 
 import difflib
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -19,6 +22,7 @@ from spark_consumers.lakehouse.manifest import (
     TableVersion,
     open_chain,
 )
+from spark_consumers.lakehouse.reader_leases import lease_on
 from walsender_bridge.errors import LakeError, NotSupportedError, TrimmedError, UsageError
 from walsender_bridge.wire.relation_name import split_relation
 
@@ -54,14 +58,19 @@ def read(
     chain = open_chain(lake)
     identity: str = chain.identity()["lake"]
     seen = _seen.setdefault(spark.sparkContext, {})
-    if epoch is not None:
-        manifest = chain.at_epoch(epoch)
-    elif as_of is not None:
-        manifest = chain.as_of(as_of)
-    else:
-        manifest = _newest(chain.head, seen.get(identity, 0), str(chain.root))
+    lease = lease_on(chain.root)
+    with lease.resolving() if lease is not None else nullcontext():
+        if epoch is not None:
+            manifest = chain.at_epoch(epoch)
+        elif as_of is not None:
+            manifest = chain.as_of(as_of)
+        else:
+            manifest = _newest(chain.head, seen.get(identity, 0), str(chain.root))
+        snapshot = Snapshot(spark, chain.root, manifest)
+        if lease is not None:
+            lease.keep(snapshot, manifest.link)
     seen[identity] = max(seen.get(identity, 0), manifest.epoch)
-    return Snapshot(spark, chain.root, manifest)
+    return snapshot
 
 
 def _newest(head: Callable[[], Manifest | None], least: int, where: str) -> Manifest:
@@ -126,19 +135,27 @@ class Snapshot(Mapping[str, "DataFrame"]):
         }
 
     def __getitem__(self, name: str) -> "DataFrame":
-        """The table as a DataFrame. Raises `LakeError` for an unknown or ambiguous name."""
+        """The table as a DataFrame.
+
+        Raises `LakeError` for an unknown or ambiguous name, `TrimmedError` if the epoch has expired.
+        """
         from spark_consumers.lakehouse.iceberg import read_snapshot
         from spark_consumers.lakehouse.table_format import ROW_ID
 
         full = self.resolve(name)
         table: TableVersion = self.manifest.readable[full]
-        if not self._root.joinpath(table.path).exists():
+        path = self._root / table.path
+        try:
+            frame: DataFrame = read_snapshot(self._spark, str(path), table.snapshot_id)
+        except Exception:
+            if path.exists() and open_chain(self._root).has(self.manifest.link):
+                raise
+            # Spark tells it in its own words, which name a snapshot by a number.
             raise TrimmedError(
-                f"epoch {self.epoch} has expired", where=full, repair="read it again"
-            )
-        frame: DataFrame = read_snapshot(
-            self._spark, str(self._root / table.path), table.snapshot_id
-        )
+                f"epoch {self.epoch} has expired",
+                where=full,
+                repair="read a later epoch; a reader that may write in the lake's folder holds its own",
+            ) from None
         return frame if table.key else frame.drop(ROW_ID)
 
     def __iter__(self) -> Iterator[str]:

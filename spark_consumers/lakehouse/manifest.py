@@ -341,8 +341,12 @@ class Chain:
                 repair="nothing: the newer writer goes on",
             )
 
-    def retire(self, before: float, now: float = float("inf")) -> int:
-        """Remove the links that were already succeeded at `before` (seconds); how many.
+    def has(self, link: int) -> bool:
+        """Whether this link is kept."""
+        return self._path(link).exists()
+
+    def retire(self, before: float, now: float = float("inf"), held_from: int | None = None) -> int:
+        """Remove the links that were already succeeded at `before` (seconds), below `held_from`; how many.
 
         The newest link published at or before that time stays, for it was current then; so does the head.
         One that claims to be from after `now` was published under a wrong clock: its successors tell its age.
@@ -351,7 +355,7 @@ class Chain:
         succeeded: list[int] = []
         for number, following in pairwise(self.numbers()):
             after = self._read(following)
-            if after is None:
+            if after is None or (held_from is not None and number >= held_from):
                 break
             succeeded.append(number)
             if after.published_at > now:

@@ -12,6 +12,7 @@ import structlog
 
 from spark_consumers.lakehouse.lake_site import LakeSite
 from spark_consumers.lakehouse.manifest import Chain, Manifest
+from spark_consumers.lakehouse.reader_leases import held_from
 from spark_consumers.lakehouse.table_format import TableFormat
 from walsender_bridge.steady_clock import SteadyClock
 
@@ -60,14 +61,18 @@ class Retention:
     def expire(self, head: Manifest, seconds: float) -> None:
         """Remove epochs past a retention of so many seconds, then what only they needed. `head` is ours."""
         self._cleaned_at = time.monotonic()
-        removed = self.chain.retire(self.clock.kept_until(seconds), time.time())
+        state = self.chain.root / "_tuskline"
+        removed = self.chain.retire(self.clock.kept_until(seconds), time.time(), held_from(state))
         oldest = next(iter(islice(self.chain.links(), 1)), None)
         if oldest is None:
             return
+        # A reader may have come since: what it holds stays, even if its link went in between.
+        held = held_from(state)
+        first = oldest.link if held is None else min(oldest.link, held)
         files = 0
         current = {table.path for table in head.versions}
         for name, uses in list(self._last_use.items()):
-            for snapshot in [s for s, link in uses.items() if link < oldest.link]:
+            for snapshot in [s for s, link in uses.items() if link < first]:
                 del uses[snapshot]
             path = self.chain.root / name
             if name in current:

@@ -1,6 +1,7 @@
 """The pipeline from PostgreSQL to epochs: real server, real capture, real log, real tables."""
 
 import contextlib
+import gc
 import os
 import signal
 import subprocess
@@ -12,12 +13,13 @@ import pytest
 
 from spark_consumers import Lakehouse, Source, read
 from spark_consumers.lakehouse import epoch as epoch_module
-from spark_consumers.lakehouse import plan, stage, takeover
+from spark_consumers.lakehouse import plan, reader_leases, stage, takeover
 from spark_consumers.lakehouse.iceberg import IcebergFormat
 from spark_consumers.lakehouse.lake_site import LakeSite
 from spark_consumers.lakehouse.leases import Leases
 from spark_consumers.lakehouse.manifest import LEFT, LIVE, Manifest, open_chain
 from spark_consumers.lakehouse.presence import Presence
+from spark_consumers.reader import Snapshot
 from tests.support.capture_stack import PUBLICATION, STREAM
 from tests.support.lake_check import assert_equal, assert_no_orphans
 from tests.support.waiting import wait_for
@@ -221,7 +223,8 @@ def test_22_a_table_that_is_added_comes_while_the_others_go_on(pipeline, databas
     assert_equal(database.dsn, pipeline.flush())
 
 
-def test_epochs_stay_readable_until_they_expire(pipeline, database):
+def test_epochs_stay_readable_until_they_expire(pipeline, database, monkeypatch):
+    monkeypatch.setattr(reader_leases, "HOLD", 0.0)
     expected = {}
     for round_ in range(4):
         database.execute(f"UPDATE docs SET n = {round_}")
@@ -239,6 +242,33 @@ def test_epochs_stay_readable_until_they_expire(pipeline, database):
         int(r.n) for r in read(pipeline.spark, pipeline.lake, epoch=last)["docs"].collect()
     } == {3}
     assert_equal(database.dsn, pipeline.flush())
+    assert_no_orphans(pipeline.spark, pipeline.lake)
+
+
+def test_10_what_a_reader_holds_outlives_its_retention(pipeline, database, monkeypatch):
+    monkeypatch.setattr(reader_leases, "HOLD", 0.0)
+    held = pipeline.flush()
+    frame = held["docs"]
+    for round_ in range(3):
+        database.execute(f"UPDATE docs SET n = {round_}", "DELETE FROM pairs")
+        pipeline.flush()
+    writer, chain = pipeline.house._writer, open_chain(pipeline.lake)
+    writer.kept.expire(writer.head, 0.0)
+    assert chain.has(held.manifest.link)
+    assert (frame.count(), held["docs"].count(), held["pairs"].count()) == (9, 9, 2)
+    # Nobody holds it: what is not there any more is said by us, and not by Spark.
+    manifest = held.manifest
+    del held, frame
+    gc.collect()
+    lease = reader_leases.lease_on(chain.root)
+    assert lease is not None
+    lease.refresh()
+    writer.kept.expire(writer.head, 0.0)
+    assert not chain.has(manifest.link)
+    with pytest.raises(TrimmedError, match=f"epoch {manifest.epoch} has expired"):
+        Snapshot(pipeline.spark, chain.root, manifest)["docs"]
+    with pytest.raises(TrimmedError, match="has expired"):
+        read(pipeline.spark, pipeline.lake, epoch=manifest.epoch)
     assert_no_orphans(pipeline.spark, pipeline.lake)
 
 

@@ -1,0 +1,140 @@
+"""Readers hold what they read: `<lake>/_tuskline/readers/<reader>`, the oldest link that a process still needs.
+
+A process that reads a lake has one file there, under the kernel's lock for as long as it lives; housekeeping removes no
+link from that one on, and nothing that these links need. A `Snapshot` is held while the object is there, and for
+`HOLD` seconds longer, for the DataFrames that were made of it. A file whose lock is free is a dead reader's.
+
+The file is there, and holds everything, *before* the reader resolves a link. Housekeeping looks at the leases before
+it removes links and again before it removes what they need: whichever comes first, the other one is seen.
+
+Where the reader may not write, or locks do not reach, there is no lease: what it reads may expire (`TrimmedError`).
+"""
+
+import contextlib
+import fcntl
+import itertools
+import os
+import threading
+import time
+import uuid
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+#: Seconds for which an epoch is held after its `Snapshot` is gone.
+HOLD = 3600.0
+#: How often what is not needed any more is given up, in seconds.
+_TICK = 30.0
+_DIGITS = 20
+
+_leases: dict[Path, "ReaderLease"] = {}
+_lock = threading.Lock()
+
+
+def lease_on(root: Path) -> "ReaderLease | None":
+    """This process's lease on the lake at `root`; None where it cannot have one."""
+    with _lock, contextlib.suppress(OSError):
+        if root not in _leases:
+            _leases[root] = ReaderLease(root / "_tuskline" / "readers")
+        return _leases[root]
+    return None
+
+
+class ReaderLease:
+    """The lease of one process on one lake. Raises `OSError` where it cannot be made."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
+        name = uuid.uuid4().hex
+        draft = folder / f".{name}"
+        self._file = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._told = -1
+            self._tell(0)
+            draft.rename(folder / name)
+        except OSError:
+            draft.unlink(missing_ok=True)
+            os.close(self._file)
+            raise
+        self._lock = threading.Lock()
+        self._resolving = 0
+        #: Links by a number for each object, and when those were dropped whose object is gone.
+        self._keys = itertools.count()
+        self._held: dict[int, int] = {}
+        self._dropped: deque[tuple[int, float]] = deque()
+        self._ending: dict[int, float] = {}
+        threading.Thread(target=self._run, name="reader lease", daemon=True).start()
+
+    @contextmanager
+    def resolving(self) -> Iterator[None]:
+        """Hold everything, until it is known what is to be held (`keep`)."""
+        with self._lock:
+            self._resolving += 1
+            self._tell(0)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._resolving -= 1
+                self._refresh()
+
+    def keep(self, reader: object, link: int) -> None:
+        """Hold this link for as long as the object is there, and `HOLD` seconds longer."""
+        with self._lock:
+            key = next(self._keys)
+            self._held[key] = link
+        # Nothing but an append: it may run in the middle of anything.
+        weakref.finalize(reader, _drop, self._dropped, key).atexit = False
+
+    def refresh(self) -> None:
+        """Give up what is not needed any more."""
+        with self._lock:
+            self._refresh()
+
+    def _refresh(self) -> None:
+        while self._dropped:
+            key, at = self._dropped.popleft()
+            self._ending[key] = at
+        now = time.monotonic()
+        for key in [key for key, at in self._ending.items() if now - at >= HOLD]:
+            del self._ending[key]
+            self._held.pop(key, None)
+        if not self._resolving:
+            # Nothing is held by a link that will never be.
+            self._tell(min(self._held.values(), default=10**_DIGITS - 1))
+
+    def _tell(self, link: int) -> None:
+        if link != self._told:
+            os.pwrite(self._file, f"{link:0{_DIGITS}d}".encode(), 0)
+            self._told = link
+
+    def _run(self) -> None:
+        while True:
+            time.sleep(_TICK)
+            self.refresh()
+
+
+def _drop(dropped: deque[tuple[int, float]], key: int) -> None:
+    dropped.append((key, time.monotonic()))
+
+
+def held_from(state: Path) -> int | None:
+    """The oldest link that a living reader holds; None if none is held. Files of dead readers are removed."""
+    oldest: int | None = None
+    with contextlib.suppress(FileNotFoundError):
+        for path in (state / "readers").iterdir():
+            if path.name.startswith("."):
+                continue
+            with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                except OSError:
+                    content = file.read(_DIGITS)
+                    link = int(content) if content.isdigit() else 0
+                    oldest = link if oldest is None else min(oldest, link)
+                else:
+                    path.unlink(missing_ok=True)
+    return oldest

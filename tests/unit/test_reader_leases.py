@@ -1,0 +1,87 @@
+"""Readers hold what they read, for as long as they live and need it."""
+
+import gc
+import subprocess
+import sys
+
+import pytest
+
+from spark_consumers.lakehouse import reader_leases
+from spark_consumers.lakehouse.reader_leases import held_from, lease_on
+
+
+class Reader:
+    """Stands for a `Snapshot`."""
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    (tmp_path / "_tuskline").mkdir()
+    monkeypatch.setattr(reader_leases, "_leases", {})
+    return tmp_path
+
+
+def test_a_lease_holds_everything_until_the_link_is_known(root):
+    state = root / "_tuskline"
+    assert held_from(state) is None
+    lease = lease_on(root)
+    assert lease is not None
+    older, newer = Reader(), Reader()
+    with lease.resolving():
+        assert held_from(state) == 0
+        lease.keep(older, 7)
+    assert held_from(state) == 7
+    with lease.resolving():
+        assert held_from(state) == 0
+        lease.keep(newer, 9)
+    assert held_from(state) == 7
+    assert lease_on(root) is lease
+    assert len(list((state / "readers").iterdir())) == 1
+
+
+def test_an_epoch_is_held_for_a_while_after_its_last_reader(root, monkeypatch):
+    state = root / "_tuskline"
+    lease = lease_on(root)
+    assert lease is not None
+    older, newer = Reader(), Reader()
+    with lease.resolving():
+        lease.keep(older, 7)
+        lease.keep(newer, 9)
+    del older
+    gc.collect()
+    lease.refresh()
+    # DataFrames that were made of it may still be read.
+    assert held_from(state) == 7
+    monkeypatch.setattr(reader_leases, "HOLD", 0.0)
+    lease.refresh()
+    assert held_from(state) == 9
+    del newer
+    gc.collect()
+    lease.refresh()
+    assert held_from(state) == 10**20 - 1
+
+
+def test_a_reader_that_died_holds_nothing(root):
+    state = root / "_tuskline"
+    code = (
+        "import sys, time; from pathlib import Path;"
+        "from spark_consumers.lakehouse.reader_leases import lease_on;"
+        "lease = lease_on(Path(sys.argv[1])); lease.keep(lease, 7); lease.refresh();"
+        "print('there', flush=True); time.sleep(600)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(root)], stdout=subprocess.PIPE
+    ) as reader:
+        try:
+            assert reader.stdout is not None
+            reader.stdout.readline()
+            assert held_from(state) == 7
+        finally:
+            reader.kill()
+    assert held_from(state) is None
+    assert list((state / "readers").iterdir()) == []
+
+
+def test_a_reader_that_may_not_write_reads_without_a_lease(root):
+    (root / "_tuskline" / "readers").write_text("no folder can be made here")
+    assert lease_on(root) is None
