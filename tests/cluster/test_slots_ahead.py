@@ -1,9 +1,6 @@
 """Clients that are ahead of a failover candidate's disk: a real subscription, and a WAL receiver that is held back."""
 
-import os
-import signal
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -11,7 +8,8 @@ import pytest
 from slot_sync.resolver.transitions import State, Transition
 from tests.support.attached import Attached
 from tests.support.extension import ONE, remove_built
-from tests.support.slot_copies import PUBLICATION, rows
+from tests.support.slot_copies import rows
+from tests.support.slot_subscriber import receiver_stopped, subscriber, until_confirmed
 from tests.support.slot_sync import STANDBY, SlotStack, attached, slot_stack
 from tests.support.waiting import wait_for
 from walsender_bridge.local_server import LocalServer
@@ -23,46 +21,10 @@ def built() -> Iterator[None]:
     remove_built()
 
 
-@contextmanager
-def subscriber(stack: SlotStack, slot: str, folder: Path) -> Iterator[LocalServer]:
-    """A server of the same major with a subscription to the primary's slot."""
-    server = LocalServer.create(
-        stack.pair.primary.installation, folder, settings={"fsync": "off", "wal_level": "logical"}
-    )
-    try:
-        server.start()
-        rows(server, "CREATE TABLE shop (id bigint PRIMARY KEY, note text)")
-        dsn = stack.pair.primary.dsn()
-        rows(
-            server,
-            f"CREATE SUBSCRIPTION sub CONNECTION '{dsn}' PUBLICATION {PUBLICATION}"
-            f" WITH (slot_name = {slot}, create_slot = false, copy_data = false)",
-        )
-        yield server
-    finally:
-        server.destroy()
-
-
-@contextmanager
-def receiver_stopped(standby: LocalServer) -> Iterator[None]:
-    """The standby's WAL receiver does nothing meanwhile; its connection stays, as on a slow disk or network."""
-    ((pid,),) = rows(standby, "SELECT pid FROM pg_stat_wal_receiver")
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGCONT)
-
-
 def run_ahead(stack: SlotStack, client: LocalServer, count: int = 50) -> None:
     """Rows that the client has, and has confirmed."""
     stack.load.write_whole(count)
-    ((end,),) = rows(stack.pair.primary, "SELECT pg_current_wal_lsn()::text")
-    confirmed = (
-        "SELECT confirmed_flush_lsn >= %s::pg_lsn FROM pg_replication_slots"
-        " WHERE slot_name = 'kept'"
-    )
-    wait_for(lambda: rows(stack.pair.primary, confirmed, end)[0][0], 30, "its client has all")
+    until_confirmed(stack, "kept")
     assert rows(client, "SELECT max(id) FROM shop") == [(len(stack.load.written),)]
 
 
