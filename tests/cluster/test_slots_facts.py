@@ -8,6 +8,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from slot_sync.controller import Controller
 from slot_sync.resolver.transitions import State
 from tests.support.extension import MAJORS, ONE, remove_built
 from tests.support.slot_copies import MOVE, decoded, inspect, received, rows, slot_names
@@ -127,3 +128,51 @@ def _pinned(synced_pair: SlotStack, far: LocalServer) -> None:
     found = decoded(pair.standby, "ours")
     assert found[-3:] == expected
     assert received(pair.standby, "ours") == found
+
+
+@pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside another"])
+@pytest.mark.parametrize("major", ONE)
+def test_12_a_copy_begun_during_an_open_transaction_needs_a_snapshot(
+    major: int, beside: bool, tmp_path: Path
+) -> None:
+    """What the transaction did before, no decoder of the standby knows; unless another copy's has followed since then."""
+    with slot_stack(major, tmp_path) as synced_pair:
+        pair = synced_pair.pair
+        pair.make_slot("kept")
+        pair.make_slot("other")
+        first = frozenset({"other"}) if beside else frozenset[str]()
+        with closing(psycopg.connect(pair.primary.dsn())) as early:
+            if beside:
+                with synced_pair.controller(names=first) as controller:
+                    synced_pair.until(controller, "READY", "other")
+            early.execute("INSERT INTO shop VALUES (100001, 'row-100001')")
+            synced_pair.turn_over("kept", "other")
+            synced_pair.turn_over("kept", "other")
+            pair.catch_up()
+            with synced_pair.controller(names=frozenset({"kept", *first})) as controller:
+                if beside:
+                    synced_pair.until(controller, "READY", "kept", "other")
+                else:
+                    _stays_unproven(synced_pair, controller)
+            synced_pair.load.write(2)
+            pair.catch_up()
+            expected = decoded(pair.primary, "kept")
+            pair.promote()
+        if beside:
+            assert decoded(pair.standby, "kept")[-2:] == expected[-2:]
+        else:
+            assert all(name.startswith("_tuskline_tmp_") for name in slot_names(pair.standby))
+
+
+def _stays_unproven(synced_pair: SlotStack, controller: Controller) -> None:
+    """Until the transaction ends, whatever the slot's client reads."""
+
+    def reason() -> str:
+        synced_pair.turn_over("kept")
+        synced_pair.pair.catch_up()
+        (found,) = controller.once(10)[STANDBY].expected
+        assert not found.safe
+        return str(found.reason)
+
+    wait_for(lambda: reason() == "no_snapshot", 60, "nothing else is lacking")
+    assert {reason() for _ in range(5)} == {"no_snapshot"}
