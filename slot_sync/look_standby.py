@@ -126,6 +126,7 @@ def standby(seen: Row, *, has_extension: bool) -> Standby:
         ),
         has_extension=has_extension,
         native_sync=settings.get("sync_replication_slots") == "on",
+        slot_wal_bytes=_slot_wal_bytes(settings),
         idle_timeout=(seen["idle_timeout"] or 0) * 1_000_000,
     )
 
@@ -159,3 +160,11 @@ def _copy(row: Row, inspected: Row | None) -> Copy:
 def _microseconds(text: str | None) -> int | None:
     """A time as JSON has it, in microseconds since 1970; None for NULL, or where the major has no such column."""
     return None if text is None else round(datetime.fromisoformat(text).timestamp() * 1e6)
+
+
+def _slot_wal_bytes(settings: Row) -> int | None:
+    """How much WAL checkpoints leave to slots at least; None: all that they need. Both settings are in MB (13+)."""
+    limit = int(settings.get("max_slot_wal_keep_size") or -1)
+    if limit < 0:
+        return None
+    return max(limit, int(settings.get("wal_keep_size") or 0)) * 1024 * 1024

@@ -16,7 +16,7 @@ SELECT json_build_object(
     'conf_load_time', round(extract(epoch FROM pg_conf_load_time()) * 1000000)::bigint,
     'settings', (SELECT json_object_agg(name, setting) FROM pg_settings
                  WHERE name IN ('hot_standby_feedback', 'wal_receiver_status_interval', 'primary_slot_name',
-                              'sync_replication_slots')),
+                              'sync_replication_slots', 'max_slot_wal_keep_size', 'wal_keep_size')),
     'idle_timeout', extract(epoch FROM current_setting('idle_replication_slot_timeout', true)::interval)::bigint,
     'receiver', (SELECT to_jsonb(w) - 'conninfo' FROM pg_stat_wal_receiver AS w),
     'receiver_start', (SELECT round(extract(epoch FROM a.backend_start) * 1000000)::bigint FROM pg_stat_activity AS a

@@ -70,6 +70,8 @@ class View:
     version: int
     #: `Standby.idle_share` of the copy.
     idle_share: float = 0.0
+    #: `Standby.outgrown` of the copy.
+    outgrown: bool = False
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,11 @@ def is_persistent(view: View) -> bool:
 def is_not_idle(view: View) -> bool:
     """The checkpoint at the end of a promotion does not invalidate it."""
     return view.idle_share < 1
+
+
+def is_within_limit(view: View) -> bool:
+    """The checkpoint at the end of a promotion leaves it its WAL."""
+    return not view.outgrown
 
 
 def is_heard(view: View) -> bool:
@@ -253,6 +260,13 @@ CONDITIONS: tuple[Condition, ...] = (
         is_not_idle,
         "it has been idle for idle_replication_slot_timeout, and the next checkpoint, or a promotion, invalidates it",
         "it is used for a moment by itself; set idle_replication_slot_timeout = 0 on the standby if this repeats",
+    ),
+    Condition(
+        Reason.OUTGROWN,
+        is_within_limit,
+        "it needs older WAL than max_slot_wal_keep_size allows on the standby: the next checkpoint, or a promotion,"
+        " invalidates it",
+        "raise max_slot_wal_keep_size on the standby and reload, or end transactions that have been open for long",
     ),
     Condition(
         Reason.NOT_HEARD,

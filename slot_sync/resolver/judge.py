@@ -51,6 +51,7 @@ def view_of(
         standby.replay_lsn,
         standby.version,
         standby.idle_share(copy),
+        standby.outgrown(copy),
     )
 
 

@@ -209,10 +209,18 @@ class Standby:
     configured_slot: str | None = None
     #: It has replayed WAL that it did not receive from its upstream: from an archive.
     replays_archive: bool = False
+    #: The WAL that a checkpoint leaves to slots (max_slot_wal_keep_size, 13+), in bytes; `None`: all that they need.
+    slot_wal_bytes: int | None = None
     #: idle_replication_slot_timeout (18+), in microseconds; 0: none.
     idle_timeout: int = 0
     #: sync_replication_slots (17+): PostgreSQL makes copies of slots with `failover` itself.
     native_sync: bool = False
+
+    def outgrown(self, copy: Copy) -> bool:
+        """The copy needs older WAL than max_slot_wal_keep_size allows: the next checkpoint invalidates it."""
+        if self.slot_wal_bytes is None or copy.restart_lsn is None:
+            return False
+        return self.flush_lsn - copy.restart_lsn > self.slot_wal_bytes
 
     def idle_share(self, copy: Copy) -> float:
         """Which part of idle_replication_slot_timeout the copy has been idle for: from 1 on a checkpoint invalidates it.

@@ -43,6 +43,9 @@ def objections(remembered: CopyRecord, standby: Standby, record: Record) -> list
         "its snapshot is gone": copy.snapshot_present is True,
         "another decoder has written a snapshot": starts_whole(copy, standby.version),
         "its WAL is gone": copy.wal_present is True,
+        "it needs older WAL than max_slot_wal_keep_size allows on the standby": not standby.outgrown(
+            copy
+        ),
         "it has been idle for idle_replication_slot_timeout: a promotion would invalidate it": standby.idle_share(
             copy
         )

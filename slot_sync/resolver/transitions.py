@@ -89,6 +89,7 @@ class Reason(StrEnum):
     INVALIDATED = "invalidated"
     NOT_PERSISTENT = "not_persistent"
     IDLE = "idle"
+    OUTGROWN = "outgrown"
     LOST_ON_PRIMARY = "lost_on_primary"
     # Names
     GONE = "gone"

@@ -348,3 +348,12 @@ def test_40_an_idle_copy_is_used_before_a_checkpoint_invalidates_it(
     # Nothing invalidates it where there is no timeout, nor PostgreSQL's own copy anywhere.
     assert answered(here=replace(here, idle_timeout=0)).after is State.READY
     assert answered(here=standby(replace(idle, synced=True), idle_timeout=100)).after is State.READY
+
+
+def test_40_a_copy_that_has_outgrown_the_standby_s_limit_is_not_ready() -> None:
+    """max_slot_wal_keep_size is the standby's own: the checkpoint at the end of a promotion removes the copy's WAL."""
+    for limit, reason in ((None, Reason.PROVEN), (1500, Reason.PROVEN), (1499, Reason.OUTGROWN)):
+        here = standby(slot_wal_bytes=limit)
+        assert answered(here=here).reason is reason
+        down = replace(here, walreceiver_status=None, walreceiver_start=None)
+        assert answered(None, down).safe is (reason is Reason.PROVEN)

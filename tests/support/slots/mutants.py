@@ -26,6 +26,7 @@ CONDITIONS: dict[str, tuple[_Start, str, int]] = {
     "fields_agree": (scopes.ready, "remake_other poll", 2),
     "is_valid": (scopes.ready, "invalidate poll", 2),
     "has_wal": (scopes.ready, "lose_wal poll", 2),
+    "is_within_limit": (scopes.ready, "outgrow poll", 2),
     "is_not_idle": (scopes.ready, "rest poll", 2),
     "is_persistent": (scopes.native, "tell poll", 2),
     "is_heard": (scopes.unheard, "do poll hear move vacuum", 6),
@@ -52,6 +53,7 @@ OTHERS: dict[str, tuple[_Start, str, int]] = {
     "silent, any WAL": (scopes.ready, "lose_wal", 2),
     "silent, invalid": (scopes.ready, "invalidate", 2),
     "silent, idle": (scopes.ready, "rest", 2),
+    "silent, outgrown": (scopes.ready, "outgrow", 2),
     "clients are anywhere": (scopes.lagging, "change confirm poll", 3),
     "silent, clients are anywhere": (scopes.lagging, "change confirm poll", 3),
     "clients go back with a crash": (scopes.lagging, "change confirm poll tell recrash", 7),
@@ -86,6 +88,7 @@ _OBJECTIONS = {
     "silent, invalid": "the copy is invalid",
     "silent, idle": "it has been idle",
     "silent, anybody's snapshot": "another decoder",
+    "silent, outgrown": "it needs older WAL",
 }
 
 

@@ -117,9 +117,17 @@ def standby_of(world: World) -> Standby:
         else None,
         replay_lsn=world.received,
         flush_lsn=world.received,
+        slot_wal_bytes=_allowed(world),
         idle_timeout=IDLE_TIMEOUT,
         slots=tuple(slots),
     )
+
+
+def _allowed(world: World) -> int | None:
+    """What checkpoints leave to slots: too little for a copy that has outgrown it."""
+    if world.copy is None or not world.copy.outgrown:
+        return None
+    return world.received - world.copy.at.restart - 1
 
 
 def _generation(*, current: bool) -> int:

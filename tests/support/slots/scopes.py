@@ -150,7 +150,7 @@ SCOPES = {
         (
             *(*_BASE, "change", "commit", "consume", "lose_wal", "lose_file", "find_file"),
             "find_other_file",
-            *("rest", "invalidate", "restore", "remake", "remake_other", "act_cut"),
+            *("rest", "outgrow", "invalidate", "restore", "remake", "remake_other", "act_cut"),
         ),
     ),
 }

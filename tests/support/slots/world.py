@@ -48,6 +48,8 @@ class Held(NamedTuple):
     lasting: bool = True
     #: Nobody has used it for longer than the standby lets a slot be idle.
     idle: bool = False
+    #: It needs older WAL than checkpoints leave it.
+    outgrown: bool = False
 
 
 class World(NamedTuple):
@@ -367,7 +369,11 @@ def has_own_file(world: World, held: Held) -> bool:
 def advanced(world: World, held: Held, target: int) -> tuple[Held, Files]:
     """The copy after an advance to `target`."""
     found = decode(world.wal, held.at, target, world.files, **ADVANCE)
-    return held._replace(at=found.position, idle=False), found.files
+    moved = found.position.restart > held.at.restart
+    return (
+        held._replace(at=found.position, idle=False, outgrown=held.outgrown and not moved),
+        found.files,
+    )
 
 
 def consume(world: World) -> World | None:
@@ -391,6 +397,13 @@ def rest(world: World) -> World | None:
     if world.copy is None or world.copy.idle:
         return None
     return world._replace(copy=world.copy._replace(idle=True))
+
+
+def outgrow(world: World) -> World | None:
+    """Much WAL is written while the copy cannot move."""
+    if world.copy is None or world.copy.outgrown:
+        return None
+    return world._replace(copy=world.copy._replace(outgrown=True))
 
 
 def invalidate(world: World) -> World | None:
@@ -452,6 +465,8 @@ def broken(world: World) -> str | None:
         return "there is no copy"
     if not world.copy.has_wal or not world.copy.is_valid or not world.copy.lasting:
         return "it cannot be used"
+    if world.copy.outgrown:
+        return "the checkpoint at the end of the promotion removes its WAL"
     if world.copy.idle and not world.copy.synced:
         return "the checkpoint at the end of the promotion invalidates it"
     if world.copy.kind != world.kind:
@@ -483,6 +498,7 @@ EVENTS = {
         remake,
         remake_other,
         rest,
+        outgrow,
         invalidate,
         restore,
         checkpoint,
@@ -512,6 +528,6 @@ BREAKS = frozenset(
     each.__name__
     for each in (
         *(crash, swap, feedback_off, delete_copy, consume, remake_other),
-        *(lose_wal, lose_file, find_other_file, invalidate, restore, rest),
+        *(lose_wal, lose_file, find_other_file, invalidate, restore, rest, outgrow),
     )
 )

@@ -1,15 +1,17 @@
-"""A standby that invalidates idle slots (18): nobody uses a copy before the promotion, and it has to be there then."""
+"""What a checkpoint of the standby invalidates, and so a promotion: idle slots (18), and those that need much WAL."""
 
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from slot_sync.report import Report
 from slot_sync.resolver.transitions import State, Transition
-from tests.support.extension import MAJORS, remove_built
-from tests.support.slot_copies import PHYSICAL, decoded, rows
+from tests.support.extension import MAJORS, ONE, remove_built
+from tests.support.slot_copies import PHYSICAL, decoded, inspect, rows
 from tests.support.slot_sync import STANDBY, slot_stack
 from tests.support.waiting import wait_for
 from walsender_bridge.doctor import slots as doctor
@@ -85,3 +87,33 @@ def _of(reports: list[Report]) -> Iterator[Transition]:
     for report in reports:
         if STANDBY in report.rounds:
             yield from report[STANDBY].transitions
+
+
+@pytest.mark.parametrize("major", [each for each in ONE if each.values[0] >= 13])
+def test_40_a_copy_that_a_promotion_would_leave_without_wal(major: int, tmp_path: Path) -> None:
+    """The same checkpoint removes WAL beyond the standby's own max_slot_wal_keep_size."""
+    with slot_stack(major, tmp_path) as stack:
+        pair = stack.pair
+        pair.make_slot("kept")
+        for statement in (
+            "ALTER SYSTEM SET max_slot_wal_keep_size = '40MB'",
+            "ALTER SYSTEM SET wal_keep_size = 0",
+            "SELECT pg_reload_conf()",
+        ):
+            rows(pair.standby, statement)
+        with (
+            stack.controller() as controller,
+            closing(psycopg.connect(pair.primary.dsn())) as early,
+        ):
+            stack.until(controller, "READY", "kept")
+            # It pins the slot's restart_lsn, and its copy's; nobody writes a checkpoint.
+            early.execute("INSERT INTO shop VALUES (100001, 'row-100001')")
+            for _ in range(6):
+                stack.load.write()
+                pair.on_primary("SELECT pg_switch_wal()")
+            pair.catch_up()
+            (found,) = controller.once(10)[STANDBY].transitions
+            assert (found.after, found.reason) == (State.SUSPECT, "outgrown")
+            pair.promote()
+            rows(pair.standby, "CHECKPOINT")
+            assert inspect(pair.standby, "kept")["invalidation"] == "wal_removed"
