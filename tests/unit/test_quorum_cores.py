@@ -596,3 +596,40 @@ def test_37_a_safekeeper_that_is_gone_holds_back_no_vacuum() -> None:
     proposer.step(PeerClosed(S2))
     assert PassFeedback(m.HotStandbyFeedback()) in proposer.step(Tick())
     assert not [each for each in proposer.step(Tick()) if isinstance(each, PassFeedback)]
+
+
+def test_41_an_identity_at_two_addresses_is_refused_by_name() -> None:
+    picture = Picture((1, BASE, BASE + 4))
+    picture.reach(0, S1, S2)
+    picture.settle(0, S1, S2)
+    proposer = picture.proposer(0)
+    first = proposer.peers[S1].greeting
+    assert first is not None
+    copy = max(proposer.peers) + 1
+    proposer.step(PeerConnected(copy))
+    told = proposer.step(PeerReceived(copy, first))
+    (fault,) = [each for each in told if isinstance(each, PeerFault)]
+    assert "answers at another address" in fault.refused.detail
+    assert ClosePeer(copy) in told
+    # Once the other is gone, it may have moved.
+    proposer.step(PeerClosed(copy))
+    proposer.step(PeerClosed(S1))
+    proposer.step(PeerConnected(copy))
+    told = proposer.step(PeerReceived(copy, replace(first, node_id=proposer.node_id)))
+    assert not [each for each in told if isinstance(each, PeerFault)]
+
+
+def test_41_a_disk_that_was_rolled_back_is_refused_by_name() -> None:
+    picture = Picture((1, BASE, BASE + 4))
+    picture.reach(0, S1, S2, S3)
+    picture.settle(0, S1, S2, S3)
+    proposer = picture.proposer(0)
+    greeting = proposer.peers[S1].greeting
+    assert greeting is not None
+    assert greeting.node_id.term < proposer.node_id.term  # it had not voted when it greeted
+    proposer.step(PeerClosed(S1))
+    proposer.step(PeerConnected(S1))
+    told = proposer.step(PeerReceived(S1, greeting))
+    (fault,) = [each for each in told if isinstance(each, PeerFault)]
+    assert "rolled back" in fault.refused.detail
+    assert ClosePeer(S1) in told

@@ -44,6 +44,16 @@ def test_a_lost_quorum_is_said_first():
     assert seen.lag_bytes is None
 
 
+def test_40_a_disk_without_room_is_said_before_it_refuses_wal():
+    own = now(state="following", flush_lsn="0/2000", free_bytes=0, free_limit=1 << 26)
+    seen = view(safekeeper(0, own=own), safekeeper(1), safekeeper(2))
+    assert seen.ill == [
+        "safekeeper 127.0.0.1:1 will soon take no more WAL: 0 bytes are free, and 67108864 are to stay so"
+    ]
+    assert seen.quorum
+    assert not view(safekeeper(0, own={**own, "free_bytes": 1 << 26})).ill
+
+
 def test_why_a_proposer_does_not_go_on_is_told_with_its_repair():
     error = {"what": "the proposer stopped, displaced", "repair": "stop this one"}
     seen = view(safekeeper(0), phase="ended", quorum=False, error=error)

@@ -1,13 +1,15 @@
 """The archive of complete segments: each once, verified, resumable, and it holds the horizon."""
 
 import random
+import threading
 from functools import cache
 
 import fsspec
 import pytest
 
 from tests.support.wal import MIB, SMALL, Wal
-from walsender_bridge.errors import DivergedError, UnavailableError
+from walsender_bridge.errors import CorruptError, DivergedError, UnavailableError
+from walsender_bridge.safekeeper import archiver, control_file
 from walsender_bridge.safekeeper.archive import Archive
 from walsender_bridge.safekeeper.disk import FolderDisk
 from walsender_bridge.safekeeper.horizon import horizon
@@ -159,3 +161,13 @@ def test_a_lost_memory_is_no_loss(tmp_path, storage, url):
         pass
     assert again.archived_lsn == 4 * MIB
     assert (tmp_path / "data-one" / "archived.corrupt-1").exists()
+
+
+def test_the_archiver_leaves_the_control_file_alone(tmp_path):
+    """It is the hot loop's: a damaged one is named, and not moved away under that one's eyes."""
+    folder = tmp_path / "control"
+    folder.mkdir()
+    (folder / control_file.NAME).write_bytes(b"TUSKCTRL, damaged")
+    with pytest.raises(CorruptError, match="damaged"):
+        archiver.run(tmp_path, "memory://archive", threading.Event())
+    assert [path.name for path in folder.iterdir()] == [control_file.NAME]

@@ -48,6 +48,14 @@ class SafekeeperView:
         return state
 
     @property
+    def short_of_room(self) -> str:
+        """That less is free than is to stay so, though what it has prepared still takes WAL; empty: there is room."""
+        free, limit = self.own.get("free_bytes"), self.own.get("free_limit")
+        if not self.hosted or not _fresh(self.own) or free is None or free >= (limit or 0):
+            return ""
+        return f"{free} bytes are free, and {limit} are to stay so"
+
+    @property
     def flush_lsn(self) -> str | None:
         """The durable end of its WAL, as far as is known."""
         lsn: str | None = self.own.get("flush_lsn") or self.told.get("flush_lsn")
@@ -102,6 +110,8 @@ class QuorumView:
             elif each.state not in {*_FOLLOWING, "following"}:
                 fault = each.told.get("fault")
                 words.append(f"{name} is {each.state}" + (f": {fault}" if fault else ""))
+            elif each.short_of_room:
+                words.append(f"{name} will soon take no more WAL: {each.short_of_room}")
         return words
 
     def _all_members_heard(self) -> bool:

@@ -24,7 +24,7 @@ from dataclasses import replace
 from enum import StrEnum
 
 from walsender_bridge.errors import CorruptError, DivergedError, NotSupportedError
-from walsender_bridge.proposer import comparison, election, lineage, rivals
+from walsender_bridge.proposer import comparison, election, identities, lineage, rivals
 from walsender_bridge.proposer.effects import (
     STOPS,
     ClosePeer,
@@ -271,6 +271,8 @@ class Proposer:
         is_new = peer.state == PeerState.CONNECTED
         peer.state = PeerState.GREETED
         peer.greeting = greeting
+        if copied := identities.check(peer, self.peers.values(), self.node_id, self.streaming):
+            return copied
         if self.phase == Phase.GREETING:
             self.membership.learn(greeting.configuration)
             return self._propose() or (self._stranger(peer) if is_new else [])
@@ -319,12 +321,8 @@ class Proposer:
             return [SendMessage(peer.number, m.Resume(self.node_id))]
         void = peer.identity in self.fenced and self.office and self.office.streaming.established
         purpose = m.Purpose.ABORT if void else self.purpose
-        vote = m.Vote(
-            self.node_id,
-            purpose,
-            election.timeline(self._greetings(), self.primary),
-            self.configuration,
-        )
+        timeline = election.timeline(self._greetings(), self.primary)
+        vote = m.Vote(self.node_id, purpose, timeline, self.configuration)
         return [SendMessage(peer.number, vote)]
 
     def _stranger(self, peer: Peer) -> list[Effect]:

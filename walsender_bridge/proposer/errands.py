@@ -1,7 +1,8 @@
 """What may wait for a server is done on a thread, so that no commit waits for it: to connect, to ask, to move a slot.
 
 Invariant: `then` is called on the loop's thread, by `serve`, in the order in which the work was asked for, and never
-after `close`. What was made for nobody any more is closed.
+after `close`. What was made for nobody any more is closed. An error that nobody foresaw is raised there, too: it ends
+the process, which is started again, and not the thread alone, for whose answers the proposer would wait for ever.
 """
 
 import queue
@@ -39,6 +40,8 @@ class Errands:
         """Hand over what is done."""
         while not self._done.empty():
             then, result = self._done.get()
+            if isinstance(result, Exception) and not isinstance(result, TusklineError):
+                raise result
             then(result)
 
     def close(self) -> None:
@@ -55,7 +58,7 @@ class Errands:
             result: Any
             try:
                 result = work()
-            except TusklineError as error:
+            except Exception as error:  # `serve` raises what is no answer
                 result = error
             if self._closed.is_set():
                 _discard(result)

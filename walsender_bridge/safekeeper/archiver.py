@@ -30,7 +30,9 @@ def run(place: Path, url: str, stop: threading.Event) -> None:
     """Until `stop`. Raises `DivergedError`, `CorruptError`, `NotSupportedError`."""
     control, archive = FolderDisk(place / data_dir.CONTROL), None
     while not stop.is_set():
-        state = control_file.load(control)
+        # Read, never loaded: the file is the hot loop's, which may replace it at this moment.
+        found = control_file.read(control)
+        state = found[1] if found else None
         if state is None or not state.history:
             stop.wait(LOOK_SECONDS)
             continue

@@ -4,7 +4,7 @@ Keys: `safekeeper` (its identity), `address`, `state` (`waiting` for a proposer,
 and `why`), `system_id`, `major`, `timeline`, `term` and `proposer` of its vote, `epoch` (the last one taken over),
 `generation`, `members`, `new_members` of its membership, `fence` (the timeline that a failover refuses, or null); the
 LSNs `begin_lsn`, `restart_lsn`, `commit_lsn`, `flush_lsn` as PostgreSQL writes them; bytes `wal_bytes` of its
-segments, `wal_limit` (null: none), `free_bytes` of its file system; counts `proposers` (connections),
+segments, `wal_limit` (null: none), `free_bytes` of its file system and `free_limit`, what is to stay free; counts `proposers` (connections),
 `readers`, `removed_segments`; `pin_lsn` (the oldest WAL that a slot keeps, or null); `writes`: the durable writes of
 this process as `seconds` in all, `count`, and `buckets`: how many took at most `WRITE_SECONDS[i]`.
 
@@ -85,6 +85,7 @@ def record(
         "wal_bytes": storage.segments.used_bytes if storage else 0,
         "wal_limit": storage.segments.limits.wal_bytes if storage else None,
         "free_bytes": storage.segments.disk.free_bytes() if storage else None,
+        "free_limit": storage.segments.limits.free_bytes if storage else None,
         "proposers": proposers,
         "removed_segments": removed,
         "readers": readers.count if readers else 0,

@@ -1,0 +1,48 @@
+"""What a proposer has done on a thread: answers come back in order, and errors do, too."""
+
+import os
+import select
+
+import pytest
+
+from walsender_bridge.capture.handover import Waker
+from walsender_bridge.errors import ConnectionFailedError
+from walsender_bridge.proposer.errands import Errands
+
+
+@pytest.fixture
+def waker():
+    waker = Waker()
+    yield waker
+    waker.close()
+
+
+def served(errands: Errands, waker: Waker) -> None:
+    assert select.select([waker], [], [], 20)[0], "nothing is done"
+    waker.clear()
+    errands.serve()
+
+
+def failing(error: Exception):
+    def work():
+        raise error
+
+    return work
+
+
+def test_an_error_that_nobody_foresaw_is_raised_on_the_loop(waker):
+    errands = Errands(waker)
+    told: list[object] = []
+    try:
+        errands.ask(failing(ConnectionFailedError("refused")), told.append)
+        served(errands, waker)
+        assert [type(each) for each in told] == [ConnectionFailedError]
+        errands.ask(failing(OSError("a disk")), told.append)
+        with pytest.raises(OSError, match="a disk"):
+            served(errands, waker)
+        # The thread lives: what is asked next is answered.
+        errands.ask(os.getpid, told.append)
+        served(errands, waker)
+        assert told[1:] == [os.getpid()]
+    finally:
+        errands.close()

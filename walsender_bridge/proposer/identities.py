@@ -1,0 +1,51 @@
+"""Whether a safekeeper is the one that it says it is: an identity stands for one disk, with all that it promised. Pure.
+
+An identity is drawn with its disk (rule 10), so two things that claim one are copies. They would acknowledge under one
+name what only one of them holds, and either could then be elected with a safekeeper that lacks it.
+
+- *Two addresses*: while a safekeeper is connected, another connection with its identity is a copy, or the same
+  one at a second address, which would close each other's connections for ever. When it is gone, it may have moved.
+- *A disk that was rolled back*: whoever acknowledged WAL in this term had voted in it, durably. One that comes back and
+  has never heard of the term has lost that, and everything after it: it was restored from a snapshot or a backup.
+
+A disk that was rolled back to a moment within the term in office looks as after a crash in the middle of a record,
+and cannot be told from it by what a greeting says.
+"""
+
+from collections.abc import Iterable
+
+from walsender_bridge.proposer.effects import ClosePeer, Effect, PeerFault
+from walsender_bridge.proposer.peer import Peer
+from walsender_bridge.proposer.streaming import Streaming
+from walsender_bridge.safekeeper.messages import NodeId, Refusal, Refused
+
+
+def check(
+    peer: Peer, peers: Iterable[Peer], own: NodeId, streaming: Streaming | None
+) -> list[Effect]:
+    """Send this safekeeper, which has just greeted, away if it cannot be who it says; empty: it can."""
+    assert peer.greeting is not None
+    why = _objection(peer, peers, own, streaming)
+    if not why:
+        return []
+    refused = Refused(Refusal.NOT_A_MEMBER, peer.greeting.node_id, why)
+    peer.closed()  # nobody counts it until it greets again
+    return [PeerFault(peer.number, refused), ClosePeer(peer.number)]
+
+
+def _objection(peer: Peer, peers: Iterable[Peer], own: NodeId, streaming: Streaming | None) -> str:
+    assert peer.greeting is not None
+    name = f"safekeeper {peer.identity:032x}"
+    if any(other is not peer and other.identity == peer.identity for other in peers):
+        return (
+            f"{name} answers at another address, too: one of the two is a copy of its disk, or both are one; "
+            "give each safekeeper one address, and a copy an empty data directory"
+        )
+    acknowledged = streaming is not None and peer.identity in streaming.acked
+    if acknowledged and peer.greeting.node_id.term < own.term:
+        return (
+            f"{name} has acknowledged WAL in term {own.term}, and knows nothing later than term "
+            f"{peer.greeting.node_id.term}: its disk was rolled back; give it an empty data directory, and let it "
+            "join as a new member"
+        )
+    return ""
