@@ -171,3 +171,15 @@ def test_the_archiver_leaves_the_control_file_alone(tmp_path):
     with pytest.raises(CorruptError, match="damaged"):
         archiver.run(tmp_path, "memory://archive", threading.Event())
     assert [path.name for path in folder.iterdir()] == [control_file.NAME]
+
+
+def test_40_a_damaged_segment_is_not_archived(tmp_path, storage, wal, url):
+    with (tmp_path / "wal" / "000000010000000000000002").open("r+b") as file:
+        file.seek(70_000)
+        file.write(b"damage")
+    one = archive(tmp_path, url)
+    assert one.step(2**63)
+    with pytest.raises(CorruptError, match="when it was received"):
+        one.step(2**63)
+    assert set(files(url)) == {"000000010000000000000001"}
+    assert one.archived_lsn == 2 * MIB

@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import google_crc32c
 import pytest
 
 from tests.support.simulated_disk import SimulatedDisk
@@ -17,6 +18,7 @@ from walsender_bridge.errors import (
     TrimmedError,
     UnavailableError,
 )
+from walsender_bridge.safekeeper import segment_sums
 from walsender_bridge.safekeeper.disk import FolderDisk
 from walsender_bridge.safekeeper.horizon import horizon
 from walsender_bridge.safekeeper.segments import StorageLimits
@@ -226,7 +228,7 @@ def test_a_reset_begins_anew_and_lower_too(storage, disk, wal):
     storage.remove_below(3 * MIB)
     storage.reset(2 * MIB)
     assert (storage.begin_lsn, storage.flush_lsn) == (2 * MIB, 2 * MIB)
-    assert {name for name in disk.names() if name.startswith(("0", "s"))} == set()
+    assert {name for name in disk.names() if name.startswith(("0", "spare"))} == set()
     feed(storage, wal, 2 * MIB + 9000)
     again = opened(disk)
     assert again.begin_lsn == 2 * MIB
@@ -427,3 +429,25 @@ def test_a_damaged_position_is_kept_aside(tmp_path, wal):
     with pytest.raises(CorruptError, match=r"kept as position\.corrupt-1"):
         opened(disk)
     assert (tmp_path / "wal" / "position.corrupt-1").exists()
+
+
+def test_40_every_complete_segment_has_the_sum_of_what_was_received(disk, wal, seed):
+    """Over restarts, cuts and a change of the timeline; a sum never outlives what it is about."""
+    rng = random.Random(seed)
+    storage = opened(disk)
+    storage.reset(MIB)
+    feed(storage, wal, 3 * MIB + rng.randrange(MIB))
+    if rng.random() < 0.5:
+        storage.close()
+    storage = opened(disk)
+    feed(storage, wal, 5 * MIB + 100_000)
+    point = wal.last_end(3 * MIB + rng.randrange(MIB))
+    storage.truncate(point)
+    assert set(segment_sums.read(disk)) == {f"00000001000000000000000{n}" for n in (1, 2)}
+    other = wal.copy(point, timeline=2)
+    other.fill(6 * MIB, rng)
+    feed(storage, other, 6 * MIB)
+    sums = segment_sums.read(disk)
+    assert len(sums) == 5
+    for name, crc in sums.items():
+        assert crc == google_crc32c.value(disk.read(name, 0, MIB)), name

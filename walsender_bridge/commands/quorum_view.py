@@ -110,6 +110,8 @@ class QuorumView:
             elif each.state not in {*_FOLLOWING, "following"}:
                 fault = each.told.get("fault")
                 words.append(f"{name} is {each.state}" + (f": {fault}" if fault else ""))
+            elif damaged := each.server.get("damaged"):
+                words.append(f"{name} holds damaged WAL, which is not served: {damaged[0]}")
             elif each.short_of_room:
                 words.append(f"{name} will soon take no more WAL: {each.short_of_room}")
         return words

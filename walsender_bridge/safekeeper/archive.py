@@ -19,8 +19,8 @@ import fsspec
 import google_crc32c
 from fsspec.implementations.local import LocalFileSystem
 
-from walsender_bridge.errors import DivergedError, UnavailableError
-from walsender_bridge.safekeeper import archived_file
+from walsender_bridge.errors import CorruptError, DivergedError, UnavailableError
+from walsender_bridge.safekeeper import archived_file, segment_sums
 from walsender_bridge.safekeeper.disk import Disk
 from walsender_bridge.safekeeper.segments import PIECE_BYTES
 from walsender_bridge.wire.lsn import format_lsn
@@ -57,7 +57,7 @@ class Archive:
         """Archive the next segment and, before it, its timeline's history; whether there was one.
 
         `commit_lsn`: of the quorum. Raises `UnavailableError` (the archive cannot be reached or written: try again)
-        and `DivergedError` (it holds something else under that name).
+        `DivergedError` (it holds something else under that name), and `CorruptError` (what is here is damaged).
         """
         found = self._next(commit_lsn)
         if found is None:
@@ -97,6 +97,13 @@ class Archive:
     def _put(self, name: str) -> None:
         """Have this file in the archive, whichever way."""
         expected = _summary(self._pieces(name))
+        received = segment_sums.read(self._wal).get(name, expected[1])
+        if received != expected[1]:
+            raise CorruptError(
+                f"the segment is damaged: its CRC is {expected[1]:08X}, and {received:08X} when it was received",
+                where=f"{self._wal}/{name}",
+                repair="let the safekeeper join as a new member; see what happened to its disk",
+            )
         target = f"{self._folder}/{name}"
         if not self._files.exists(target):
             unfinished = f"{target}.{self._node}.tmp"

@@ -198,9 +198,9 @@ class Segments:
         self._add(file)
         return file
 
-    def complete(self, file: SegmentFile) -> None:
+    def complete(self, file: SegmentFile) -> SegmentFile:
         """All of it is durable: give it its complete name. The name is durable with the next sync."""
-        self._rename(file, complete=True)
+        return self._rename(file, complete=True)
 
     def reopen(self, file: SegmentFile) -> SegmentFile:
         """Make a complete segment a partial one again: it will be cut."""

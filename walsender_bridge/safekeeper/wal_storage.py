@@ -28,10 +28,13 @@ import contextlib
 import mmap
 from collections.abc import Callable
 
+import google_crc32c
+
 from walsender_bridge.errors import DiskFullError, TrimmedError, UnavailableError
 from walsender_bridge.safekeeper import position_file, record_file, wal_recovery
 from walsender_bridge.safekeeper.disk import BLOCK_BYTES, Disk, File
 from walsender_bridge.safekeeper.position_file import Position
+from walsender_bridge.safekeeper.segment_sums import SegmentSums
 from walsender_bridge.safekeeper.segments import PIECE_BYTES, SegmentFile, Segments, StorageLimits
 from walsender_bridge.wire.lsn import format_lsn
 from walsender_bridge.wire.wal_page import (
@@ -62,6 +65,9 @@ class WalStorage:
         self.begin_lsn = 0
         self.timeline = 0
         self.failed = ""
+        self.sums = SegmentSums(disk)
+        #: Of the current segment, up to `flush_lsn`.
+        self._sum = 0
         self._disk = disk
         self._size = wal_format.segment_bytes
         self._buffer = memoryview(mmap.mmap(-1, _BUFFER_BYTES))
@@ -114,6 +120,10 @@ class WalStorage:
         if file is not None and self._fill:
             tail = self._disk.read(file.name, self._base - start, self._fill)
             self._buffer[: self._fill] = tail
+        self._sum = 0
+        for at in range(start, self.flush_lsn if file else start, PIECE_BYTES):
+            piece = self.read(at, min(PIECE_BYTES, self.flush_lsn - at))
+            self._sum = google_crc32c.extend(self._sum, piece)
         self._headless = not self._record_known()
 
     def _record_known(self) -> bool:
@@ -203,6 +213,8 @@ class WalStorage:
         if top > length:
             self._buffer[length:top] = bytes(top - length)
         self._file.write(self._buffer[:top], self._base - start)
+        new = self._buffer[self.flush_lsn - self._base : length]
+        self._sum = google_crc32c.extend(self._sum, bytes(new))
         self.flush_lsn = self._base + length
         whole = length - length % BLOCK_BYTES
         if whole:
@@ -231,7 +243,8 @@ class WalStorage:
         if self._file is not None:
             self._file.close()
         if complete and self._current is not None:
-            self.segments.complete(self._current)
+            self.sums.add(self.segments.complete(self._current).name, self._sum)
+            self._sum = 0
         self._file = self._current = None
 
     def _switch(self, timeline: int) -> None:
@@ -302,6 +315,9 @@ class WalStorage:
     def _cut(self, begin: int, lsn: int) -> None:
         """Leave nothing below `begin`, and nothing at or behind `lsn`."""
         self._close_file()
+        files = self.segments.all()
+        whole = {f.name for f in files if f.complete and f.start + self._size <= lsn}
+        self.sums.keep(whole)
         for file in reversed(self.segments.all()):
             if file.start >= lsn or file.start + self._size <= begin:
                 self.segments.remove(file)

@@ -21,6 +21,7 @@ from walsender_bridge.errors import ConfigError, ConnectionFailedError, Tuskline
 from walsender_bridge.safekeeper.server import feedback
 from walsender_bridge.safekeeper.server.connection import ENDING, Connection
 from walsender_bridge.safekeeper.server.positions import Positions, Readers
+from walsender_bridge.safekeeper.server.scrub import STEP_SECONDS, Scrub
 from walsender_bridge.safekeeper.server.shared_page import LOOK_SECONDS, PositionReader
 from walsender_bridge.safekeeper.server.slot_file import SlotFile
 from walsender_bridge.safekeeper.server.slots import Slots
@@ -157,7 +158,7 @@ class WalServer:
                 repair="choose another with --listen, or end who has it",
             ) from None
         loop.add_reader(self._page.fileno(), self._moved)
-        upkeep = asyncio.create_task(self._upkeep())
+        tasks = [asyncio.create_task(self._upkeep()), asyncio.create_task(self._scrub())]
         _log.info(
             "serving WAL", listen=f"{settings.host}:{settings.port}", tls=self.tls is not None
         )
@@ -165,7 +166,8 @@ class WalServer:
             await stop.wait()
         finally:
             listener.close()
-            upkeep.cancel()
+            for task in tasks:
+                task.cancel()
             everybody = [*self._logins.values(), *self._readers.values()]
             for connection in everybody:
                 connection.end(ENDING)
@@ -217,14 +219,26 @@ class WalServer:
                 self._said_at = now
                 status_file.write(self._settings.status_file, self.status())
 
+    async def _scrub(self) -> None:
+        """Find damage in complete segments before readers do, beside everything else."""
+        scrub = Scrub(self.folder)
+        while True:
+            await asyncio.sleep(STEP_SECONDS)
+            try:
+                await asyncio.to_thread(scrub.step)
+                self._complain("segments cannot be read", None)
+            except OSError as error:
+                self._complain("segments cannot be read", error.strerror)
+
     def status(self) -> dict[str, Any]:
         """Who reads, and the slots. LSNs as PostgreSQL writes them; null: not known, or none.
 
         `readers`: of each that streams its `user`, `address`, `application_name`, `timeline`, `sent_lsn`,
         `flush_lsn`; `slots`: of each its `slot` name, `restart_lsn`, `active`, `temporary`; `logins`: how many
-        clients are not through.
+        clients are not through; `damaged`: segments that are not served.
         """
         return {
+            "damaged": sorted(self.folder.damaged),
             "logins": len(self._logins),
             "readers": [
                 {

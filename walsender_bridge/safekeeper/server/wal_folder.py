@@ -33,6 +33,8 @@ class WalFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        #: Segments whose bytes are not those that were received (`scrub`).
+        self.damaged: set[str] = set()
 
     def history_text(self, timeline: int) -> bytes:
         """The `.history` file of a timeline. Raises `SqlErrorReply` 58P01 if there is none."""
@@ -79,7 +81,8 @@ class WalCursor:
         `timeline` is in `history`. Raises `SqlErrorReply` 58P01 when the WAL has been removed.
         """
         key = (lsn // self._segment_bytes, history)
-        if self._key != key or lsn >= self._until:
+        damaged = bool(self._paths) and self._paths[0].name in self._folder.damaged
+        if damaged or self._key != key or lsn >= self._until:
             self._open(lsn, timeline, history)
             self._key = key
         offset = lsn % self._segment_bytes
@@ -101,6 +104,10 @@ class WalCursor:
         # Twice: a segment may become complete, and lose its suffix, between two looks.
         for _ in range(2):
             for name, until in self._names(lsn, history):
+                if name in self._folder.damaged:
+                    raise CorruptError(
+                        f"WAL segment {name} is damaged", where=str(self._folder.path / name)
+                    )
                 paths = [self._folder.path / (name + suffix) for suffix in ("", PARTIAL)]
                 for path in paths:
                     try:
