@@ -123,13 +123,14 @@ def lake_run(config: ConfigPath = DEFAULT_CONFIG) -> None:
     from spark_consumers.lakehouse.pipeline import Lakehouse, Source
     from spark_consumers.scratch import scratch
     from spark_consumers.scratch import settings as scratch_settings
-    from spark_consumers.session import session
+    from spark_consumers.session import session, submitted
 
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     signal.signal(signal.SIGINT, lambda *_: stop.set())
     with scratch(settings.scratch_dir) as place:
-        own = scratch_settings(place, lake.spark_master)
+        # Under spark-submit the JVM runs, and has its folders where its own settings say.
+        own = {} if submitted() else scratch_settings(place, lake.spark_master)
         spark = session("tuskline-lake", master=lake.spark_master, lake=lake.uri, conf=own)
         try:
             with CopyBars(shown=sys.stderr.isatty()) as bars:

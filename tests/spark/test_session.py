@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyspark
 import pytest
 
 from spark_consumers import jars, java
@@ -53,6 +54,69 @@ def _run(lake: Path, master: str, environment: dict[str, str]) -> list[str]:
     results = [line for line in done.stdout.splitlines() if line.startswith("RESULT")]
     assert results, done.stderr[-4000:]
     return results[0].split()[1:]
+
+
+# What the session of a submitted program has, and that its lake can be written.
+_SUBMITTED = """
+import sys
+from spark_consumers.session import session
+spark = session("ours", master="local[2]", lake=sys.argv[1])
+if len(sys.argv) > 2:
+    spark.sql("CREATE TABLE tuskline.shop.orders (id BIGINT) USING iceberg")
+    spark.sql("INSERT INTO tuskline.shop.orders VALUES (1), (2)")
+context = spark.sparkContext
+names = ("spark.sql.shuffle.partitions", "spark.driver.memory", "spark.sql.catalog.tuskline.warehouse")
+print("RESULT", context.master, context.appName, *(spark.conf.get(name) for name in names))
+spark.stop()
+"""
+
+
+def _submit(tmp_path, *flags, arguments=()):
+    program = tmp_path / "program.py"
+    program.write_text(_SUBMITTED)
+    home = Path(pyspark.__file__).parent
+    return subprocess.run(
+        [
+            str(home / "bin" / "spark-submit"),
+            *("--master", "local[1]", "--name", "theirs", "--driver-memory", "512m"),
+            *(
+                "--conf",
+                "spark.sql.shuffle.partitions=7",
+                "--conf",
+                "spark.log.level=ERROR",
+                *flags,
+            ),
+            *(str(program), str(tmp_path / "lake"), *arguments),
+        ],
+        env=os.environ
+        | {
+            "JAVA_HOME": str(java.find().home),
+            "PYSPARK_PYTHON": sys.executable,
+            "SPARK_HOME": str(home),
+            "SPARK_LOCAL_IP": "127.0.0.1",
+        },
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+
+
+def test_what_spark_submit_is_told_is_not_overridden(tmp_path):
+    given = ",".join(str(jar) for jar in jars.paths(print))
+    done = _submit(tmp_path, "--jars", given, arguments=["write"])
+    results = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("RESULT")]
+    assert results == [["local[1]", "theirs", "7", "512m", f"{tmp_path}/lake/tables"]], done.stderr
+
+
+@pytest.mark.long
+def test_spark_submit_without_the_jars_is_told_which(tmp_path):
+    done = _submit(tmp_path)
+    # spark-submit sends all that its program says to stdout.
+    assert "NotSupportedError: spark-submit was started without Iceberg's jars" in done.stdout
+    assert "--jars" in done.stdout
+    assert "RESULT" not in done.stdout
 
 
 @pytest.mark.skipif(

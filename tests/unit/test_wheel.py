@@ -1,9 +1,13 @@
 """What is shipped: the sources that Spark finds at the top level, and the SQL texts."""
 
+import ast
 import os
+import re
 import subprocess
 import sys
+import tomllib
 import zipfile
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -59,3 +63,68 @@ def test_what_runs_from_the_wheel(wheel, tmp_path):
     folder, *found = done.stdout.split()
     assert folder == str(tmp_path / "walsender_bridge" / "sql_texts")
     assert found == ["pyspark_tuskline", "pyspark_tuskline_snapshot"]
+
+
+#: What runs in tasks, and what Spark loads on executors.
+ON_EXECUTORS = (
+    "spark_consumers.daemon",
+    "spark_consumers.snapshot_source",
+    "spark_consumers.source",
+    "spark_consumers.lakehouse.complete",
+    "spark_consumers.lakehouse.copy_out",
+    "spark_consumers.lakehouse.stage",
+)
+_OURS = {"pyspark_tuskline", "pyspark_tuskline_snapshot", "spark_consumers", "walsender_bridge"}
+
+
+def imports(module):
+    """What a module of ours imports anywhere in it, also inside functions, but for types."""
+    path = ROOT / Path(*module.split("."))
+    tree = ast.parse(
+        (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text()
+    )
+    typing_only = [
+        inner
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    ]
+    for node in ast.walk(tree):
+        if node in typing_only:
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            submodules = (f"{node.module}.{alias.name}" for alias in node.names)
+            yield from (name for name in submodules if is_module(name))
+
+
+def is_module(name):
+    path = ROOT / Path(*name.split("."))
+    return name.split(".")[0] in _OURS and (path.with_suffix(".py").exists() or path.is_dir())
+
+
+def test_the_distribution_alone_is_what_executors_import():
+    seen: set[str] = set()
+    waiting, foreign = [*ON_EXECUTORS], dict[str, str]()
+    while waiting:
+        module = waiting.pop()
+        if module in seen:
+            continue
+        seen.add(module)
+        for name in imports(module):
+            if name.split(".")[0] in _OURS:
+                waiting.append(name)
+            elif name.split(".")[0] not in sys.stdlib_module_names:
+                foreign.setdefault(name.split(".")[0], module)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needed = [re.split(r"[^\w-]", each)[0] for each in project["dependencies"]]
+    # ADBC's driver needs its manager. Spark brings PySpark.
+    known = {*needed, "adbc-driver-manager", "pyspark", "pyspark-client"}
+    found = metadata.packages_distributions()
+    missing = {
+        name: module for name, module in foreign.items() if not known & set(found.get(name, [name]))
+    }
+    assert not missing
+    assert "adbc_driver_postgresql" in foreign
