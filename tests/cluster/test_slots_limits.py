@@ -65,6 +65,7 @@ def test_40_a_copy_of_an_idle_slot_is_not_invalidated(major: int, tmp_path: Path
         assert decoded(pair.standby, "kept")[-3:] == stack.load.written[-3:]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("major", IDLE)
 def test_40_a_copy_that_nobody_keeps_in_use_is_not_ready(major: int, tmp_path: Path) -> None:
     """The controller has stopped: a promotion would invalidate the copy."""
