@@ -36,6 +36,7 @@
 #endif
 
 #define HAS_TWO_PHASE (PG_VERSION_NUM >= 140000)
+#define HAS_FAILOVER (PG_VERSION_NUM >= 170000)
 
 /* Make a logical slot of the current database that is gone after a crash, and own it. */
 static inline void
@@ -205,6 +206,25 @@ compat_synced(const ReplicationSlotPersistentData *data)
 	return data->synced;
 #else
 	return false;
+#endif
+}
+
+/* Whether it is to be synchronised to standbys by PostgreSQL itself, once its server is a primary. */
+static inline bool
+compat_failover(const ReplicationSlotPersistentData *data)
+{
+#if PG_VERSION_NUM >= 170000
+	return data->failover;
+#else
+	return false;
+#endif
+}
+
+static inline void
+compat_set_failover(ReplicationSlotPersistentData *data, bool failover)
+{
+#if PG_VERSION_NUM >= 170000
+	data->failover = failover;
 #endif
 }
 

@@ -28,6 +28,7 @@
 
 PG_FUNCTION_INFO_V1(tuskline_reserve);
 PG_FUNCTION_INFO_V1(tuskline_set_fields);
+PG_FUNCTION_INFO_V1(tuskline_set_failover);
 PG_FUNCTION_INFO_V1(tuskline_rename);
 PG_FUNCTION_INFO_V1(tuskline_drop);
 
@@ -333,6 +334,44 @@ tuskline_set_fields(PG_FUNCTION_ARGS)
 	PG_RETURN_VOID();
 }
 
+/*
+ * set_failover(slot_name, failover)
+ *
+ * The server refuses to make a slot with failover in recovery, since it synchronises none from there. It is a flag
+ * that nothing reads before a promotion; then the slot is what it was on the primary.
+ */
+Datum
+tuskline_set_failover(PG_FUNCTION_ARGS)
+{
+	char	   *name = name_argument(fcinfo, 0, "slot_name");
+	bool		failover = bool_argument(fcinfo, 1, "failover");
+
+	require_standby();
+	require_no_slot_in_hand();
+	if (failover && !HAS_FAILOVER)
+		ereport(ERROR,
+				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
+				 errmsg("slots have no failover before PostgreSQL 17"),
+				 errhint("Leave failover false.")));
+	PG_TRY();
+	{
+		take_slot(name);
+		SpinLockAcquire(&MyReplicationSlot->mutex);
+		compat_set_failover(&MyReplicationSlot->data, failover);
+		SpinLockRelease(&MyReplicationSlot->mutex);
+		ReplicationSlotMarkDirty();
+		ReplicationSlotSave();
+		ReplicationSlotRelease();
+	}
+	PG_CATCH();
+	{
+		let_go();
+		PG_RE_THROW();
+	}
+	PG_END_TRY();
+	PG_RETURN_VOID();
+}
+
 /* A slot of the new name that is what `old` is; complete and durable when this returns, and no longer owned. */
 static void
 make_renamed(const char *new_name, const ReplicationSlot *old)
@@ -349,6 +388,7 @@ make_renamed(const char *new_name, const ReplicationSlot *old)
 	slot->data.catalog_xmin = old->data.catalog_xmin;
 	slot->effective_catalog_xmin = old->effective_catalog_xmin;
 	compat_set_two_phase_at(&slot->data, compat_two_phase_at(&old->data));
+	compat_set_failover(&slot->data, compat_failover(&old->data));
 	SpinLockRelease(&slot->mutex);
 	ReplicationSlotsComputeRequiredXmin(false);
 	ReplicationSlotsComputeRequiredLSN();

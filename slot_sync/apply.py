@@ -16,6 +16,7 @@ from slot_sync.resolver.transitions import (
     Nothing,
     Rename,
     Reserve,
+    SetFailover,
     SetFields,
     Wait,
 )
@@ -51,6 +52,10 @@ def carry_out(action: Action, standby: Sessions, primary: Sessions) -> None:
                 _advance(session, action)
             case SetFields():
                 _set_fields(session, action)
+            case SetFailover():
+                session.one(
+                    "slots_set_failover", {"name": action.name, "failover": action.failover}
+                )
             case Rename():
                 session.one(
                     "slots_rename", {"name": action.temporary_name, "new_name": action.name}

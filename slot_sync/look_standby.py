@@ -148,6 +148,7 @@ def _copy(row: Row, inspected: Row | None) -> Copy:
         two_phase=bool(shown.get("two_phase")),
         two_phase_at=lsn(shown.get("two_phase_at")),
         synced=bool(shown.get("synced")),
+        failover=bool(row.get("failover")),
         invalidation=invalidation(row, own),
         snapshot_present=own.get("snapshot_present"),
         snapshot_complete=own.get("snapshot_complete"),

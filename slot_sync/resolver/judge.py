@@ -20,6 +20,7 @@ from slot_sync.resolver.transitions import (
     Nothing,
     Reason,
     Rename,
+    SetFailover,
     SetFields,
     State,
     Transition,
@@ -96,6 +97,10 @@ def judge(
             action = drop(copy)
         if isinstance(action, Nothing):
             action = Wait()
+    if copy.failover != slot.failover and not copy.synced and lacking is None:
+        state = State.SUSPECT if proven else State.PROVING
+        reason, why = Reason.FAILOVER_DIFFERS, "failover of the slot on the primary is another"
+        repair, action = "", set_failover(copy, slot)
     if copy.synced and not isinstance(action, Nothing):
         action = Wait()
     return Transition(
@@ -206,6 +211,13 @@ def drop(copy: Copy) -> Action:
     if copy.active_pid is not None or copy.database is None:
         return Wait()
     return Drop(copy.name, copy.database)
+
+
+def set_failover(copy: Copy, slot: LogicalSlot) -> Action:
+    """Have it be the slot's, unless somebody uses the copy."""
+    if copy.active_pid is not None or copy.database is None:
+        return Wait()
+    return SetFailover(copy.name, copy.database, slot.failover)
 
 
 def rename(copy: Copy, slot: LogicalSlot) -> Action:

@@ -148,6 +148,8 @@ class Copy:
     two_phase_at: int | None = None
     #: Kept by PostgreSQL's own slot synchronization (17+).
     synced: bool = False
+    #: What it is for PostgreSQL's own slot synchronization after a promotion (17+).
+    failover: bool = False
     #: Why it can no longer be used, in the words of 18; `None`: it can.
     invalidation: str | None = None
     #: The file pg_logical/snapshots/<restart_lsn>.snap is there. `None` without a restart_lsn.

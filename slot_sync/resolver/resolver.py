@@ -46,11 +46,14 @@ no C, and this may be another primary        MISSING       what of the link     
 no C, the standby is behind L                MISSING       ahead_of_standby      Wait
 no C                                         MISSING       not_made              Reserve
 both names, the same (a crash in a rename)   PROVING       proven                Drop the temporary one
+our C, and PostgreSQL will make it (17+)     SUSPECT       gives_way             Drop
 C of another kind than the real primary's L, INVALID       the condition's       Drop
 invalid, its WAL gone, or ahead of L for
 AHEAD_POLLS
 unproven C, nothing held for it yet          RESERVING     the condition's       Wait
 unproven C, a condition fails                PROVING       the condition's       Advance, SetFields, Wait
+C, all hold, but `failover` is not L's (17+) SUSPECT,      failover_differs      SetFailover
+                                             PROVING
 unproven C, all conditions hold              PROVING       proven                Rename
 C, a condition fails                         SUSPECT       the condition's       Advance, SetFields, Wait
 C, all hold, its client was seen past what   CLIENT_AHEAD  client_ahead          Advance, SetFields, Wait
@@ -314,10 +317,25 @@ def _one(
             action=drop(unproven_copy),
         )
     copy = here or unproven_copy
+    if copy is not None and slot.failover and standby.native_sync and not copy.synced:
+        return _gives_way(copy, remembered, linked=is_linked(primary, standby))
     if copy is None:
         link = None if is_linked(primary, standby) else link_problem(primary, standby)
         return _missing(slot, remembered, standby, link)
     return judge(slot, copy, primary, standby, record)
+
+
+def _gives_way(copy: Copy, remembered: CopyRecord, *, linked: bool) -> Transition:
+    """PostgreSQL makes its own copy, and stops at a slot of that name for all others, too."""
+    return Transition(
+        remembered.name,
+        remembered.state,
+        State.SUSPECT,
+        Reason.GIVES_WAY,
+        "the slot has failover, so PostgreSQL keeps its copy itself, for which this one has to go",
+        repair="wait until PostgreSQL has made its own; if it does not, look at the standby's log",
+        action=drop(copy) if linked else Wait(),
+    )
 
 
 def _orphan(

@@ -86,6 +86,8 @@ class Reason(StrEnum):
     NOT_REPLAYED = "not_replayed"
     AHEAD = "ahead"
     FIELDS_DIFFER = "fields_differ"
+    FAILOVER_DIFFERS = "failover_differs"
+    GIVES_WAY = "gives_way"
     INVALIDATED = "invalidated"
     NOT_PERSISTENT = "not_persistent"
     IDLE = "idle"
@@ -157,6 +159,15 @@ class SetFields:
 
 
 @dataclass(frozen=True)
+class SetFailover:
+    """Give a copy the `failover` of its slot (`set_failover`, 17+)."""
+
+    name: str
+    database: str
+    failover: bool
+
+
+@dataclass(frozen=True)
 class Rename:
     """Give a proven copy its real name (`rename`). Record that it was begun first."""
 
@@ -174,7 +185,7 @@ class Drop:
     on_primary: bool = False
 
 
-Action = Nothing | Wait | Mark | Reserve | Advance | SetFields | Rename | Drop
+Action = Nothing | Wait | Mark | Reserve | Advance | SetFields | SetFailover | Rename | Drop
 
 
 @dataclass(frozen=True)

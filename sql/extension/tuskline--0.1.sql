@@ -55,6 +55,14 @@ COMMENT ON FUNCTION @extschema@.set_fields(pg_catalog.name, pg_catalog.pg_lsn, p
                                            pg_catalog.bool)
     IS 'set and save the three fields of a copy together, where a snapshot for them is on this server';
 
+CREATE FUNCTION @extschema@.set_failover(
+    slot_name pg_catalog.name,
+    failover pg_catalog.bool
+) RETURNS pg_catalog.void
+AS 'MODULE_PATHNAME', 'tuskline_set_failover' LANGUAGE C VOLATILE PARALLEL UNSAFE;
+COMMENT ON FUNCTION @extschema@.set_failover(pg_catalog.name, pg_catalog.bool)
+    IS 'set and save the failover of a copy, which it has after a promotion (PostgreSQL 17 and later)';
+
 CREATE FUNCTION @extschema@.rename(
     slot_name pg_catalog.name,
     new_name pg_catalog.name

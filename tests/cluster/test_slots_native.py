@@ -3,12 +3,13 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from slot_sync.resolver.transitions import State
 from tests.support.attached import Attached
 from tests.support.extension import MAJORS, remove_built
-from tests.support.slot_copies import decoded, inspect, rows, slot_names
+from tests.support.slot_copies import Pair, decoded, inspect, rows, slot_names
 from tests.support.slot_sync import STANDBY, attached, slot_stack
 from tests.support.waiting import wait_for
 
@@ -113,3 +114,99 @@ def test_45_native_copies_without_the_extension_have_a_weaker_verdict(
             assert state(tuskline, 0) == "SYNCED"
             told = tuskline.json("slots", "ready", "--standby", STANDBY, "--max-age", "0", code=2)
             assert told["slots"][0]["reason"] == "proven_long_ago"
+
+
+def set_failover(pair: Pair, name: str, value: bool) -> None:
+    """As a subscription of 17 and later does it."""
+    with psycopg.connect(pair.primary.dsn(replication="database"), autocommit=True) as connection:
+        connection.execute(f"ALTER_REPLICATION_SLOT {name} (FAILOVER {str(value).lower()})")
+
+
+def native_sync(pair: Pair, value: str) -> None:
+    rows(pair.standby, f"ALTER SYSTEM SET sync_replication_slots = {value}")
+    rows(pair.standby, "SELECT pg_reload_conf()")
+
+
+@pytest.mark.parametrize("major", NATIVE)
+def test_41_a_copy_gives_way_when_its_slot_becomes_postgresqls(major: int, tmp_path: Path) -> None:
+    with slot_stack(major, tmp_path) as stack, stack.controller() as controller:
+        pair = stack.pair
+        pair.make_slot("ours")
+        stack.until(controller, "READY", "ours")
+        pair.on_primary(
+            "SELECT pg_create_logical_replication_slot('native', 'pgoutput', false, false, true)"
+        )
+        native_sync(pair, "on")
+        stack.until(controller, "READY", "ours", "native")
+        set_failover(pair, "ours", value=True)
+
+        def is_native() -> bool:
+            stack.turn_over("native", "ours")
+            pair.catch_up()
+            report = controller.once(10)[STANDBY]
+            synced = "SELECT synced FROM pg_replication_slots WHERE slot_name = 'ours'"
+            found = rows(pair.standby, synced)
+            # While nobody has proven one that PostgreSQL made, none is ready.
+            assert found == [(True,)] or not report.ready
+            return bool(report.ready)
+
+        wait_for(is_native, 60, "PostgreSQL's own copies of both are ready")
+        stack.load.write(5)
+        pair.catch_up()
+        expected = {name: decoded(pair.primary, name) for name in ("native", "ours")}
+        pair.promote()
+        for name, numbers in expected.items():
+            assert set(numbers) <= set(decoded(pair.standby, name))
+
+
+@pytest.mark.parametrize("major", NATIVE)
+def test_41_failover_of_a_copy_is_the_slots_and_survives_a_promotion(
+    major: int, tmp_path: Path
+) -> None:
+    query = "SELECT failover FROM pg_replication_slots WHERE slot_name = 'kept'"
+    with slot_stack(major, tmp_path) as stack, stack.controller() as controller:
+        pair = stack.pair
+        pair.on_primary(
+            "SELECT pg_create_logical_replication_slot('kept', 'pgoutput', false, false, true)"
+        )
+        for value in (True, False, True):
+            set_failover(pair, "kept", value)
+            stack.until(controller, "READY", "kept")
+            assert rows(pair.standby, query) == [(value,)]
+        # It is on disk, too.
+        pair.standby.stop("immediate")
+        pair.standby.start()
+        assert rows(pair.standby, query) == [(True,)]
+        stack.load.write(5)
+        pair.catch_up()
+        expected = decoded(pair.primary, "kept")
+        pair.promote()
+        assert rows(pair.standby, query) == [(True,)]
+        assert set(expected) <= set(decoded(pair.standby, "kept"))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("major", NATIVE)
+def test_41_failover_toggled_under_load_ends_ready_and_nothing_is_lost(
+    major: int, tmp_path: Path
+) -> None:
+    with slot_stack(major, tmp_path) as stack, stack.controller() as controller:
+        pair = stack.pair
+        for name in ("kept", "other"):
+            pair.make_slot(name)
+        native_sync(pair, "on")
+        for number in range(8):
+            set_failover(pair, "kept", value=number % 2 == 0)
+            for _ in range(number):
+                stack.turn_over("kept", "other")
+                controller.once(10)
+        stack.until(controller, "READY", "kept", "other")
+        stack.load.write(5)
+        pair.catch_up()
+        expected = {name: decoded(pair.primary, name) for name in ("kept", "other")}
+        assert controller.once(10)[STANDBY].ready
+        pair.promote()
+        for name, numbers in expected.items():
+            assert len(numbers) >= 5
+            assert set(numbers) <= set(decoded(pair.standby, name))

@@ -35,6 +35,7 @@ from slot_sync.resolver.transitions import (
     Reason,
     Rename,
     Reserve,
+    SetFailover,
     SetFields,
     State,
     Transition,
@@ -538,6 +539,31 @@ def test_a_slot_that_is_being_made_is_awaited() -> None:
 
 def test_24_temporary_slots_are_ignored() -> None:
     assert resolve(primary(replace(SLOT, temporary=True)), EMPTY, Record(), ALL) == []
+
+
+def test_41_a_copy_gives_way_when_postgresql_keeps_its_slot() -> None:
+    slot = replace(SLOT, failover=True)
+    here = replace(standby(COPY), native_sync=True, version=170000)
+    found = answered(primary(slot), here, record(KNOWN))
+    assert (found.reason, found.action) == (Reason.GIVES_WAY, Drop(COPY.name, "shop"))
+    assert not found.safe
+    # In use, or with this not proven to be its primary, it stays; so it does where PostgreSQL keeps none.
+    used = replace(here, slots=(replace(COPY, active_pid=7),))
+    assert answered(primary(slot), used, record(KNOWN)).action == Wait()
+    assert answered(primary(SLOT), here, record(KNOWN)).after is State.READY
+
+
+@pytest.mark.parametrize("value", [True, False])
+def test_41_a_copy_is_ready_with_the_failover_of_its_slot(value: bool) -> None:
+    slot, copy = replace(SLOT, failover=value), replace(COPY, failover=not value)
+    found = answered(primary(slot), standby(copy), record(KNOWN))
+    assert (found.after, found.reason) == (State.SUSPECT, Reason.FAILOVER_DIFFERS)
+    assert found.action == SetFailover(COPY.name, "shop", value)
+    assert answered(primary(slot), standby(replace(copy, active_pid=7)), record(KNOWN)).action == (
+        Wait()
+    )
+    same = standby(replace(copy, failover=value))
+    assert answered(primary(slot), same, record(KNOWN)).after is State.READY
 
 
 def test_30_a_native_copy_is_judged_and_never_touched() -> None:
