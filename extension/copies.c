@@ -8,6 +8,8 @@
  *   horizon, so that what was there when it was looked at stays.
  * - set_fields: the three fields change together under the slot's spinlock and are on disk before the effective
  *   xmin follows, so that no row is given up which a crash could ask for again.
+ * - A copy is known by its marker, not by its name: it has one from before it is persistent on. Only what has one is
+ *   dropped, unless the caller says that it means another slot.
  * - rename: PostgreSQL has no rename, and a folder that is renamed by hand has a crash between the folder's name
  *   and the name inside its state file, from which the server makes a slot that it can neither save nor drop. So a
  *   slot of the new name is made, complete and durable, and then the old one is dropped, which is what the server
@@ -218,6 +220,7 @@ tuskline_reserve(PG_FUNCTION_ARGS)
 		require_wal(restart_lsn);
 		chosen = reserve_xmin();
 		FAIL_POINT("reserve.reserved");
+		write_marker(name, name);
 		ReplicationSlotPersist();
 		FAIL_POINT("reserve.persisted");
 		/* Some releases count a persistent slot's WAL from what is on disk, which it is only now. */
@@ -377,6 +380,7 @@ static void
 make_renamed(const char *new_name, const ReplicationSlot *old)
 {
 	ReplicationSlot *slot;
+	char		marker[MARKER_LENGTH + 1];
 
 	compat_create(new_name, compat_two_phase(&old->data));
 	FAIL_POINT("rename.created");
@@ -392,6 +396,8 @@ make_renamed(const char *new_name, const ReplicationSlot *old)
 	SpinLockRelease(&slot->mutex);
 	ReplicationSlotsComputeRequiredXmin(false);
 	ReplicationSlotsComputeRequiredLSN();
+	if (read_marker(NameStr(old->data.name), marker) == MARKER_READ)
+		write_marker(new_name, marker);
 	FAIL_POINT("rename.copied");
 	ReplicationSlotPersist();
 	FAIL_POINT("rename.persisted");
@@ -469,11 +475,25 @@ tuskline_rename(PG_FUNCTION_ARGS)
 	PG_RETURN_VOID();
 }
 
-/* drop(slot_name): any copy on a standby; after a promotion only what was never proven. */
+static void
+require_made_here(const char *name)
+{
+	char		marker[MARKER_LENGTH + 1];
+
+	if (read_marker(name, marker) != MARKER_READ)
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("replication slot \"%s\" was not made by reserve()", name),
+				 errdetail("It has no marker, and may be somebody's who still wants it."),
+				 errhint("Give any_slot => true, or use pg_drop_replication_slot().")));
+}
+
+/* drop(slot_name, any_slot): a copy on a standby; after a promotion only what was never proven. */
 Datum
 tuskline_drop(PG_FUNCTION_ARGS)
 {
 	char	   *name = name_argument(fcinfo, 0, "slot_name");
+	bool		any_slot = bool_argument(fcinfo, 1, "any_slot");
 	ReplicationSlot slot;
 
 	require_no_slot_in_hand();
@@ -489,6 +509,8 @@ tuskline_drop(PG_FUNCTION_ARGS)
 				 errmsg("replication slot \"%s\" does not exist", name),
 				 errhint("Nothing is left to do.")));
 	require_ours(&slot);
+	if (!any_slot)
+		require_made_here(name);
 	PG_TRY();
 	{
 		ReplicationSlotDrop(name, true);

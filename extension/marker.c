@@ -1,5 +1,6 @@
 /*
- * A marker: a small file in the folder of a physical slot, which says which incarnation of the slot this is.
+ * A marker: a small file in the folder of a slot, which says which incarnation of the slot this is. A physical slot has
+ * the one that mark() gave it; a copy has the temporary name that it was reserved under, and keeps it when it is renamed.
  *
  * A slot's values can come back to exactly the same numbers after it was dropped and made again, and what it
  * reserved in between is lost. The file cannot: PostgreSQL removes the folder with the slot, and a crash does not
@@ -63,7 +64,8 @@ read_marker(const char *slot_name, char *value)
 	return MARKER_READ;
 }
 
-static void
+/* The marker of a slot that has none, on disk when this returns. Whoever calls keeps the slot from being dropped. */
+void
 write_marker(const char *slot_name, const char *value)
 {
 	char		path[MAXPGPATH];

@@ -60,6 +60,7 @@ typedef enum MarkerState
 } MarkerState;
 
 extern MarkerState read_marker(const char *slot_name, char *value);
+extern void write_marker(const char *slot_name, const char *value);
 
 /* plugin.c */
 extern void require_plugin(char *plugin);

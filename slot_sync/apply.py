@@ -107,4 +107,4 @@ def _set_fields(session: Session, action: SetFields) -> None:
 
 def _drop(session: Session, action: Drop) -> None:
     if session.one("slots_there", {"name": action.name}):
-        session.one("slots_drop", {"name": action.name})
+        session.one("slots_drop", {"name": action.name, "any_slot": action.any_slot})

@@ -154,6 +154,7 @@ def _copy(row: Row, inspected: Row | None) -> Copy:
         snapshot_complete=own.get("snapshot_complete"),
         foreign_snapshot_after=own.get("foreign_snapshot_after"),
         wal_present=own.get("wal_present"),
+        marker=own.get("marker"),
         inactive_since=_microseconds(row.get("inactive_since")),
     )
 

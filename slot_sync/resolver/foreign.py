@@ -1,11 +1,11 @@
 """Slots on a standby that are not the copies we keep: whose they are, and what may be done about them.
 
-Safety: a slot is only dropped here if a record names it, or its name is one that no client uses and the server has been
+Safety: a slot is ours by its marker (`Copy.marker`), never by its name, which anybody may take once ours is gone. A slot
+is only dropped here if a record names it, or its name is one that no client uses and the server has been
 promoted. Everything else is told to whoever looks, with the repair, and left alone.
 """
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from slot_sync.resolver.epoch import precedes
 from slot_sync.resolver.observed import (
@@ -23,13 +23,9 @@ from slot_sync.resolver.transitions import Action, Drop, Nothing, Reason, State,
 _FIRST_WITH_OWN_SLOTS = 160000
 
 
-def is_ours(remembered: CopyRecord, here: Copy, unproven_copy: Copy | None) -> bool:
-    """The slot under the real name is one that we made, or PostgreSQL's own copy."""
-    if here.synced or remembered.made:
-        return True
-    if not remembered.renaming:
-        return False
-    return unproven_copy is None or replace(unproven_copy, name=here.name) == here
+def is_ours(remembered: CopyRecord, here: Copy) -> bool:
+    """The slot under the real name is the one that we made, or PostgreSQL's own copy."""
+    return here.synced or (here.marker is not None and here.marker == remembered.marker)
 
 
 def foreign_slot(
@@ -53,7 +49,7 @@ def foreign_slot(
             "it is the slot itself, from when this standby was the primary",
             repair="" if idle else "end the session that uses it",
             evidence=evidence,
-            action=Drop(here.name, here.database) if idle else Wait(),
+            action=Drop(here.name, here.database, any_slot=True) if idle else Wait(),
         )
     action: Action = Nothing()
     if unproven_copy is not None:

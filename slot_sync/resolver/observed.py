@@ -160,6 +160,8 @@ class Copy:
     foreign_snapshot_after: bool | None = None
     #: WAL from restart_lsn on is there, without a gap. `None` without a restart_lsn.
     wal_present: bool | None = None
+    #: The temporary name under which `reserve` made it. `None`: it was not made so.
+    marker: str | None = None
     #: Since when nobody has had it in use, by the standby's clock (17+); `None`: somebody has, or it is not known.
     inactive_since: int | None = None
 
@@ -303,6 +305,8 @@ class CopyRecord:
     made: bool = False
     #: The temporary name that we made it under and have not seen go; recorded *before* `Reserve` is carried out.
     temporary_name: str | None = None
+    #: The marker of the copy that we made last: the temporary name that it was reserved under. Names are taken anew.
+    marker: str | None = None
     #: A `Rename` to `name` was begun; recorded before it is carried out, cleared when its end is known.
     renaming: bool = False
     #: `Record.generation` that `seen`, `removed_before` and `proven_in` are of.

@@ -84,7 +84,7 @@ def _remembered(
     here = standby.slot(name)
     unproven = standby.slot(before.temporary_name or "")
     after = _names(before, here, unproven)
-    copy = here if here is not None and (after.made or here.synced) else unproven
+    copy = here if here is not None and is_ours(after, here) else unproven
     slot = primary.logical(name)
     after = replace(
         after,
@@ -126,7 +126,8 @@ def _remembered(
         if after.decoded_at is not None and held:
             after = replace(after, proven_in=key)
     if isinstance(transition.action, Reserve):
-        return replace(after, temporary_name=transition.action.temporary_name)
+        name = transition.action.temporary_name
+        return replace(after, temporary_name=name, marker=name)
     if isinstance(transition.action, Rename):
         return replace(after, renaming=True)
     return after
@@ -136,13 +137,15 @@ def _names(before: CopyRecord, here: Copy | None, unproven: Copy | None) -> Copy
     """Which slots of the standby are ours, by what was begun and what is there."""
     after = before
     if unproven is None:
-        if before.renaming and here is not None:
+        if before.renaming and here is not None and is_ours(before, here):
             after = replace(after, made=True)
         after = replace(after, temporary_name=None, renaming=False)
-    elif here is not None and not is_ours(before, here, unproven):
+    elif here is not None and not is_ours(before, here):
         after = replace(after, renaming=False)  # the name went to somebody else meanwhile
     if here is None:
         after = replace(after, made=False, seen_on_primary=False)
+    elif not is_ours(before, here):
+        after = replace(after, made=False)
     return after
 
 

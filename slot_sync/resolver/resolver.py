@@ -282,7 +282,7 @@ def _one(
         linked = is_linked(primary, standby)
         found = _orphan(slot, remembered, here, unproven_copy, linked=linked)
         return replace(found, counts=name in wanted.names)
-    if here is not None and not is_ours(remembered, here, unproven_copy):
+    if here is not None and not is_ours(remembered, here):
         return foreign_slot(
             slot, here, unproven_copy, remembered, standby, linked=is_linked(primary, standby)
         )
@@ -346,7 +346,7 @@ def _orphan(
     *,
     linked: bool,
 ) -> Transition:
-    ours = here if here is not None and is_ours(remembered, here, unproven_copy) else None
+    ours = here if here is not None and is_ours(remembered, here) else None
     copy = unproven_copy or ours
     polls = remembered.polls_gone + 1
     due = linked and (slot is not None or polls >= GONE_POLLS)

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from slot_sync.resolver import client
 from slot_sync.resolver.conditions import starts_whole
+from slot_sync.resolver.foreign import is_ours
 from slot_sync.resolver.native import synced_before
 from slot_sync.resolver.observed import CopyRecord, Record, Standby, Terms
 from slot_sync.resolver.transitions import Nothing, Reason, State, Transition, Wait
@@ -37,7 +38,7 @@ def objections(remembered: CopyRecord, standby: Standby, record: Record) -> list
     # PostgreSQL moves its own copies by itself, and lets nobody read from them.
     ahead = not copy.synced and (was is None or (copy.confirmed_flush_lsn or 0) > was)
     checks = {
-        "the copy is not ours": remembered.made or copy.synced,
+        "the copy is not ours": is_ours(remembered, copy),
         "the copy is temporary": copy.persistency == "persistent",
         "the copy is invalid": copy.invalidation is None,
         "its snapshot is gone": copy.snapshot_present is True,

@@ -178,11 +178,15 @@ class Rename:
 
 @dataclass(frozen=True)
 class Drop:
-    """Drop a copy that we made (`drop`); `on_primary`: that the primary has from when it was a standby."""
+    """Drop a copy that we made (`drop`); `on_primary`: that the primary has from when it was a standby.
+
+    `any_slot`: one that was not made by `reserve`, an old primary's own.
+    """
 
     name: str
     database: str
     on_primary: bool = False
+    any_slot: bool = False
 
 
 Action = Nothing | Wait | Mark | Reserve | Advance | SetFields | SetFailover | Rename | Drop

@@ -3,8 +3,11 @@
 \echo Use "CREATE EXTENSION tuskline" to load this file. \quit
 
 -- The schema has to be the installer's own: whoever owns it could put functions beside these that take a call's
--- place. The role is made if there is none; roles belong to all databases, so another may have made it.
+-- place. The role is made if there is none. Roles belong to all databases, so installing into another one may have made it,
+-- or somebody who hopes for what it will be granted here: one that can log in or has members is not taken without a word.
 DO LANGUAGE plpgsql $body$
+DECLARE
+    others pg_catalog.text;
 BEGIN
     IF NOT EXISTS (SELECT FROM pg_catalog.pg_namespace AS n
                    WHERE n.nspname OPERATOR(pg_catalog.=) '@extschema@'::pg_catalog.name
@@ -18,6 +21,19 @@ BEGIN
                    WHERE r.rolname OPERATOR(pg_catalog.=) 'tuskline_slots'::pg_catalog.name) THEN
         CREATE ROLE tuskline_slots NOLOGIN;
         COMMENT ON ROLE tuskline_slots IS 'May manage copies of logical slots by the extension tuskline.';
+    ELSIF pg_catalog.current_setting('tuskline.trust_role', true) IS DISTINCT FROM 'on' THEN
+        SELECT pg_catalog.string_agg(pg_catalog.quote_ident(m.rolname::pg_catalog.text), ', ' ORDER BY m.rolname)
+        INTO others
+        FROM pg_catalog.pg_roles AS r
+        LEFT JOIN pg_catalog.pg_auth_members AS g ON g.roleid OPERATOR(pg_catalog.=) r.oid
+        JOIN pg_catalog.pg_roles AS m
+            ON m.oid OPERATOR(pg_catalog.=) g.member OR (m.oid OPERATOR(pg_catalog.=) r.oid AND r.rolcanlogin)
+        WHERE r.rolname OPERATOR(pg_catalog.=) 'tuskline_slots'::pg_catalog.name AND NOT m.rolsuper;
+        IF others IS NOT NULL THEN
+            RAISE EXCEPTION 'role "tuskline_slots" is there already, and may be used by: %', others
+                USING ERRCODE = 'insufficient_privilege',
+                      HINT = 'If they may manage copies in this database too: SET tuskline.trust_role = on, and again.';
+        END IF;
     END IF;
 END
 $body$;
@@ -71,10 +87,13 @@ AS 'MODULE_PATHNAME', 'tuskline_rename' LANGUAGE C VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION @extschema@.rename(pg_catalog.name, pg_catalog.name)
     IS 'give a proven copy the name that clients use';
 
-CREATE FUNCTION @extschema@.drop(slot_name pg_catalog.name) RETURNS pg_catalog.void
+CREATE FUNCTION @extschema@.drop(
+    slot_name pg_catalog.name,
+    any_slot pg_catalog.bool DEFAULT false
+) RETURNS pg_catalog.void
 AS 'MODULE_PATHNAME', 'tuskline_drop' LANGUAGE C VOLATILE PARALLEL UNSAFE;
-COMMENT ON FUNCTION @extschema@.drop(pg_catalog.name)
-    IS 'drop a copy; on a primary only one with a temporary name';
+COMMENT ON FUNCTION @extschema@.drop(pg_catalog.name, pg_catalog.bool)
+    IS 'drop a copy, or any logical slot of this database; on a primary only one with a temporary name';
 
 CREATE FUNCTION @extschema@.mark(slot_name pg_catalog.name, value pg_catalog.text) RETURNS pg_catalog.text
 AS 'MODULE_PATHNAME', 'tuskline_mark' LANGUAGE C VOLATILE PARALLEL UNSAFE;

@@ -26,6 +26,7 @@ RESERVE = "SELECT tuskline_slots.reserve(%s, %s, %s, %s, %s, %s)"
 MOVE = "SELECT tuskline_slots.set_fields(%s, %s, %s, %s::text::xid, %s)"
 RENAME = "SELECT tuskline_slots.rename(%s, %s)"
 DROP = "SELECT tuskline_slots.drop(%s)"
+ADVANCE = "SELECT tuskline_slots.advance(%s, %s)"
 MARK = "SELECT tuskline_slots.mark(%s, %s)"
 COPY = "_tuskline_tmp_copy"
 NEW = "_tuskline_tmp_new"
@@ -184,6 +185,7 @@ def test_13_only_its_role_may_call_it_and_a_search_path_changes_nothing(pair: Pa
     calls: list[tuple[str, tuple[object, ...]]] = [
         (RESERVE, (NEW, "pgoutput", restart, confirmed, False, None)),
         (MOVE, (COPY, restart, confirmed, xmin, False)),
+        (ADVANCE, (COPY, confirmed)),
         (RENAME, (NEW, "renamed")),
         (DROP, ("renamed",)),
         ("SELECT * FROM tuskline_slots.inspect(%s)", (COPY,)),
@@ -207,6 +209,55 @@ def test_13_only_its_role_may_call_it_and_a_search_path_changes_nothing(pair: Pa
         " WHERE nspname = 'tuskline_slots' AND has_function_privilege('stranger', p.oid, 'EXECUTE')",
     )
     assert granted == []
+
+
+def test_21_a_slot_that_reserve_did_not_make_is_not_dropped_by_its_name(pair: Pair) -> None:
+    restart, confirmed, _ = fields(pair.standby, COPY)
+    pair.on_standby(RESERVE, NEW, "pgoutput", restart, confirmed, False, None)
+    pair.on_standby(RENAME, NEW, "renamed")
+    assert inspect(pair.standby, "renamed")["marker"] == NEW
+    (pair.standby.data_dir / "pg_replslot" / "renamed" / "tuskline_marker").unlink()
+    error = refusal(pair, DROP, "renamed")
+    assert error.sqlstate == "55000"
+    assert "was not made by reserve()" in str(error)
+    pair.on_standby("SELECT tuskline_slots.drop('renamed', any_slot => true)")
+    assert slot_names(pair.standby) == {COPY}
+
+
+@pytest.mark.parametrize("hope", ["a member", "a login"])
+def test_13_a_role_that_somebody_has_prepared_is_not_granted_anything(
+    pair: Pair, hope: str
+) -> None:
+    database = f"hoped_{hope[2:]}"
+    prepare, undo = (
+        ("GRANT tuskline_slots TO hoping", "REVOKE tuskline_slots FROM hoping")
+        if hope == "a member"
+        else ("ALTER ROLE tuskline_slots LOGIN", "ALTER ROLE tuskline_slots NOLOGIN")
+    )
+    others = rows(
+        pair.primary,
+        "SELECT member::regrole::text FROM pg_auth_members WHERE roleid = 'tuskline_slots'::regrole",
+    )
+    pair.on_primary(f"CREATE DATABASE {database}", "CREATE ROLE hoping")
+    pair.on_primary(*(f"REVOKE tuskline_slots FROM {name}" for (name,) in others))
+    try:
+        extension.create_extension(pair.primary, pair.library, database)
+        remove_extension(pair, database)
+        pair.on_primary(prepare)
+        with pytest.raises(psycopg.errors.InsufficientPrivilege, match="may be used by"):
+            extension.create_extension(pair.primary, pair.library, database)
+        remove_extension(pair, database)
+        pair.on_primary(f"ALTER DATABASE {database} SET tuskline.trust_role = on")
+        extension.create_extension(pair.primary, pair.library, database)
+    finally:
+        pair.on_primary(undo, "DROP ROLE IF EXISTS hoping", f"DROP DATABASE {database}")
+        pair.on_primary(*(f"GRANT tuskline_slots TO {name}" for (name,) in others))
+
+
+def remove_extension(pair: Pair, database: str) -> None:
+    with psycopg.connect(pair.primary.dsn(database), autocommit=True) as connection:
+        connection.execute("DROP EXTENSION IF EXISTS tuskline")
+        connection.execute("DROP SCHEMA IF EXISTS tuskline_slots CASCADE")
 
 
 def test_13_a_schema_of_somebody_else_is_not_used(pair: Pair) -> None:
@@ -237,6 +288,7 @@ def test_10_no_argument_harms_the_server(pair: Pair, seed: int) -> None:
         (RESERVE, (names, plugins, lsns, lsns, flags, lsns)),
         (MOVE, (names, lsns, lsns, xids, flags)),
         (RENAME, (names, names)),
+        (ADVANCE, (names, lsns)),
         (MARK, (names, ["", "a", "a" * 64, "é", "\n", "%s%n", None])),
         ("SELECT * FROM tuskline_slots.inspect(%s)", (names,)),
     ]

@@ -11,6 +11,7 @@ import pytest
 from slot_sync.apply import carry_out
 from slot_sync.controller import Controller
 from slot_sync.plan import Candidate
+from slot_sync.resolver.resolver import GONE_POLLS
 from slot_sync.resolver.transitions import Action, State
 from slot_sync.sessions import Sessions
 from tests.support import extension
@@ -160,6 +161,25 @@ def test_21_a_foreign_slot_of_the_name_is_left_alone_and_the_others_go_on(
     assert taken.repair
     assert not report.ready
     assert inspect(synced_pair.pair.standby, "taken") == before
+
+
+def test_21_a_slot_that_takes_the_name_of_our_copy_is_not_taken_for_it(
+    synced_pair: SlotStack, controller: Controller
+) -> None:
+    pair = synced_pair.pair
+    pair.make_slot("kept")
+    synced_pair.until(controller, "READY", "kept")
+    pair.on_standby("SELECT tuskline_slots.drop('kept')")
+    pair.reserve("_tuskline_tmp_by_hand", "kept")
+    pair.prove("_tuskline_tmp_by_hand", "kept")
+    pair.on_standby("SELECT tuskline_slots.rename('_tuskline_tmp_by_hand', 'kept')")
+    before = inspect(pair.standby, "kept")
+    assert synced_pair.states(controller)["kept"] in {State.CONFLICT, State.STALE_BACKUP}
+    # It is somebody else's when the primary has no such slot, too.
+    pair.on_primary("SELECT pg_drop_replication_slot('kept')")
+    for _ in range(GONE_POLLS + 1):
+        controller.once(10)
+    assert inspect(pair.standby, "kept") == before
 
 
 def test_22_one_stuck_slot_among_many_holds_up_no_other(

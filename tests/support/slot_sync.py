@@ -16,7 +16,14 @@ from slot_sync.report import Report
 from slot_sync.resolver.observed import Selection
 from slot_sync.resolver.transitions import State
 from tests.support.attached import Attached, toml
-from tests.support.slot_copies import PHYSICAL, PUBLICATION, Pair, received, rows, running_pair
+from tests.support.slot_copies import (
+    PHYSICAL,
+    PUBLICATION,
+    Pair,
+    received,
+    rows,
+    running_pair,
+)
 from tests.support.waiting import wait_for
 from walsender_bridge.local_server import LocalServer
 
@@ -88,15 +95,15 @@ class SlotStack:
     def clear(self) -> None:
         """Drop every logical slot, start what does not run, and set settings back."""
         for server, drop in (
-            (self.pair.primary, "pg_drop_replication_slot"),
-            (self.pair.standby, "tuskline_slots.drop"),
+            (self.pair.primary, "pg_drop_replication_slot(slot_name)"),
+            (self.pair.standby, "tuskline_slots.drop(slot_name, any_slot => true)"),
         ):
             server.start()
             rows(server, "ALTER SYSTEM RESET ALL")
             rows(server, "SELECT pg_reload_conf()")
             rows(
                 server,
-                f"SELECT {drop}(slot_name) FROM pg_replication_slots"
+                f"SELECT {drop} FROM pg_replication_slots"
                 " WHERE slot_type = 'logical' AND database = current_database()",
             )
         self.read.clear()

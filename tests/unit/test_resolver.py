@@ -58,6 +58,7 @@ COPY = Copy(
     700,
     snapshot_present=True,
     snapshot_complete=True,
+    marker=TEMPORARY,
     wal_present=True,
 )
 STANDBY = Standby(
@@ -84,6 +85,7 @@ KEY = epoch_key(PRIMARY, STANDBY)
 KNOWN = CopyRecord(
     "kept",
     made=True,
+    marker=TEMPORARY,
     seen=Sighting(8000, 2400),
     removed_before=690,
     reserved=Reserved(900, 680),
@@ -458,13 +460,29 @@ def test_32_a_rename_that_was_cut_is_finished() -> None:
 def test_21_a_name_that_somebody_took_during_a_rename_is_not_ours() -> None:
     copy = replace(COPY, name=TEMPORARY)
     known = record(replace(UNPROVEN, renaming=True))
-    both = standby(copy, replace(COPY, restart_lsn=1100, active_pid=5))
+    both = standby(copy, replace(COPY, marker=None, active_pid=5))
     found = answered(here=both, known=known)
     assert (found.after, found.action) == (State.CONFLICT, Drop(TEMPORARY, "shop"))
     after = remember(known, PRIMARY, both, [found])
-    alone = standby(replace(COPY, restart_lsn=1100, active_pid=5))
+    alone = standby(replace(COPY, marker=None, active_pid=5))
     found = answered(here=alone, known=after)
     assert (found.after, found.action) == (State.CONFLICT, Nothing())
+
+
+@pytest.mark.parametrize("marker", [None, TEMPORARY + "_of_somebody"])
+def test_21_a_slot_of_a_copys_name_that_we_did_not_make_is_not_ours(marker: str | None) -> None:
+    here = standby(replace(COPY, marker=marker, active_pid=5))
+    found = answered(here=here)
+    assert (found.after, found.reason, found.action) == (
+        State.CONFLICT,
+        Reason.NAME_TAKEN,
+        Nothing(),
+    )
+    after = remember(record(), PRIMARY, here, [found])
+    assert not after.of("kept").made
+    # Nor is it dropped once the primary has no such slot, or called ready when the primary is down.
+    assert resolve(primary(None), here, after, ALL) == []
+    assert not answered(None, here).safe
 
 
 def test_2_an_orphan_is_dropped_after_some_polls_of_the_real_primary() -> None:
@@ -517,7 +535,7 @@ def test_21_a_foreign_slot_is_never_touched() -> None:
 def test_20_an_old_primarys_slot_is_dropped_when_our_record_names_it() -> None:
     known = remember_primary(record(), PRIMARY, ["kept"])
     found = answered(known=known)
-    assert (found.after, found.action) == (State.LEFTOVER, Drop("kept", "shop"))
+    assert (found.after, found.action) == (State.LEFTOVER, Drop("kept", "shop", any_slot=True))
     assert answered(here=standby(replace(COPY, active_pid=5)), known=known).action == Wait()
     after = remember(known, PRIMARY, EMPTY, [answered(here=EMPTY, known=known)])
     assert not after.of("kept").seen_on_primary

@@ -6,9 +6,19 @@ from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 from unittest import mock
 
-from slot_sync.resolver import client, conditions, epoch, judge, record, silent
+from slot_sync.resolver import (
+    client,
+    conditions,
+    epoch,
+    foreign,
+    judge,
+    record,
+    resolver,
+    silent,
+)
 from slot_sync.resolver.observed import (
     Confirmed,
+    Copy,
     CopyRecord,
     EpochKey,
     LogicalSlot,
@@ -58,6 +68,7 @@ OTHERS: dict[str, tuple[_Start, str, int]] = {
     "silent, clients are anywhere": (scopes.lagging, "change confirm poll", 3),
     "clients go back with a crash": (scopes.lagging, "change confirm poll tell recrash", 7),
     "silent, anybody's snapshot": (scopes.ready, "hold ddl run find_other_file", 5),
+    "ours by name": (scopes.ready, "usurp poll", 2),
     "a fast advance": (scopes.ready, "hold ddl move do poll", 5),
     "anybody's snapshots are started with": (scopes.borrowed, "change move do tell poll", 7),
     "no generation": (scopes.row, "move poll recrash vacuum tell poll_under_way", 7),
@@ -75,6 +86,18 @@ def _blind(**fields: object) -> contextlib.ExitStack:
 
     for module in (judge, record):
         stack.enter_context(mock.patch.object(module, "epoch_key", key))
+    return stack
+
+
+def _by_name(remembered: CopyRecord, here: Copy) -> bool:
+    return here.synced or remembered.made or remembered.renaming
+
+
+def _everywhere(name: str, replacement: object) -> contextlib.ExitStack:
+    """A function of this name, wherever the resolver uses it."""
+    stack = contextlib.ExitStack()
+    for module in (foreign, record, resolver, silent):
+        stack.enter_context(mock.patch.object(module, name, replacement))
     return stack
 
 
@@ -144,6 +167,8 @@ def _patched(name: str) -> contextlib.AbstractContextManager[object]:
             return _blind(conf_load_time=0)
         case "another primary is heeded":
             return mock.patch.object(record, "is_linked", return_value=True)
+        case "ours by name":
+            return _everywhere("is_ours", _by_name)
         case "a fast advance":
             return mock.patch.object(world, "ADVANCE", {"ours": True, "fast": True})
         case "anybody's snapshots are started with":

@@ -86,6 +86,7 @@ def _copy(world: World, name: str, held: Held) -> Copy:
         snapshot_complete=has_own_file(world, held),
         foreign_snapshot_after=any(not each.ours and each.lsn > at.restart for each in world.files),
         wal_present=held.has_wal,
+        marker=None if held.foreign or held.synced else UNPROVEN,
         inactive_since=world.clock - (IDLE_TIMEOUT if held.idle else 0),
     )
 
@@ -147,6 +148,7 @@ def record_of(memory: tuple[Any, ...]) -> Record:
     copy = CopyRecord(
         NAME,
         made=bool(made),
+        marker=UNPROVEN,
         temporary_name=UNPROVEN if unproven else None,
         renaming=bool(renaming),
         generation=_generation(current=bool(current)),

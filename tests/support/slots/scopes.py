@@ -149,7 +149,7 @@ SCOPES = {
         (ready, held, behind, restored, native),
         (
             *(*_BASE, "change", "commit", "consume", "lose_wal", "lose_file", "find_file"),
-            "find_other_file",
+            *("find_other_file", "usurp"),
             *("rest", "outgrow", "invalidate", "restore", "remake", "remake_other", "act_cut"),
         ),
     ),

@@ -46,6 +46,8 @@ class Held(NamedTuple):
     #: PostgreSQL's own copy, which is temporary until it is done.
     synced: bool = False
     lasting: bool = True
+    #: Somebody else's, under the same name.
+    foreign: bool = False
     #: Nobody has used it for longer than the standby lets a slot be idle.
     idle: bool = False
     #: It needs older WAL than checkpoints leave it.
@@ -346,6 +348,13 @@ def delete_copy(world: World) -> World | None:
     return None if world.copy is None else world._replace(copy=None)
 
 
+def usurp(world: World) -> World | None:
+    """Somebody drops the copy, and makes a slot of that name where it was."""
+    if world.copy is None or world.copy.foreign or world.copy.synced:
+        return None
+    return world._replace(copy=world.copy._replace(foreign=True))
+
+
 def delete_unproven(world: World) -> World | None:
     """Somebody drops the copy that is being proven."""
     return None if world.unproven is None else world._replace(unproven=None)
@@ -469,6 +478,8 @@ def broken(world: World) -> str | None:
         return "the checkpoint at the end of the promotion removes its WAL"
     if world.copy.idle and not world.copy.synced:
         return "the checkpoint at the end of the promotion invalidates it"
+    if world.copy.foreign:
+        return "it is somebody else's"
     if world.copy.kind != world.kind:
         return OTHER_PLUGIN
     if world.shown > world.received:
@@ -516,6 +527,7 @@ EVENTS = {
         feedback_on,
         delete_copy,
         delete_unproven,
+        usurp,
         consume,
         lose_wal,
         lose_file,
@@ -527,7 +539,7 @@ EVENTS = {
 BREAKS = frozenset(
     each.__name__
     for each in (
-        *(crash, swap, feedback_off, delete_copy, consume, remake_other),
+        *(crash, swap, feedback_off, delete_copy, usurp, consume, remake_other),
         *(lose_wal, lose_file, find_other_file, invalidate, restore, rest, outgrow),
     )
 )
