@@ -451,3 +451,36 @@ def test_40_every_complete_segment_has_the_sum_of_what_was_received(disk, wal, s
     assert len(sums) == 5
     for name, crc in sums.items():
         assert crc == google_crc32c.value(disk.read(name, 0, MIB)), name
+
+
+class ForgetfulCache(SimulatedDisk):
+    """After a write that failed, the page cache holds its bytes as clean ones: a later sync succeeds without them."""
+
+    fails = False
+
+    def _write(self, file, data, offset, *, durable, name):
+        if durable and self.fails:
+            file.now[offset : offset + len(data)] = data
+            raise OSError(errno.EIO, "input/output error")
+        super()._write(file, data, offset, durable=durable, name=name)
+
+    def _sync_file(self, file, name):
+        self._step(f"sync {name}")
+        for offset, data in file.pending:
+            file.durable[len(file.durable) :] = bytes(max(offset - len(file.durable), 0))
+            file.durable[offset : offset + len(data)] = data
+        file.pending.clear()
+
+
+def test_23_what_a_failed_write_left_in_the_page_cache_is_written_again(seed, wal):
+    disk = ForgetfulCache(random.Random(seed))
+    storage = opened(disk)
+    storage.reset(MIB)
+    feed(storage, wal, 2 * MIB + 100_000)
+    disk.fails = True
+    with pytest.raises(OSError, match="input/output"):
+        feed(storage, wal, 2 * MIB + 160_000)
+    disk.fails = False
+    told = opened(disk).flush_lsn
+    disk.restart()
+    assert opened(disk).flush_lsn >= told

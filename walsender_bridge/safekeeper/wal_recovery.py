@@ -6,7 +6,7 @@ from walsender_bridge.errors import CorruptError
 from walsender_bridge.safekeeper import position_file
 from walsender_bridge.safekeeper.disk import Disk
 from walsender_bridge.safekeeper.position_file import Position
-from walsender_bridge.safekeeper.segments import Segments
+from walsender_bridge.safekeeper.segments import PIECE_BYTES, SegmentFile, Segments
 from walsender_bridge.wire.lsn import format_lsn
 from walsender_bridge.wire.wal_page import PAGE_BYTES, WalFormat, segment_start
 from walsender_bridge.wire.wal_record import Pages, Walk, record_start_before
@@ -43,14 +43,27 @@ def find_end(segments: Segments, wal_format: WalFormat, position: Position) -> t
     begin = first
     while begin > position.begin_lsn and segments.at(begin - size):
         begin -= size
-    # A process that was killed may have left bytes in the page cache alone; what is found here is told to others.
     later = first
     while file := segments.at(later):
-        opened = segments.disk.open(file.name, durable=False)
-        opened.sync()
-        opened.close()
+        _write_again(segments, file, max(known - later, 0))
         later += size
     return begin, _scan(_pages(segments, size), wal_format, begin, known, exact=position.exact)
+
+
+def _write_again(segments: Segments, file: SegmentFile, offset: int) -> None:
+    """Make durable what is found in a segment from `offset` on, which is told to others. Raises `OSError`.
+
+    A process that was killed may have left bytes in the page cache alone; after a write that failed they may be there
+    and count as clean, so that a sync alone says that all is well.
+    """
+    disk = segments.disk
+    opened = disk.open(file.name, durable=False)
+    try:
+        for at in range(offset - offset % PIECE_BYTES, segments.segment_bytes, PIECE_BYTES):
+            opened.write(disk.read(file.name, at, PIECE_BYTES), at)
+        opened.sync()
+    finally:
+        opened.close()
 
 
 def _pages(segments: Segments, size: int) -> Pages:
