@@ -69,7 +69,7 @@ class Own(Side):
     """Three safekeepers and their proposer."""
 
     name = "own"
-    names = f"FIRST 1 ({NAME})"
+    names = f"ANY 1 ({NAME})"
 
     def __init__(self, server: LocalServer, folder: Path) -> None:
         super().__init__(server)

@@ -22,7 +22,7 @@ from walsender_bridge.errors import Cause
 from walsender_bridge.local_server import LocalServer
 from walsender_bridge.wire.lsn import parse_lsn
 
-NEEDED = f"FIRST 1 ({NAME})"
+NEEDED = f"ANY 1 ({NAME})"
 RELEASE = ("quorum", "release", "--yes", "--yes-i-may-lose-data")
 
 

@@ -1,12 +1,13 @@
 """Where WAL turns a page, and who is in office: switches and checkpoints, ends at a boundary, new proposers."""
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
 import pytest
 
-from tests.support.quorum_stack import Load, QuorumStack, load_server, numbers
+from tests.support.quorum_stack import NAME, Load, QuorumStack, load_server, numbers
 from tests.support.relay import Relay
 from tests.support.servers import MakeServer
 from tests.support.waiting import wait_for
@@ -136,6 +137,22 @@ def test_26_a_greater_node_id_displaces_and_readers_stay(stack, tmp_path) -> Non
             wait_for(lambda: stack.status()["term"] > term, 10, "a greater term")
     finally:
         receivers.end()
+
+
+def test_35_the_walsender_of_a_partitioned_proposer_holds_up_no_commit(stack) -> None:
+    stack.start(*stack.names)
+    with Relay(stack.server.port) as relay:
+        stack.start_with("proposer", TUSKLINE_SOURCE_DSN=stack.server.dsn(port=relay.port))
+        stack.attach()
+        stack.ask("INSERT INTO load VALUES (1)")
+        relay.freeze()
+        stack.kill("proposer")
+        stack.start("proposer")
+        began = time.monotonic()
+        stack.insert(2, timeout_ms=30_000)  # wal_sender_timeout is 60 s
+        assert time.monotonic() - began < 20
+        senders = "SELECT count(*) FROM pg_stat_replication WHERE application_name = %s"
+        assert stack.ask(senders, NAME) == [(2,)], "the older walsender has not noticed"
 
 
 def test_26_a_short_disconnection_resumes_without_a_vote(stack) -> None:

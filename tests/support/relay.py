@@ -4,6 +4,7 @@ import contextlib
 import selectors
 import socket
 import threading
+import time
 from collections.abc import Callable
 from typing import Self
 
@@ -20,7 +21,8 @@ class Relay:
         self.port: int = self._listener.getsockname()[1]
         self.connections = 0
         self._pairs: dict[socket.socket, socket.socket] = {}
-        self._stopped = self._cut = False
+        self._stopped = self._cut = self._frozen = False
+        self._still = threading.Event()
         self._thread = threading.Thread(target=self._run, name="relay", daemon=True)
 
     def __enter__(self) -> Self:
@@ -35,10 +37,19 @@ class Relay:
         """Break every connection, soon. New ones are taken again."""
         self._cut = True
 
+    def freeze(self) -> None:
+        """Pass nothing on any more, and close nothing: neither end hears that the other has gone."""
+        self._frozen = True
+        assert self._still.wait(10)
+
     def _run(self) -> None:
         with selectors.DefaultSelector() as selector, self._listener:
             selector.register(self._listener, selectors.EVENT_READ)
             while not self._stopped:
+                if self._frozen:
+                    self._still.set()
+                    time.sleep(0.05)
+                    continue
                 for key, _ in selector.select(0.05):
                     if key.fileobj is self._listener:
                         self._take(selector)

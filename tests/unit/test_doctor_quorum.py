@@ -29,7 +29,7 @@ def facts(**other):
         "version": 160_004,
         "version_text": "16.4",
         "in_recovery": False,
-        "names": f"FIRST 1 ({NAME})",
+        "names": f"ANY 1 ({NAME})",
         "commit": "on",
         "commit_elsewhere": [],
         "settings": {
@@ -88,7 +88,7 @@ def test_minors_that_rewrite_a_part_of_a_record_are_refused(version, bad):
     [
         (f"FIRST 1 ({NAME}, s1)", f"FIRST 2 ({NAME}, s1)"),
         (f"ANY 1 ({NAME}, s1)", f"FIRST 2 ({NAME}, s1)"),
-        ("*", f"FIRST 1 ({NAME})"),
+        ("*", f"ANY 1 ({NAME})"),
         ("FIRST 1 (s1, s2)", f"FIRST 3 ({NAME}, s1, s2)"),
     ],
 )
@@ -96,6 +96,13 @@ def test_28_names_that_can_outvote_the_proposer_are_refused(names, fix):
     problem = found(names=names)["synchronous_standby_names"]
     assert problem.severity is Severity.ERROR
     assert f"'{fix}'" in problem.fix
+
+
+def test_35_a_list_that_waits_for_an_older_walsender_is_named() -> None:
+    problem = found(names=f"FIRST 1 ({NAME})")["synchronous_standby_names"]
+    assert problem.severity is Severity.WARNING
+    assert "the older one's walsender" in problem.what
+    assert f"'ANY 1 ({NAME})'" in problem.fix
 
 
 def test_commits_that_do_not_wait_are_worth_a_word():

@@ -61,8 +61,8 @@ def test_28_the_proposer_cannot_be_outvoted(text, needs):
 @pytest.mark.parametrize(
     ("before", "joined"),
     [
-        ("", f"FIRST 1 ({OURS})"),
-        (OURS, f"FIRST 1 ({OURS})"),
+        ("", f"ANY 1 ({OURS})"),
+        (OURS, f"ANY 1 ({OURS})"),
         ("s1", f"FIRST 2 ({OURS}, s1)"),
         ("ANY 2 (s1, s2)", f"ANY 3 ({OURS}, s1, s2)"),
         ("FIRST 1 (s1, s2)", None),

@@ -213,8 +213,8 @@ def require_quorum(connection: Connection, quorum: Quorum, *, timeout: float = 3
         raise ServerSettingError(
             f"{SETTING} is {found['names']!r}: others can answer in the quorum's place",
             where=quorum.where,
-            repair=f"name every standby that has to answer, for example "
-            f"FIRST {len(now.names) + 1} ({', '.join((quorum.name, *now.names))})",
+            repair="name every standby that has to answer, for example "
+            f"{StandbyNames.all_of(quorum.name, *now.names)}",
         )
     if wanted == now:
         return False

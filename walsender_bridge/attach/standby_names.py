@@ -3,6 +3,12 @@
 Invariant of a quorum: nobody else can answer in the proposer's place. That holds when every name of the list has
 to answer (`FIRST n` or `ANY n` with exactly n names, no `*`) and the proposer's is one of them. Names compare
 without case, as the server compares them.
+
+A proposer that is alone in the list is asked for as `ANY 1`. After a change of proposers the server may have two
+walsenders of that name, the older one of a connection that a partition has cut and that stands until
+`wal_sender_timeout`. `FIRST 1` waits for the one in the lower slot of shared memory, perhaps that one; `ANY 1` for the first
+of the two that answers, and each reports only what a quorum has. Beside other names `FIRST n` stays: `ANY n` would let two
+walsenders of another standby answer for the proposer.
 """
 
 import re
@@ -25,6 +31,11 @@ class StandbyNames:
     method: str = "FIRST"
     number: int = 0
     names: tuple[str, ...] = ()
+
+    @classmethod
+    def all_of(cls, *names: str, method: str = "FIRST") -> Self:
+        """Each of them has to answer; one alone with any of its walsenders."""
+        return cls("ANY" if len(names) == 1 else method, len(names), names)
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -64,10 +75,10 @@ class StandbyNames:
 
     def joined_by(self, name: str) -> Self | None:
         """With a standby that has to answer as well; None when the language has no words for that."""
-        if self.needs(name):
-            return self
-        if not self.needs_all or self.names_it(name):
+        if not self.needs(name) and (not self.needs_all or self.names_it(name)):
             return None
+        if not self.names or self.needs(name):
+            return self.all_of(*(self.names or (name,)), method=self.method)
         return replace(self, number=self.number + 1, names=(name, *self.names))
 
     def left_by(self, name: str) -> Self:

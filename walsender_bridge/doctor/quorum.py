@@ -57,6 +57,17 @@ def _version(facts: Facts, where: str) -> Iterator[Finding]:
 def _names(facts: Facts, quorum: Quorum, where: str) -> Iterator[Finding]:
     names, text = StandbyNames.parse(facts["names"]), facts["names"]
     wanted = names.joined_by(quorum.name)
+    if names.needs(quorum.name) and wanted is not None and wanted != names:
+        yield Finding(
+            SETTING,
+            where,
+            f"{SETTING} is {text!r}: when another proposer takes over, commits wait for the older one's walsender, up to"
+            " wal_sender_timeout if a partition has cut it off",
+            WARNING,
+            repair="tuskline quorum require",
+            fix=fix("fix_keep_size", name=SETTING, value=str(wanted)),
+        )
+        return
     if names.needs(quorum.name):
         yield Finding(SETTING, where, f"commits wait for {quorum.name}")
         return
@@ -64,7 +75,7 @@ def _names(facts: Facts, quorum: Quorum, where: str) -> Iterator[Finding]:
         everyone = [name for name in names.names if name != "*"]
         if not names.names_it(quorum.name):
             everyone.insert(0, quorum.name)
-        safe = StandbyNames("FIRST", len(everyone), tuple(everyone))
+        safe = StandbyNames.all_of(*everyone)
         yield _error(
             SETTING,
             where,

@@ -90,7 +90,7 @@ class CandidateServer:
     def guard(self) -> None:
         """Have the commits that it will take as a primary wait for the proposer."""
         self._set(
-            synchronous_standby_names=str(StandbyNames("FIRST", 1, (self._application_name,))),
+            synchronous_standby_names=str(StandbyNames.all_of(self._application_name)),
             synchronous_commit="on",
         )
 
