@@ -2,7 +2,8 @@
 
 They are resolved once, by Spark's own resolver with whatever repositories Spark is set up to use
 (`spark-defaults.conf`, `DEFAULT_ARTIFACT_REPOSITORY`), and kept as files: a session that names files starts
-without a network. A set is complete when its folder exists: it is made aside and renamed.
+without a network. A set is complete when its folder exists: it is made aside and renamed. Whatever the
+repository served, only jars with the SHA-256 that is written here become part of it.
 
 `python -m spark_consumers.jars` fetches them and prints where they are.
 """
@@ -13,16 +14,55 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from hashlib import blake2b
+from hashlib import blake2b, sha256
 from pathlib import Path
 
 from spark_consumers import java
 from walsender_bridge import cache as local_cache
-from walsender_bridge.errors import UnavailableError
+from walsender_bridge.errors import CorruptError, UnavailableError
 
 ICEBERG = "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0"
 DELTA = "io.delta:delta-spark_4.1_2.13:4.4.0"
 COORDINATES = (ICEBERG, DELTA)
+#: The SHA-256 of each jar that is kept, by the name that Spark's resolver gives it.
+SHA256 = {
+    "com.fasterxml.jackson.datatype_jackson-datatype-jdk8-2.13.5.jar": (
+        "e58761751fea8a00dc626aae1c5f1be38c5cfd487aeb333d933a4ab5f5a73c55"
+    ),
+    "commons-logging_commons-logging-1.3.0.jar": (
+        "66d3c980470b99b0c511dad3dfc0ae7b265ec1fb144e96bc0253a8a175fd34d9"
+    ),
+    "io.delta_delta-kernel-api-4.4.0.jar": (
+        "ee9b5a14ac3b7efdff4d61a58478fe8eb0e5a3fbca43889dca7290795fe79a11"
+    ),
+    "io.delta_delta-kernel-defaults-4.4.0.jar": (
+        "225c975199e4718b38ee5b7e6da7f19e9585024262b2cec2656b32151a856b0b"
+    ),
+    "io.delta_delta-kernel-unitycatalog-4.4.0.jar": (
+        "cea22dfb4ac562b3cd27bf652697750e8336009d73fb06631363aaaad5345ffa"
+    ),
+    "io.delta_delta-spark_4.1_2.13-4.4.0.jar": (
+        "75a9400986853c061f5109f012547de2545a5759e5e752e5ef633dabe16a4f10"
+    ),
+    "io.delta_delta-storage-4.4.0.jar": (
+        "c46735481fa8e326b0957be02b4420cbcab4b325bb08009b7f2045a95133f1cc"
+    ),
+    "io.unitycatalog_unitycatalog-client-0.6.0.jar": (
+        "48257499a86b801a3e2372cec55ac226ca1c1c7eabe5c118e7302f29a1fdbc19"
+    ),
+    "io.unitycatalog_unitycatalog-hadoop-0.6.0.jar": (
+        "c47b63c961c87102b9e1d63809a0915ba4c86b7652f57c8d39ca3a05b441a150"
+    ),
+    "javax.annotation_javax.annotation-api-1.3.2.jar": (
+        "e04ba5195bcd555dc95650f7cc614d151e4bcd52d29a10b8aa2197f3ab89ab9b"
+    ),
+    "org.apache.iceberg_iceberg-spark-runtime-4.1_2.13-1.12.0.jar": (
+        "3123c3798af642dd537230923548e013ef41cc28b6626e5225808cf5670a0f82"
+    ),
+    "org.roaringbitmap_shims-0.9.25.jar": (
+        "0b82ed6cb1caf0706304b42358d568eb6faf190eadea7f2b2d365cb63156b40d"
+    ),
+}
 
 Progress = Callable[[str], None]
 
@@ -40,7 +80,8 @@ def _target() -> Path:
 def paths(progress: Progress = say) -> list[Path]:
     """The jar files, fetched first if they are not in the cache yet (about 70 MB).
 
-    Raises `UnavailableError` with the resolver's last lines when they cannot be fetched.
+    Raises `UnavailableError` with the resolver's last lines when they cannot be fetched, `CorruptError` for
+    another jar than the pinned one.
     """
     target = _target()
     if not target.is_dir():
@@ -76,7 +117,20 @@ def _fetch(target: Path, progress: Progress) -> None:
         for jar in jars:
             if _name(jar.name.partition("_")[2]) not in shipped:
                 jar.rename(complete / jar.name)
+        check(complete)
         complete.rename(target)
+
+
+def check(folder: Path) -> None:
+    """Raise `CorruptError` if the folder holds another jar than those that are pinned."""
+    found = {jar.name: sha256(jar.read_bytes()).hexdigest() for jar in folder.glob("*.jar")}
+    for name, digest in sorted(found.items()):
+        if SHA256.get(name) != digest:
+            raise CorruptError(
+                f"{name} has SHA-256 {digest}, not {SHA256.get(name, 'that of a jar we know')}",
+                where=", ".join(COORDINATES),
+                repair="see which repository Spark is set up to use, and what it serves",
+            )
 
 
 def _artifact(coordinate: str) -> str:

@@ -137,9 +137,10 @@ class Snapshot(Mapping[str, "DataFrame"]):
     def __getitem__(self, name: str) -> "DataFrame":
         """The table as a DataFrame.
 
-        Raises `LakeError` for an unknown or ambiguous name, `TrimmedError` if the epoch has expired.
+        Raises `LakeError` for an unknown or ambiguous name, `TrimmedError` if the epoch has expired,
+        `CorruptError` for a file of its metadata that is not what was written.
         """
-        from spark_consumers.lakehouse.iceberg import read_snapshot
+        from spark_consumers.lakehouse.iceberg_read import read_snapshot
         from spark_consumers.lakehouse.table_format import ROW_ID
 
         full = self.resolve(name)

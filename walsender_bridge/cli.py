@@ -15,11 +15,12 @@ from typing import Annotated
 
 import typer
 
-from walsender_bridge import logs
+from walsender_bridge import extras, logs
 from walsender_bridge.commands import (
     attach,
     doctor,
     lake_status,
+    lake_verify,
     members,
     parts,
     quarantine,
@@ -41,6 +42,7 @@ from walsender_bridge.errors import (
     UsageError,
 )
 from walsender_bridge.output import Output
+from walsender_bridge.private import private_folder
 from walsender_bridge.supervisor import exit_with_parent
 from walsender_bridge.wire.lsn import format_lsn
 
@@ -66,6 +68,7 @@ for name, named in (
 ):
     app.add_typer(named, name=name, no_args_is_help=True)
 
+lake_verify.register(lake_app)
 for group in (
     attach,
     doctor,
@@ -101,7 +104,9 @@ def flags(
 def keeper_run(config: ConfigPath = DEFAULT_CONFIG) -> None:
     """Run the keeper until it is told to stop (SIGTERM, SIGINT): log replicas, and safekeepers if configured."""
     exit_with_parent()
-    parts.keeper(_settings(config))
+    settings = _settings(config)
+    extras.need("keeper")
+    parts.keeper(settings)
 
 
 @bridge_app.command("run")
@@ -117,6 +122,7 @@ def lake_run(config: ConfigPath = DEFAULT_CONFIG) -> None:
     exit_with_parent()
     settings = _settings(config)
     lake = lake_section(settings)
+    extras.need("spark")
     from spark_consumers.lakehouse import folder
 
     folder.check(lake.uri)
@@ -156,6 +162,7 @@ def _settings(config: Path) -> Config:
     """The configuration of a part that runs, which writes its log as it says."""
     settings = load_config(config)
     logs.hand_on(settings.logs.format)
+    private_folder(settings.log.data_dir)
     return settings
 
 

@@ -27,6 +27,8 @@ from typing import Any
 
 import structlog
 
+from walsender_bridge.private import private_file
+
 PARENT_FD = "TUSKLINE_PARENT_FD"
 FIRST_PAUSE = 0.2
 LONGEST_PAUSE = 15.0
@@ -136,7 +138,8 @@ class Supervisor:
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
-        child.log_file.parent.mkdir(parents=True, exist_ok=True)
+        child.log_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private_file(child.log_file)
         with child.log_file.open("ab") as log:
             return await asyncio.create_subprocess_exec(
                 *child.argv,

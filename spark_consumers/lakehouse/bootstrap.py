@@ -29,6 +29,7 @@ import pyarrow as pa
 import structlog
 from pyspark.sql import SparkSession
 
+from spark_consumers.lakehouse import checksums
 from spark_consumers.lakehouse.copy_out import Progress, write_source
 from spark_consumers.lakehouse.manifest import COPIED, TableVersion
 from spark_consumers.lakehouse.origin import Origin, check
@@ -235,7 +236,7 @@ def _remove_others(folder: Path, term: int, wanted: Collection[str]) -> None:
     """Remove what this term's own failed attempts have left: a newer writer's files are not ours to judge."""
     for file in folder.glob(f"copy-t{term}-*") if folder.exists() else ():
         if str(file) not in wanted:
-            file.unlink()
+            checksums.remove(file)
 
 
 def _copy_error(name: str, error: Exception) -> TusklineError:

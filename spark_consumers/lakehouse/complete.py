@@ -24,8 +24,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from spark_consumers.lakehouse import quarantine
-from spark_consumers.lakehouse.files import whole_file, write_data
+from spark_consumers.lakehouse import checksums, quarantine
+from spark_consumers.lakehouse.files import read_data, whole_file, write_data
 from spark_consumers.lakehouse.quarantine import UnfitFile
 from spark_consumers.lakehouse.stage import Staged, Target
 from spark_consumers.lakehouse.table_format import ROW_ID, FileInfo, ScanFile
@@ -185,7 +185,7 @@ def _compact(task: CompleteTask, path: str) -> FileInfo | None:
                 writer.write_table(whole.take(pa.array(kept)).cast(target.file_schema))
                 rows += len(kept)
     if not rows:
-        Path(path).unlink()
+        checksums.remove(Path(path))
         return None
     return FileInfo(path, rows, Path(path).stat().st_size)
 
@@ -210,7 +210,7 @@ def _groups(task: CompleteTask, columns: list[str]) -> Iterator[tuple[_Group, li
     fields = [task.target.file_schema.field(name) for name in identity]
     wanted = pa.schema([task.target.file_schema.field(name) for name in columns])
     for scanned in task.files:
-        deletes = [pq.read_table(path, columns=list(identity)) for path in scanned.deletes]
+        deletes = [read_data(path, list(identity)) for path in scanned.deletes]
         deleted = [
             pa.concat_arrays(
                 [
@@ -220,6 +220,7 @@ def _groups(task: CompleteTask, columns: list[str]) -> Iterator[tuple[_Group, li
             )
             for f in fields
         ]
+        checksums.check(Path(scanned.path))
         with pq.ParquetFile(scanned.path) as file:
             for number in range(file.num_row_groups):
                 keys = _filled(file.read_row_group(number, columns=columns), wanted)

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
+from spark_consumers.lakehouse import checksums
 from spark_consumers.lakehouse.files import sync
 from spark_consumers.lakehouse.quarantine import UnfitCopy, UnfitFile
 from spark_consumers.lakehouse.table_format import FileInfo
@@ -192,4 +193,6 @@ def _write_file(
     if not rows:
         target.unlink()
         return FileInfo(path, 0, 0), 0
-    return FileInfo(path, rows, sync(target)), size
+    made = FileInfo(path, rows, sync(target))
+    checksums.seal(target)
+    return made, size

@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet as pq
 
+from spark_consumers.lakehouse import checksums
 from spark_consumers.lakehouse.table_format import FileInfo
 
 _STAGE = re.compile(r"(\d{20})-t(\d+)-a(\d+)")
@@ -68,9 +69,17 @@ def write_table(path: str, table: pa.Table) -> FileInfo:
     return FileInfo(path, table.num_rows, Path(path).stat().st_size)
 
 
+def read_data(path: str | Path, columns: list[str] | None = None) -> pa.Table:
+    """Read a Parquet file of the lake. Raises `CorruptError` if it is not what was written."""
+    checksums.check(Path(path))
+    return pq.read_table(path, columns=columns)
+
+
 @contextmanager
 def whole_file(path: str, *, durable: bool = True) -> Iterator[BinaryIO]:
-    """A file to write that gets its name at the end of the block, `durable` before; none if that raises.
+    """A file to write that gets its name at the end of the block; none if that raises.
+
+    If `durable`, it is synced before, and gets its checksums (`checksums`).
 
     If another attempt of the same task has made the file meanwhile, that one stays: it may be in use.
     """
@@ -85,6 +94,8 @@ def whole_file(path: str, *, durable: bool = True) -> Iterator[BinaryIO]:
                 os.fsync(file.fileno())
         with contextlib.suppress(FileExistsError):
             os.link(draft, target)
+        if durable:
+            checksums.seal(target)
     finally:
         draft.unlink(missing_ok=True)
 
@@ -122,6 +133,10 @@ def orphans(folder: Path, stages: Mapping[int, str]) -> Iterator[Path]:
     for file in (folder / "data").iterdir() if (folder / "data").exists() else ():
         stage = Stage.of(file.name.removeprefix("."))
         if stage is None or stage.link not in stages:
+            continue
+        sealed = checksums.file_of(file)
+        if sealed is not None and sealed.exists():
+            # These go with their file.
             continue
         # What a task had not finished when it was killed is of no use, whichever stage was published.
         if file.name.startswith(".") or str(stage) != stages[stage.link]:

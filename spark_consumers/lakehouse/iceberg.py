@@ -26,10 +26,11 @@ import pyarrow as pa
 import pyarrow.ipc
 from pyspark.sql import SparkSession
 
-from spark_consumers.lakehouse import takeover
+from spark_consumers.lakehouse import checksums, takeover
 from spark_consumers.lakehouse.files import Stage
 from spark_consumers.lakehouse.iceberg_commit import needed, newest, sync_snapshots
 from spark_consumers.lakehouse.iceberg_files import link, local, prepared, version_of
+from spark_consumers.lakehouse.iceberg_read import check_snapshot, named
 from spark_consumers.lakehouse.iceberg_refs import (
     Ref,
     branch_of,
@@ -78,6 +79,8 @@ class IcebergFormat:
         configuration.set("fs.file.impl.disable.cache", "true")
         self._tables = self._iceberg.hadoop.HadoopTables(configuration)
         self._loaded: dict[str, Any] = {}
+        #: Tables whose manifests were verified once: what is written since is ours.
+        self._checked: set[str] = set()
 
     def create(self, path: str, columns: pa.Schema) -> None:
         """Make an empty table in a new folder. Raises `FencedError` if another writer made it."""
@@ -167,8 +170,12 @@ class IcebergFormat:
     def write(self, path: str, term: int, write: TableWrite) -> Written:
         """Commit the write to this term's branch. The same write again is a no-op.
 
-        Raises `FencedError` when the term's branch is gone.
+        Raises `FencedError` when the term's branch is gone, `CorruptError` for a base that is not what was written:
+        the new manifests would be made of it, with checksums that are right.
         """
+        if path not in self._checked and write.base is not None:
+            check_snapshot(self._table(path), write.base)
+            self._checked.add(path)
         branch = branch_of(term)
         made: list[Written] = []
 
@@ -312,7 +319,7 @@ class IcebergFormat:
 
         self._commit(path, change)
         for file in doomed:
-            local(str(file)).unlink(missing_ok=True)
+            checksums.remove(local(str(file)))
         return len(doomed)
 
     def scan(
@@ -360,7 +367,8 @@ class IcebergFormat:
     def _table(self, path: str, snapshot: int | None = None) -> Any:
         """The table as it was when it was last looked at, or since, if `snapshot` is not in that yet."""
         if path not in self._loaded:
-            self._loaded[path] = self._tables.load(path)
+            with named(path):
+                self._loaded[path] = self._tables.load(path)
         table = self._loaded[path]
         if snapshot is not None and table.snapshot(snapshot) is None:
             table.refresh()
@@ -382,7 +390,7 @@ class IcebergFormat:
                 case takeover.ReadNamed(files):
                     return needed(self._spark, self._current(path), files)
                 case takeover.RemovePrepared(file):
-                    return Path(file).unlink(missing_ok=True)
+                    return checksums.remove(Path(file))
             raise AssertionError(f"{effect} is of the lake")
 
         takeover.carry_out(takeover.commit(change, path, clean=clean), do)
@@ -401,11 +409,6 @@ class IcebergFormat:
     def _link(self, path: str, number: int, metadata: Any) -> bool:
         """Make `metadata` the table's version `number`, exclusively; False if that is not the next one."""
         return link(path, number, self._iceberg.TableMetadataParser.toJson(metadata))
-
-
-def read_snapshot(spark: SparkSession, path: str, snapshot: int) -> Any:
-    """The Iceberg table in folder `path` at a snapshot, as a Spark DataFrame."""
-    return spark.read.format("iceberg").option("versionAsOf", snapshot).load(path)
 
 
 def _encoded(columns: pa.Schema) -> str:

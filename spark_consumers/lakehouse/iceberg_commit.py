@@ -5,6 +5,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from spark_consumers.lakehouse import checksums
 from spark_consumers.lakehouse.files import sync
 from spark_consumers.lakehouse.iceberg_files import local
 from walsender_bridge.durable import sync_folder
@@ -26,6 +27,7 @@ def sync_snapshots(table: Any, metadata: Any) -> None:
         ]
         for file in map(local, [str(snapshot.manifestListLocation()), *manifests]):
             sync(file)
+            checksums.seal(file)
         made = True
     if made:
         # The executors have synced the data files, but not the names that they have in their folder. The

@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from spark_consumers.lakehouse import checksums
 from spark_consumers.lakehouse.exclusive import create_exclusively
 
 #: Metadata files that are kept behind the newest: far more than a reader can be behind while it opens one.
@@ -22,6 +23,7 @@ def link(path: str, number: int, content: str) -> bool:
         # on far beyond it. Nobody has read ours, for it follows nothing.
         file.unlink()
         return False
+    checksums.seal(file)
     _hint(folder, number)
     if not file.exists():
         # We slept until our version was removed, and readers would look for it.
@@ -56,7 +58,7 @@ def _remove_old(folder: Path, number: int) -> None:
         old.append(file)
         number -= 1
     for file in reversed(old):
-        file.unlink(missing_ok=True)
+        checksums.remove(file)
 
 
 def prepared(metadata: Path) -> frozenset[str]:
@@ -69,7 +71,7 @@ def prepared(metadata: Path) -> frozenset[str]:
     except FileNotFoundError:
         return frozenset()
     found = set()
-    for pattern in ("*.avro", ".v*.tmp", ".hint-*"):
+    for pattern in ("*.avro", ".*.tmp", ".hint-*"):
         for file in metadata.parent.glob(pattern):
             with contextlib.suppress(FileNotFoundError):
                 if file.stat().st_mtime_ns > moment:

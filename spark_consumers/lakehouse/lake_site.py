@@ -7,7 +7,7 @@ from typing import Any
 
 import structlog
 
-from spark_consumers.lakehouse import takeover
+from spark_consumers.lakehouse import checksums, takeover
 from spark_consumers.lakehouse.manifest import Chain, Manifest
 from spark_consumers.lakehouse.table_format import TableFormat
 from spark_consumers.lakehouse.takeover import Kind, Left
@@ -68,6 +68,10 @@ class LakeSite:
 
     def _unfit(self) -> Iterator[Left]:
         for path in self._chain.root.glob("tables/*/*/*/unfit/*"):
+            sealed = checksums.file_of(path)
+            if sealed is not None and sealed.exists():
+                # These go with their file.
+                continue
             yield Left(Kind.UNFIT, self._relative(path), self._relative(path.parent.parent))
 
     def _relative(self, path: Path) -> str:
@@ -80,7 +84,7 @@ class LakeSite:
         if left.kind in {Kind.STAGING, Kind.TABLE}:
             shutil.rmtree(path, ignore_errors=True)
         else:
-            path.unlink(missing_ok=True)
+            checksums.remove(path)
 
     def sweep_unfit(self, head: Manifest) -> int:
         """Remove our own and earlier files of unfit rows that no link names; how many. `head` is ours."""

@@ -31,6 +31,8 @@ from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlsplit
 
+import google_crc32c
+
 from spark_consumers.lakehouse.exclusive import create_exclusively
 from spark_consumers.lakehouse.table_version import (
     COPIED,
@@ -62,8 +64,11 @@ __all__ = [
     "wait_for_epoch",
 ]
 
-#: 2 brought tables that do not follow, copies beside their tables, and answers to requests.
-FORMAT_VERSION = 2
+#: 2 brought tables that do not follow, copies beside their tables, and answers to requests; 3 a checksum in each file.
+FORMAT_VERSION = 3
+#: The member that has the CRC32C of all others, and the format that brought it.
+_CRC = "crc"
+_SEALED_FROM = 3
 _LINK_DIGITS = 20
 #: How often a waiting reader looks for a new link, in seconds: one listing of one folder.
 _LOOK_AGAIN = 0.05
@@ -257,6 +262,10 @@ class Chain:
             if found is not None:
                 yield found
 
+    def at_link(self, link: int) -> Manifest | None:
+        """That link; None if it is not there. Raises `CorruptError`."""
+        return self._read(link)
+
     def newest(self, limit: int) -> list[Manifest]:
         """The newest `limit` links, newest first."""
         found = (self._read(number) for number in reversed(self.numbers()[-limit:]))
@@ -413,7 +422,12 @@ def wait_for_epoch(
 
 
 def _dump(record: dict[str, Any]) -> bytes:
-    return json.dumps(record, indent=1).encode()
+    return json.dumps({**record, _CRC: _crc(record)}, indent=1).encode()
+
+
+def _crc(record: dict[str, Any]) -> int:
+    crc: int = google_crc32c.value(json.dumps(record).encode())
+    return crc
 
 
 def _load(path: Path) -> dict[str, Any]:
@@ -424,4 +438,12 @@ def _load(path: Path) -> dict[str, Any]:
         raise CorruptError(f"not JSON: {error}", where=str(path), repair=_REPAIR) from None
     if not isinstance(record, dict):
         raise CorruptError("not an object", where=str(path), repair=_REPAIR)
+    version = record.get("format_version")
+    sealed = isinstance(version, int) and version >= _SEALED_FROM
+    told = record.pop(_CRC, None)
+    known = version == FORMAT_VERSION or not sealed
+    if known and (sealed or told is not None) and told != _crc(record):
+        raise CorruptError(
+            "its content is not what was written (CRC32C)", where=str(path), repair=_REPAIR
+        )
     return record

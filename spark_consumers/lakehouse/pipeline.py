@@ -15,7 +15,7 @@ from typing import Any
 import structlog
 from pyspark.sql import SparkSession
 
-from spark_consumers.lakehouse import takeover
+from spark_consumers.lakehouse import checksums, takeover
 from spark_consumers.lakehouse.bootstrap import Copier
 from spark_consumers.lakehouse.copies import Copies
 from spark_consumers.lakehouse.departures import departed
@@ -345,7 +345,7 @@ class Lakehouse:
             }
             for file in list(orphans(self._chain.root / table.path, stages)):
                 log.info("orphan removed", file=file.name, table=name)
-                file.unlink(missing_ok=True)
+                checksums.remove(file)
 
     # -- the log ----------------------------------------------------------------------------------------
 

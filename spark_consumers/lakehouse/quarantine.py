@@ -22,12 +22,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from spark_consumers.bags import BagFold, fold_bag
 from spark_consumers.decode import ChangeBatch
 from spark_consumers.fold import PATCH, Bools, Bytes, Fold, fold
-from spark_consumers.lakehouse.files import write_table
+from spark_consumers.lakehouse.files import read_data, write_table
 from spark_consumers.lakehouse.table_version import TableVersion
 from spark_consumers.spans import of_numbers
 from spark_consumers.types import ColumnType, apart, from_text
@@ -115,7 +114,7 @@ def held(target: "Target") -> Fold | BagFold | None:
     """The unfit rows of earlier epochs as the fold that comes before all others; None without any."""
     if not target.unfit_files:
         return None
-    table = pa.concat_tables([pq.read_table(path) for path in target.unfit_files])
+    table = pa.concat_tables([read_data(path) for path in target.unfit_files])
     columns = [
         # A column that the table got since is NULL in them.
         table.column(field.name).combine_chunks()

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from spark_consumers.lakehouse.files import write_table
+from spark_consumers.lakehouse.files import read_data, write_table
 from spark_consumers.lakehouse.manifest import TableVersion
 from spark_consumers.lakehouse.quarantine import ABOUT_IT, UNFIT, VALUE
 from spark_consumers.types import ColumnType, from_text
@@ -61,7 +60,7 @@ class UnfitRow:
 def rows_of(lake: str | Path, name: str, table: TableVersion) -> Iterator[UnfitRow]:
     """The rows of a table (`stream.schema.table`) that are set aside in the epoch of this version."""
     for file in table.unfit_files:
-        yield from _rows(name, table, pq.read_table(Path(lake) / table.path / file))
+        yield from _rows(name, table, read_data(Path(lake) / table.path / file))
 
 
 def skip(
@@ -76,7 +75,7 @@ def skip(
     missing = set(ids)
     skipped = 0
     for file in table.unfit_files:
-        part = pq.read_table(folder / file)
+        part = read_data(folder / file)
         rows = list(_rows(name, table, part))
         missing -= {row.id for row in rows}
         flags = [row.skipped or not ids or row.id in ids for row in rows]

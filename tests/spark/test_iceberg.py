@@ -1,6 +1,7 @@
 """Iceberg tables as the pipeline writes them: whole, once, fenced by term, and readable until they expire."""
 
 import os
+import random
 import threading
 import time
 import uuid
@@ -8,12 +9,16 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 
 from spark_consumers.lakehouse import iceberg, iceberg_files, takeover
+from spark_consumers.lakehouse.checksums import file_of
 from spark_consumers.lakehouse.files import write_data
-from spark_consumers.lakehouse.iceberg import IcebergFormat, read_snapshot
+from spark_consumers.lakehouse.iceberg import IcebergFormat
+from spark_consumers.lakehouse.iceberg_read import read_snapshot
 from spark_consumers.lakehouse.table_format import ROW_ID, TableWrite
-from walsender_bridge.errors import FencedError, LakeError
+from walsender_bridge.errors import CorruptError, FencedError, LakeError
 
 COLUMNS = pa.schema(
     [
@@ -342,7 +347,7 @@ def test_what_a_commit_names_is_durable_before_the_commit(table, monkeypatch):
 
     def check(path, number, metadata):
         new = set(Path(path, "metadata").glob("*.avro")) - set(checked)
-        data = set(Path(path, "data").iterdir())
+        data = set(Path(path, "data").glob("*.parquet"))
         assert len(new) >= 2
         assert {file.stat().st_ino for file in (*new, *data)} <= synced
         assert Path(path, "data").stat().st_ino in synced
@@ -401,11 +406,50 @@ def test_what_expires_takes_only_its_own_files(table):
             assert all(Path(d).exists() for d in file.deletes)
     # Before the truncation: its data files are needed by nobody then.
     data = sorted(Path(table.path, "data").iterdir())
+    assert len(data) == 2 * len(list(Path(table.path, "data").glob("*.parquet")))
     table.format.expire(table.path, 2, set(snapshots[4:]))
     assert [table.ids(s) for s in snapshots[4:]] == expected[4:]
     assert len(list(Path(table.path, "data").iterdir())) < len(data)
     with pytest.raises(Exception, match="snapshot"):
         table.ids(snapshots[0])
+    sums = Path(table.path).glob("*/.*.crc")
+    assert all(file.exists() for each in sums if (file := file_of(each))), "they go with their file"
+
+
+def test_33_no_damaged_file_of_a_table_becomes_a_row(table, request):
+    # Executors keep files of deletes in memory, where no damage on disk reaches them.
+    cache = "spark.sql.iceberg.executor-cache.delete-files.enabled"
+    table.spark.conf.set(cache, "false")
+    request.addfinalizer(lambda: table.spark.conf.unset(cache))
+    first = table.write(1, None, add=[1, 2, 3])
+    second = table.write(2, first, add=[2, 4], delete=[2, 3])
+    files = [file for sums in Path(table.path).glob("*/.*.crc") if (file := file_of(sums))]
+    used = {"v3.metadata.json", f"snap-{second}"}
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    choose = random.Random(seed)
+    kinds = set()
+    for file in sorted(files):
+        if file.name.startswith(("snap-", "v")) and not any(map(file.name.startswith, used)):
+            continue  # what only other snapshots, or older versions of the metadata, need
+        good = file.read_bytes()
+        flipped = bytearray(good)
+        flipped[choose.randrange(len(good))] ^= 1 << choose.randrange(8)
+        for damaged in (bytes(flipped), good[: choose.randrange(len(good))]):
+            file.write_bytes(damaged)
+            with pytest.raises((CorruptError, PySparkException, Py4JJavaError)) as caught:
+                table.ids(second)
+            assert file.name in str(caught.value)
+            if file.suffix != ".parquet":
+                assert caught.type is CorruptError
+                # Nor is anything built on it by a driver that is new.
+                write = TableWrite(3, second, ("id",), "stage", truncate=True)
+                with pytest.raises(CorruptError, match=file.name):
+                    IcebergFormat(table.spark, "lake-uuid").write(table.path, 1, write)
+            kinds.add(file.name.partition("-")[0] if file.suffix == ".avro" else file.suffix)
+        file.write_bytes(good)
+    assert len(kinds) >= 4, kinds
+    assert table.ids(second) == [1, 2, 4]
 
 
 def test_a_takeover_from_a_snapshot_that_is_not_there_is_refused(table):

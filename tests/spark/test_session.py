@@ -12,7 +12,7 @@ import pytest
 from spark_consumers import jars, java
 from spark_consumers.session import session
 from tests.support.spark_jvm import SHORT
-from walsender_bridge.errors import UnavailableError, UsageError
+from walsender_bridge.errors import CorruptError, UnavailableError, UsageError
 
 # Reads back what it wrote, on the driver and in Python workers.
 _PROGRAM = """
@@ -189,6 +189,26 @@ def test_jars_come_from_where_spark_is_told_and_a_failure_says_so(tmp_path, monk
         jars.paths(told.append)
     assert told[0].startswith("Spark: fetching org.apache.iceberg:")
     assert not [path for path in (tmp_path / "cache" / "jars").iterdir() if path.is_dir()]
+
+
+def test_a_repository_that_serves_another_jar_is_refused(tmp_path, monkeypatch):
+    """What it serves has the right names, and one jar has one more byte."""
+
+    def resolve(ivy, script):
+        del script
+        (ivy / "jars").mkdir()
+        for jar in pinned:
+            content = jar.read_bytes() + (b"x" if "delta-storage" in jar.name else b"")
+            (ivy / "jars" / jar.name).write_bytes(content)
+        yield "resolved"
+
+    pinned = jars.paths(lambda _: None)
+    monkeypatch.setenv("TUSKLINE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(jars, "_resolve", resolve)
+    with pytest.raises(CorruptError, match=r"delta-storage-4\.4\.0\.jar has SHA-256"):
+        jars.paths(lambda _: None)
+    assert not [path for path in (tmp_path / "cache" / "jars").iterdir() if path.is_dir()]
+    jars.check(pinned[0].parent)
 
 
 def test_jars_are_fetched_once(spark):

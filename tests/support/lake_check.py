@@ -1,9 +1,11 @@
 """Is a lake what it should be: equal to PostgreSQL, and nothing on its disk that nobody needs."""
 
 from datetime import UTC
+from pathlib import Path
 
 import psycopg
 
+from spark_consumers.lakehouse.checksums import sums_of
 from spark_consumers.lakehouse.iceberg import IcebergFormat
 from spark_consumers.lakehouse.manifest import open_chain
 from walsender_bridge.demo.compare import comparable, difference, postgres_rows, shape_of
@@ -40,7 +42,9 @@ def assert_no_orphans(spark, lake):
     for path, snapshot in snapshots:
         for file in tables.scan(str(chain.root / path), snapshot):
             wanted |= {file.path, *file.deletes}
-    found = {str(file) for file in chain.root.glob("tables/*/*/*/data/*")}
+    sealed = set(map(str, chain.root.glob("tables/*/*/*/data/.*.crc")))
+    assert sealed == {str(sums_of(Path(file))) for file in wanted}
+    found = {str(file) for file in chain.root.glob("tables/*/*/*/data/*")} - sealed
     assert found - wanted == set()
     assert wanted - found == set()
     assert not list(chain.staging.glob("*"))

@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import random
 import threading
 import time
 
@@ -199,11 +200,43 @@ def test_a_damaged_link_is_named_and_nothing_older_is_read(chain, content):
         chain.head()
 
 
+def test_33_a_flipped_bit_in_a_link_is_an_error_that_names_it(chain):
+    grow(chain, [1, 2])
+    path = chain.root / "_tuskline" / "epochs" / "00000000000000000002.json"
+    good = path.read_bytes()
+    right = chain.head()
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    choose = random.Random(seed)
+    for at in choose.sample(range(len(good)), 300):
+        bad = bytearray(good)
+        bad[at] ^= 1 << choose.randrange(8)
+        path.write_bytes(bad)
+        try:
+            # White space between two members may be any.
+            assert chain.head() == right
+        except (CorruptError, NotSupportedError) as error:
+            found = error.where
+            assert found == str(path)
+
+
+def test_a_link_of_format_2_has_no_checksum(chain):
+    grow(chain, [1])
+    path = chain.root / "_tuskline" / "epochs" / "00000000000000000001.json"
+    record = json.loads(path.read_text())
+    del record["crc"]
+    path.write_text(json.dumps({**record, "format_version": 2}))
+    assert chain.head().epoch == 1
+    path.write_text(json.dumps(record))
+    with pytest.raises(CorruptError, match="CRC32C"):
+        chain.head()
+
+
 def test_a_newer_format_is_refused_by_name(chain):
     grow(chain, [1])
     path = chain.root / "_tuskline" / "epochs" / "00000000000000000001.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "format_version": 3}))
-    with pytest.raises(NotSupportedError, match="format is 3"):
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format_version": 4}))
+    with pytest.raises(NotSupportedError, match="format is 4"):
         chain.head()
 
 

@@ -38,6 +38,7 @@ from walsender_bridge.errors import (
     UnavailableError,
     UnknownStreamError,
 )
+from walsender_bridge.private import private_folder
 
 FORMAT = 1
 #: Seconds for calls in progress when the service stops.
@@ -56,7 +57,8 @@ class DataDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.streams = path / "streams"
-        self.streams.mkdir(parents=True, exist_ok=True)
+        private_folder(path)
+        private_folder(self.streams)
         self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -73,7 +75,7 @@ class DataDirectory:
         path = self.path / "keeper.json"
         if not path.exists():
             made = {"format": FORMAT, "keeper_id": str(uuid.uuid4())}
-            replace_file(path, json.dumps(made).encode())
+            replace_file(path, json.dumps(made).encode(), mode=0o600)
         record = json.loads(path.read_text())
         if record["format"] != FORMAT:
             raise NotSupportedError(

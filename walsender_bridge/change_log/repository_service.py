@@ -48,6 +48,7 @@ from walsender_bridge.errors import (
     UnknownStreamError,
     UsageError,
 )
+from walsender_bridge.private import private_folder
 from walsender_bridge.steady_clock import SteadyClock
 
 #: Seconds of a tick while a barrier waits.
@@ -83,7 +84,7 @@ class RepositoryServer:
         retention: float = 86_400.0,
         tick: float = 0.1,
     ) -> None:
-        data_dir.mkdir(parents=True, exist_ok=True)
+        private_folder(data_dir)
         self._listen = listen
         self._retention = retention
         self._tick = tick

@@ -21,6 +21,7 @@ from walsender_bridge.change_log.repository import (
     record_to_json,
 )
 from walsender_bridge.errors import ConfigError, CorruptError, NotSupportedError, UnavailableError
+from walsender_bridge.private import private_file
 
 FORMAT = 1
 CHECKPOINT_EVERY = 1000
@@ -38,6 +39,8 @@ class RepositoryStore:
         self._path = path
         self._checkpoint_every = checkpoint_every
         try:
+            # SQLite's other files get the modes of this one.
+            private_file(path)
             self._db = sqlite3.connect(
                 path, timeout=1.0, isolation_level=None, check_same_thread=False
             )

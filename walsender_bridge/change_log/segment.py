@@ -100,11 +100,14 @@ class Segment:
         data = self.folder / "data.mdb"
         if not write and not data.exists():
             raise CorruptError("its data file is gone", where=str(self.folder))
+        if write:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
             env = lmdb.open(
                 str(self.folder),
                 map_size=_MAP_BYTES if write else max(data.stat().st_size, 1 << 20),
                 readonly=not write,
+                mode=0o600,
                 # A segment that is only read has no writer to be locked against.
                 lock=write,
                 max_dbs=len(_DATABASES),

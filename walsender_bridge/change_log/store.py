@@ -92,7 +92,7 @@ class StreamStore:
 
     def create(self, durable: Durable) -> None:
         """Make the store of a new replica."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         sync_folder(self.folder.parent)
 
         def fill(segment: Segment) -> None:

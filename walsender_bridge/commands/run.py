@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from walsender_bridge import lifetime, logs
+from walsender_bridge import extras, lifetime, logs
 from walsender_bridge.commands.attach import needed_quorum, waits
 from walsender_bridge.commands.doctor import of_quorum, of_source
 from walsender_bridge.commands.options import DEFAULT_CONFIG, AsJson, ConfigPath
@@ -19,6 +19,7 @@ from walsender_bridge.config import Config, load_config
 from walsender_bridge.doctor.finding import Severity
 from walsender_bridge.errors import Cause, DeadlineError, TusklineError, from_wire
 from walsender_bridge.output import Output
+from walsender_bridge.private import private_file, private_folder
 from walsender_bridge.supervisor import Child, Supervisor, read_states, stop_on_signals
 
 #: Seconds that a part has to end: longer than its own supervisor gives its children.
@@ -44,6 +45,7 @@ def up(
         _start_in_background(config, settings)
         return
     logs.hand_on(settings.logs.format)
+    private_folder(settings.log.data_dir)
     with lifetime.held(settings.run_dir):
         preflight(settings)
         asyncio.run(_serve(_children(config, settings), settings.run_dir))
@@ -52,6 +54,7 @@ def up(
 def preflight(settings: Config) -> None:
     """Raise what another attempt would not mend: `doctor`'s errors, but for a server that is away now, or one table's harm."""
     refuse_quorum_of_one(settings)
+    extras.need_for_up(settings)
     if settings.lake is not None:
         from spark_consumers.lakehouse import folder
 
@@ -103,7 +106,9 @@ async def _serve(children: list[Child], run_dir: Path) -> None:
 
 def _start_in_background(config: Path, settings: Config) -> None:
     log_file = settings.log.data_dir / "logs" / "up.log"
-    log_file.parent.mkdir(parents=True, exist_ok=True)
+    private_folder(settings.log.data_dir)
+    log_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    private_file(log_file)
     begun = log_file.stat().st_size if log_file.exists() else 0
     with log_file.open("ab") as log:
         process = subprocess.Popen(

@@ -1,0 +1,119 @@
+r"""A checksum beside each file of the lake, in the form that Hadoop's local file system reads by itself.
+
+    data/00...-0.parquet    data/.00...-0.parquet.crc    "crc\0" | u32 chunk | CRC32 of each chunk (big-endian)
+
+Spark, and whatever else reads through Hadoop, verifies each chunk as it reads it, in any session and for any
+kind of file: Parquet with its footer, manifests, metadata. `check` does the same for what Python reads.
+
+Invariants. A file is whole and has its name before its checksums are made, and is referred to only after
+that. A small file is one chunk, so a shorter one fails as a whole. The checksums go before their file does.
+A file without them is one that an older version wrote, or one whose checksums a power failure took: they are
+not synced, for an epoch of many tables would wait for each, unless they are more than the disk writes at once.
+"""
+
+import contextlib
+import os
+import struct
+import uuid
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from walsender_bridge.errors import CorruptError
+
+_MAGIC = b"crc\0"
+_HEADER = struct.Struct(">4sI")
+_SUM = struct.Struct(">I")
+#: Of large files: what a reader of a few bytes reads at least.
+CHUNK = 64 << 10
+#: Up to here a file is one chunk.
+SMALL = 1 << 20
+#: Bytes that a disk writes whole or not at all.
+_AT_ONCE = 4000
+
+_REPAIR = "restore the file from a backup, or copy its table anew: tuskline table resync"
+
+
+def sums_of(file: Path) -> Path:
+    """Where the checksums of a file are."""
+    return file.with_name(f".{file.name}.crc")
+
+
+def file_of(sums: Path) -> Path | None:
+    """The file that these checksums are of; None: the name is another kind of file's."""
+    name = sums.name
+    own = name.startswith(".") and name.endswith(".crc") and len(name) > len("..crc")
+    return sums.with_name(name[1 : -len(".crc")]) if own else None
+
+
+def seal(file: Path) -> None:
+    """Make the file's checksums, unless it has them."""
+    sums = sums_of(file)
+    if sums.exists():
+        return
+    with file.open("rb") as content:
+        size = file.stat().st_size
+        chunk = SMALL if size <= SMALL else CHUNK
+        made = b"".join(_SUM.pack(found) for found in _chunks(content, chunk))
+    draft = sums.with_name(f"{sums.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        with draft.open("xb") as out:
+            out.write(_HEADER.pack(_MAGIC, chunk) + made)
+            if len(made) > _AT_ONCE:
+                out.flush()
+                os.fsync(out.fileno())
+        with contextlib.suppress(FileExistsError):
+            os.link(draft, sums)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def remove(file: Path) -> None:
+    """Remove the file, and its checksums before it."""
+    sums_of(file).unlink(missing_ok=True)
+    file.unlink(missing_ok=True)
+
+
+def check(file: Path) -> bool:
+    """Compare the whole file with its checksums; False if it has none.
+
+    Raises `CorruptError` for another content, a missing file, or checksums that are damaged themselves.
+    """
+    sums = sums_of(file)
+    try:
+        told = sums.read_bytes()
+    except FileNotFoundError:
+        if not file.exists():
+            raise CorruptError("the file is gone", where=str(file), repair=_REPAIR) from None
+        return False
+    if not any(told):
+        return False
+    if len(told) < _HEADER.size or (len(told) - _HEADER.size) % _SUM.size:
+        raise _damaged(sums, "the checksums are cut short")
+    magic, chunk = _HEADER.unpack_from(told)
+    if magic != _MAGIC or not 0 < chunk <= SMALL:
+        raise _damaged(sums, "these are no checksums")
+    wanted = told[_HEADER.size :]
+    try:
+        with file.open("rb") as content:
+            place = 0
+            for found in _chunks(content, chunk):
+                if wanted[place : place + _SUM.size] != _SUM.pack(found):
+                    at = place // _SUM.size * chunk
+                    raise _damaged(file, f"its bytes from {at} on are not those that were written")
+                place += _SUM.size
+    except FileNotFoundError:
+        raise CorruptError("the file is gone", where=str(file), repair=_REPAIR) from None
+    if place != len(wanted):
+        raise _damaged(file, "the file is shorter than what was written")
+    return True
+
+
+def _chunks(content: BinaryIO, size: int) -> Iterator[int]:
+    while chunk := content.read(size):
+        yield zlib.crc32(chunk)
+
+
+def _damaged(file: Path, what: str) -> CorruptError:
+    return CorruptError(what, where=str(file), repair=_REPAIR)

@@ -1,0 +1,57 @@
+"""A machine without an extra: one sentence with the command that installs it, before anything starts."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from walsender_bridge.cli import app
+from walsender_bridge.errors import NotSupportedError
+from walsender_bridge.local_server import free_port
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "tuskline.toml"
+    path.write_text(
+        f"""
+[log]
+data_dir = "log"
+listen = "127.0.0.1:{free_port()}"
+[[keeper]]
+data_dir = "keeper"
+listen = "127.0.0.1:{free_port()}"
+[[source]]
+name = "shop"
+dsn = "host=127.0.0.1 port={free_port()}"
+[lake]
+uri = "lake"
+"""
+    )
+    return path
+
+
+@pytest.mark.parametrize(
+    ("command", "module", "extra"),
+    [
+        (["keeper", "run"], "lmdb", "keeper"),
+        (["lake", "run"], "pyspark", "spark"),
+        (["lake", "run"], "adbc_driver_postgresql", "spark"),
+        (["up"], "lmdb", "keeper"),
+        (["up"], "pyspark", "spark"),
+    ],
+)
+def test_a_missing_extra_is_one_sentence_and_nothing_starts(
+    config: Path, monkeypatch: pytest.MonkeyPatch, command: list[str], module: str, extra: str
+) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    # Started by no supervisor: a parent's pipe would be closed here.
+    monkeypatch.setattr("walsender_bridge.cli.exit_with_parent", lambda: None)
+    result = CliRunner().invoke(app, [*command, "-c", str(config)])
+    error = result.exception
+    assert isinstance(error, NotSupportedError), result.output
+    assert error.what == f"{module} is not installed"
+    assert f"tuskline[{extra}]" in error.repair
+    assert not (config.parent / "lake").exists()
+    assert not (config.parent / "keeper").exists()

@@ -1,0 +1,152 @@
+"""Checksums beside the lake's files, and `tuskline lake verify`, which reads them all."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from spark_consumers.lakehouse.checksums import CHUNK, SMALL, check, file_of, seal, sums_of
+from spark_consumers.lakehouse.manifest import Manifest, TableVersion, open_chain
+from walsender_bridge.cli import app
+from walsender_bridge.errors import Cause, CorruptError
+
+
+@pytest.mark.parametrize("size", [0, 1, 700, SMALL, SMALL + 1, SMALL + CHUNK, SMALL + CHUNK + 9])
+def test_33_a_file_that_was_changed_or_cut_is_told_from_its_checksums(
+    tmp_path: Path, size: int
+) -> None:
+    file = tmp_path / "a.parquet"
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    choose = random.Random(seed)
+    good = choose.randbytes(size)
+    file.write_bytes(good)
+    assert not check(file), "it has none yet"
+    seal(file)
+    assert check(file)
+    for at in {0, size - 1, size // 2, *(choose.randrange(max(size, 1)) for _ in range(5))}:
+        if 0 <= at < size:
+            file.write_bytes(
+                good[:at] + bytes([good[at] ^ 1 << choose.randrange(8)]) + good[at + 1 :]
+            )
+            with pytest.raises(CorruptError, match="not those that were written"):
+                check(file)
+            file.write_bytes(good[:at])
+            with pytest.raises(CorruptError, match=r"a\.parquet"):
+                check(file)
+    file.write_bytes(good + b"x")
+    with pytest.raises(CorruptError):
+        check(file)
+    file.unlink()
+    with pytest.raises(CorruptError, match="gone"):
+        check(file)
+
+
+def test_checksums_that_are_damaged_are_named_and_empty_ones_are_none(tmp_path: Path) -> None:
+    file = tmp_path / "a.avro"
+    file.write_bytes(b"manifest")
+    seal(file)
+    sums = sums_of(file)
+    assert sums.name == ".a.avro.crc"
+    assert file_of(sums) == file
+    assert file_of(file) is None
+    good = sums.read_bytes()
+    for bad in (good[:-1], good[:3], b"abc\0" + good[4:]):
+        sums.write_bytes(bad)
+        with pytest.raises(CorruptError, match=r"\.a\.avro\.crc"):
+            check(file)
+    # What a power failure makes of a file that was not synced.
+    for empty in (b"", bytes(len(good))):
+        sums.write_bytes(empty)
+        assert not check(file)
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Path:
+    """A lake of one table that has the files of a table, though not their contents."""
+    root = tmp_path / "lake"
+    chain = open_chain(root)
+    identity = chain.initialise("log", "iceberg")
+    table = root / "tables" / "shop" / "public" / "t"
+    for name in ("metadata/snap-7.avro", "metadata/m0.avro", "data/a.parquet", "unfit/b.parquet"):
+        file = table / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(name.encode() * 100)
+        seal(file)
+    lists = [{"snapshot-id": 7, "manifest-list": str(table / "metadata" / "snap-7.avro")}]
+    metadata = table / "metadata" / "v2.metadata.json"
+    metadata.write_text(json.dumps({"snapshots": lists}))
+    seal(metadata)
+    version = TableVersion("tables/shop/public/t", "iceberg", 7, "", ("id",), (), 0, 1, 4, 1)
+    manifest = Manifest(identity, 1, 5, 0, 1, 1000.0, tables={"shop.public.t": version})
+    chain.publish(manifest, None)
+    (tmp_path / "tuskline.toml").write_text(
+        f"""
+[log]
+data_dir = "{tmp_path}/log"
+listen = "127.0.0.1:7400"
+[[keeper]]
+data_dir = "{tmp_path}/keeper"
+listen = "127.0.0.1:7401"
+[[source]]
+name = "shop"
+dsn = "service=shop"
+[lake]
+uri = "{root}"
+"""
+    )
+    return root
+
+
+def verified(lake: Path) -> tuple[int, dict[str, Any]]:
+    arguments = ["lake", "verify", "--json", "-c", str(lake.parent / "tuskline.toml")]
+    result = CliRunner().invoke(app, arguments)
+    error = result.exception
+    code = error.cause if isinstance(error, CorruptError) else result.exit_code
+    return int(code), json.loads(result.stdout.splitlines()[-1])
+
+
+def test_lake_verify_reads_everything(lake: Path) -> None:
+    code, record = verified(lake)
+    assert code == 0
+    assert (record["links"], record["files"], record["damaged"]) == (1, 5, 0)
+    assert record["without_checksums"] == 0
+    (lake / "tables/shop/public/t/data/old.parquet").write_bytes(b"of an older version")
+    assert verified(lake)[1]["without_checksums"] == 1
+
+
+LINK = "_tuskline/epochs/00000000000000000001.json"
+METADATA = "tables/shop/public/t/metadata/v2.metadata.json"
+OTHERS = [
+    f"tables/shop/public/t/{name}"
+    for name in ("metadata/snap-7.avro", "metadata/m0.avro", "data/a.parquet", "unfit/b.parquet")
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        *((name, damage) for name in (LINK, METADATA, *OTHERS) for damage in ("flip", "cut")),
+        # A link that is gone was retired, and a version of the metadata superseded.
+        *((name, "gone") for name in OTHERS),
+    ],
+)
+def test_33_lake_verify_names_each_kind_of_file_that_is_damaged(
+    lake: Path, name: str, damage: str
+) -> None:
+    file = lake / name
+    good = file.read_bytes()
+    match damage:
+        case "flip":
+            middle = len(good) // 2
+            file.write_bytes(good[:middle] + bytes([good[middle] ^ 1]) + good[middle + 1 :])
+        case "cut":
+            file.write_bytes(good[:-10])
+        case "gone":
+            file.unlink()
+    code, record = verified(lake)
+    assert code == Cause.CORRUPT
+    assert any(str(file) in error["where"] for error in record["errors"])

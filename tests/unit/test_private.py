@@ -1,0 +1,84 @@
+"""Data folders are of their account alone, whatever the umask, and whatever they were before."""
+
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.log_entries import SCHEMAS, EntryMaker
+from walsender_bridge.change_log.client import LogClient, ReplicaClient
+from walsender_bridge.change_log.replica_service import ReplicaServer
+from walsender_bridge.change_log.repository_service import RepositoryServer
+from walsender_bridge.errors import ConfigError
+from walsender_bridge.private import private_file, private_folder
+
+
+@pytest.fixture
+def open_umask() -> Iterator[None]:
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def loose(root: Path) -> dict[str, str]:
+    """What others may read, write or enter, by path."""
+    found = [root, *root.rglob("*")]
+    return {str(path): oct(mode(path)) for path in found if mode(path) & 0o077}
+
+
+@pytest.mark.usefixtures("open_umask")
+def test_the_log_and_a_keeper_leave_nothing_open_to_others(tmp_path: Path) -> None:
+    keeper = ReplicaServer(tmp_path / "keeper", "127.0.0.1:0", segment_bytes=60_000)
+    log = RepositoryServer(tmp_path / "log", "127.0.0.1:0", keepers=[keeper.address])
+    log.start()
+    try:
+        with LogClient(log.address) as client, ReplicaClient(keeper.address) as replica:
+            client.create_stream("shop")
+            make = EntryMaker()
+            with replica.open_writer("shop", client.writer_term("shop")) as writer:
+                for _ in range(3):
+                    entries = [make.whole(size=30_000)]
+                    writer.send(entries, schemas=list(SCHEMAS.values()))
+                    assert writer.next_ack(10.0) is not None
+                client.barrier({"shop": make.end_lsn}, 20.0)
+        assert loose(tmp_path / "keeper") == {}
+        assert loose(tmp_path / "log") == {}
+    finally:
+        log.stop()
+        keeper.stop()
+
+
+def test_an_open_folder_of_ours_is_closed(tmp_path: Path) -> None:
+    folder = tmp_path / "keeper"
+    folder.mkdir()
+    folder.chmod(0o755)
+    ReplicaServer(folder, "127.0.0.1:0").stop()
+    assert mode(folder) == 0o700
+    file = tmp_path / "a.log"
+    file.write_text("kept")
+    file.chmod(0o644)
+    private_file(file)
+    assert mode(file) == 0o600
+    assert file.read_text() == "kept"
+
+
+def test_a_shared_folder_is_refused_by_name_and_left_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    folder.chmod(0o1777)
+    with pytest.raises(ConfigError, match=r"shared.*shared by all \(mode 1777\)"):
+        private_folder(folder)
+    assert mode(folder) == 0o1777
+    if os.geteuid() == 0:
+        other = tmp_path / "other"
+        other.mkdir()
+        other.chmod(0o755)
+        os.chown(other, 65534, 65534)
+        with pytest.raises(ConfigError, match="another account"):
+            private_folder(other)

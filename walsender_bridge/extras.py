@@ -1,0 +1,36 @@
+"""Packages that only one kind of machine needs, asked for before anything is started without them.
+
+Otherwise a part would end with a traceback, and its supervisor would start it again for ever.
+"""
+
+from importlib.util import find_spec
+
+from walsender_bridge.config import Config
+from walsender_bridge.errors import NotSupportedError
+
+#: By the name of the extra: the modules that are imported for it.
+MODULES = {
+    "keeper": ("lmdb", "fsspec", "scramp"),
+    "monitor": ("prometheus_client",),
+    "spark": ("pyspark", "adbc_driver_postgresql"),
+}
+
+
+def need(extra: str) -> None:
+    """Raises `NotSupportedError` with the command that installs what is missing."""
+    missing = [name for name in MODULES[extra] if find_spec(name) is None]
+    if missing:
+        raise NotSupportedError(
+            f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed",
+            where=f"this machine, for the extra {extra}",
+            repair=f"pip install 'tuskline[{extra}]'",
+        )
+
+
+def need_for_up(settings: Config) -> None:
+    """What `up` starts with this configuration. Raises `NotSupportedError`."""
+    need("keeper")
+    if settings.lake is not None:
+        need("spark")
+    if settings.metrics is not None:
+        need("monitor")

@@ -1,0 +1,50 @@
+"""Data folders that only their account may enter: they hold rows, and sockets and records that decide things.
+
+Invariant: a part that runs has folders of mode 0700, whatever the umask was when they were made; what is in
+them can be reached through them alone. The lake is not one of them: it is for readers, and its modes are the user's.
+"""
+
+import os
+import stat
+from pathlib import Path
+
+import structlog
+
+from walsender_bridge.errors import ConfigError
+
+_OTHERS = 0o077
+
+_log = structlog.get_logger(__name__)
+
+
+def private_folder(folder: Path) -> None:
+    """Make the folder, or close one that others may enter.
+
+    Raises `ConfigError` for a folder of another account, or one that is meant to be shared.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    its = folder.stat()
+    mode = stat.S_IMODE(its.st_mode)
+    if not mode & _OTHERS:
+        return
+    if mode & stat.S_ISVTX or its.st_uid != os.geteuid():
+        whose = "is shared by all" if mode & stat.S_ISVTX else "belongs to another account"
+        raise ConfigError(
+            f"it {whose} (mode {mode:04o}), and data are kept private",
+            where=str(folder),
+            repair="name a folder of this account alone, mode 0700",
+        )
+    folder.chmod(mode & ~_OTHERS)
+    _log.warning(
+        "others could enter a data folder; it is closed now", folder=str(folder), mode=f"{mode:04o}"
+    )
+
+
+def private_file(path: Path) -> None:
+    """Make the file, empty, for its account alone, if it is not there; close it if it is."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        if os.fstat(descriptor).st_mode & _OTHERS:
+            os.fchmod(descriptor, 0o600)
+    finally:
+        os.close(descriptor)
