@@ -123,8 +123,8 @@ decode_to(XLogRecPtr upto)
 			ereport(ERROR,
 					(errcode(ERRCODE_DATA_CORRUPTED),
 					 errmsg("could not read WAL after " LSN_TEXT ": %s", LSN_PARTS(ctx->reader->EndRecPtr),
-							problem ? problem : "there is none"),
-					 errhint("Look whether pg_wal is whole on this standby.")));
+							problem ? problem : "no record found"),
+					 errhint("Check whether WAL files are missing from pg_wal on this standby.")));
 		from = InvalidXLogRecPtr;
 		feed(ctx);
 		/* Invalidations are carried out in subtransactions, which leave their parents' of both. */

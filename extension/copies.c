@@ -88,8 +88,8 @@ require_snapshot(XLogRecPtr restart_lsn)
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("the snapshot for restart_lsn " LSN_TEXT " was written by another decoder", LSN_PARTS(restart_lsn)),
-				 errdetail("Changes of the catalog may be missing in it."),
-				 errhint("Advance the slot with advance() until there is one of its own.")));
+				 errdetail("The snapshot may lack catalog changes."),
+				 errhint("Advance the slot with advance() until it has written a snapshot.")));
 }
 
 static void
@@ -354,7 +354,7 @@ tuskline_set_failover(PG_FUNCTION_ARGS)
 	if (failover && !HAS_FAILOVER)
 		ereport(ERROR,
 				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
-				 errmsg("slots have no failover before PostgreSQL 17"),
+				 errmsg("slots have no failover property before PostgreSQL 17"),
 				 errhint("Leave failover false.")));
 	PG_TRY();
 	{
@@ -484,7 +484,7 @@ require_made_here(const char *name)
 		ereport(ERROR,
 				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
 				 errmsg("replication slot \"%s\" was not made by reserve()", name),
-				 errdetail("It has no marker, and may be somebody's who still wants it."),
+				 errdetail("The slot has no marker, so another user may still need it."),
 				 errhint("Give any_slot => true, or use pg_drop_replication_slot().")));
 }
 

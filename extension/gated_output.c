@@ -102,24 +102,24 @@ sender_has(const ReplicationSlot *slot, XLogRecPtr end, Obstacle *obstacle)
 
 	if (!find_sender(slot->active_pid, &sender) || XLogRecPtrIsInvalid(sender.flush))
 	{
-		obstacle->reason = "Its standby has not reported yet what it has flushed.";
+		obstacle->reason = "Its standby has not reported a flush position yet.";
 		obstacle->hint = "Look at pg_stat_replication for what holds the standby up.";
 		obstacle->streams = true;
 	}
 	else if (XLogRecPtrIsInvalid(sender.apply))
 	{
-		obstacle->reason = "It is used by a client that replays nothing.";
+		obstacle->reason = "It is used by a client that does not replay WAL.";
 		obstacle->hint = "Give pg_receivewal and pg_basebackup slots of their own.";
 	}
 	else if (sender.flush > sender.sent)
 	{
-		obstacle->reason = "Its standby reports WAL as flushed that it was not sent.";
-		obstacle->hint = "If this goes on, the standby is on another timeline: run pg_rewind on it, or make it anew.";
+		obstacle->reason = "Its standby reports WAL as flushed that was not sent to it.";
+		obstacle->hint = "If this persists, the standby is on another timeline: run pg_rewind on it, or rebuild it.";
 	}
 	else if (sender.state != WALSNDSTATE_STREAMING && sender.state != WALSNDSTATE_STOPPING)
 	{
-		obstacle->reason = "Its standby catches up.";
-		obstacle->hint = "Look at pg_stat_replication for how far it is.";
+		obstacle->reason = "Its standby is still catching up.";
+		obstacle->hint = "Look at pg_stat_replication for its progress.";
 		obstacle->streams = true;
 	}
 	else if (Min(sender.flush, slot->data.restart_lsn) < end)

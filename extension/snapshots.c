@@ -159,7 +159,7 @@ write_snapshot(struct SnapBuild *builder, XLogRecPtr lsn)
 		if (!describe(aside, &note))
 			ereport(ERROR,
 					(errcode(ERRCODE_DATA_CORRUPTED),
-					 errmsg("file \"%s\" was just written, and is not there", aside)));
+					 errmsg("file \"%s\" does not exist although it was just written", aside)));
 		write_note(note_path, &note);
 		FAIL_POINT("snapshot.noted");
 		durable_rename(aside, path, ERROR);

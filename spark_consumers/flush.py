@@ -72,7 +72,7 @@ def _unreadable(missing: Mapping[str, str], epoch: int, lake: str) -> DeadlineEr
     return DeadlineError(
         f"epoch {epoch} is published, without {', '.join(told[:_TOLD])}{more}",
         where=lake,
-        repair="see `tuskline table list`; wait for longer with --timeout, or pause what is not to be waited for",
+        repair="see `tuskline table list`; wait longer with --timeout, or pause tables that flush should not wait for",
     )
 
 

@@ -127,9 +127,9 @@ def check(folder: Path) -> None:
     for name, digest in sorted(found.items()):
         if SHA256.get(name) != digest:
             raise CorruptError(
-                f"{name} has SHA-256 {digest}, not {SHA256.get(name, 'that of a jar we know')}",
+                f"{name} has SHA-256 {digest}, not {SHA256.get(name, 'that of any pinned jar')}",
                 where=", ".join(COORDINATES),
-                repair="see which repository Spark is set up to use, and what it serves",
+                repair="check which repository Spark is configured to use, and what it serves",
             )
 
 

@@ -155,7 +155,7 @@ class Snapshot(Mapping[str, "DataFrame"]):
             raise TrimmedError(
                 f"epoch {self.epoch} has expired",
                 where=full,
-                repair="read a later epoch; a reader that may write in the lake's folder holds its own",
+                repair="read a later epoch; an epoch is kept only for readers that can write to the lake's folder",
             ) from None
         return frame if table.key else frame.drop(ROW_ID)
 

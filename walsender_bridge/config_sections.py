@@ -48,7 +48,7 @@ class GateSection(_Section):
 
     #: The physical slots of the standbys that may take over, as they are called on the primary.
     candidates: tuple[SlotName, ...] = ()
-    #: Instead of these, where slots are named by member: the slots of all members, the server's own name too.
+    #: Instead of `candidates`, where slots are named by member: the slots of all members, including the server's own.
     members: tuple[SlotName, ...] = ()
     #: How many of them must have it; all, unless said.
     quorum: int | None = Field(default=None, ge=1)
@@ -64,9 +64,9 @@ class GateSection(_Section):
     @model_validator(mode="after")
     def _has_so_many(self) -> Self:
         if self.candidates and self.members:
-            raise ValueError("either candidates, or members")
+            raise ValueError("candidates and members exclude each other")
         if len(self.members) == 1:
-            raise ValueError("members: all of them, the primary's own name too")
+            raise ValueError("members must list all members, including the primary")
         if len(set(self.names)) < len(self.names):
             raise ValueError("each candidate once: one that is counted twice is no quorum")
         others = len(self.names) - bool(self.members)
@@ -227,7 +227,7 @@ class SafekeepersSection(_Section):
 
     @property
     def is_alone(self) -> bool:
-        """Whether a proposer here would find one safekeeper only, without anybody having written that it shall."""
+        """Whether a proposer here would find a single safekeeper although `addresses` does not say so."""
         return self.local == 1 and not self.addresses
 
     @property
@@ -264,9 +264,9 @@ class SlotsSection(_Section):
     databases: tuple[str, ...] = ()
     #: Seconds between two looks at a standby.
     poll: float = Field(default=1.0, ge=0.05, le=60)
-    #: Seconds for which a proof counts once the primary does not answer.
+    #: Seconds for which a proof is valid while the primary does not answer.
     max_age: float = Field(default=30.0, gt=0)
-    #: Where the extension is not (17 and later): whether PostgreSQL's own word for its copies is enough.
+    #: Whether `SYNCED`, PostgreSQL's own statement about its copies, counts as ready (17 and later, without the extension).
     accept_native: bool = False
 
     @model_validator(mode="after")

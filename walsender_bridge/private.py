@@ -28,15 +28,17 @@ def private_folder(folder: Path) -> None:
     if not mode & _OTHERS:
         return
     if mode & stat.S_ISVTX or its.st_uid != os.geteuid():
-        whose = "is shared by all" if mode & stat.S_ISVTX else "belongs to another account"
+        whose = "is shared by all accounts" if mode & stat.S_ISVTX else "belongs to another account"
         raise ConfigError(
-            f"it {whose} (mode {mode:04o}), and data are kept private",
+            f"the folder {whose} (mode {mode:04o}), but data folders must be private",
             where=str(folder),
-            repair="name a folder of this account alone, mode 0700",
+            repair="choose a folder that belongs to this account alone, mode 0700",
         )
     folder.chmod(mode & ~_OTHERS)
     _log.warning(
-        "others could enter a data folder; it is closed now", folder=str(folder), mode=f"{mode:04o}"
+        "other accounts could enter a data folder; its mode was corrected",
+        folder=str(folder),
+        mode=f"{mode:04o}",
     )
 
 

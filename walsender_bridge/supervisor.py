@@ -184,7 +184,7 @@ class Supervisor:
             with contextlib.suppress(OSError):
                 draft.unlink()
             if not self._untold:
-                _log.error("what runs cannot be written down", where=str(path), reason=str(error))
+                _log.error("the state file cannot be written", where=str(path), reason=str(error))
             self._untold = str(error)
         else:
             self._untold = ""

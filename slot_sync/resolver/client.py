@@ -19,7 +19,7 @@ from slot_sync.resolver.observed import Confirmed, CopyRecord, LogicalSlot
 WHY = "its client has confirmed WAL that the standby does not have on disk"
 REPAIR = (
     "wait until the standby has received it; to rule it out, name the standby's slot in synchronized_standby_slots"
-    " (17 and later), or use the output plugin tuskline: docs/gate.md"
+    " (17 and later), or use the output plugin tuskline: docs/extension.md"
 )
 
 

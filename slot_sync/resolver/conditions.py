@@ -259,14 +259,14 @@ CONDITIONS: tuple[Condition, ...] = (
         Reason.IDLE,
         is_not_idle,
         "it has been idle for idle_replication_slot_timeout, and the next checkpoint, or a promotion, invalidates it",
-        "it is used for a moment by itself; set idle_replication_slot_timeout = 0 on the standby if this repeats",
+        "the controller uses it briefly; if this repeats, set idle_replication_slot_timeout = 0 on the standby",
     ),
     Condition(
         Reason.OUTGROWN,
         is_within_limit,
         "it needs older WAL than max_slot_wal_keep_size allows on the standby: the next checkpoint, or a promotion,"
         " invalidates it",
-        "raise max_slot_wal_keep_size on the standby and reload, or end transactions that have been open for long",
+        "raise max_slot_wal_keep_size on the standby and reload, or end long-running transactions",
     ),
     Condition(
         Reason.NOT_HEARD,
@@ -300,8 +300,8 @@ CONDITIONS: tuple[Condition, ...] = (
     Condition(
         Reason.FOREIGN_SNAPSHOT,
         is_whole,
-        "another decoder wrote the snapshot that it would start with, and may have left out changes of the catalog",
-        "let the client of the slot confirm what it has; the copy follows it to a snapshot of its own",
+        "the snapshot that it would start from was written by another decoder and may lack catalog changes",
+        "let the client of the slot confirm what it has; the copy is then advanced to a snapshot of its own",
     ),
     Condition(
         Reason.XMIN_BEHIND,

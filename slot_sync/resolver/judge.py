@@ -99,7 +99,10 @@ def judge(
             action = Wait()
     if copy.failover != slot.failover and not copy.synced and lacking is None:
         state = State.SUSPECT if proven else State.PROVING
-        reason, why = Reason.FAILOVER_DIFFERS, "failover of the slot on the primary is another"
+        reason, why = (
+            Reason.FAILOVER_DIFFERS,
+            "its failover property differs from that of the slot on the primary",
+        )
         repair, action = "", set_failover(copy, slot)
     if copy.synced and not isinstance(action, Nothing):
         action = Wait()

@@ -25,11 +25,11 @@ from slot_sync.resolver.transitions import Nothing, Reason, State, Transition, W
 FIRST = 170_000
 #: What SYNCED does not rest on.
 NOT_SHOWN = (
-    "whether the snapshot at its restart_lsn is complete: PostgreSQL advances its copies without decoding",
-    "whether the primary has kept all that the copy needs without a gap: no marker tells one",
+    "whether the snapshot at its restart_lsn is complete: PostgreSQL advances its copies in fast-forward mode",
+    "whether the primary has kept, without a gap, the catalog rows that the copy needs: no marker identifies the epoch",
     "whether all WAL that the copy needs is on the standby's disk",
 )
-_REPAIR = "install the extension for a proof, or take PostgreSQL's word for one: accept_native = true in [slots]"
+_REPAIR = "install the extension for a proof, or accept SYNCED as sufficient: accept_native = true in [slots]"
 
 
 def judge_by_sql(
@@ -68,9 +68,13 @@ def synced_before(remembered: CopyRecord, standby: Standby, terms: Terms) -> Tra
     copy, confirmed = standby.slot(remembered.name), remembered.confirmed
     problem = None if copy is None else _problem_of_its_own(copy)
     age = standby.clock - (remembered.synced_at or 0)
-    state, reason, repair = State.SUSPECT, Reason.PRIMARY_UNREACHABLE, "see that it can be reached"
+    state, reason, repair = (
+        State.SUSPECT,
+        Reason.PRIMARY_UNREACHABLE,
+        "see that the primary can be reached",
+    )
     if copy is None or not copy.synced:
-        why = "PostgreSQL's own copy is gone"
+        why = "PostgreSQL's own copy does not exist any more"
     elif problem is not None:
         state, reason, why = problem
     elif confirmed is None or confirmed.timeline != standby.timeline:
@@ -79,10 +83,10 @@ def synced_before(remembered: CopyRecord, standby: Standby, terms: Terms) -> Tra
         state, reason, why = State.CLIENT_AHEAD, Reason.CLIENT_AHEAD, client.WHY
     elif terms.max_age is not None and not 0 <= age <= terms.max_age:
         state, reason = State.BLOCKED, Reason.PROVEN_LONG_AGO
-        why = f"it was seen synchronized {age / 1e6:.0f} s ago"
+        why = f"it was last seen synchronized {age / 1e6:.0f} s ago"
     else:
         state, reason, repair = State.SYNCED, Reason.SYNCED_ONLY, _REPAIR
-        why = f"it was seen synchronized {age / 1e6:.0f} s ago"
+        why = f"it was last seen synchronized {age / 1e6:.0f} s ago"
     return _transition(
         remembered, state, reason, f"the primary does not answer, and {why}", repair, terms
     )
@@ -99,7 +103,7 @@ def _found(
         why = "PostgreSQL has not made its copy yet"
         return State.MISSING, Reason.NATIVE_PENDING, why, "look at the standby's log"
     if not copy.synced:
-        why = "a slot of that name is on the standby, and PostgreSQL does not synchronize it"
+        why = "the standby has a slot of that name that PostgreSQL does not synchronize"
         repair = f"on the standby: SELECT pg_drop_replication_slot('{copy.name}')"
         return State.CONFLICT, Reason.NAME_TAKEN, why, repair
     link = link_problem(primary, standby)
@@ -114,18 +118,33 @@ def _found(
         slot.two_phase,
     ):
         why = "plugin, database or two_phase differ from the slot on the primary"
-        return State.INVALID, Reason.FIELDS_DIFFER, why, "PostgreSQL corrects it; look at its log"
+        return (
+            State.INVALID,
+            Reason.FIELDS_DIFFER,
+            why,
+            "PostgreSQL corrects this itself; if it does not, look at the standby's log",
+        )
     physical = physical_slot(primary, standby)
     if physical is None or physical.catalog_xmin is None:
         why = "the standby's physical slot holds no catalog rows"
-        return State.SUSPECT, Reason.NO_CATALOG_XMIN, why, "it takes a moment"
+        return (
+            State.SUSPECT,
+            Reason.NO_CATALOG_XMIN,
+            why,
+            "wait for the standby's next hot-standby feedback",
+        )
     here, there = copy.confirmed_flush_lsn, slot.confirmed_flush_lsn
     if here is None or there is None or here > there:
-        why = "the copy is ahead of the slot: the primary crashed and forgot"
-        return State.SUSPECT, Reason.AHEAD, why, "it passes when the slot's client moves on"
+        why = "the copy is ahead of the slot: the primary lost the slot's position in a crash"
+        return (
+            State.SUSPECT,
+            Reason.AHEAD,
+            why,
+            "wait until the slot's client has confirmed the copy's position",
+        )
     if client.is_ahead(client.confirmed_so_far(before, slot, primary.timeline), standby.flush_lsn):
         return State.CLIENT_AHEAD, Reason.CLIENT_AHEAD, client.WHY, client.REPAIR
-    why = "PostgreSQL says that it is synchronized; without the extension nothing else is known"
+    why = "PostgreSQL reports it as synchronized; without the extension nothing else is known"
     return State.SYNCED, Reason.SYNCED_ONLY, why, _REPAIR
 
 

@@ -210,7 +210,7 @@ def _no_such_slot(name: str, record: Record) -> Transition:
         State.MISSING,
         Reason.NO_SUCH_SLOT,
         "the primary has no slot of that name",
-        repair="make it there, or take it out of names in [slots]",
+        repair="create it there, or remove it from names in [slots]",
         action=Wait(),
     )
 
@@ -332,8 +332,8 @@ def _gives_way(copy: Copy, remembered: CopyRecord, *, linked: bool) -> Transitio
         remembered.state,
         State.SUSPECT,
         Reason.GIVES_WAY,
-        "the slot has failover, so PostgreSQL keeps its copy itself, for which this one has to go",
-        repair="wait until PostgreSQL has made its own; if it does not, look at the standby's log",
+        "PostgreSQL synchronizes this slot itself (failover), so this copy has to be dropped",
+        repair="wait until PostgreSQL has made its own copy; if it does not, look at the standby's log",
         action=drop(copy) if linked else Wait(),
     )
 

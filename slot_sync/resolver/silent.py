@@ -19,9 +19,9 @@ from slot_sync.resolver.observed import CopyRecord, Record, Standby, Terms
 from slot_sync.resolver.transitions import Nothing, Reason, State, Transition, Wait
 
 #: What happens on the primary after it was looked at last.
-SLOTS_UNKNOWN = "slots that were made on the primary since it answered last"
+SLOTS_UNKNOWN = "slots that were created on the primary since it last answered"
 CONFIRMED_UNKNOWN = (
-    "what clients have confirmed since the primary answered last, unless a gate holds them"
+    "what clients have confirmed since the primary last answered, unless a gate holds them back"
 )
 
 
@@ -51,7 +51,7 @@ def objections(remembered: CopyRecord, standby: Standby, record: Record) -> list
             copy
         )
         < 1,
-        "where its client was is not known": client_was is not None
+        "the position of its client is not known": client_was is not None
         and client_was.timeline == epoch.timeline,
         "it is ahead of where the slot was seen last: somebody read from it": not ahead,
         "the standby has replayed WAL from an archive": not standby.replays_archive,
@@ -127,7 +127,7 @@ def primary_is_silent(
             Reason.PROVEN_LONG_AGO,
             f"the primary does not answer, and it was proven {_seconds(age)} ago, which is more than"
             f" {_seconds(terms.max_age)}",
-            "see that the primary can be reached; or say how old an answer may be: max_age in [slots], --max-age",
+            "see that the primary can be reached, or accept older proofs: max_age in [slots], or --max-age",
         )
     return found(
         State.READY,

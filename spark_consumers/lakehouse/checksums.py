@@ -85,15 +85,15 @@ def check(file: Path) -> bool:
         told = sums.read_bytes()
     except FileNotFoundError:
         if not file.exists():
-            raise CorruptError("the file is gone", where=str(file), repair=_REPAIR) from None
+            raise CorruptError("the file is missing", where=str(file), repair=_REPAIR) from None
         return False
     if not any(told):
         return False
     if len(told) < _HEADER.size or (len(told) - _HEADER.size) % _SUM.size:
-        raise _damaged(sums, "the checksums are cut short")
+        raise _damaged(sums, "the checksum file is truncated")
     magic, chunk = _HEADER.unpack_from(told)
     if magic != _MAGIC or not 0 < chunk <= SMALL:
-        raise _damaged(sums, "these are no checksums")
+        raise _damaged(sums, "this is not a checksum file")
     wanted = told[_HEADER.size :]
     try:
         with file.open("rb") as content:
@@ -101,10 +101,10 @@ def check(file: Path) -> bool:
             for found in _chunks(content, chunk):
                 if wanted[place : place + _SUM.size] != _SUM.pack(found):
                     at = place // _SUM.size * chunk
-                    raise _damaged(file, f"its bytes from {at} on are not those that were written")
+                    raise _damaged(file, f"checksum mismatch in the chunk at byte {at}")
                 place += _SUM.size
     except FileNotFoundError:
-        raise CorruptError("the file is gone", where=str(file), repair=_REPAIR) from None
+        raise CorruptError("the file is missing", where=str(file), repair=_REPAIR) from None
     if place != len(wanted):
         raise _damaged(file, "the file is shorter than what was written")
     return True

@@ -69,5 +69,5 @@ def named(path: str) -> Iterator[None]:
         raise LakeError(
             f"the table cannot be opened: {line.strip()[:300]}",
             where=path,
-            repair="see what is damaged: tuskline lake verify",
+            repair="find the damaged file: tuskline lake verify",
         ) from error

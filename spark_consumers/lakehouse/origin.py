@@ -53,19 +53,19 @@ def check(origin: Origin, stream: str, system_id: int | None, cut: StreamCut) ->
     """
     if system_id is not None and origin.system_id != system_id:
         raise DivergedError(
-            f"its server has the system identifier {origin.system_id}, and the log is of {system_id}",
+            f"its server has system identifier {origin.system_id}, but the log has {system_id}",
             where=stream,
             repair="correct the source's DSN",
         )
     if origin.timeline < cut.timeline:
         raise UnavailableError(
-            f"its server is on timeline {origin.timeline}, and the log has gone on on timeline {cut.timeline}",
+            f"its server is on timeline {origin.timeline}, but the log is on timeline {cut.timeline}",
             where=stream,
-            repair="let the source's DSN lead to the new primary",
+            repair="point the source's DSN at the new primary",
         )
     if origin.timeline == cut.timeline and origin.lsn < cut.last_end_lsn:
         raise UnavailableError(
             f"its server is at {format_lsn(origin.lsn)}, behind the log's {format_lsn(cut.last_end_lsn)}",
             where=stream,
-            repair="let the source's DSN lead to the primary (target_session_attrs=read-write)",
+            repair="point the source's DSN at the primary (target_session_attrs=read-write)",
         )

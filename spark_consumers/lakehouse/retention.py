@@ -24,7 +24,7 @@ log = structlog.get_logger()
 
 def _jumped(seconds: float) -> None:
     log.warning(
-        "the machine's clock was set: epochs are kept by its steady time", seconds=round(seconds)
+        "the system clock was set; retention follows the steady clock", seconds=round(seconds)
     )
 
 

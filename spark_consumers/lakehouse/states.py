@@ -120,7 +120,9 @@ def unreadable(head: Manifest, names: Collection[str]) -> dict[str, str]:
         elif name in head.set_aside:
             found[name] = f"not copied: {head.set_aside[name].splitlines()[0]}"
         else:
-            found[name] = "copied, and not shown yet" if name in head.copies else "not copied yet"
+            found[name] = (
+                "copied, but not published yet" if name in head.copies else "not copied yet"
+            )
     return found
 
 

@@ -296,7 +296,7 @@ def commit(
             break
     else:
         raise LakeError(
-            f"others commit to this table all the time: gave up after {ATTEMPTS} attempts",
+            f"gave up after {ATTEMPTS} attempts: other writers keep committing to this table",
             where=where,
             repair="let only Tuskline write to the lake's tables",
         )

@@ -75,7 +75,9 @@ def _verify_file(file: Path, found: Found) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        found.errors.append(CorruptError(f"it cannot be read: {error.strerror}", where=str(file)))
+        found.errors.append(
+            CorruptError(f"the file cannot be read: {error.strerror}", where=str(file))
+        )
 
 
 def _lost_snapshots(root: Path, manifest: Manifest) -> Iterator[TusklineError]:
@@ -94,7 +96,9 @@ def _lost_snapshots(root: Path, manifest: Manifest) -> Iterator[TusklineError]:
             lists = local(snapshots[table.snapshot_id]["manifest-list"])
         except (ValueError, KeyError, TypeError):
             where = str(newest)
-            yield CorruptError(f"snapshot {table.snapshot_id} is not in it", where=where)
+            yield CorruptError(
+                f"snapshot {table.snapshot_id} is not in the table's metadata", where=where
+            )
             continue
         if not lists.exists():
-            yield CorruptError("the manifest list is gone", where=str(lists))
+            yield CorruptError("the manifest list is missing", where=str(lists))

@@ -30,9 +30,9 @@ BEGIN
             ON m.oid OPERATOR(pg_catalog.=) g.member OR (m.oid OPERATOR(pg_catalog.=) r.oid AND r.rolcanlogin)
         WHERE r.rolname OPERATOR(pg_catalog.=) 'tuskline_slots'::pg_catalog.name AND NOT m.rolsuper;
         IF others IS NOT NULL THEN
-            RAISE EXCEPTION 'role "tuskline_slots" is there already, and may be used by: %', others
+            RAISE EXCEPTION 'role "tuskline_slots" already exists and can be used by: %', others
                 USING ERRCODE = 'insufficient_privilege',
-                      HINT = 'If they may manage copies in this database too: SET tuskline.trust_role = on, and again.';
+                      HINT = 'If these roles may manage copies in this database, too, run SET tuskline.trust_role = on and try again.';
         END IF;
     END IF;
 END
@@ -77,7 +77,7 @@ CREATE FUNCTION @extschema@.set_failover(
 ) RETURNS pg_catalog.void
 AS 'MODULE_PATHNAME', 'tuskline_set_failover' LANGUAGE C VOLATILE PARALLEL UNSAFE;
 COMMENT ON FUNCTION @extschema@.set_failover(pg_catalog.name, pg_catalog.bool)
-    IS 'set and save the failover of a copy, which it has after a promotion (PostgreSQL 17 and later)';
+    IS 'set and save the failover property of a copy, which takes effect after a promotion (PostgreSQL 17 and later)';
 
 CREATE FUNCTION @extschema@.rename(
     slot_name pg_catalog.name,

@@ -234,18 +234,18 @@ def test_42_what_no_standby_that_streams_has_flushed_releases_nothing(pair: Pair
     try:
         is_held("No standby streams from it.")
         with FakeStandby(dsn, "exact", ahead=1 << 20):
-            is_held("reports WAL as flushed that it was not sent")
+            is_held("reports WAL as flushed that was not sent to it")
         wait_for(lambda: not active(pair.primary, "exact"), 30, "nobody streams")
         # The slot remembers that, and the standby has not spoken.
         with FakeStandby(dsn, "exact", speaks=False) as standby:
-            is_held("has not reported yet")
+            is_held("has not reported a flush position yet")
             standby.speaks = True
             with psycopg.connect(dsn, autocommit=True) as connection:
                 connection.execute("SET tuskline.wait_for_slots = 'exact'")
                 assert connection.execute(CHANGES, [SLOT, arguments]).fetchall()
         wait_for(lambda: not active(pair.primary, "exact"), 30, "nobody streams")
         with FakeStandby(dsn, "exact", replays=False):
-            is_held("a client that replays nothing")
+            is_held("a client that does not replay WAL")
     finally:
         wait_for(lambda: not active(pair.primary, "exact"), 30, "nobody streams")
         pair.on_primary("SELECT pg_drop_replication_slot('exact')")

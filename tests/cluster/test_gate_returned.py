@@ -94,7 +94,7 @@ def test_42_what_a_slot_remembers_of_an_unrewound_candidate_counts_for_nobody(
             wait_for(lambda: restart_lsn(shop.dsn) == ahead, 10, "the slot has been told")
             end = insert(shop.dsn, 1)
             wait_for(lambda: logged(log) >= end - 1000, 30, "the log holds it")
-            wait_for(lambda: "has WAL that it was not sent" in holding(capture), 10, "the reason")
+            wait_for(lambda: "that was not sent to it" in holding(capture), 10, "the reason")
         assert log.committed_lsn() == 0
         # Rewound, so that it lacks it: the slot still remembers the other position until it says its own.
         with FakeStandby(shop.dsn, slot, speaks=False) as standby:

@@ -243,7 +243,7 @@ def test_38_a_bridge_is_no_quorum_with_the_one_safekeeper_it_hosts(tmp_path, ser
     with hosting(tmp_path, server, 1, addresses=[]) as alone:
         for command in (["bridge", "run"], ["up"]):
             error = alone.error_plain(*command, code=Cause.CONFIG)
-            assert "would take it for the whole quorum" in error
+            assert "would use as the whole quorum" in error
             assert "tuskline keeper run" in error
 
 
@@ -254,7 +254,7 @@ def test_38_a_membership_that_is_not_the_configured_one_is_red(tuskline):
     status_file.write(settings.proposer_status, {**told, "safekeepers": []})
     seen = quorum_view.look(settings)
     assert seen is not None
-    assert seen.ill[0] == "the membership is not the configured one: 1 of 3"
+    assert seen.ill[0] == "the membership differs from the configured one: 1 of 3"
 
 
 def test_25_a_directory_of_somebody_else_is_refused_before_anything_runs(tuskline):

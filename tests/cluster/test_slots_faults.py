@@ -238,10 +238,10 @@ def test_44_an_answer_without_the_primary_has_an_age_and_says_what_is_not_known(
         pair.primary.stop("immediate")
         told = tuskline.json(*ask)
         assert [each["slot"] for each in told["slots"]] == ["kept"]
-        assert any("slots that were made" in word for word in told["not_known"])
+        assert any("slots that were created" in word for word in told["not_known"])
         assert any("clients have confirmed" in word for word in told["not_known"])
         assert told["slots"][0]["not_known"]
-        assert "slots that were made" in tuskline.run(*ask).stderr
+        assert "slots that were created" in tuskline.run(*ask).stderr
         told = tuskline.json(*ask, "--max-age", "0.001", code=2)
         assert (told["ready"], told["slots"][0]["reason"]) == (None, "proven_long_ago")
         assert tuskline.json("slots", "status", "--max-age", "0", code=2)["ready"] is None

@@ -101,7 +101,7 @@ def test_nothing_passes_that_the_server_itself_could_lose() -> None:
         (follows(500, replays=False), "replays nothing"),
         (follows(500, lost=True), "has lost its WAL"),
         (follows(500, physical=False), "is a logical one"),
-        (follows(500, state=None, flush_lsn=None), "may not see by whom"),
+        (follows(500, state=None, flush_lsn=None), "cannot see its walsender"),
         (follows(500, flush_lsn=None), "has not said yet"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -140,7 +140,7 @@ def test_42_what_a_standby_was_not_sent_counts_for_nothing() -> None:
     for sent in (150, 199):
         look(state, {"a": follows(200, sent_lsn=sent)})
         (reason,) = state.holding(101)
-        assert "has WAL that it was not sent, up to 0/C8" in reason
+        assert "has WAL up to 0/C8 that was not sent to it" in reason
     # The slot remembers that report of another session.
     look(state, {"a": follows(200, flush_lsn=None)})
     assert state.position == 100
@@ -155,7 +155,7 @@ def test_42_a_standby_that_catches_up_is_not_counted_further_and_is_not_away() -
     look(state, {"a": follows(100)})
     for now in (0.0, 100.0):
         assert look(state, {"a": follows(150, state="catchup")}, now) == []
-    assert state.holding(101) == ["slot a: its standby has 0/64, and catches up"]
+    assert state.holding(101) == ["slot a: its standby has 0/64, and is catching up"]
     assert look(state, {"a": follows(150)}, 101.0) == [Pass(150)]
 
 
@@ -505,6 +505,6 @@ def test_doctor_says_who_cannot_be_waited_for(on_missing: Any) -> None:
     assert "b is the server itself" in itself.what
     both = {**facts, "slots": {"a": slot, "b": slot}}
     *_, none = doctor_gate.judge(both, of_members, "shop")
-    assert "it is none of them" in none.what
+    assert "the server is not one of them" in none.what
     *_, blind = doctor_gate.judge({**facts, "may_see": False}, rule, "shop")
     assert "pg_read_all_stats" in blind.repair

@@ -32,7 +32,7 @@ def test_33_a_file_that_was_changed_or_cut_is_told_from_its_checksums(
             file.write_bytes(
                 good[:at] + bytes([good[at] ^ 1 << choose.randrange(8)]) + good[at + 1 :]
             )
-            with pytest.raises(CorruptError, match="not those that were written"):
+            with pytest.raises(CorruptError, match="checksum mismatch in the chunk at byte"):
                 check(file)
             file.write_bytes(good[:at])
             with pytest.raises(CorruptError, match=r"a\.parquet"):
@@ -41,7 +41,7 @@ def test_33_a_file_that_was_changed_or_cut_is_told_from_its_checksums(
     with pytest.raises(CorruptError):
         check(file)
     file.unlink()
-    with pytest.raises(CorruptError, match="gone"):
+    with pytest.raises(CorruptError, match="missing"):
         check(file)
 
 

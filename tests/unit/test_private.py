@@ -72,7 +72,7 @@ def test_a_shared_folder_is_refused_by_name_and_left_alone(tmp_path: Path) -> No
     folder = tmp_path / "shared"
     folder.mkdir()
     folder.chmod(0o1777)
-    with pytest.raises(ConfigError, match=r"shared.*shared by all \(mode 1777\)"):
+    with pytest.raises(ConfigError, match=r"shared.*shared by all accounts \(mode 1777\)"):
         private_folder(folder)
     assert mode(folder) == 0o1777
     if os.geteuid() == 0:

@@ -93,11 +93,11 @@ def test_34_a_silent_name_server_delays_nobody_and_is_said(named):
     assert set(links.by_peer) == {1}
     (first, why), (third, _) = links.dial(now + 3)
     assert (first, third) == (0, 2)
-    assert why == "no answer about the name silent: the name server is silent"
+    assert why == "could not resolve host name silent: the name server does not answer"
     answered.set()
     wait_for(lambda: links.dial(now + 3) and 0 in links.by_peer, 10, "the name is known")
     assert [why for _, why in links.dial(now + 3)] == [
-        "the name nowhere is not found: [Errno -2] Name or service not known"
+        "could not resolve host name nowhere: [Errno -2] Name or service not known"
     ]
     # Known once, it stays known while nobody answers.
     answered.clear()

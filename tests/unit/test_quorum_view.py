@@ -48,7 +48,7 @@ def test_40_a_disk_without_room_is_said_before_it_refuses_wal():
     own = now(state="following", flush_lsn="0/2000", free_bytes=0, free_limit=1 << 26)
     seen = view(safekeeper(0, own=own), safekeeper(1), safekeeper(2))
     assert seen.ill == [
-        "safekeeper 127.0.0.1:1 will soon take no more WAL: 0 bytes are free, and 67108864 are to stay so"
+        "safekeeper 127.0.0.1:1 will soon take no more WAL: 0 bytes are free, less than free_bytes = 67108864"
     ]
     assert seen.quorum
     assert not view(safekeeper(0, own={**own, "free_bytes": 1 << 26})).ill

@@ -315,7 +315,7 @@ def test_44_a_proof_counts_for_a_limited_time_without_the_primary() -> None:
         found = after(age, limit)
         assert (found.after, found.reason) == (State.READY, Reason.PROVEN_BEFORE)
         assert made(found, primary=None).ready is True
-        assert any("made on the primary" in word for word in made(found, primary=None).not_known)
+        assert any("created on the primary" in word for word in made(found, primary=None).not_known)
     for age in (101, -1):
         found = after(age, 100)
         assert (found.safe, found.reason) == (False, Reason.PROVEN_LONG_AGO)

@@ -95,7 +95,7 @@ def test_45_without_the_primary_the_last_look_counts_for_its_time() -> None:
     down = {"walreceiver_status": None, "walreceiver_start": None}
     found = judged(None, here(**down), known)
     assert (found.after, found.safe) == (State.SYNCED, True)
-    assert any("made on the primary" in word for word in found.not_known)
+    assert any("created on the primary" in word for word in found.not_known)
     assert made(judged(None, here(**down), known, Terms()), primary=None).ready is None
     old = judged(None, here(clock=STANDBY.clock + 1001, **down), known)
     assert (old.reason, old.safe) == (Reason.PROVEN_LONG_AGO, False)

@@ -179,8 +179,8 @@ def test_34_published_tables_that_do_not_show_the_newest_epoch_are_named():
         "s.a.held": "held: it lost f",
         "s.a.stale": "stale: it lost g",
         "s.a.resuming": "resuming",
-        "s.a.left": "copied, and not shown yet",
-        "s.a.copied": "copied, and not shown yet",
+        "s.a.left": "copied, but not published yet",
+        "s.a.copied": "copied, but not published yet",
         "s.a.refused": "not copied: permission denied",
         "s.a.new": "not copied yet",
     }

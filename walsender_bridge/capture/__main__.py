@@ -39,7 +39,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--held-limit", type=int, default=core.HELD_BYTES, help="bytes of WAL")
     gate = parser.add_argument_group("the commit gate (capture/gate.py)")
     gate.add_argument("--candidate", action="append", default=[], help="a physical slot, repeated")
-    gate.add_argument("--members", action="store_true", help="the server is one of them itself")
+    gate.add_argument(
+        "--members", action="store_true", help="the candidates include the server itself"
+    )
     gate.add_argument("--gate-quorum", type=int, default=0, help="how many candidates; 0: all")
     gate.add_argument("--on-missing", choices=("block", "degrade"), default="block")
     gate.add_argument("--degrade-after", type=float, default=60.0, help="seconds")

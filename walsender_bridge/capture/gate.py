@@ -143,7 +143,7 @@ class Candidate:
     @property
     def why(self) -> str:
         """Why more than `held` does not count."""
-        catches_up = "" if self.streams else ", and catches up"
+        catches_up = "" if self.streams else ", and is catching up"
         return self.away or f"slot {self.slot}: its standby has {format_lsn(self.held)}{catches_up}"
 
 
@@ -201,7 +201,7 @@ class GateState:
         words += [each.why for each in self.counted if each.held < wanted]
         if words and self.unproven:
             words.append(
-                "one of the members is the server itself, and which one is known when all others stream from it"
+                "one of the members is the server itself; which one is known once all others stream from it"
             )
         return words or ["the server was not asked since"]
 

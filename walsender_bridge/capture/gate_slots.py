@@ -67,15 +67,15 @@ def away(name: str, slot: Slot | None) -> str:
 def _unreliable(name: str, slot: Slot, sender: Sender) -> str:
     """Why what the walsender of a slot was told counts for nothing."""
     if sender.state is None:
-        return f"slot {name} is in use, and the source's role may not see by whom: it lacks pg_read_all_stats"
+        return f"slot {name} is in use, but the source's role lacks pg_read_all_stats and cannot see its walsender"
     if slot.restart_lsn is None or sender.flush_lsn is None:
         return f"slot {name} is in use, and its standby has not said yet what it has"
     if not sender.replays:
         return f"slot {name} is in use by what replays nothing: pg_receivewal, or a base backup that is being made"
     if sender.flush_lsn > (sender.sent_lsn or 0):
         return (
-            f"slot {name}: its standby has WAL that it was not sent, up to {format_lsn(sender.flush_lsn)}: unless it has "
-            "only just connected, that is of another timeline, and it needs pg_rewind or has to be built anew"
+            f"slot {name}: its standby has WAL up to {format_lsn(sender.flush_lsn)} that was not sent to it: unless it has "
+            "only just connected, this WAL belongs to another timeline, and the standby needs pg_rewind or has to be rebuilt"
         )
     return ""
 
@@ -93,7 +93,7 @@ def itself(
         if name not in streamed and (name not in slots or not slots[name].sender)
     ]
     if was in unused:
-        return was, "its primary_slot_name is that of the member"
+        return was, "its primary_slot_name is the member's slot"
     others = [name for name in members if name not in unused]
     if len(unused) == 1 and others and all(follows(name, slots.get(name)) for name in others):
         return unused[0], "all other members stream from it"

@@ -371,7 +371,7 @@ class RepositoryServer:
 
 def _jumped(seconds: float) -> None:
     _log.warning(
-        "the machine's clock was set: leases and retention go on by its steady time",
+        "the system clock was set; leases and retention follow the steady clock",
         seconds=round(seconds),
     )
 

@@ -312,7 +312,7 @@ class Snapshot:
         row = unpack_row(value, self.segment.file)
         if offset_of(key) != row.context.end:
             raise CorruptError(
-                f"the commit that ends at {row.context.end} stands at {offset_of(key)}",
+                f"the commit that ends at {row.context.end} is stored at {offset_of(key)}",
                 where=self.segment.file,
             )
         return row

@@ -51,7 +51,9 @@ def committed_entries(
         if commit is None:
             return
         if offset < commit.context.local_offset:
-            raise _named(snapshot, _at(offset), "no commit holds it, and later ones are there")
+            raise _named(
+                snapshot, _at(offset), "it belongs to no commit, although later commits exist"
+            )
         if offset == commit.context.end - 1 and header.crc != commit.position.crc:
             raise _named(
                 snapshot, _at(offset), f"commit {commit.context.version} ends with another entry"
@@ -75,7 +77,7 @@ def newest_schemas(snapshot: Snapshot) -> Iterator[bytes]:
         record = schema(snapshot, bytes(digest))
         relation = pgoutput.parse_relation(split_schema_record(record)[0])
         if relation.full_name.encode() != bytes(name):
-            raise _named(snapshot, f"schema {digest.hex()}", "it is filed under another name")
+            raise _named(snapshot, f"schema {digest.hex()}", "it is stored under another name")
         yield record
 
 

@@ -22,7 +22,7 @@ def ill(source: str, gate: dict[str, Any] | None, now: float) -> Iterator[str]:
     if gate["open"]:
         yield (
             f"the commit gate of {source} is open: no candidate is left to wait for, and consumers may have what "
-            "the next server lacks"
+            "the next primary lacks"
         )
     for each in gate["candidates"]:
         if each["standing"] == "degraded":

@@ -15,7 +15,7 @@ def register(app: typer.Typer) -> None:
 
 
 def lake_verify(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
-    """Read every file of the lake and compare it with its checksums; exits 12 if one is damaged or gone."""
+    """Read every file of the lake and compare it with its checksums; exit with 12 if one is damaged or missing."""
     lake = lake_section(load_config(config))
     from spark_consumers.lakehouse.manifest import open_chain
     from spark_consumers.lakehouse.verify import verify
@@ -52,7 +52,7 @@ def lake_verify(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) ->
         for error in found.errors:
             output.error(error)
     raise CorruptError(
-        f"{len(found.errors)} files or snapshots of the lake are not what was written",
+        f"{len(found.errors)} files or snapshots of the lake are damaged or missing",
         where=lake.uri,
         repair="restore them from a backup, or copy their tables anew: tuskline table resync",
     )

@@ -195,7 +195,9 @@ def _captures(seen: Observation) -> Iterator[Metric]:
 def _gates(seen: Observation) -> Iterator[Metric]:
     position = _gauge("gate_lsn_bytes", "What ends at or below may be shown.", "source")
     stuck = _gauge("gate_stuck_seconds", "Since something passed while something waits.", "source")
-    opened = _gauge("gate_open", "1 while no candidate is left to wait for.", "source")
+    opened = _gauge(
+        "gate_open", "1 while the gate is open because no candidate is left to wait for.", "source"
+    )
     counted = _gauge(
         "gate_candidate_counted", "1 while the gate waits for it.", "source", "candidate"
     )

@@ -102,10 +102,10 @@ def refuse_quorum_of_one(settings: Config) -> None:
     section = settings.safekeepers
     if settings.quorum_source is not None and section.is_alone:
         raise ConfigError(
-            "this machine hosts one safekeeper, and a bridge here would take it for the whole quorum",
+            "this machine hosts one safekeeper, which a bridge here would use as the whole quorum",
             where="[safekeepers] addresses",
-            repair="run `tuskline keeper run` where safekeepers alone are to run, and the bridge where addresses"
-            f' names all of them; for a quorum of one write addresses = ["{section.listen}"]',
+            repair="on machines for safekeepers only, run `tuskline keeper run`; run the bridge where addresses"
+            f' lists all of them; for a quorum of one, set addresses = ["{section.listen}"]',
         )
 
 

@@ -53,7 +53,7 @@ class SafekeeperView:
         free, limit = self.own.get("free_bytes"), self.own.get("free_limit")
         if not self.hosted or not _fresh(self.own) or free is None or free >= (limit or 0):
             return ""
-        return f"{free} bytes are free, and {limit} are to stay so"
+        return f"{free} bytes are free, less than free_bytes = {limit}"
 
     @property
     def flush_lsn(self) -> str | None:
@@ -97,7 +97,7 @@ class QuorumView:
         if self.proposer_here and not self.quorum:
             words.append(f"a quorum is lost, commits hang: {self._why()}")
         if unlike := (self.proposer.get("membership") or {}).get("unlike"):
-            words.append(f"the membership is not the configured one: {unlike}")
+            words.append(f"the membership differs from the configured one: {unlike}")
         spare = self._all_members_heard()
         for each in self.safekeepers:
             if spare and each.told.get("member") is False:

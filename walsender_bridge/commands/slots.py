@@ -38,7 +38,7 @@ def register(app: typer.Typer) -> None:
 MaxAge = Annotated[
     float | None,
     typer.Option(
-        help="Take a proof for an answer for so many seconds once the primary is silent; max_age of [slots] unless given.",
+        help="Accept proofs up to this many seconds old while the primary does not answer; default: max_age in [slots].",
         min=0,
     ),
 ]

@@ -39,15 +39,15 @@ def judge(facts: dict[str, Any], rule: Rule, where: str) -> Iterator[Finding]:
         yield Finding(
             CHECK,
             where,
-            "all of gate.members stream from the server, so it is none of them",
+            "all of gate.members stream from the server, so the server is not one of them",
             Severity.WARNING,
-            repair="name the server's own slot in gate.members, too",
+            repair="add the server's own slot to gate.members",
         )
     if not facts["may_see"]:
         yield Finding(
             CHECK,
             where,
-            "the role may not see what streams from a slot, so no candidate can be relied on",
+            "the role cannot see which walsender uses a slot, so no candidate counts",
             Severity.ERROR if blocks else Severity.WARNING,
             repair="tuskline init --admin user=..., or GRANT pg_read_all_stats to it",
             cause=Cause.PRIVILEGE,

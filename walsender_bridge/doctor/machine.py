@@ -51,9 +51,9 @@ def laggards_fit(name: str, holds: int, max_laggard_bytes: int) -> Finding:
     return Finding(
         check,
         name,
-        f"{holds // megabyte} MB of WAL fit, and [safekeepers] max_laggard_bytes promises "
-        f"{max_laggard_bytes // megabyte} MB to a safekeeper that is away: once this is full, commits wait "
-        "until that one is let go, and it is rebuilt",
+        f"{holds // megabyte} MB of WAL fit, but [safekeepers] max_laggard_bytes keeps up to "
+        f"{max_laggard_bytes // megabyte} MB for a safekeeper that is down: once the disk is full, commits wait "
+        "until WAL is no longer kept for that one, and it has to be rebuilt",
         Severity.WARNING,
         repair="lower max_laggard_bytes below what fits, or give the safekeepers larger disks (wal_bytes)",
         cause=Cause.CONFIG,

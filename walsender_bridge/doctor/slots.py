@@ -276,13 +276,13 @@ def _idle(settings: Facts, where: str, *, standby: bool) -> Iterator[Finding]:
         return
     what, repair = (
         (
-            "a copy that is idle for so long is invalidated by the next checkpoint, or a promotion",
-            "set it to 0 here and reload, or see that the controller runs, which uses each copy in that time",
+            "a copy that is idle for that long is invalidated by the next checkpoint or a promotion",
+            "set it to 0 here and reload, or keep the controller running, which uses each copy in time",
         )
         if standby
         else (
-            "a candidate that is away for so long loses its physical slot, and a client its logical one",
-            "set it to 0 and reload, or longer than anybody is away",
+            "a candidate that is away for that long loses its physical slot, and a client its logical slot",
+            "set it to 0 and reload, or to more than the longest absence",
         )
     )
     yield Finding(

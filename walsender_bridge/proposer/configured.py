@@ -16,8 +16,8 @@ from walsender_bridge.proposer.member_changes import Address, MemberRequest
 from walsender_bridge.safekeeper.configuration import Configuration
 
 _REPAIR = (
-    "to go on with the members that there are, write their addresses alone into [safekeepers] addresses, start, and"
-    " let the others join with `tuskline safekeeper add`"
+    "to continue with the present members, list only their addresses in [safekeepers] addresses, start, and"
+    " add the others with `tuskline safekeeper add`"
 )
 
 
@@ -62,9 +62,9 @@ def difference(
     if len(members) != len(configured):
         told.append(f"{len(members)} safekeepers are the quorum, {len(configured)} are configured")
     if strangers:
-        told.append(f"configured, and no member: {', '.join(strangers)}")
+        told.append(f"configured, but not members: {', '.join(strangers)}")
     if elsewhere:
-        told.append(f"a member, and not configured: {', '.join(elsewhere)}")
+        told.append(f"members, but not configured: {', '.join(elsewhere)}")
     return "; ".join(told)
 
 

@@ -286,7 +286,7 @@ class Session:
             if self._links.by_peer.get(peer) is link:
                 self._broken(peer, error.what)
             if not isinstance(error, ConnectionFailedError):
-                self._fault(peer, f"no safekeeper of this version is there: {error.what}")
+                self._fault(peer, f"the peer is not a safekeeper of this version: {error.what}")
 
     def _broken(self, peer: int, reason: str) -> None:
         link = self._links.drop(peer)

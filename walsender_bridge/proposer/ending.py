@@ -17,7 +17,7 @@ _ERRORS: dict[StopReason, type[TusklineError]] = {
 }
 _REPAIRS = {
     StopReason.DISPLACED: "only one proposer may run: stop this one, or the other",
-    StopReason.OUTVOTED: "none is needed: it campaigns again in a higher term",
+    StopReason.OUTVOTED: "none needed: it campaigns again in a higher term",
     StopReason.FENCED: "attach the server that was promoted, or take the failover back",
     StopReason.OTHER_SERVER: "give each cluster safekeepers of its own",
     StopReason.AHEAD: "rebuild this server from a base backup and the safekeepers' WAL",

@@ -293,7 +293,7 @@ def abort(settings: Settings, *, seconds: float = 60.0) -> bool:
         try:
             _take_back(settings, info, deadline - time.monotonic())
         except OutvotedError as error:
-            _log.info("the abort is held up", reason=error.what)
+            _log.info("the abort is delayed", reason=error.what)
         else:
             return True
 

@@ -38,13 +38,13 @@ def _objection(peer: Peer, peers: Iterable[Peer], own: NodeId, streaming: Stream
     name = f"safekeeper {peer.identity:032x}"
     if any(other is not peer and other.identity == peer.identity for other in peers):
         return (
-            f"{name} answers at another address, too: one of the two is a copy of its disk, or both are one; "
-            "give each safekeeper one address, and a copy an empty data directory"
+            f"{name} also answers at another address: either one is a copy of the other's disk, or both are the same process; "
+            "give each safekeeper one address, and a copied one an empty data directory"
         )
     acknowledged = streaming is not None and peer.identity in streaming.acked
     if acknowledged and peer.greeting.node_id.term < own.term:
         return (
-            f"{name} has acknowledged WAL in term {own.term}, and knows nothing later than term "
+            f"{name} has acknowledged WAL in term {own.term}, but now knows no term later than "
             f"{peer.greeting.node_id.term}: its disk was rolled back; give it an empty data directory, and let it "
             "join as a new member"
         )

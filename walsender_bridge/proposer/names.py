@@ -74,14 +74,14 @@ class Names:
         if name is None:
             return ""
         if name.asked_at is not None and now - name.asked_at > SILENT_SECONDS:
-            return f"no answer about the name {host}: the name server is silent"
+            return f"could not resolve host name {host}: the name server does not answer"
         return name.fault
 
     def _run(self, name: _Name, host: str, port: int) -> None:
         try:
             name.answer = self._lookup(host, port)
         except (OSError, UnicodeError) as error:
-            name.answer = f"the name {host} is not found: {error}"
+            name.answer = f"could not resolve host name {host}: {error}"
 
     def _take(self, name: _Name, now: float) -> None:
         answer, name.answer = name.answer, None

@@ -55,7 +55,7 @@ class Scrub:
             return
         if same and found != received:
             _log.error(
-                "a segment is damaged, and is not served",
+                "a segment is damaged and will not be served",
                 segment=name,
                 crc=f"{found:08X}",
                 received=f"{received:08X}",
