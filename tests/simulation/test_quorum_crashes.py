@@ -59,6 +59,7 @@ SHOWN_BY = {
     "5: displaced by a vote alone": ("lone", 0),
     "5: outvoted for ever": ("lone", 0),
     "6: by position alone": ("rivals", 0),
+    "6: uncommitted epochs are compacted": ("epochs", 0),
     "7: restart_lsn goes back": ("mixed", 0),
     "8: an unbounded queue": ("mixed", 0),
     "8: laggards hold on": ("mixed", 0),

@@ -19,16 +19,19 @@ from walsender_bridge.proposer.effects import (
     PeerFault,
     PeerReceived,
     Primary,
+    PrimaryKeeps,
+    ReadWal,
     SendMessage,
     Stop,
     StopReason,
     Tick,
+    WalCompared,
 )
 from walsender_bridge.safekeeper import effects as e
 from walsender_bridge.safekeeper import messages as m
 from walsender_bridge.safekeeper.configuration import Configuration
 from walsender_bridge.safekeeper.core import Safekeeper
-from walsender_bridge.safekeeper.history import EpochEntry, History
+from walsender_bridge.safekeeper.history import MAX_ENTRIES, EpochEntry, History
 
 # -- 6: the pictures --------------------------------------------------------------------------------
 # One byte a record: R1 is at BASE, and a log with R1 and R2 ends at BASE + 2.
@@ -558,6 +561,43 @@ def test_30_a_failover_needs_a_complete_record() -> None:
         reply = m.VoteReply(m.NodeId(2, 100), BASE, 0, 0, BASE, log, members)
         told += proposer.step(PeerReceived(peer, reply))
     assert [each.reason for each in told if isinstance(each, Stop)] == [StopReason.OTHER_HISTORY]
+
+
+def test_33_a_dead_member_bars_nobody_from_office_after_many_epochs() -> None:
+    """It holds back the restart LSN, and with it every epoch since, all in one segment or not."""
+    entries = tuple(EpochEntry(n + 1, 100 + n, 1) for n in range(MAX_ENTRIES))
+    end, term = 100 + MAX_ENTRIES, MAX_ENTRIES
+    core = proposer(end)
+    core.step(PrimaryKeeps(96))
+    for peer in (0, 1):
+        core.step(PeerReceived(peer, held(peer + 1, term, end)))
+    told = []
+    for peer in (0, 1):
+        vote = m.VoteReply(core.node_id, end, end - 1, 100, 100, History(entries), MEMBERS)
+        told += core.step(PeerReceived(peer, vote))
+    assert [type(each) for each in told] == [CompareWal], told
+    core.step(WalCompared(0, end, equal=True))
+    assert core.phase == "leading"
+    assert len(core.history.entries) == MAX_ENTRIES
+    # The dead one returns: what it has of the log is told apart no longer, so it begins anew.
+    state = e.ControlState(3, INFO, m.NodeId(1, 11), History(entries[:1]), MEMBERS)
+    laggard = Safekeeper(state, 101)
+    core.step(PeerReceived(2, held(3)))
+    (voted,) = sent(
+        drive(laggard, 5, greeting(22), m.Vote(core.node_id, m.Purpose.ATTACH, 1, MEMBERS)),
+        m.VoteReply,
+    )
+    assert isinstance(voted, m.VoteReply)
+    (asked,) = core.step(PeerReceived(2, voted))
+    assert isinstance(asked, SendMessage)
+    assert isinstance(asked.message, m.Elected)
+    assert asked.message.rebuild
+    done = drive(laggard, 5, asked.message)
+    assert e.ResetWal(asked.message.start_lsn) in done, done
+    (ack,) = sent(done, m.AppendAck)
+    assert isinstance(ack, m.AppendAck)
+    fed = core.step(PeerReceived(2, ack))
+    assert [type(each) for each in fed] == [ReadWal], fed
 
 
 def test_27_a_safekeeper_that_lost_its_disk_is_not_asked_for_its_vote() -> None:

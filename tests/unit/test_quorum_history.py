@@ -86,9 +86,46 @@ def test_a_history_that_goes_back_or_is_endless_is_refused() -> None:
         log((2, 10), (1, 20))
     with pytest.raises(CorruptError):
         log((1, 20), (2, 10))
-    full = History(tuple(EpochEntry(n + 1, n, 1) for n in range(MAX_ENTRIES)))
-    with pytest.raises(NotSupportedError, match="epochs since"):
-        full.succeeded(MAX_ENTRIES + 5, [EpochEntry(MAX_ENTRIES + 9, MAX_ENTRIES + 5, 1)])
+    full = History(tuple(EpochEntry(n + 1, n, 1) for n in range(MAX_ENTRIES + 1)))
+    with pytest.raises(NotSupportedError, match="known to be committed"):
+        full.compacted(MAX_ENTRIES, 0)
+    assert len(full.compacted(MAX_ENTRIES, 2).entries) == MAX_ENTRIES
+
+
+LONG = log((1, 10), (2, 40), (2, 50, 2), (3, 60, 2), (4, 70, 2), (5, 80, 2))
+
+
+@pytest.mark.parametrize(
+    ("limit", "commit", "left"),
+    [
+        (6, 90, LONG),
+        (5, 90, log((2, 10), (2, 50, 2), (3, 60, 2), (4, 70, 2), (5, 80, 2))),
+        (4, 90, log((3, 10), (3, 50, 2), (4, 70, 2), (5, 80, 2))),
+        (1, 90, log((5, 10), (5, 50, 2))),  # timelines are never given up
+        (1, 71, log((4, 10), (4, 50, 2), (5, 80, 2))),
+        (1, 70, log((3, 10), (3, 50, 2), (4, 70, 2), (5, 80, 2))),  # nor what may not be committed
+        (1, 10, LONG),
+    ],
+)
+def test_committed_epochs_become_one_for_each_timeline(
+    limit: int, commit: int, left: History
+) -> None:
+    compacted = LONG.compacted(limit, commit)
+    assert compacted == left
+    assert [compacted.timeline_at(at) for at in range(10, 99)] == [
+        LONG.timeline_at(at) for at in range(10, 99)
+    ]
+
+
+def test_a_log_of_an_epoch_that_was_given_up_has_nothing_in_common() -> None:
+    leader = LONG.compacted(3, 90)
+    assert divergence(log((1, 10), (2, 40)), 49, leader, 90) is None
+    assert divergence(log((1, 10), (2, 40), (2, 50, 2), (3, 60, 2)), 65, leader, 90) is None
+    assert divergence(LONG, 75, leader, 90) == 75
+    # One that began anew, and ends below where its epoch began.
+    assert divergence(leader, 55, LONG.compacted(2, 90), 90) is None
+    assert divergence(leader, 55, leader, 90) == 55
+    assert leader.rank(55) < LONG.rank(71)
 
 
 def test_timelines_are_those_of_the_entries() -> None:

@@ -374,11 +374,9 @@ class Proposer:
             raise DivergedError("the safekeepers hold no complete record to fail over to")
         log = best.history
         origin = self.primary.lineage if self.primary else lineage.of_log(log, self.vcl)
-        term = self.node_id.term
-        entries = lineage.successors(log, self.vcl, term, origin)
-        restart = max(election.restart(reply, best, self.vcl) for reply in voters)
-        floor = restart - restart % self.server.segment_size
-        self.history = log.succeeded(self.vcl, entries).pruned(floor)
+        entries = lineage.successors(log, self.vcl, self.node_id.term, origin)
+        size, epochs = self.server.segment_size, self.limits.epochs
+        self.history = election.history(best, voters, self.vcl, entries, size, epochs)
         self.phase = Phase.COMPARING
         return self._compare()
 

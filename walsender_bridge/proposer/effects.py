@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import TypeAlias
 
 from walsender_bridge.safekeeper.configuration import Configuration
+from walsender_bridge.safekeeper.history import MAX_ENTRIES
 from walsender_bridge.safekeeper.messages import (
     HotStandbyFeedback,
     NodeId,
@@ -25,7 +26,7 @@ from walsender_bridge.safekeeper.value import value
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """In bytes, but for ticks. Memory for WAL is at most `queue_bytes + inflight_bytes * number of safekeepers`."""
+    """In bytes, but for ticks and epochs. Memory for WAL is at most `queue_bytes + inflight_bytes * number of safekeepers`."""
 
     queue_bytes: int = 48 << 20
     #: Sent to one safekeeper and not acknowledged by it.
@@ -40,6 +41,8 @@ class Limits:
     compare_bytes: int = 64 << 10
     #: Not bytes: how long a proposer that was outvoted waits at least before it campaigns again (`rivals.py`).
     patience_ticks: int = 8
+    #: How many epochs a history tells apart, as long as older ones are committed.
+    epochs: int = MAX_ENTRIES
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable
 
 from walsender_bridge.errors import CorruptError, DivergedError
 from walsender_bridge.proposer.effects import Primary
-from walsender_bridge.safekeeper.history import divergence
+from walsender_bridge.safekeeper.history import EpochEntry, History, divergence
 from walsender_bridge.safekeeper.messages import SafekeeperGreeting, ServerInfo, VoteReply
 from walsender_bridge.wire.lsn import format_lsn
 
@@ -54,6 +54,25 @@ def restart(reply: VoteReply, best: VoteReply, vcl: int) -> int:
     """
     point = divergence(reply.history, reply.flush_lsn, best.history, vcl)
     return 0 if point is None else min(reply.restart_lsn, point)
+
+
+def history(
+    best: VoteReply,
+    voters: Collection[VoteReply],
+    vcl: int,
+    successors: Iterable[EpochEntry],
+    segment_size: int,
+    max_epochs: int,
+) -> History:
+    """The best log's history, then `successors`: without what all members have, and compacted. Raises `NotSupportedError`."""
+    everywhere = max(restart(reply, best, vcl) for reply in voters)
+    pruned = best.history.succeeded(vcl, successors).pruned(everywhere - everywhere % segment_size)
+    return pruned.compacted(max_epochs, committed(voters))
+
+
+def committed(voters: Iterable[VoteReply]) -> int:
+    """Up to where a quorum has the best log, as far as these voters have been told."""
+    return max((reply.commit_lsn for reply in voters), default=0)
 
 
 def end(reply: VoteReply) -> int:

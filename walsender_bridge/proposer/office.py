@@ -63,7 +63,7 @@ class Office:
         primary_begin: int | None,
     ) -> "Office":
         """The office of who has this quorum of votes; `best` is the most advanced of them."""
-        commit = max([0, best.commit_lsn, *(reply.commit_lsn for reply in voters)])
+        commit = election.committed([best, *voters])
         restart = max((election.restart(reply, best, vcl) for reply in voters), default=0)
         streaming = Streaming(
             peers,
@@ -89,7 +89,9 @@ class Office:
             effects = self._holds(peer, reply.configuration.generation)
             return [*effects, *self._configure(peer), *streaming.start(peer, reply.flush_lsn)]
         start = reply.flush_lsn if taken else self._divergence(reply)
-        rebuild = start is None or not streaming.can_feed(start)
+        # A log of a compacted history can end where this one begins only later.
+        begin = self.history.entries[0].start_lsn
+        rebuild = start is None or start < begin or not streaming.can_feed(start)
         if rebuild or start is None:
             start = max(streaming.oldest_kept(), self._first_segment())
             peer.begin_lsn = start
@@ -111,7 +113,8 @@ class Office:
         """The first segment that begins inside the history: a log that begins anew begins there at the earliest.
 
         It is committed, though perhaps no voter remembers: a history is cut off only up to the segment of an LSN
-        that every member has (rule 7), and its oldest epoch reaches beyond that segment's start.
+        that every member has (rule 7), its oldest epoch reaches beyond that segment's start, and a compacted history
+        begins where it began before.
         """
         size = self.streaming.segment_size
         return -(-self.history.entries[0].start_lsn // size) * size

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from walsender_bridge.errors import CorruptError, NotSupportedError
 from walsender_bridge.wire.lsn import format_lsn
 
-#: Non-empty epochs above the restart LSN, one for each start of a proposer that was sent WAL. The messages
-#: that carry a history are bounded by it.
+#: Non-empty epochs, one for each start of a proposer that was sent WAL: the messages that carry a history are
+#: bounded by it. Beyond it the oldest are told apart no longer (`History.compacted`).
 MAX_ENTRIES = 2048
 
 
@@ -104,18 +104,12 @@ class History:
         """This history cut at `end_lsn`, then `successors`, without epochs that hold no byte.
 
         An empty epoch can be left out: the one before it ends where it would have ended.
-        Raises `NotSupportedError` beyond `MAX_ENTRIES`.
         """
         chain = [entry for entry in self.entries if entry.start_lsn < end_lsn]
         for entry in successors:
             while chain and chain[-1].start_lsn == entry.start_lsn:
                 chain.pop()
             chain.append(entry)
-        if len(chain) > MAX_ENTRIES:
-            raise NotSupportedError(
-                f"{len(chain)} epochs since the restart LSN",
-                repair="bring back, or replace, the safekeeper that holds the restart LSN",
-            )
         return History(tuple(chain))
 
     def pruned(self, horizon: int) -> "History":
@@ -125,6 +119,33 @@ class History:
         """
         below = [entry for entry in self.entries if entry.start_lsn < horizon]
         return History(self.entries[max(len(below) - 1, 0) :])
+
+    def compacted(self, limit: int, commit_lsn: int) -> "History":
+        """With `limit` entries at most, as far as that goes below `commit_lsn`: the oldest become one for each timeline.
+
+        It has the epoch of the last of them, so a log that ends in an older epoch has no entry in common any more and
+        begins anew. Nothing is lost by that: the last of them starts below `commit_lsn`, so a majority has its bytes,
+        and none of that majority is such a log. For the same reason the epoch may be claimed for older bytes: a log
+        that ends among them is still less advanced than any of the majority. Raises `NotSupportedError` if more than
+        `MAX_ENTRIES` are left.
+        """
+        result = self.entries
+        starts: dict[int, int] = {}
+        for index, entry in enumerate(self.entries):
+            if len(result) <= limit or entry.start_lsn >= commit_lsn:
+                break
+            starts.setdefault(entry.timeline, entry.start_lsn)
+            oldest = [
+                EpochEntry(entry.epoch, start, timeline) for timeline, start in starts.items()
+            ]
+            result = (*oldest, *self.entries[index + 1 :])
+        if len(result) > MAX_ENTRIES:
+            raise NotSupportedError(
+                f"{len(result)} epochs and timelines above {format_lsn(commit_lsn)}, the last LSN that is known "
+                "to be committed",
+                repair="see why no proposer stays in office until a quorum has committed its WAL",
+            )
+        return History(result)
 
 
 def divergence(log: History, flush_lsn: int, leader: History, leader_end: int) -> int | None:

@@ -171,6 +171,16 @@ def _by_position_alone() -> list[Patch]:
     return [(core, "divergence", alone), (office, "divergence", alone)]
 
 
+def _uncommitted_epochs_compacted() -> list[Patch]:
+    """Rule 6: a full history gives up its oldest epochs, committed or not."""
+    compacted = History.compacted
+
+    def bold(self: History, limit: int, _commit_lsn: int) -> History:
+        return compacted(self, limit, self.entries[-1].start_lsn + 1)
+
+    return [(History, "compacted", bold)]
+
+
 def _restart_goes_back() -> list[Patch]:
     """Rule 7: the last one that was told is believed."""
     return [(core, "greatest_restart", lambda _known, told: told)]
@@ -284,6 +294,7 @@ MUTANTS: Mapping[str, Callable[[], list[Patch]]] = {
     "5: displaced by a vote alone": _displaced_by_a_vote,
     "5: outvoted for ever": _outvoted_for_ever,
     "6: by position alone": _by_position_alone,
+    "6: uncommitted epochs are compacted": _uncommitted_epochs_compacted,
     "7: restart_lsn goes back": _restart_goes_back,
     "8: an unbounded queue": _unbounded_queue,
     "8: laggards hold on": _laggards_hold_on,

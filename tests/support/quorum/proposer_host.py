@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from walsender_bridge.proposer import effects as e
@@ -52,7 +53,7 @@ class ProposerHost:
             world.configuration,
             len(world.safekeepers),
             purpose=purpose,
-            limits=LIMITS,
+            limits=replace(LIMITS, epochs=world.faults.epochs),
             primary_begin=server.keeps if server else None,
             above=above,
         )

@@ -24,6 +24,7 @@ from walsender_bridge.safekeeper.effects import (
     ResetWal,
     TruncateWal,
 )
+from walsender_bridge.safekeeper.history import MAX_ENTRIES
 from walsender_bridge.safekeeper.messages import Message, Purpose, ServerInfo
 
 SEGMENT = 16
@@ -71,6 +72,8 @@ class Faults:
     retires: float = 0.0
     #: How much WAL a safekeeper's disk takes (None: no limit). Then one of them is away for long, too.
     capacity: int | None = None
+    #: How many epochs a history tells apart.
+    epochs: int = MAX_ENTRIES
 
 
 #: Something of everything; promotions and proposers that do not know of each other; lost and full disks; memberships that shrink and grow
@@ -113,6 +116,14 @@ CHANGES = Faults(
 LONE = Faults({"break": 2, "crash": 2, "proposer": 8, "server": 1}, every=25.0, slow=0.3)
 #: Disks that hold less than a laggard may lag behind.
 SMALL = Faults({"break": 4, "crash": 5, "proposer": 4}, every=20.0, slow=0.1, capacity=128)
+#: Histories that are full after some elections, promotions among them.
+EPOCHS = Faults(
+    {"break": 3, "crash": 6, "proposer": 8, "zombie": 1, "promote": 1, "members": 3, "disk": 2},
+    every=15.0,
+    crash_at_election=0.05,
+    slow=0.1,
+    epochs=2,
+)
 POWER = replace(RIVALS, crash_at_effect=0.01, crash_at_election=0.15)
 PROFILES = {
     "power": POWER,
@@ -122,6 +133,7 @@ PROFILES = {
     "changes": CHANGES,
     "lone": LONE,
     "small": SMALL,
+    "epochs": EPOCHS,
 }
 
 
