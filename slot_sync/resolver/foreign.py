@@ -3,9 +3,15 @@
 Safety: a slot is ours by its marker (`Copy.marker`), never by its name, which anybody may take once ours is gone. A slot
 is only dropped here if a record names it, or its name is one that no client uses and the server has been
 promoted. Everything else is told to whoever looks, with the repair, and left alone.
+
+A copy with a controller's marker that our record does not name is another record's: of a controller on another machine, or
+of one that has lost its folder. Our record can say nothing of it, so nobody knows whether it is safe. Whoever has the turn
+to act takes it over (`record.py`) as if it were just reserved. From then on it is asked for all that a copy is asked
+for, of which nothing rests on who made it: so a copy that came with a backup is never READY before it is proven here.
 """
 
 from collections.abc import Iterable
+from hashlib import sha256
 
 from slot_sync.resolver.epoch import precedes
 from slot_sync.resolver.observed import (
@@ -21,11 +27,58 @@ from slot_sync.resolver.transitions import Action, Drop, Nothing, Reason, State,
 
 #: The first major on which somebody can make a logical slot on a standby (server_version_num).
 _FIRST_WITH_OWN_SLOTS = 160000
+_WAIT = Wait()
 
 
 def is_ours(remembered: CopyRecord, here: Copy) -> bool:
     """The slot under the real name is the one that we made, or PostgreSQL's own copy."""
     return here.synced or (here.marker is not None and here.marker == remembered.marker)
+
+
+def temporary_prefix(name: str) -> str:
+    """What the temporary names, and so the markers, begin with that controllers give to copies of that slot."""
+    return f"{TEMPORARY_PREFIX}{name[:24]}_{sha256(name.encode()).hexdigest()[:8]}_"
+
+
+def _is_kept_elsewhere(name: str, remembered: CopyRecord, here: Copy) -> bool:
+    """A controller made it as a copy of that slot, it can be used, and our record does not name it."""
+    return (
+        here.marker is not None
+        and here.marker.startswith(temporary_prefix(name))
+        and not is_ours(remembered, here)
+        and here.invalidation is None
+        and here.wal_present is True
+    )
+
+
+def kept_elsewhere(name: str, remembered: CopyRecord, standby: Standby) -> Copy | None:
+    """The copy of that slot, proven or not, that a controller with another record has made."""
+    here = standby.slot(name)
+    if here is not None:
+        return here if _is_kept_elsewhere(name, remembered, here) else None
+    if standby.slot(remembered.temporary_name or "") is not None:
+        return None
+    prefix = temporary_prefix(name)
+    return next((each for each in standby.slots if each.name.startswith(prefix)), None)
+
+
+def elsewhere(
+    name: str, remembered: CopyRecord, copy: Copy, *, counts: bool = True, action: Action = _WAIT
+) -> Transition:
+    """The transition of a copy that our record does not name, and another's may."""
+    return Transition(
+        name,
+        remembered.state,
+        State.KEPT_ELSEWHERE,
+        Reason.OTHER_CONTROLLER,
+        "a controller with another record made the copy, and what is recorded here says nothing of it",
+        repair="ask where that controller runs; or end it and run `tuskline slots sync` here, which proves the copy"
+        if counts
+        else "",
+        evidence={"copy": copy.name, "marker": copy.marker, "active_pid": copy.active_pid},
+        action=action,
+        counts=counts,
+    )
 
 
 def foreign_slot(
@@ -58,6 +111,9 @@ def foreign_slot(
             if unproven_copy.active_pid is not None or unproven_copy.database is None
             else Drop(unproven_copy.name, unproven_copy.database)
         )
+    same_kind = (here.plugin, here.database) == (slot.plugin, slot.database)
+    if same_kind and _is_kept_elsewhere(slot.name, remembered, here):
+        return elsewhere(slot.name, remembered, here, action=action)
     if _is_stale(here, slot, standby):
         return Transition(
             slot.name,
@@ -108,6 +164,8 @@ def unexpected(
 ) -> list[Transition]:
     """Logical slots of the standby that no slot to keep explains, as far as somebody should know of them."""
     ours = {each.temporary_name for each in record.copies.values()}
+    theirs = (kept_elsewhere(name, record.of(name), standby) for name in expected)
+    ours |= {name for copy in theirs if copy is not None for name in (copy.name, copy.marker)}
     result = []
     for here in sorted(standby.slots, key=lambda each: each.name):
         if here.plugin is None or here.name in expected or here.name in ours:
@@ -136,6 +194,8 @@ def unexpected(
                     counts=False,
                 )
             )
+        elif _is_kept_elsewhere(here.name, record.of(here.name), here):
+            result.append(elsewhere(here.name, record.of(here.name), here, counts=False))
         elif _is_stale(here, primary.logical(here.name), standby):
             result.append(
                 Transition(

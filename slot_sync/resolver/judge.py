@@ -31,6 +31,8 @@ from slot_sync.resolver.transitions import (
 AHEAD_POLLS = 3
 #: The part of idle_replication_slot_timeout after which a copy that has nowhere to go is used for a moment.
 IDLE_SHARE = 0.25
+#: States, as they are remembered, of a copy that is looked at first.
+_NEW = frozenset({"", State.RESERVING, State.MISSING, State.KEPT_ELSEWHERE})
 #: Bytes that a copy may be behind its slot and still be READY: a segment of WAL.
 LAG_BYTES = 16 * 1024 * 1024
 
@@ -175,7 +177,7 @@ def _follow(view: View, standby: Standby) -> Action:
         and any(s.restart_lsn == slot.restart_lsn and s.snapshot_complete for s in standby.slots)
     ):
         return SetFields(copy.name, copy.database, slot.restart_lsn, target, slot.catalog_xmin)
-    first = not copy.snapshot_complete and view.record.state in {"", State.RESERVING, State.MISSING}
+    first = not copy.snapshot_complete and view.record.state in _NEW
     idle = view.idle_share > IDLE_SHARE
     if forward or ((first or idle) and target == copy.confirmed_flush_lsn):
         return Advance(copy.name, copy.database, target)

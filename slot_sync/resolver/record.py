@@ -1,8 +1,8 @@
 """What is remembered after a poll: what was seen, and what is about to be done.
 
 Safety: it is written down *before* the actions are carried out. So a slot that we made is always named by it, whatever
-ends in the middle, and a slot that it does not name is not ours. What a crash leaves of an action is seen at the next
-poll: a reservation that is not there was not made; a rename has ended when the old name is gone.
+ends in the middle; a slot that it does not name is not ours before it is taken over. What a crash leaves of an action is
+seen at the next poll: a reservation that is not there was not made; a rename has ended when the old name is gone.
 
 What is proven belongs to an epoch. When none is held, or another, it is forgotten, and so is when the copies were seen.
 Whoever leaves a copy's record as it was, because an action on it is under way, does not keep it from being forgotten:
@@ -15,7 +15,7 @@ from dataclasses import replace
 from slot_sync.resolver.client import confirmed_so_far
 from slot_sync.resolver.conditions import View, is_heard, is_held, needed_from, xmin_is_decoded
 from slot_sync.resolver.epoch import epoch_key, is_linked, setup_problem
-from slot_sync.resolver.foreign import is_ours
+from slot_sync.resolver.foreign import is_ours, kept_elsewhere
 from slot_sync.resolver.judge import view_of
 from slot_sync.resolver.native import remember_synced
 from slot_sync.resolver.observed import (
@@ -81,6 +81,8 @@ def _remembered(
     generation: int,
 ) -> CopyRecord:
     before = record.of(name)
+    if transition is not None and transition.reason is Reason.OTHER_CONTROLLER:
+        return _taken_over(before, standby, transition)
     here = standby.slot(name)
     unproven = standby.slot(before.temporary_name or "")
     after = _names(before, here, unproven)
@@ -131,6 +133,25 @@ def _remembered(
     if isinstance(transition.action, Rename):
         return replace(after, renaming=True)
     return after
+
+
+def _taken_over(before: CopyRecord, standby: Standby, transition: Transition) -> CopyRecord:
+    """The record of a copy that another controller has made: it is ours from now on, and nothing is known of it.
+
+    Where its client was seen is of the slot, and stays. After a rename that was cut off the copy has both names.
+    """
+    copy = kept_elsewhere(before.name, before, standby)
+    if copy is None or not transition.counts:
+        return before
+    both = before.temporary_name or copy.marker or copy.name
+    return CopyRecord(
+        before.name,
+        made=not copy.has_temporary_name,
+        temporary_name=both if standby.slot(both) is not None else None,
+        marker=copy.marker,
+        confirmed=before.confirmed,
+        state=transition.after,
+    )
 
 
 def _names(before: CopyRecord, here: Copy | None, unproven: Copy | None) -> CopyRecord:

@@ -37,6 +37,8 @@ a temporary name that no record knows        LEFTOVER      unproven_name        
 a foreign slot that nobody can have made     STALE_BACKUP  from_a_backup         Nothing
 in recovery, or that is L of long ago
 L was here when this was the primary         LEFTOVER      old_primary           Drop
+C by a marker that our record does not name  KEPT_         other_controller      Wait (it is ours from the
+                                             ELSEWHERE                           next poll on, if we act)
 another foreign slot of L's name             CONFLICT      name_taken            Nothing (Drop our own
                                                                                  temporary C)
 L is lost                                    INVALID       lost_on_primary       Wait
@@ -68,7 +70,6 @@ every action on them becomes Wait, or Nothing: that is for its own worker.
 
 from dataclasses import replace
 from fnmatch import fnmatchcase
-from hashlib import sha256
 
 from slot_sync.resolver.epoch import (
     Problem,
@@ -77,7 +78,15 @@ from slot_sync.resolver.epoch import (
     physical_slot,
     setup_problem,
 )
-from slot_sync.resolver.foreign import foreign_slot, is_ours, unexpected, unproven
+from slot_sync.resolver.foreign import (
+    elsewhere,
+    foreign_slot,
+    is_ours,
+    kept_elsewhere,
+    temporary_prefix,
+    unexpected,
+    unproven,
+)
 from slot_sync.resolver.judge import drop, judge
 from slot_sync.resolver.native import judge_by_sql
 from slot_sync.resolver.observed import (
@@ -164,7 +173,11 @@ def resolve(
             ),
             *(_no_such_slot(name, record) for name in unknown),
         ]
-    strangers = unexpected(primary, standby, record, frozenset(expected))
+    strangers = [
+        each
+        for each in unexpected(primary, standby, record, frozenset(expected))
+        if each.counts or each.slot not in unknown
+    ]
     told = {each.slot for each in strangers}
     return [
         *left_over,
@@ -320,6 +333,9 @@ def _one(
     if copy is not None and slot.failover and standby.native_sync and not copy.synced:
         return _gives_way(copy, remembered, linked=is_linked(primary, standby))
     if copy is None:
+        theirs = kept_elsewhere(name, remembered, standby)
+        if theirs is not None:
+            return elsewhere(name, remembered, theirs)
         link = None if is_linked(primary, standby) else link_problem(primary, standby)
         return _missing(slot, remembered, standby, link)
     return judge(slot, copy, primary, standby, record)
@@ -431,4 +447,4 @@ def _missing(
 
 def temporary_name(name: str, clock: int) -> str:
     """A name for an unproven copy that no other copy ever had: at most 63 letters, and the slot's for a reader."""
-    return f"{TEMPORARY_PREFIX}{name[:24]}_{sha256(name.encode()).hexdigest()[:8]}_{clock:x}"
+    return f"{temporary_prefix(name)}{clock:x}"

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from slot_sync.resolver import client
 from slot_sync.resolver.conditions import starts_whole
-from slot_sync.resolver.foreign import is_ours
+from slot_sync.resolver.foreign import elsewhere, is_ours, kept_elsewhere
 from slot_sync.resolver.native import synced_before
 from slot_sync.resolver.observed import CopyRecord, Record, Standby, Terms
 from slot_sync.resolver.transitions import Nothing, Reason, State, Transition, Wait
@@ -90,6 +90,9 @@ def primary_is_silent(
         return replace(found_by_sql, not_known=unknown)
     evidence: dict[str, object] = {}
     not_known: tuple[str, ...] = (SLOTS_UNKNOWN,)
+    theirs = kept_elsewhere(remembered.name, remembered, standby)
+    if theirs is not None:
+        return replace(elsewhere(remembered.name, remembered, theirs), not_known=not_known)
     proven_at = remembered.proven_at
     if proven_at is None:
         return found(

@@ -24,6 +24,7 @@ class State(StrEnum):
     LEFTOVER = "LEFTOVER"
     BLOCKED = "BLOCKED"
     STALE_BACKUP = "STALE_BACKUP"
+    KEPT_ELSEWHERE = "KEPT_ELSEWHERE"
     CLIENT_AHEAD = "CLIENT_AHEAD"
     SYNCED = "SYNCED"
 
@@ -98,12 +99,20 @@ class Reason(StrEnum):
     DESELECTED = "deselected"
     NAME_TAKEN = "name_taken"
     FROM_A_BACKUP = "from_a_backup"
+    OTHER_CONTROLLER = "other_controller"
     OLD_PRIMARY = "old_primary"
     UNPROVEN_NAME = "unproven_name"
 
 
 #: Nobody knows whether it is safe: neither a yes nor a no.
-UNDECIDED = frozenset({Reason.STANDBY_UNREACHABLE, Reason.PROVEN_LONG_AGO, Reason.SYNCED_ONLY})
+UNDECIDED = frozenset(
+    {
+        Reason.STANDBY_UNREACHABLE,
+        Reason.PROVEN_LONG_AGO,
+        Reason.SYNCED_ONLY,
+        Reason.OTHER_CONTROLLER,
+    }
+)
 
 
 @dataclass(frozen=True)

@@ -4,15 +4,17 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import psycopg
 import pytest
 
 from slot_sync.apply import carry_out
-from slot_sync.controller import Controller
+from slot_sync.controller import Controller, look
 from slot_sync.plan import Candidate
 from slot_sync.resolver.resolver import GONE_POLLS
-from slot_sync.resolver.transitions import Action, State
+from slot_sync.resolver.transitions import Action, Reason, State
 from slot_sync.sessions import Sessions
 from tests.support import extension
 from tests.support.slot_copies import decoded, inspect, rows, slot_names
@@ -161,6 +163,38 @@ def test_21_a_foreign_slot_of_the_name_is_left_alone_and_the_others_go_on(
     assert taken.repair
     assert not report.ready
     assert inspect(synced_pair.pair.standby, "taken") == before
+
+
+def test_43_a_second_machine_leaves_good_copies_alone_and_takes_them_over(
+    synced_pair: SlotStack, tmp_path: Path
+) -> None:
+    pair = synced_pair.pair
+    pair.make_slot("kept")
+    elsewhere = replace(synced_pair.plan(), folder=tmp_path / "elsewhere")
+    with synced_pair.controller() as first:
+        synced_pair.until(first, "READY", "kept")
+        before = inspect(pair.standby, "kept")
+        found = look(elsewhere)
+        (kept,) = found[STANDBY].transitions
+        assert (kept.after, kept.reason) == (State.KEPT_ELSEWHERE, Reason.OTHER_CONTROLLER)
+        assert found.ready is None
+        assert "drop" not in " ".join(found[STANDBY].ill)
+        assert first.once(10).ready
+        assert inspect(pair.standby, "kept") == before
+    with Controller(elsewhere) as second:
+        synced_pair.until(second, "READY", "kept")
+        assert look(elsewhere).ready
+        # It is the same copy, and the first machine knows it still.
+        assert inspect(pair.standby, "kept")["marker"] == before["marker"]
+        assert synced_pair.states(second) == {"kept": State.READY}
+        # One that the second machine makes anew is not the first one's.
+        pair.on_standby("SELECT tuskline_slots.drop('kept')")
+        synced_pair.until(second, "READY", "kept")
+    (kept,) = look(synced_pair.plan())[STANDBY].transitions
+    assert kept.after is State.KEPT_ELSEWHERE
+    with synced_pair.controller() as first:
+        synced_pair.until(first, "READY", "kept")
+    assert inspect(pair.standby, "kept")["marker"] != before["marker"]
 
 
 def test_21_a_slot_that_takes_the_name_of_our_copy_is_not_taken_for_it(

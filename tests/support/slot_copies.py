@@ -123,7 +123,7 @@ class Pair:
         """Advance a copy until a decoder's snapshot for it is on the standby."""
 
         def proven() -> bool:
-            self.on_primary("INSERT INTO shop SELECT coalesce(max(id), 0) + 1, 'proof' FROM shop")
+            self.on_primary("INSERT INTO shop SELECT least(min(id), 0) - 1, 'proof' FROM shop")
             self.advance(name, source)
             return bool(inspect(self.standby, name)["snapshot_present"])
 

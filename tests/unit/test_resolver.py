@@ -522,6 +522,79 @@ def test_31_a_slot_from_a_backup_is_named_and_left_alone(version: int) -> None:
     assert found.after is State.STALE_BACKUP
 
 
+#: A copy that a controller with another record has made.
+THEIRS = replace(COPY, marker=temporary_name("kept", 5))
+
+
+def taken_over(here: Standby, before: Record) -> CopyRecord:
+    """What is remembered once it was found to be kept elsewhere."""
+    (found,) = resolve(PRIMARY, here, before, ALL)
+    assert (found.after, found.reason) == (State.KEPT_ELSEWHERE, Reason.OTHER_CONTROLLER)
+    assert found.undecided
+    assert "drop" not in found.repair
+    return remember(before, PRIMARY, here, [found]).of("kept")
+
+
+@pytest.mark.parametrize("version", [150018, 180000])
+def test_43_another_controllers_copy_is_taken_over_as_one_just_reserved(version: int) -> None:
+    here = standby(THEIRS, version=version)
+    known = taken_over(here, Record())
+    assert known == CopyRecord("kept", made=True, marker=THEIRS.marker, state=State.KEPT_ELSEWHERE)
+    found = answered(here=here, known=record(known))
+    assert (found.after, found.reason) == (State.SUSPECT, Reason.NOT_HEARD)
+    # One that was made anew since we looked: where its client was is true of it, too, and nothing else.
+    known = taken_over(here, record())
+    assert (known.confirmed, known.decoded_at, known.proven_in) == (KNOWN.confirmed, None, None)
+    # With the primary silent nobody knows either.
+    found = answered(None, here, record())
+    assert (found.after, found.undecided) == (State.KEPT_ELSEWHERE, True)
+
+
+def test_43_another_controllers_unproven_copy_is_taken_over() -> None:
+    theirs = replace(THEIRS, name=THEIRS.marker or "")
+    known = taken_over(standby(theirs), Record())
+    assert (known.temporary_name, known.made) == (theirs.name, False)
+    # After a rename that was cut off the copy has both names.
+    both = standby(THEIRS, theirs)
+    known = taken_over(both, Record())
+    assert (known.temporary_name, known.made) == (theirs.name, True)
+    assert answered(here=both, known=record(known)).action == Drop(theirs.name, "shop")
+
+
+def test_43_a_copy_that_is_not_to_be_kept_here_is_told_and_left_alone() -> None:
+    stray = replace(THEIRS, name="stray", marker=temporary_name("stray", 5))
+    only_kept = Selection(frozenset({"kept"}))
+    found = resolve(PRIMARY, standby(COPY, stray), record(), only_kept)
+    told = only(found, "stray")
+    assert (told.after, told.counts, told.repair) == (State.KEPT_ELSEWHERE, False, "")
+    assert not remember(record(), PRIMARY, standby(COPY, stray), found).of("stray").made
+    # Named here, with no such slot on the primary: that is what counts.
+    found = resolve(PRIMARY, standby(COPY, stray), record(), Selection(frozenset({"stray"})))
+    assert only(found, "stray").reason is Reason.NO_SUCH_SLOT
+
+
+@pytest.mark.parametrize("version", [150018, 180000])
+@pytest.mark.parametrize(
+    "useless", [{"wal_present": False}, {"invalidation": "rows_removed"}], ids=str
+)
+def test_43_a_marked_copy_from_a_backup_that_is_of_no_use_is_stale(
+    version: int, useless: dict[str, Any]
+) -> None:
+    old = replace(THEIRS, restart_lsn=500, confirmed_flush_lsn=900, catalog_xmin=600, **useless)
+    found = answered(here=standby(old, version=version), known=Record())
+    assert (found.after, found.action) == (State.STALE_BACKUP, Nothing())
+    assert not found.undecided
+
+
+def test_43_a_marked_copy_from_a_backup_is_not_ready_before_it_is_proven() -> None:
+    old = replace(THEIRS, restart_lsn=500, confirmed_flush_lsn=900, catalog_xmin=600)
+    known = record(taken_over(standby(old), Record()))
+    for _ in range(3):
+        found = answered(here=standby(old), known=known)
+        assert not found.safe
+        known = remember(known, PRIMARY, standby(old), [found])
+
+
 def test_21_a_foreign_slot_is_never_touched() -> None:
     used = standby(replace(COPY, active_pid=5), version=180000)
     found = answered(here=used, known=Record())

@@ -26,6 +26,7 @@ from slot_sync.resolver.observed import (
     Record,
     Standby,
 )
+from slot_sync.resolver.transitions import Transition
 from tests.support.slots import poll, scopes, world
 from tests.support.slots.world import World
 
@@ -69,6 +70,7 @@ OTHERS: dict[str, tuple[_Start, str, int]] = {
     "clients go back with a crash": (scopes.lagging, "change confirm poll tell recrash", 7),
     "silent, anybody's snapshot": (scopes.ready, "hold ddl run find_other_file", 5),
     "ours by name": (scopes.ready, "usurp poll", 2),
+    "taken over as proven": (scopes.taken_over, "do commit move vacuum poll", 6),
     "a fast advance": (scopes.ready, "hold ddl move do poll", 5),
     "anybody's snapshots are started with": (scopes.borrowed, "change move do tell poll", 7),
     "no generation": (scopes.row, "move poll recrash vacuum tell poll_under_way", 7),
@@ -144,6 +146,16 @@ def _forgetful() -> contextlib.AbstractContextManager[object]:
     return stack
 
 
+def _trusting() -> contextlib.AbstractContextManager[object]:
+    """What another controller has made counts as decoded."""
+    real = record._taken_over
+
+    def proven(before: CopyRecord, standby: Standby, transition: Transition) -> CopyRecord:
+        return replace(real(before, standby, transition), decoded_at=0)
+
+    return mock.patch.object(record, "_taken_over", proven)
+
+
 def _patched(name: str) -> contextlib.AbstractContextManager[object]:
     nobody: dict[str, object] = {"walsender_pid": 0, "walsender_start": 0}
     if name in _OBJECTIONS:
@@ -169,6 +181,8 @@ def _patched(name: str) -> contextlib.AbstractContextManager[object]:
             return mock.patch.object(record, "is_linked", return_value=True)
         case "ours by name":
             return _everywhere("is_ours", _by_name)
+        case "taken over as proven":
+            return _trusting()
         case "a fast advance":
             return mock.patch.object(world, "ADVANCE", {"ours": True, "fast": True})
         case "anybody's snapshots are started with":

@@ -21,7 +21,7 @@ from slot_sync.resolver.observed import (
     Upstream,
 )
 from slot_sync.resolver.record import remember
-from slot_sync.resolver.resolver import resolve
+from slot_sync.resolver.resolver import resolve, temporary_name
 from slot_sync.resolver.transitions import (
     Action,
     Advance,
@@ -35,7 +35,8 @@ from slot_sync.resolver.transitions import (
 from tests.support.slots.decoder import File, Position
 from tests.support.slots.world import Held, World, advanced, file_at, has_own_file
 
-NAME, UNPROVEN, PHYSICAL = "kept", "_tuskline_tmp_kept", "standby"
+NAME, PHYSICAL = "kept", "standby"
+UNPROVEN = temporary_name(NAME, 0)
 SYSTEM, TIMELINE = 7, 1
 IDLE_TIMEOUT = 1000
 PLUGINS = ("pgoutput", "test_decoding")

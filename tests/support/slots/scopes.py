@@ -48,6 +48,11 @@ def undecoded() -> World:
     return follow(("poll",), world)
 
 
+def taken_over() -> World:
+    """Another controller, which knows nothing of that copy, takes it over before it is proven."""
+    return follow(("succeed", "poll", "poll", "tell"), unproven())
+
+
 def behind() -> World:
     """The copy is past its restart_lsn."""
     return follow(("change", "confirm", "do", "tell", "poll"), ready())
@@ -106,11 +111,11 @@ SCOPES = {
         (reserved, ready, opened, undecoded),
         (
             *("change", "begin", "commit", "ddl", "run", "confirm", "vacuum", "tell", "do"),
-            *("poll", "poll_astray", "find_other_file"),
+            *("poll", "poll_astray", "find_other_file", "succeed"),
         ),
     ),
     "epochs": (
-        (reserved, row, opened, undecoded),
+        (reserved, row, opened, undecoded, taken_over),
         (
             *_BASE,
             "reconnect",

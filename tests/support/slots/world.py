@@ -355,6 +355,11 @@ def usurp(world: World) -> World | None:
     return world._replace(copy=world.copy._replace(foreign=True))
 
 
+def succeed(world: World) -> World | None:
+    """A controller that has recorded nothing takes the turn."""
+    return world._replace(memory=(), pending=(), shown=0) if world.memory else None
+
+
 def delete_unproven(world: World) -> World | None:
     """Somebody drops the copy that is being proven."""
     return None if world.unproven is None else world._replace(unproven=None)
@@ -528,6 +533,7 @@ EVENTS = {
         delete_copy,
         delete_unproven,
         usurp,
+        succeed,
         consume,
         lose_wal,
         lose_file,
@@ -539,7 +545,7 @@ EVENTS = {
 BREAKS = frozenset(
     each.__name__
     for each in (
-        *(crash, swap, feedback_off, delete_copy, usurp, consume, remake_other),
+        *(crash, swap, feedback_off, delete_copy, usurp, succeed, consume, remake_other),
         *(lose_wal, lose_file, find_other_file, invalidate, restore, rest, outgrow),
     )
 )
