@@ -181,6 +181,9 @@ class SafekeepersSection(_Section):
     free_bytes: Bytes = 64 << 20
     #: Bytes of WAL that are kept behind the end though nobody needs them.
     keep_bytes: Bytes = 0
+    #: Bytes of WAL that slots and the archive hold back at most: a slot further behind is lost, and what the archive
+    #: lacks then is named. -1: no limit, and a reader that never comes back, or an archive that is down, fills the disk.
+    max_slot_wal_keep_size: int = Field(default=16 << 30, ge=-1)
     #: Where complete segments are copied: any URL that fsspec knows. Old WAL waits for it.
     archive: str | None = None
 
@@ -224,6 +227,11 @@ class SafekeepersSection(_Section):
     def wal_addresses(self) -> tuple[str, ...]:
         """Where each hosted safekeeper serves WAL."""
         return self._row(self.wal_listen)
+
+    @property
+    def most_kept_for_slots(self) -> int | None:
+        """`max_slot_wal_keep_size`; None: no limit."""
+        return None if self.max_slot_wal_keep_size < 0 else self.max_slot_wal_keep_size
 
     @property
     def is_alone(self) -> bool:

@@ -3,6 +3,7 @@
 import os
 import shutil
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -52,6 +53,20 @@ def test_40_a_disk_without_room_is_said_before_it_refuses_wal():
     ]
     assert seen.quorum
     assert not view(safekeeper(0, own={**own, "free_bytes": 1 << 26})).ill
+
+
+def test_what_is_let_go_of_for_want_of_room_is_said():
+    archive = {"archived_lsn": "0/900", "unreserved": True, "missing": [["0/500", "0/700"]]}
+    one = safekeeper(0, own=now(state="following", flush_lsn="0/2000", archive=archive))
+    slots = [{"slot": "a", "wal_status": "lost", "restart_lsn": "0/300"}]
+    slots += [{"slot": "b", "wal_status": "unreserved", "restart_lsn": "0/800"}]
+    one = replace(one, server={"slots": slots})
+    words = [word.removeprefix("safekeeper 127.0.0.1:1: ") for word in view(one).ill]
+    assert [word.partition(" (")[0] for word in words] == [
+        "replication slot a is lost: WAL from 0/300 on has been removed",
+        "WAL from 0/500 to 0/700 was removed before it was archived here, and is not known to be in the archive",
+        "the archive has nothing from 0/900 on, and no more WAL is kept for it",
+    ]
 
 
 def test_why_a_proposer_does_not_go_on_is_told_with_its_repair():

@@ -95,7 +95,7 @@ def test_an_interrupted_upload_is_done_again(tmp_path, storage, url, monkeypatch
         patch.setattr(type(one._files), "mv", lambda *_: (_ for _ in ()).throw(OSError("gone")))
         with pytest.raises(UnavailableError, match=r"cannot be archived: gone"):
             one.step(4 * MIB)
-    assert one.archived_lsn == 0
+    assert one.archived_lsn == MIB
     assert set(files(url)) == {"000000010000000000000001.one.tmp"}
     assert archive(tmp_path, url).step(4 * MIB)
     assert set(files(url)) == {"000000010000000000000001"}
@@ -109,7 +109,7 @@ def test_another_file_of_that_name_is_left_alone(tmp_path, storage, url):
     with pytest.raises(DivergedError, match=r"(?s)another file: 17 bytes.*archive of its own"):
         one.step(4 * MIB)
     assert files(url) == {"000000010000000000000001": b"another cluster's"}
-    assert one.archived_lsn == 0
+    assert one.archived_lsn == MIB
 
 
 def test_10_the_archive_holds_the_horizon(tmp_path, storage, url):
@@ -126,6 +126,67 @@ def test_10_the_archive_holds_the_horizon(tmp_path, storage, url):
     while one.step(4 * MIB):
         pass
     assert remove() >= 2
+
+
+def test_what_was_removed_before_it_was_archived_is_missing_until_it_is_there(
+    tmp_path, storage, wal, url, monkeypatch
+):
+    one = archive(tmp_path, url)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(one._files), "mv", lambda *_: (_ for _ in ()).throw(OSError("gone")))
+        with pytest.raises(UnavailableError):
+            one.step(2**63)
+    end = storage.flush_lsn
+    kept = horizon(
+        restart_lsn=end,
+        commit_lsn=end,
+        flush_lsn=end,
+        archived_lsn=one.archived_lsn,
+        max_slot_wal_keep_size=1,
+    )
+    assert storage.remove_below(kept) >= 2
+    begin = storage.begin_lsn
+    # Another process finds it out all the same, with no complete segment at hand, and remembers it.
+    again = archive(tmp_path, url)
+    while again.step(2**63):
+        pass
+    assert again.missing == ((MIB, begin),)
+    assert again.archived_lsn >= begin
+    last = archive(tmp_path, url)
+    assert last.missing == ((MIB, begin),)
+    # Somebody had the second segment, and puts it there.
+    system, folder = fsspec.core.url_to_fs(url)
+    second = wal.piece(2 * MIB, 3 * MIB)
+    system.pipe_file(f"{folder}/000000010000000000000002", second)
+    last.look_again()
+    assert last.missing == ((MIB, 2 * MIB), (3 * MIB, begin))[: 2 if begin > 3 * MIB else 1]
+    system.pipe_file(f"{folder}/000000010000000000000001", wal.piece(MIB, 2 * MIB))
+    system.pipe_file(f"{folder}/000000010000000000000003", wal.piece(3 * MIB, 4 * MIB))
+    last.look_again()
+    assert last.missing == archive(tmp_path, url).missing == ()
+
+
+def test_a_segment_that_is_removed_while_it_is_archived_is_no_damage(
+    tmp_path, storage, url, monkeypatch
+):
+    one = archive(tmp_path, url)
+    segment = tmp_path / "wal" / "000000010000000000000001"
+    read, ends = one._wal.read, []
+
+    def overtaken(name: str, offset: int, length: int) -> bytes:
+        # It is recycled, and WAL written over it, as the last bytes of the upload are read.
+        data = read(name, offset, length) if segment.exists() or name != segment.name else b""
+        if name == segment.name and offset + len(data) == MIB:
+            ends.append(offset)
+            if len(ends) == 3:
+                segment.rename(segment.with_name("recycled"))
+                return bytes(len(data))
+        return data
+
+    monkeypatch.setattr(type(one._wal), "read", lambda _, *where: overtaken(*where))
+    with pytest.raises(UnavailableError, match="has been removed meanwhile"):
+        one.step(2**63)
+    assert "000000010000000000000001" not in files(url)
 
 
 def test_histories_come_before_the_segments_of_their_timeline(tmp_path, wal, url, seed):

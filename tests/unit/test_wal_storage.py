@@ -310,6 +310,20 @@ def test_10_the_horizon_is_the_least_of_all_that_needs_wal():
     assert horizon(**base, keep_bytes=3000) == 0
 
 
+def test_10_slots_and_archive_hold_max_slot_wal_keep_size_at_most():
+    base: dict[str, Any] = {"restart_lsn": 900, "commit_lsn": 950, "flush_lsn": 1000}
+    # A reader that never comes back, and an archive that is away, hold no more than that.
+    assert horizon(**base, slots=[100, 870], max_slot_wal_keep_size=300) == 700
+    assert horizon(**base, archived_lsn=0, max_slot_wal_keep_size=300) == 700
+    assert horizon(**base, slots=[850], archived_lsn=800, max_slot_wal_keep_size=300) == 800
+    assert horizon(**base, slots=[100], max_slot_wal_keep_size=None) == 100
+    assert horizon(**base, slots=[100], max_slot_wal_keep_size=0) == 900
+    assert horizon(**base, slots=[100], max_slot_wal_keep_size=2000) == 100
+    # It limits nobody else: a laggard has a limit of its own, and `keep_bytes` is asked for.
+    assert horizon(**base | {"restart_lsn": 50}, slots=[100], max_slot_wal_keep_size=300) == 50
+    assert horizon(**base, slots=[100], keep_bytes=500, max_slot_wal_keep_size=300) == 500
+
+
 def test_9_no_room_for_a_segment_is_an_error_no_ack_and_it_goes_on(wal, seed):
     disk = SimulatedDisk(random.Random(seed))
     storage = opened(disk)

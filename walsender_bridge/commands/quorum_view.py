@@ -56,6 +56,27 @@ class SafekeeperView:
         return f"{free} bytes are free, less than free_bytes = {limit}"
 
     @property
+    def let_go(self) -> list[str]:
+        """What is lost, or about to be, because it needed more old WAL than is kept for it."""
+        lost = [each for each in self.server.get("slots", ()) if each.get("wal_status") == "lost"]
+        words = [
+            f"replication slot {each['slot']} is lost: WAL from {each['restart_lsn']} on has been removed "
+            "(max_slot_wal_keep_size); drop it"
+            for each in lost
+        ]
+        archive = self.own.get("archive") or {}
+        words += [
+            f"WAL from {begin} to {end} was removed before it was archived here, and is not known to be in the archive"
+            for begin, end in archive.get("missing", ())
+        ]
+        if archive.get("unreserved"):
+            words.append(
+                f"the archive has nothing from {archive['archived_lsn'] or 'the beginning'} on, and no more WAL "
+                "is kept for it (max_slot_wal_keep_size)"
+            )
+        return words
+
+    @property
     def flush_lsn(self) -> str | None:
         """The durable end of its WAL, as far as is known."""
         lsn: str | None = self.own.get("flush_lsn") or self.told.get("flush_lsn")
@@ -114,6 +135,7 @@ class QuorumView:
                 words.append(f"{name} holds damaged WAL, which is not served: {damaged[0]}")
             elif each.short_of_room:
                 words.append(f"{name} will soon take no more WAL: {each.short_of_room}")
+            words += [f"{name}: {word}" for word in each.let_go]
         return words
 
     def _all_members_heard(self) -> bool:

@@ -122,6 +122,7 @@ def _safekeeper(each: Any) -> dict[str, Any]:
         "removed_segments": own.get("removed_segments"),
         "readers": server.get("readers", []),
         "slots": server.get("slots", []),
+        "archive": own.get("archive"),
     }
 
 

@@ -30,6 +30,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--free-bytes", type=int, help="what is to stay free on its disk")
     parser.add_argument("--status-file", type=Path, help="where to say how it is (JSON)")
     parser.add_argument("--keep-bytes", type=int, default=0, help="WAL kept though nobody needs it")
+    parser.add_argument(
+        "--max-slot-wal-keep-size", type=int, help="WAL kept for slots and archive at most"
+    )
     parser.add_argument("--archive", help="where its archiver uploads to: old WAL waits for that")
     given = parser.parse_args(arguments)
     try:
@@ -44,6 +47,7 @@ def main(arguments: list[str]) -> int:
             limits=_limits(given),
             keep_bytes=given.keep_bytes,
             archive=given.archive,
+            max_slot_wal_keep_size=given.max_slot_wal_keep_size,
             tell=_tell(given.status_file),
         )
         with data_dir.held(given.data_dir):

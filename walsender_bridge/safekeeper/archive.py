@@ -9,10 +9,14 @@ history, and somebody has to look.
 Only whole segments that end at or below `commit_lsn` are taken: what is not committed may still be cut off.
 `archived_lsn` holds the removal horizon (`horizon.horizon`); it is remembered in a file of its own, which may be
 lost: then the archive itself says what it has.
+
+It holds it up to `max_slot_wal_keep_size`. What was removed while the archive was away is asked of the archive, where
+another safekeeper may have put it, and what is not there is remembered (`archived_file.Archived.missing`) and asked
+again, until it is: nothing is left out unsaid.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import fsspec
@@ -21,10 +25,15 @@ from fsspec.implementations.local import LocalFileSystem
 
 from walsender_bridge.errors import CorruptError, DivergedError, UnavailableError
 from walsender_bridge.safekeeper import archived_file, segment_sums
+from walsender_bridge.safekeeper.archived_file import Archived
 from walsender_bridge.safekeeper.disk import Disk
-from walsender_bridge.safekeeper.segments import PIECE_BYTES
+from walsender_bridge.safekeeper.segments import PARTIAL, PIECE_BYTES
 from walsender_bridge.wire.lsn import format_lsn
+from walsender_bridge.wire.replication import History, parse_history
 from walsender_bridge.wire.wal_page import history_name, parse_segment_name, segment_name
+
+#: A history has a line for each failover of a cluster's life.
+_LARGEST_HISTORY = 1 << 20
 
 
 class Archive:
@@ -51,7 +60,17 @@ class Archive:
         self._url = url
         self._node = node
         self._files, self._folder = fsspec.core.url_to_fs(url, **(options or {}))
-        self.archived_lsn = archived_file.load(disk, url, mine=True)
+        self._archived = archived_file.load(disk, url, mine=True)
+
+    @property
+    def archived_lsn(self) -> int:
+        """See the module."""
+        return self._archived.lsn
+
+    @property
+    def missing(self) -> tuple[tuple[int, int], ...]:
+        """[begin, end) of what is below `archived_lsn` and not in the archive."""
+        return self._archived.missing
 
     def step(self, commit_lsn: int) -> bool:
         """Archive the next segment and, before it, its timeline's history; whether there was one.
@@ -59,6 +78,7 @@ class Archive:
         `commit_lsn`: of the quorum. Raises `UnavailableError` (the archive cannot be reached or written: try again)
         `DivergedError` (it holds something else under that name), and `CorruptError` (what is here is damaged).
         """
+        self._close_gap()
         found = self._next(commit_lsn)
         if found is None:
             return False
@@ -73,15 +93,77 @@ class Archive:
             raise UnavailableError(
                 f"the segment at {format_lsn(start)} cannot be archived: {error}",
                 where=self._url,
-                repair="see that the archive can be reached and has room; old WAL is kept until then",
+                repair="see that the archive can be reached and has room; old WAL is kept until then, up to "
+                "max_slot_wal_keep_size",
             ) from error
-        self.archived_lsn = start + self._segment_bytes
-        archived_file.save(self._disk, self._url, self.archived_lsn)
+        self._remember(Archived(start + self._segment_bytes, self.missing))
         return True
+
+    def _close_gap(self) -> None:
+        """Ask the archive for what is not here any more and was not archived from here.
+
+        That is counted from the oldest segment that is here at the first look, complete or not.
+        """
+        names = {name.removesuffix(PARTIAL) for name in self._wal.names()}
+        starts = [place[1] for each in names if (place := self._place(each))]
+        oldest = min((at for at in starts if at >= self.archived_lsn), default=0)
+        if not self.archived_lsn and oldest:
+            self._remember(Archived(oldest))
+        if self.archived_lsn < oldest:
+            gap = self._absent([(self.archived_lsn, oldest)])
+            self._remember(Archived(oldest, (*self.missing, *gap)))
+
+    def look_again(self) -> None:
+        """Ask the archive for what was missing: it may have been put there since. Raises `UnavailableError`."""
+        missing = self._absent(self.missing)
+        if missing != self.missing:
+            self._remember(Archived(self.archived_lsn, missing))
+
+    def _remember(self, archived: Archived) -> None:
+        archived_file.save(self._disk, self._url, archived)
+        self._archived = archived
+
+    def _absent(self, ranges: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+        """Those of the segments in these ranges that are not in the archive. Raises `UnavailableError`."""
+        size = self._segment_bytes
+        starts = [at for begin, end in ranges for at in range(begin, end, size)]
+        if not starts:
+            return ()
+        history = self._history()
+        try:
+            self._files.makedirs(self._folder, exist_ok=True)
+            self._files.invalidate_cache()
+            there = {path.rsplit("/", 1)[-1] for path in self._files.ls(self._folder, detail=False)}
+        except OSError as error:
+            raise UnavailableError(
+                f"the archive cannot be read: {error}",
+                where=self._url,
+                repair="see that the archive can be reached",
+            ) from error
+        found: list[tuple[int, int]] = []
+        for at in starts:
+            if segment_name(_timeline_at(at + size - 1, history), at, size) in there:
+                continue
+            if found and found[-1][1] == at:
+                found[-1] = found[-1][0], at + size
+            else:
+                found.append((at, at + size))
+        return tuple(found)
+
+    def _history(self) -> History:
+        """That of the newest timeline here."""
+        names = self._wal.names()
+        newest = max((place[0] for each in names if (place := self._place(each))), default=1)
+        name = history_name(newest)
+        text = self._wal.read(name, 0, _LARGEST_HISTORY) if name in names else b""
+        return parse_history(newest, text.decode(errors="replace"))
+
+    def _place(self, name: str) -> tuple[int, int] | None:
+        return parse_segment_name(name, self._segment_bytes)
 
     def _next(self, commit_lsn: int) -> tuple[int, int] | None:
         """Timeline and start of the oldest segment that is complete, committed, and not archived."""
-        complete = [parse_segment_name(name, self._segment_bytes) for name in self._wal.names()]
+        complete = [self._place(name) for name in self._wal.names()]
         waiting = [place for place in complete if place and place[1] >= self.archived_lsn]
         start = min((start for _, start in waiting), default=commit_lsn)
         if start + self._segment_bytes > commit_lsn:
@@ -99,6 +181,7 @@ class Archive:
         expected = _summary(self._pieces(name))
         received = segment_sums.read(self._wal).get(name, expected[1])
         if received != expected[1]:
+            self._check_held(name)
             raise CorruptError(
                 f"the segment is damaged: its CRC is {expected[1]:08X}, and {received:08X} when it was received",
                 where=f"{self._wal}/{name}",
@@ -110,6 +193,7 @@ class Archive:
             with self._files.open(unfinished, "wb") as upload:
                 for piece in self._pieces(name):
                     upload.write(piece)
+            self._check_held(name)
             self._files.mv(unfinished, target)
         if isinstance(self._files, LocalFileSystem):
             # Old WAL is removed once it is here: it has to be on that disk, and not in a cache.
@@ -122,12 +206,22 @@ class Archive:
         with self._files.open(target, "rb") as stored:
             found = _summary(iter(lambda: stored.read(PIECE_BYTES), b""))
         if found != expected:
+            self._check_held(name)
             raise DivergedError(
                 f"the archive's {name} is another file: {found[0]} bytes, CRC {found[1]:08X},"
                 f" and not {expected[0]}, {expected[1]:08X}",
                 where=self._url,
                 repair="see whose it is; give every cluster an archive of its own, and move a wrong file away",
             )
+
+    def _check_held(self, name: str) -> None:
+        """What was read was that file: the hot loop renames one before it writes another over it."""
+        if name not in self._wal.names():
+            raise FileNotFoundError(f"{name} has been removed meanwhile")
+
+
+def _timeline_at(lsn: int, history: History) -> int:
+    return next((each for each, left in history.ancestors if lsn < left), history.timeline)
 
 
 def _summary(pieces: Iterator[bytes]) -> tuple[int, int]:

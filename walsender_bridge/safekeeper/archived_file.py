@@ -3,6 +3,8 @@
 It may be lost or damaged: then nothing counts as archived, and the archive itself is asked, segment by segment.
 """
 
+from dataclasses import dataclass
+
 from walsender_bridge.errors import CorruptError
 from walsender_bridge.safekeeper import record_file
 from walsender_bridge.safekeeper.disk import Disk
@@ -12,22 +14,34 @@ MAGIC = b"TUSKARCH"
 FORMAT = 1
 
 
-def load(disk: Disk, url: str, *, mine: bool = False) -> int:
-    """The LSN below which every segment is in the archive at `url`; 0: nothing is known.
+@dataclass(frozen=True, slots=True)
+class Archived:
+    """What is in the archive. `lsn`: every segment below is, 0: nothing is known.
 
-    `mine`: the caller writes the file; a damaged one is kept aside.
+    Except `missing`: [begin, end) of what was removed here before the archive had it, and is not there.
     """
+
+    lsn: int = 0
+    missing: tuple[tuple[int, int], ...] = ()
+
+
+def load(disk: Disk, url: str, *, mine: bool = False) -> Archived:
+    """What is in the archive at `url`. `mine`: the caller writes the file; a damaged one is kept aside."""
     if NAME not in disk.names():
-        return 0
+        return Archived()
     try:
         _, record = record_file.unpack(record_file.read_whole(disk, NAME), MAGIC, FORMAT)
-        return int(record["lsn"]) if record["url"] == url else 0
+        if record["url"] != url:
+            return Archived()
+        missing = tuple((int(begin), int(end)) for begin, end in record.get("missing", ()))
+        return Archived(int(record["lsn"]), missing)
     except (CorruptError, KeyError):
         if mine:
             record_file.keep_aside(disk, NAME)
-        return 0
+        return Archived()
 
 
-def save(disk: Disk, url: str, lsn: int) -> None:
+def save(disk: Disk, url: str, archived: Archived) -> None:
     """Replace the file, durably. Raises `OSError`."""
-    record_file.replace(disk, NAME, record_file.pack(MAGIC, FORMAT, {"url": url, "lsn": lsn}))
+    record = {"url": url, "lsn": archived.lsn, "missing": [list(each) for each in archived.missing]}
+    record_file.replace(disk, NAME, record_file.pack(MAGIC, FORMAT, record))

@@ -2,13 +2,14 @@
 
 An archive may be slow, or away for days: it is a process of its own, which only reads the segments. What the quorum
 has committed it takes from the control file, where it is a second old at most. The hot loop keeps what is not
-archived yet (`horizon`). An archive that holds something else ends the process: somebody has to look.
+archived yet, up to a limit (`horizon`). An archive that holds something else ends the process: somebody has to look.
 """
 
 import argparse
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 
 import structlog
@@ -22,6 +23,8 @@ from walsender_bridge.safekeeper.disk import FolderDisk
 #: Seconds between two looks when there is nothing to do, and after a failure.
 LOOK_SECONDS = 1.0
 FAILED_SECONDS = 5.0
+#: Seconds between two questions for WAL that the archive lacked.
+AGAIN_SECONDS = 60.0
 
 _log = structlog.get_logger(__name__)
 
@@ -29,6 +32,7 @@ _log = structlog.get_logger(__name__)
 def run(place: Path, url: str, stop: threading.Event) -> None:
     """Until `stop`. Raises `DivergedError`, `CorruptError`, `NotSupportedError`."""
     control, archive = FolderDisk(place / data_dir.CONTROL), None
+    again_at = 0.0
     while not stop.is_set():
         # Read, never loaded: the file is the hot loop's, which may replace it at this moment.
         found = control_file.read(control)
@@ -45,8 +49,12 @@ def run(place: Path, url: str, stop: threading.Event) -> None:
                 node=f"{state.safekeeper:032x}",
             )
         try:
-            if not archive.step(state.commit_lsn):
-                stop.wait(LOOK_SECONDS)
+            if archive.step(state.commit_lsn):
+                continue
+            if archive.missing and time.monotonic() >= again_at:
+                again_at = time.monotonic() + AGAIN_SECONDS
+                archive.look_again()
+            stop.wait(LOOK_SECONDS)
         except UnavailableError as error:
             _log.warning("the archive is behind", reason=error.what, repair=error.repair)
             stop.wait(FAILED_SECONDS)

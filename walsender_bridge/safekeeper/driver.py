@@ -37,7 +37,7 @@ from walsender_bridge.safekeeper import messages as m
 from walsender_bridge.safekeeper.core import Safekeeper
 from walsender_bridge.safekeeper.disk import FolderDisk
 from walsender_bridge.safekeeper.frames import MAX_WAL_BYTES, decode
-from walsender_bridge.safekeeper.horizon import horizon
+from walsender_bridge.safekeeper.horizon import horizon, reserved_lsn
 from walsender_bridge.safekeeper.reader_page import ReaderPage
 from walsender_bridge.safekeeper.room import until_room
 from walsender_bridge.safekeeper.segments import StorageLimits
@@ -64,7 +64,7 @@ class Settings:
     """`data_dir` holds `control/` and `wal/`; `positions` is the page that the WAL server reads.
 
     `keep_bytes`: how much WAL is kept behind the end though nobody needs it. `archive`: where the archiver beside
-    it uploads to; old WAL waits for that.
+    it uploads to; old WAL waits for that, and for slots, up to `max_slot_wal_keep_size` (None: without limit).
     """
 
     data_dir: Path
@@ -74,6 +74,7 @@ class Settings:
     limits: StorageLimits = StorageLimits()  # noqa: RUF009  # it is frozen
     keep_bytes: int = 0
     archive: str | None = None
+    max_slot_wal_keep_size: int | None = None
     #: Hears once a second how it is (`status.record`).
     tell: Tell = tell_nobody
 
@@ -297,15 +298,16 @@ class SafekeeperDriver:
             commit_lsn=core.commit_lsn,
             flush_lsn=core.flush_lsn,
             slots=[] if readers.pin_lsn is None else [readers.pin_lsn],
-            archived_lsn=self._archived_lsn(),
+            archived_lsn=None if (archived := self._archived()) is None else archived.lsn,
             keep_bytes=self._settings.keep_bytes,
+            max_slot_wal_keep_size=self._settings.max_slot_wal_keep_size,
             full=bool(self._full),
         )
         if core.taken and keep > self._storage.begin_lsn:
             storage = self._storage
             until_room(lambda: self._remove_below(storage, keep), self._wait_for_room)
 
-    def _archived_lsn(self) -> int | None:
+    def _archived(self) -> archived_file.Archived | None:
         url, archived = self._settings.archive, self._settings.data_dir / data_dir.ARCHIVED
         return None if url is None else archived_file.load(FolderDisk(archived), url)
 
@@ -324,6 +326,8 @@ class SafekeeperDriver:
                 proposers=len(self._connections),
                 removed=self._removed,
                 readers=self._positions.readers(),
+                archived=self._archived(),
+                reserved=reserved_lsn(self.core.flush_lsn, settings.max_slot_wal_keep_size),
                 full=full or self._full or (self._storage.segments.full if self._storage else ""),
             )
         )

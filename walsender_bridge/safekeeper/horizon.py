@@ -11,6 +11,7 @@ def horizon(
     slots: Iterable[int] = (),
     archived_lsn: int | None = None,
     keep_bytes: int = 0,
+    max_slot_wal_keep_size: int | None = None,
     full: bool = False,
 ) -> int:
     """Below this LSN nobody needs WAL from here: the least of all that holds it.
@@ -18,8 +19,16 @@ def horizon(
     `restart_lsn`: every safekeeper has it. `slots`: where readers with a slot go on. `archived_lsn`: up to here it
     is in the archive (None: there is none). `keep_bytes`: the retention setting, counted back from `flush_lsn`; what
     nobody needs gives way when the disk is `full`, or it would stop commits.
+
+    Slots and the archive hold `max_slot_wal_keep_size` bytes at most (None: no limit): a reader that never comes
+    back, or an archive that is down, must not fill the disk and stop commits.
     """
-    bounds = [restart_lsn, commit_lsn, flush_lsn - (0 if full else keep_bytes), *slots]
-    if archived_lsn is not None:
-        bounds.append(archived_lsn)
-    return max(0, min(bounds))
+    held = [*slots, *([] if archived_lsn is None else [archived_lsn])]
+    limit = reserved_lsn(flush_lsn, max_slot_wal_keep_size)
+    kept_back = flush_lsn - (0 if full else keep_bytes)
+    return max(0, min([restart_lsn, commit_lsn, kept_back, *(max(lsn, limit) for lsn in held)]))
+
+
+def reserved_lsn(flush_lsn: int, max_slot_wal_keep_size: int | None) -> int:
+    """The oldest WAL that a slot, or the archive, can hold."""
+    return 0 if max_slot_wal_keep_size is None else max(0, flush_lsn - max_slot_wal_keep_size)

@@ -116,11 +116,17 @@ def _hot_loop(each: Hosted, section: SafekeepersSection) -> list[str]:
     argv += ["--data-dir", str(each.data_dir), "--listen", each.listen]
     argv += ["--positions", str(each.positions), "--status-file", str(each.status)]
     argv += ["--free-bytes", str(section.free_bytes), "--keep-bytes", str(section.keep_bytes)]
+    argv += _most_kept(section)
     if section.wal_bytes is not None:
         argv += ["--wal-bytes", str(section.wal_bytes)]
     if section.archive is not None:
         argv += ["--archive", section.archive]
     return argv
+
+
+def _most_kept(section: SafekeepersSection) -> list[str]:
+    limit = section.most_kept_for_slots
+    return [] if limit is None else ["--max-slot-wal-keep-size", str(limit)]
 
 
 def _archiver(each: Hosted, archive: str) -> list[str]:
@@ -134,6 +140,7 @@ def _wal_server(each: Hosted, section: SafekeepersSection) -> list[str]:
     argv += ["--wal-dir", str(each.data_dir / data_dir.WAL), "--positions", str(each.positions)]
     argv += ["--slots", str(each.data_dir / data_dir.SLOTS), "--users", str(users)]
     argv += ["--listen", each.wal_listen, "--status-file", str(each.wal_server_status)]
+    argv += _most_kept(section)
     for name in ("tls_cert", "tls_key", "tls_client_ca"):
         path = getattr(section, name)
         if path is not None:

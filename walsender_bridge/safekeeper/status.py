@@ -5,7 +5,9 @@ and `why`), `system_id`, `major`, `timeline`, `term` and `proposer` of its vote,
 `generation`, `members`, `new_members` of its membership, `fence` (the timeline that a failover refuses, or null); the
 LSNs `begin_lsn`, `restart_lsn`, `commit_lsn`, `flush_lsn` as PostgreSQL writes them; bytes `wal_bytes` of its
 segments, `wal_limit` (null: none), `free_bytes` of its file system and `free_limit`, what is to stay free; counts `proposers` (connections),
-`readers`, `removed_segments`; `pin_lsn` (the oldest WAL that a slot keeps, or null); `writes`: the durable writes of
+`readers`, `removed_segments`; `pin_lsn` (the oldest WAL that a slot keeps, or null); `archive` (null: none) with
+`archived_lsn` (null: not known), `unreserved`: whether it is further behind than WAL is kept for it, and `missing`: what
+was removed and is not in it, [begin, end); `writes`: the durable writes of
 this process as `seconds` in all, `count`, and `buckets`: how many took at most `WRITE_SECONDS[i]`.
 
 It costs the loop that acknowledges two looks at the clock for each durable write, and one file a second.
@@ -15,6 +17,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 from typing import Any, Final
 
+from walsender_bridge.safekeeper.archived_file import Archived
 from walsender_bridge.safekeeper.core import Safekeeper
 from walsender_bridge.safekeeper.server.positions import Readers
 from walsender_bridge.safekeeper.wal_storage import WalStorage
@@ -56,9 +59,15 @@ def record(
     proposers: int,
     removed: int,
     readers: Readers | None,
+    archived: Archived | None,
+    reserved: int,
     full: str,
 ) -> dict[str, Any]:
-    """The record of this moment. `full`: why nothing is taken, if so. Raises `OSError`."""
+    """The record of this moment. `full`: why nothing is taken, if so. Raises `OSError`.
+
+    `reserved`: the oldest WAL that slots and the archive can hold.
+    """
+    begin_lsn = storage.begin_lsn if storage else 0
     control = core.control
     configuration = control.configuration
     new = configuration.new_members
@@ -78,7 +87,7 @@ def record(
         "members": sorted(f"{member:032x}" for member in configuration.members),
         "new_members": None if new is None else sorted(f"{member:032x}" for member in new),
         "fence": None if control.fence is None else control.fence.timeline,
-        "begin_lsn": format_lsn(storage.begin_lsn if storage else 0),
+        "begin_lsn": format_lsn(begin_lsn),
         "restart_lsn": format_lsn(core.restart_lsn),
         "commit_lsn": format_lsn(min(core.commit_lsn, core.flush_lsn)),
         "flush_lsn": format_lsn(core.flush_lsn),
@@ -90,7 +99,20 @@ def record(
         "removed_segments": removed,
         "readers": readers.count if readers else 0,
         "pin_lsn": format_lsn(readers.pin_lsn) if readers and readers.pin_lsn else None,
+        "archive": None if archived is None else _archive(archived, begin_lsn, reserved),
         "writes": writes.record(),
+    }
+
+
+def _archive(archived: Archived, begin_lsn: int, reserved: int) -> dict[str, Any]:
+    missing = list(archived.missing)
+    if 0 < archived.lsn < begin_lsn:
+        # Removed, and the archiver has not come to asking for it.
+        missing.append((archived.lsn, begin_lsn))
+    return {
+        "archived_lsn": format_lsn(archived.lsn) if archived.lsn else None,
+        "unreserved": (archived.lsn or begin_lsn) < reserved,
+        "missing": [[format_lsn(begin), format_lsn(end)] for begin, end in missing],
     }
 
 

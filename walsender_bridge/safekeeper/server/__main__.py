@@ -33,6 +33,7 @@ def main() -> None:
     parser.add_argument("--tls-client-ca", type=Path)
     parser.add_argument("--tls-required", action=argparse.BooleanOptionalAction)
     parser.add_argument("--status-file", type=Path, help="where to say who reads (JSON)")
+    parser.add_argument("--max-slot-wal-keep-size", type=int, help="bytes kept for slots at most")
     parser.add_argument("--timeout", type=float, default=TIMEOUT, help="seconds of silence")
     try:
         asyncio.run(_serve(parser.parse_args()))
@@ -59,6 +60,7 @@ async def _serve(given: argparse.Namespace) -> None:
             tls_required=given.tls_required,
             timeout=given.timeout,
             status_file=given.status_file,
+            max_slot_wal_keep_size=given.max_slot_wal_keep_size,
         )
     )
     # What has been made by now lives as long as the process.

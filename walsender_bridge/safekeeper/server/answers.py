@@ -84,7 +84,7 @@ def read_slot(slot: Slot | None, history: History) -> bytes:
     values: list[str | int | bytes | None] = [None, None, None]
     if slot is not None:
         values[0] = "physical"
-        if slot.restart_lsn is not None:
+        if slot.restart_lsn is not None and not slot.lost:
             values[1:] = [format_lsn(slot.restart_lsn), _timeline_at(slot.restart_lsn, history)]
     return backend.row(columns, values) + backend.complete("READ_REPLICATION_SLOT")
 

@@ -335,6 +335,8 @@ class Connection(Peer):
             if slot is not None:
                 self._server.slots.confirm(slot, stream.flush_lsn)
                 self._server.slots.heed(slot, stream.feedback)
+        if slot is not None:
+            self._server.slots.check(slot, fatal=True)
         self.check_alive()
 
     def _send(self, cursor: WalCursor, stream: Stream, begin: int, end: int) -> bool:

@@ -18,6 +18,7 @@ import structlog
 
 from walsender_bridge import status_file
 from walsender_bridge.errors import ConfigError, ConnectionFailedError, TusklineError
+from walsender_bridge.safekeeper.horizon import reserved_lsn
 from walsender_bridge.safekeeper.server import feedback
 from walsender_bridge.safekeeper.server.connection import ENDING, Connection
 from walsender_bridge.safekeeper.server.positions import Positions, Readers
@@ -64,6 +65,8 @@ class Settings:
     timeout: float = TIMEOUT
     #: Where to say who reads (`WalServer.status`); None: nowhere.
     status_file: Path | None = None
+    #: What the hot loop keeps for slots at most; None: no limit.
+    max_slot_wal_keep_size: int | None = None
 
 
 class WalServer:
@@ -214,10 +217,13 @@ class WalServer:
                     self._wake()
             for connection in [*self._logins.values(), *self._readers.values()]:
                 connection.tick(now)
-            await self._keep(now)
-            if self._settings.status_file is not None and now - self._said_at >= _STATUS_SECONDS:
+            due = now - self._said_at >= _STATUS_SECONDS
+            lost = due and last is not None and self._lose_slots(last)
+            await self._keep(now, urgent=bool(lost))
+            if due:
                 self._said_at = now
-                status_file.write(self._settings.status_file, self.status())
+                if self._settings.status_file is not None:
+                    status_file.write(self._settings.status_file, self.status(last))
 
     async def _scrub(self) -> None:
         """Find damage in complete segments before readers do, beside everything else."""
@@ -230,13 +236,33 @@ class WalServer:
             except OSError as error:
                 self._complain("segments cannot be read", error.strerror)
 
-    def status(self) -> dict[str, Any]:
+    def _lose_slots(self, positions: Positions) -> bool:
+        """Find slots whose WAL has been removed; whether there were any."""
+        lost = self.slots.lose(
+            positions.served_lsn,
+            lambda lsn: self.folder.holds(lsn, positions.segment_bytes, positions.history),
+        )
+        for slot in lost:
+            _log.error(
+                "invalidating obsolete replication slot",
+                slot=slot.name,
+                restart_lsn=format_lsn(slot.restart_lsn or 0),
+                max_slot_wal_keep_size=self._settings.max_slot_wal_keep_size,
+            )
+        if lost:
+            self._wake()
+        return bool(lost)
+
+    def status(self, positions: Positions | None = None) -> dict[str, Any]:
         """Who reads, and the slots. LSNs as PostgreSQL writes them; null: not known, or none.
 
         `readers`: of each that streams its `user`, `address`, `application_name`, `timeline`, `sent_lsn`,
-        `flush_lsn`; `slots`: of each its `slot` name, `restart_lsn`, `active`, `temporary`; `logins`: how many
+        `flush_lsn`; `slots`: of each its `slot` name, `restart_lsn`, `active`, `temporary`, and `wal_status` as
+        PostgreSQL has it (`reserved`, `unreserved`: past `max_slot_wal_keep_size`, `lost`); `logins`: how many
         clients are not through; `damaged`: segments that are not served.
         """
+        flush_lsn = positions.flush_lsn if positions else 0
+        reserved = reserved_lsn(flush_lsn, self._settings.max_slot_wal_keep_size)
         return {
             "damaged": sorted(self.folder.damaged),
             "logins": len(self._logins),
@@ -259,18 +285,19 @@ class WalServer:
                     else format_lsn(slot.restart_lsn),
                     "active": active,
                     "temporary": slot.temporary,
+                    "wal_status": slot.wal_status(reserved),
                 }
                 for slot, active in self.slots.all()
             ],
         }
 
-    async def _keep(self, now: float) -> None:
+    async def _keep(self, now: float, *, urgent: bool) -> None:
         try:
             self.users.refresh()
             self._complain("the users stay as they were", None)
         except ConfigError as error:
             self._complain("the users stay as they were", f"{error.where}: {error.what}")
-        due = self.slots.frees_a_segment or now - self._saved_at > _SAVE_SECONDS
+        due = urgent or self.slots.frees_a_segment or now - self._saved_at > _SAVE_SECONDS
         if self.slots.changed and due:
             try:
                 await self.save_slots()

@@ -74,4 +74,5 @@ def _slot(record: dict[str, Any]) -> Slot:
         str(record["name"]),
         None if record["restart_lsn"] is None else int(record["restart_lsn"]),
         HotStandbyFeedback(**{k: int(v) for k, v in record["feedback"].items()}),
+        lost=bool(record.get("lost", False)),
     )

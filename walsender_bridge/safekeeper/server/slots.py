@@ -7,9 +7,13 @@ Invariant: what is told as pinned (`pin_lsn`) is what the file says, and a slot 
 a slot asks for nothing that could have been removed. Advancing is written down lazily: when a slot has left a
 segment (sooner it would pin the same files), or some seconds later. Making and dropping are durable before their
 answer.
+
+A slot whose WAL has been removed all the same (the hot loop keeps `max_slot_wal_keep_size` for slots at most, and a log
+that began anew has none of it) is lost, as in PostgreSQL: it holds nothing any more, neither WAL nor VACUUM, and its
+clients are refused until it is dropped.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -23,18 +27,31 @@ MOST_SLOTS: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A slot. `restart_lsn` None: it keeps nothing until a reader confirms a first position."""
+    """A slot. `restart_lsn` None: it keeps nothing until a reader confirms a first position.
+
+    `lost`: WAL from `restart_lsn` on has been removed.
+    """
 
     name: str
     restart_lsn: int | None = None
     feedback: HotStandbyFeedback = NO_FEEDBACK
     temporary: bool = False
+    lost: bool = False
+
+    def wal_status(self, reserved_lsn: int) -> str | None:
+        """As in PostgreSQL's `pg_replication_slots`; `reserved_lsn`: the oldest WAL that a slot can hold."""
+        if self.lost:
+            return "lost"
+        if self.restart_lsn is None:
+            return None
+        return "reserved" if self.restart_lsn >= reserved_lsn else "unreserved"
 
 
 @dataclass(slots=True)
 class _State:
     slot: Slot
     owner: int | None = None  # the number of the connection that uses it
+    missed: bool = False  # its WAL was not there at the last look
 
 
 @dataclass(slots=True)
@@ -81,8 +98,38 @@ class Slots:
         return state is not None and state.owner not in {None, connection}
 
     def acquire(self, name: str, connection: int) -> None:
-        """Use a slot. Raises `SqlErrorReply` 42704, 55006."""
-        self._unused(name, connection).owner = connection
+        """Use a slot. Raises `SqlErrorReply` 42704, 55006, 55000."""
+        state = self._unused(name, connection)
+        self.check(name)
+        state.owner = connection
+
+    def check(self, name: str, *, fatal: bool = False) -> None:
+        """Raises `SqlErrorReply` 55000 when the slot is lost."""
+        state = self._slots.get(name)
+        if state is not None and state.slot.lost:
+            raise SqlErrorReply(
+                "55000",
+                f'can no longer access replication slot "{name}"',
+                fatal=fatal,
+                detail='This replication slot has been invalidated due to "wal_removed".',
+                hint="Drop it; WAL from its position on may be on another safekeeper, or in the archive.",
+            )
+
+    def lose(self, served_lsn: int, holds: Callable[[int], bool]) -> list[Slot]:
+        """Mark those whose WAL is gone, by two looks of which neither found it; which these are.
+
+        `holds`: whether the byte at an LSN below `served_lsn` is there.
+        """
+        found = []
+        for state in self._slots.values():
+            lsn = state.slot.restart_lsn
+            asked = lsn is not None and lsn < served_lsn and not state.slot.lost
+            missing = asked and lsn is not None and not holds(lsn)
+            if missing and state.missed:
+                state.slot = replace(state.slot, lost=True, feedback=NO_FEEDBACK)
+                found.append(state.slot)
+            state.missed = missing
+        return found
 
     def release(self, name: str) -> None:
         """The stream that used it has ended. A temporary slot stays its connection's."""
@@ -101,13 +148,15 @@ class Slots:
     def confirm(self, name: str, flush_lsn: int) -> None:
         """The slot's reader has WAL up to `flush_lsn` on disk."""
         state = self._slots.get(name)
-        if state is not None and flush_lsn > (state.slot.restart_lsn or 0):
+        if state is None or state.slot.lost:
+            return
+        if flush_lsn > (state.slot.restart_lsn or 0):
             state.slot = replace(state.slot, restart_lsn=flush_lsn)
 
     def heed(self, name: str, feedback: HotStandbyFeedback) -> None:
         """The oldest transactions of the slot's reader."""
         state = self._slots.get(name)
-        if state is not None and state.slot.feedback != feedback:
+        if state is not None and not state.slot.lost and state.slot.feedback != feedback:
             state.slot = replace(state.slot, feedback=feedback)
 
     def feedbacks(self) -> Iterator[HotStandbyFeedback]:
@@ -116,9 +165,9 @@ class Slots:
 
     def pin_lsn(self) -> int | None:
         """The oldest WAL that the slots keep for certain: of permanent ones what the file says; None if none."""
-        kept = [slot.restart_lsn for slot in self._saved.values()]
-        kept += [s.slot.restart_lsn for s in self._slots.values() if s.slot.temporary]
-        return min((lsn for lsn in kept if lsn is not None), default=None)
+        kept = [*self._saved.values(), *(s.slot for s in self._slots.values() if s.slot.temporary)]
+        held = [slot.restart_lsn for slot in kept if not slot.lost]
+        return min((lsn for lsn in held if lsn is not None), default=None)
 
     def all(self) -> list[tuple[Slot, bool]]:
         """Every slot, by name, and whether it is in use."""

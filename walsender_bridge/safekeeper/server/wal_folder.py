@@ -60,6 +60,16 @@ class WalFolder:
                 repair="copy it from another safekeeper, or from the primary's pg_wal",
             ) from None
 
+    def holds(self, lsn: int, segment_bytes: int, history: History) -> bool:
+        """Whether the segment is there that a reader at `lsn`, of WAL that was written, would be given."""
+        # Twice: a segment may lose its suffix between two looks.
+        return any(
+            (self.path / (name + suffix)).exists()
+            for _ in range(2)
+            for name, _ in _names(lsn, segment_bytes, history)
+            for suffix in ("", PARTIAL)
+        )
+
 
 class WalCursor:
     """Reads WAL of one folder for one reader; keeps the segment open that it reads."""
@@ -103,7 +113,7 @@ class WalCursor:
         self.close()
         # Twice: a segment may become complete, and lose its suffix, between two looks.
         for _ in range(2):
-            for name, until in self._names(lsn, history):
+            for name, until in _names(lsn, self._segment_bytes, history):
                 if name in self._folder.damaged:
                     raise CorruptError(
                         f"WAL segment {name} is damaged", where=str(self._folder.path / name)
@@ -119,20 +129,6 @@ class WalCursor:
                     return
         raise self._removed(lsn, timeline)
 
-    def _names(self, lsn: int, history: History) -> Iterator[tuple[str, int]]:
-        """The files that may hold the byte at `lsn`, the preferred one first, and up to where each may be read."""
-        size = self._segment_bytes
-        end = segment_start(lsn, size) + size
-        began = 0
-        found: list[tuple[str, int]] = []
-        for timeline, left in (*history.ancestors, (history.timeline, MAX_LSN)):
-            # A timeline that began behind this segment has no file for it, and one that was left before the
-            # byte was written has other bytes there.
-            if began < end and lsn < left:
-                found.append((segment_name(timeline, lsn, size), min(end, left)))
-            began = left
-        yield from reversed(found)
-
     def _still_there(self) -> bool:
         for path in self._paths:
             try:
@@ -145,3 +141,17 @@ class WalCursor:
     def _removed(self, lsn: int, timeline: int) -> SqlErrorReply:
         name = segment_name(timeline, lsn, self._segment_bytes)
         return SqlErrorReply("58P01", f"requested WAL segment {name} has already been removed")
+
+
+def _names(lsn: int, size: int, history: History) -> Iterator[tuple[str, int]]:
+    """The files that may hold the byte at `lsn`, the preferred one first, and up to where each may be read."""
+    end = segment_start(lsn, size) + size
+    began = 0
+    found: list[tuple[str, int]] = []
+    for timeline, left in (*history.ancestors, (history.timeline, MAX_LSN)):
+        # A timeline that began behind this segment has no file for it, and one that was left before the
+        # byte was written has other bytes there.
+        if began < end and lsn < left:
+            found.append((segment_name(timeline, lsn, size), min(end, left)))
+        began = left
+    yield from reversed(found)
