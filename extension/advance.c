@@ -1,20 +1,20 @@
 /*
- * Moving a copy by decoding WAL for real, with nothing sent.
+ * Advances a copy by decoding WAL fully, without sending anything.
  *
- * The server's own pg_replication_slot_advance leaves out records by which its decoder would know which transactions
- * changed the catalog (snapshots.c says which), and before the minor releases of May 2025 those that hold back
- * catalog_xmin. The decoder here is given every record as one that serves a client is, with two differences that
- * concern neither:
+ * The server's own pg_replication_slot_advance leaves out records from which its decoder would learn which
+ * transactions changed the catalog (see snapshots.c), and before the minor releases of May 2025 those that hold back
+ * catalog_xmin. The decoder here is given every record, as one that serves a client is, with two differences that do
+ * not affect either:
  *
- * - Its plugin is none, whatever the slot's is: it is made like that of the fast advance, which loads no plugin and needs no
- *   options, and is then told not to leave out anything. A filter by origin refuses everything, so changes of rows are
- *   not kept and transactions are forgotten when they commit: nothing is looked up in the catalog, and the memory that it
- *   takes is that of the changes of the catalog alone.
- * - Of the snapshots on disk it starts only with those that we wrote. Where another decoder has left one, it is told of
- *   the running transactions as of a position one byte before, under which no file can be. It becomes consistent by
- *   itself then, later, or not before long transactions have ended.
+ * - It has no plugin, whatever the slot's plugin is: it is created like the decoder of the fast-forward advance,
+ *   which loads no plugin and needs no options, and is then switched out of fast-forward mode. An origin filter
+ *   rejects everything, so row changes are not kept and transactions are forgotten when they commit: nothing is
+ *   looked up in the catalog, and the only memory used is that for changes of the catalog.
+ * - Of the snapshots on disk it starts only from those that we wrote. Where another decoder has left one, it is given
+ *   the running transactions as of a position one byte earlier, under which no file can exist. It then becomes
+ *   consistent by itself, later, or not before long transactions have ended.
  *
- * So by induction whatever it writes is whole: it begins with nothing or with a snapshot that is whole, and misses
+ * So by induction every snapshot that it writes is complete: it begins with none or with a complete one, and misses
  * nothing.
  */
 #include "tuskline.h"
@@ -37,7 +37,7 @@ refuse_all(LogicalDecodingContext *ctx, RepOriginId origin)
 	return true;
 }
 
-/* Nothing comes to these, since all is refused; a decoder has to have them. */
+/* A decoder needs these callbacks, although they are never called, since the filter rejects everything. */
 static void
 begin_nothing(LogicalDecodingContext *ctx, ReorderBufferTXN *txn)
 {
@@ -66,7 +66,7 @@ make_decoder(void)
 	return ctx;
 }
 
-/* Give the decoder a record at which snapshots are read and written; what is not ours is not read, and written over. */
+/* Give the decoder a record at which snapshots are read and written; those of other decoders are overwritten unread. */
 static void
 feed_snapshot_point(LogicalDecodingContext *ctx, bool is_running)
 {

@@ -4,18 +4,19 @@
  * A client that holds a transaction which the promoted standby lacks differs from it for ever. So each callback that
  * finishes something at the client (a commit, a prepare, its commit or rollback, a message outside of transactions)
  * waits until the standbys that stream from the physical slots named in tuskline.wait_for_slots have flushed WAL up
- * to the END of the record that finishes it: with the start alone a standby may lack the record. Then pgoutput's own callback runs; what is sent is pgoutput's, byte for byte. A transaction is decoded
- * when its end is known, so its begin waits alike and nothing of it is sent before; the end asks again, as the
- * setting may be another by then. One that is streamed while in progress is sent as it comes, and its end waits.
+ * to the END of the record that finishes it: with the start alone a standby may lack the record. Then pgoutput's own
+ * callback runs; what is sent is pgoutput's, byte for byte. A transaction is decoded when its end is known, so its
+ * begin waits alike and nothing of it is sent before; the end asks again, as the setting may be another by then. One
+ * that is streamed while in progress is sent as it comes, and its end waits.
  *
- * A walsender believes what a standby reports, and stores it in the slot. An old primary that comes back without
- * pg_rewind reports WAL of its old timeline. So a slot's restart_lsn alone proves nothing: what counts is the flush
- * position of the walsender that has the slot, while it streams, and only if it has sent that much.
+ * A walsender accepts any position that a standby reports, and stores it in the slot. An old primary that comes back
+ * without pg_rewind reports WAL of its old timeline. So a slot's restart_lsn alone proves nothing: what counts is the
+ * flush position of the walsender that has the slot, while it streams, and only if it has sent that much.
  *
- * In doubt it waits: for a slot that is missing, logical or lost, and for a setting that is no list, until the slots
- * or the setting are mended; the log says which. Only an empty setting lets everything pass. Anybody may set it,
- * since it is there for the client that reads: were it for superusers alone, a value from somebody else would be
- * dropped when the library is loaded, with the server's own value, and nothing would wait.
+ * In doubt it waits: for a slot that is missing, logical, lost or not in use, and for a setting that is no list,
+ * until the slots or the setting are mended; the log says which. Only an empty setting lets everything pass. Anybody
+ * may set it, since it is there for the client that reads: were it for superusers alone, a value from somebody else
+ * would be dropped when the library is loaded, with the server's own value, and nothing would wait.
  *
  * No lock is held while waiting. What ends it besides: a cancel or the end of the process, a client that has gone,
  * a changed configuration, and a server that stops. The last has to be looked for: the checkpointer asks walsenders

@@ -1,20 +1,21 @@
 /*
  * The snapshots that decoders start with, pg_logical/snapshots/<lsn>.snap: whether one is there, and whether it is whole.
  *
- * A snapshot names the transactions that changed the catalog, as far as its decoder has taken note of them. The server's
- * fast advance (pg_replication_slot_advance, and its own slot synchronization) does not read the records by which changes
- * of user_catalog_table tables are known, and before 14 those of all catalogs in subtransactions. A decoder that starts
- * with what it has left sees the catalog without these transactions, and sends wrong rows, or none, without a word.
+ * A snapshot lists the transactions that changed the catalog, as far as its decoder has noted them. The server's
+ * fast-forward advance (pg_replication_slot_advance, and its own slot synchronization) does not read the records that
+ * announce changes of user_catalog_table tables, and before 14 those of all catalogs in subtransactions. A decoder
+ * that starts from such a snapshot sees the catalog without these transactions, and sends wrong rows, or none,
+ * silently.
  *
- * The files are shared by all slots of a server and are never written a second time by it. So the one that is there says
- * nothing about who wrote it, and is not taken for whole unless we did, by a decoder that leaves nothing out (advance.c).
- * This is known by a note beside it, <lsn>.snap.tuskline: a copy of the snapshot's first bytes, which hold a checksum of
- * all of it, and its length. The server removes a note with its snapshot, since it looks only at the beginning of a
- * name when it removes those that no slot needs.
+ * The files are shared by all slots of a server, which never overwrites one. The existence of a file therefore does
+ * not show which decoder wrote it, and a snapshot counts as complete only if we wrote it, with a decoder that leaves
+ * nothing out (advance.c). A note beside it, <lsn>.snap.tuskline, records that: a copy of the snapshot's first bytes,
+ * which contain a checksum of all of it, and its length. The server removes a note with its snapshot, since it
+ * matches only the beginning of a name when it removes snapshots that no slot needs.
  *
- * In what order: a snapshot of ours is written under a position that no record has (records begin at multiples of 8),
- * then its note, then it is renamed over what was there. Whoever opens the name meanwhile finds the old file or the new
- * one, and a note that is there too early fits no file.
+ * The order of writes: our snapshot is written under a position that no record has (records begin at multiples of 8),
+ * then its note, and then the snapshot is renamed over the existing file. A process that opens the name meanwhile
+ * finds the old file or the new one, and a note that exists too early matches no file.
  */
 #include "tuskline.h"
 

@@ -186,7 +186,7 @@ class UnavailableError(TusklineError):
 
 
 class OutvotedError(UnavailableError):
-    """A safekeeper voted for another proposer, and none was elected: a campaign in a higher term mends it."""
+    """A safekeeper voted for another proposer, but none was elected: a campaign in a higher term resolves it."""
 
 
 class NotSupportedError(TusklineError):

@@ -1,4 +1,4 @@
-"""Packages that only one kind of machine needs, asked for before anything is started without them.
+"""Packages that only some machines need, checked before anything is started without them.
 
 Otherwise a part would end with a traceback, and its supervisor would start it again for ever.
 """

@@ -1,10 +1,10 @@
 """Small files that hot loops write and others read: in memory where the system has a place for that.
 
 On a disk, a file that is being written back, or renamed over, makes its writer wait for milliseconds. Each
-installation has a folder of its own that only its account may enter, and a link to it in its run folder. The name is drawn:
-nobody can take it beforehand, and an installation that is made where another one was removed does not find what that one
-said of itself. What is there survives no reboot, and need not. Where there is no such place (`/dev/shm`), the run folder has
-a folder in the place of the link.
+installation has a folder of its own that only its account may enter, and a link to it in its run folder. The name is
+random: no other account can create it beforehand, and an installation that replaces a removed one does not find the
+files of that one. Nothing there survives a reboot, or needs to. Where there is no such place (`/dev/shm`), the run
+folder has a folder instead of the link.
 """
 
 import contextlib

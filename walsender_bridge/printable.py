@@ -1,7 +1,7 @@
-r"""Texts of others (a table's name, a server's message) on a terminal and in a line of a file.
+r"""Foreign text (a table's name, a server's message) made safe for a terminal and for a line of a file.
 
-A name may hold a line's end, with which it would begin a line of its own, and bytes that a terminal obeys. Whatever is not
-printable is shown as Python and JSON write it: `\n`, `\x1b`, `\u202e`.
+A name may contain a newline, after which it would begin a line of its own, and terminal control sequences. Every
+character that is not printable is shown as Python and JSON write it: `\n`, `\x1b`, `\u202e`.
 """
 
 

@@ -1,7 +1,8 @@
-"""Data folders that only their account may enter: they hold rows, and sockets and records that decide things.
+"""Data folders that only their account may enter: they hold rows, sockets, and records on which decisions rest.
 
-Invariant: a part that runs has folders of mode 0700, whatever the umask was when they were made; what is in
-them can be reached through them alone. The lake is not one of them: it is for readers, and its modes are the user's.
+Invariant: the data folders of a running part have mode 0700, whatever the umask was when they were created; their
+contents can be reached only through them. The lake is not one of them: it is for readers, and its modes are the
+user's.
 """
 
 import os

@@ -1,9 +1,10 @@
-"""A clock for what is kept and for how long: it follows the wall clock, and never jumps with it.
+"""A clock for leases and retention: it follows the wall clock, but never jumps with it.
 
-Leases and retentions outlast their process, so they cannot be counted by the monotonic clock alone; and a wall clock
-that is set, or a virtual machine that slept for a week, must not end all of them at once. This clock goes on from
-where it was recorded last. It is never slower than the monotonic clock and at most `CATCH_UP` times as fast, so
-whatever is kept for a time is kept for at least half of it while the process runs: long enough to be renewed.
+Leases and retention periods outlast their process, so the monotonic clock alone cannot measure them; and a wall clock
+that is set, or a virtual machine that was suspended for a week, must not end all of them at once. This clock
+continues from the time that was recorded last. It is never slower than the monotonic clock and at most `CATCH_UP`
+times as fast, so what is kept for a period is kept for at least half of it while the process runs: long enough to be
+renewed.
 """
 
 import time

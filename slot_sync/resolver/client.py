@@ -1,16 +1,16 @@
 """Whether the client of a slot has confirmed WAL that a standby does not have.
 
-A walsender of a logical slot sends what the primary has on its own disk, and waits for no standby, a synchronous one
-included. So a client may hold transactions that a promotion loses. Its copy would be whole, and the client's data wrong all
-the same: it has rows that no server has, and goes on from its own position, so that the promoted server skips as much
-of what it writes anew.
+A logical walsender sends what the primary has on its own disk, and waits for no standby, not even a synchronous one.
+A client may therefore hold transactions that a promotion loses. Its copy would be whole, and the client's data wrong
+all the same: it has rows that no server has, and resumes from its own position, so the promoted server skips as much
+of the WAL that it writes.
 
-The newest confirmed_flush_lsn that a poll has shown is compared with what the standby has flushed; a promotion replays
-all of that. The newest, and not the last: a primary that crashes forgets what it had not saved, its client does not. It
-is of one timeline, since positions of another history are no positions of this one.
+The greatest confirmed_flush_lsn that a poll has shown is compared with what the standby has flushed; a promotion
+replays all of that. The greatest, not the last: a primary that crashes forgets what it had not saved, but its client
+does not. It belongs to one timeline, since positions of another history are not comparable.
 
-What a client confirms after a poll is not known at that poll. A verdict speaks of the moment at which the primary was
-sampled; nothing but a gate in the primary bounds what comes later: synchronized_standby_slots (17+), or the output plugin
+What a client confirms after a poll is not known at that poll. A verdict holds for the moment at which the primary was
+sampled; only a gate in the primary bounds what comes later: synchronized_standby_slots (17+), or the output plugin
 tuskline with tuskline.wait_for_slots.
 """
 

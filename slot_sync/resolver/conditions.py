@@ -23,13 +23,14 @@ While a transaction has been open since before the copy was made, no decoder can
 B (`judge.py`) as long as P <= B. Q does not go back with it; but P <= X is as good as Q <= X at the sample
 (`is_kept`): nothing that X stands for was removed so far, and what is removed after a promotion is bounded by X.
 
-What a decoder knows at its restart_lsn it has from a snapshot on disk, which names the transactions that changed the
-catalog. The file is shared by all slots of the server, whoever writes it first; and the server's own fast advance, its
-slot synchronization included, leaves transactions out of it: those that changed nothing but user_catalog_table tables,
-and before 14 subtransactions of any kind. So that there is a file proves nothing (`is_whole`). A copy of ours is to
-start with a snapshot that `advance` wrote, which reads every record, and wrote over what it found on its way. What
-another decoder leaves ahead of it may be started with later, after a promotion: that is allowed only where the plugin is
-known to read nothing of what may be missing. So are PostgreSQL's own copies, on 17 and later.
+What a decoder knows at its restart_lsn comes from a snapshot on disk, which lists the transactions that changed the
+catalog. The file is shared by all slots of the server, whichever decoder writes it first; and the server's own
+fast-forward advance, its slot synchronization included, leaves transactions out of it: those that changed only
+user_catalog_table tables, and before 14 subtransactions of any kind. So the existence of the file proves nothing
+(`is_whole`). A copy of ours has to start from a snapshot that `advance` wrote, which reads every record and
+overwrites other decoders' snapshots on its way. A snapshot that another decoder leaves ahead of the copy may be used
+later, after a promotion: that is allowed only if the plugin is known not to read anything that may be missing. The
+same holds for PostgreSQL's own copies, on 17 and later.
 """
 
 from collections.abc import Callable

@@ -1,9 +1,10 @@
-"""PostgreSQL's own copies (17 and later) where the extension is not, as on managed services: what SQL shows of them.
+"""PostgreSQL's own copies (17 and later) where the extension is missing, as on managed services: what SQL shows of them.
 
-The verdict is weaker than READY, and has a name of its own: SYNCED. PostgreSQL says of the copy that it is synchronized, as
-its documentation has it checked before a failover; the standby streams from this very primary by the slot that it
-should, and its clients are not ahead of its disk. What only the extension shows is not looked at (`NOT_SHOWN`), so it is
-no proof, and whether it is good enough is for the operator to say (`Terms.accept_native`); unless he does, nobody knows.
+The verdict is weaker than READY, and has a name of its own: SYNCED. PostgreSQL reports the copy as synchronized,
+which is what its documentation says to check before a failover; the standby streams from this very primary through
+its configured slot, and no client is ahead of its disk. What only the extension shows is not verified (`NOT_SHOWN`),
+so SYNCED is no proof, and the operator decides whether it is sufficient (`Terms.accept_native`); otherwise the answer
+is that it is not known.
 """
 
 from dataclasses import replace

@@ -1,12 +1,12 @@
 """What is said of a copy while the primary does not answer: what was proven last, if nothing speaks against it.
 
-Safety: what the standby received since then came over the connection of that epoch, during which the primary held what
-was proven; or over none. A later connection, another configuration, another timeline or WAL from an archive is an
-objection. So is a copy that is ahead of where the slot was seen last, since no action of ours moves it there. One thing
-cannot be seen: a connection that came and went between two polls, after a crash of the primary. So the verdict has an
-age, and is called `proven_before`. Nor can anybody know what happened on the primary after the last poll: a slot that was
-made there, and what its clients have confirmed. So the verdict says so, and counts for a limited time only (`Terms.max_age`):
-then nobody knows.
+Safety: what the standby received since then came over the connection of that epoch, during which the primary held
+what was proven; or over none. A later connection, another configuration, another timeline or WAL from an archive is
+an objection. So is a copy that is ahead of where the slot was seen last, since no action of ours moves it there. One
+thing cannot be seen: a connection that came and went between two polls, after a crash of the primary. So the verdict
+has an age, and is called `proven_before`. What happened on the primary after the last poll cannot be known either:
+slots that were created there, and what their clients have confirmed. The verdict says so, and is valid for a limited
+time only (`Terms.max_age`), after which the answer is that it is not known.
 """
 
 from dataclasses import replace

@@ -2,13 +2,13 @@ r"""A checksum beside each file of the lake, in the form that Hadoop's local fil
 
     data/00...-0.parquet    data/.00...-0.parquet.crc    "crc\0" | u32 chunk | CRC32 of each chunk (big-endian)
 
-Spark, and whatever else reads through Hadoop, verifies each chunk as it reads it, in any session and for any
-kind of file: Parquet with its footer, manifests, metadata. `check` does the same for what Python reads.
+Spark, and any other reader that uses Hadoop, verifies each chunk as it reads it, in any session and for any kind of
+file: Parquet with its footer, manifests, metadata. `check` does the same for files that Python reads.
 
-Invariants. A file is whole and has its name before its checksums are made, and is referred to only after
-that. A small file is one chunk, so a shorter one fails as a whole. The checksums go before their file does.
-A file without them is one that an older version wrote, or one whose checksums a power failure took: they are
-not synced, for an epoch of many tables would wait for each, unless they are more than the disk writes at once.
+Invariants. A file is complete and has its name before its checksums are made, and is referred to only after that. A
+small file is one chunk, so truncation of it is always detected. The checksums are removed before their file. A file
+without checksums was written by an older version, or lost them in a power failure: they are not synced, since an
+epoch of many tables would wait for each, unless they are larger than a disk writes atomically.
 """
 
 import contextlib
@@ -25,11 +25,11 @@ from walsender_bridge.errors import CorruptError
 _MAGIC = b"crc\0"
 _HEADER = struct.Struct(">4sI")
 _SUM = struct.Struct(">I")
-#: Of large files: what a reader of a few bytes reads at least.
+#: The chunk of larger files: the least that a reader of a few bytes reads.
 CHUNK = 64 << 10
-#: Up to here a file is one chunk.
+#: The largest file that is a single chunk.
 SMALL = 1 << 20
-#: Bytes that a disk writes whole or not at all.
+#: Bytes that a disk writes atomically.
 _AT_ONCE = 4000
 
 _REPAIR = "restore the file from a backup, or copy its table anew: tuskline table resync"

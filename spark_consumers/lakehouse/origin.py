@@ -4,12 +4,13 @@ A copy holds what was committed below an LSN of one timeline of one cluster. Aft
 the next timeline is another history: what the copy has beyond the fork was never committed there, and what was
 committed there below the copy's LSN is not in the copy. So
 
-- a copy comes from the cluster that the log is of, on the log's timeline or a later one, and not from behind the log;
-- it is shown when the log has passed its LSN on its own timeline: then it is one with the changes that follow;
-- when the log goes on to a later timeline before that, the copy is given up. The fork may lie behind its LSN, but
-  then little is lost: the copy was not shown yet.
+- a copy comes from the log's cluster, from the log's timeline or a later one, and not from a server behind the log;
+- it is published when the log has passed its LSN on its own timeline: then the changes that follow continue it;
+- when the log moves to a later timeline before that, the copy is discarded. The fork may lie beyond its LSN, but then
+  little is lost: the copy was not published yet.
 
-The log shows only what the commit gate has passed, so a copy is shown when the gate has passed its LSN.
+The log shows its readers only what the commit gate has let through, so a copy is published when the gate has passed
+its LSN.
 """
 
 from dataclasses import dataclass

@@ -1,9 +1,9 @@
-"""Drivers' signs of life: `<lake>/_tuskline/drivers/<driver>`, so that one driver waits while another is at work.
+"""Heartbeats of drivers: `<lake>/_tuskline/drivers/<driver>`, so that one driver waits while another is at work.
 
-Each driver has a file with its term and a number that it raises every second, and holds the kernel's lock on it for as
-long as it lives. A file whose lock is free is a dead driver's; one whose number stands still is of a driver that is
-stopped, or on a file system whose locks do not reach here (`takeover.Standby` decides). Nothing is safe because of
-this: what fences a writer is its term.
+Each driver has a file with its term and a counter that it increments every second, and holds a kernel lock on it for
+as long as it runs. A file whose lock is free belongs to a dead driver; one whose counter does not change belongs to a
+driver that is suspended, or is on a file system whose locks do not work across machines (`takeover.Standby` decides).
+Safety does not depend on this: the term fences a writer.
 """
 
 import contextlib

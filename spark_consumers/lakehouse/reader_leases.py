@@ -1,13 +1,15 @@
-"""Readers hold what they read: `<lake>/_tuskline/readers/<reader>`, the oldest link that a process still needs.
+"""Leases of readers: `<lake>/_tuskline/readers/<reader>` names the oldest link that a process still needs.
 
-A process that reads a lake has one file there, under the kernel's lock for as long as it lives; housekeeping removes no
-link from that one on, and nothing that these links need. A `Snapshot` is held while the object is there, and for
-`HOLD` seconds longer, for the DataFrames that were made of it. A file whose lock is free is a dead reader's.
+A process that reads a lake has one file there, under a kernel lock for as long as it runs. Housekeeping does not
+remove that link, any later link, or anything that these links need. A `Snapshot` is held while the object exists, and
+for `HOLD` seconds longer, for the DataFrames that were created from it. A file whose lock is free belongs to a dead
+reader.
 
-The file is there, and holds everything, *before* the reader resolves a link. Housekeeping looks at the leases before
-it removes links and again before it removes what they need: whichever comes first, the other one is seen.
+The file exists, and holds everything, *before* the reader resolves a link. Housekeeping checks the leases before it
+removes links, and again before it removes what they need: in either order, one side sees the other.
 
-Where the reader may not write, or locks do not reach, there is no lease: what it reads may expire (`TrimmedError`).
+Where the reader cannot write, or locks do not work across machines, there is no lease: what it reads may expire
+(`TrimmedError`).
 """
 
 import contextlib

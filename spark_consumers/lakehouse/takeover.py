@@ -1,19 +1,19 @@
 """What a writer of the lake may do while another may have taken over: decisions and their order, without I/O.
 
-The steps of a takeover, of a commit and of cleaning up are generators: they yield what is to be done (`Effect`) and
-get its answer, so that the pipeline and the explorer in the tests run the same ones. A writer can be stopped before
-any effect for any time. What makes that harmless:
+The steps of a takeover, of a commit and of cleanup are generators: they yield effects (`Effect`) and receive the
+answers, so that the pipeline and the explorer in the tests run the same steps. A writer can be suspended before any
+effect for any time. What makes that harmless:
 
-- A term belongs to one takeover for ever: its link is created exclusively. A lost link is tried again only if the
-  newest link is of a *lower* term; otherwise a newer writer is there, and this one gives way (`retries`).
-- All that a writer makes has its term in its name, and no name is made twice. A takeover removes what has a
-  *lower* term and is in no link. Writers of lower terms cannot publish any more, so no later link can come to name
-  it; what a newer writer makes has a higher term. Whether the writer was stopped before it acts does not matter.
-- Iceberg names its own files, without a term. Those that a dead writer prepared for a commit that never came
-  are listed *before* the takeover's commit, and removed after it if no snapshot has them: a newer writer commits
-  to the table only after taking it over from us, which our commit would have found.
+- A term belongs to one takeover for ever: its link is created exclusively. A takeover that loses its link tries again
+  only if the newest link has a *lower* term; otherwise a newer writer exists, and this one gives way (`retries`).
+- Everything that a writer creates has its term in its name, and no name is used twice. A takeover removes what has a
+  *lower* term and is in no link. Writers of lower terms cannot publish any more, so no later link can name it; what a
+  newer writer creates has a higher term. It does not matter whether the writer was suspended before it acts.
+- Iceberg names its own files, without a term. Files that a dead writer prepared for a commit that never happened are
+  listed *before* the takeover's commit, and removed after it if no snapshot has them: a newer writer commits to the
+  table only after taking it over from us, which our commit would have detected.
 
-None of this looks at a clock. Leases (`Standby`) only decide whether a takeover is tried at all.
+None of this depends on a clock. Leases (`Standby`) only decide whether a takeover is attempted at all.
 """
 
 import re

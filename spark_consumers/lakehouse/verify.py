@@ -1,7 +1,8 @@
 """Every file of a lake compared with its checksums, without Spark.
 
-Invariants. Nothing is changed. A lake that is written meanwhile is no error: a file's checksums go before it
-does, so checksums without their file are a loss, and a file that has gone with them was removed.
+Invariants. Nothing is changed. A lake that is written to meanwhile causes no error: a file's checksums are removed
+before the file, so checksums without their file mean a loss, and a file that disappeared with its checksums was
+removed.
 """
 
 import json

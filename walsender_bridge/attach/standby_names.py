@@ -4,11 +4,11 @@ Invariant of a quorum: nobody else can answer in the proposer's place. That hold
 to answer (`FIRST n` or `ANY n` with exactly n names, no `*`) and the proposer's is one of them. Names compare
 without case, as the server compares them.
 
-A proposer that is alone in the list is asked for as `ANY 1`. After a change of proposers the server may have two
-walsenders of that name, the older one of a connection that a partition has cut and that stands until
-`wal_sender_timeout`. `FIRST 1` waits for the one in the lower slot of shared memory, perhaps that one; `ANY 1` for the first
-of the two that answers, and each reports only what a quorum has. Beside other names `FIRST n` stays: `ANY n` would let two
-walsenders of another standby answer for the proposer.
+If the proposer is the only entry, the setting is `ANY 1`. After a change of proposers the server may have two
+walsenders of that name, of which the older belongs to a connection that a partition has cut, and remains until
+`wal_sender_timeout`. `FIRST 1` waits for the one in the lower slot of shared memory, which may be the older one;
+`ANY 1` waits for whichever answers first, and each reports only what a quorum has. Beside other names `FIRST n`
+stays: with `ANY n`, two walsenders of another standby could answer in the proposer's place.
 """
 
 import re

@@ -12,10 +12,11 @@ record, as pgoutput's "commit LSN" names it, it would not: a standby that flushe
 - A position that is late is harmless, one that is early is not. So a candidate's slot counts only as it was while a
   server streamed from it. A slot that was made with its WAL reserved, or that pg_receivewal or a base backup uses, has
   a `restart_lsn` that no standby ever flushed; a slot that nobody uses keeps the position it had before.
-- A flush position counts only if the walsender has sent that much, and has caught up with the server's WAL ("streaming").
-  A walsender believes what it is told, and writes it into the slot. An old primary that comes back as a standby
-  without pg_rewind is let in where its end and the fork are in one segment, is sent WAL up to the fork, and reports as
-  flushed what it has of its own, beyond that. So the slot's `restart_lsn`, which keeps that report, never counts alone.
+- A flush position counts only if the walsender has sent that much, and has caught up with the server's WAL
+  ("streaming"). A walsender accepts any position that it is sent, and stores it in the slot. An old primary that
+  comes back as a standby without pg_rewind is accepted if its end and the fork are in one segment, is sent WAL up to
+  the fork, and reports as flushed its own WAL beyond that. So the slot's `restart_lsn`, which keeps that report,
+  never counts alone.
 - What one session has shown is a position on its server's timeline. Another timeline is another session, which begins
   at 0 and learns anew; until then the log keeps what it was told. A server that was left behind on an older timeline
   shows nothing, whoever still follows it.
@@ -23,11 +24,12 @@ record, as pgoutput's "commit LSN" names it, it would not: a standby that flushe
 
 **What leaves the gate, and how it is known afterwards.** Each is a `Decided`, which is durable before the position
 that follows from it is told:
-- `timeline`: the server is on another timeline than the record, and none of the candidates is known to be it.
-- `promoted`: it is on another timeline, its own `primary_slot_name` is that of the candidate, and no such slot is there:
-  the candidate is the server. It counts again once a standby streams from a slot of that name. The timeline is in the
-  same line: were there two, a crash between them would leave the candidate counted, which nobody could be again. Where
-  all members are named (`Rule.members`), also later and without a change, by the proofs of `gate_slots.itself`.
+- `timeline`: the server is on another timeline than the record, and is not known to be one of the candidates.
+- `promoted`: it is on another timeline, its own `primary_slot_name` is that of the candidate, and no such slot exists
+  there: the candidate is the server. It counts again once a standby streams from a slot of that name. The timeline is
+  in the same line: with two lines, a crash between them would leave the candidate counted, and nothing could change
+  that. Where all members are named (`Rule.members`), this is also decided later and without a change of timeline, by
+  the proofs of `gate_slots.itself`.
 - `degraded`: by the operator's leave (`on_missing = "degrade"`), a candidate that is away (no such slot, a lost one, or
   one that nobody streams from) for `degrade_after` seconds while the gate needs it. One that streams and is slow is not
   away: it holds the gate for as long as it takes.
@@ -180,7 +182,7 @@ class GateState:
 
     @property
     def open(self) -> bool:
-        """Whether everything passes, although there are candidates: none of them is left to wait for."""
+        """Whether everything passes although there are candidates, because none of them is left to wait for."""
         return bool(self.candidates) and not self.counted and not self.rule.safekeepers
 
     @property

@@ -1,12 +1,14 @@
-"""What a candidate's physical slot says of its standby: whether it follows, what it has, and which one the server itself is.
+"""What a candidate's physical slot shows of its standby: whether it streams, what it has, and which member is the server.
 
 Pure. `gate` says why a slot counts only while a server streams from it, and only up to what was sent to it.
 
-**Which of the members the server is.** HA managers name slots by member: each node has the name of one slot, which is on
-all the others, and whoever is the primary has none for itself, or one that nobody uses. Where the operator has named all
-members, the server is one of them, by either of two proofs; nothing else leaves a member out:
-- its `primary_slot_name`, which it keeps from when it was a standby, names the member's slot, and nobody uses that;
-- all other members stream from this server. A server does not stream from itself, so the one that is left is the server.
+**Which of the members the server is.** HA managers name slots by member: each node's slot exists on all other nodes,
+and the current primary has none for itself, or one that is not in use. Where the operator has listed all members, the
+server is one of them, by either of two proofs; nothing else leaves a member out:
+- its `primary_slot_name`, which it keeps from its time as a standby, names the member's slot, and that slot is not in
+  use;
+- all other members stream from this server. A server does not stream from itself, so the remaining one is the server.
+
 A member that has streamed from this server on this timeline is not the server, whatever else is seen.
 """
 

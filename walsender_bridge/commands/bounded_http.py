@@ -1,8 +1,8 @@
-"""An HTTP server whose clients can neither hold its threads for long nor have more of them than it has to give.
+"""An HTTP server that limits the number of connections and the time that each may take.
 
-Each connection has one thread and one request. A client that sends a byte now and then passes every timeout of a single
-read, so the connection itself has a deadline, at which its socket is shut down and its thread ends. Connections beyond the
-limit are closed at once, without a thread.
+Each connection has one thread and one request. A client that sends a byte now and then never reaches the timeout of a
+single read, so the connection itself has a deadline, at which its socket is shut down and its thread ends.
+Connections beyond the limit are closed at once, without a thread.
 """
 
 import socket

@@ -1,12 +1,12 @@
-"""Whether the membership that counts is the one that its operator believes in. Pure.
+"""Whether the membership in force is the one that its operator configured. Pure.
 
-A membership is found on the safekeepers, and made of all that answer where none is found (`first_membership.py`). So a
-proposer that was started for one safekeeper alone, by mistake, makes a quorum of one, and every later proposer finds it.
-What the operator believes in is what they wrote: the addresses of the configuration, or the last change that they asked
-for with `tuskline safekeeper add|remove|replace`.
+A membership is read from the safekeepers, and created from all that answer if there is none (`first_membership.py`).
+So a proposer that was started by mistake for one safekeeper alone forms a quorum of one, and every later proposer
+finds it. The operator's intention is what they wrote: the addresses of the configuration, or the last change that
+they requested with `tuskline safekeeper add|remove|replace`.
 
-Invariant: no proposer's process begins with a membership of fewer safekeepers than are configured, unless that was
-asked for; and any difference is said for as long as it lasts.
+Invariant: no proposer's process starts with a membership of fewer safekeepers than are configured, unless that was
+requested; and any difference is reported for as long as it lasts.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,15 +1,17 @@
-"""Whether a safekeeper is the one that it says it is: an identity stands for one disk, with all that it promised. Pure.
+"""Whether a safekeeper has the identity that it claims: an identity stands for one disk, with all its promises. Pure.
 
-An identity is drawn with its disk (rule 10), so two things that claim one are copies. They would acknowledge under one
-name what only one of them holds, and either could then be elected with a safekeeper that lacks it.
+An identity is drawn when its disk is initialized (rule 10), so two safekeepers that claim one are copies. They would
+acknowledge under one name what only one of them holds, and a proposer could then be elected by the one that lacks it.
 
 - *Two addresses*: while a safekeeper is connected, another connection with its identity is a copy, or the same
-  one at a second address, which would close each other's connections for ever. When it is gone, it may have moved.
-- *A disk that was rolled back*: whoever acknowledged WAL in this term had voted in it, durably. One that comes back and
-  has never heard of the term has lost that, and everything after it: it was restored from a snapshot or a backup.
+  safekeeper at a second address; the two would close each other's connections endlessly. Once it is disconnected, it
+  may have moved.
+- *A disk that was rolled back*: a safekeeper that acknowledged WAL in this term had voted in it, durably. One that
+  reconnects and has never heard of the term has lost that vote, and everything after it: it was restored from a
+  snapshot or a backup.
 
-A disk that was rolled back to a moment within the term in office looks as after a crash in the middle of a record,
-and cannot be told from it by what a greeting says.
+A disk that was rolled back to a moment within the current term looks the same as one after a crash in the middle of a
+record, and a greeting does not distinguish the two.
 """
 
 from collections.abc import Iterable

@@ -1,7 +1,8 @@
-"""The safekeepers' names as addresses of the network, without ever waiting for a name server.
+"""Resolves the safekeepers' host names without ever waiting for a name server.
 
-A lookup may take as long as a resolver's patience, 10 s and more when name servers are silent, and nothing can end it. So
-each is done on a thread of its own, and the loop that commits wait for only looks whether it is done.
+A lookup may take as long as the resolver's timeout, 10 s and more when name servers do not answer, and cannot be
+interrupted. So each lookup runs on a thread of its own, and the loop that commits wait for only checks whether it has
+finished.
 
 Invariant: `find` never blocks. A name has at most one lookup under way; what it found is used until a newer answer is
 there, so a name server that falls silent takes nothing away. Numeric addresses need no lookup.

@@ -1,18 +1,19 @@
 """Votes that went to another proposer, and what they mean for this one: only an election displaces. Pure.
 
-A *rival* here is a proposer that has a safekeeper's vote in a term that is not below ours. It may be dead: a vote that
-was on its way when its process ended reaches a safekeeper after that one has greeted us.
+A *rival* here is a proposer that has a safekeeper's vote in a term that is not below ours. It may be dead: a vote
+request that was under way when its process ended reaches a safekeeper after that safekeeper has greeted us.
 
-**A vote alone displaces nobody.** Whether the rival was elected is in every greeting: who is elected stamps its term on
-the configuration, and hands it out with Elected. A proposer that ended before this one began cannot have been
-elected in a term of ours or above: its quorum had voted before we greeted, every two quorums share a safekeeper, and
-our term is above each that a quorum greeted us with. So `in_office` proves a rival that lived beside us; then this
-process stops for good, and one of any two that go on living is left.
+**A vote alone does not displace a proposer.** Whether the rival was elected is in every greeting: an elected proposer
+stamps its term on the configuration, and distributes it with Elected. A proposer that ended before this one began
+cannot have been elected in a term of ours or above: its quorum had voted before we were greeted, every two quorums
+share a safekeeper, and our term is above each with which a quorum greeted us. So `in_office` proves a rival that ran
+beside us; then this process stops for good, and of any two running proposers one is left.
 
 **Without that proof the proposer waits, and then campaigns again**: the session ends, and a new one has a term above
 the rival's. It must, even in office with a quorum: the voter in question can never follow this term. The wait lets a
-living rival be elected first; it is drawn from the proposer's UUID and doubles with each campaign in turn, so two that
-keep outvoting each other soon leave one the time for an election. Safety needs nothing of this: terms decide.
+running rival be elected first; it is derived from the proposer's UUID and doubles with each consecutive campaign, so
+two proposers that keep outvoting each other soon leave one of them enough time for an election. Safety does not
+depend on this: terms decide.
 """
 
 from walsender_bridge.safekeeper.messages import NodeId, SafekeeperGreeting

@@ -1,10 +1,10 @@
-"""The CRC-32C of each complete segment, taken from the bytes as they were received: what shows later damage.
+"""The CRC-32C of each complete segment, taken from the bytes as they were received, to detect later damage.
 
     sums    "000000010000000000000003 1A2B3C4D" a line, in the folder of the segments; the last line of a name counts
 
-It is computed over what is in memory, never over what is read back, so it does not bless what a disk has changed
-meanwhile. Lines are appended without a sync: one that is lost makes a segment unchecked, and nothing else. But a line
-never outlives what it is about: before a segment is cut, its line is gone, durably.
+It is computed over the bytes in memory, never over what is read back, so it does not cover up changes on the disk.
+Lines are appended without a sync: a lost line leaves a segment unverified, with no other effect. But a line never
+outlives its subject: before a segment is truncated, its line is removed, durably.
 """
 
 import contextlib

@@ -12,7 +12,7 @@ _QUOTED = re.compile(r'"((?:[^"]|"")+)"\.(.+)', re.DOTALL)
 
 
 def relation_name(schema: str, table: str) -> str:
-    """The text of the two names."""
+    """The text of schema and table name."""
     if "." in schema or '"' in schema:
         schema = '"' + schema.replace('"', '""') + '"'
     return f"{schema}.{table}"

@@ -1,8 +1,8 @@
 """Reads complete segments again, one after another, and compares them with what was received (`segment_sums`).
 
-Invariant: a segment is called damaged only if its file still had its name, and its sum was still the same, after it was
-read: the hot loop may rename a segment and write over it, or cut it, at any moment. Nothing here writes. Damaged WAL is
-refused to readers (`WalFolder.damaged`); the other safekeepers have it whole.
+Invariant: a segment is reported as damaged only if its file still had its name, and its checksum was still the same,
+after it was read: the hot loop may rename a segment and overwrite it, or truncate it, at any moment. Nothing here
+writes. Damaged WAL is refused to readers (`WalFolder.damaged`); the other safekeepers have intact copies.
 """
 
 import time
