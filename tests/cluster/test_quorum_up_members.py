@@ -22,6 +22,7 @@ from walsender_bridge.commands.top import Top
 from walsender_bridge.config import load_config
 from walsender_bridge.errors import Cause
 from walsender_bridge.local_server import LocalServer, free_port
+from walsender_bridge.wire.lsn import parse_lsn
 
 
 @pytest.fixture
@@ -67,7 +68,27 @@ def test_12_members_are_added_removed_and_replaced_by_commands(
         assert quorum(tuskline)["proposer"]["membership"]["settled"] is True
         return made["generation"], set(made["members"])
 
+    # It begins with the WAL that is retained for laggards, and says what it does not serve.
+    begin = quorum(tuskline)["safekeepers"][0]["begin_lsn"]
+    with psycopg.connect(server.dsn(), autocommit=True) as connection:
+        connection.execute("SELECT pg_switch_wal()")
+    insert(server, 10)
+    wait_for(
+        lambda: (
+            parse_lsn(quorum(tuskline)["proposer"]["restart_lsn"]) >> 24 > parse_lsn(begin) >> 24
+        ),
+        20,
+        "all have it",
+    )
     assert changed("add", one_more) == (3, {first, second, third, one_more})
+    (lacking,) = tuskline.json("safekeeper", "add", one_more)["not_served"]
+    assert (lacking["address"], lacking["from"]) == (one_more, begin)
+    assert parse_lsn(lacking["to"]) > parse_lsn(begin)
+    again = tuskline.run("safekeeper", "add", one_more)
+    assert f"{one_more} does not serve WAL from {begin} to {lacking['to']}" in again.stderr
+    word = f"safekeeper {one_more} has no WAL before {lacking['to']}"
+    assert [each.startswith(word) for each in quorum(tuskline)["notes"]] == [True]
+    assert word in tuskline.run("doctor").stdout
     assert changed("remove", first) == (5, {second, third, one_more})
     assert changed("remove", first) == (5, {second, third, one_more})
     insert(server, 2)

@@ -4,10 +4,12 @@ import os
 import shutil
 import time
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from walsender_bridge import in_memory, status_file
+from walsender_bridge.commands.members import not_served
 from walsender_bridge.commands.quorum_view import QuorumView, SafekeeperView
 from walsender_bridge.safekeeper.status import WRITE_SECONDS, WriteTimes
 
@@ -67,6 +69,46 @@ def test_what_is_let_go_of_for_want_of_room_is_said():
         "WAL from 0/500 to 0/700 was removed before it was archived here, and is not known to be in the archive",
         "the archive has nothing from 0/900 on, and no more WAL is kept for it",
     ]
+
+
+def test_39_a_member_that_lacks_wal_which_others_retain_is_named():
+    def begins(number, lsn, **more):
+        return safekeeper(number, own={}, hosted=False, begin_lsn=lsn, flush_lsn="0/90000", **more)
+
+    def shorter(*safekeepers, keep_bytes=0x80000):
+        return replace(view(*safekeepers), keep_bytes=keep_bytes).shorter
+
+    (word,) = shorter(begins(0, "0/10000"), begins(1, "0/40000"), begins(2, "0/8000"))
+    assert (
+        "127.0.0.1:2 has no WAL before 0/40000, and safekeeper 127.0.0.1:3 has it from 0/8000 on"
+        in word
+    )
+    # By now the others may have removed all that is below: only what they have to retain counts.
+    assert not shorter(begins(0, "0/10000"), begins(1, "0/40000"), keep_bytes=0x50000)
+    assert not shorter(begins(0, "0/40000"), begins(1, "0/40000"))
+    assert not shorter(begins(0, "0/10000"), begins(1, "0/40000", member=False))
+    assert not shorter(begins(0, "0/10000"), begins(1, None))
+    assert not shorter(begins(0, "0/0"), begins(1, "0/40000")), "a new one has none yet"
+    assert not view(begins(0, "0/10000"), begins(1, "0/40000")).ill
+    # What it says of itself is of now.
+    own = now(state="following", flush_lsn="0/90000", begin_lsn="0/40000")
+    (word,) = shorter(begins(0, "0/10000"), safekeeper(1, own=own, begin_lsn="0/0"))
+    assert "127.0.0.1:2 has no WAL before 0/40000" in word
+
+
+def test_39_what_one_that_joined_cannot_serve_is_told():
+    before = view(
+        safekeeper(0, own={}, begin_lsn="0/20000", member=True),
+        safekeeper(1, own={}, begin_lsn="0/10000", member=True),
+        safekeeper(2, own={}, begin_lsn="0/0", member=False),
+    )
+    members: list[dict[str, Any]] = [{"address": each, "begin_lsn": "0/30000"} for each in MEMBERS]
+    assert not_served(members, before, [MEMBERS[2]]) == [
+        {"address": MEMBERS[2], "from": "0/10000", "to": "0/30000"}
+    ]
+    assert not_served(members, before, []) == []
+    members = [{"address": MEMBERS[2], "begin_lsn": lsn} for lsn in (None, "0/10000")]
+    assert [each["to"] for each in not_served(members, before, [MEMBERS[2]])] == [None]
 
 
 def test_why_a_proposer_does_not_go_on_is_told_with_its_repair():

@@ -90,6 +90,7 @@ def of_quorum(settings: Config, *, reach: bool = True) -> list[Finding]:
         return []
     from walsender_bridge import status_file
     from walsender_bridge.attach import release_record
+    from walsender_bridge.commands import quorum_view
     from walsender_bridge.doctor.server import examine_quorum
 
     found = examine_quorum(
@@ -98,6 +99,17 @@ def of_quorum(settings: Config, *, reach: bool = True) -> list[Finding]:
         settings.safekeepers.max_laggard_bytes,
         status_file.read(settings.proposer_status),
     )
+    seen = quorum_view.look(settings)
+    found += [
+        Finding(
+            "older WAL",
+            "safekeepers",
+            word,
+            Severity.WARNING,
+            repair="list the other safekeepers first in primary_conninfo until keep_bytes of WAL have been written",
+        )
+        for word in (seen.shorter if seen else ())
+    ]
     released = release_record.standing(settings.log.data_dir)
     if released is not None:
         found.append(

@@ -77,6 +77,12 @@ class SafekeeperView:
         return words
 
     @property
+    def begin_lsn(self) -> str | None:
+        """The oldest WAL that it holds. Of one on another machine: that it held at the beginning of the term."""
+        lsn: str | None = self.own.get("begin_lsn") or self.told.get("begin_lsn")
+        return lsn
+
+    @property
     def flush_lsn(self) -> str | None:
         """The durable end of its WAL, as far as is known."""
         lsn: str | None = self.own.get("flush_lsn") or self.told.get("flush_lsn")
@@ -90,6 +96,8 @@ class QuorumView:
     proposer: Mapping[str, Any]
     proposer_here: bool
     safekeepers: tuple[SafekeeperView, ...]
+    #: How much WAL each safekeeper retains behind its end, as configured.
+    keep_bytes: int = 0
 
     @property
     def phase(self) -> str:
@@ -138,6 +146,29 @@ class QuorumView:
             words += [f"{name}: {word}" for word in each.let_go]
         return words
 
+    @property
+    def shorter(self) -> list[str]:
+        """Members that began anew and lack WAL that `keep_bytes` has others retain: no fault, but readers need to know.
+
+        A beginning is known exactly, or as that of some time ago, and only moves up: to where `keep_bytes` begins. So
+        one above that, and above another member's, is missing WAL whatever has been removed since.
+        """
+        known = [
+            (parse_lsn(each.begin_lsn), parse_lsn(each.flush_lsn), each)
+            for each in self.safekeepers
+            if each.begin_lsn and each.flush_lsn and each.told.get("member") is not False
+            if parse_lsn(each.begin_lsn)  # it has WAL
+        ]
+        oldest = min(known, key=lambda each: each[0], default=None)
+        if oldest is None:
+            return []
+        return [
+            f"safekeeper {each.address} has no WAL before {each.begin_lsn}, and safekeeper {oldest[2].address} "
+            f"has it from {oldest[2].begin_lsn} on: readers that need it have to go there"
+            for begin, flush, each in known
+            if begin > max(oldest[0], flush - self.keep_bytes)
+        ]
+
     def _all_members_heard(self) -> bool:
         """Whether the proposer knows an address of each member, so that the others are none."""
         membership = self.proposer.get("membership") or {}
@@ -181,7 +212,7 @@ def look(settings: Config) -> QuorumView | None:
     here = bool(proposer) or "proposer" in read_states(settings.run_dir, "bridge").get(
         "children", {}
     )
-    return QuorumView(proposer, here, tuple(found.values()))
+    return QuorumView(proposer, here, tuple(found.values()), section.keep_bytes)
 
 
 def fresh(path: Path) -> dict[str, Any]:

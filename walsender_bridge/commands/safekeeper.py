@@ -29,7 +29,7 @@ def status(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None
     if as_json:
         output.record(record)
     else:
-        for word in record["ill"]:
+        for word in (*record["ill"], *record["notes"]):
             output.note(word)
         for name, row in (("safekeepers", _row), ("positions", _positions)):
             output.rows(name, [row(each) for each in record["safekeepers"]])
@@ -88,6 +88,7 @@ def summary(seen: Any) -> dict[str, Any]:
     return {
         "quorum": seen.quorum if seen.proposer_here else None,
         "ill": seen.ill,
+        "notes": seen.shorter,
         "proposer": {
             "phase": seen.phase if seen.proposer_here else "not on this machine",
             **{
@@ -114,7 +115,8 @@ def _safekeeper(each: Any) -> dict[str, Any]:
         "member": told.get("member"),
         **{name: own.get(name) for name in ("term", "epoch", "timeline", "proposer", "fence")},
         "flush_lsn": each.flush_lsn,
-        **{name: own.get(name) for name in ("commit_lsn", "restart_lsn", "begin_lsn")},
+        **{name: own.get(name) for name in ("commit_lsn", "restart_lsn")},
+        "begin_lsn": each.begin_lsn,
         "lag_bytes": told.get("lag_bytes"),
         "reads_from": told.get("reads_from"),
         "fault": told.get("fault") or own.get("why") or None,

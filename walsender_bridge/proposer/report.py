@@ -2,13 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Final
 
 from walsender_bridge.proposer.configured import difference
 from walsender_bridge.proposer.core import Proposer
 from walsender_bridge.proposer.member_changes import Address, MemberChanges
 from walsender_bridge.proposer.peer import PeerState
 from walsender_bridge.wire.lsn import format_lsn
+
+_TAKEN: Final = (PeerState.TAKING, PeerState.STREAMING)
 
 
 def keeps_up(core: Proposer, number: int) -> bool:
@@ -27,6 +29,8 @@ def report(
 ) -> dict[str, Any]:
     """`addresses` and `faults` by the peer's number; identities in hexadecimal, LSNs as PostgreSQL writes them.
 
+    `begin_lsn`, of each safekeeper, is where its WAL began when it was taken over: it has removed WAL since.
+
     `configured`: the addresses that the operator wrote down.
     """
     configuration, streaming = core.configuration, core.streaming
@@ -43,6 +47,7 @@ def report(
                 "state": peer.state,
                 "member": peer.identity in configuration.everyone,
                 "flush_lsn": None if held is None else format_lsn(held),
+                "begin_lsn": format_lsn(peer.begin_lsn) if peer.state in _TAKEN else None,
                 "reads_from": peer.source if peer.reading is not None else None,
                 "fault": faults.get(number),
             }
