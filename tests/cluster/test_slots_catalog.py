@@ -11,8 +11,11 @@ import psycopg
 import pytest
 
 from tests.support.extension import MAJORS, catalog_reader, remove_built
-from tests.support.slot_copies import PUBLICATION, decoded, rows, running_pair
+from tests.support.slot_copies import PUBLICATION, decoded, fields, inspect, rows, running_pair
 from tests.support.slot_sync import SlotStack, slot_stack
+from tests.support.snapshot_files import lacking
+
+COPY, SECOND = "_tuskline_tmp_copy", "_tuskline_tmp_second"
 
 #: What the transaction does in its savepoint, and the table that rows are written into later.
 IN_A_SAVEPOINT = {
@@ -106,3 +109,36 @@ def test_a_plugins_own_catalog_table_is_known_after_a_promotion(major: int, tmp_
             assert wanted == [("shop: 1 chosen",)] * 2
             pair.promote()
         assert rows(pair.standby, peek)[-2:] == wanted
+
+
+@pytest.mark.parametrize("major", MAJORS)
+def test_38_what_a_fast_decoder_leaves_out_is_seen_and_written_over(
+    major: int, tmp_path: Path
+) -> None:
+    """The comparison with the primary's snapshots, which tests make at READY, can fail."""
+    with running_pair(major) as pair:
+        stack = SlotStack(pair, tmp_path)
+        pair.on_primary("CREATE TABLE chosen (name text) WITH (user_catalog_table = true)")
+        pair.make_slot("kept")
+        stack.consume("kept")
+        pair.reserve(COPY, "kept")
+        pair.prove(COPY, "kept")
+        with closing(psycopg.connect(pair.primary.dsn())) as older:
+            older.execute("SELECT txid_current()")
+            pair.on_primary("INSERT INTO chosen VALUES ('shop')")
+            for _ in range(3):
+                stack.turn_over("kept")
+            pair.catch_up()
+            to = pair.slot("kept").confirmed_flush_lsn
+            before = fields(pair.standby, COPY)
+            pair.on_standby("SELECT pg_replication_slot_advance(%s, %s)", COPY, to)
+            assert len(lacking(pair, anybodys=True)) == 1
+            assert lacking(pair) == set()
+            assert not inspect(pair.standby, COPY)["snapshot_complete"]
+            # Another copy goes over the same WAL, from a snapshot of ours.
+            pair.on_standby(
+                "SELECT tuskline_slots.reserve(%s, 'pgoutput', %s, %s)", SECOND, *before[:2]
+            )
+            pair.on_standby("SELECT tuskline_slots.advance(%s, %s)", SECOND, to)
+            assert lacking(pair, anybodys=True) == set()
+            assert inspect(pair.standby, COPY)["snapshot_complete"]

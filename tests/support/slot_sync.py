@@ -24,6 +24,7 @@ from tests.support.slot_copies import (
     rows,
     running_pair,
 )
+from tests.support.snapshot_files import lacking
 from tests.support.waiting import wait_for
 from walsender_bridge.local_server import LocalServer
 
@@ -155,6 +156,8 @@ class SlotStack:
             report = controller.once(10)[STANDBY]
             found = {each.slot: each for each in report.transitions}
             if all(name in found and found[name].after.name == state for name in names):
+                # What a promoted slot would start with lacks nothing that the primary's has.
+                assert lacking(self.pair) == set()
                 return report
             assert time.monotonic() < deadline, [str(each) for each in report.transitions]
             self.turn_over(*names)
