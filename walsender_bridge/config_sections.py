@@ -181,8 +181,8 @@ class SafekeepersSection(_Section):
     free_bytes: Bytes = 64 << 20
     #: Bytes of WAL that are kept behind the end though nobody needs them.
     keep_bytes: Bytes = 0
-    #: Bytes of WAL that slots and the archive hold back at most: a slot further behind is lost, and what the archive
-    #: lacks then is named. -1: no limit, and a reader that never comes back, or an archive that is down, fills the disk.
+    #: The most WAL that slots and the archive retain, in bytes: a slot further behind is lost, and `status` names what the
+    #: archive lacks. -1: no limit; a reader that never returns, or an archive that is down, then fills the disk.
     max_slot_wal_keep_size: int = Field(default=16 << 30, ge=-1)
     #: Where complete segments are copied: any URL that fsspec knows. Old WAL waits for it.
     archive: str | None = None

@@ -71,8 +71,8 @@ def elsewhere(
         remembered.state,
         State.KEPT_ELSEWHERE,
         Reason.OTHER_CONTROLLER,
-        "a controller with another record made the copy, and what is recorded here says nothing of it",
-        repair="ask where that controller runs; or end it and run `tuskline slots sync` here, which proves the copy"
+        "a controller with another record made the copy, and the record here does not contain it",
+        repair="ask on the machine of that controller; or stop it and run `tuskline slots sync` here, which proves the copy"
         if counts
         else "",
         evidence={"copy": copy.name, "marker": copy.marker, "active_pid": copy.active_pid},

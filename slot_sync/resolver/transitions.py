@@ -104,7 +104,7 @@ class Reason(StrEnum):
     UNPROVEN_NAME = "unproven_name"
 
 
-#: Nobody knows whether it is safe: neither a yes nor a no.
+#: Whether it is safe is not known: the answer is neither yes nor no.
 UNDECIDED = frozenset(
     {
         Reason.STANDBY_UNREACHABLE,
@@ -221,9 +221,9 @@ class Transition:
     action: Action = Nothing()
     #: The candidate is not ready while this is not safe. False: it is of a slot that nobody expects there.
     counts: bool = True
-    #: What the state does not rest on, since it could not be looked at.
+    #: What the state does not cover, since it could not be verified.
     not_known: tuple[str, ...] = ()
-    #: It is not proven, and somebody has said that it counts as safe all the same.
+    #: It is not proven, but the operator has accepted it as safe (`Terms.accept_native`).
     accepted: bool = False
 
     @property

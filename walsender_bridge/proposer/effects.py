@@ -41,7 +41,7 @@ class Limits:
     compare_bytes: int = 64 << 10
     #: Not bytes: how long a proposer that was outvoted waits at least before it campaigns again (`rivals.py`).
     patience_ticks: int = 8
-    #: How many epochs a history tells apart, as long as older ones are committed.
+    #: How many epochs a history keeps separate, as long as older ones are committed.
     epochs: int = MAX_ENTRIES
 
 

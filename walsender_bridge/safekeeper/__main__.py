@@ -31,7 +31,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--status-file", type=Path, help="where to say how it is (JSON)")
     parser.add_argument("--keep-bytes", type=int, default=0, help="WAL kept though nobody needs it")
     parser.add_argument(
-        "--max-slot-wal-keep-size", type=int, help="WAL kept for slots and archive at most"
+        "--max-slot-wal-keep-size",
+        type=int,
+        help="the most WAL to keep for slots and archive, in bytes",
     )
     parser.add_argument("--archive", help="where its archiver uploads to: old WAL waits for that")
     given = parser.parse_args(arguments)

@@ -10,9 +10,9 @@ Only whole segments that end at or below `commit_lsn` are taken: what is not com
 `archived_lsn` holds the removal horizon (`horizon.horizon`); it is remembered in a file of its own, which may be
 lost: then the archive itself says what it has.
 
-It holds it up to `max_slot_wal_keep_size`. What was removed while the archive was away is asked of the archive, where
-another safekeeper may have put it, and what is not there is remembered (`archived_file.Archived.missing`) and asked
-again, until it is: nothing is left out unsaid.
+`archived_lsn` retains at most `max_slot_wal_keep_size` of WAL. For WAL that was removed while the archive was down,
+the archive is checked, since another safekeeper may have put it there; ranges that it lacks are recorded
+(`archived_file.Archived.missing`) and checked again until they are there, so no gap goes unreported.
 """
 
 import os

@@ -20,7 +20,7 @@ from walsender_bridge.errors import CorruptError, NotSupportedError
 from walsender_bridge.wire.lsn import format_lsn
 
 #: Non-empty epochs, one for each start of a proposer that was sent WAL: the messages that carry a history are
-#: bounded by it. Beyond it the oldest are told apart no longer (`History.compacted`).
+#: bounded by it. Beyond it the oldest are merged (`History.compacted`).
 MAX_ENTRIES = 2048
 
 
@@ -143,7 +143,7 @@ class History:
             raise NotSupportedError(
                 f"{len(result)} epochs and timelines above {format_lsn(commit_lsn)}, the last LSN that is known "
                 "to be committed",
-                repair="see why no proposer stays in office until a quorum has committed its WAL",
+                repair="find out why no proposer stays in office until a quorum has committed its WAL",
             )
         return History(result)
 

@@ -33,7 +33,9 @@ def main() -> None:
     parser.add_argument("--tls-client-ca", type=Path)
     parser.add_argument("--tls-required", action=argparse.BooleanOptionalAction)
     parser.add_argument("--status-file", type=Path, help="where to say who reads (JSON)")
-    parser.add_argument("--max-slot-wal-keep-size", type=int, help="bytes kept for slots at most")
+    parser.add_argument(
+        "--max-slot-wal-keep-size", type=int, help="the most WAL to keep for slots, in bytes"
+    )
     parser.add_argument("--timeout", type=float, default=TIMEOUT, help="seconds of silence")
     try:
         asyncio.run(_serve(parser.parse_args()))
