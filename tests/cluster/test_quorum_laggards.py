@@ -9,7 +9,9 @@ import pytest
 from tests.support.quorum_stack import QuorumStack, load_server, peak_memory
 from tests.support.servers import MakeServer
 from tests.support.waiting import wait_for
+from walsender_bridge.errors import Cause
 from walsender_bridge.local_server import LocalServer
+from walsender_bridge.wire.lsn import parse_lsn
 
 MIB = 1 << 20
 
@@ -166,3 +168,58 @@ def test_20_a_laggard_that_hangs_in_its_reading_does_not_hold_up_a_fast_shutdown
     began = time.monotonic()
     quorum.server.stop("fast")
     assert time.monotonic() - began < 8
+
+
+def remove_wal(quorum: QuorumStack, needed: str) -> None:
+    """Have the server remove WAL that no slot keeps, that segment included."""
+    segment = quorum.server.data_dir / "pg_wal" / needed
+    for _ in range(2):  # they are removed behind the checkpoint before the last
+        quorum.ask("SELECT pg_switch_wal()")
+        quorum.ask("CHECKPOINT")
+    assert not segment.exists()
+
+
+def test_27_a_lost_slot_is_replaced_when_a_quorum_has_all_wal(quorum):
+    quorum.start()
+    quorum.attach()
+    quorum.insert(0)
+    quorum.kill("safekeeper-2")
+    oldest = files(quorum, 2)[0]
+    quorum.ask("ALTER SYSTEM SET max_slot_wal_keep_size = '4MB'")
+    quorum.ask("SELECT pg_reload_conf()")
+    # In small steps: the stream has no slot, and must not lose WAL to a checkpoint, too.
+    for _ in range(8):
+        quorum.make_wal(2)
+        wait_for(lambda: quorum.committed_to(quorum.flush_lsn()), 30, "a quorum has it")
+    behind = parse_lsn(quorum.flush_lsn())
+    remove_wal(quorum, oldest)
+    lost = "SELECT wal_status FROM pg_replication_slots"
+    assert quorum.ask(lost) == [("lost",)]
+    quorum.kill("proposer")
+    quorum.start("proposer")
+    quorum.insert(1)
+    assert quorum.ask(lost) != [("lost",)]
+    quorum.start("safekeeper-2")  # what it lacks comes from the others
+    wait_for(lambda: quorum.held(2) >= behind, 60, f"it catches up {quorum.logs()}")
+
+
+def test_27_wal_that_a_quorum_lacks_and_the_server_removed_is_named(quorum):
+    quorum.start()
+    quorum.attach()
+    quorum.insert(0)
+    quorum.kill("safekeeper-1")
+    quorum.kill("safekeeper-2")
+    behind = quorum.make_wal(12)
+    wait_for(lambda: quorum.held(0) >= behind, 30, "one of three has it")
+    needed = files(quorum, 1)[-1]
+    quorum.kill("proposer")
+    quorum.kill("safekeeper-0")
+    quorum.ask("SELECT pg_drop_replication_slot('tuskline_safekeepers')")
+    remove_wal(quorum, needed)
+    quorum.start("safekeeper-1", "safekeeper-2", "proposer")
+    process = quorum.processes["proposer"]
+    wait_for(lambda: process.poll() is not None, 30, f"it says so: {quorum.logs()}")
+    assert process.returncode == Cause.DIVERGED
+    error = quorum.status()["error"]
+    assert "this server has removed WAL that the safekeepers lack" in error["what"]
+    assert "tuskline quorum release" in error["repair"]

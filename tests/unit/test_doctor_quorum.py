@@ -185,6 +185,15 @@ def test_a_slot_that_keeps_nothing(slot):
     assert found(slot=slot)["safekeepers' slot"].cause is Cause.SLOT
 
 
+def test_nobody_is_told_to_drop_the_slot_that_keeps_wal():
+    lost = {"slot_type": "physical", "active": False, "wal_status": "lost"}
+    behind = found(slot=lost, flush_lsn=500, quorum_lsn=400)["safekeepers' slot"].repair
+    whole = found(slot=lost, flush_lsn=500, quorum_lsn=500)["safekeepers' slot"].repair
+    assert "drop" not in behind + whole
+    assert "has all WAL" in whole
+    assert "start the safekeepers" in behind
+
+
 def test_what_the_role_lacks():
     assert found(may_see=False)["quorum privileges"].severity is Severity.WARNING
     assert "GRANT EXECUTE" in found(may_advance=False)["quorum privileges"].fix

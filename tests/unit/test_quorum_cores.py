@@ -415,6 +415,48 @@ def test_17_bytes_are_compared_on_one_timeline() -> None:
     assert done == [CompareWal(0, 190, 200)]
 
 
+def comparing() -> Proposer:
+    """A candidate with a quorum of votes, whose server is asked for the WAL below VCL."""
+    core = proposer()
+    for peer in (0, 1):
+        core.step(PeerReceived(peer, held(peer + 1)))
+    for peer in (0, 1):
+        reply = m.VoteReply(core.node_id, 200, 0, 0, 100, EPOCH_1, MEMBERS)
+        core.step(PeerReceived(peer, reply))
+    assert core.phase == "comparing"
+    return core
+
+
+def test_a_server_that_has_removed_the_last_segment_below_vcl_is_refused() -> None:
+    core = comparing()
+    assert core.step(WalCompared(0, 200, None, removed=True)) == []
+    (last,) = core.step(Tick())
+    assert last == CompareWal(0, 192, 200)  # one segment may be gone
+    (stop,) = core.step(WalCompared(0, 200, None, removed=True))
+    assert isinstance(stop, Stop)
+    assert stop.reason == StopReason.REMOVED
+    assert "removed" in stop.detail
+
+
+def test_removed_wal_is_no_fault_when_a_later_vote_has_more() -> None:
+    core = comparing()
+    core.step(PeerReceived(2, held(3)))
+    core.step(PeerReceived(2, m.VoteReply(core.node_id, 300, 0, 0, 100, EPOCH_1, MEMBERS)))
+    core.step(WalCompared(0, 200, None, removed=True))
+    core.step(Tick())
+    (again,) = core.step(WalCompared(0, 200, None, removed=True))
+    assert again == CompareWal(2, 296, 300)
+    core.step(WalCompared(2, 300, equal=True))
+    assert core.phase == "leading"
+
+
+def test_a_comparison_that_failed_otherwise_is_tried_again() -> None:
+    core = comparing()
+    for _ in range(10):
+        assert core.step(WalCompared(0, 200, None)) == []
+        assert [type(each) for each in core.step(Tick())] == [CompareWal]
+
+
 RIVAL = m.NodeId(7, 77)
 OUTVOTED = m.Refused(m.Refusal.OLDER_TERM, RIVAL, f"the vote went to {RIVAL}")
 

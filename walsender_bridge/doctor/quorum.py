@@ -215,11 +215,20 @@ def _slot(facts: Facts, quorum: Quorum, where: str) -> Iterator[Finding]:
         where,
         what,
         ERROR,
-        repair="drop it: the proposer makes it anew"
-        if lost
-        else "choose another name: [safekeepers] slot",
+        repair=_replacement(facts) if lost else "choose another name: [safekeepers] slot",
         cause=Cause.SLOT,
         prevents=False,
+    )
+
+
+def _replacement(facts: Facts) -> str:
+    """How a lost slot comes back: with what the safekeepers lack still on the server."""
+    quorum_lsn, flush_lsn = facts.get("quorum_lsn"), facts.get("flush_lsn")
+    if quorum_lsn is not None and flush_lsn is not None and quorum_lsn >= flush_lsn:
+        return "a majority of the safekeepers has all WAL: restart the proposer, which replaces it"
+    return (
+        "start the safekeepers that are away, and the proposer, which replaces it; if WAL that a majority lacks has been"
+        " removed, it says so (docs/quorum-lost.md)"
     )
 
 

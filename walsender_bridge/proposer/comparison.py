@@ -7,6 +7,7 @@ or two answers of the primary would be found equal and a copy that went its own 
 
 from walsender_bridge.proposer.effects import CompareWal, Limits
 from walsender_bridge.safekeeper.messages import ServerInfo, VoteReply
+from walsender_bridge.wire.lsn import format_lsn
 
 
 def begin_lsn(
@@ -23,6 +24,14 @@ def begin_lsn(
     begin = max(begin, reply.history.timeline_start(vcl - 1))
     last = vcl - 1
     return max(begin, last - last % server.segment_size) if last_segment else begin
+
+
+def removed(vcl: int) -> str:
+    """What is wrong with a server that has not even the last segment below VCL."""
+    return (
+        f"the WAL of a majority of the safekeepers ends at {format_lsn(vcl)}, and this server has removed the segment "
+        "before it: what they hold cannot be compared, and what they lack cannot be sent"
+    )
 
 
 class Comparison:

@@ -252,9 +252,10 @@ class Proposer:
 
     def _closed(self, peer: Peer) -> list[Effect]:
         peer.closed()
-        if self.phase != Phase.COMPARING:
-            return []
-        # Nothing depends on VCL yet: the voters that are left may be a quorum, too.
+        return self._decide_again() if self.phase == Phase.COMPARING else []
+
+    def _decide_again(self) -> list[Effect]:
+        """Nothing depends on VCL yet: the votes that there are now may be a quorum, too."""
         self.phase, self.comparing = Phase.VOTING, None
         return self._decide()
 
@@ -375,8 +376,7 @@ class Proposer:
         log = best.history
         origin = self.primary.lineage if self.primary else lineage.of_log(log, self.vcl)
         entries = lineage.successors(log, self.vcl, self.node_id.term, origin)
-        size, epochs = self.server.segment_size, self.limits.epochs
-        self.history = election.history(best, voters, self.vcl, entries, size, epochs)
+        self.history = election.history(best, voters, self.vcl, entries, self.server, self.limits)
         self.phase = Phase.COMPARING
         return self._compare()
 
@@ -411,6 +411,10 @@ class Proposer:
             return []  # of a connection that broke
         self.comparing = None
         if compared.equal is None:
+            if compared.removed and self.compares_last_segment:
+                if election.outranked(self.best, self._replies().values()):
+                    return self._decide_again()
+                return self._stop(StopReason.REMOVED, comparison.removed(self.vcl))
             self.compares_last_segment = not self.compares_last_segment
             return []  # a tick tries again
         if not compared.equal:

@@ -109,11 +109,15 @@ class WalRead:
 
 @dataclass(frozen=True, slots=True)
 class WalCompared:
-    """Answer to `CompareWal` of this peer up to `end_lsn`. `equal`: None when it could not be done."""
+    """Answer to `CompareWal` of this peer up to `end_lsn`. `equal`: None when it could not be done.
+
+    `removed`: because the primary has removed that WAL.
+    """
 
     peer: int
     end_lsn: int
     equal: bool | None
+    removed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +193,7 @@ class StopReason(StrEnum):
     AHEAD = "the safekeepers are ahead of this server"
     OTHER_HISTORY = "other timelines"
     OTHER_BYTES = "other WAL at the same position"
+    REMOVED = "this server has removed WAL that the safekeepers lack"
     BROKEN = "the safekeepers contradict each other"
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable
 
 from walsender_bridge.errors import CorruptError, DivergedError
-from walsender_bridge.proposer.effects import Primary
+from walsender_bridge.proposer.effects import Limits, Primary
 from walsender_bridge.safekeeper.history import EpochEntry, History, divergence
 from walsender_bridge.safekeeper.messages import SafekeeperGreeting, ServerInfo, VoteReply
 from walsender_bridge.wire.lsn import format_lsn
@@ -46,6 +46,11 @@ def volume_complete(replies: Collection[VoteReply]) -> VoteReply:
     return best
 
 
+def outranked(best: VoteReply | None, replies: Iterable[VoteReply]) -> bool:
+    """Whether a vote that came later is of a more advanced log than VCL's."""
+    return best is None or any(rank(reply) > rank(best) for reply in replies)
+
+
 def restart(reply: VoteReply, best: VoteReply, vcl: int) -> int:
     """Up to where every member has the best log, as far as this voter can tell.
 
@@ -61,13 +66,15 @@ def history(
     voters: Collection[VoteReply],
     vcl: int,
     successors: Iterable[EpochEntry],
-    segment_size: int,
-    max_epochs: int,
+    server: ServerInfo,
+    limits: Limits,
 ) -> History:
     """The best log's history, then `successors`: without what all members have, and compacted. Raises `NotSupportedError`."""
     everywhere = max(restart(reply, best, vcl) for reply in voters)
-    pruned = best.history.succeeded(vcl, successors).pruned(everywhere - everywhere % segment_size)
-    return pruned.compacted(max_epochs, committed(voters))
+    pruned = best.history.succeeded(vcl, successors).pruned(
+        everywhere - everywhere % server.segment_size
+    )
+    return pruned.compacted(limits.epochs, committed(voters))
 
 
 def committed(voters: Iterable[VoteReply]) -> int:

@@ -23,6 +23,8 @@ _REPAIRS = {
     StopReason.AHEAD: "rebuild this server from a base backup and the safekeepers' WAL",
     StopReason.OTHER_HISTORY: "attach the server whose timeline the safekeepers hold",
     StopReason.OTHER_BYTES: "this server is not the one whose WAL the safekeepers hold",
+    StopReason.REMOVED: "start every safekeeper: one may have more WAL. Otherwise tuskline quorum release, and new"
+    " safekeepers (docs/quorum-lost.md)",
     StopReason.BROKEN: "keep the safekeepers' data directories, and compare their WAL",
 }
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from walsender_bridge.errors import TusklineError
+from walsender_bridge.errors import SlotError, TusklineError
 from walsender_bridge.proposer.effects import Lineage
 from walsender_bridge.proposer.errands import Errands
 from walsender_bridge.proposer.primary import PrimaryStream
@@ -34,11 +34,14 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """The bytes of [begin_lsn, end_lsn), and who is told: `then` gets them, or b"" when they cannot be had."""
+    """The bytes of [begin_lsn, end_lsn), and who is told: `then` gets them, or b"" when they cannot be had.
+
+    None when they never can be: the server has removed them.
+    """
 
     begin_lsn: int
     end_lsn: int
-    then: Callable[[bytes], None]
+    then: Callable[[bytes | None], None]
 
 
 class _Reader:
@@ -88,7 +91,7 @@ class OlderWal:
                 reader.since = time.monotonic()
             reader.stream.flush()
         except TusklineError as error:
-            self._failed(reader, error.what)
+            self._failed(reader, error.what, removed=isinstance(error, SlotError))
             return
         self._go_on(reader)
 
@@ -168,7 +171,7 @@ class OlderWal:
 
         self._errands.ask(lambda: PrimaryStream.connect(self._dsn, application_name=_NAME), opened)
 
-    def _failed(self, reader: _Reader, reason: str) -> None:
+    def _failed(self, reader: _Reader, reason: str, *, removed: bool = False) -> None:
         """The range at hand cannot be had; those behind it are tried anew."""
         if reason != self._told:
             self._told = reason
@@ -176,7 +179,7 @@ class OlderWal:
         self._forget(reader)
         reader.since = time.monotonic()
         if reader.wanted:
-            reader.wanted.popleft().then(b"")
+            reader.wanted.popleft().then(None if removed else b"")
         self._go_on(reader)
 
     def _forget(self, reader: _Reader) -> None:

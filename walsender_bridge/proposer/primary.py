@@ -78,17 +78,21 @@ class PrimaryStream(ReplicationConnection):
     def hold_wal(self, slot: str) -> int:
         """Make the slot that keeps WAL, unless it is there; the oldest WAL that is kept, an LSN.
 
-        Raises `SlotError` for a slot of that name that is none of ours, and what `command` raises.
+        One that the server has invalidated keeps nothing, and is replaced: whether the WAL that it kept is still needed
+        shows when it is compared (`StopReason.REMOVED`). Raises `SlotError` for a slot of that name that is none of ours, and what `command` raises.
         """
         asked = load("wal_slot").strip().rstrip(";").replace("%(slot)s", f"'{slot}'")
         rows = self.command(asked, timeout=ANSWER_SECONDS)
-        if not rows:
+        lost = bool(rows) and rows[0][0] == "physical" and rows[0][3] == "lost"
+        if lost:
+            self.command(f"DROP_REPLICATION_SLOT {quote_slot(slot)}", timeout=ANSWER_SECONDS)
+        if lost or not rows:
             self.command(
                 f"CREATE_REPLICATION_SLOT {quote_slot(slot)} PHYSICAL RESERVE_WAL",
                 timeout=ANSWER_SECONDS,
             )
             rows = self.command(asked, timeout=ANSWER_SECONDS)
-        ((kind, restart, active),) = rows
+        ((kind, restart, active, _),) = rows
         if kind != "physical" or active == "t" or restart is None:
             raise SlotError(
                 f"slot {slot!r} is not an idle physical slot that keeps WAL",

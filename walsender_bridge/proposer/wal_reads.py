@@ -73,11 +73,11 @@ class WalReads:
         else:
             self._in_hand(wanted, data)
 
-    def failed(self, wanted: e.ReadWal | e.CompareWal) -> None:
-        """A range cannot be had from there."""
+    def failed(self, wanted: e.ReadWal | e.CompareWal, *, removed: bool = False) -> None:
+        """A range cannot be had from there. `removed`: the primary has it no more."""
         if isinstance(wanted, e.CompareWal):
             self._comparison.failed(wanted)
-            self._handle(e.WalCompared(wanted.peer, wanted.end_lsn, None))
+            self._handle(e.WalCompared(wanted.peer, wanted.end_lsn, None, removed))
         else:
             self._in_hand(wanted, b"")
 
@@ -92,13 +92,13 @@ class WalReads:
         came = partial(self._primary_has, wanted)
         self._older.ask(wanted.peer, Range(wanted.begin_lsn, wanted.end_lsn, came))
 
-    def _primary_has(self, wanted: e.ReadWal | e.CompareWal, data: bytes) -> None:
+    def _primary_has(self, wanted: e.ReadWal | e.CompareWal, data: bytes | None) -> None:
         if isinstance(wanted, e.ReadWal):
-            self._in_hand(wanted, data)
+            self._in_hand(wanted, data or b"")
         elif data:
             self._compared(wanted, self._comparison.primary_has(wanted, data))
         else:
-            self.failed(wanted)
+            self.failed(wanted, removed=data is None)
 
     def _compared(self, wanted: e.CompareWal, equal: bool | None) -> None:
         if equal is not None:
