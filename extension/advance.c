@@ -14,6 +14,10 @@
  *   the running transactions as of a position one byte earlier, under which no file can exist. It then becomes
  *   consistent by itself, later, or not before long transactions have ended.
  *
+ * A decoder that starts from a snapshot has not read what the transactions in progress there had done before. The server
+ * relies on snapshots up to confirmed_flush_lsn being on disk already; here they need not be, since another copy wrote the
+ * one that it starts from. So those that the snapshot names as having changed the catalog are made known to it (16+).
+ *
  * So by induction every snapshot that it writes is complete: it begins with none or with a complete one, and misses
  * nothing.
  */
@@ -72,10 +76,13 @@ feed_snapshot_point(LogicalDecodingContext *ctx, bool is_running)
 {
 	SnapBuild  *builder = ctx->snapshot_builder;
 	XLogRecPtr	lsn = ctx->reader->ReadRecPtr;
+	bool		restored = false;
 
 	if (SnapBuildCurrentState(builder) == SNAPBUILD_CONSISTENT)
 		write_snapshot(builder, lsn);
-	else if (!snapshot_complete(lsn))
+	else if (snapshot_complete(lsn))
+		restored = true;
+	else
 	{
 		/* Of a checkpoint's record nothing but the file would be used. */
 		if (is_running)
@@ -88,6 +95,8 @@ feed_snapshot_point(LogicalDecodingContext *ctx, bool is_running)
 		return;
 	}
 	LogicalDecodingProcessRecord(ctx, ctx->reader);
+	if (restored && SnapBuildCurrentState(builder) == SNAPBUILD_CONSISTENT)
+		recall_changes_in_progress(ctx->reorder, lsn);
 }
 
 static void

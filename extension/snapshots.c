@@ -22,6 +22,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include "replication/reorderbuffer.h"
 #include "replication/snapbuild.h"
 #include "storage/fd.h"
 #include "storage/lock.h"
@@ -32,6 +33,11 @@
 
 /* Magic, checksum of the rest, version, length: how a snapshot begins from 11 to 18 (SnapBuildOnDisk). */
 #define HEADER_LENGTH 16
+
+/* Of the struct SnapBuild that follows, from 16 to 18: its length, and where committed.xcnt and catchange.xcnt are. */
+#define BUILDER_LENGTH 128
+#define COMMITTED_COUNT 80
+#define IN_PROGRESS_COUNT 112
 
 /* What our notes look like; another number makes all older ones void. */
 #define NOTE_VERSION 1
@@ -198,4 +204,41 @@ newest_foreign_snapshot(void)
 	}
 	FreeDir(directory);
 	return newest;
+}
+
+/*
+ * The transactions in progress that the snapshot at `lsn` names as having changed the catalog, for a decoder that was just
+ * started from it. The file is as snapbuild.c writes it (SnapBuildOnDisk): a header, the builder, two lists of xids.
+ */
+void
+recall_changes_in_progress(struct ReorderBuffer *reorder, XLogRecPtr lsn)
+{
+#if PG_VERSION_NUM >= 160000
+	char		path[MAXPGPATH];
+	char		beginning[HEADER_LENGTH + BUILDER_LENGTH];
+	size_t		committed;
+	size_t		in_progress;
+	off_t		length;
+	int			file;
+
+	snprintf(path, sizeof(path), SNAPSHOT_PATH, LSN_PARTS(lsn));
+	if (read_beginning(path, beginning, sizeof(beginning), &length) != sizeof(beginning))
+		ereport(ERROR, (errcode(ERRCODE_DATA_CORRUPTED), errmsg("file \"%s\" is too short", path)));
+	memcpy(&committed, beginning + HEADER_LENGTH + COMMITTED_COUNT, sizeof(size_t));
+	memcpy(&in_progress, beginning + HEADER_LENGTH + IN_PROGRESS_COUNT, sizeof(size_t));
+	if ((uint64) length != sizeof(beginning) + (committed + in_progress) * sizeof(TransactionId))
+		ereport(ERROR, (errcode(ERRCODE_DATA_CORRUPTED), errmsg("file \"%s\" is not laid out as expected", path)));
+	file = OpenTransientFile(path, O_RDONLY | PG_BINARY);
+	if (file < 0 || lseek(file, sizeof(beginning) + committed * sizeof(TransactionId), SEEK_SET) < 0)
+		ereport(ERROR, (errcode_for_file_access(), errmsg("could not open file \"%s\": %m", path)));
+	while (in_progress-- > 0)
+	{
+		TransactionId xid;
+
+		if (read(file, &xid, sizeof(xid)) != sizeof(xid))
+			ereport(ERROR, (errcode_for_file_access(), errmsg("could not read file \"%s\": %m", path)));
+		ReorderBufferXidSetCatalogChanges(reorder, xid, lsn);
+	}
+	CloseTransientFile(file);
+#endif
 }

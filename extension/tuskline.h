@@ -50,6 +50,7 @@ extern bool snapshot_present(XLogRecPtr lsn);
 extern bool snapshot_complete(XLogRecPtr lsn);
 extern XLogRecPtr newest_foreign_snapshot(void);
 extern void write_snapshot(struct SnapBuild *builder, XLogRecPtr lsn);
+extern void recall_changes_in_progress(struct ReorderBuffer *reorder, XLogRecPtr lsn);
 
 /* marker.c */
 typedef enum MarkerState

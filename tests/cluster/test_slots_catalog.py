@@ -4,8 +4,9 @@ An older transaction is open all the while, so that the snapshot itself has to n
 """
 
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -142,3 +143,53 @@ def test_38_what_a_fast_decoder_leaves_out_is_seen_and_written_over(
             pair.on_standby("SELECT tuskline_slots.advance(%s, %s)", SECOND, to)
             assert lacking(pair, anybodys=True) == set()
             assert inspect(pair.standby, COPY)["snapshot_complete"]
+
+
+@pytest.mark.parametrize("major", MAJORS)
+def test_38_a_copy_that_starts_from_anothers_snapshot_writes_complete_ones(
+    major: int, tmp_path: Path
+) -> None:
+    """A transaction changed the catalog before the copy's restart_lsn, and is open still at the next snapshot."""
+    with running_pair(major) as pair:
+        stack = SlotStack(pair, tmp_path)
+        pair.on_primary("CREATE TABLE late (id bigint PRIMARY KEY, note text)")
+        for name in ("slow", "kept"):
+            pair.make_slot(name)
+            stack.consume(name)
+        pair.reserve(COPY, "slow")
+        pair.prove(COPY, "slow")
+        with ExitStack() as sessions:
+
+            def begun(statement: str) -> psycopg.Connection[Any]:
+                opened = closing(psycopg.connect(pair.primary.dsn()))
+                session = sessions.enter_context(opened)
+                session.execute(statement.encode())
+                return session
+
+            def next_snapshot(*names: str) -> None:
+                pair.on_primary("CHECKPOINT")
+                for name in names:
+                    stack.consume(name)
+                pair.catch_up()
+
+            begun("SELECT txid_current()")
+            changing = begun(f"ALTER PUBLICATION {PUBLICATION} ADD TABLE late")
+            next_snapshot("slow", "kept")
+            to = pair.slot("slow").confirmed_flush_lsn
+            pair.on_standby("SELECT tuskline_slots.advance(%s, %s)", COPY, to)
+            second = begun("INSERT INTO shop VALUES (1001, '')")
+            next_snapshot()
+            begun("INSERT INTO shop VALUES (1002, '')")
+            changing.commit()
+            next_snapshot("kept")
+            pair.reserve(SECOND, "kept")
+            assert inspect(pair.standby, SECOND)["snapshot_complete"]
+            to = pair.slot("kept").confirmed_flush_lsn
+            pair.on_standby("SELECT tuskline_slots.advance(%s, %s)", SECOND, to)
+            assert lacking(pair) == set()
+            second.commit()
+            next_snapshot("kept")
+            to = pair.slot("kept").confirmed_flush_lsn
+            pair.on_standby("SELECT tuskline_slots.advance(%s, %s)", SECOND, to)
+            assert inspect(pair.standby, SECOND)["snapshot_complete"]
+            assert lacking(pair) == set()
