@@ -7,6 +7,7 @@ table's partials in order and writes its files. Either way a table gets one file
 Runs without Spark: a task is a function of its arguments, and what it returns is small.
 """
 
+import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -66,6 +67,11 @@ class Target:
     keeps_unfit: bool = False
     unfit_files: tuple[str, ...] = ()
     retry_unfit: bool = False
+
+    @property
+    def scratch_name(self) -> str:
+        """How its scratch files begin: whoever may create a table chose its name, which may be a path."""
+        return hashlib.sha256(self.name.encode()).hexdigest()[:20]
 
     @property
     def key_positions(self) -> tuple[int, ...]:
@@ -247,7 +253,7 @@ def _stage(task: RangeTask, table: _Pending) -> Staged:
         return write_fold(
             table.target, folded, task.version, task.scratch, task.number, table.changes
         )
-    path = f"{task.scratch}/{task.number}-{name}.arrow"
+    path = f"{task.scratch}/{task.number}-{table.target.scratch_name}.arrow"
     write_partial(path, fold_to_table(folded))
     return Staged(name, task.number, table.changes, partial=path)
 
@@ -289,7 +295,7 @@ def write_fold(
         if len(counts):
             fields = {f"c{i}": column for i, column in enumerate(gone)}
             removals = write_table(
-                f"{scratch}/{target.name}-removals.parquet",
+                f"{scratch}/{target.scratch_name}-removals.parquet",
                 pa.table({**fields, "n": pa.array(counts), "i": np.arange(len(counts))}),
             )
         return Staged(
@@ -312,7 +318,9 @@ def write_fold(
     keys = pa.schema([target.file_schema.field(name) for name in target.key])
     patches = _write_patches(target, folded, scratch)
     # Where there are patches, the one file of rows is written when they are complete.
-    path = f"{scratch}/{target.name}-rows.parquet" if patches else f"{target.prefix}.parquet"
+    path = (
+        f"{scratch}/{target.scratch_name}-rows.parquet" if patches else f"{target.prefix}.parquet"
+    )
     return Staged(
         target.name,
         number,
@@ -338,7 +346,7 @@ def _write_patches(target: Target, folded: Fold, scratch: str) -> FileInfo | Non
     fields = {f"c{i}": column.take(rows) for i, column in enumerate(folded.columns)}
     fields |= {f"u{i}": pa.array(folded.unset[at, i]) for i in range(len(folded.columns))}
     fields |= {f"s{i}": column.take(rows) for i, column in enumerate(folded.source)}
-    return write_table(f"{scratch}/{target.name}-patches.parquet", pa.table(fields))
+    return write_table(f"{scratch}/{target.scratch_name}-patches.parquet", pa.table(fields))
 
 
 def total_changes(staged: Iterable[Staged]) -> int:

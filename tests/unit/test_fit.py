@@ -1,5 +1,6 @@
 """Whether changes are of the table as it was copied: decided from the Relation message alone."""
 
+import re
 from itertools import product
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 
 from spark_consumers.decode import ChangeBatch
 from spark_consumers.lakehouse.fit import Layout, key_of, misfit
+from spark_consumers.lakehouse.stage import Target
 from walsender_bridge.wire.pgoutput import Column, Relation
 
 COLUMNS = (("id", 23, -1), ("region", 23, -1))
@@ -53,3 +55,12 @@ def test_32_changes_fit_a_table_of_just_the_key_that_their_relation_flags(op):
         reason = misfit(change, schema, layouts, tuple(sorted(other)), 7)
         assert (reason is None) == (key == other)
         assert reason is None or "replica identity changed" in reason
+
+
+@pytest.mark.parametrize("table", ["x/../../../planted/y", "a" * 63, "plain", "nul\x01"])
+def test_scratch_files_have_names_that_no_table_chooses(table):
+    names = [f"{stream}.public.{table}" for stream in ("shop", "bank")]
+    schema = pa.schema([("id", pa.int32())])
+    made = {Target(name, "r", "p", schema, schema, ("id",), 0, 1).scratch_name for name in names}
+    assert len(made) == 2, "two tables of an epoch would share a file"
+    assert all(re.fullmatch(r"[0-9a-f]{20}", name) for name in made)
