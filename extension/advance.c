@@ -17,6 +17,9 @@
  * A decoder that starts from a snapshot has not read what the transactions in progress there had done before. The server
  * relies on snapshots up to confirmed_flush_lsn being on disk already; here they need not be, since another copy wrote the
  * one that it starts from. So those that the snapshot names as having changed the catalog are made known to it (16+).
+ * Before 16 snapshots do not name them, and the server's decoder notes those only whose commit has invalidations, which
+ * changes of user_catalog_table tables do not cause. So all that ran there count as having changed the catalog: one too
+ * many in a snapshot is harmless. Where the record does not list all of them no decoder starts.
  *
  * So by induction every snapshot that it writes is complete: it begins with none or with a complete one, and misses
  * nothing.
@@ -70,6 +73,31 @@ make_decoder(void)
 	return ctx;
 }
 
+/* Whether the record at which the decoder could start from a snapshot, or the snapshot itself, names what is in progress. */
+static bool
+knows_what_runs(LogicalDecodingContext *ctx, bool is_running)
+{
+#if PG_VERSION_NUM >= 160000
+	return true;
+#else
+	return is_running && !((xl_running_xacts *) XLogRecGetData(ctx->reader))->subxid_overflow;
+#endif
+}
+
+/* Make known to a decoder that was just started from the snapshot at `lsn` what may have changed the catalog before. */
+static void
+recall_changes(LogicalDecodingContext *ctx, XLogRecPtr lsn)
+{
+#if PG_VERSION_NUM >= 160000
+	recall_changes_in_progress(ctx->reorder, lsn);
+#else
+	xl_running_xacts *running = (xl_running_xacts *) XLogRecGetData(ctx->reader);
+
+	for (int i = 0; i < running->xcnt + running->subxcnt; i++)
+		ReorderBufferXidSetCatalogChanges(ctx->reorder, running->xids[i], lsn);
+#endif
+}
+
 /* Give the decoder a record at which snapshots are read and written; those of other decoders are overwritten unread. */
 static void
 feed_snapshot_point(LogicalDecodingContext *ctx, bool is_running)
@@ -80,7 +108,7 @@ feed_snapshot_point(LogicalDecodingContext *ctx, bool is_running)
 
 	if (SnapBuildCurrentState(builder) == SNAPBUILD_CONSISTENT)
 		write_snapshot(builder, lsn);
-	else if (snapshot_complete(lsn))
+	else if (knows_what_runs(ctx, is_running) && snapshot_complete(lsn))
 		restored = true;
 	else
 	{
@@ -96,7 +124,7 @@ feed_snapshot_point(LogicalDecodingContext *ctx, bool is_running)
 	}
 	LogicalDecodingProcessRecord(ctx, ctx->reader);
 	if (restored && SnapBuildCurrentState(builder) == SNAPBUILD_CONSISTENT)
-		recall_changes_in_progress(ctx->reorder, lsn);
+		recall_changes(ctx, lsn);
 }
 
 static void
@@ -113,27 +141,16 @@ feed(LogicalDecodingContext *ctx)
 		LogicalDecodingProcessRecord(ctx, ctx->reader);
 }
 
-/* Decode from the owned slot's restart_lsn to `upto`, and confirm that. */
 static void
-decode_to(XLogRecPtr upto)
+feed_to(LogicalDecodingContext *ctx, XLogRecPtr upto)
 {
 	ResourceOwner owner = CurrentResourceOwner;
 	MemoryContext context = CurrentMemoryContext;
-	LogicalDecodingContext *ctx = make_decoder();
 	XLogRecPtr	from = MyReplicationSlot->data.restart_lsn;
 
-	InvalidateSystemCaches();
 	while (!XLogRecPtrIsInvalid(from) ? from < upto : ctx->reader->EndRecPtr < upto)
 	{
-		char	   *problem = NULL;
-		XLogRecord *record = compat_read_record(ctx->reader, from, &problem);
-
-		if (record == NULL)
-			ereport(ERROR,
-					(errcode(ERRCODE_DATA_CORRUPTED),
-					 errmsg("could not read WAL after " LSN_TEXT ": %s", LSN_PARTS(ctx->reader->EndRecPtr),
-							problem ? problem : "no record found"),
-					 errhint("Check whether WAL files are missing from pg_wal on this standby.")));
+		read_next_record(ctx->reader, from);
 		from = InvalidXLogRecPtr;
 		feed(ctx);
 		/* Invalidations are carried out in subtransactions, which leave their parents' of both. */
@@ -141,6 +158,25 @@ decode_to(XLogRecPtr upto)
 		MemoryContextSwitchTo(context);
 		CHECK_FOR_INTERRUPTS();
 	}
+}
+
+/* Decode from the owned slot's restart_lsn to `upto`, and confirm that. */
+static void
+decode_to(XLogRecPtr upto)
+{
+	LogicalDecodingContext *ctx = make_decoder();
+
+	InvalidateSystemCaches();
+	PG_TRY();
+	{
+		feed_to(ctx, upto);
+	}
+	PG_CATCH();
+	{
+		compat_close_segment(ctx->reader);
+		PG_RE_THROW();
+	}
+	PG_END_TRY();
 	FAIL_POINT("advance.decoded");
 	LogicalConfirmReceivedLocation(upto);
 	ReplicationSlotMarkDirty();

@@ -26,6 +26,7 @@
 #endif
 #include "replication/logical.h"
 #if PG_VERSION_NUM < 130000
+#include "access/xlogutils.h"
 #include "replication/logicalfuncs.h"
 #endif
 #include "replication/slot.h"
@@ -76,6 +77,31 @@ compat_decoder(void)
 								 NULL, NULL, NULL);
 #else
 	return CreateDecodingContext(InvalidXLogRecPtr, NIL, true, logical_read_local_xlog_page, NULL, NULL, NULL);
+#endif
+}
+
+/* A reader of this server's WAL. */
+static inline XLogReaderState *
+compat_reader(void)
+{
+#if PG_VERSION_NUM >= 130000
+	return XLogReaderAllocate(wal_segment_size, NULL,
+							  XL_ROUTINE(.page_read = read_local_xlog_page,
+										 .segment_open = wal_segment_open,
+										 .segment_close = wal_segment_close),
+							  NULL);
+#else
+	return XLogReaderAllocate(wal_segment_size, read_local_xlog_page, NULL);
+#endif
+}
+
+/* Close the file of a reader that an error ends: no transaction owns it. Before 13 a process has one for all readers. */
+static inline void
+compat_close_segment(XLogReaderState *reader)
+{
+#if PG_VERSION_NUM >= 130000
+	if (reader->seg.ws_file >= 0)
+		wal_segment_close(reader);
 #endif
 }
 

@@ -10,6 +10,8 @@
  *   xmin follows, so that no row is given up which a crash could ask for again.
  * - A copy is known by its marker, not by its name: it has one from before it is persistent on. Only what has one is
  *   dropped, unless the caller says that it means another slot.
+ * - What is removed by slots' positions and was removed before reserve may be missing: the snapshot for restart_lsn and
+ *   mapping files (mappings.c). rename asks for both.
  * - rename: PostgreSQL has no rename, and a folder that is renamed by hand has a crash between the folder's name
  *   and the name inside its state file, from which the server makes a slot that it can neither save nor drop. So a
  *   slot of the new name is made, complete and durable, and then the old one is dropped, which is what the server
@@ -90,6 +92,18 @@ require_snapshot(XLogRecPtr restart_lsn)
 				 errmsg("the snapshot for restart_lsn " LSN_TEXT " was written by another decoder", LSN_PARTS(restart_lsn)),
 				 errdetail("The snapshot may lack catalog changes."),
 				 errhint("Advance the slot with advance() until it has written a snapshot.")));
+}
+
+static void
+require_mappings(const char *name)
+{
+	if (!mappings_complete(name))
+		ereport(ERROR,
+				(errcode(ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE),
+				 errmsg("mapping files that replication slot \"%s\" needs may be missing on this standby", name),
+				 errdetail("A restartpoint removes them where no slot needs them. Transactions would be decoded without their own"
+						   " catalog changes."),
+				 errhint("Call restore_mappings() for the slot.")));
 }
 
 static void
@@ -185,7 +199,8 @@ tuskline_reserve(PG_FUNCTION_ARGS)
 				(errcode(ERRCODE_FEATURE_NOT_SUPPORTED),
 				 errmsg("slots have no two_phase before PostgreSQL 14"),
 				 errhint("Leave two_phase false.")));
-	if (two_phase == XLogRecPtrIsInvalid(two_phase_at))
+	/* 0/0 is where ALTER_REPLICATION_SLOT (18) leaves it: all that is prepared is sent at its PREPARE. NULL is not known. */
+	if (two_phase ? PG_ARGISNULL(5) : !XLogRecPtrIsInvalid(two_phase_at))
 		ereport(ERROR,
 				(errcode(ERRCODE_INVALID_PARAMETER_VALUE),
 				 errmsg("two_phase and two_phase_at go together"),
@@ -304,6 +319,8 @@ tuskline_set_fields(PG_FUNCTION_ARGS)
 			require_forward(slot, restart_lsn, confirmed_flush, catalog_xmin);
 		require_snapshot(restart_lsn);
 		require_wal(restart_lsn);
+		if (restart_lsn < slot->data.restart_lsn)
+			forget_mappings(name);
 		written = true;
 		write_fields(slot, restart_lsn, confirmed_flush, catalog_xmin);
 		ReplicationSlotMarkDirty();
@@ -398,6 +415,7 @@ make_renamed(const char *new_name, const ReplicationSlot *old)
 	ReplicationSlotsComputeRequiredLSN();
 	if (read_marker(NameStr(old->data.name), marker) == MARKER_READ)
 		write_marker(new_name, marker);
+	note_mappings(new_name);
 	FAIL_POINT("rename.copied");
 	ReplicationSlotPersist();
 	FAIL_POINT("rename.persisted");
@@ -443,6 +461,7 @@ tuskline_rename(PG_FUNCTION_ARGS)
 		old = MyReplicationSlot;
 		require_snapshot(old->data.restart_lsn);
 		require_wal(old->data.restart_lsn);
+		require_mappings(name);
 		HOLD_INTERRUPTS();
 		aside = old;
 		MyReplicationSlot = NULL;

@@ -59,6 +59,7 @@ enum Column
 	FOREIGN_SNAPSHOT_AFTER,
 	WAL_PRESENT,
 	MARKER,
+	MAPPINGS_COMPLETE,
 	COLUMNS
 };
 
@@ -171,7 +172,10 @@ put_files(Row *row, const ReplicationSlot *slot, XLogSegNo oldest_segment, XLogR
 		XLByteToSeg(slot->data.restart_lsn, segment, wal_segment_size);
 		put(row, WAL_PRESENT, BoolGetDatum(segment >= oldest_segment));
 		if (SlotIsLogical(slot))
+		{
 			put_snapshots(row, slot->data.restart_lsn, foreign);
+			put(row, MAPPINGS_COMPLETE, BoolGetDatum(mappings_complete(name)));
+		}
 	}
 	switch (read_marker(name, marker))
 	{

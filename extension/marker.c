@@ -1,6 +1,6 @@
 /*
- * A marker: a small file in the folder of a slot, which says which incarnation of the slot this is. A physical slot has
- * the one that mark() gave it; a copy has the temporary name that it was reserved under, and keeps it when it is renamed.
+ * A marker: a small file in the folder of a slot, which says which incarnation of the slot this is. A slot of the
+ * primary has the one that mark() gave it; a copy has the temporary name that it was reserved under, and keeps it when it is renamed.
  *
  * A slot's values can come back to exactly the same numbers after it was dropped and made again, and what it
  * reserved in between is lost. The file cannot: PostgreSQL removes the folder with the slot, and a crash does not
@@ -19,6 +19,7 @@
 #include "utils/builtins.h"
 
 PG_FUNCTION_INFO_V1(tuskline_mark);
+PG_FUNCTION_INFO_V1(tuskline_marker);
 
 static void
 marker_path(char *path, const char *slot_name, const char *suffix)
@@ -91,7 +92,24 @@ write_marker(const char *slot_name, const char *value)
 	durable_rename(unfinished, path, ERROR);
 }
 
-/* mark(slot_name, value): the marker of this incarnation of a physical slot, which is made if there is none. */
+/* marker(slot_name): the marker of this incarnation of a slot; NULL: it has none, or one that is damaged. */
+Datum
+tuskline_marker(PG_FUNCTION_ARGS)
+{
+	char	   *slot_name = name_argument(fcinfo, 0, "slot_name");
+	char		marker[MARKER_LENGTH + 1];
+	ReplicationSlot slot;
+	bool		found;
+
+	LWLockAcquire(ReplicationSlotAllocationLock, LW_SHARED);
+	found = find_slot(slot_name, &slot) && read_marker(slot_name, marker) == MARKER_READ;
+	LWLockRelease(ReplicationSlotAllocationLock);
+	if (!found)
+		PG_RETURN_NULL();
+	PG_RETURN_TEXT_P(cstring_to_text(marker));
+}
+
+/* mark(slot_name, value): the marker of this incarnation of a slot, which is made if there is none. */
 Datum
 tuskline_mark(PG_FUNCTION_ARGS)
 {
@@ -118,11 +136,11 @@ tuskline_mark(PG_FUNCTION_ARGS)
 				(errcode(ERRCODE_UNDEFINED_OBJECT),
 				 errmsg("replication slot \"%s\" does not exist", slot_name),
 				 errhint("Name the slot that the standby's primary_slot_name names.")));
-	if (!SlotIsPhysical(&slot) || slot.data.persistency != RS_PERSISTENT)
+	if (slot.data.persistency != RS_PERSISTENT)
 		ereport(ERROR,
 				(errcode(ERRCODE_WRONG_OBJECT_TYPE),
-				 errmsg("replication slot \"%s\" is not a permanent physical one", slot_name),
-				 errhint("Name the slot that the standby's primary_slot_name names.")));
+				 errmsg("replication slot \"%s\" is not a permanent one", slot_name),
+				 errhint("A session's own slot ends with it, and needs no marker.")));
 	switch (read_marker(slot_name, marker))
 	{
 		case MARKER_READ:

@@ -39,8 +39,8 @@
 #define COMMITTED_COUNT 80
 #define IN_PROGRESS_COUNT 112
 
-/* What our notes look like; another number makes all older ones void. */
-#define NOTE_VERSION 1
+/* What a note stands for; another number makes all older ones void. Before 16 the first ones stood for less (advance.c). */
+#define NOTE_VERSION (PG_VERSION_NUM >= 160000 ? 1 : 2)
 
 /* The third number of the lock by which one process at a time writes snapshots of ours; users' own have 1 and 2. */
 #define LOCK_CLASS 3
@@ -206,6 +206,7 @@ newest_foreign_snapshot(void)
 	return newest;
 }
 
+#if PG_VERSION_NUM >= 160000
 /*
  * The transactions in progress that the snapshot at `lsn` names as having changed the catalog, for a decoder that was just
  * started from it. The file is as snapbuild.c writes it (SnapBuildOnDisk): a header, the builder, two lists of xids.
@@ -213,7 +214,6 @@ newest_foreign_snapshot(void)
 void
 recall_changes_in_progress(struct ReorderBuffer *reorder, XLogRecPtr lsn)
 {
-#if PG_VERSION_NUM >= 160000
 	char		path[MAXPGPATH];
 	char		beginning[HEADER_LENGTH + BUILDER_LENGTH];
 	size_t		committed;
@@ -240,5 +240,5 @@ recall_changes_in_progress(struct ReorderBuffer *reorder, XLogRecPtr lsn)
 		ReorderBufferXidSetCatalogChanges(reorder, xid, lsn);
 	}
 	CloseTransientFile(file);
-#endif
 }
+#endif

@@ -42,6 +42,12 @@ extern void take_slot(const char *name);
 extern XLogRecPtr wal_end(TimeLineID *timeline);
 extern XLogSegNo wal_oldest_segment(XLogRecPtr from);
 extern bool wal_present(XLogRecPtr from);
+extern void read_next_record(XLogReaderState *reader, XLogRecPtr from);
+
+/* mappings.c */
+extern bool mappings_complete(const char *slot_name);
+extern void note_mappings(const char *slot_name);
+extern void forget_mappings(const char *slot_name);
 
 /* snapshots.c */
 struct SnapBuild;
@@ -50,7 +56,9 @@ extern bool snapshot_present(XLogRecPtr lsn);
 extern bool snapshot_complete(XLogRecPtr lsn);
 extern XLogRecPtr newest_foreign_snapshot(void);
 extern void write_snapshot(struct SnapBuild *builder, XLogRecPtr lsn);
+#if PG_VERSION_NUM >= 160000
 extern void recall_changes_in_progress(struct ReorderBuffer *reorder, XLogRecPtr lsn);
+#endif
 
 /* marker.c */
 typedef enum MarkerState

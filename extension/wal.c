@@ -76,6 +76,20 @@ wal_oldest_segment(XLogRecPtr from)
 	return oldest;
 }
 
+/* Read the record at `from`, or the next one if that is invalid; ERROR if there is none. */
+void
+read_next_record(XLogReaderState *reader, XLogRecPtr from)
+{
+	char	   *problem = NULL;
+
+	if (compat_read_record(reader, from, &problem) == NULL)
+		ereport(ERROR,
+				(errcode(ERRCODE_DATA_CORRUPTED),
+				 errmsg("could not read WAL after " LSN_TEXT ": %s", LSN_PARTS(reader->EndRecPtr),
+						problem ? problem : "no record found"),
+				 errhint("Check whether WAL files are missing from pg_wal on this standby.")));
+}
+
 /* Whether all WAL from `from` to wal_end is there. */
 bool
 wal_present(XLogRecPtr from)

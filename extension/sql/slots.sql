@@ -1,4 +1,4 @@
--- What is shown of slots, and the marker of a physical one.
+-- What is shown of slots, and their markers.
 SELECT slot_name FROM pg_create_physical_replication_slot('regress_tuskline_physical', true);
 SELECT slot_name FROM pg_create_logical_replication_slot('regress_tuskline_logical', 'pgoutput');
 SELECT i.slot_name, i.plugin, i.database = current_database() AS here, i.active_pid, i.persistency,
@@ -12,7 +12,9 @@ WHERE i.slot_name LIKE 'regress%' ORDER BY 1;
 SELECT tuskline_slots.mark('regress_tuskline_physical', 'first');
 SELECT tuskline_slots.mark('regress_tuskline_physical', 'second');
 SELECT marker FROM tuskline_slots.inspect('regress_tuskline_physical');
+SELECT tuskline_slots.marker('regress_tuskline_logical');
 SELECT tuskline_slots.mark('regress_tuskline_logical', 'x');
+SELECT tuskline_slots.marker('regress_tuskline_logical');
 SELECT tuskline_slots.mark('regress_tuskline_physical', E'two\nlines');
 SELECT tuskline_slots.mark('regress_tuskline_physical', repeat('x', 65));
 -- It is of this slot: another one of its name has none.
