@@ -3,7 +3,9 @@
 Each may be done twice and may end anywhere: what is there already is not made, what is gone is gone. The extension
 refuses by itself whatever would be wrong by now, which is an error here and seen anew at the next poll.
 
-An advance goes in steps, so that one which is ended by its time has come further.
+An advance goes in steps, so that one which is ended by its time has come further. Each decodes from the copy's restart_lsn, which
+stays while a transaction is open: so a step is at least as long as what is decoded again for it, and its time grows with what
+it decodes. With a fixed time a copy could stand still for ever, long after the transaction has ended.
 """
 
 from typing import Final
@@ -16,17 +18,21 @@ from slot_sync.resolver.transitions import (
     Nothing,
     Rename,
     Reserve,
+    RestoreMappings,
     SetFailover,
     SetFields,
     Wait,
 )
 from slot_sync.session import Session
-from slot_sync.sessions import Sessions
+from slot_sync.sessions import ACTION_SECONDS, Sessions
 from walsender_bridge import fail_point
+from walsender_bridge.errors import ServerSettingError
 from walsender_bridge.wire.lsn import format_lsn, parse_lsn
 
 #: Bytes of WAL that one step of an advance may decode beyond where the last one ended.
 STEP_BYTES: Final = 256 << 20
+#: Bytes of WAL a second that a standby reads at least: what reads more of it may take longer.
+SLOWEST: Final = 4 << 20
 
 
 def does_something(action: Action) -> bool:
@@ -38,12 +44,14 @@ def carry_out(action: Action, standby: Sessions, primary: Sessions) -> None:
     """Do it. Raises what `Session.one` does."""
     if isinstance(action, Mark):
         with primary.lent(None) as session:
-            session.one("slots_mark", {"slot": action.physical_slot, "value": action.value})
+            _check_extension(session)
+            session.one("slots_mark", {"slot": action.slot, "value": action.value})
         return
     if isinstance(action, Nothing | Wait):
         return
     on_primary = isinstance(action, Drop) and action.on_primary
     with (primary if on_primary else standby).lent(action.database) as session:
+        _check_extension(session)
         fail_point.hit(f"slots-before-{type(action).__name__.lower()}")
         match action:
             case Reserve():
@@ -56,6 +64,8 @@ def carry_out(action: Action, standby: Sessions, primary: Sessions) -> None:
                 session.one(
                     "slots_set_failover", {"name": action.name, "failover": action.failover}
                 )
+            case RestoreMappings():
+                _restore_mappings(session, action)
             case Rename():
                 session.one(
                     "slots_rename", {"name": action.temporary_name, "new_name": action.name}
@@ -63,6 +73,17 @@ def carry_out(action: Action, standby: Sessions, primary: Sessions) -> None:
             case Drop():
                 _drop(session, action)
         fail_point.hit(f"slots-after-{type(action).__name__.lower()}")
+
+
+def _check_extension(session: Session) -> None:
+    """Each database has functions of its own under the extension's names."""
+    if session.one("slots_trusted") is not True:
+        raise ServerSettingError(
+            "the schema tuskline_slots, and all functions in it, are not a superuser's, or not there",
+            where=session.where,
+            repair="on the primary, as a superuser: DROP SCHEMA IF EXISTS tuskline_slots CASCADE, then CREATE EXTENSION "
+            "tuskline; docs/extension.md",
+        )
 
 
 def _reserve(session: Session, action: Reserve) -> None:
@@ -82,14 +103,32 @@ def _reserve(session: Session, action: Reserve) -> None:
 
 def _advance(session: Session, action: Advance) -> None:
     """Up to the position; a copy that is there already is decoded up to it once more, which may find a snapshot."""
-    at = parse_lsn(session.one("slots_confirmed", {"name": action.name}) or "0/0")
+    restart, at, _ = _positions(session, action.name)
     while at <= action.to_lsn:
-        step = min(action.to_lsn, at + STEP_BYTES)
+        step = min(action.to_lsn, at + max(STEP_BYTES, at - restart))
         values = {"name": action.name, "lsn": format_lsn(step)}
-        reached = parse_lsn(session.one("slots_advance", values))
+        with session.allowing(_seconds(step - restart)):
+            reached = parse_lsn(session.one("slots_advance", values))
         if step == action.to_lsn or reached < step:
             return
-        at = reached
+        restart, at, _ = _positions(session, action.name)
+
+
+def _restore_mappings(session: Session, action: RestoreMappings) -> None:
+    restart, _, replayed = _positions(session, action.name)
+    with session.allowing(_seconds(replayed - restart)):
+        session.one("slots_restore_mappings", {"name": action.name})
+
+
+def _positions(session: Session, name: str) -> tuple[int, int, int]:
+    """The slot's restart_lsn and confirmed_flush_lsn, and what the standby has replayed; 0 for what is not there."""
+    found = session.one("slots_positions", {"name": name}) or (None, None, None)
+    restart, confirmed, replayed = (parse_lsn(each or "0/0") for each in found)
+    return restart, confirmed, replayed
+
+
+def _seconds(bytes_of_wal: int) -> float:
+    return ACTION_SECONDS + max(bytes_of_wal, 0) / SLOWEST
 
 
 def _set_fields(session: Session, action: SetFields) -> None:

@@ -21,7 +21,7 @@ from slot_sync.plan import Candidate, Plan
 from slot_sync.record_file import RecordFile
 from slot_sync.report import Round
 from slot_sync.resolver.observed import Primary, Record, Standby
-from slot_sync.resolver.record import remember, remember_primary
+from slot_sync.resolver.record import remember, remember_primary, under_way
 from slot_sync.resolver.resolver import resolve
 from slot_sync.resolver.transitions import SAFE, Advance, Reason, SetFields, State, Transition
 from slot_sync.sessions import Sessions
@@ -135,7 +135,11 @@ class Copier(Closing):
             names = [slot.name for slot in primary.logical_slots]
             record = remember_primary(before, primary, names)
             transitions = [each for each in transitions if each.reason is not Reason.PROMOTED]
-        kept = {slot: before.copies[slot] for slot in busy if slot in before.copies}
+        kept = {
+            slot: under_way(before.of(slot), record.of(slot))
+            for slot in busy
+            if slot in before.copies
+        }
         record = replace(record, copies={**record.copies, **kept})
         self._failures = {
             each.slot: self._failures[each.slot]

@@ -1,7 +1,7 @@
 """Work on the slots of one standby, a few pieces at a time, and never two on the same slot.
 
 Whoever gives work is not held up by it, and what was given first is begun first. So a slot on which work hangs, which
-each piece does for `sessions.ACTION_SECONDS` at most, holds up one of the workers and nobody else; it comes after the
+each piece does for `sessions.ACTION_SECONDS` at most, or longer by the WAL that it reads, holds up one of the workers and nobody else; it comes after the
 others when it is given work again.
 """
 

@@ -3,7 +3,7 @@
 from typing import Any, Final
 
 from slot_sync.resolver.observed import LogicalSlot, PhysicalSlot, Primary, Upstream
-from slot_sync.rows import Row, by_name, invalidation, lsn, xid
+from slot_sync.rows import Row, by_name, databases, invalidation, lsn, two_phase_at, xid
 from slot_sync.session import Extended, Session
 from walsender_bridge.closing import Closing
 
@@ -55,6 +55,8 @@ def primary(seen: Row, *, has_extension: bool) -> Primary:
         logical_slots=tuple(logical),
         physical_slots=tuple(physical),
         has_extension=has_extension,
+        databases=databases(seen["databases"]),
+        locked_databases=frozenset(int(row["oid"]) for row in seen["databases"] if row["locked"]),
     )
 
 
@@ -64,7 +66,6 @@ def upstream(seen: Row) -> Upstream:
 
 
 def _logical(row: Row, inspected: Row) -> LogicalSlot:
-    two_phase_at = inspected.get("two_phase_at") or row.get("two_phase_at")
     return LogicalSlot(
         name=row["slot_name"],
         plugin=row["plugin"],
@@ -73,12 +74,14 @@ def _logical(row: Row, inspected: Row) -> LogicalSlot:
         confirmed_flush_lsn=lsn(row["confirmed_flush_lsn"]),
         catalog_xmin=xid(row["catalog_xmin"]),
         two_phase=bool(row.get("two_phase")),
-        two_phase_at=lsn(two_phase_at),
+        two_phase_at=two_phase_at(inspected if "two_phase_at" in inspected else row),
         temporary=row["temporary"],
         failover=bool(row.get("failover")),
         active_pid=row["active_pid"],
         wal_status=row.get("wal_status"),
         invalidation=invalidation(row, inspected),
+        datoid=int(row["datoid"]),
+        marker=inspected.get("marker"),
     )
 
 

@@ -10,7 +10,7 @@ from datetime import datetime
 
 from slot_sync.look_primary import LOOK_SECONDS, upstream
 from slot_sync.resolver.observed import Copy, Safekeeper, Standby, Upstream
-from slot_sync.rows import Row, by_name, invalidation, lsn, xid
+from slot_sync.rows import Row, by_name, databases, invalidation, lsn, two_phase_at, xid
 from slot_sync.session import Extended, Session
 from walsender_bridge.closing import Closing
 from walsender_bridge.errors import TusklineError
@@ -126,8 +126,10 @@ def standby(seen: Row, *, has_extension: bool) -> Standby:
         ),
         has_extension=has_extension,
         native_sync=settings.get("sync_replication_slots") == "on",
-        slot_wal_bytes=_slot_wal_bytes(settings),
+        slot_wal_segments=_slot_wal_segments(settings),
+        segment_bytes=int(settings["wal_segment_size"]),
         idle_timeout=(seen["idle_timeout"] or 0) * 1_000_000,
+        databases=databases(seen["databases"]),
     )
 
 
@@ -146,7 +148,7 @@ def _copy(row: Row, inspected: Row | None) -> Copy:
         effective_catalog_xmin=xid(shown.get("effective_catalog_xmin") or shown["catalog_xmin"]),
         active_pid=shown["active_pid"],
         two_phase=bool(shown.get("two_phase")),
-        two_phase_at=lsn(shown.get("two_phase_at")),
+        two_phase_at=two_phase_at(shown),
         synced=bool(shown.get("synced")),
         failover=bool(row.get("failover")),
         invalidation=invalidation(row, own),
@@ -154,8 +156,10 @@ def _copy(row: Row, inspected: Row | None) -> Copy:
         snapshot_complete=own.get("snapshot_complete"),
         foreign_snapshot_after=own.get("foreign_snapshot_after"),
         wal_present=own.get("wal_present"),
+        mappings_complete=own.get("mappings_complete"),
         marker=own.get("marker"),
         inactive_since=_microseconds(row.get("inactive_since")),
+        datoid=int(row["datoid"] or 0),
     )
 
 
@@ -164,9 +168,13 @@ def _microseconds(text: str | None) -> int | None:
     return None if text is None else round(datetime.fromisoformat(text).timestamp() * 1e6)
 
 
-def _slot_wal_bytes(settings: Row) -> int | None:
-    """How much WAL checkpoints leave to slots at least; None: all that they need. Both settings are in MB (13+)."""
+def _slot_wal_segments(settings: Row) -> int | None:
+    """How much WAL checkpoints leave to slots at least; None: all that they need.
+
+    Both settings are in MB (13+), and the server rounds each down to whole segments.
+    """
     limit = int(settings.get("max_slot_wal_keep_size") or -1)
     if limit < 0:
         return None
-    return max(limit, int(settings.get("wal_keep_size") or 0)) * 1024 * 1024
+    megabytes = max(limit, int(settings.get("wal_keep_size") or 0))
+    return megabytes * 1024 * 1024 // int(settings["wal_segment_size"])

@@ -3,8 +3,9 @@
 Invariant: what `save` was given is on disk when it returns, or the file is what it was before. So a copy that was made
 is always known by the record that was saved before it was made, whatever dies when.
 
-A file that cannot be read is kept aside under a name of its own, and nothing is remembered: no copy is then taken for
-ours, and none is dropped. A newer version's file is refused by name.
+A file that cannot be read, or is not what was written (`crc`: CRC32C of the record's JSON, keys sorted), is kept aside under a
+name of its own, and nothing is remembered: no copy is then taken for ours, and none is dropped. A newer version's file is
+refused by name.
 """
 
 import json
@@ -13,23 +14,27 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
+import google_crc32c
 import structlog
 
 from slot_sync.resolver.observed import (
     Confirmed,
     CopyRecord,
     EpochKey,
+    Incarnation,
     Place,
     Record,
     Reserved,
+    Settled,
     Sighting,
 )
 from walsender_bridge.durable import replace_file
 from walsender_bridge.errors import ConfigError, NotSupportedError
 
-#: 1 has no `confirmed`: it is learnt at the next poll, and until then nothing is called ready without the primary.
-VERSION: Final = 2
-_READS: Final = frozenset({1, VERSION})
+#: 1 has no `confirmed`, 2 neither `settled` nor `incarnation`: they are learnt at the next poll, and until then nothing is called ready without
+#: the primary. Those before 4 have no `crc`.
+VERSION: Final = 4
+_READS: Final = frozenset({1, 2, 3, VERSION})
 
 _log = structlog.get_logger(__name__)
 
@@ -69,6 +74,9 @@ class RecordFile:
             values = json.loads(text)
             version = values["version"]
             if version in _READS:
+                # Also where the digit that changed is the version's.
+                if (version >= 4 or "crc" in values) and values["crc"] != _crc(values["record"]):
+                    return None
                 return _record(values["record"])
         except (ValueError, TypeError, KeyError, AttributeError):
             return None
@@ -82,7 +90,8 @@ class RecordFile:
 
     def save(self, record: Record) -> None:
         """Replace the file, durably. Raises `ConfigError` when it cannot be written."""
-        values = {"version": VERSION, "record": _values(record)}
+        record_values = _values(record)
+        values = {"version": VERSION, "crc": _crc(record_values), "record": record_values}
         try:
             replace_file(self.path, json.dumps(values, indent=1).encode() + b"\n")
         except OSError as error:
@@ -98,6 +107,10 @@ class RecordFile:
             number += 1
         self.path.rename(aside)
         return aside
+
+
+def _crc(values: Mapping[str, Any]) -> int:
+    return int(google_crc32c.value(json.dumps(values, sort_keys=True).encode()))
 
 
 def _values(record: Record) -> dict[str, Any]:
@@ -126,6 +139,7 @@ def _place(values: Mapping[str, Any] | None) -> Place | None:
 
 def _copy(values: Mapping[str, Any]) -> CopyRecord:
     seen, reserved, confirmed = values["seen"], values["reserved"], values.get("confirmed")
+    settled, incarnation = values.get("settled"), values.get("incarnation")
     return CopyRecord(
         **{
             **values,
@@ -134,6 +148,8 @@ def _copy(values: Mapping[str, Any]) -> CopyRecord:
             "slot_was": _place(values["slot_was"]),
             "passed": _place(values["passed"]),
             "confirmed": None if confirmed is None else Confirmed(**confirmed),
+            "incarnation": None if incarnation is None else Incarnation(**incarnation),
+            "settled": None if settled is None else Settled(**settled),
             "proven_in": _epoch(values["proven_in"]),
         }
     )

@@ -63,7 +63,9 @@ class Round:
             failure = self.failures.get(each.slot)
             if failure is not None:
                 repair = f"; {failure.repair}" if failure.repair else ""
-                words.append(f"{self.candidate}: slot {each.slot}: {failure.what}{repair}")
+                words.append(
+                    f"{self.candidate}: slot {each.slot}: {failure.what.rstrip('.')}{repair}"
+                )
             if not each.safe and each.repair:
                 words.append(f"{self.candidate}: slot {each.slot}: {each.why}; {each.repair}")
         return words

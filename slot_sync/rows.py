@@ -13,6 +13,17 @@ def lsn(text: str | None) -> int | None:
     return None if text is None else parse_lsn(text)
 
 
+def two_phase_at(row: Row) -> int | None:
+    """Where two_phase of a slot began, of what shows it (the extension, or the view from 18 on); None: it is off.
+
+    0: it was switched on with ALTER_REPLICATION_SLOT (18), which leaves it empty; then whatever is prepared is sent at
+    its PREPARE. None too for a slot that has two_phase, if the row does not show where it began.
+    """
+    if not row.get("two_phase") or "two_phase_at" not in row:
+        return None
+    return lsn(row["two_phase_at"]) or 0
+
+
 def xid(text: str | None) -> int | None:
     """A transaction; None for NULL."""
     return None if text is None else int(text)
@@ -26,6 +37,11 @@ def invalidation(shown: Row, inspected: Row) -> str | None:
     if shown.get("wal_status") == "lost":
         return "wal_removed"
     return "rows_removed" if shown.get("conflicting") else None
+
+
+def databases(rows: list[Row]) -> dict[int, int]:
+    """The xmin of each database's row, by oid."""
+    return {int(row["oid"]): int(row["xmin"]) for row in rows}
 
 
 def by_name(rows: list[Row]) -> dict[str, Row]:

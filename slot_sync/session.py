@@ -4,7 +4,8 @@ It is opened when it is first used, and again after it broke. Names and operator
 the role or the database is set to, so that nobody's objects run with this role's rights.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final
 
 import psycopg
@@ -69,6 +70,23 @@ class Session(Closing):
             raise
         return None if row is None else row[0]
 
+    @contextmanager
+    def allowing(self, seconds: float) -> Iterator[None]:
+        """Each answer is due in `seconds` meanwhile. Raises as `one`."""
+        usual, self._seconds = self._seconds, seconds
+        try:
+            self._limit()
+            yield
+        finally:
+            self._seconds = usual
+            self._limit()
+
+    def _limit(self) -> None:
+        """Have the server, and the wait for it, end by `_seconds`; a connection that is not open does when it is."""
+        if self._connection is not None and not self._connection.closed:
+            self._connection.limit = self._seconds + _WAY
+            self.one("slots_begin", {"timeout": f"{round(self._seconds * 1000)}ms"})
+
     def close(self) -> None:
         """End the connection; what it does at that moment the server ends by itself."""
         if self._connection is not None:
@@ -81,7 +99,7 @@ class Session(Closing):
         settings = {"application_name": "tuskline-slots"}
         if self._dbname is not None:
             settings["dbname"] = self._dbname
-        conninfo = pinned_conninfo(self._dsn, qualified=True, **settings)
+        conninfo = pinned_conninfo(self._dsn, **settings)
         connection = BoundedConnection.connect(conninfo, autocommit=True)
         connection.limit = self._seconds + _WAY
         timeout = f"{round(self._seconds * 1000)}ms"
@@ -113,6 +131,8 @@ class Session(Closing):
 class Extended:
     """A session whose questions have an inner query of the extension, or another one where that is not there.
 
+    What looks like the extension and is not a superuser's is not called: it would run with this role's rights.
+
     Whether it is there is asked once, and again after the server has refused a question: it may be gone since.
     """
 
@@ -131,5 +151,5 @@ class Extended:
             except TusklineError:
                 if not self._session.is_open:
                     raise
-        self.found = bool(self._session.one("slots_extension"))
+        self.found = bool(self._session.one("slots_extension", trusted="slots_trusted"))
         return self._session.one(text, values, inspected=inspected if self.found else "slots_bare")

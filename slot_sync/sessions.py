@@ -9,7 +9,7 @@ from typing import Final
 from slot_sync.session import Session
 from walsender_bridge.closing import Closing
 
-#: Seconds that one step of an action may take. Whatever takes longer goes on where it was at the next poll.
+#: Seconds that one step of an action may take, besides what it reads of WAL (`apply.SLOWEST`).
 ACTION_SECONDS: Final = 30.0
 
 

@@ -31,16 +31,28 @@ user_catalog_table tables, and before 14 subtransactions of any kind. So the exi
 overwrites other decoders' snapshots on its way. A snapshot that another decoder leaves ahead of the copy may be used
 later, after a promotion: that is allowed only if the plugin is known not to read anything that may be missing. The
 same holds for PostgreSQL's own copies, on 17 and later.
+
+Where its own catalog changes are after a VACUUM FULL of the catalog a transaction's decoder learns from mapping files
+(`has_mappings`), which replay writes, and restartpoints remove before the restart_lsn of all slots of the standby. A copy
+may need older ones, from before it was made: of a transaction that L has yet to send, whose rows were moved before C was
+there. `restore_mappings` writes these once more, from WAL that C keeps, after any restartpoint that did not know of C.
+From then on no restartpoint removes a file from C's restart_lsn on. No file from before it is needed: the rewrite came after
+the transaction's change, and that after C's restart_lsn. And the primary has logged each move that is needed: it leaves out
+those of rows from before P and Q, which is the bound of 2 and 3. Neither PostgreSQL's own copies nor the fast-forward advance
+restore anything: one that was made beside another copy, which is farther, lacks files as ours would.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from slot_sync.resolver import database, incarnation
 from slot_sync.resolver.epoch import heard_after, precedes
+from slot_sync.resolver.incarnation import is_of
 from slot_sync.resolver.observed import (
     Copy,
     CopyRecord,
     EpochKey,
+    Incarnation,
     LogicalSlot,
     PhysicalSlot,
     Place,
@@ -73,6 +85,10 @@ class View:
     idle_share: float = 0.0
     #: `Standby.outgrown` of the copy.
     outgrown: bool = False
+    #: `database.is_replayed_to` of its database.
+    has_database: bool = False
+    #: The slot as it is known with this poll.
+    incarnation: Incarnation | None = None
 
 
 @dataclass(frozen=True)
@@ -88,11 +104,11 @@ class Condition:
 
 
 def fields_agree(view: View) -> bool:
-    """The copy is of the same kind as the slot."""
+    """The copy is of the same kind as the slot. The name of its database may be another one until it is replayed."""
     slot, copy = view.slot, view.copy
-    return (copy.plugin, copy.database, copy.two_phase, copy.two_phase_at) == (
+    return (copy.plugin, copy.datoid, copy.two_phase, copy.two_phase_at) == (
         slot.plugin,
-        slot.database,
+        slot.datoid,
         slot.two_phase,
         slot.two_phase_at,
     )
@@ -121,6 +137,16 @@ def is_not_idle(view: View) -> bool:
 def is_within_limit(view: View) -> bool:
     """The checkpoint at the end of a promotion leaves it its WAL."""
     return not view.outgrown
+
+
+def keeps_its_database(view: View) -> bool:
+    """Nothing that is still to be replayed drops it with its database."""
+    return view.has_database
+
+
+def is_of_this_slot(view: View) -> bool:
+    """It is where the slot that the primary has now has been, and no other of that name."""
+    return is_of(view.copy, view.incarnation)
 
 
 def is_heard(view: View) -> bool:
@@ -166,6 +192,11 @@ def starts_whole(copy: Copy, version: int) -> bool:
     if copy.snapshot_present is True and copy.snapshot_complete is not True:
         return False
     return any_will_do or not copy.foreign_snapshot_after
+
+
+def has_mappings(view: View) -> bool:
+    """No mapping file of a rewritten catalog is missing that a decoder may ask for."""
+    return view.copy.mappings_complete is True
 
 
 def is_replayed(view: View) -> bool:
@@ -311,10 +342,19 @@ CONDITIONS: tuple[Condition, ...] = (
         "it becomes right as soon as the copy has been advanced past them",
     ),
     Condition(
+        Reason.NO_MAPPINGS,
+        has_mappings,
+        "mapping files of a rewritten catalog may be missing: a decoder would leave out rows of transactions with catalog"
+        " changes",
+        "the controller restores them from WAL; a restartpoint that is in progress on the standby has to end first",
+    ),
+    Condition(
         Reason.XMIN_NOT_DECODED,
         xmin_is_decoded,
         "the slot has moved on from where the copy was reserved, and the copy has to follow first",
     ),
+    Condition(Reason.OTHER_INCARNATION, is_of_this_slot, incarnation.WHY, incarnation.REPAIR),
+    Condition(Reason.DATABASE_PENDING, keeps_its_database, database.WHY, database.REPAIR),
 )
 
 

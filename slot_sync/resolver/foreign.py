@@ -111,7 +111,7 @@ def foreign_slot(
             if unproven_copy.active_pid is not None or unproven_copy.database is None
             else Drop(unproven_copy.name, unproven_copy.database)
         )
-    same_kind = (here.plugin, here.database) == (slot.plugin, slot.database)
+    same_kind = (here.plugin, here.datoid) == (slot.plugin, slot.datoid)
     if same_kind and _is_kept_elsewhere(slot.name, remembered, here):
         return elsewhere(slot.name, remembered, here, action=action)
     if _is_stale(here, slot, standby):
@@ -148,7 +148,7 @@ def _is_stale(here: Copy, slot: LogicalSlot | None, standby: Standby) -> bool:
         return False
     if standby.version < _FIRST_WITH_OWN_SLOTS:
         return True
-    if slot is None or (here.plugin, here.database) != (slot.plugin, slot.database):
+    if slot is None or (here.plugin, here.datoid) != (slot.plugin, slot.datoid):
         return False
     return (
         (here.restart_lsn or 0) <= (slot.restart_lsn or 0)

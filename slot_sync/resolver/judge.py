@@ -11,7 +11,10 @@ from dataclasses import replace
 
 from slot_sync.resolver import client
 from slot_sync.resolver.conditions import Condition, View, first_lacking, needed_from
+from slot_sync.resolver.database import is_replayed_to, settled_by
 from slot_sync.resolver.epoch import epoch_key, is_linked, link_problem, physical_slot, precedes
+from slot_sync.resolver.incarnation import incarnation_by
+from slot_sync.resolver.native import SWITCH_ON, SWITCHED_OFF
 from slot_sync.resolver.observed import Copy, CopyRecord, LogicalSlot, Primary, Record, Standby
 from slot_sync.resolver.transitions import (
     Action,
@@ -20,6 +23,7 @@ from slot_sync.resolver.transitions import (
     Nothing,
     Reason,
     Rename,
+    RestoreMappings,
     SetFailover,
     SetFields,
     State,
@@ -55,6 +59,8 @@ def view_of(
         standby.version,
         standby.idle_share(copy),
         standby.outgrown(copy),
+        is_replayed_to(settled_by(record.of(slot.name), slot, primary), standby),
+        incarnation_by(record.of(slot.name), slot),
     )
 
 
@@ -89,7 +95,9 @@ def judge(
         if lacking.reason is Reason.NOT_HEARD and problem is not None:
             reason, why, repair = problem.reason, problem.why, problem.repair
         state = _state_of_lacking(lacking, remembered, proven=proven)
-        if lacking.reason is Reason.XMIN_NOT_DECODED:
+        if lacking.reason is Reason.NO_MAPPINGS:
+            action = restore_mappings(copy)
+        elif lacking.reason is Reason.XMIN_NOT_DECODED:
             action = _stand_back(view) or _follow(view, standby)
         elif state is not State.INVALID:
             action = _follow(view, standby)
@@ -106,7 +114,10 @@ def judge(
             "its failover property differs from that of the slot on the primary",
         )
         repair, action = "", set_failover(copy, slot)
-    if copy.synced and not isinstance(action, Nothing):
+    if copy.synced and not standby.native_sync and state is not State.INVALID:
+        state, reason = State.SUSPECT, Reason.NOT_SYNCHRONIZED
+        why, repair, action = SWITCHED_OFF, SWITCH_ON, Wait()
+    if copy.synced and not isinstance(action, Nothing | RestoreMappings):
         action = Wait()
     return Transition(
         slot.name,
@@ -142,6 +153,7 @@ def _evidence(view: View) -> Mapping[str, object]:
         "snapshot_present": copy.snapshot_present,
         "snapshot_complete": copy.snapshot_complete,
         "wal_present": copy.wal_present,
+        "mappings_complete": copy.mappings_complete,
         "invalidation": copy.invalidation,
         "persistency": copy.persistency,
     }
@@ -218,6 +230,11 @@ def drop(copy: Copy) -> Action:
     return Drop(copy.name, copy.database)
 
 
+def restore_mappings(copy: Copy) -> Action:
+    """Have its mapping files there. Neither who uses the copy nor who keeps it matters: the slot stays as it is."""
+    return Wait() if copy.database is None else RestoreMappings(copy.name, copy.database)
+
+
 def set_failover(copy: Copy, slot: LogicalSlot) -> Action:
     """Have it be the slot's, unless somebody uses the copy."""
     if copy.active_pid is not None or copy.database is None:
@@ -227,6 +244,6 @@ def set_failover(copy: Copy, slot: LogicalSlot) -> Action:
 
 def rename(copy: Copy, slot: LogicalSlot) -> Action:
     """Give it the slot's name, unless somebody uses it."""
-    if copy.active_pid is not None:
+    if copy.active_pid is not None or copy.database is None:
         return Wait()
-    return Rename(copy.name, slot.name, slot.database)
+    return Rename(copy.name, slot.name, copy.database)

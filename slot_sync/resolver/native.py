@@ -9,7 +9,7 @@ is that it is not known.
 
 from dataclasses import replace
 
-from slot_sync.resolver import client
+from slot_sync.resolver import client, database
 from slot_sync.resolver.epoch import link_problem, physical_slot
 from slot_sync.resolver.observed import (
     Copy,
@@ -29,7 +29,14 @@ NOT_SHOWN = (
     "whether the snapshot at its restart_lsn is complete: PostgreSQL advances its copies in fast-forward mode",
     "whether the primary has kept, without a gap, the catalog rows that the copy needs: no marker identifies the epoch",
     "whether all WAL that the copy needs is on the standby's disk",
+    "whether it is of the slot that there is now, or of one of that name that was dropped: no marker identifies the slot",
+    "whether mapping files of rewritten catalogs that the copy needs were removed before PostgreSQL made it",
 )
+#: Nothing moves PostgreSQL's own copy, and nobody else may (17 and later).
+SWITCHED_OFF = (
+    "sync_replication_slots is off on the standby, so PostgreSQL does not keep its copy up to date"
+)
+SWITCH_ON = "on the standby: set sync_replication_slots = on, and reload"
 _REPAIR = "install the extension for a proof, or accept SYNCED as sufficient: accept_native = true in [slots]"
 
 
@@ -56,7 +63,10 @@ def remember_synced(record: Record, primary: Primary, standby: Standby) -> Recor
             continue
         found = _found(slot, copy, primary, standby, before)[0]
         after = replace(
-            before, confirmed=client.confirmed_so_far(before, slot, primary.timeline), state=found
+            before,
+            confirmed=client.confirmed_so_far(before, slot, primary.timeline),
+            settled=database.settled_by(before, slot, primary),
+            state=found,
         )
         if found in {State.SYNCED, State.CLIENT_AHEAD}:
             after = replace(after, synced_at=standby.clock)
@@ -78,6 +88,10 @@ def synced_before(remembered: CopyRecord, standby: Standby, terms: Terms) -> Tra
         why = "PostgreSQL's own copy does not exist any more"
     elif problem is not None:
         state, reason, why = problem
+    elif not standby.native_sync:
+        reason, why, repair = Reason.NOT_SYNCHRONIZED, SWITCHED_OFF, SWITCH_ON
+    elif not database.is_replayed_to(remembered.settled, standby):
+        reason, why, repair = Reason.DATABASE_PENDING, database.WHY, database.REPAIR
     elif confirmed is None or confirmed.timeline != standby.timeline:
         why = "the standby is on another timeline"
     elif client.is_ahead(confirmed, standby.flush_lsn):
@@ -113,11 +127,9 @@ def _found(
     problem = _problem_of_its_own(copy)
     if problem is not None:
         return *problem, "look at the standby's log"
-    if (copy.plugin, copy.database, copy.two_phase) != (
-        slot.plugin,
-        slot.database,
-        slot.two_phase,
-    ):
+    if not standby.native_sync:
+        return State.SUSPECT, Reason.NOT_SYNCHRONIZED, SWITCHED_OFF, SWITCH_ON
+    if (copy.plugin, copy.datoid, copy.two_phase) != (slot.plugin, slot.datoid, slot.two_phase):
         why = "plugin, database or two_phase differ from the slot on the primary"
         return (
             State.INVALID,
@@ -125,6 +137,8 @@ def _found(
             why,
             "PostgreSQL corrects this itself; if it does not, look at the standby's log",
         )
+    if not database.is_replayed_to(database.settled_by(before, slot, primary), standby):
+        return State.SUSPECT, Reason.DATABASE_PENDING, database.WHY, database.REPAIR
     physical = physical_slot(primary, standby)
     if physical is None or physical.catalog_xmin is None:
         why = "the standby's physical slot holds no catalog rows"

@@ -28,13 +28,13 @@ class LogicalSlot:
 
     name: str
     plugin: str
-    #: The name of its database.
+    #: The name of its database on this server.
     database: str
     restart_lsn: int | None
     confirmed_flush_lsn: int | None
     catalog_xmin: int | None
     two_phase: bool = False
-    #: Where two_phase began (14+). `None` where it is off.
+    #: Where two_phase began (14+); 0 where that is left empty (18), `None` where two_phase is off.
     two_phase_at: int | None = None
     #: A session's own slot, which ends with it: ignored.
     temporary: bool = False
@@ -45,6 +45,10 @@ class LogicalSlot:
     wal_status: str | None = None
     #: Why it can no longer be used, in the words of 18 (`inspect` says so on every major); `None`: it can.
     invalidation: str | None = None
+    #: The oid of its database, which a renamed one keeps.
+    datoid: int = 0
+    #: The incarnation of the slot, as `mark` wrote it, or `reserve` before this server was promoted; `None`: it has none yet.
+    marker: str | None = None
 
 
 @dataclass(frozen=True)
@@ -84,12 +88,16 @@ class Primary:
     #: server_version_num, 150018 for 15.18.
     version: int
     wal_level: str
-    #: The end of its WAL: pg_current_wal_lsn().
+    #: The end of its WAL, written or not: pg_current_wal_insert_lsn().
     wal_lsn: int
     logical_slots: tuple[LogicalSlot, ...] = ()
     physical_slots: tuple[PhysicalSlot, ...] = ()
     #: The functions of the extension are there; without them markers and `two_phase_at` are not known.
     has_extension: bool = True
+    #: By oid, the xmin of each database's row in pg_database: another one after each ALTER DATABASE.
+    databases: Mapping[int, int] = field(default_factory=dict)
+    #: Those that a session has locked, as ALTER DATABASE SET TABLESPACE does until it has written its last record.
+    locked_databases: frozenset[int] = frozenset()
 
     def logical(self, name: str) -> LogicalSlot | None:
         """The logical slot of that name that is not a session's own."""
@@ -160,10 +168,14 @@ class Copy:
     foreign_snapshot_after: bool | None = None
     #: WAL from restart_lsn on is there, without a gap. `None` without a restart_lsn.
     wal_present: bool | None = None
+    #: All mapping files of rewritten catalogs that a decoder may need are there, and restartpoints leave them.
+    mappings_complete: bool | None = None
     #: The temporary name under which `reserve` made it. `None`: it was not made so.
     marker: str | None = None
     #: Since when nobody has had it in use, by the standby's clock (17+); `None`: somebody has, or it is not known.
     inactive_since: int | None = None
+    #: The oid of its database.
+    datoid: int = 0
 
     @property
     def has_temporary_name(self) -> bool:
@@ -213,18 +225,26 @@ class Standby:
     configured_slot: str | None = None
     #: It has replayed WAL that it did not receive from its upstream: from an archive.
     replays_archive: bool = False
-    #: The WAL that a checkpoint leaves to slots (max_slot_wal_keep_size, 13+), in bytes; `None`: all that they need.
-    slot_wal_bytes: int | None = None
+    #: The WAL that a checkpoint leaves to slots (max_slot_wal_keep_size, 13+), in whole segments; `None`: all that they need.
+    slot_wal_segments: int | None = None
+    #: wal_segment_size, in bytes.
+    segment_bytes: int = 16 * 1024 * 1024
     #: idle_replication_slot_timeout (18+), in microseconds; 0: none.
     idle_timeout: int = 0
     #: sync_replication_slots (17+): PostgreSQL makes copies of slots with `failover` itself.
     native_sync: bool = False
+    #: `Primary.databases`, as far as it has replayed.
+    databases: Mapping[int, int] = field(default_factory=dict)
 
     def outgrown(self, copy: Copy) -> bool:
-        """The copy needs older WAL than max_slot_wal_keep_size allows: the next checkpoint invalidates it."""
-        if self.slot_wal_bytes is None or copy.restart_lsn is None:
+        """The copy needs older WAL than max_slot_wal_keep_size allows: the next checkpoint invalidates it.
+
+        A checkpoint counts segments, not bytes (`KeepLogSeg` in xlog.c). One more is what a promotion may begin itself.
+        """
+        if self.slot_wal_segments is None or copy.restart_lsn is None:
             return False
-        return self.flush_lsn - copy.restart_lsn > self.slot_wal_bytes
+        needed = self.flush_lsn // self.segment_bytes - copy.restart_lsn // self.segment_bytes
+        return needed + 1 > self.slot_wal_segments
 
     def idle_share(self, copy: Copy) -> float:
         """Which part of idle_replication_slot_timeout the copy has been idle for: from 1 on a checkpoint invalidates it.
@@ -296,6 +316,23 @@ class Confirmed:
 
 
 @dataclass(frozen=True)
+class Incarnation:
+    """A slot of the primary, which no other of that name is, and the least confirmed_flush_lsn that it was seen at."""
+
+    marker: str
+    lsn: int
+
+
+@dataclass(frozen=True)
+class Settled:
+    """The row of a slot's database, and a position in the WAL after all that the change which made it has written."""
+
+    datoid: int
+    xmin: int
+    lsn: int
+
+
+@dataclass(frozen=True)
 class CopyRecord:
     """What we remember of one copy on one standby."""
 
@@ -326,6 +363,10 @@ class CopyRecord:
     passed: Place | None = None
     #: The farthest that the slot's client has been seen: it outlives the copy, and a crash of the primary.
     confirmed: Confirmed | None = None
+    #: The slot's database as it was last seen on the primary; `None`: it was being changed (`database.py`).
+    settled: Settled | None = None
+    #: The slot as it was last seen on the primary; `None`: it had no marker (`incarnation.py`).
+    incarnation: Incarnation | None = None
     #: When PostgreSQL's own copy was last seen synchronized by SQL alone, by the standby's clock (`native.py`).
     synced_at: int | None = None
     #: This server had the slot of that name of its own, while it was the primary.

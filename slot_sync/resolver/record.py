@@ -14,8 +14,10 @@ from dataclasses import replace
 
 from slot_sync.resolver.client import confirmed_so_far
 from slot_sync.resolver.conditions import View, is_heard, is_held, needed_from, xmin_is_decoded
+from slot_sync.resolver.database import settled_by
 from slot_sync.resolver.epoch import epoch_key, is_linked, setup_problem
 from slot_sync.resolver.foreign import is_ours, kept_elsewhere
+from slot_sync.resolver.incarnation import incarnation_by
 from slot_sync.resolver.judge import view_of
 from slot_sync.resolver.native import remember_synced
 from slot_sync.resolver.observed import (
@@ -71,6 +73,13 @@ def remember(
     return Record(key, standby.walreceiver_start if key is not None else None, copies, generation)
 
 
+def under_way(before: CopyRecord, after: CopyRecord) -> CopyRecord:
+    """The record of a copy on which an action is under way: as it was, but for what was seen of the slot itself."""
+    return replace(
+        before, confirmed=after.confirmed, settled=after.settled, incarnation=after.incarnation
+    )
+
+
 def _remembered(
     record: Record,
     primary: Primary,
@@ -99,6 +108,12 @@ def _remembered(
     if not primary.in_recovery and primary.timeline == standby.timeline:
         # Also while the standby is away: its client goes on. Any other timeline is not the one that the standby is in.
         after = replace(after, confirmed=confirmed_so_far(before, slot, primary.timeline))
+    if slot is not None and is_linked(primary, standby):
+        after = replace(
+            after,
+            settled=settled_by(before, slot, primary),
+            incarnation=incarnation_by(before, slot),
+        )
     held = False
     if copy is None:
         after = replace(
@@ -150,6 +165,8 @@ def _taken_over(before: CopyRecord, standby: Standby, transition: Transition) ->
         temporary_name=both if standby.slot(both) is not None else None,
         marker=copy.marker,
         confirmed=before.confirmed,
+        settled=before.settled,
+        incarnation=before.incarnation,
         state=transition.after,
     )
 

@@ -47,6 +47,7 @@ no C, PostgreSQL will make it (17+)          MISSING       native_pending       
 no C, and this may be another primary        MISSING       what of the link      Wait
 no C, the standby is behind L                MISSING       ahead_of_standby      Wait
 no C                                         MISSING       not_made              Reserve
+L has no marker yet                          as else       as else               Mark
 both names, the same (a crash in a rename)   PROVING       proven                Drop the temporary one
 our C, and PostgreSQL will make it (17+)     SUSPECT       gives_way             Drop
 C of another kind than the real primary's L, INVALID       the condition's       Drop
@@ -54,6 +55,9 @@ invalid, its WAL gone, or ahead of L for
 AHEAD_POLLS
 unproven C, nothing held for it yet          RESERVING     the condition's       Wait
 unproven C, a condition fails                PROVING       the condition's       Advance, SetFields, Wait
+PostgreSQL's C, and its worker is off (17+)  SUSPECT       not_synchronized      Wait
+C, only mapping files are in doubt           SUSPECT,      no_mappings           RestoreMappings
+                                             PROVING
 C, all hold, but `failover` is not L's (17+) SUSPECT,      failover_differs      SetFailover
                                              PROVING
 unproven C, all conditions hold              PROVING       proven                Rename
@@ -65,68 +69,18 @@ C, all hold                                  READY         proven               
 ===========================================  ============  ====================  =====================
 
 A drop of a slot that is in use becomes Wait. PostgreSQL's own copies (`synced`, 17+) are judged by the same rows, and
-every action on them becomes Wait, or Nothing: that is for its own worker.
+every action on them but RestoreMappings becomes Wait, or Nothing: that is for its own worker.
 """
 
-from dataclasses import replace
-from fnmatch import fnmatchcase
-
-from slot_sync.resolver.epoch import (
-    Problem,
-    is_linked,
-    link_problem,
-    physical_slot,
-    setup_problem,
-)
-from slot_sync.resolver.foreign import (
-    elsewhere,
-    foreign_slot,
-    is_ours,
-    kept_elsewhere,
-    temporary_prefix,
-    unexpected,
-    unproven,
-)
-from slot_sync.resolver.judge import drop, judge
+from slot_sync.resolver.epoch import Problem, link_problem, physical_slot, setup_problem
+from slot_sync.resolver.foreign import unexpected, unproven
 from slot_sync.resolver.native import judge_by_sql
-from slot_sync.resolver.observed import (
-    TEMPORARY_PREFIX,
-    Copy,
-    CopyRecord,
-    LogicalSlot,
-    Primary,
-    Record,
-    Selection,
-    Standby,
-    Terms,
-)
+from slot_sync.resolver.observed import TEMPORARY_PREFIX, Primary, Record, Selection, Standby, Terms
+from slot_sync.resolver.one_slot import is_wanted, transition_of
 from slot_sync.resolver.silent import primary_is_silent
-from slot_sync.resolver.transitions import (
-    Action,
-    Mark,
-    Nothing,
-    Reason,
-    Reserve,
-    State,
-    Transition,
-    Wait,
-)
+from slot_sync.resolver.transitions import Mark, Reason, State, Transition, Wait
 
 _ANY = Terms()
-#: Polls in a row that have to show the primary without a slot before its copy is dropped.
-GONE_POLLS = 3
-
-
-def is_wanted(slot: LogicalSlot, wanted: Selection) -> bool:
-    """The selection names the slot, or names nothing at all."""
-    if wanted == Selection():
-        return True
-    return (
-        slot.name in wanted.names
-        or slot.plugin in wanted.plugins
-        or slot.database in wanted.databases
-        or any(fnmatchcase(slot.name, pattern) for pattern in wanted.patterns)
-    )
 
 
 def resolve(
@@ -182,7 +136,7 @@ def resolve(
     return [
         *left_over,
         *_marks(primary, standby),
-        *(_one(primary, standby, record, wanted, name) for name in expected),
+        *(transition_of(primary, standby, record, wanted, name) for name in expected),
         *(_no_such_slot(name, record) for name in unknown if name not in told),
         *strangers,
     ]
@@ -193,15 +147,17 @@ def _no_extension(primary: Primary, standby: Standby) -> Problem | None:
     if not standby.has_extension:
         return Problem(
             Reason.NO_EXTENSION,
-            "the standby does not have the extension tuskline",
-            "install its library on the standby, and CREATE EXTENSION tuskline on the primary",
+            "the standby does not have the extension tuskline, or an older version of it",
+            "install its library on the standby, and on the primary, in the database of the candidate's dsn: CREATE EXTENSION"
+            " tuskline or ALTER EXTENSION tuskline UPDATE",
             lasting=True,
         )
     if not primary.has_extension:
         return Problem(
             Reason.NO_EXTENSION,
             "the primary does not show its slots through the extension tuskline",
-            "on the primary, in the database of [slots] dsn: CREATE EXTENSION tuskline, and GRANT tuskline_slots",
+            "on the primary, in the database of [slots] dsn: CREATE EXTENSION tuskline or ALTER EXTENSION tuskline UPDATE,"
+            " and GRANT tuskline_slots",
             lasting=True,
         )
     return None
@@ -276,175 +232,8 @@ def _marks(primary: Primary, standby: Standby) -> list[Transition]:
             "",
             State.BLOCKED,
             Reason.NO_MARKER,
-            "the physical slot has no marker yet: it is new to us",
+            "the physical slot has no marker yet: it is new to the controller",
             action=Mark(slot.name, f"{primary.wal_lsn:x}-{standby.clock:x}"),
             counts=False,
         )
     ]
-
-
-def _one(
-    primary: Primary, standby: Standby, record: Record, wanted: Selection, name: str
-) -> Transition:
-    """The transition of one expected name, both servers being set up for it."""
-    slot = primary.logical(name)
-    remembered = record.of(name)
-    here = standby.slot(name)
-    unproven_copy = standby.slot(remembered.temporary_name or "")
-    if slot is None or not is_wanted(slot, wanted):
-        linked = is_linked(primary, standby)
-        found = _orphan(slot, remembered, here, unproven_copy, linked=linked)
-        return replace(found, counts=name in wanted.names)
-    if here is not None and not is_ours(remembered, here):
-        return foreign_slot(
-            slot, here, unproven_copy, remembered, standby, linked=is_linked(primary, standby)
-        )
-    if slot.wal_status == "lost" or slot.invalidation is not None:
-        return Transition(
-            name,
-            remembered.state,
-            State.INVALID,
-            Reason.LOST_ON_PRIMARY,
-            "the slot is lost on the primary, and its client cannot go on from it",
-            repair="drop it there, make it again, and let its client begin anew",
-            evidence={"wal_status": slot.wal_status, "invalidation": slot.invalidation},
-            action=Wait(),
-        )
-    if slot.restart_lsn is None or slot.confirmed_flush_lsn is None or slot.catalog_xmin is None:
-        return Transition(
-            name,
-            remembered.state,
-            State.BLOCKED,
-            Reason.SLOT_BEING_MADE,
-            "the slot is still being made on the primary",
-            repair="end transactions that have been open there for long",
-            action=Wait(),
-        )
-    if here is not None and unproven_copy is not None:
-        return Transition(
-            name,
-            remembered.state,
-            State.PROVING,
-            Reason.RENAME_CUT,
-            "a rename did not come to its end: the slot is there under both names",
-            action=drop(unproven_copy),
-        )
-    copy = here or unproven_copy
-    if copy is not None and slot.failover and standby.native_sync and not copy.synced:
-        return _gives_way(copy, remembered, linked=is_linked(primary, standby))
-    if copy is None:
-        theirs = kept_elsewhere(name, remembered, standby)
-        if theirs is not None:
-            return elsewhere(name, remembered, theirs)
-        link = None if is_linked(primary, standby) else link_problem(primary, standby)
-        return _missing(slot, remembered, standby, link)
-    return judge(slot, copy, primary, standby, record)
-
-
-def _gives_way(copy: Copy, remembered: CopyRecord, *, linked: bool) -> Transition:
-    """PostgreSQL makes its own copy, and stops at a slot of that name for all others, too."""
-    return Transition(
-        remembered.name,
-        remembered.state,
-        State.SUSPECT,
-        Reason.GIVES_WAY,
-        "PostgreSQL synchronizes this slot itself (failover), so this copy has to be dropped",
-        repair="wait until PostgreSQL has made its own copy; if it does not, look at the standby's log",
-        action=drop(copy) if linked else Wait(),
-    )
-
-
-def _orphan(
-    slot: LogicalSlot | None,
-    remembered: CopyRecord,
-    here: Copy | None,
-    unproven_copy: Copy | None,
-    *,
-    linked: bool,
-) -> Transition:
-    ours = here if here is not None and is_ours(remembered, here) else None
-    copy = unproven_copy or ours
-    polls = remembered.polls_gone + 1
-    due = linked and (slot is not None or polls >= GONE_POLLS)
-    action: Action = Nothing()
-    if copy is not None:
-        action = drop(copy) if due and not copy.synced else Wait()
-    if slot is not None:
-        return Transition(
-            remembered.name,
-            remembered.state,
-            State.ORPHAN,
-            Reason.DESELECTED,
-            "the slot is not among those to keep any more",
-            action=action,
-            counts=False,
-        )
-    return Transition(
-        remembered.name,
-        remembered.state,
-        State.ORPHAN,
-        Reason.GONE,
-        "the primary has no such slot any more",
-        evidence={"polls_gone": polls, "linked": linked},
-        action=action,
-        counts=False,
-    )
-
-
-def _missing(
-    slot: LogicalSlot, remembered: CopyRecord, standby: Standby, link: Problem | None
-) -> Transition:
-    """Of a slot without a copy; `link`: why it is not known that the standby streams from this very primary."""
-
-    def missing(reason: Reason, why: str, repair: str, action: Action) -> Transition:
-        return Transition(
-            slot.name,
-            remembered.state,
-            State.MISSING,
-            reason,
-            why,
-            repair=repair,
-            evidence={
-                "confirmed_flush_lsn": slot.confirmed_flush_lsn,
-                "replay_lsn": standby.replay_lsn,
-            },
-            action=action,
-        )
-
-    if slot.failover and standby.native_sync:
-        return missing(
-            Reason.NATIVE_PENDING,
-            "PostgreSQL has not made its copy yet",
-            "see that primary_conninfo names a database, and look at the standby's log",
-            Wait(),
-        )
-    if link is not None:
-        return missing(link.reason, link.why, link.repair, Wait())
-    assert slot.restart_lsn is not None
-    assert slot.confirmed_flush_lsn is not None
-    if slot.confirmed_flush_lsn > standby.replay_lsn:
-        return missing(
-            Reason.AHEAD_OF_STANDBY,
-            "the slot is ahead of what the standby has replayed",
-            "wait; recovery_min_apply_delay makes this last",
-            Wait(),
-        )
-    return missing(
-        Reason.NOT_MADE,
-        "the standby has no copy",
-        "",
-        Reserve(
-            temporary_name(slot.name, standby.clock),
-            slot.database,
-            slot.plugin,
-            slot.restart_lsn,
-            slot.confirmed_flush_lsn,
-            slot.two_phase,
-            slot.two_phase_at,
-        ),
-    )
-
-
-def temporary_name(name: str, clock: int) -> str:
-    """A name for an unproven copy that no other copy ever had: at most 63 letters, and the slot's for a reader."""
-    return f"{temporary_prefix(name)}{clock:x}"

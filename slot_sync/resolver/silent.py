@@ -13,13 +13,17 @@ from dataclasses import replace
 
 from slot_sync.resolver import client
 from slot_sync.resolver.conditions import starts_whole
+from slot_sync.resolver.database import is_replayed_to
 from slot_sync.resolver.foreign import elsewhere, is_ours, kept_elsewhere
-from slot_sync.resolver.native import synced_before
+from slot_sync.resolver.incarnation import is_of
+from slot_sync.resolver.native import SWITCHED_OFF, synced_before
 from slot_sync.resolver.observed import CopyRecord, Record, Standby, Terms
 from slot_sync.resolver.transitions import Nothing, Reason, State, Transition, Wait
 
 #: What happens on the primary after it was looked at last.
-SLOTS_UNKNOWN = "slots that were created on the primary since it last answered"
+SLOTS_UNKNOWN = (
+    "slots that were created on the primary, and databases that were moved, since it last answered"
+)
 CONFIRMED_UNKNOWN = (
     "what clients have confirmed since the primary last answered, unless a gate holds them back"
 )
@@ -44,6 +48,8 @@ def objections(remembered: CopyRecord, standby: Standby, record: Record) -> list
         "its snapshot is gone": copy.snapshot_present is True,
         "another decoder has written a snapshot": starts_whole(copy, standby.version),
         "its WAL is gone": copy.wal_present is True,
+        "mapping files that it needs may be missing": copy.mappings_complete is True,
+        SWITCHED_OFF: standby.native_sync or not copy.synced,
         "it needs older WAL than max_slot_wal_keep_size allows on the standby": not standby.outgrown(
             copy
         ),
@@ -51,6 +57,10 @@ def objections(remembered: CopyRecord, standby: Standby, record: Record) -> list
             copy
         )
         < 1,
+        "what was done to its database last is not replayed": is_replayed_to(
+            remembered.settled, standby
+        ),
+        "the slot was another one of that name": is_of(copy, remembered.incarnation),
         "the position of its client is not known": client_was is not None
         and client_was.timeline == epoch.timeline,
         "it is ahead of where the slot was seen last: somebody read from it": not ahead,

@@ -83,11 +83,15 @@ class Reason(StrEnum):
     XMIN_NOT_DECODED = "xmin_not_decoded"
     NO_SNAPSHOT = "no_snapshot"
     FOREIGN_SNAPSHOT = "foreign_snapshot"
+    NO_MAPPINGS = "no_mappings"
     WAL_GONE = "wal_gone"
     NOT_REPLAYED = "not_replayed"
+    DATABASE_PENDING = "database_pending"
+    OTHER_INCARNATION = "other_incarnation"
     AHEAD = "ahead"
     FIELDS_DIFFER = "fields_differ"
     FAILOVER_DIFFERS = "failover_differs"
+    NOT_SYNCHRONIZED = "not_synchronized"
     GIVES_WAY = "gives_way"
     INVALIDATED = "invalidated"
     NOT_PERSISTENT = "not_persistent"
@@ -127,9 +131,9 @@ class Wait:
 
 @dataclass(frozen=True)
 class Mark:
-    """Write the marker of a physical slot, on the primary. It has no slot's state as its subject."""
+    """Write the marker of a slot, on the primary. That of a physical one has no copy's state as its subject."""
 
-    physical_slot: str
+    slot: str
     value: str
 
 
@@ -177,6 +181,14 @@ class SetFailover:
 
 
 @dataclass(frozen=True)
+class RestoreMappings:
+    """Have the mapping files of rewritten catalogs there that a slot may need (`restore_mappings`); the slot stays as it is."""
+
+    name: str
+    database: str
+
+
+@dataclass(frozen=True)
 class Rename:
     """Give a proven copy its real name (`rename`). Record that it was begun first."""
 
@@ -198,7 +210,18 @@ class Drop:
     any_slot: bool = False
 
 
-Action = Nothing | Wait | Mark | Reserve | Advance | SetFields | SetFailover | Rename | Drop
+Action = (
+    Nothing
+    | Wait
+    | Mark
+    | Reserve
+    | Advance
+    | SetFields
+    | SetFailover
+    | RestoreMappings
+    | Rename
+    | Drop
+)
 
 
 @dataclass(frozen=True)

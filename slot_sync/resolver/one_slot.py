@@ -1,0 +1,242 @@
+"""The transition of one slot: which copy it has, what one without a copy gets, and what becomes of a copy without a slot.
+
+Safety: whether a copy is safe is `judge.py`'s to say. Here nothing is dropped but what is ours, and not before it was shown
+that the primary is the one that the standby streams from; nothing is made where another record or PostgreSQL keeps it.
+"""
+
+from dataclasses import replace
+from fnmatch import fnmatchcase
+
+from slot_sync.resolver import database
+from slot_sync.resolver.database import is_same_row
+from slot_sync.resolver.epoch import Problem, is_linked, link_problem
+from slot_sync.resolver.foreign import (
+    elsewhere,
+    foreign_slot,
+    is_ours,
+    kept_elsewhere,
+    temporary_prefix,
+)
+from slot_sync.resolver.judge import drop, judge
+from slot_sync.resolver.observed import (
+    Copy,
+    CopyRecord,
+    LogicalSlot,
+    Primary,
+    Record,
+    Selection,
+    Standby,
+)
+from slot_sync.resolver.transitions import (
+    Action,
+    Mark,
+    Nothing,
+    Reason,
+    Reserve,
+    State,
+    Transition,
+    Wait,
+)
+
+#: Polls in a row that have to show the primary without a slot before its copy is dropped.
+GONE_POLLS = 3
+
+
+def is_wanted(slot: LogicalSlot, wanted: Selection) -> bool:
+    """The selection names the slot, or names nothing at all."""
+    if wanted == Selection():
+        return True
+    return (
+        slot.name in wanted.names
+        or slot.plugin in wanted.plugins
+        or slot.database in wanted.databases
+        or any(fnmatchcase(slot.name, pattern) for pattern in wanted.patterns)
+    )
+
+
+def transition_of(
+    primary: Primary, standby: Standby, record: Record, wanted: Selection, name: str
+) -> Transition:
+    """The transition of one slot that is to be kept, or that we have a copy of. Both servers are set up for it."""
+    slot = primary.logical(name)
+    remembered = record.of(name)
+    here = standby.slot(name)
+    unproven_copy = standby.slot(remembered.temporary_name or "")
+    if slot is None or not is_wanted(slot, wanted):
+        linked = is_linked(primary, standby)
+        found = _orphan(slot, remembered, here, unproven_copy, linked=linked)
+        return replace(found, counts=name in wanted.names)
+    if here is not None and not is_ours(remembered, here):
+        return foreign_slot(
+            slot, here, unproven_copy, remembered, standby, linked=is_linked(primary, standby)
+        )
+    if slot.wal_status == "lost" or slot.invalidation is not None:
+        return Transition(
+            name,
+            remembered.state,
+            State.INVALID,
+            Reason.LOST_ON_PRIMARY,
+            "the slot is lost on the primary, and its client cannot go on from it",
+            repair="drop it there, create it again, and let its client start over",
+            evidence={"wal_status": slot.wal_status, "invalidation": slot.invalidation},
+            action=Wait(),
+        )
+    if slot.restart_lsn is None or slot.confirmed_flush_lsn is None or slot.catalog_xmin is None:
+        return Transition(
+            name,
+            remembered.state,
+            State.BLOCKED,
+            Reason.SLOT_BEING_MADE,
+            "the slot is still being made on the primary",
+            repair="end transactions that have been open there for long",
+            action=Wait(),
+        )
+    if here is not None and unproven_copy is not None:
+        return Transition(
+            name,
+            remembered.state,
+            State.PROVING,
+            Reason.RENAME_CUT,
+            "a rename was interrupted: the slot exists under both names",
+            action=drop(unproven_copy),
+        )
+    found = _kept(slot, here or unproven_copy, primary, standby, record)
+    if slot.marker is None and is_linked(primary, standby):
+        return replace(found, action=Mark(slot.name, f"{primary.wal_lsn:x}-{standby.clock:x}"))
+    return found
+
+
+def _kept(
+    slot: LogicalSlot, copy: Copy | None, primary: Primary, standby: Standby, record: Record
+) -> Transition:
+    """Of a slot that is whole on the primary, and nobody else's on the standby."""
+    remembered = record.of(slot.name)
+    if copy is not None and slot.failover and standby.native_sync and not copy.synced:
+        return _gives_way(copy, remembered, linked=is_linked(primary, standby))
+    if copy is None:
+        theirs = kept_elsewhere(slot.name, remembered, standby)
+        if theirs is not None:
+            return elsewhere(slot.name, remembered, theirs)
+        link = None if is_linked(primary, standby) else link_problem(primary, standby)
+        replayed = is_same_row(slot, primary, standby)
+        return _missing(slot, remembered, standby, link, replayed=replayed)
+    return judge(slot, copy, primary, standby, record)
+
+
+def _gives_way(copy: Copy, remembered: CopyRecord, *, linked: bool) -> Transition:
+    """PostgreSQL makes its own copy, and stops at a slot of that name for all others, too."""
+    return Transition(
+        remembered.name,
+        remembered.state,
+        State.SUSPECT,
+        Reason.GIVES_WAY,
+        "PostgreSQL synchronizes this slot itself (failover), so this copy has to be dropped",
+        repair="wait until PostgreSQL has made its own copy; if it does not, look at the standby's log",
+        action=drop(copy) if linked else Wait(),
+    )
+
+
+def _orphan(
+    slot: LogicalSlot | None,
+    remembered: CopyRecord,
+    here: Copy | None,
+    unproven_copy: Copy | None,
+    *,
+    linked: bool,
+) -> Transition:
+    ours = here if here is not None and is_ours(remembered, here) else None
+    copy = unproven_copy or ours
+    polls = remembered.polls_gone + 1
+    due = linked and (slot is not None or polls >= GONE_POLLS)
+    action: Action = Nothing()
+    if copy is not None:
+        action = drop(copy) if due and not copy.synced else Wait()
+    if slot is not None:
+        return Transition(
+            remembered.name,
+            remembered.state,
+            State.ORPHAN,
+            Reason.DESELECTED,
+            "[slots] no longer selects the slot",
+            action=action,
+            counts=False,
+        )
+    return Transition(
+        remembered.name,
+        remembered.state,
+        State.ORPHAN,
+        Reason.GONE,
+        "the slot no longer exists on the primary",
+        evidence={"polls_gone": polls, "linked": linked},
+        action=action,
+        counts=False,
+    )
+
+
+def _missing(
+    slot: LogicalSlot,
+    remembered: CopyRecord,
+    standby: Standby,
+    link: Problem | None,
+    *,
+    replayed: bool,
+) -> Transition:
+    """Of a slot without a copy; `link`: why it is not known that the standby streams from this very primary.
+
+    `replayed`: its database is the same one there.
+    """
+
+    def missing(reason: Reason, why: str, repair: str, action: Action) -> Transition:
+        return Transition(
+            slot.name,
+            remembered.state,
+            State.MISSING,
+            reason,
+            why,
+            repair=repair,
+            evidence={
+                "confirmed_flush_lsn": slot.confirmed_flush_lsn,
+                "replay_lsn": standby.replay_lsn,
+            },
+            action=action,
+        )
+
+    if slot.failover and standby.native_sync:
+        return missing(
+            Reason.NATIVE_PENDING,
+            "PostgreSQL has not made its copy yet",
+            "see that primary_conninfo names a database, and look at the standby's log",
+            Wait(),
+        )
+    if link is not None:
+        return missing(link.reason, link.why, link.repair, Wait())
+    assert slot.restart_lsn is not None
+    assert slot.confirmed_flush_lsn is not None
+    if slot.confirmed_flush_lsn > standby.replay_lsn:
+        return missing(
+            Reason.AHEAD_OF_STANDBY,
+            "the slot is ahead of what the standby has replayed",
+            "wait; recovery_min_apply_delay makes this last",
+            Wait(),
+        )
+    if not replayed:
+        return missing(Reason.DATABASE_PENDING, database.WHY, database.REPAIR, Wait())
+    return missing(
+        Reason.NOT_MADE,
+        "the standby has no copy",
+        "",
+        Reserve(
+            temporary_name(slot.name, standby.clock),
+            slot.database,
+            slot.plugin,
+            slot.restart_lsn,
+            slot.confirmed_flush_lsn,
+            slot.two_phase,
+            slot.two_phase_at,
+        ),
+    )
+
+
+def temporary_name(name: str, clock: int) -> str:
+    """A name for an unproven copy that no other copy ever had: at most 63 letters, and the slot's for a reader."""
+    return f"{temporary_prefix(name)}{clock:x}"
