@@ -29,11 +29,13 @@ from walsender_bridge.errors import (
 )
 from walsender_bridge.proposer.configured import refuse_smaller
 from walsender_bridge.proposer.core import Phase
-from walsender_bridge.proposer.driver import Session, Settings
+from walsender_bridge.proposer.driver import Session
 from walsender_bridge.proposer.effects import Limits
 from walsender_bridge.proposer.first_membership import find_membership
 from walsender_bridge.proposer.member_changes import MemberChanges, parse_address
 from walsender_bridge.proposer.primary import PrimaryStream
+from walsender_bridge.proposer.quorum_record import draw, known_on
+from walsender_bridge.proposer.settings import Settings
 from walsender_bridge.proposer.status import without_session
 from walsender_bridge.safekeeper.configuration import Configuration
 
@@ -66,17 +68,19 @@ class _Process:
             self._session.stop()
 
     def run(self) -> None:
+        settings = self._settings
         while not self._stopped.is_set():
             try:
-                with PrimaryStream.connect(self._settings.dsn) as asked:
+                with PrimaryStream.connect(settings.dsn) as asked:
                     server = asked.server_info()
-                changes = MemberChanges(self._settings.members_file)
-                others, configured = changes.look(), self._settings.safekeepers
-                membership = find_membership(configured, server, others)
+                    known = known_on(asked, settings.quorum_file, settings.application_name)
+                changes = MemberChanges(settings.members_file)
+                others, configured = changes.look(), settings.safekeepers
+                membership = find_membership(configured, server, others, known=known)
                 if not self._served:
                     refuse_smaller(membership, configured, changes.request)
                     self._served = True
-                self._run_session(membership)
+                self._run_session(membership, membership.quorum or draw(settings.quorum_file))
             except (ConnectionFailedError, UnavailableError, DeadlineError) as error:
                 _log.warning("session ended", reason=error.what, where=error.where)
                 self._session = None
@@ -88,12 +92,16 @@ class _Process:
                 raise
         self._say(without_session(Phase.STOPPED))
 
-    def _run_session(self, membership: Configuration) -> None:
+    def _run_session(self, membership: Configuration, quorum: int) -> None:
         """Raises what ends it, or returns when it was told to stop."""
         patience = self._settings.limits.patience_ticks << min(self._outvoted, _MOST_DOUBLINGS)
         limits = replace(self._settings.limits, patience_ticks=patience)
         session = self._session = Session(
-            replace(self._settings, limits=limits), membership, self._tell, above=self._heard_term
+            replace(self._settings, limits=limits),
+            membership,
+            self._tell,
+            above=self._heard_term,
+            quorum=quorum,
         )
         if self._stopped.is_set():  # while there was no session to tell
             session.stop()
@@ -133,6 +141,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--slot", default="tuskline_safekeepers", help="keeps WAL for laggards")
     parser.add_argument("--status-file", type=Path, help="where to say how far it is (JSON)")
     parser.add_argument("--members-file", type=Path, help="where a change of members is asked for")
+    parser.add_argument("--quorum-file", type=Path, help="where the quorum's id is recorded")
     parser.add_argument("--queue-bytes", type=int, default=Limits().queue_bytes)
     parser.add_argument("--max-laggard-bytes", type=int, default=Limits().max_laggard_bytes)
     parser.add_argument("--full-ticks", type=int, default=Limits().full_ticks)
@@ -152,6 +161,7 @@ def main(arguments: list[str]) -> int:
                 full_ticks=given.full_ticks,
             ),
             members_file=given.members_file,
+            quorum_file=given.quorum_file,
         )
         process = _Process(settings, given.status_file)
         for number in (signal.SIGTERM, signal.SIGINT):

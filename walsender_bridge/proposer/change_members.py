@@ -9,13 +9,13 @@ Everything here may be repeated: a change that is made, or under way, is found s
 Invariant: `wait` returns only when the membership is settled (`membership.py`): then who left may be switched off.
 """
 
-import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from walsender_bridge import status_file
 from walsender_bridge.errors import DeadlineError, UnavailableError, UsageError
 from walsender_bridge.proposer.greeting import greet
 from walsender_bridge.proposer.member_changes import ChangeState, MemberRequest, parse_address
@@ -39,13 +39,9 @@ class ProposerFiles:
 
     def read(self) -> dict[str, Any]:
         """What it says. Raises `UnavailableError` when it does not run, or has no quorum yet."""
-        try:
-            if time.time() - self.status.stat().st_mtime > _STALE_SECONDS:
-                raise FileNotFoundError
-            said: dict[str, Any] = json.loads(self.status.read_text())
-        except FileNotFoundError:
-            said = {}
-        if "membership" not in said:
+        said = status_file.read(self.status)
+        old = time.time() - said.get("updated_at", 0.0) > _STALE_SECONDS
+        if old or "membership" not in said:
             raise UnavailableError(
                 "the proposer does not run, or has not heard of a membership yet",
                 where=str(self.status),
@@ -64,7 +60,8 @@ def change(
     said, leaving = _leaving(files, remove)
     membership = said["membership"]
     members = _identities(membership["members"])
-    joining = {address: _identity_at(address, said["server"]) for address in add}
+    quorum = int(membership.get("quorum", "0"), 16)
+    joining = {address: _identity_at(address, said["server"], quorum) for address in add}
     wanted = (members - leaving) | frozenset(joining.values())
     if not wanted:
         raise UsageError("a quorum needs members", repair="add one before the last one goes")
@@ -73,6 +70,8 @@ def change(
         membership["generation"],
         wanted,
         tuple(parse_address(each) for each in sorted(addresses)),
+        time.time(),
+        quorum,
     )
     under_way = membership["new_members"]
     if under_way is not None:
@@ -80,7 +79,7 @@ def change(
             raise UsageError(
                 "the membership is changing already", repair="wait until that change is complete"
             )
-        return MemberRequest(membership["generation"], _identities(under_way), request.addresses)
+        return replace(request, members=_identities(under_way))
     if wanted != members:
         request.save(files.members)
     return request
@@ -102,26 +101,38 @@ def wait(files: ProposerFiles, request: MemberRequest, timeout: float) -> dict[s
             and said["membership"]["settled"]
         ):
             return said
-        if said["change"]["state"] == ChangeState.SUPERSEDED:
-            raise UsageError(
-                "another change of the membership came first",
-                where=str(files.status),
-                repair="look at the members, and ask again",
-            )
+        # Of the request before this one it may speak still.
+        if said["change"].get("asked_at") == request.asked_at:
+            _refuse_unless_under_way(said["change"], str(files.status))
         why = said["change"]["why"] or "a majority of the new members has not written it down yet"
         time.sleep(_LOOK_SECONDS)
     raise DeadlineError(
         f"the membership is not changed yet: {why}",
         where=str(files.status),
-        repair="it goes on by itself; ask again to wait longer",
+        repair="it goes on by itself if it can begin within an hour; ask again to wait longer",
     )
+
+
+def _refuse_unless_under_way(change: dict[str, Any], where: str) -> None:
+    if change["state"] == ChangeState.EXPIRED:
+        raise UsageError(
+            f"the membership was not changed: {change['why']}",
+            where=where,
+            repair="start the safekeepers that are to join, and ask again",
+        )
+    if change["state"] == ChangeState.SUPERSEDED:
+        raise UsageError(
+            "another change of the membership came first",
+            where=where,
+            repair="look at the members, and ask again",
+        )
 
 
 def _identities(texts: Sequence[str]) -> frozenset[int]:
     return frozenset(int(text, 16) for text in texts)
 
 
-def _identity_at(address: str, server: dict[str, int]) -> int:
+def _identity_at(address: str, server: dict[str, int], quorum: int) -> int:
     host, port = parse_address(address)
     greeting = greet(host, port, ServerInfo(**server))
     if greeting is None:
@@ -129,6 +140,12 @@ def _identity_at(address: str, server: dict[str, int]) -> int:
             "no safekeeper for this server answers there",
             where=address,
             repair="start it with an empty data directory, or see whose WAL it holds",
+        )
+    if greeting.configuration.is_foreign(quorum):
+        raise UsageError(
+            f"the safekeeper there belongs to quorum {greeting.configuration.quorum:032x}, not to {quorum:032x}",
+            where=address,
+            repair="give it an empty data directory, or name another address",
         )
     return greeting.safekeeper
 

@@ -5,33 +5,7 @@ side's answer on its way, and the same range may be asked for again before that 
 or two answers of the primary would be found equal and a copy that went its own way would pass.
 """
 
-from walsender_bridge.proposer.effects import CompareWal, Limits
-from walsender_bridge.safekeeper.messages import ServerInfo, VoteReply
-from walsender_bridge.wire.lsn import format_lsn
-
-
-def begin_lsn(
-    vcl: int, reply: VoteReply, limits: Limits, server: ServerInfo, last_segment: bool
-) -> int:
-    """Where the WAL below VCL begins that is compared with a voter's; VCL: it has none to compare.
-
-    `last_segment`: no further down than VCL's segment, as a server may have let go of the one before.
-    """
-    begin = max(vcl - limits.compare_bytes, reply.begin_lsn)
-    if begin == vcl:
-        return begin
-    # A server sends one timeline at a time, and up to its switch the lineage has agreed.
-    begin = max(begin, reply.history.timeline_start(vcl - 1))
-    last = vcl - 1
-    return max(begin, last - last % server.segment_size) if last_segment else begin
-
-
-def removed(vcl: int) -> str:
-    """What is wrong with a server that has not even the last segment below VCL."""
-    return (
-        f"the WAL of a majority of the safekeepers ends at {format_lsn(vcl)}, and this server has removed the segment "
-        "before it: what they hold cannot be compared, and what they lack cannot be sent"
-    )
+from walsender_bridge.proposer.effects import CompareWal
 
 
 class Comparison:

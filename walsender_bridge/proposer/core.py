@@ -12,8 +12,9 @@ Safety, with the rules of safekeeper/README.md:
   is decided by `streaming.py` (rules 4, 7, 8) with a majority of each membership (rule 10).
 - One process has one NodeId: it resumes with it. It stops for good when another was elected in its place, and
   campaigns again when only votes went elsewhere (rule 5, `rivals.py`).
-- A failover's fence is a quorum's. Who gets a quorum of votes and commits without those that are fenced has
-  shown that the failover was never elected, or was taken back: then it takes back what is left of the fence.
+- A failover's fence is a quorum's, and so is a newer timeline. Who gets a quorum of votes and commits without those
+  that withhold theirs has shown that the failover was never elected, or was taken back, and that nothing on the newer
+  timeline is committed: then it takes back what is left of both.
 
 The server that the WAL comes from must be the one whose WAL the quorum holds: the same system, a lineage
 that goes on from VCL (`lineage.py`), no end before VCL, and the same bytes below VCL.
@@ -24,11 +25,9 @@ from dataclasses import replace
 from enum import StrEnum
 
 from walsender_bridge.errors import CorruptError, DivergedError, NotSupportedError
-from walsender_bridge.proposer import comparison, election, identities, lineage, rivals
+from walsender_bridge.proposer import election, identities, lineage, rivals, same_wal
 from walsender_bridge.proposer.effects import (
-    STOPS,
     ClosePeer,
-    CompareWal,
     Effect,
     Event,
     Limits,
@@ -55,11 +54,12 @@ from walsender_bridge.proposer.effects import (
 from walsender_bridge.proposer.membership import Membership
 from walsender_bridge.proposer.office import Office
 from walsender_bridge.proposer.peer import Peer, PeerState
+from walsender_bridge.proposer.refusals import Refusals
+from walsender_bridge.proposer.same_wal import SameWal, Verdict
 from walsender_bridge.proposer.streaming import Streaming
 from walsender_bridge.safekeeper import messages as m
 from walsender_bridge.safekeeper.configuration import Configuration
 from walsender_bridge.safekeeper.history import History
-from walsender_bridge.wire.lsn import format_lsn
 
 
 class Phase(StrEnum):
@@ -75,9 +75,11 @@ class Phase(StrEnum):
 class Proposer:
     """See the module.
 
-    `identity`: a UUID drawn for this process and stored nowhere. `peers`: how many addresses the driver has.
+    `identity`: a UUID drawn for this process and stored nowhere. `peers`: how many addresses the driver has, of which `configured` (None: all),
+    the first, are the operator's; others were found, or asked for, since.
     `primary`: None for a failover, whose WAL is the best safekeeper's. `configuration`: the membership as
-    the operator's file has it; a newer one that a safekeeper holds is taken instead. `above`: an earlier `heard_term`.
+    the operator's file has it; a newer one of the same quorum that a safekeeper holds is taken instead. `quorum`: its id, if
+    the membership has none yet. `above`: an earlier `heard_term`.
     """
 
     def __init__(
@@ -92,27 +94,25 @@ class Proposer:
         limits: Limits | None = None,
         primary_begin: int | None = None,
         above: int = 0,
+        quorum: int = 0,
+        configured: int | None = None,
     ) -> None:
         self.node_id = m.NodeId(0, identity)
         self.server = server
         self.primary = primary
-        self.membership = Membership(configuration)
+        self.membership = Membership(configuration, quorum)
         self.peers = {number: Peer(number) for number in range(peers)}
+        self.configured = peers if configured is None else configured
         self.purpose = purpose
         self.limits = limits or Limits()
         self.primary_begin = primary_begin
         self.above = above
         self.phase = Phase.GREETING
         self.best: m.VoteReply | None = None
-        #: Who has refused for the fence of a failover, by identity.
-        self.fenced: frozenset[int] = frozenset()
-        #: Addresses, by the peer's number, where another cluster's safekeeper is.
-        self.foreign: frozenset[int] = frozenset()
+        self.refusals = Refusals()
         #: Ticks since a vote was first seen to have gone to another proposer.
         self.outvoted_ticks = 0
-        self.comparing: int | None = None
-        #: Whether the comparison stays within the last segment: a server may have let go of the one before.
-        self.compares_last_segment = False
+        self.same_wal = SameWal()
         self.history = History()
         self.vcl = 0
         self.office: Office | None = None
@@ -211,32 +211,28 @@ class Proposer:
         return self._stop(reason, f"the vote went to {by}", by)
 
     def _refused(self, peer: Peer, refused: m.Refused) -> list[Effect]:
-        """What rules this proposer out ends it; other faults are one safekeeper's."""
+        """What rules this proposer out ends it (`refusals.py`); other faults are one safekeeper's."""
         if refused.reason == m.Refusal.OLDER_TERM:
             # The next greeting tells whose the vote is, and whether that one was elected (rule 5).
             return [*self._outvoted(peer, refused.node_id), ClosePeer(peer.number)]
-        reason = STOPS.get(refused.reason)
-        if reason == StopReason.FENCED:
-            self.fenced |= {peer.identity}
-            if self.configuration.has_quorum(self.configuration.everyone - self.fenced):
-                reason = None
         if refused.reason == m.Refusal.DISK_FULL and self.streaming:
             self.streaming.no_room(peer)
-        if reason == StopReason.OTHER_SERVER:
-            # An address is wrong; if most are, it is this server that is in the wrong place.
-            self.foreign |= {peer.number}
-            reason = reason if len(self.foreign) > len(self.peers) // 2 else None
+        here = {each.identity for each in self.peers.values() if each is not peer}
+        reason = self.refusals.weigh(
+            peer,
+            refused.reason,
+            self.configuration,
+            self.configured,
+            has_quorum=self.office is not None or self.configuration.has_quorum(here),
+        )
         if reason is None:
             return [PeerFault(peer.number, refused), ClosePeer(peer.number)]
         return self._stop(reason, refused.detail, refused.node_id)
 
     def _outvoted(self, peer: Peer, voted: m.NodeId) -> list[Effect]:
         """Whose vote a safekeeper has given: it is no use to this term if it is another's."""
-        before, peer.rival = peer.rival, voted if rivals.outvotes(voted, self.node_id) else None
-        if peer.rival is None or before == peer.rival:
-            return []
-        refused = m.Refused(m.Refusal.OLDER_TERM, voted, f"the vote went to {voted}")
-        return [PeerFault(peer.number, refused)]
+        peers = self.peers.values()
+        return [*rivals.outvoted(peer, voted, self.node_id, self.configuration, peers)]
 
     def _wait(self) -> list[Effect]:
         """For a rival to be elected; if none is, this process campaigns again."""
@@ -256,11 +252,12 @@ class Proposer:
 
     def _decide_again(self) -> list[Effect]:
         """Nothing depends on VCL yet: the votes that there are now may be a quorum, too."""
-        self.phase, self.comparing = Phase.VOTING, None
+        self.phase = Phase.VOTING
+        self.same_wal.forget()
         return self._decide()
 
     def _greet(self, peers: Collection[Peer]) -> list[Effect]:
-        greeting = m.ProposerGreeting(self.server, self.node_id.proposer)
+        greeting = m.ProposerGreeting(self.server, self.node_id.proposer, self.membership.quorum)
         return [SendMessage(peer.number, greeting) for peer in peers]
 
     def _greeted(self, peer: Peer, greeting: m.SafekeeperGreeting) -> list[Effect]:
@@ -269,13 +266,19 @@ class Proposer:
         if greeting.server.system_id and greeting.server != self.server:
             other = f"its WAL is of {greeting.server}"
             return self._refused(peer, m.Refused(m.Refusal.OTHER_SYSTEM, greeting.node_id, other))
+        if foreign := self.membership.foreign(greeting.configuration):
+            return self._refused(peer, m.Refused(m.Refusal.OTHER_QUORUM, greeting.node_id, foreign))
         is_new = peer.state == PeerState.CONNECTED
         peer.state = PeerState.GREETED
         peer.greeting = greeting
-        if copied := identities.check(peer, self.peers.values(), self.node_id, self.streaming):
+        self.refusals.greeted(peer)
+        if copied := identities.check(peer, self.peers.values()):
             return copied
+        if self.office and identities.rolled_back(peer, self.node_id, self.office.streaming):
+            again, peer.doubted = not peer.doubted, True
+            return self._greet([peer]) if again else self.office.distrust(peer)
         if self.phase == Phase.GREETING:
-            self.membership.learn(greeting.configuration)
+            self.membership.learn(greeting.configuration, peer.identity)
             return self._propose() or (self._stranger(peer) if is_new else [])
         if peer.identity not in self.configuration.everyone:
             peer.rival = None
@@ -293,8 +296,12 @@ class Proposer:
             return []
         if election.behind(greetings, self.primary):
             return [LocatePrimary()]  # before a vote displaces anybody
+        term = election.next_term(greetings, self.configuration, self.above)
+        if not term:
+            far = election.too_far(greetings, self.configuration)
+            return [*rivals.left_out(self.peers.values(), far)]
         self.phase = Phase.VOTING
-        self.node_id = m.NodeId(election.next_term(greetings, self.above), self.node_id.proposer)
+        self.node_id = m.NodeId(term, self.node_id.proposer)
         return [effect for peer in self.peers.values() for effect in self._ask(peer)]
 
     def _located(self, flush_lsn: int) -> list[Effect]:
@@ -316,14 +323,20 @@ class Proposer:
             return []
         if stranger := self._stranger(peer):
             return stranger
+        if peer.identity in self.configuration.distrusted:
+            return identities.distrusted(peer)
         peer.state = PeerState.VOTING
         if peer.greeting is not None and peer.greeting.node_id == self.node_id:
             # It has voted for this process: before its connection broke, or as the member that it is again.
             return [SendMessage(peer.number, m.Resume(self.node_id))]
-        void = peer.identity in self.fenced and self.office and self.office.streaming.established
+        void = (
+            peer.identity in self.refusals.withheld
+            and self.office
+            and self.office.streaming.established
+        )
         purpose = m.Purpose.ABORT if void else self.purpose
         timeline = election.timeline(self._greetings(), self.primary)
-        vote = m.Vote(self.node_id, purpose, timeline, self.configuration)
+        vote = m.Vote(self.node_id, purpose, timeline, self.membership.proposed)
         return [SendMessage(peer.number, vote)]
 
     def _stranger(self, peer: Peer) -> list[Effect]:
@@ -341,13 +354,14 @@ class Proposer:
             return []  # an answer to nobody's question
         peer.state = PeerState.VOTED
         peer.reply = reply
+        self.refusals.voted(peer)
         peer.begin_lsn = reply.begin_lsn
         if self.phase == Phase.LEADING:
             assert self.office is not None
             return self.office.take_over(peer)
         if self.phase == Phase.COMPARING:
             return self._compare()
-        self.membership.learn(reply.configuration)
+        self.membership.learn(reply.configuration, peer.identity)
         return self._decide()
 
     def _replies(self) -> dict[int, m.VoteReply]:
@@ -359,7 +373,7 @@ class Proposer:
         replies = self._replies()
         if not self.configuration.has_quorum(replies):
             return [effect for peer in self.peers.values() for effect in self._ask(peer)]
-        voters = [r for member, r in replies.items() if member in self.configuration.everyone]
+        voters = [r for member, r in replies.items() if member in self.configuration.trusted]
         try:
             self.best = election.volume_complete(voters)
             return self._go_on(self.best, voters)
@@ -387,50 +401,36 @@ class Proposer:
     # -- is it the same WAL? ------------------------------------------------------------------------
 
     def _compare(self) -> list[Effect]:
-        """Have the bytes below VCL compared with a voter that has them."""
-        if self.phase != Phase.COMPARING or self.comparing is not None:
+        """Have the bytes below VCL compared with the voters that have them; then lead."""
+        if self.phase != Phase.COMPARING or self.same_wal.wanted is not None:
             return []
         assert self.best is not None
         if self.primary is None or not self.best.history:
             return self._lead()
         if self.primary.flush_lsn < self.vcl:
             return [LocatePrimary()]
-        for peer in self.peers.values():
-            reply = peer.reply
-            if reply is not None and election.rank(reply) == election.rank(self.best):
-                shorter = self.compares_last_segment
-                begin = comparison.begin_lsn(self.vcl, reply, self.limits, self.server, shorter)
-                if begin == self.vcl:
-                    return self._lead()
-                self.comparing = peer.number
-                return [CompareWal(peer.number, begin, self.vcl)]
-        raise AssertionError("VCL is of a voter whose connection stands")
+        peers = self.peers.values()
+        wanted = self.same_wal.ask(self.best, self.vcl, peers, self.limits, self.server)
+        return [wanted] if wanted else self._lead()
 
     def _compared(self, compared: WalCompared) -> list[Effect]:
-        if (self.comparing, self.vcl) != (compared.peer, compared.end_lsn):
-            return []  # of a connection that broke
-        self.comparing = None
-        if compared.equal is None:
-            if compared.removed and self.compares_last_segment:
-                if election.outranked(self.best, self._replies().values()):
-                    return self._decide_again()
-                return self._stop(StopReason.REMOVED, comparison.removed(self.vcl))
-            self.compares_last_segment = not self.compares_last_segment
-            return []  # a tick tries again
-        if not compared.equal:
-            return self._stop(
-                StopReason.OTHER_BYTES,
-                f"the WAL below {format_lsn(self.vcl)} is not what the safekeepers hold: this "
-                "server is a copy that went its own way",
-            )
-        return self._lead()
+        replies = self._replies().values()
+        verdict = self.same_wal.answered(compared, self.best, replies)
+        if verdict == Verdict.EQUAL:
+            return self._compare()
+        if verdict == Verdict.OTHER:
+            return self._stop(StopReason.OTHER_BYTES, same_wal.other(self.vcl))
+        if verdict == Verdict.REMOVED:
+            return self._stop(StopReason.REMOVED, same_wal.removed(self.vcl))
+        return self._decide_again() if verdict == Verdict.OUTRANKED else []
 
     # -- in office ----------------------------------------------------------------------------------
 
     def _lead(self) -> list[Effect]:
         assert self.best is not None
         self.phase = Phase.LEADING
-        self.membership.use(self.configuration.stamped(self.node_id.term))
+        stamped = self.configuration.stamped(self.node_id.term, self.membership.quorum)
+        self.membership.use(stamped)
         office = Office.elected(
             self.node_id.term,
             self.vcl,

@@ -17,9 +17,7 @@ import select
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import structlog
@@ -39,12 +37,15 @@ from walsender_bridge.proposer.core import Phase, Proposer
 from walsender_bridge.proposer.ending import ended
 from walsender_bridge.proposer.errands import Errands
 from walsender_bridge.proposer.links import Link, Links
-from walsender_bridge.proposer.member_changes import Address, MemberChanges
+from walsender_bridge.proposer.member_changes import MemberChanges
+from walsender_bridge.proposer.older_feed import OlderFeed
 from walsender_bridge.proposer.older_wal import OlderWal
 from walsender_bridge.proposer.peer import PeerState
 from walsender_bridge.proposer.primary import PrimaryStream, WalSlot
 from walsender_bridge.proposer.primary_link import PrimaryLink
+from walsender_bridge.proposer.quorum_record import QuorumRecord
 from walsender_bridge.proposer.report import keeps_up, report
+from walsender_bridge.proposer.settings import Settings
 from walsender_bridge.proposer.status import completed
 from walsender_bridge.proposer.wal_queue import WalQueue
 from walsender_bridge.proposer.wal_reads import WalReads
@@ -65,25 +66,10 @@ _QUIET = (PeerState.GREETED, PeerState.VOTED)
 _log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """`safekeepers`: (host, port) of each. `slot`: the idle physical slot that keeps WAL for them.
-
-    `members_file`: where an operator asks for another membership (`member_changes.py`).
-    """
-
-    dsn: str
-    safekeepers: tuple[Address, ...]
-    application_name: str
-    slot: str
-    limits: e.Limits = e.Limits()  # noqa: RUF009  # it is frozen
-    members_file: Path | None = None
-
-
 class Session:
     """See the module. `tell(commit_lsn, phase)` hears of every change and tick; `source` stands in for the primary.
 
-    `above`: a term that an earlier session of this process has heard of.
+    `above`: a term that an earlier session of this process has heard of. `quorum`: the id for a membership without one.
     """
 
     def __init__(
@@ -95,6 +81,7 @@ class Session:
         purpose: m.Purpose = m.Purpose.ATTACH,
         source: WalSource | None = None,
         above: int = 0,
+        quorum: int = 0,
     ) -> None:
         """Connects to the primary. Raises what `PrimaryStream` raises."""
         self._settings = settings
@@ -122,8 +109,12 @@ class Session:
             primary.lineage if primary is not None else e.Lineage(0)
         )  # of which nothing is asked
         self._older = OlderWal(settings.dsn, self._lineage, self._errands, self._poll)
+        self._feed = OlderFeed(lambda: self.core, primary, server.segment_size, self._send)
         self._reads = WalReads(
-            self._older, self._handle, self._send, lambda: self.core.node_id.term
+            self._older, self._handle, self._send, lambda: self.core.node_id.term, self._feed
+        )
+        self._quorum_record = QuorumRecord(
+            settings.quorum_file, settings.dsn, settings.slot, self._errands
         )
         self._slot = WalSlot(settings.dsn, settings.slot)
         self.core = Proposer(
@@ -136,6 +127,8 @@ class Session:
             limits=settings.limits,
             primary_begin=kept,
             above=above,
+            quorum=quorum,
+            configured=len(set(settings.safekeepers)),
         )
         self._queue = WalQueue(0)
         self._clean = CleanSegments(0, server.segment_size)
@@ -216,6 +209,7 @@ class Session:
             self._fault(peer, reason)
         self._older.tick()
         self._handle(e.Tick())
+        self._feed.tick()
         self._flush()
         self._tell(self._primary.commit_lsn, self._phase)
         self._pause()
@@ -245,7 +239,10 @@ class Session:
     def report(self) -> dict[str, Any]:
         """What `report.py` and `status.py` say of this session."""
         configured = self._settings.safekeepers
-        told = report(self.core, self._addresses, self._faults, self._changes, configured)
+        goals, stuck = self._feed.goals(), self._feed.stuck()
+        told = report(
+            self.core, self._addresses, self._faults, self._changes, configured, goals, stuck
+        )
         heard = {peer: link.since for peer, link in self._links.by_peer.items()}
         return completed(told, self.core, heard, time.monotonic())
 
@@ -272,6 +269,8 @@ class Session:
                     message = decode(header, b"" if header.carries_wal else body)
                     if isinstance(message, m.Fetched):
                         self._reads.fetched(link, message, body)
+                    elif isinstance(message, m.Held):
+                        self._feed.held(peer, message)
                     elif isinstance(message, m.ToProposer):
                         self._handle(e.PeerReceived(peer, message))
                     else:
@@ -364,14 +363,15 @@ class Session:
                 _log.info("membership", generation=configuration.generation)
             case e.MembersSettled(configuration):
                 _log.info("membership is settled", generation=configuration.generation)
+                self._quorum_record.settled(configuration.quorum)
             case e.Stop():
                 self._stop = effect
 
-    def _send(self, peer: int, message: m.ToSafekeeper) -> Link | None:
-        """Queue a message; None if there is no connection."""
+    def _send(self, peer: int, message: m.ToSafekeeper, *wal: memoryview) -> Link | None:
+        """Queue a message, and the WAL behind it; None if there is no connection."""
         link = self._links.by_peer.get(peer)
         if link is not None:
-            link.end.send(message)
+            link.end.send(message, list(wal))
             self._to_flush[peer] = link
         return link
 

@@ -37,6 +37,8 @@ class Limits:
     max_laggard_bytes: int = 16 << 30
     #: For how many ticks commits may wait for room on full disks before the safekeeper that is furthest behind is let go.
     full_ticks: int = 25
+    #: Older WAL that safekeepers are brought between two ticks, so that it delays no commit (`backfill.py`); 0: none.
+    backfill_bytes: int = 4 << 20
     #: How much WAL below VCL must be equal at the primary and the best safekeeper.
     compare_bytes: int = 64 << 10
     #: Not bytes: how long a proposer that was outvoted waits at least before it campaigns again (`rivals.py`).
@@ -190,6 +192,7 @@ class StopReason(StrEnum):
     OUTVOTED = "outvoted"
     FENCED = "fenced"
     OTHER_SERVER = "other server"
+    OTHER_QUORUM = "the safekeepers belong to another quorum"
     AHEAD = "the safekeepers are ahead of this server"
     OTHER_HISTORY = "other timelines"
     OTHER_BYTES = "other WAL at the same position"
@@ -204,6 +207,7 @@ STOPS = {
     Refusal.OTHER_SYSTEM: StopReason.OTHER_SERVER,
     Refusal.OTHER_MAJOR: StopReason.OTHER_SERVER,
     Refusal.OTHER_SEGMENT_SIZE: StopReason.OTHER_SERVER,
+    Refusal.OTHER_QUORUM: StopReason.OTHER_QUORUM,
 }
 
 
@@ -272,6 +276,26 @@ class ReadWal:
     begin_lsn: int
     end_lsn: int
     donor: int | None = None
+
+
+@value
+class ReadOlder:
+    """Read [begin_lsn, end_lsn) from `donor` for a peer that lacks it, below the beginning of its log."""
+
+    peer: int
+    begin_lsn: int
+    end_lsn: int
+    donor: int
+
+
+@value
+class SendOlder:
+    """Send what `ReadOlder` brought: WAL of a segment whose last byte is of this timeline."""
+
+    peer: int
+    begin_lsn: int
+    end_lsn: int
+    timeline: int
 
 
 @value

@@ -3,15 +3,46 @@
 from collections.abc import Collection, Iterable
 
 from walsender_bridge.errors import CorruptError, DivergedError
+from walsender_bridge.proposer import rivals
 from walsender_bridge.proposer.effects import Limits, Primary
+from walsender_bridge.safekeeper import terms
+from walsender_bridge.safekeeper.configuration import Configuration
 from walsender_bridge.safekeeper.history import EpochEntry, History, divergence
 from walsender_bridge.safekeeper.messages import SafekeeperGreeting, ServerInfo, VoteReply
 from walsender_bridge.wire.lsn import format_lsn
 
 
-def next_term(greetings: Iterable[SafekeeperGreeting], heard: int = 0) -> int:
-    """The term to be elected in: above all that were heard of. It is the new epoch, too (rule 2)."""
-    return max([heard, *(greeting.node_id.term for greeting in greetings)]) + 1
+def next_term(
+    greetings: Collection[SafekeeperGreeting], configuration: Configuration, heard: int = 0
+) -> int:
+    """The term to be elected in, which is the new epoch, too (rule 2); 0: none, until others greet.
+
+    It is above all that were heard of, but for those that are out of a quorum's reach (`safekeeper/terms.py`). Who has
+    voted in such a one refuses this vote; the others are a quorum below the term, as each election needs. Those without
+    that one are waited for, if they are a quorum. Otherwise the votes of honest elections are so far apart, and the
+    least term is taken that a quorum follows.
+    """
+    known = sorted({heard, *(greeting.node_id.term for greeting in greetings)})
+    tries = [(last, terms.MAX_REACH) for last in reversed(known)]
+    if not configuration.has_quorum(configuration.trusted - too_far(greetings, configuration)):
+        tries += [(last, terms.MAX_LEAP) for last in known]
+    for last, most in tries:
+        below = {
+            each.safekeeper
+            for each in greetings
+            if each.node_id.term <= last
+            and terms.follows(last + 1, each.node_id.term, configuration.term, most)
+        }
+        if configuration.has_quorum(below):
+            return last + 1
+    return 0
+
+
+def too_far(greetings: Collection[SafekeeperGreeting], configuration: Configuration) -> set[int]:
+    """The safekeepers that have voted so far above others that greeted that nobody who needs those campaigns above it."""
+    own = [each.node_id.term for each in greetings if each.safekeeper in configuration.everyone]
+    lowest = max(configuration.term, min(own, default=0))
+    return {e.safekeeper for e in greetings if rivals.out_of_reach(e.node_id, lowest)}
 
 
 def behind(greetings: Iterable[SafekeeperGreeting], primary: Primary | None) -> bool:

@@ -20,6 +20,7 @@ _REPAIRS = {
     StopReason.OUTVOTED: "none needed: it campaigns again in a higher term",
     StopReason.FENCED: "attach the server that was promoted, or take the failover back",
     StopReason.OTHER_SERVER: "give each cluster safekeepers of its own",
+    StopReason.OTHER_QUORUM: "start the safekeepers of this server's quorum; docs/quorum-lost.md if they are gone",
     StopReason.AHEAD: "rebuild this server from a base backup and the safekeepers' WAL",
     StopReason.OTHER_HISTORY: "attach the server whose timeline the safekeepers hold",
     StopReason.OTHER_BYTES: "this server is not the one whose WAL the safekeepers hold",

@@ -31,15 +31,18 @@ from walsender_bridge.errors import (
 )
 from walsender_bridge.proposer import failover
 from walsender_bridge.proposer.candidate import CandidateServer
-from walsender_bridge.proposer.driver import Session, Settings
+from walsender_bridge.proposer.driver import Session
 from walsender_bridge.proposer.failover import Candidate, Quorum, Step
 from walsender_bridge.proposer.first_membership import find_membership
 from walsender_bridge.proposer.greeting import ask_all
+from walsender_bridge.proposer.one_quorum import Known, in_force
 from walsender_bridge.proposer.primary import PrimaryStream
+from walsender_bridge.proposer.quorum_record import known_on
+from walsender_bridge.proposer.settings import Settings
 from walsender_bridge.proposer.term_in_office import TermInOffice
 from walsender_bridge.proposer.wal_range import read_range
 from walsender_bridge.proposer.wal_source import NoPrimary, StandbyStream
-from walsender_bridge.safekeeper.configuration import newest
+from walsender_bridge.safekeeper.configuration import Configuration
 from walsender_bridge.safekeeper.messages import Purpose, SafekeeperGreeting, ServerInfo
 from walsender_bridge.wire.lsn import format_lsn
 
@@ -85,11 +88,11 @@ class FailoverRun:
     def plan(self) -> list[Step]:
         """What a run would do now, as far as can be told without an election. Raises what `run` raises."""
         info = self._server.server_info()
-        greetings = _greetings(self._proposer, info)
+        members = _members(self._proposer, info)
         return failover.plan(
             self._server.look(),
-            _quorum(greetings),
-            max(greeting.flush_lsn for greeting in greetings),
+            members.quorum(),
+            max(greeting.flush_lsn for greeting in members.greetings),
             trusts_restore=self._settings.trusts_restore,
         )
 
@@ -101,7 +104,7 @@ class FailoverRun:
         beginning, when nothing is done yet, is an error at once: `UnavailableError`, `ConnectionFailedError`.
         """
         info = self._server.server_info()
-        quorum = _quorum(_greetings(self._proposer, info))
+        quorum = _members(self._proposer, info).quorum()
         self._begin_step()
         done: list[Step] = []
         try:
@@ -121,7 +124,7 @@ class FailoverRun:
         try:
             candidate = self._server.look()
             if not candidate.in_recovery:
-                quorum = _quorum(_greetings(self._proposer, info))
+                quorum = _members(self._proposer, info).quorum()
             else:
                 self._check()
             step = failover.next_step(
@@ -259,7 +262,7 @@ class FailoverRun:
         timeline = candidate.lineage.timeline
 
         def attached() -> bool:
-            found = _quorum(_greetings(self._proposer, info))
+            found = _members(self._proposer, info).quorum()
             return found.timeline >= timeline > found.fenced
 
         try:
@@ -280,7 +283,7 @@ def abort(settings: Settings, *, seconds: float = 60.0) -> bool:
     """
     with PrimaryStream.connect(settings.dsn) as asked:
         info, primary = asked.server_info(), asked.primary()
-    quorum = _quorum(_greetings(settings, info))
+    quorum = _members(settings, info).quorum()
     if quorum.timeline > primary.lineage.timeline:
         raise DivergedError(
             f"the safekeepers follow timeline {quorum.timeline} already, this server is on {primary.lineage.timeline}",
@@ -313,31 +316,44 @@ def _enter(
     purpose: Purpose,
     source: NoPrimary | StandbyStream | None,
 ) -> TermInOffice:
-    membership = find_membership(settings.safekeepers, info)
+    membership = find_membership(settings.safekeepers, info, known=_known(settings))
     return TermInOffice(
         lambda tell: Session(settings, membership, tell, purpose=purpose, source=source)
     )
 
 
-def _greetings(settings: Settings, info: ServerInfo) -> list[SafekeeperGreeting]:
-    """Of those that answer; a majority. Nobody's term changes by being asked. Raises `UnavailableError`."""
+def _known(settings: Settings) -> Known:
+    """Which quorum it is: the bridge says so, where its disk is left; and the standby, which has the primary's record."""
+    with StandbyStream.connect(settings.dsn) as asked:
+        return known_on(asked, settings.quorum_file, settings.application_name)
+
+
+@dataclass(frozen=True, slots=True)
+class _Members:
+    """The membership in force, and those of its members that answer. Another quorum's safekeepers have no say."""
+
+    configuration: Configuration
+    greetings: tuple[SafekeeperGreeting, ...]
+
+    def quorum(self) -> Quorum:
+        """What a majority of them agrees on."""
+        timelines = {greeting.safekeeper: greeting.timeline for greeting in self.greetings}
+        return Quorum(
+            timeline=self.configuration.quorum_lsn(timelines),
+            fenced=max(greeting.fenced_timeline for greeting in self.greetings),
+        )
+
+
+def _members(settings: Settings, info: ServerInfo) -> _Members:
+    """Those that answer, a majority. Nobody's term changes by being asked. Raises `UnavailableError`."""
     asked = [answer for _, answer in ask_all(settings.safekeepers, info)]
     greetings = [answer for answer in asked if isinstance(answer, SafekeeperGreeting)]
-    configuration = newest([greeting.configuration for greeting in greetings])
-    if not configuration.has_quorum({greeting.safekeeper for greeting in greetings}):
+    configuration = in_force(greetings, len(settings.safekeepers), _known(settings))
+    members = tuple(each for each in greetings if each.safekeeper in configuration.trusted)
+    if not configuration.has_quorum({member.safekeeper for member in members}):
         raise UnavailableError(
-            f"{len(greetings)} of {len(asked)} safekeepers answer: no majority",
+            f"{len(members)} of {len(asked)} safekeepers answer as members of the quorum: no majority",
             where=", ".join(f"{host}:{port}" for host, port in settings.safekeepers),
             repair="start them; without a majority nobody knows what is committed",
         )
-    return greetings
-
-
-def _quorum(greetings: list[SafekeeperGreeting]) -> Quorum:
-    """What a majority of them agrees on."""
-    configuration = newest([greeting.configuration for greeting in greetings])
-    timelines = {greeting.safekeeper: greeting.timeline for greeting in greetings}
-    return Quorum(
-        timeline=configuration.quorum_lsn(timelines),
-        fenced=max(greeting.fenced_timeline for greeting in greetings),
-    )
+    return _Members(configuration, members)

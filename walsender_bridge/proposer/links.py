@@ -23,6 +23,11 @@ MOST_DIAL_SECONDS = 5.0
 CONNECT_SECONDS = 5.0
 #: Seconds of silence when something is expected: heartbeats are answered several times a second.
 SILENT_SECONDS = 15.0
+#: The same for a safekeeper that was asked for WAL that another one lacks: commits may wait for that one, and a third one
+#: may have it, too.
+LENDING_SECONDS = 2.0
+#: The same before there are heartbeats: it first reads the whole segment, of up to 1 GB, for its checksum.
+COMPARED_SECONDS = 60.0
 
 
 class Link:
@@ -34,7 +39,7 @@ class Link:
         self.polled = select.EPOLLIN | select.EPOLLOUT
         #: When it was made, then when something came last.
         self.since = time.monotonic()
-        self.fetches: deque[e.ReadWal | e.CompareWal] = deque()
+        self.fetches: deque[e.ReadWal | e.CompareWal | e.ReadOlder] = deque()
         self.fetched = bytearray()
 
 
@@ -98,16 +103,21 @@ class Links:
         self._poll.register(end, link.polled)
 
     def silent(self, now: float, expected: Callable[[int], bool]) -> list[tuple[int, str]]:
-        """(safekeeper, why) of those to be given up. `expected`: whether one has something to say."""
+        """(safekeeper, why) of those to be given up. `expected`: whether one has something to say, but for what it was asked for."""
         found = []
         for peer, link in self.by_peer.items():
             if not link.connected:
                 if now - link.since > CONNECT_SECONDS:
                     found.append((peer, "no answer to the connection"))
-            elif not expected(peer):
+            elif expected(peer):
+                if link.fetches and now - link.since > LENDING_SECONDS:
+                    found.append((peer, "it was asked for WAL, and says nothing"))
+                elif now - link.since > SILENT_SECONDS:
+                    found.append((peer, "it says nothing"))
+            elif not link.fetches:
                 link.since = now
-            elif now - link.since > SILENT_SECONDS:
-                found.append((peer, "it says nothing"))
+            elif now - link.since > COMPARED_SECONDS:
+                found.append((peer, "it was asked for WAL to compare, and says nothing"))
         return found
 
     def refused(self, peer: int) -> None:

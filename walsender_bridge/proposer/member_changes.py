@@ -1,12 +1,16 @@
 """A change of the membership that an operator asks for: a file that the running proposer looks at.
 
-The file says which members are wanted and *for which generation* of the membership that was asked. So it is a
+The file says which members are wanted and *for which generation* of which quorum's membership that was asked. So it is a
 comparison and an exchange: it is carried out from that generation alone, once, however often proposers die on the
 way; what a joint membership has begun, the next proposer completes from what the safekeepers hold. A file that is
 left over, or found on another machine, changes nothing: its generation is past.
 
     WAITING ──all who join are here──▶ CHANGING (joint, then on disk) ──▶ DONE
-        └── another change came first ──▶ SUPERSEDED
+        ├── another change came first ──▶ SUPERSEDED
+        └── an hour without a beginning ──▶ EXPIRED
+
+What an operator asked for and has forgotten since is not carried out when, weeks later, the safekeeper that was to join
+is started. An hour is counted by the system's clock: a clock that leaps ends a request early, which is asked again.
 
 It is done when a majority of the new members has it on disk (`membership.py`): until then nobody may be switched off.
 
@@ -15,7 +19,8 @@ then wait for no longer than the new ones take to be rebuilt from the last segme
 """
 
 import json
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -29,6 +34,8 @@ from walsender_bridge.proposer.streaming import Streaming
 from walsender_bridge.safekeeper.configuration import majority
 
 Address = tuple[str, int]
+#: How long a change may wait for its beginning.
+LASTS_SECONDS = 3600.0
 
 
 class ChangeState(StrEnum):
@@ -39,26 +46,36 @@ class ChangeState(StrEnum):
     CHANGING = "changing"
     DONE = "done"
     SUPERSEDED = "superseded"
+    EXPIRED = "expired"
 
 
 @dataclass(frozen=True, slots=True)
 class MemberRequest:
-    """`members`, identities, instead of the membership of `generation`; `addresses`: where members are found."""
+    """`members`, identities, instead of the membership of `generation`; `addresses`: where members are found.
+
+    `asked_at`: seconds since 1970; tells one request from another, too. `quorum`: whose membership that is; 0: not known,
+    as in the file of an earlier release.
+    """
 
     generation: int
     members: frozenset[int]
     addresses: tuple[Address, ...]
+    asked_at: float
+    quorum: int = 0
 
-    def state(self, membership: Membership) -> ChangeState:
+    def state(self, membership: Membership, now: float) -> ChangeState:
         """How far it is, seen from the membership in force."""
         configuration = membership.configuration
+        if self.quorum not in {0, membership.quorum}:
+            return ChangeState.SUPERSEDED  # generations are counted in each quorum
         if configuration.new_members is not None:
             mine = configuration.new_members == self.members
             return ChangeState.CHANGING if mine else ChangeState.SUPERSEDED
         if configuration.members == self.members:
             return ChangeState.DONE if membership.settled else ChangeState.CHANGING
         if configuration.generation == self.generation:
-            return ChangeState.WAITING
+            expired = abs(now - self.asked_at) > LASTS_SECONDS
+            return ChangeState.EXPIRED if expired else ChangeState.WAITING
         return ChangeState.SUPERSEDED
 
     def obstacle(self, members: frozenset[int], peers: Iterable[Peer]) -> str:
@@ -77,6 +94,8 @@ class MemberRequest:
             "generation": self.generation,
             "members": sorted(f"{member:032x}" for member in self.members),
             "addresses": [f"{host}:{port}" for host, port in self.addresses],
+            "asked_at": self.asked_at,
+            "quorum": f"{self.quorum:032x}",
         }
         replace_file(file, json.dumps(record).encode())
 
@@ -89,6 +108,9 @@ class MemberRequest:
                 int(record["generation"]),
                 frozenset(int(member, 16) for member in record["members"]),
                 tuple(parse_address(each) for each in record["addresses"]),
+                # Earlier releases did not write it down.
+                float(record.get("asked_at", file.stat().st_mtime)),
+                int(record.get("quorum", "0"), 16),
             )
         except FileNotFoundError:
             return None
@@ -109,10 +131,11 @@ def parse_address(text: str) -> Address:
 
 
 class MemberChanges:
-    """The file as a proposer follows it. `why`: what the change waits for."""
+    """The file as a proposer follows it. `why`: what the change waits for. `clock`: seconds since 1970."""
 
-    def __init__(self, file: Path | None) -> None:
+    def __init__(self, file: Path | None, clock: Callable[[], float] = time.time) -> None:
         self._file = file
+        self._clock = clock
         self._seen: tuple[int, int] | None = None
         self.request: MemberRequest | None = None
         self.why = ""
@@ -135,13 +158,16 @@ class MemberChanges:
 
     def state(self, membership: Membership) -> ChangeState:
         """How far the change is that was asked for last."""
-        return self.request.state(membership) if self.request else ChangeState.NONE
+        return self.request.state(membership, self._clock()) if self.request else ChangeState.NONE
 
     def next(self, membership: Membership, streaming: Streaming | None) -> MembersWanted | None:
         """The event that begins the change, when it can begin."""
         request = self.request
-        if request is None or request.state(membership) != ChangeState.WAITING:
-            self.why = "" if request else self.why
+        state = self.state(membership)
+        if request is None or state != ChangeState.WAITING:
+            expired = "it could not begin within an hour, and has expired"
+            if request is not None:
+                self.why = expired if state == ChangeState.EXPIRED else ""
             return None
         if streaming is None or not streaming.established or not membership.settled:
             self.why = "a quorum does not follow this proposer yet"

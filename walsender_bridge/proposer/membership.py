@@ -12,24 +12,47 @@ nobody could ever be elected. So a change is done, and who has left may go, only
 may be lost, and any majority of them that is left still meets the configuration that names it.
 """
 
+from dataclasses import replace
+
 from walsender_bridge.errors import UsageError
 from walsender_bridge.proposer.streaming import Streaming
-from walsender_bridge.safekeeper.configuration import Configuration, majority_lsn, newest
+from walsender_bridge.safekeeper.configuration import Configuration, newest
+from walsender_bridge.safekeeper.votes import other_quorum
 
 
 class Membership:
-    """The configuration in force, the generation that each member has persisted in this term, and `settled`."""
+    """The configuration in force, the generation that each member has persisted in this term, and `settled`.
 
-    __slots__ = ("configuration", "persisted", "settled")
+    `quorum`: the proposer's. A membership of another quorum is never learned, whatever its version: it says nothing of
+    this one. One from before ids existed is learned only while the one in force has no id either, and from its members
+    only: without an id, a safekeeper that is none could speak of a quorum of its own.
+    """
 
-    def __init__(self, configuration: Configuration) -> None:
+    __slots__ = ("configuration", "persisted", "quorum", "settled")
+
+    def __init__(self, configuration: Configuration, quorum: int = 0) -> None:
         self.configuration = configuration
+        self.quorum = configuration.quorum or quorum
         self.persisted: dict[int, int] = {}
         self.settled = False
 
-    def learn(self, configuration: Configuration) -> None:
-        """A safekeeper holds this one."""
-        self.configuration = newest((self.configuration, configuration))
+    @property
+    def proposed(self) -> Configuration:
+        """What a vote is asked for with: the one in force, as this quorum's."""
+        return replace(self.configuration, quorum=self.quorum)
+
+    def foreign(self, configuration: Configuration) -> str:
+        """Why a safekeeper that holds this one has no part in this quorum; empty: it may have."""
+        if not configuration.is_foreign(self.quorum):
+            return ""
+        return other_quorum(configuration.quorum, self.quorum)
+
+    def learn(self, configuration: Configuration, holder: int) -> None:
+        """The safekeeper with this identity holds this one."""
+        known = self.configuration
+        without_id = not configuration.quorum and not known.quorum and holder in known.everyone
+        if configuration.quorum == self.quorum or without_id:
+            self.configuration = newest((known, configuration))
 
     def use(self, configuration: Configuration) -> None:
         """Count by this one from now on."""
@@ -62,7 +85,7 @@ class Membership:
         configuration = self.configuration
         if configuration.new_members is None or not streaming.established:
             return None
-        reached = majority_lsn(configuration.new_members, streaming.acked)
+        reached = configuration.majority_lsn(configuration.new_members, streaming.acked)
         if not self.settled or reached < streaming.commit_lsn:
             return None
         return configuration.completed()

@@ -7,7 +7,7 @@ committed, `membership.py` by whose majority.
 
 from collections.abc import Collection
 
-from walsender_bridge.proposer import election
+from walsender_bridge.proposer import election, identities
 from walsender_bridge.proposer.effects import (
     ClosePeer,
     Effect,
@@ -83,6 +83,10 @@ class Office:
         """Bring a voter into this epoch, where its log parts from ours (rules 3 and 6)."""
         reply, streaming = peer.reply, self.streaming
         assert reply is not None
+        if identities.contradicts(reply, peer.identity, self.term, streaming):
+            return self.distrust(peer)
+        if peer.identity in self.membership.configuration.distrusted:
+            return identities.distrusted(peer)
         configuration = self.membership.configuration
         taken = reply.history.latest_epoch == self.term
         if taken and streaming.can_feed(reply.flush_lsn):
@@ -91,10 +95,14 @@ class Office:
         start = reply.flush_lsn if taken else self._divergence(reply)
         # A log of a compacted history can end where this one begins only later.
         begin = self.history.entries[0].start_lsn
+        # And who began anew beyond VCL, where its last record was cut off, has nothing that goes on from there.
+        begin = max(begin, reply.begin_lsn)
         rebuild = start is None or start < begin or not streaming.can_feed(start)
         if rebuild or start is None:
             start = max(streaming.oldest_kept(), self._first_segment())
             peer.begin_lsn = start
+            # It drops what it has acknowledged, and may crash before it has anything else.
+            streaming.acked.pop(peer.identity, None)
         peer.state = PeerState.TAKING
         peer.generation = configuration.generation
         # Acknowledged before anything is sent: what is below was never ours to send.
@@ -108,6 +116,13 @@ class Office:
             configuration,
         )
         return [SendMessage(peer.number, elected)]
+
+    def distrust(self, peer: Peer) -> list[Effect]:
+        """Its promises are void: for this proposer at once, for every later one when a majority has persisted that."""
+        configuration = self.membership.configuration
+        void = configuration.distrusting(peer.identity)
+        known = peer.identity not in configuration.trusted
+        return [*identities.distrusted(peer), *([] if known else self.use(void))]
 
     def _first_segment(self) -> int:
         """The first segment that begins inside the history: a log that begins anew begins there at the earliest.
@@ -163,7 +178,7 @@ class Office:
     def use(self, configuration: Configuration) -> list[Effect]:
         """Count by this membership from now on, and have it persisted."""
         self.membership.use(configuration)
-        self.streaming.configuration = configuration
+        self.streaming.use(configuration)
         effects: list[Effect] = [MembersChanged(configuration)]
         for peer in self.peers.values():
             if peer.greeting and peer.identity not in configuration.everyone:

@@ -40,11 +40,14 @@ class Peer:
     source: Source | None = None
     donor: int | None = None
     failed: frozenset[Source] = frozenset()
-    #: The oldest WAL that it holds.
+    #: The oldest WAL that it holds, and the segments of it that it could not lend.
     begin_lsn: int = 0
+    unlent: frozenset[int] = frozenset()
     #: The generation of the configuration that it was sent with Elected.
     generation: int = 0
     feedback: HotStandbyFeedback | None = None
+    #: It has been asked again, as its greeting contradicted what it had acknowledged.
+    doubted: bool = False
     #: The proposer that has its vote in a term that is not below ours. Another connection does not change it.
     rival: NodeId | None = None
 
@@ -58,3 +61,5 @@ class Peer:
         self.state = PeerState.AWAY
         self.greeting = self.reply = self.reading = self.feedback = None
         self.failed = frozenset()
+        self.unlent = frozenset()
+        self.doubted = False

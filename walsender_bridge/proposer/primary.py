@@ -9,9 +9,15 @@ from typing import Self
 
 import psycopg
 from psycopg import pq
+from psycopg.conninfo import make_conninfo
 
 from walsender_bridge.closing import Closing
-from walsender_bridge.errors import ConnectionFailedError, SlotError
+from walsender_bridge.errors import (
+    ConnectionFailedError,
+    SlotError,
+    TusklineError,
+    UnavailableError,
+)
 from walsender_bridge.proposer.effects import Lineage, Primary
 from walsender_bridge.safekeeper.messages import ServerInfo
 from walsender_bridge.sql import load
@@ -23,9 +29,12 @@ from walsender_bridge.wire.connection import (
     pinned_conninfo,
     server_error,
 )
+from walsender_bridge.wire.dsn import parameters
 from walsender_bridge.wire.lsn import format_lsn
 from walsender_bridge.wire.replication import quote_slot, start_physical
 
+#: For a command; VACUUM FULL of a catalog keeps its lock until the quorum has its COMMIT.
+_LOCK_OPTION = "-c lock_timeout=5s"
 _UNITS = {"": 1, "B": 1, "kB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
 
 
@@ -36,10 +45,30 @@ class PrimaryStream(ReplicationConnection):
     def connect(
         cls, dsn: str, *, application_name: str = "tuskline", replication: str = "database"
     ) -> Self:
-        """See `ReplicationConnection.connect`. The server has said who it is: before 15 a standby streams only then."""
-        connection = super().connect(
-            dsn, application_name=application_name, replication=replication
-        )
+        """See `ReplicationConnection.connect`. The server has said who it is: before 15 a standby streams only then.
+
+        No command waits longer for a lock than `_LOCK_OPTION` says. Raises `UnavailableError` when the server runs, and a
+        lock keeps sessions of the database from starting.
+        """
+        asked = f"{parameters(dsn).get('options') or ''} {_LOCK_OPTION}".strip()
+        try:
+            connection = super().connect(
+                make_conninfo(dsn, options=asked),
+                application_name=application_name,
+                replication=replication,
+            )
+        except ConnectionFailedError as error:
+            if replication != "database" or "timeout expired" not in error.what:
+                raise
+            if not _runs(dsn, application_name):
+                raise
+            raise UnavailableError(
+                "the server runs, but no session of this database can start: most often, one of its catalogs is locked",
+                where=error.where,
+                repair="it is tried again; in another database, such as template1, SELECT l.pid, a.query FROM pg_locks"
+                " AS l JOIN pg_stat_activity AS a USING (pid) WHERE l.mode = 'AccessExclusiveLock' names the holder,"
+                " and SELECT pg_cancel_backend(pid) ends a VACUUM FULL or LOCK that waits for the quorum itself",
+            ) from None
         try:
             connection.identify()
         except BaseException:
@@ -107,6 +136,19 @@ class PrimaryStream(ReplicationConnection):
         Then only `receive`, `send`, `flush` make sense; what came with the answer makes nothing readable.
         """
         self._ask(start_physical(lsn, timeline), ANSWER_SECONDS, copies=True)
+
+
+def _runs(dsn: str, application_name: str) -> bool:
+    """Whether the server answers a walsender of no database, which reads none of its catalogs."""
+    try:
+        with ReplicationConnection.connect(
+            dsn, application_name=application_name, replication="true"
+        ) as physical:
+            physical.identify()
+    except TusklineError:
+        # It does not, or pg_hba.conf or max_wal_senders leaves no room for another kind of connection.
+        return False
+    return True
 
 
 class WalSlot(Closing):

@@ -1,7 +1,8 @@
 """What a proposer says of its quorum: the membership, each safekeeper, a change under way. JSON values; pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
+from types import MappingProxyType
 from typing import Any, Final
 
 from walsender_bridge.proposer.configured import difference
@@ -26,10 +27,13 @@ def report(
     faults: Mapping[int, str],
     changes: MemberChanges,
     configured: Sequence[Address],
+    goals: Mapping[int, int] = MappingProxyType({}),
+    stuck: Collection[int] = (),
 ) -> dict[str, Any]:
     """`addresses` and `faults` by the peer's number; identities in hexadecimal, LSNs as PostgreSQL writes them.
 
-    `begin_lsn`, of each safekeeper, is where its WAL began when it was taken over: it has removed WAL since.
+    `begin_lsn`, of each safekeeper, is where its WAL began when it told last. `brought_to`: down to there, `goals`, it is
+    being brought older WAL (null: it wants none that there is); `stuck`: nobody could lend the next of it.
 
     `configured`: the addresses that the operator wrote down.
     """
@@ -48,6 +52,8 @@ def report(
                 "member": peer.identity in configuration.everyone,
                 "flush_lsn": None if held is None else format_lsn(held),
                 "begin_lsn": format_lsn(peer.begin_lsn) if peer.state in _TAKEN else None,
+                "brought_to": format_lsn(goals[number]) if number in goals else None,
+                "stuck": number in stuck,
                 "reads_from": peer.source if peer.reading is not None else None,
                 "fault": faults.get(number),
             }
@@ -56,13 +62,19 @@ def report(
         "term": core.node_id.term,
         "server": asdict(core.server),
         "membership": {
+            "quorum": f"{core.membership.quorum:032x}",
             "generation": configuration.generation,
             "members": sorted(f"{member:032x}" for member in configuration.members),
             "new_members": None if new is None else sorted(f"{member:032x}" for member in new),
+            "distrusted": sorted(f"{member:032x}" for member in configuration.distrusted),
             "settled": core.membership.settled,
             "unlike": difference(configuration, configured, found, changes.request),
         },
-        "change": {"state": changes.state(core.membership), "why": changes.why},
+        "change": {
+            "state": changes.state(core.membership),
+            "why": changes.why,
+            "asked_at": changes.request.asked_at if changes.request else None,
+        },
         "rebuild": sorted(f"{each:032x}" for each in streaming.rebuild) if streaming else [],
         "restart_lsn": format_lsn(streaming.restart_lsn if streaming else 0),
         "end_lsn": format_lsn(streaming.end if streaming else 0),

@@ -28,6 +28,7 @@ from walsender_bridge.proposer.effects import (
 from walsender_bridge.proposer.peer import Peer, PeerState
 from walsender_bridge.safekeeper.configuration import Configuration
 from walsender_bridge.safekeeper.history import History
+from walsender_bridge.wire.wal_page import segment_start
 
 
 class Streaming:
@@ -112,7 +113,12 @@ class Streaming:
     @property
     def members(self) -> frozenset[int]:
         """Whose acknowledgement counts."""
-        return self.configuration.everyone
+        return self.configuration.trusted
+
+    def use(self, configuration: Configuration) -> None:
+        """Count by this membership. The disk of a safekeeper that has left makes nobody wait for room."""
+        self.configuration = configuration
+        self.full = {each: lsn for each, lsn in self.full.items() if each in self.members}
 
     # -- WAL goes out -------------------------------------------------------------------------------
 
@@ -179,10 +185,17 @@ class Streaming:
             return Source.PRIMARY, end, None
         if Source.PEER in failed:
             return None
+        segment = segment_start(begin, self.segment_size)
+        best: Peer | None = None
         for donor in self.peers.values():
-            if donor.state == PeerState.STREAMING and donor.begin_lsn <= begin < donor.flush_lsn:
-                return Source.PEER, min(end, donor.flush_lsn), donor.number
-        return None
+            holds = donor.begin_lsn <= begin < donor.flush_lsn and segment not in donor.unlent
+            # One that hangs falls behind the others.
+            better = best is None or donor.flush_lsn > best.flush_lsn
+            if donor.state == PeerState.STREAMING and holds and better:
+                best = donor
+        if best is None:
+            return None
+        return Source.PEER, min(end, best.flush_lsn, segment + self.segment_size), best.number
 
     def oldest_kept(self) -> int:
         """The start of the segment of `restart_lsn`: below it, nobody promises to keep WAL."""
@@ -197,10 +210,10 @@ class Streaming:
             # It failed: elsewhere, then.
             assert peer.source is not None
             peer.failed |= {peer.source}
-            if peer.donor is not None:
-                # It has removed WAL since it told. If its connection broke, it tells again.
-                donor = self.peers[peer.donor]
-                donor.begin_lsn = max(donor.begin_lsn, peer.sent_lsn + 1)
+            donor = None if peer.donor is None else self.peers[peer.donor]
+            if donor is not None and donor.state == PeerState.STREAMING:
+                # It has removed that segment since it told, or holds it damaged: so it is until it connects again.
+                donor.unlent |= {segment_start(peer.sent_lsn, self.segment_size)}
             effects: list[Effect] = []
         else:
             peer.failed = frozenset()
@@ -268,7 +281,8 @@ class Streaming:
 
     def no_room(self, peer: Peer) -> None:
         """The safekeeper was sent WAL, and its disk had no room for it."""
-        self.full[peer.identity] = self.acked.get(peer.identity, 0)
+        if peer.identity in self.members:
+            self.full[peer.identity] = self.acked.get(peer.identity, 0)
 
     def _make_room(self) -> list[Effect]:
         """Where disks are full and commits wait, who is furthest behind is let go sooner (rule 8).

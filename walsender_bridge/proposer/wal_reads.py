@@ -10,12 +10,15 @@ from walsender_bridge.errors import MalformedMessageError
 from walsender_bridge.proposer import effects as e
 from walsender_bridge.proposer.comparison import Comparison
 from walsender_bridge.proposer.links import Link
+from walsender_bridge.proposer.older_feed import OlderFeed
 from walsender_bridge.proposer.older_wal import OlderWal, Range
 from walsender_bridge.safekeeper import messages as m
 
 
 class WalReads:
     """See the module. `handle` takes the answers; `send` queues a message and gives the link, if there is one.
+
+    `feed` takes those that were read for it.
 
     `term`: of the election; only the proposer in office is answered.
     """
@@ -26,8 +29,10 @@ class WalReads:
         handle: Callable[[e.WalRead | e.WalCompared], None],
         send: Callable[[int, m.Fetch], Link | None],
         term: Callable[[], int],
+        feed: OlderFeed,
     ) -> None:
         self._older = older
+        self._feed = feed
         self._handle = handle
         self._send = send
         self._term = term
@@ -68,13 +73,20 @@ class WalReads:
         data, link.fetched = bytes(link.fetched), bytearray()
         if len(data) != wanted.end_lsn - wanted.begin_lsn:
             self.failed(wanted)
+        elif isinstance(wanted, e.ReadOlder):
+            self._feed.was_read(wanted, data)
         elif isinstance(wanted, e.CompareWal):
             self._compared(wanted, self._comparison.safekeeper_has(wanted, data))
         else:
             self._in_hand(wanted, data)
 
-    def failed(self, wanted: e.ReadWal | e.CompareWal, *, removed: bool = False) -> None:
+    def failed(
+        self, wanted: e.ReadWal | e.CompareWal | e.ReadOlder, *, removed: bool = False
+    ) -> None:
         """A range cannot be had from there. `removed`: the primary has it no more."""
+        if isinstance(wanted, e.ReadOlder):
+            self._feed.was_read(wanted, b"")
+            return
         if isinstance(wanted, e.CompareWal):
             self._comparison.failed(wanted)
             self._handle(e.WalCompared(wanted.peer, wanted.end_lsn, None, removed))

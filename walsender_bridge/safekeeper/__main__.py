@@ -13,8 +13,9 @@ from pathlib import Path
 from walsender_bridge import garbage, logs, status_file, supervisor
 from walsender_bridge.errors import Cause, TusklineError, UsageError
 from walsender_bridge.safekeeper import data_dir
-from walsender_bridge.safekeeper.driver import SafekeeperDriver, Settings
+from walsender_bridge.safekeeper.driver import SafekeeperDriver
 from walsender_bridge.safekeeper.segments import StorageLimits
+from walsender_bridge.safekeeper.settings import Settings
 from walsender_bridge.safekeeper.status import Tell, tell_nobody
 
 
@@ -52,10 +53,12 @@ def main(arguments: list[str]) -> int:
             max_slot_wal_keep_size=given.max_slot_wal_keep_size,
             tell=_tell(given.status_file),
         )
-        with data_dir.held(given.data_dir):
-            _run(settings)
+        with data_dir.held(given.data_dir) as holding:
+            _run(replace(settings, still_held=holding.check))
     except TusklineError as error:
         logs.say_error(error)
+        if given.status_file is not None:
+            status_file.write(given.status_file, {"state": "ended", "error": error.to_wire()})
         return error.cause
     except OSError as error:
         logs.say(f"the disk failed: {error}\n")

@@ -13,10 +13,15 @@ lost: then the archive itself says what it has.
 `archived_lsn` retains at most `max_slot_wal_keep_size` of WAL. For WAL that was removed while the archive was down,
 the archive is checked, since another safekeeper may have put it there; ranges that it lacks are recorded
 (`archived_file.Archived.missing`) and checked again until they are there, so no gap goes unreported.
+
+Invariant: what counts as archived is in one archive. Before anything is written there, the archive has the mark that
+was remembered (`archive_mark`), or the newest segment that counts. So a disk that is not mounted is no archive.
 """
 
+import contextlib
 import os
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import fsspec
@@ -24,7 +29,7 @@ import google_crc32c
 from fsspec.implementations.local import LocalFileSystem
 
 from walsender_bridge.errors import CorruptError, DivergedError, UnavailableError
-from walsender_bridge.safekeeper import archived_file, segment_sums
+from walsender_bridge.safekeeper import archive_mark, archived_file, segment_sums
 from walsender_bridge.safekeeper.archived_file import Archived
 from walsender_bridge.safekeeper.disk import Disk
 from walsender_bridge.safekeeper.segments import PARTIAL, PIECE_BYTES
@@ -84,8 +89,8 @@ class Archive:
             return False
         timeline, start = found
         name = segment_name(timeline, start, self._segment_bytes)
+        mark = self._marked()
         try:
-            self._files.makedirs(self._folder, exist_ok=True)
             histories = {history_name(each) for each in range(2, timeline + 1)}
             for each in [*sorted(histories & self._wal.names()), name]:
                 self._put(each)
@@ -96,8 +101,51 @@ class Archive:
                 repair="see that the archive can be reached and has room; old WAL is kept until then, up to "
                 "max_slot_wal_keep_size",
             ) from error
-        self._remember(Archived(start + self._segment_bytes, self.missing))
+        self._remember(replace(self._archived, lsn=start + self._segment_bytes, mark=mark))
         return True
+
+    def _marked(self) -> str:
+        """The id of the archive, which is the one that has what counts as archived; a new one is made, and marked.
+
+        Raises `UnavailableError` for another one, such as the place of a disk that is not mounted.
+        """
+        try:
+            found = archive_mark.read(self._files, self._folder)
+            known = self._archived.mark
+            if found and found == known:
+                return found
+            if self.archived_lsn and known != archive_mark.NOTHING and not self._has_newest():
+                raise UnavailableError(
+                    f"this is not the archive that has the WAL up to {format_lsn(self.archived_lsn)}: it has neither its"
+                    f" mark ({archive_mark.NAME}) nor the last segment",
+                    where=self._url,
+                    repair="mount its disk, or correct [safekeepers] archive; if its files were taken away on purpose,"
+                    f" remove {self._disk}/{archived_file.NAME}, and archiving begins with the oldest WAL that is here",
+                )
+            if not found:
+                self._files.makedirs(self._folder, exist_ok=True)
+                found = archive_mark.make(self._files, self._folder)
+        except OSError as error:
+            raise self._out_of_reach(error) from error
+        return found
+
+    def _has_newest(self) -> bool:
+        """Whether the last segment that counts is there; of an earlier version's archive any file will do."""
+        if not self._archived.mark:
+            with contextlib.suppress(FileNotFoundError):
+                return bool(self._files.ls(self._folder, detail=False))
+            return False
+        last = self.archived_lsn - self._segment_bytes
+        timeline = _timeline_at(self.archived_lsn - 1, self._history())
+        name = segment_name(timeline, last, self._segment_bytes)
+        return bool(self._files.exists(f"{self._folder}/{name}"))
+
+    def _out_of_reach(self, error: OSError) -> UnavailableError:
+        return UnavailableError(
+            f"the archive cannot be read: {error}",
+            where=self._url,
+            repair="see that the archive can be reached",
+        )
 
     def _close_gap(self) -> None:
         """Ask the archive for what is not here any more and was not archived from here.
@@ -108,16 +156,19 @@ class Archive:
         starts = [place[1] for each in names if (place := self._place(each))]
         oldest = min((at for at in starts if at >= self.archived_lsn), default=0)
         if not self.archived_lsn and oldest:
-            self._remember(Archived(oldest))
+            self._remember(Archived(oldest, mark=archive_mark.NOTHING))
         if self.archived_lsn < oldest:
+            self._marked()
             gap = self._absent([(self.archived_lsn, oldest)])
-            self._remember(Archived(oldest, (*self.missing, *gap)))
+            self._remember(replace(self._archived, lsn=oldest, missing=(*self.missing, *gap)))
 
     def look_again(self) -> None:
-        """Ask the archive for what was missing: it may have been put there since. Raises `UnavailableError`."""
+        """See that it is the archive, and ask for what was missing: it may be there by now. Raises `UnavailableError`."""
+        if self.archived_lsn:
+            self._marked()
         missing = self._absent(self.missing)
         if missing != self.missing:
-            self._remember(Archived(self.archived_lsn, missing))
+            self._remember(replace(self._archived, missing=missing))
 
     def _remember(self, archived: Archived) -> None:
         archived_file.save(self._disk, self._url, archived)
@@ -131,15 +182,10 @@ class Archive:
             return ()
         history = self._history()
         try:
-            self._files.makedirs(self._folder, exist_ok=True)
             self._files.invalidate_cache()
             there = {path.rsplit("/", 1)[-1] for path in self._files.ls(self._folder, detail=False)}
         except OSError as error:
-            raise UnavailableError(
-                f"the archive cannot be read: {error}",
-                where=self._url,
-                repair="see that the archive can be reached",
-            ) from error
+            raise self._out_of_reach(error) from error
         found: list[tuple[int, int]] = []
         for at in starts:
             if segment_name(_timeline_at(at + size - 1, history), at, size) in there:
@@ -190,9 +236,15 @@ class Archive:
         target = f"{self._folder}/{name}"
         if not self._files.exists(target):
             unfinished = f"{target}.{self._node}.tmp"
-            with self._files.open(unfinished, "wb") as upload:
-                for piece in self._pieces(name):
-                    upload.write(piece)
+            try:
+                with self._files.open(unfinished, "wb") as upload:
+                    for piece in self._pieces(name):
+                        upload.write(piece)
+            except OSError:
+                # It takes room there, and another safekeeper may have the segment there first.
+                with contextlib.suppress(OSError):
+                    self._files.rm_file(unfinished)
+                raise
             self._check_held(name)
             self._files.mv(unfinished, target)
         if isinstance(self._files, LocalFileSystem):

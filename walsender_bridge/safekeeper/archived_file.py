@@ -18,11 +18,13 @@ FORMAT = 1
 class Archived:
     """What is in the archive. `lsn`: every segment below is, 0: nothing is known.
 
-    Except `missing`: [begin, end) of what was removed here before the archive had it, and is not there.
+    Except `missing`: [begin, end) of what was removed here before the archive had it, and is not there. `mark`: which
+    archive that is, or that nothing was put into one yet (`archive_mark`); empty in files of earlier versions.
     """
 
     lsn: int = 0
     missing: tuple[tuple[int, int], ...] = ()
+    mark: str = ""
 
 
 def load(disk: Disk, url: str, *, mine: bool = False) -> Archived:
@@ -34,7 +36,7 @@ def load(disk: Disk, url: str, *, mine: bool = False) -> Archived:
         if record["url"] != url:
             return Archived()
         missing = tuple((int(begin), int(end)) for begin, end in record.get("missing", ()))
-        return Archived(int(record["lsn"]), missing)
+        return Archived(int(record["lsn"]), missing, str(record.get("mark", "")))
     except (CorruptError, KeyError):
         if mine:
             record_file.keep_aside(disk, NAME)
@@ -43,5 +45,6 @@ def load(disk: Disk, url: str, *, mine: bool = False) -> Archived:
 
 def save(disk: Disk, url: str, archived: Archived) -> None:
     """Replace the file, durably. Raises `OSError`."""
-    record = {"url": url, "lsn": archived.lsn, "missing": [list(each) for each in archived.missing]}
+    missing = [list(each) for each in archived.missing]
+    record = {"url": url, "lsn": archived.lsn, "missing": missing, "mark": archived.mark}
     record_file.replace(disk, NAME, record_file.pack(MAGIC, FORMAT, record))

@@ -12,10 +12,13 @@ from walsender_bridge.errors import MalformedMessageError, TusklineError
 from walsender_bridge.safekeeper.configuration import MAX_MEMBERS, Configuration
 from walsender_bridge.safekeeper.history import MAX_ENTRIES, EpochEntry, History
 from walsender_bridge.safekeeper.messages import HotStandbyFeedback, ServerInfo
+from walsender_bridge.safekeeper.terms import MAX_TERM
 
 #: Bytes of a refusal's detail.
 MAX_TEXT = 1000
 
+#: What follows the members of a configuration.
+_JOINT, _DISTRUSTS = 1, 2
 _SERVER = struct.Struct(">QHI")
 _ENTRY = struct.Struct(">QQI")
 _FEEDBACK = struct.Struct(">IIII")
@@ -78,11 +81,15 @@ class Writer:
         )
 
     def configuration(self, value: Configuration) -> Self:
-        """A membership, or two."""
-        self.u64(value.term).u64(value.generation)
+        """A membership, or two, whose, and whom of them nobody trusts."""
+        self.identity(value.quorum).u64(value.term).u64(value.generation)
         self._members(value.members)
-        self.u8(value.new_members is not None)
-        return self if value.new_members is None else self._members(value.new_members)
+        joint = value.new_members is not None
+        self.u8(_JOINT * joint | _DISTRUSTS * bool(value.distrusted))
+        for group in (value.new_members, value.distrusted or None):
+            if group is not None:
+                self._members(group)
+        return self
 
     def _members(self, members: frozenset[int]) -> Self:
         self.u16(len(members))
@@ -171,10 +178,18 @@ class Reader:
             raise MalformedMessageError(error.what) from None
 
     def configuration(self) -> Configuration:
-        """A membership, or two."""
-        term, generation, members = self.u64(), self.u64(), self._members()
-        new_members = self._members() if self.boolean() else None
-        return Configuration(generation, members, new_members, term)
+        """A membership, or two, whose, and whom of them nobody trusts."""
+        quorum = self.identity()
+        term, generation = self.u64(), self.u64()
+        if max(term, generation) > MAX_TERM:
+            raise MalformedMessageError(f"no membership has generation {generation} of term {term}")
+        members = self._members()
+        follows = self.u8()
+        if follows > _JOINT | _DISTRUSTS:
+            raise MalformedMessageError(f"{follows} is no set of members")
+        new_members = self._members() if follows & _JOINT else None
+        distrusted = self._members() if follows & _DISTRUSTS else frozenset()
+        return Configuration(generation, members, new_members, term, distrusted, quorum)
 
     def _members(self) -> frozenset[int]:
         listed = [self.identity() for _ in range(self._count(MAX_MEMBERS))]

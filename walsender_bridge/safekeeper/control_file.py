@@ -19,13 +19,21 @@ from walsender_bridge.safekeeper.messages import NodeId, ServerInfo
 
 NAME = "control"
 MAGIC = b"TUSKCTRL"
-FORMAT = 1
+FORMAT = 2
+
+
+def _without_quorum(record: dict[str, Any]) -> dict[str, Any]:
+    """Version 1 knew no id of a quorum; the next proposer that is elected gives it one."""
+    configuration = record.get("configuration") or {}
+    return {**record, "configuration": {**configuration, "quorum": "0"}}
+
+
 #: By version: what makes a record of the next version of it.
-UPGRADES: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {}
+UPGRADES: dict[int, Callable[[dict[str, Any]], dict[str, Any]]] = {1: _without_quorum}
 
 _REPAIR = (
-    "its votes are unknown, so it may not take part: give it an empty data directory and let it join as a new"
-    " member, which is rebuilt from the others"
+    "its votes are unknown, so it may not take part: move its data directory away, then tuskline down, up, and"
+    " tuskline safekeeper replace ADDRESS ADDRESS: it is rebuilt from the others (docs/quorum-lost.md)"
 )
 
 
@@ -43,6 +51,8 @@ def to_record(state: ControlState) -> dict[str, Any]:
             "members": sorted(f"{member:032x}" for member in configuration.members),
             "new_members": None if new is None else sorted(f"{member:032x}" for member in new),
             "term": configuration.term,
+            "distrusted": sorted(f"{member:032x}" for member in configuration.distrusted),
+            "quorum": f"{configuration.quorum:032x}",
         },
         "fence": None if state.fence is None else asdict(state.fence),
         "commit_lsn": state.commit_lsn,
@@ -66,6 +76,9 @@ def from_record(record: dict[str, Any]) -> ControlState:
                 members=frozenset(int(member, 16) for member in configuration["members"]),
                 new_members=None if new is None else frozenset(int(m, 16) for m in new),
                 term=int(configuration["term"]),
+                # Of format 1, but not in the records of earlier releases.
+                distrusted=frozenset(int(m, 16) for m in configuration.get("distrusted", ())),
+                quorum=int(configuration["quorum"], 16),
             ),
             fence=None if fence is None else Fence(**fence),
             commit_lsn=int(record["commit_lsn"]),

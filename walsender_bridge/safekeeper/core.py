@@ -19,7 +19,7 @@ from dataclasses import replace
 
 from walsender_bridge.errors import TusklineError
 from walsender_bridge.safekeeper import messages as m
-from walsender_bridge.safekeeper.configuration import newest
+from walsender_bridge.safekeeper import older, votes
 from walsender_bridge.safekeeper.effects import (
     AlignWal,
     Close,
@@ -33,7 +33,6 @@ from walsender_bridge.safekeeper.effects import (
     PersistControl,
     PersistDue,
     ReadersMoved,
-    ReadWal,
     Received,
     ResetWal,
     Send,
@@ -131,25 +130,18 @@ class Safekeeper:
             return self._elected(conn, message)
         if isinstance(message, m.Configure):
             return self._configure(conn, message)
-        return self._fetch(conn, message)
+        return self._below(conn, message)
 
     # -- connections --------------------------------------------------------------------------------
 
     def _greeting(self, conn: int, greeting: m.ProposerGreeting) -> list[Effect]:
-        mine, theirs = self.control.server, greeting.server
-        if mine.system_id:
-            for reason, ours, told in (
-                (m.Refusal.OTHER_SYSTEM, mine.system_id, theirs.system_id),
-                (m.Refusal.OTHER_MAJOR, mine.major, theirs.major),
-                (m.Refusal.OTHER_SEGMENT_SIZE, mine.segment_size, theirs.segment_size),
-            ):
-                if ours != told:
-                    return self._refuse(conn, reason, f"{told}, and its WAL here is of {ours}")
+        if refusal := votes.to_greeting(self.control, greeting):
+            return self._refuse(conn, *refusal)
         self.greeted = {**self.greeted, conn: greeting}
         counted = self.control.history.counted(self.flush_lsn)
         reply = m.SafekeeperGreeting(
             self.control.safekeeper,
-            mine,
+            self.control.server,
             self.control.node_id,
             self.control.configuration,
             self.flush_lsn,
@@ -182,7 +174,7 @@ class Safekeeper:
 
     def _vote(self, conn: int, vote: m.Vote) -> list[Effect]:
         control = self.control
-        refusal = self._objection(vote)
+        refusal = votes.to_vote(control, vote, self.flush_lsn)
         if refusal is not None:
             return self._refuse(conn, *refusal)
         fence = control.fence
@@ -195,8 +187,7 @@ class Safekeeper:
             server=self.greeted[conn].server,
             node_id=vote.node_id,
             fence=fence,
-            # A new data directory learns its first membership here: it is named in it.
-            configuration=control.configuration or vote.configuration,
+            configuration=votes.membership(control, vote),
         )
         # The vote is durable before the older proposer hears of it, and before what is held is looked at
         # (rule 1).
@@ -205,33 +196,6 @@ class Safekeeper:
             fenced = m.Refused(m.Refusal.OLDER_TERM, vote.node_id, "displaced")
             displaced.append(Send(self.owner, fenced))
         return [self._persist(), *displaced, *self._own(conn), *self._tell_what_is_held()]
-
-    def _objection(self, vote: m.Vote) -> tuple[m.Refusal, str] | None:
-        """Why this vote is not given."""
-        control = self.control
-        if not outranks(vote.node_id, control.node_id):
-            return m.Refusal.OLDER_TERM, f"the vote went to {control.node_id}"
-        configuration = newest((control.configuration, vote.configuration))
-        if control.safekeeper not in configuration.everyone:
-            return m.Refusal.NOT_A_MEMBER, f"safekeeper {control.safekeeper:032x} is not a member"
-        if vote.purpose == m.Purpose.ABORT:
-            return None
-        if (
-            control.fence is not None
-            and vote.timeline <= control.fence.timeline
-            and vote.purpose == m.Purpose.ATTACH
-        ):
-            return (
-                m.Refusal.FENCED_TIMELINE,
-                f"a failover fenced timeline {control.fence.timeline} in term {control.fence.term}",
-            )
-        counted = control.history.counted(self.flush_lsn)
-        if counted and vote.timeline < counted[-1].timeline:
-            return (
-                m.Refusal.OLDER_TIMELINE,
-                f"timeline {vote.timeline} was left for {counted[-1].timeline}",
-            )
-        return None
 
     def _resume(self, conn: int, resume: m.Resume) -> list[Effect]:
         """The same process: no vote, and never a truncation of its own epoch (rule 5)."""
@@ -315,6 +279,8 @@ class Safekeeper:
         if point is None or point != elected.start_lsn:
             found = "nowhere" if point is None else format_lsn(point)
             return f"the logs part at {found}, not at {format_lsn(elected.start_lsn)}"
+        if point < aligned.begin_lsn:
+            return f"the logs part at {format_lsn(point)}, below {format_lsn(aligned.begin_lsn)}, where this one begins"
         if point < aligned.commit_lsn:
             return f"WAL below {format_lsn(aligned.commit_lsn)} is committed and never rewritten"
         return ""
@@ -330,9 +296,12 @@ class Safekeeper:
         return [*self._serve(min(self.commit_lsn, point)), TruncateWal(point)]
 
     def _rebuild_problem(self, elected: m.Elected, aligned: WalAligned) -> str:
-        """A log that parts from the proposer's before the new start, or shares nothing with it, may begin anew."""
+        """A log that parts from the proposer's before the new start, or shares nothing with it, may begin anew.
+
+        One that begins only where it has parted already shares nothing with it.
+        """
         point = self._point(elected, aligned)
-        behind = point is None or point < elected.start_lsn
+        behind = point is None or point < max(elected.start_lsn, aligned.begin_lsn)
         if not behind or elected.start_lsn > elected.commit_lsn:
             return (
                 f"a rebuild from {format_lsn(elected.start_lsn)} needs a log that parts before it "
@@ -414,17 +383,16 @@ class Safekeeper:
         self.served_lsn = lsn
         return [ServeReaders(lsn)]
 
-    def _fetch(self, conn: int, fetch: m.Fetch) -> list[Effect]:
-        length = fetch.end_lsn - fetch.begin_lsn
-        held = bool(self.control.history) and fetch.end_lsn <= self.flush_lsn
-        if not held or not 0 <= length <= m.MAX_FETCH_BYTES:
-            return self._refuse(conn, m.Refusal.OUT_OF_ORDER, "it does not hold that WAL")
-        return [ReadWal(conn, fetch.term, fetch.begin_lsn, fetch.end_lsn)]
+    def _below(self, conn: int, message: m.Fetch | m.Older) -> list[Effect]:
+        effects = older.answer(conn, message, self.control, self.flush_lsn)
+        return effects or self._refuse(conn, m.Refusal.OUT_OF_ORDER, "that WAL is not held here")
 
     # -- the rest -----------------------------------------------------------------------------------
 
     def _configure(self, conn: int, configure: m.Configure) -> list[Effect]:
         configuration = configure.configuration
+        if refusal := votes.to_quorum(self.control, configuration.quorum):
+            return self._refuse(conn, *refusal)
         if not self.taken or configuration.version < self.control.configuration.version:
             return self._refuse(conn, m.Refusal.OUT_OF_ORDER, "its membership is older")
         self.control = replace(self.control, configuration=configuration)
@@ -438,11 +406,6 @@ class Safekeeper:
             self.control, commit_lsn=self.commit_lsn, restart_lsn=self.restart_lsn
         )
         return PersistControl(self.control)
-
-
-def outranks(candidate: m.NodeId, office: m.NodeId) -> bool:
-    """Whether a vote may go from the proposer in office to this one: a strictly greater term (rule 2)."""
-    return candidate.term > office.term
 
 
 def greatest_restart(known: int, told: int) -> int:

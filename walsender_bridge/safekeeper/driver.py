@@ -12,36 +12,35 @@ sent away, to come back; a promise for which there is none is waited with, and a
 import contextlib
 import os
 import select
-import socket
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 
 import structlog
 
 from walsender_bridge import fail_point
 from walsender_bridge.errors import (
-    ConfigError,
     ConnectionFailedError,
     DiskFullError,
     MalformedMessageError,
     NotSupportedError,
-    TrimmedError,
 )
 from walsender_bridge.garbage import Sweeper
 from walsender_bridge.safekeeper import archived_file, control_file, data_dir, status
 from walsender_bridge.safekeeper import effects as e
 from walsender_bridge.safekeeper import messages as m
+from walsender_bridge.safekeeper.backfill import Backfill
+from walsender_bridge.safekeeper.connection import Connection, listen, makes_room, overdue
 from walsender_bridge.safekeeper.core import Safekeeper
 from walsender_bridge.safekeeper.disk import FolderDisk
-from walsender_bridge.safekeeper.frames import MAX_WAL_BYTES, decode
+from walsender_bridge.safekeeper.frames import decode
 from walsender_bridge.safekeeper.horizon import horizon, reserved_lsn
+from walsender_bridge.safekeeper.lending import Lending
 from walsender_bridge.safekeeper.reader_page import ReaderPage
 from walsender_bridge.safekeeper.room import until_room
-from walsender_bridge.safekeeper.segments import StorageLimits
-from walsender_bridge.safekeeper.status import Tell, WriteTimes, tell_nobody
+from walsender_bridge.safekeeper.server.positions import Readers
+from walsender_bridge.safekeeper.settings import Settings
+from walsender_bridge.safekeeper.status import WriteTimes
 from walsender_bridge.safekeeper.timelines import history_file
 from walsender_bridge.safekeeper.wal_storage import WalStorage
 from walsender_bridge.safekeeper.wire_end import WireEnd
@@ -50,48 +49,14 @@ from walsender_bridge.wire.wal_page import WalFormat
 
 #: Seconds between two writes of the lazy LSNs, and two looks at readers and old WAL.
 PERSIST_SECONDS = 1.0
-#: Seconds that a stranger may take to say who it is.
-GREETING_SECONDS = 10.0
-#: Connections of proposers at once; one writes, the others are old ones, new ones and strangers.
-MOST_CONNECTIONS = 32
-_FETCHED_BYTES = MAX_WAL_BYTES // 2
 
 _log = structlog.get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """`data_dir` holds `control/` and `wal/`; `positions` is the page that the WAL server reads.
-
-    `keep_bytes`: how much WAL is kept behind the end though nobody needs it. `archive`: where the archiver beside
-    it uploads to; old WAL waits for that, and for slots, up to `max_slot_wal_keep_size` (None: without limit).
-    """
-
-    data_dir: Path
-    host: str
-    port: int
-    positions: Path
-    limits: StorageLimits = StorageLimits()  # noqa: RUF009  # it is frozen
-    keep_bytes: int = 0
-    archive: str | None = None
-    max_slot_wal_keep_size: int | None = None
-    #: Hears once a second how it is (`status.record`).
-    tell: Tell = tell_nobody
-
-
-class _Connection:
-    def __init__(self, end: WireEnd, now: float) -> None:
-        self.end = end
-        self.since = now
-        self.greeted = False
-        self.closing = False
-        self.polled = int(select.EPOLLIN)
 
 
 class SafekeeperDriver:
     """See the module. It listens as soon as it is made; `port` is the one it got.
 
-    Raises `ConfigError` (port), `CorruptError`, `NotSupportedError` (data directory), `OSError`.
+    Raises `ConfigError`, `UnavailableError` (port), `CorruptError`, `NotSupportedError` (data directory), `OSError`.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -100,6 +65,7 @@ class SafekeeperDriver:
         self._wal_disk = FolderDisk(settings.data_dir / "wal")
         control = control_file.load(self._control_disk, self._wal_disk)
         if control is None:
+            settings.still_held()
             control = e.ControlState(int.from_bytes(os.urandom(16), "big"))
             control_file.save(self._control_disk, control)
         self._positions = ReaderPage(settings.positions)
@@ -107,11 +73,15 @@ class SafekeeperDriver:
         self._positions.tell(control, 0, 0)
         self._storage: WalStorage | None = None
         flush_lsn = 0
+        self._backfill: Backfill | None = None
+        self._lending: Lending | None = None
+        #: Where the WAL began when the disk was full last: what gave way then is not wanted again.
+        self._gave_way = 0
         if control.server.system_id:
             self._storage = self._open_storage(control)
             flush_lsn = self._storage.flush_lsn
         self.core = Safekeeper(control, flush_lsn)
-        self._connections: dict[int, _Connection] = {}
+        self._connections: dict[int, Connection] = {}
         self._numbers: dict[int, int] = {}
         #: Connections whose frames are here and were not taken, since they do not read their answers.
         self._stalled: set[int] = set()
@@ -125,15 +95,7 @@ class SafekeeperDriver:
         self._writes = WriteTimes()
         self._removed = 0
         self._poll = select.epoll()
-        try:
-            self._listener = socket.create_server((settings.host, settings.port))
-        except OSError as error:
-            raise ConfigError(
-                f"cannot listen: {error}",
-                where=f"{settings.host}:{settings.port}",
-                repair="choose a free port",
-            ) from None
-        self._listener.setblocking(False)
+        self._listener = listen(settings.host, settings.port)
         self.port: int = self._listener.getsockname()[1]
         self._poll.register(self._listener, select.EPOLLIN)
         self._wake_read, self._wake_write = os.pipe()
@@ -154,6 +116,7 @@ class SafekeeperDriver:
             self._settings.limits,
         )
         storage.open()
+        self._backfill, self._lending = Backfill(storage), Lending(storage)
         return storage
 
     def stop(self) -> None:
@@ -162,7 +125,7 @@ class SafekeeperDriver:
         os.write(self._wake_write, b"!")
 
     def run(self) -> None:
-        """Serve until `stop`. Raises `OSError` when the disk fails, `UnavailableError`."""
+        """Serve until `stop`. Raises `OSError` when the disk fails, `UnavailableError` (`Settings.still_held`, too)."""
         try:
             while not self._stopped:
                 self._turn()
@@ -173,20 +136,26 @@ class SafekeeperDriver:
         for number in list(self._connections):
             self._drop(number)
         self._listener.close()
-        if self._storage is not None:
-            self._storage.close()
-        self._handle(e.PersistDue())
-        self._positions.close()
-        self._poll.close()
-        os.close(self._wake_read)
-        os.close(self._wake_write)
+        try:
+            # Nothing is written into a directory that another one has taken the place of.
+            self._settings.still_held()
+            if self._storage is not None:
+                self._storage.close()
+            self._handle(e.PersistDue())
+        finally:
+            self._positions.close()
+            self._poll.close()
+            os.close(self._wake_read)
+            os.close(self._wake_write)
 
     # -- the loop -----------------------------------------------------------------------------------
 
     def _turn(self) -> None:
         now = time.monotonic()
-        resumed = [n for n in self._stalled if not self._connections[n].end.crowded()]
-        ready = self._poll.poll(0 if resumed else max(self._persist_at - now, 0.0))
+        resumed = [n for n in self._stalled if not self._waits(n)]
+        busy = bool(resumed) or (self._backfill is not None and self._backfill.checking)
+        busy = busy or (self._lending is not None and self._lending.busy(self._crowded))
+        ready = self._poll.poll(0 if busy else max(self._persist_at - now, 0.0))
         now = time.monotonic()
         for again in resumed:
             self._stalled.discard(again)
@@ -199,24 +168,25 @@ class SafekeeperDriver:
             elif (number := self._numbers.get(descriptor)) is not None:
                 self._serve(number, events)
         self._handle(e.Drained())
+        self._lend()
         if now >= self._persist_at:
             self._persist_at = now + PERSIST_SECONDS
             self._upkeep(now)
         self._flush_all()
-        if not ready and self._storage is not None:
-            self._storage.prepare()
+        if not ready and self._storage is not None and self._storage.prepare():
+            self._check_older()
 
     def _accept(self, now: float) -> None:
         try:
             connected, address = self._listener.accept()
         except OSError:
             return  # it was gone again, or there are no descriptors left
-        if len(self._connections) >= MOST_CONNECTIONS:
-            connected.close()
-            return
+        if (oldest := makes_room(self._connections, self.core.owner)) is not None:
+            _log.info("too many connections", ended=self._connections[oldest].end.where)
+            self._gone(oldest)
         self._next += 1
         end = WireEnd(connected, f"{address[0]}:{address[1]}")
-        self._connections[self._next] = _Connection(end, now)
+        self._connections[self._next] = Connection(end, now)
         self._numbers[end.fileno()] = self._next
         self._poll.register(end, select.EPOLLIN)
 
@@ -231,9 +201,10 @@ class SafekeeperDriver:
                     self._gone(number)
                 return
             # A peer that does not read its answers is not read either; what came before is here still.
-            if not end.crowded():
+            if not self._waits(number):
                 if events & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR):
                     end.receive()
+                    connection.heard = time.monotonic()
                 for header, body in end.frames():
                     self._hand = body if header.carries_wal else memoryview(b"")
                     message = decode(header, b"" if header.carries_wal else body)
@@ -245,7 +216,7 @@ class SafekeeperDriver:
                     if isinstance(message, m.ProposerGreeting):
                         connection.greeted = True
                         end.trust()
-                    if end.crowded():
+                    if self._waits(number):
                         self._stalled.add(number)
                         return
         except (ConnectionFailedError, MalformedMessageError, NotSupportedError) as error:
@@ -260,6 +231,8 @@ class SafekeeperDriver:
 
     def _drop(self, number: int) -> None:
         connection = self._connections.pop(number)
+        if self._lending is not None:
+            self._lending.forget(number)
         self._stalled.discard(number)
         descriptor = connection.end.fileno()
         self._numbers.pop(descriptor, None)
@@ -281,9 +254,9 @@ class SafekeeperDriver:
                 self._poll.modify(end, connection.polled)
 
     def _upkeep(self, now: float) -> None:
-        for number, connection in list(self._connections.items()):
-            if not connection.greeted and now - connection.since > GREETING_SECONDS:
-                self._gone(number)
+        self._settings.still_held()
+        for number in list(overdue(self._connections, self.core.owner, now)):
+            self._gone(number)
         self._handle(e.PersistDue())
         self._sweeper.tick(now)
         self._say()
@@ -292,20 +265,28 @@ class SafekeeperDriver:
             return
         if readers.feedback != self.core.feedback:
             self._handle(e.ReadersMoved(readers.feedback))
-        core = self.core
-        keep = horizon(
-            restart_lsn=core.restart_lsn,
-            commit_lsn=core.commit_lsn,
-            flush_lsn=core.flush_lsn,
+        archived = self._archived()
+        keep = self._horizon(readers, None if archived is None else archived.lsn)
+        if self.core.taken and keep > self._storage.begin_lsn:
+            storage = self._storage
+            until_room(lambda: self._remove_below(storage, keep), self._wait_for_room)
+        if self._full:
+            self._gave_way = self._storage.begin_lsn
+        if self._backfill is not None and self.core.taken and self.core.restart_lsn:
+            # The archive gets older WAL from those that have it.
+            self._backfill.want(max(self._horizon(readers, None), self._gave_way))
+
+    def _horizon(self, readers: Readers, archived_lsn: int | None) -> int:
+        return horizon(
+            restart_lsn=self.core.restart_lsn,
+            commit_lsn=self.core.commit_lsn,
+            flush_lsn=self.core.flush_lsn,
             slots=[] if readers.pin_lsn is None else [readers.pin_lsn],
-            archived_lsn=None if (archived := self._archived()) is None else archived.lsn,
+            archived_lsn=archived_lsn,
             keep_bytes=self._settings.keep_bytes,
             max_slot_wal_keep_size=self._settings.max_slot_wal_keep_size,
             full=bool(self._full),
         )
-        if core.taken and keep > self._storage.begin_lsn:
-            storage = self._storage
-            until_room(lambda: self._remove_below(storage, keep), self._wait_for_room)
 
     def _archived(self) -> archived_file.Archived | None:
         url, archived = self._settings.archive, self._settings.data_dir / data_dir.ARCHIVED
@@ -317,10 +298,12 @@ class SafekeeperDriver:
     def _say(self, full: str = "") -> None:
         """Say how it is."""
         settings = self._settings
-        self._settings.tell(
+        settings.tell(
             status.record(
                 self.core,
                 self._storage,
+                self._backfill,
+                self._lending,
                 self._writes,
                 address=f"{settings.host}:{self.port}",
                 proposers=len(self._connections),
@@ -376,7 +359,14 @@ class SafekeeperDriver:
             case e.ResetWal(lsn):
                 self._held.reset(lsn)
             case e.ReadWal():
-                self._read(effect)
+                if self._lending is not None:
+                    self._lending.ask(effect)
+            case e.TellHeld(conn, term):
+                self._tell_held(conn, term)
+            case e.TakeOlder(conn, term, begin_lsn, timeline):
+                if self._backfill is not None:
+                    self._backfill.take(begin_lsn, self._hand, timeline)
+                self._tell_held(conn, term)
             case e.Close(conn):
                 if (connection := self._connections.get(conn)) is not None:
                     connection.closing = True
@@ -411,6 +401,7 @@ class SafekeeperDriver:
         return not self._stopped
 
     def _persist(self, state: e.ControlState) -> None:
+        self._settings.still_held()
         until_room(lambda: control_file.save(self._control_disk, state), self._wait_for_room)
         if self._storage is None and state.server.system_id:
             self._storage = self._open_storage(state)
@@ -422,17 +413,27 @@ class SafekeeperDriver:
         if self._storage is not None:
             self._positions.tell(self.core.control, self._storage.flush_lsn, lsn)
 
-    def _read(self, effect: e.ReadWal) -> None:
-        connection = self._connections.get(effect.conn)
-        if connection is None:
-            return
-        lsn = effect.begin_lsn
-        while lsn < effect.end_lsn:
-            try:
-                data = self._held.read(lsn, min(_FETCHED_BYTES, effect.end_lsn - lsn))
-            except TrimmedError:
-                data = b""
-            connection.end.send(m.Fetched(effect.term, lsn, len(data)), [memoryview(data)])
-            if not data:
-                return
-            lsn += len(data)
+    def _tell_held(self, conn: int, term: int) -> None:
+        connection, backfill = self._connections.get(conn), self._backfill
+        if connection is not None and backfill is not None:
+            begin_lsn = self._held.begin_lsn
+            connection.end.send(m.Held(term, begin_lsn, backfill.wanted_lsn, backfill.next_lsn))
+
+    def _check_older(self) -> None:
+        if self._backfill is not None and self._backfill.check():
+            _log.info("older WAL is held", begin=format_lsn(self._held.begin_lsn))
+
+    def _lend(self) -> None:
+        """What was asked for, as far as it is checked."""
+        if self._lending is not None:
+            term = self.core.control.node_id.term
+            for conn, message, data in self._lending.step(term, self._crowded):
+                self._connections[conn].end.send(message, [memoryview(data)])
+
+    def _crowded(self, number: int) -> bool:
+        return self._connections[number].end.crowded()
+
+    def _waits(self, number: int) -> bool:
+        """Whether it is not read for now: it does not read its answers, or waits for many."""
+        full = self._lending is not None and self._lending.is_full(number)
+        return full or self._crowded(number)

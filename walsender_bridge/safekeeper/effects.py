@@ -185,6 +185,24 @@ class ReadWal:
     end_lsn: int
 
 
+@dataclass(frozen=True, slots=True)
+class TellHeld:
+    """Send `Held` to `conn`: what WAL is here, and what older WAL is wanted."""
+
+    conn: int
+    term: int
+
+
+@value
+class TakeOlder:
+    """Take the bytes of the `Older` in hand, below all WAL that is held, then `TellHeld`."""
+
+    conn: int
+    term: int
+    begin_lsn: int
+    timeline: int
+
+
 @value
 class ServeReaders:
     """Readers may have WAL up to `lsn`. It never goes back, but for the rest of an incomplete record."""
@@ -215,6 +233,8 @@ Effect: TypeAlias = (
     | TruncateWal
     | ResetWal
     | ReadWal
+    | TellHeld
+    | TakeOlder
     | ServeReaders
     | Send
     | Close

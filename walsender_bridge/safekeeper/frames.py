@@ -1,11 +1,11 @@
-"""The bytes of the safekeeper protocol, version 1.
+"""The bytes of the safekeeper protocol, version 2.
 
 Every message is a frame: a header of 40 bytes (big-endian), and `length` bytes behind it.
 
     u8 kind | u8 version | u16 0 | u32 length | u64 term | u64 | u64 | u64
 
 The three last fields are the LSNs of the messages that stream; for the others they are 0 and the fields are
-behind the header. Behind the header of `Append` and `Fetched` come raw WAL bytes and nothing else, so a
+behind the header. Behind the header of `Append`, `Fetched` and `Older` come raw WAL bytes and nothing else, so a
 driver sends header and WAL with one `sendmsg` and receives into a buffer of its own, without copying.
 
 Invariant: `decode` takes exactly what `encode` makes, field by field and to the last byte; anything else is a
@@ -19,9 +19,10 @@ from enum import IntEnum
 from walsender_bridge.errors import MalformedMessageError, NotSupportedError
 from walsender_bridge.safekeeper import messages as m
 from walsender_bridge.safekeeper.bodies import Reader, Writer
+from walsender_bridge.safekeeper.terms import MAX_TERM
 from walsender_bridge.safekeeper.value import value
 
-VERSION = 1
+VERSION = 2
 #: WAL bytes of one frame: what is written and synced at once, and the most that a peer can make us hold.
 MAX_WAL_BYTES = 1 << 20
 #: The longest body of another message: a history of `MAX_ENTRIES` and two memberships fit.
@@ -44,13 +45,28 @@ class Kind(IntEnum):
     APPEND_ACK = ord("a")
     FETCH = ord("F")
     FETCHED = ord("f")
+    OLDER = ord("O")
+    HELD = ord("h")
     CONFIGURE = ord("C")
     CONFIGURED = ord("c")
     REFUSED = ord("r")
 
 
 _KINDS: dict[int, Kind] = {int(kind): kind for kind in Kind}
-_CARRIES_WAL = frozenset({Kind.APPEND, Kind.FETCHED})
+#: Whose term may be believed no further than `MAX_TERM`. The proposer itself judges those of safekeepers, and names them.
+_TO_SAFEKEEPER = frozenset(
+    {
+        Kind.PROPOSER_GREETING,
+        Kind.VOTE,
+        Kind.RESUME,
+        Kind.ELECTED,
+        Kind.APPEND,
+        Kind.FETCH,
+        Kind.OLDER,
+        Kind.CONFIGURE,
+    }
+)
+_CARRIES_WAL = frozenset({Kind.APPEND, Kind.FETCHED, Kind.OLDER})
 
 
 @value
@@ -85,13 +101,15 @@ def decode_header(data: bytes | bytearray | memoryview, offset: int = 0) -> Head
             f"version {version} of the safekeeper protocol (this is {VERSION})",
             repair="use the same version of Tuskline everywhere",
         )
+    if term > MAX_TERM and kind in _TO_SAFEKEEPER:
+        raise MalformedMessageError(f"no proposer has term {term}")
     if length > (MAX_WAL_BYTES if kind in _CARRIES_WAL else MAX_BODY_BYTES):
         raise MalformedMessageError(f"{length} bytes are too many for {kind.name}")
     return Header(kind, length, term, first, second, third)
 
 
 def encode(message: m.Message) -> bytes:
-    """The frame of a message; for `Append` and `Fetched` its header alone, the WAL follows."""
+    """The frame of a message; for `Append`, `Fetched` and `Older` its header alone, the WAL follows."""
     match message:
         case m.Append():
             return _frame(
@@ -120,6 +138,12 @@ def encode(message: m.Message) -> bytes:
             )
         case m.Fetch():
             return _frame(Kind.FETCH, 0, message.term, message.begin_lsn, message.end_lsn)
+        case m.Older():
+            first, second = message.begin_lsn, message.timeline
+            return _frame(Kind.OLDER, message.length, message.term, first, second)
+        case m.Held():
+            lsns = message.begin_lsn, message.wanted_lsn, message.next_lsn
+            return _frame(Kind.HELD, 0, message.term, *lsns)
         case m.Configured():
             return _frame(Kind.CONFIGURED, 0, message.term, message.generation)
         case _:
@@ -139,7 +163,7 @@ def _encode_body(message: m.Message) -> bytes:
     match message:
         case m.ProposerGreeting():
             kind, term = Kind.PROPOSER_GREETING, 0
-            body.server(message.server).identity(message.proposer)
+            body.server(message.server).identity(message.proposer).identity(message.quorum)
         case m.SafekeeperGreeting():
             kind, term = Kind.SAFEKEEPER_GREETING, message.node_id.term
             body.identity(message.safekeeper).server(message.server)
@@ -188,6 +212,8 @@ def decode(header: Header, body: bytes | bytearray | memoryview = b"") -> m.Mess
         raise MalformedMessageError(
             f"{header.kind.name} with {len(body)} bytes for {header.length}"
         )
+    if header.kind is Kind.HELD and not header.length:
+        return m.Held(term, first, second, header.third)
     reader = Reader(body)
     message: m.Message
     match header.kind:
@@ -199,6 +225,8 @@ def decode(header: Header, body: bytes | bytearray | memoryview = b"") -> m.Mess
             second_used = True
         case Kind.FETCH:
             message, second_used = m.Fetch(term, first, second), True
+        case Kind.OLDER:
+            message, second_used = m.Older(term, first, second, header.length), True
         case Kind.CONFIGURED:
             message, second_used = m.Configured(term, first), False
         case _:
@@ -217,7 +245,7 @@ def _decode_body(header: Header, reader: Reader) -> m.Message:
         case Kind.PROPOSER_GREETING:
             if term:
                 raise MalformedMessageError("a proposer greets without a term")
-            return m.ProposerGreeting(reader.server(), reader.identity())
+            return m.ProposerGreeting(reader.server(), reader.identity(), reader.identity())
         case Kind.SAFEKEEPER_GREETING:
             safekeeper, server = reader.identity(), reader.server()
             node_id = m.NodeId(term, reader.identity())

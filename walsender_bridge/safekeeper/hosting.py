@@ -7,13 +7,14 @@ number is a place, and who the safekeeper is was drawn with its directory. The p
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from walsender_bridge import in_memory
 from walsender_bridge.config_sections import SafekeepersSection
-from walsender_bridge.errors import Cause
+from walsender_bridge.errors import Cause, TusklineError, UnavailableError
 from walsender_bridge.safekeeper import data_dir
 from walsender_bridge.supervisor import Child
 
@@ -33,6 +34,7 @@ class Hosted:
     positions: Path
     status: Path
     wal_server_status: Path
+    archiver_status: Path
 
     @property
     def name(self) -> str:
@@ -59,55 +61,86 @@ def hosted(section: SafekeepersSection, keeper_dir: Path, run_dir: Path) -> list
                 in_memory.folder(run_dir) / f"positions-{number}",
                 in_memory.folder(run_dir) / f"safekeeper-{number}.json",
                 in_memory.folder(run_dir) / f"wal-server-{number}.json",
+                in_memory.folder(run_dir) / f"archiver-{number}.json",
             )
         )
     return found
 
 
-def check(section: SafekeepersSection, keeper_dir: Path, run_dir: Path) -> None:
-    """Look at the data directories; nothing is made. Raises as `prepare`."""
-    for each in hosted(section, keeper_dir, run_dir):
-        data_dir.check(each.data_dir)
+def refused(safekeepers: Sequence[Hosted]) -> dict[int, TusklineError]:
+    """By number: why a safekeeper cannot use its data directory. Nothing is made.
 
-
-def prepare(safekeepers: Sequence[Hosted], section: SafekeepersSection, run_dir: Path) -> None:
-    """Look at the data directories, and make what is new.
-
-    Raises `ConfigError` (a directory of somebody else), `CorruptError`, `NotSupportedError`.
+    `ConfigError` (a directory of somebody else), `CorruptError`, `NotSupportedError`; `UnavailableError`: not now.
     """
+    found = {}
     for each in safekeepers:
-        data_dir.check(each.data_dir)
+        try:
+            data_dir.check(each.data_dir)
+        except TusklineError as error:
+            found[each.number] = error
+    return found
+
+
+def prepare(
+    safekeepers: Sequence[Hosted], section: SafekeepersSection, run_dir: Path
+) -> dict[int, TusklineError]:
+    """Look at the data directories, and make what is new. Those that cannot be used, as `refused`: nothing is made there.
+
+    They stop nobody: COMMIT needs a majority, and the others may be one.
+    """
+    found = refused(safekeepers)
     if safekeepers:
         in_memory.prepare(run_dir)
     for each in safekeepers:
-        each.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        users = each.data_dir / data_dir.USERS
-        if section.users is None and not users.exists():
-            descriptor = os.open(users, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "w") as file:
-                file.write(_EMPTY_USERS)
+        if each.number in found:
+            continue
+        try:
+            _make(each, section)
+        except OSError as error:
+            found[each.number] = UnavailableError(
+                f"it cannot be made: {error.strerror}",
+                where=str(each.data_dir),
+                repair="give this user the folder, make room, or mount its disk; it is tried again",
+            )
+    return found
+
+
+def _make(each: Hosted, section: SafekeepersSection) -> None:
+    each.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    users = each.data_dir / data_dir.USERS
+    if section.users is None and not users.exists():
+        descriptor = os.open(users, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(_EMPTY_USERS)
 
 
 def clear(safekeepers: Sequence[Hosted], run_dir: Path) -> None:
     """Remove what was in memory; the processes have ended."""
     for each in safekeepers:
         page = each.positions.name
-        in_memory.clear(
-            run_dir, page, f"{page}.wake", each.status.name, each.wal_server_status.name
-        )
+        told = (each.status.name, each.wal_server_status.name, each.archiver_status.name)
+        in_memory.clear(run_dir, page, f"{page}.wake", *told)
 
 
-def children(safekeepers: Sequence[Hosted], section: SafekeepersSection) -> list[Child]:
-    """The processes: a hot loop and a WAL server for each, and an archiver if there is an archive."""
+def children(
+    safekeepers: Sequence[Hosted],
+    section: SafekeepersSection,
+    refused: Mapping[int, TusklineError] = MappingProxyType({}),
+) -> list[Child]:
+    """The processes: a hot loop and a WAL server for each, and an archiver if there is an archive.
+
+    Of one that was `refused`, by number, for a reason that does not pass, the hot loop alone: it says why, and ends for
+    good.
+    """
     found = []
     for each in safekeepers:
         found.append(Child(each.name, _hot_loop(each, section), final=FINAL))
+        if each.number in refused and refused[each.number].cause in FINAL:
+            continue
         found.append(Child(each.wal_server, _wal_server(each, section)))
         if section.archive is not None:
             name = f"archiver-{each.number}"
-            found.append(
-                Child(name, _archiver(each, section.archive), final=FINAL | {Cause.DIVERGED})
-            )
+            found.append(Child(name, _archiver(each, section.archive), final=FINAL))
     return found
 
 
@@ -131,7 +164,8 @@ def _most_kept(section: SafekeepersSection) -> list[str]:
 
 def _archiver(each: Hosted, archive: str) -> list[str]:
     argv = [sys.executable, "-m", "walsender_bridge.safekeeper.archiver"]
-    return [*argv, "--data-dir", str(each.data_dir), "--archive", archive]
+    argv += ["--data-dir", str(each.data_dir), "--archive", archive]
+    return [*argv, "--status-file", str(each.archiver_status)]
 
 
 def _wal_server(each: Hosted, section: SafekeepersSection) -> list[str]:

@@ -72,6 +72,7 @@ class Refusal(IntEnum):
     DIVERGED = 8
     OUT_OF_ORDER = 9
     DISK_FULL = 10
+    OTHER_QUORUM = 11
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +90,11 @@ class HotStandbyFeedback:
 
 @dataclass(frozen=True, slots=True)
 class ProposerGreeting:
-    """The first message of a connection."""
+    """The first message of a connection. `quorum`: the id of the proposer's; 0: it has none yet, or only asks."""
 
     server: ServerInfo
     proposer: int
+    quorum: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +202,7 @@ MAX_FETCH_BYTES = 1 << 20
 class Fetch:
     """Asks the voter for the WAL of [begin_lsn, end_lsn), committed or not, to hand it to others.
 
-    At most `MAX_FETCH_BYTES`.
+    At most `MAX_FETCH_BYTES`. With both 0 it asks what is held: an earlier version says nothing to that.
     """
 
     term: int
@@ -214,6 +216,33 @@ class Fetched:
 
     term: int
     begin_lsn: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The answer to an empty Fetch: what WAL is held, and what of the older WAL is wanted.
+
+    `begin_lsn`: the oldest WAL held. `wanted_lsn`: it would keep WAL from here on; not below `begin_lsn` when it
+    lacks none. `next_lsn`: where the next `Older` begins; 0: none is taken now.
+    """
+
+    term: int
+    begin_lsn: int
+    wanted_lsn: int
+    next_lsn: int
+
+
+@value
+class Older:
+    """`length` bytes of WAL from `begin_lsn` on, below all that the safekeeper holds, follow. It answers with Held.
+
+    `timeline`: that of the segment's last byte, which names its file. Sent only to who has answered with Held before.
+    """
+
+    term: int
+    begin_lsn: int
+    timeline: int
     length: int
 
 
@@ -245,6 +274,6 @@ class Refused:
     detail: str = ""
 
 
-ToSafekeeper = ProposerGreeting | Vote | Resume | Elected | Append | Fetch | Configure
+ToSafekeeper = ProposerGreeting | Vote | Resume | Elected | Append | Fetch | Older | Configure
 ToProposer = SafekeeperGreeting | VoteReply | AppendAck | Fetched | Configured | Refused
-Message = ToSafekeeper | ToProposer
+Message = ToSafekeeper | ToProposer | Held

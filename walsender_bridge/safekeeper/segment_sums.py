@@ -40,6 +40,10 @@ class SegmentSums:
         self._sums: dict[str, int] = {}
         self._length = 0
 
+    def get(self, name: str) -> int | None:
+        """Of one segment; None: it is not known."""
+        return self._sums.get(name)
+
     def keep(self, names: set[str]) -> None:
         """Begin with what is on disk, of these segments alone, durably. Raises `OSError`."""
         stored = read(self._disk)

@@ -6,6 +6,7 @@
     spare-1                             zeroed ahead of time, or recycled: a removed segment with its old WAL
     new-segment                         one that is being made; removed at the next start
     segment-copy                        the current one's copy for a new timeline; removed at the next start
+    older-segment                       older WAL that is being received (`backfill.py`); removed at the next start
 
 A complete name is given only when all of the segment is durable. Where two timelines have a file of one segment,
 the greater holds the WAL: it starts with a copy of the other's, up to where it branched off.
@@ -27,6 +28,7 @@ PARTIAL = ".partial"
 _SPARE = re.compile(r"spare-(\d+)")
 _MAKING = "new-segment"
 _COPYING = "segment-copy"
+RECEIVING = "older-segment"
 #: Zeros are written in pieces of this size, one between two looks at the network.
 PIECE_BYTES = 1 << 20
 _ZEROS = bytes(PIECE_BYTES)
@@ -82,7 +84,7 @@ class Segments:
         self._files.clear()
         self._spares.clear()
         for name in sorted(self.disk.names()):
-            if name in (_MAKING, _COPYING):
+            if name in (_MAKING, _COPYING, RECEIVING):
                 self.disk.remove(name)
             elif spare := _SPARE.fullmatch(name):
                 self._counter = max(self._counter, int(spare[1]))
@@ -194,6 +196,14 @@ class Segments:
         """Make a spare the current file of a segment, durably."""
         file = SegmentFile(timeline, start, complete=False, segment_bytes=self.segment_bytes)
         self.disk.rename(spare, file.name)
+        self.disk.sync()
+        self._add(file)
+        return file
+
+    def join(self, received: str, timeline: int, start: int) -> SegmentFile:
+        """Make a file, which is durable whole, the complete segment that starts there, durably."""
+        file = SegmentFile(timeline, start, complete=True, segment_bytes=self.segment_bytes)
+        self.disk.rename(received, file.name)
         self.disk.sync()
         self._add(file)
         return file

@@ -5,9 +5,10 @@ and `why`), `system_id`, `major`, `timeline`, `term` and `proposer` of its vote,
 `generation`, `members`, `new_members` of its membership, `fence` (the timeline that a failover refuses, or null); the
 LSNs `begin_lsn`, `restart_lsn`, `commit_lsn`, `flush_lsn` as PostgreSQL writes them; bytes `wal_bytes` of its
 segments, `wal_limit` (null: none), `free_bytes` of its file system and `free_limit`, what is to stay free; counts `proposers` (connections),
-`readers`, `removed_segments`; `pin_lsn` (the oldest WAL that a slot keeps, or null); `archive` (null: none) with
+`readers`, `removed_segments`; `pin_lsn` (the oldest WAL that a slot keeps, or a reader was refused, or null); `archive` (null: none) with
 `archived_lsn` (null: not known), `unreserved`: whether it is further behind than WAL is kept for it, and `missing`: what
-was removed and is not in it, [begin, end); `writes`: the durable writes of
+was removed and is not in it, [begin, end); `older_wal` (null: it lacks none) with `wanted_lsn`, from where on it is to hold
+WAL, and `why`: what was wrong with the last that was brought; `damaged`: segments that are not lent to other safekeepers; `writes`: the durable writes of
 this process as `seconds` in all, `count`, and `buckets`: how many took at most `WRITE_SECONDS[i]`.
 
 It costs the loop that acknowledges two looks at the clock for each durable write, and one file a second.
@@ -18,7 +19,9 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from walsender_bridge.safekeeper.archived_file import Archived
+from walsender_bridge.safekeeper.backfill import Backfill
 from walsender_bridge.safekeeper.core import Safekeeper
+from walsender_bridge.safekeeper.lending import Lending
 from walsender_bridge.safekeeper.server.positions import Readers
 from walsender_bridge.safekeeper.wal_storage import WalStorage
 from walsender_bridge.wire.lsn import format_lsn
@@ -53,6 +56,8 @@ class WriteTimes:
 def record(
     core: Safekeeper,
     storage: WalStorage | None,
+    backfill: Backfill | None,
+    lending: Lending | None,
     writes: WriteTimes,
     *,
     address: str,
@@ -100,8 +105,16 @@ def record(
         "readers": readers.count if readers else 0,
         "pin_lsn": format_lsn(readers.pin_lsn) if readers and readers.pin_lsn else None,
         "archive": None if archived is None else _archive(archived, begin_lsn, reserved),
+        "older_wal": None if backfill is None else _older_wal(backfill, begin_lsn),
+        "damaged": lending.damaged if lending else [],
         "writes": writes.record(),
     }
+
+
+def _older_wal(backfill: Backfill, begin_lsn: int) -> dict[str, Any] | None:
+    if backfill.wanted_lsn >= begin_lsn:
+        return None
+    return {"wanted_lsn": format_lsn(backfill.wanted_lsn), "why": backfill.why}
 
 
 def _archive(archived: Archived, begin_lsn: int, reserved: int) -> dict[str, Any]:

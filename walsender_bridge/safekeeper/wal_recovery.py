@@ -9,7 +9,7 @@ from walsender_bridge.safekeeper.position_file import Position
 from walsender_bridge.safekeeper.segments import PIECE_BYTES, SegmentFile, Segments
 from walsender_bridge.wire.lsn import format_lsn
 from walsender_bridge.wire.wal_page import PAGE_BYTES, WalFormat, segment_start
-from walsender_bridge.wire.wal_record import Pages, Walk, record_start_before
+from walsender_bridge.wire.wal_record import Pages, Walk, walk_below
 
 _WINDOW = 1 << 18
 
@@ -87,12 +87,9 @@ def _scan(pages: Pages, wal_format: WalFormat, begin: int, known: int, *, exact:
     older WAL in a recycled segment never does.
     """
     if known > begin:
-        start = record_start_before(pages, known - 1, wal_format, oldest=begin)
-        if start is None:
+        walk = walk_below(pages, known - 1, known, wal_format, oldest=begin)
+        if walk is None:
             return known
-        walk = Walk(pages, start, wal_format, stop=known)
-        for _ in walk:
-            pass
         if not walk.ran_out:
             raise CorruptError(
                 f"WAL below {format_lsn(known)}, which was durable, is damaged: {walk.why}",

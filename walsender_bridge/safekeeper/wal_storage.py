@@ -126,6 +126,11 @@ class WalStorage:
             self._sum = google_crc32c.extend(self._sum, piece)
         self._headless = not self._record_known()
 
+    @property
+    def has_records(self) -> bool:
+        """Whether it holds the beginning of a record, so that not all of it is the rest of one."""
+        return not self._headless
+
     def _record_known(self) -> bool:
         """Whether a scan could begin at a record below `flush_lsn`."""
         if self.flush_lsn <= self.begin_lsn + header_size(self.begin_lsn, self._size):
@@ -340,6 +345,18 @@ class WalStorage:
                 self.segments.remove(file, recycle=file.complete)
             self._disk.sync()
         return len(old)
+
+    def join(self, received: str, timeline: int, crc: int) -> None:
+        """Have the WAL begin a segment earlier, with a file that is durable whole; `crc` is its sum. Raises `OSError`.
+
+        Its name is durable before the beginning is lowered: a crash between leaves a file below the beginning, which
+        the next start removes.
+        """
+        begin = self.begin_lsn - self._size
+        file = self.segments.join(received, timeline, begin)
+        self.begin_lsn = begin
+        self._mark(self.flush_lsn)
+        self.sums.add(file.name, crc)
 
     # -- reading ------------------------------------------------------------------------------------
 

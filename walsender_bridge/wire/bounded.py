@@ -13,7 +13,7 @@ from psycopg.abc import PQGen
 from psycopg.rows import TupleRow
 
 from walsender_bridge.errors import DeadlineError
-from walsender_bridge.wire.connection import ANSWER_SECONDS, describe, no_answer, pinned_conninfo
+from walsender_bridge.wire.connection import ANSWER_SECONDS, describe, pinned_conninfo
 
 #: Seconds between two looks at the clock while an answer is waited for.
 _LOOK = 0.1
@@ -57,3 +57,12 @@ class BoundedConnection(psycopg.Connection[TupleRow]):
         where = describe(self.info.dsn)
         self.close()
         return no_answer(self.limit, where)
+
+
+def no_answer(seconds: float, where: str) -> DeadlineError:
+    """A server that took a question and is silent."""
+    return DeadlineError(
+        f"the server did not answer in {seconds:.0f} s",
+        where=where,
+        repair="see whether it is stopped, or its disk hangs",
+    )

@@ -1,7 +1,8 @@
 """A connection to a walsender, over libpq: commands, the replication stream, exported snapshots.
 
 The one place that does I/O in `wire`. Values that a server turns into text are the same on every
-connection made here, whatever the server, the database or the role is set to: `PINNED_OPTIONS`.
+connection made here, whatever the server, the database or the role is set to: `PINNED_OPTIONS`. Nor does anybody's
+function, operator or table stand in for one of the catalog, and run with the rights of the session.
 
 Invariant: nothing blocks without a limit. A stream is non-blocking in both directions: `receive` takes
 everything that libpq holds (a socket may never turn readable again for bytes that libpq has already
@@ -17,7 +18,7 @@ from typing import Self
 
 import psycopg
 from psycopg import pq
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.conninfo import make_conninfo
 
 from walsender_bridge.closing import Closing
 from walsender_bridge.errors import (
@@ -34,18 +35,19 @@ from walsender_bridge.errors import (
     UnavailableError,
 )
 from walsender_bridge.wire import replication
+from walsender_bridge.wire.dsn import parameters
 from walsender_bridge.wire.lsn import parse_lsn
 from walsender_bridge.wire.replication import History, Row, SystemIdentity
+from walsender_bridge.wire.row_limit import unsendable_row
 
-#: What every connection sets, so that a value has one text. 3 is exact on 11, and means shortest
-#: exact on 12 and later.
+#: What every connection sets, so that a value has one text, and names without a schema are those of pg_catalog:
+#: a function whose parameters fit better than `cardinality(anyarray)` does would be preferred to it, from any schema of
+#: the path. Values of `regclass` and its kind have their schema by this. extra_float_digits: 3 is exact on 11, and
+#: means shortest exact on 12 and later.
 PINNED_OPTIONS = (
     "-c TimeZone=UTC -c DateStyle=ISO,YMD -c IntervalStyle=postgres "
-    "-c extra_float_digits=3 -c bytea_output=hex -c lc_monetary=C"
+    "-c extra_float_digits=3 -c bytea_output=hex -c lc_monetary=C -c search_path=pg_catalog,pg_temp"
 )
-#: Names of tables, functions and types among the values (`regclass`) are written with their schema. For
-#: sessions that turn values into text and name nothing without its schema.
-QUALIFIED_OPTIONS = "-c search_path=pg_catalog"
 #: Seconds for a TCP connection and the server's greeting, unless the DSN says otherwise.
 CONNECT_TIMEOUT = 10
 #: Milliseconds without a TCP acknowledgement after which a connection counts as broken.
@@ -58,40 +60,36 @@ _ALIVE_SECONDS = 5.0
 RECEIVE_BYTES = 1 << 20
 
 _COPY_BOTH = pq.ExecStatus.COPY_BOTH
+_ERROR_FIELDS = (
+    pq.DiagnosticField.SQLSTATE,
+    pq.DiagnosticField.MESSAGE_PRIMARY,
+    pq.DiagnosticField.CONTEXT,
+)
 _GOOD = (pq.ExecStatus.TUPLES_OK, pq.ExecStatus.COMMAND_OK, pq.ExecStatus.EMPTY_QUERY)
 
 
-def pinned_conninfo(dsn: str, *, qualified: bool = False, **settings: str) -> str:
-    """`dsn` with the pinned settings (`qualified`: `QUALIFIED_OPTIONS` too), and `settings` over it.
-
-    Raises `ConfigError`.
-    """
-    pinned = f"{PINNED_OPTIONS} {QUALIFIED_OPTIONS}" if qualified else PINNED_OPTIONS
-    try:
-        own = conninfo_to_dict(dsn)
-        options = " ".join(filter(None, (str(own.get("options") or ""), pinned)))
-        defaults = {
-            "connect_timeout": str(CONNECT_TIMEOUT),
-            "tcp_user_timeout": str(TCP_USER_TIMEOUT_MS),
-        }
-        fixed = {"options": options, "client_encoding": "UTF8", **settings}
-        return make_conninfo("", **{**defaults, **own, **fixed})
-    except psycopg.Error:
-        # libpq's own text quotes the part it did not understand: that may be a password.
-        raise ConfigError(
-            "the DSN is not one that libpq reads",
-            repair="write a URI (postgresql://user@host/db) or key=value pairs",
-        ) from None
+def pinned_conninfo(dsn: str, **settings: str) -> str:
+    """`dsn` with the pinned settings, and `settings` over it. Raises `ConfigError`."""
+    own = parameters(dsn)
+    options = " ".join(filter(None, (str(own.get("options") or ""), PINNED_OPTIONS)))
+    defaults = {
+        "connect_timeout": str(CONNECT_TIMEOUT),
+        "tcp_user_timeout": str(TCP_USER_TIMEOUT_MS),
+    }
+    fixed = {"options": options, "client_encoding": "UTF8", **settings}
+    return make_conninfo("", **{**defaults, **own, **fixed})
 
 
 def describe(dsn: str) -> str:
-    """`host:port/database` of a DSN, for messages."""
+    """`host:port/database` of a DSN, for messages; `service NAME` where libpq takes these from a service file."""
     try:
-        own = conninfo_to_dict(dsn)
-    except psycopg.Error:
+        own = parameters(dsn)
+    except ConfigError:
         return "PostgreSQL"
-    host = own.get("host") or own.get("hostaddr") or own.get("service") or "localhost"
-    return f"{host}:{own.get('port') or 5432}/{own.get('dbname') or own.get('user') or ''}"
+    host = own.get("host") or own.get("hostaddr")
+    if not host and "service" in own:
+        return f"service {own['service']}"
+    return f"{host or 'localhost'}:{own.get('port') or 5432}/{own.get('dbname') or own.get('user') or ''}"
 
 
 class ReplicationConnection(Closing):
@@ -112,9 +110,7 @@ class ReplicationConnection(Closing):
         Raises `ConfigError`, `AuthenticationError` (user, password, pg_hba.conf), `PrivilegeError`
         (no REPLICATION), `ConnectionFailedError` (not there, starting, no such database).
         """
-        conninfo = pinned_conninfo(
-            dsn, qualified=True, replication=replication, application_name=application_name
-        )
+        conninfo = pinned_conninfo(dsn, replication=replication, application_name=application_name)
         where = describe(dsn)
         pgconn = pq.PGconn.connect(conninfo.encode())
         if pgconn.status != pq.ConnStatus.OK:
@@ -338,9 +334,10 @@ class ReplicationConnection(Closing):
             )
 
     def _refused(self, result: pq.abc.PGresult) -> TusklineError:
-        code = _text(result.error_field(pq.DiagnosticField.SQLSTATE)) or ""
-        text = _text(result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY)) or ""
-        return server_error(code, text or result.get_error_message(), self.where)
+        code, text, context = (_text(result.error_field(each)) or "" for each in _ERROR_FIELDS)
+        text = text or result.get_error_message()
+        too_large = unsendable_row(code, text, context, self.where)
+        return too_large or server_error(code, text, self.where)
 
     def _ended(self) -> TusklineError:
         result = self._pgconn.get_result()
@@ -406,15 +403,6 @@ def connection_error(text: str, where: str) -> TusklineError:
     )
 
 
-def no_answer(seconds: float, where: str) -> DeadlineError:
-    """A server that took a question and is silent."""
-    return DeadlineError(
-        f"the server did not answer in {seconds:.0f} s",
-        where=where,
-        repair="see whether it is stopped, or its disk hangs",
-    )
-
-
 def server_error(sqlstate: str, text: str, where: str) -> TusklineError:
     """The error that a server's refusal of a command means (PostgreSQL documentation, appendix A)."""
     line = _one_line(text)
@@ -426,7 +414,12 @@ def server_error(sqlstate: str, text: str, where: str) -> TusklineError:
                 line, where=where, repair="stop the other consumer; each stream needs its own slot"
             )
         case "42704" if "publication" in line:
-            return PublicationError(line, where=where, repair="create it before the slot")
+            return PublicationError(
+                line,
+                where=where,
+                repair="make it again if it is gone; changes from before then cannot be decoded: tuskline down, tuskline"
+                " detach, and attach again under another source name",
+            )
         case "42704":
             return SlotError(line, where=where, repair="see pg_replication_slots")
         case "42710":
@@ -438,6 +431,13 @@ def server_error(sqlstate: str, text: str, where: str) -> TusklineError:
         case "53400":
             return ServerSettingError(
                 line, where=where, repair="raise max_replication_slots and restart the server"
+            )
+        case "55P03":
+            return UnavailableError(
+                line,
+                where=where,
+                repair="it is tried again; SELECT pid, mode, relation::regclass FROM pg_locks WHERE NOT granted OR mode ="
+                " 'AccessExclusiveLock' names what is locked, and by whom",
             )
         case "55000" | "58P01":
             return SlotError(

@@ -11,15 +11,17 @@ from typing import Any
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from walsender_bridge.errors import ConfigError
 from walsender_bridge.wire.bounded import BoundedConnection
 from walsender_bridge.wire.connection import connection_error, describe, pinned_conninfo
+from walsender_bridge.wire.dsn import parameters
 
 
 def primary_dsn(dsn: str) -> str:
     """`dsn`; with several hosts, the one that takes writes is meant unless it says otherwise."""
     try:
-        own = conninfo_to_dict(dsn)
-    except psycopg.Error:
+        own = parameters(dsn)
+    except ConfigError:
         return dsn  # refused by name where it is used
     if not _several(own) or own.get("target_session_attrs"):
         return dsn

@@ -252,6 +252,25 @@ def record_start_before(
     return None
 
 
+def walk_below(
+    pages: Pages, position: int, stop: int, expected: WalFormat, *, oldest: int
+) -> Walk | None:
+    """A walk, exhausted, from a record at or below `position` to `stop`; None: none begins there. Raises as `record_start_before`.
+
+    A page header names where a record ends. Behind a segment switch no other begins there, so the walk is tried from
+    further back, which steps over the padding.
+    """
+    walk = None
+    while (start := record_start_before(pages, position, expected, oldest=oldest)) is not None:
+        walk = Walk(pages, start, expected, stop=stop)
+        for _ in walk:
+            pass
+        if walk.ran_out or walk.end > start or start <= oldest:
+            break
+        position = page_start(start - 1)
+    return walk
+
+
 def aligned(pages: Pages, position: int, expected: WalFormat, *, oldest: int) -> int:
     """The end of the last whole record at or below `position`, or `oldest` when none ends between them.
 
@@ -260,12 +279,9 @@ def aligned(pages: Pages, position: int, expected: WalFormat, *, oldest: int) ->
     """
     if position <= oldest:
         return position
-    start = record_start_before(pages, position, expected, oldest=oldest)
-    if start is None:
+    walk = walk_below(pages, position, position, expected, oldest=oldest)
+    if walk is None:
         return oldest
-    walk = Walk(pages, start, expected, stop=position)
-    for _ in walk:
-        pass
     if not walk.ran_out:
         raise CorruptError(walk.why, where=f"WAL below {format_lsn(position)}")
     return walk.end

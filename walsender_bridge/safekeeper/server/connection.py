@@ -21,7 +21,7 @@ from walsender_bridge.safekeeper.server.positions import Positions
 from walsender_bridge.safekeeper.server.slots import Slot, Slots
 from walsender_bridge.safekeeper.server.stream import Finish, Send, Stream, Wait, Write
 from walsender_bridge.safekeeper.server.users import Users
-from walsender_bridge.safekeeper.server.wal_folder import WalCursor, WalFolder
+from walsender_bridge.safekeeper.server.wal_folder import REMOVED, WalCursor, WalFolder
 from walsender_bridge.wire import backend, replication_command
 from walsender_bridge.wire.backend import SqlError, SqlErrorReply
 from walsender_bridge.wire.frontend import Message, text_of
@@ -69,6 +69,9 @@ class Server(Protocol):
     async def save_slots(self) -> None:
         """Make the slots durable as they are now."""
 
+    def refused(self, connection: "Connection", lsn: int) -> None:
+        """A reader's WAL is not here."""
+
     def slot_released(self) -> None:
         """A slot is free again: those who wait for one are to look."""
 
@@ -110,6 +113,11 @@ class Connection(Peer):
     def who(self) -> dict[str, str]:
         """Who the client says it is; its user is proved once it has logged in."""
         return {"user": self._login.user, "application_name": self._login.application}
+
+    @property
+    def reader(self) -> tuple[str, str]:
+        """What stands for it when it connects again."""
+        return self._login.user, self._login.application
 
     def end(self, error: SqlError) -> None:
         """End the connection, at whatever stage it is; `error` is the last word."""
@@ -284,6 +292,10 @@ class Connection(Peer):
                 slot=command.slot,
             )
             await self._send_wal(stream, command.slot, positions.segment_bytes)
+        except SqlErrorReply as reply:
+            if reply.error.code == REMOVED:
+                self._server.refused(self, stream.sent_lsn)
+            raise
         finally:
             self.stream = None
             self.deadline = float("inf")

@@ -36,9 +36,9 @@ class Positions:
 
 @dataclass(frozen=True, slots=True)
 class Readers:
-    """What the readers need. `pin_lsn`: the oldest WAL that a slot keeps, as its file on disk says.
+    """What the readers need. `pin_lsn`: the oldest WAL that a slot keeps, as its file on disk says, or a reader lacks.
 
-    `pin_lsn` None: no slot keeps any. `feedback` is the minimum over all readers and slots, and `count` how many
+    `pin_lsn` None: there is none. `feedback` is the minimum over all readers and slots, and `count` how many
     stream just now.
     """
 

@@ -21,6 +21,7 @@ from walsender_bridge.errors import ConfigError, ConnectionFailedError, Tuskline
 from walsender_bridge.safekeeper.horizon import reserved_lsn
 from walsender_bridge.safekeeper.server import feedback
 from walsender_bridge.safekeeper.server.connection import ENDING, Connection
+from walsender_bridge.safekeeper.server.lacking import Lacking
 from walsender_bridge.safekeeper.server.positions import Positions, Readers
 from walsender_bridge.safekeeper.server.scrub import STEP_SECONDS, Scrub
 from walsender_bridge.safekeeper.server.shared_page import LOOK_SECONDS, PositionReader
@@ -94,6 +95,7 @@ class WalServer:
         # The segment size is known once there is WAL; until then no slot can have moved.
         self.slots = Slots.restored(self._file.load(), segment_bytes=1 << 24)
         self._page = PositionReader(settings.positions, self.folder.history)
+        self._lacking = Lacking()
         self._logins: dict[int, Connection] = {}
         self._readers: dict[int, Connection] = {}
         self._number = 0
@@ -313,11 +315,22 @@ class WalServer:
             _log.error(what, why=why)
         self._faults[what] = why
 
+    def refused(self, connection: Connection, lsn: int) -> None:
+        """A reader's WAL is not here: until it is brought, or nobody asks any more, it counts as needed."""
+        self._lacking.refused(connection.reader, lsn, time.monotonic())
+
     def _tell(self) -> None:
         """Tell the hot loop what the readers need, if that has changed."""
         streams = [c.stream for c in self._readers.values() if c.stream is not None]
+        now = time.monotonic()
+        for connection in self._readers.values():
+            if connection.stream is not None:
+                self._lacking.sent(connection.reader, connection.stream.sent_lsn, now)
+        pins = [
+            pin for pin in (self.slots.pin_lsn(), self._lacking.pin_lsn(now)) if pin is not None
+        ]
         needs = Readers(
-            self.slots.pin_lsn(),
+            min(pins, default=None),
             feedback.oldest([*(s.feedback for s in streams), *self.slots.feedbacks()]),
             len(streams),
         )

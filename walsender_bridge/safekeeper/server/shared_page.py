@@ -21,6 +21,7 @@ durable, a `commit_lsn` committed.
 """
 
 import contextlib
+import errno
 import fcntl
 import mmap
 import os
@@ -32,7 +33,7 @@ from typing import Final
 import google_crc32c
 
 from walsender_bridge.closing import Closing
-from walsender_bridge.errors import CorruptError
+from walsender_bridge.errors import CorruptError, DiskFullError
 from walsender_bridge.safekeeper.messages import HotStandbyFeedback
 from walsender_bridge.safekeeper.server.positions import NO_FEEDBACK, Positions, Readers
 from walsender_bridge.wire.replication import History
@@ -59,7 +60,17 @@ class _Page(Closing):
         try:
             if os.fstat(descriptor).st_size != _SIZE:
                 os.ftruncate(descriptor, _SIZE)
+            # On a full disk, writing to a page that has no block yet would end the process (SIGBUS).
+            os.posix_fallocate(descriptor, 0, _SIZE)
             self._map = mmap.mmap(descriptor, _SIZE)
+        except OSError as error:
+            if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+                raise
+            raise DiskFullError(
+                f"no room for the page of positions: {error.strerror}",
+                where=str(path.resolve()),
+                repair="make room there; it is tried again",
+            ) from None
         finally:
             os.close(descriptor)
         found = self._map[: len(_MAGIC)]

@@ -24,6 +24,8 @@ from walsender_bridge.wire.replication import History, parse_history
 from walsender_bridge.wire.wal_page import history_name, segment_name, segment_start
 
 PARTIAL = ".partial"
+#: The SQLSTATE of WAL that has been removed (`undefined_file`).
+REMOVED = "58P01"
 #: A history has a line for each failover of a cluster's life.
 _LARGEST_HISTORY = 1 << 20
 
@@ -140,7 +142,7 @@ class WalCursor:
 
     def _removed(self, lsn: int, timeline: int) -> SqlErrorReply:
         name = segment_name(timeline, lsn, self._segment_bytes)
-        return SqlErrorReply("58P01", f"requested WAL segment {name} has already been removed")
+        return SqlErrorReply(REMOVED, f"requested WAL segment {name} has already been removed")
 
 
 def _names(lsn: int, size: int, history: History) -> Iterator[tuple[str, int]]:
