@@ -41,9 +41,11 @@ from walsender_bridge.change_log.client import LogClient, ReplicaClient
 from walsender_bridge.errors import (
     ConnectionFailedError,
     DeadlineError,
+    DiskFullError,
     SlotInUseError,
     TusklineError,
     UnavailableError,
+    UnsupportedValueError,
 )
 from walsender_bridge.wire.connection import ANSWER_SECONDS, ReplicationConnection
 from walsender_bridge.wire.hosts import same_server
@@ -72,7 +74,13 @@ LOADED_GATHER_SECONDS = 0.020
 #: Messages that make a read large: more is there already, and the walsender must not wait for us.
 MANY = 500
 
-_RETRIED = (ConnectionFailedError, UnavailableError, DeadlineError, SlotInUseError)
+_RETRIED = (
+    ConnectionFailedError,
+    UnavailableError,
+    DeadlineError,
+    SlotInUseError,
+    DiskFullError,
+)
 
 _log = structlog.get_logger(__name__)
 
@@ -213,6 +221,12 @@ class Capture:
             except ConnectionFailedError:
                 self._broken_in_stream = len(state.streams) > 0
                 raise
+            except UnsupportedValueError as error:
+                if not streaming:
+                    raise
+                # A transaction in progress may yet be rolled back; one that has committed is sent again.
+                self._broken_in_stream = True
+                raise UnavailableError(error.what, where=error.where, repair=error.repair) from None
 
     def _check(self, connection: psycopg.Connection[Any]) -> None:
         """While a slot is made: is it still wanted, and is the server only slow or does it not run?"""

@@ -5,15 +5,24 @@ to the log before it or with it.
 """
 
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final
 
-from walsender_bridge.change_log.entry import build_entry, read_header, schema_hash, schema_record
+from walsender_bridge.change_log.entry import (
+    PartitionRow,
+    build_entry,
+    read_header,
+    schema_hash,
+    schema_record,
+)
 from walsender_bridge.wire import pgoutput
 
 #: Bytes of an entry's messages (with their length prefixes) at which it is cut.
 ENTRY_BYTES: Final = 1 << 20
 #: Bytes of a message's length prefix.
 PREFIX: Final = 4
+_ROWS: Final = frozenset((pgoutput.INSERT, pgoutput.UPDATE, pgoutput.DELETE))
+_BEFORE_ROWS: Final = frozenset((pgoutput.BEGIN, pgoutput.ORIGIN))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -48,6 +57,11 @@ class Entries:
     #: What each relation has now, by OID: the schema's hash, and the schema.
     schema_hashes: dict[int, bytes] = field(default_factory=dict)
     records: dict[int, bytes] = field(default_factory=dict)
+    #: The last Relation message: what it described, and where it came.
+    described: tuple[int, tuple[int, int]] | None = None
+    #: Partitions that were described behind the table as which their rows come: where the next message will be in
+    #: the buffer, the partition's OID, the table's.
+    partitions: list[tuple[int, int, int]] = field(default_factory=list)
     new_schemas: list[bytes] = field(default_factory=list)
     new_entries: list[bytes] = field(default_factory=list)
 
@@ -70,13 +84,23 @@ class Entries:
     def relation(self, message: bytes) -> int:
         """Follow a Relation message, behind its Type messages; the relation's OID.
 
-        Raises `MalformedMessageError`.
+        Where a partition is published through its root, pgoutput describes the root, the partition, and then sends
+        a row of the root: the only sign of which partition has rows. Raises `MalformedMessageError`.
         """
         relation = pgoutput.parse_relation(message)
         own_types = {c.type_oid for c in relation.columns} & self.types.keys()
         record = schema_record(message, [self.types[oid] for oid in own_types])
+        before = self.described
+        adjacent = before is not None and before[1] == self._place()
         self.describe(relation.oid, record)
+        if before is not None and adjacent and before[0] != relation.oid:
+            self.partitions.append((len(self.buffer), relation.oid, before[0]))
+        self.described = relation.oid, self._place()
         return relation.oid
+
+    def _place(self) -> tuple[int, int]:
+        """Another one after each message that is kept, and each entry."""
+        return self.previous_crc, len(self.buffer)
 
     def describe(self, oid: int, record: bytes) -> None:
         """From here on the relation has the schema of this record."""
@@ -99,6 +123,7 @@ class Entries:
             timeline=self.timeline,
             previous_crc=self.previous_crc,
             schema_hashes=self.schema_hashes,
+            partitions=self._begun(count) if self.partitions else (),
         )
         if self.whole:
             self.logged_lsn = self.received_lsn
@@ -111,6 +136,20 @@ class Entries:
         self.first_at = self.now
         self.previous_crc = read_header(entry).crc
         self.new_entries.append(entry)
+
+    def _begun(self, count: int) -> list[PartitionRow]:
+        """The partitions of which rows are among the first `count` messages of the buffer; the others wait."""
+        found: list[PartitionRow] = []
+        waiting = []
+        for at, oid, table in self.partitions:
+            rest = enumerate(islice(self.buffer, at, count), at)
+            number, row = next((n_m for n_m in rest if n_m[1][0] not in _BEFORE_ROWS), (0, b""))
+            if not row:
+                waiting.append((max(at - count, 0), oid, table))
+            elif row[0] in _ROWS and pgoutput.relation_oid(row) == table:
+                found.append(PartitionRow(oid, self.schema_hashes[table], number))
+        self.partitions = waiting
+        return found
 
     def cut_all(self) -> None:
         """Make entries of everything in the buffer."""

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from walsender_bridge import json_lines
+from walsender_bridge import disk_trouble, json_lines
 from walsender_bridge.capture.gate import Decided, Decision, Standing
 from walsender_bridge.errors import CorruptError
 from walsender_bridge.wire.lsn import format_lsn
@@ -38,7 +38,7 @@ class GateRecord:
             self._take(Decision(line["decision"]), line["candidate"], line["timeline"])
 
     def add(self, decided: Decided) -> None:
-        """Make a decision durable."""
+        """Make a decision durable. Raises what `disk_trouble` names: then it was not decided."""
         line = {
             "at": time.time(),
             "decision": decided.decision,
@@ -47,7 +47,8 @@ class GateRecord:
             "position": format_lsn(decided.position),
             "why": decided.why,
         }
-        json_lines.append(self._path, line)
+        with disk_trouble.named(self._path):
+            json_lines.append(self._path, line)
         self._take(decided.decision, decided.candidate, decided.timeline)
 
     def _take(self, decision: Decision, candidate: str, timeline: int) -> None:

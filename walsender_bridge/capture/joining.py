@@ -189,5 +189,5 @@ class Joining:
         return DivergedError(
             f"stream {self.source.name} has diverged: {fork.reason}\n  {listed}",
             where=f"{self.source.where}, slot {self.source.slot}",
-            repair="nothing was skipped; a source under a new name starts from the server as it is now",
+            repair="nothing was skipped; give the source a new name, and it starts from the server as it is now",
         )

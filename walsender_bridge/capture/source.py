@@ -21,6 +21,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
+from walsender_bridge.attach import own_tables
 from walsender_bridge.attach.record import Made, Record
 from walsender_bridge.errors import (
     ConfigError,
@@ -46,6 +47,8 @@ from walsender_bridge.wire.replication import History, SystemIdentity
 FLUSH_TABLE = "tuskline.flush"
 #: Oldest server that pgoutput and this code are tested with: its version number.
 OLDEST_VERSION = 110000
+#: The first version that publishes partitions through their root.
+VIA_ROOT_VERSION = 130000
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +155,8 @@ def connect(source: Source) -> Iterator[psycopg.Connection[Any]]:
         # Closed, not left as a context: that would end a transaction, and a question of `status.WalEnd`
         # may be under way.
         with closing(BoundedConnection.connect(conninfo, autocommit=True)) as connection:
+            # What a transaction has locked it has to see as it is then, whatever the database's default is.
+            connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
             yield connection
     except psycopg.Error as error:
         if error.sqlstate is None:
@@ -185,9 +190,13 @@ def prepare(connection: psycopg.Connection[Any], source: Source) -> None:
             "the server is a standby", where=source.where, repair="name the primary in the DSN"
         )
     with connection.transaction():
+        own_tables.check(connection, source.dsn)
         if not has_tables:
             connection.execute(load("flush").encode())
-        record = Record(connection, source.slot)
+            # Once more: somebody may have made them first.
+            own_tables.check(connection, source.dsn)
+            connection.execute(load("flush_row").encode())
+        record = Record(connection, source.slot, source.dsn)
         if not has_schema:
             record.add(Made("schema", "tuskline"))
         _prepare_publication(connection, source, version, record)
@@ -207,7 +216,10 @@ def _prepare_publication(
             _publish(connection, "publication_create", source, [*tables, FLUSH_TABLE])
         else:
             _publish(connection, "publication_create_all", source, [])
-        if version >= 130000:
+        # Once more: another table may have taken a name before it was published, which locks it until the commit.
+        _checked_tables(connection, source, source.tables)
+        if version >= VIA_ROOT_VERSION:
+            _check_partitions(connection, source)
             _publish(connection, "publication_via_root", source, [])
         record.add(Made("publication", source.publication))
         return
@@ -227,6 +239,8 @@ def _prepare_publication(
         if own:
             _checked_tables(connection, source, tuple(own))
         _publish(connection, "publication_add", source, absent)
+        if own:
+            _checked_tables(connection, source, tuple(own))
         for name in absent:
             record.add(Made("published", name, grantee=source.publication))
 
@@ -262,6 +276,32 @@ def _checked_tables(
             repair="; ".join(f"ALTER TABLE {name} REPLICA IDENTITY FULL" for name in bare),
         )
     return [name for name, _, _ in rows]
+
+
+def partitions_named_otherwise(
+    connection: psycopg.Connection[Any], tables: Sequence[str]
+) -> list[tuple[str, str, str]]:
+    """Partitions, and the tables whose rows they would name by other columns if published through them.
+
+    Of these tables, or of all; third, the partition as SQL writes it. Before 13 nothing is published so.
+    """
+    if connection.info.server_version < VIA_ROOT_VERSION:
+        return []
+    named = [split_relation(name) for name in tables]
+    wanted = {"schemas": [schema for schema, _ in named], "tables": [name for _, name in named]}
+    rows = connection.execute(load("partition_identities").encode(), wanted).fetchall()
+    return [(relation_name(*row[:2]), relation_name(*row[2:4]), row[4]) for row in rows]
+
+
+def _check_partitions(connection: psycopg.Connection[Any], source: Source) -> None:
+    """Raises `PublicationError` for partitions by whose updates no row of their table would be found."""
+    found = partitions_named_otherwise(connection, source.tables)
+    if found:
+        raise PublicationError(
+            f"another replica identity than the table that it is published through: {', '.join(name for name, *_ in found)}",
+            where=source.where,
+            repair="; ".join(f"ALTER TABLE {name} REPLICA IDENTITY FULL" for *_, name in found),
+        )
 
 
 def _publish(

@@ -12,15 +12,13 @@ may be shown), `holding` (why more waits than that, in words), `stuck_since` (wh
 passing, or null), `quorum_lsn` (of the safekeepers; null without) and `candidates`: each one's `slot`, `standing` (`counted`, `degraded`, `promoted`), `held_lsn`, and why it is `away` (empty: it streams).
 """
 
-import json
-import os
-import time
 from pathlib import Path
 from typing import Any
 
 import psycopg
 from psycopg import pq
 
+from walsender_bridge import status_file
 from walsender_bridge.capture.core import State
 from walsender_bridge.errors import ConnectionFailedError, TusklineError
 from walsender_bridge.sql import load
@@ -33,7 +31,6 @@ class StatusFile:
         self._path = path
         self._record: dict[str, Any] = {
             "source": source,
-            "pid": os.getpid(),
             "state": "connecting",
             "error": None,
             "timeline": 0,
@@ -71,11 +68,8 @@ class StatusFile:
 
     def _write(self, **changes: Any) -> None:
         self._record |= changes
-        if self._path is None:
-            return
-        draft = self._path.with_suffix(f".{os.getpid()}.tmp")
-        draft.write_text(json.dumps({**self._record, "updated_at": time.time()}))
-        draft.rename(self._path)
+        if self._path is not None:
+            status_file.write(self._path, self._record)
 
 
 class WalEnd:

@@ -20,7 +20,9 @@ def keep_aside(folder: Path, error: Exception) -> CorruptError:
     while (target := Path(f"{folder}{_ASIDE}{number}")).exists():
         number += 1
     folder.rename(target)
-    (target / _REASON).write_text(str(error))
+    # The name says that it is damaged; a disk that takes no reason keeps nobody from going on.
+    with contextlib.suppress(OSError):
+        (target / _REASON).write_text(str(error))
     sync_folder(folder.parent)
     what, where = str(error), str(folder)
     if isinstance(error, CorruptError):

@@ -137,6 +137,10 @@ class LogClient(_Client):
         """End the consumer's lease now."""
         self._call("drop_consumer", name=name)
 
+    def raise_version(self, version: int) -> None:
+        """Skip the versions up to this one: every later commit gets a greater one."""
+        self._call("raise_version", version=version)
+
 
 class ReplicaClient(_Client):
     """A keeper's replicas: append, read, plan."""

@@ -5,6 +5,7 @@
 The payload is the codec's form of (u32 length + message) repeated, in the order of the server.
 Relation and Type messages are not in it: they are schema records, kept in a registry by their hash,
 and the header names for each relation the one schema that its rows have. So any entry decodes alone.
+Behind them, format 2 names partitions whose rows are sent as another table's; without any it is format 1.
 
 Invariant: `crc` is the CRC32C of every other byte of the entry, seeded with the `crc` of the entry
 before it (0 for the first). An entry that verifies is what was written, in the place where it was
@@ -20,6 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from hashlib import blake2b
+from operator import attrgetter
 
 import google_crc32c
 import numpy as np
@@ -30,7 +32,8 @@ from walsender_bridge.errors import CorruptError, MalformedMessageError, NotSupp
 from walsender_bridge.wire import pgoutput
 
 MAGIC = b"TLE1"
-VERSION = 1
+#: Without partitions, and with them.
+VERSION, VERSION_OF_PARTITIONS = 1, 2
 FLAG_STARTS_TRANSACTION = 1
 FLAG_ENDS_TRANSACTION = 2
 SCHEMA_HASH_SIZE = 16
@@ -44,6 +47,9 @@ ZSTD_LEVEL = 1
 _FIXED = struct.Struct("<4sHBBHIQQqqIIIQQIII")
 _CRC = struct.Struct("<I")
 _RELATION = struct.Struct("<I16sIIII")
+_COUNTS = attrgetter("relation_id", "schema_hash", "inserts", "updates", "deletes", "truncates")
+#: In the place of a count, in a partition's record.
+_PARTITION = 2**32 - 1
 _PREFIX = bytes(4)
 _BEGIN_SIZE = 21
 _COMMIT_SIZE = 26
@@ -88,6 +94,18 @@ class RelationCounts:
 
 
 @dataclass(frozen=True, slots=True)
+class PartitionRow:
+    """Message `number` is a row of this partition, sent as one of the table with that schema, as all its rows are.
+
+    The first one, or the first since something about the partition changed: of others the server tells nothing.
+    """
+
+    relation_id: int
+    schema_hash: bytes
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class EntryHeader:
     """A header as it was read.
 
@@ -111,6 +129,7 @@ class EntryHeader:
     previous_crc: int
     crc: int
     relations: tuple[RelationCounts, ...]
+    partitions: tuple[PartitionRow, ...] = ()
 
     @property
     def starts_transaction(self) -> bool:
@@ -125,7 +144,7 @@ class EntryHeader:
     @property
     def header_length(self) -> int:
         """Bytes before the payload."""
-        return _FIXED.size + _RELATION.size * len(self.relations)
+        return _FIXED.size + _RELATION.size * (len(self.relations) + len(self.partitions))
 
     @property
     def length(self) -> int:
@@ -155,6 +174,7 @@ def build_entry(
     schema_hashes: Mapping[int, bytes],
     kind: EntryKind = EntryKind.DATA,
     codec: Codec = Codec.ZSTD,
+    partitions: Sequence[PartitionRow] = (),
 ) -> bytes:
     """The entry that holds `messages`; everything else in its header comes from them.
 
@@ -195,7 +215,7 @@ def build_entry(
         *(kind, codec, flags, timeline, first_lsn, last_lsn, first_time, last_time),
         *(min_xid, max_xid, len(messages)),
     )
-    return _assemble(fields, raw, relations, codec, previous_crc)
+    return _assemble(fields, raw, relations, codec, previous_crc, partitions)
 
 
 def _frame(
@@ -275,17 +295,17 @@ def _assemble(
     relations: Sequence[RelationCounts],
     codec: Codec,
     previous_crc: int,
+    partitions: Sequence[PartitionRow] = (),
 ) -> bytes:
     payload = _codecs.compressor.compress(raw) if codec == Codec.ZSTD else bytes(raw)
-    fixed = _FIXED.pack(
-        *(MAGIC, VERSION, *fields, len(raw), len(payload), len(relations), previous_crc, 0)
-    )
-    records = b"".join(
-        _RELATION.pack(
-            *(r.relation_id, r.schema_hash, r.inserts, r.updates, r.deletes, r.truncates)
-        )
-        for r in relations
-    )
+    version = VERSION_OF_PARTITIONS if partitions else VERSION
+    count = len(relations) + len(partitions)
+    fixed = _FIXED.pack(*(MAGIC, version, *fields, len(raw), len(payload), count, previous_crc, 0))
+    rows = [
+        *map(_COUNTS, relations),
+        *((p.relation_id, p.schema_hash, p.number, 0, 0, _PARTITION) for p in partitions),
+    ]
+    records = b"".join(_RELATION.pack(*row) for row in rows)
     head, tail = fixed[: -_CRC.size], records + payload
     return b"".join((head, _CRC.pack(_chain(previous_crc, head, tail)), tail))
 
@@ -319,9 +339,9 @@ def read_header(buf: bytes | memoryview) -> EntryHeader:
     message_count, raw_length, payload_length, count, previous_crc, crc = lengths
     if magic != MAGIC:
         raise _corrupt(f"an entry starts with {MAGIC!r}, not with {bytes(magic)!r}")
-    if version != VERSION:
+    if version not in {VERSION, VERSION_OF_PARTITIONS}:
         raise NotSupportedError(
-            f"entry format {version} is not known (this is {VERSION})",
+            f"entry format {version} is not known (this is {VERSION_OF_PARTITIONS})",
             where="entry",
             repair="use the version of Tuskline that wrote the log, or a newer one",
         )
@@ -333,14 +353,15 @@ def read_header(buf: bytes | memoryview) -> EntryHeader:
         raise _corrupt(f"kind {kind} or codec {codec} is not known")
     if first_lsn > last_lsn or flags & ~(FLAG_STARTS_TRANSACTION | FLAG_ENDS_TRANSACTION):
         raise _corrupt("LSNs or flags make no sense")
+    end = _FIXED.size + _RELATION.size * count
+    rows = list(_RELATION.iter_unpack(memoryview(buf)[_FIXED.size : end]))
+    told = [row for row in rows if version != VERSION and row[-1] == _PARTITION]
     return EntryHeader(
         *(EntryKind(kind), Codec(codec), flags, timeline, first_lsn, last_lsn),
         *(first_time, last_time, min_xid, max_xid, message_count, raw_length, payload_length),
         *(previous_crc, crc),
-        tuple(
-            RelationCounts(*_RELATION.unpack_from(buf, _FIXED.size + _RELATION.size * i))
-            for i in range(count)
-        ),
+        tuple(RelationCounts(*row) for row in rows[: count - len(told)]),
+        tuple(PartitionRow(*row[:3]) for row in told),
     )
 
 

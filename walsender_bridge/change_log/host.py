@@ -47,6 +47,8 @@ from walsender_bridge.wire import pgoutput
 
 #: Seconds that an empty commit may wait for a write that has to be made anyway.
 LAZY_SECONDS = 1.0
+#: A time that no commit is taken after (microseconds).
+FOREVER = 2**62
 
 _log = structlog.get_logger(__name__)
 
@@ -98,17 +100,28 @@ class HostedReplica:
         return StreamStore(self.folder, segment_bytes=self._segment_bytes, step=self._step)
 
     def recover(self) -> None:
-        """Open what is on disk. A replica that cannot take part is kept, and says why."""
-        self._broken = None
+        """Open what is on disk. A replica that cannot take part is kept, and says why.
+
+        Whatever else it raises leaves it broken as it was, so that no core speaks for a disk that was not read.
+        """
         self._store = self._new_store()
         try:
             self._store.open()
             found = self._store.found
             start = found.durable.committed_end
             self._core = Replica(found, self._store.uncommitted(start), self._store.known_schemas())
-        except TusklineError as error:
+        except (TusklineError, OSError) as error:
             self._store.close()
-            self._broken = error
+            self._broken = error if isinstance(error, TusklineError) else self._out_of_reach(error)
+        else:
+            self._broken = None
+
+    def _out_of_reach(self, error: Exception) -> UnavailableError:
+        return UnavailableError(
+            f"its disk is out of reach: {error}",
+            where=str(self.folder),
+            repair="see whether its disk is full, and whether the process has file descriptors left",
+        )
 
     def close(self) -> None:
         """Write down what waits, and close."""
@@ -150,8 +163,9 @@ class HostedReplica:
         tail = core.tail.bytes_total - core.current.position.bytes_total
         try:
             self._store.apply(effects, tail_bytes=tail)
-        except Exception:
-            # The core is ahead of the disk now: the disk is right.
+        except Exception as error:
+            # The core is ahead of the disk now: the disk is right, and until it has been read, nobody answers.
+            self._broken = self._out_of_reach(error)
             self._store.close()
             self.recover()
             raise
@@ -209,11 +223,15 @@ class HostedReplica:
                 self._do(lambda core: core.persist())
             return self._core.report(replica)
 
-    def commit(self, contexts: Sequence[CommitContext]) -> None:
-        """Take commits, in order, each durably unless it is empty."""
+    def commit(self, contexts: Sequence[CommitContext], now: int | None = None) -> None:
+        """Take commits, in order, each durably unless it is empty.
+
+        `now`: the repository's steady time (microseconds); without it, as from an older repository, the wall clock's.
+        """
+        at = int(time.time() * 1e6) if now is None else now
         with self._lock:
             for context in contexts:
-                self._do(_commit(context, int(time.time() * 1e6)))
+                self._do(_commit(context, at))
 
     def seal(self, end: int) -> ReplicaStatus:
         """See `Replica.seal`."""
@@ -227,16 +245,22 @@ class HostedReplica:
             self._do(lambda core: core.unseal())
             return self._core.status()
 
-    def trim(self, up_to: int, before_time: int) -> int:
+    def trim(self, up_to: int, before_time: int, now: int = FOREVER) -> int:
         """Trim commits that end at or below `up_to` and were taken before that time.
 
-        Returns the low watermark; the disk of whole segments is given back.
+        A commit that was taken after `now` has the time of a clock that was ahead. It is older than the commits behind
+        it, so it goes with the first of these that is old enough. Returns the low watermark; the disk of whole segments is
+        given back.
         """
         self._readable_at_all()
         with self._looking():
             row = self._store.last_commit_where(
-                lambda r: r.context.end <= up_to and r.taken_at < before_time
+                lambda r: r.context.end <= up_to and not before_time <= r.taken_at <= now
             )
+            if row is not None and row.taken_at > now:
+                row = self._store.last_commit_where(
+                    lambda r: r.context.end <= up_to and r.taken_at < before_time
+                )
         with self._lock:
             self._healthy()
             if row is not None and row.context.end > self._core.current.low_offset:

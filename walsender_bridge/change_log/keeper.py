@@ -11,7 +11,7 @@ import sys
 import threading
 from pathlib import Path
 
-from walsender_bridge import logs, supervisor
+from walsender_bridge import freed_memory, logs, supervisor
 from walsender_bridge.change_log.replica_service import ReplicaServer
 from walsender_bridge.change_log.store import SEGMENT_BYTES
 from walsender_bridge.errors import TusklineError
@@ -23,6 +23,7 @@ def main() -> None:
     """Serve the replicas of one data directory until the process is told to end."""
     supervisor.exit_with_parent()
     logs.configure()
+    freed_memory.keep_returning()
     parser = argparse.ArgumentParser(prog="tuskline-keeper", description=main.__doc__)
     parser.add_argument("--data-dir", type=Path, required=True)
     parser.add_argument("--listen", required=True, help="host:port")
@@ -33,7 +34,10 @@ def main() -> None:
         signal.signal(number, lambda *_: stop.set())
     try:
         server = ReplicaServer(
-            arguments.data_dir, arguments.listen, segment_bytes=arguments.segment_bytes
+            arguments.data_dir,
+            arguments.listen,
+            segment_bytes=arguments.segment_bytes,
+            after=supervisor.last_signal(),
         )
     except TusklineError as error:
         logs.say_error(error)

@@ -15,7 +15,7 @@ from pyarrow import flight
 from walsender_bridge.change_log import protocol
 from walsender_bridge.change_log.protocol import CommitContext, Report, load, text
 from walsender_bridge.change_log.repository import Stream
-from walsender_bridge.errors import TusklineError
+from walsender_bridge.errors import TusklineError, from_wire
 
 #: Seconds for a keeper's answer.
 _ANSWER = 5.0
@@ -32,8 +32,12 @@ class KeeperLink:
         self.address = protocol.address_of(address)
         self.keeper_id = ""
         self.answers = True
+        #: Its reports have been taken once.
+        self.heard = False
         #: The report that is awaited.
         self.asked: Future[list[Report]] | None = None
+        #: Why the replica of a stream does not take the commits that it was sent last.
+        self.refused: dict[str, TusklineError] = {}
         #: Newest version sent to each stream since the keeper last failed to answer.
         self.sent: dict[str, int] = {}
         self._flight = flight.FlightClient(self.address, generic_options=protocol.CHANNEL_OPTIONS)
@@ -54,6 +58,7 @@ class KeeperLink:
             _log.warning("keeper does not answer", keeper=self.address, error=error.what)
         self.answers = False
         self.sent.clear()
+        self.refused.clear()
 
     def close(self) -> None:
         """End the connection."""
@@ -90,7 +95,7 @@ class Keepers:
             except TusklineError as error:
                 link.lost(error)
             else:
-                link.answers = True
+                link.answers = link.heard = True
         return reports
 
     def due(
@@ -115,19 +120,27 @@ class Keepers:
         return due
 
     @staticmethod
-    def send(link: KeeperLink, commits: Mapping[str, Sequence[CommitContext]]) -> list[Report]:
-        """Send commits; what its replicas report then."""
+    def send(
+        link: KeeperLink, commits: Mapping[str, Sequence[CommitContext]], now: float
+    ) -> list[Report]:
+        """Send commits, with the time of the steady clock; what its replicas report then."""
         records = {
             stream: [{name: getattr(c, name) for name in CommitContext.__slots__} for c in missed]
             for stream, missed in commits.items()
         }
         try:
-            answer = link.call("commit", commits=records)
+            answer = link.call("commit", commits=records, now=int(now * 1e6))
         except TusklineError as error:
             link.lost(error)
             return []
-        for stream, refusal in answer["refused"].items():
-            _log.error("commit refused", stream=stream, reason=refusal.get("what"))
+        for stream in commits:
+            refusal = answer["refused"].get(stream)
+            if refusal is None:
+                link.refused.pop(stream, None)
+                continue
+            if stream not in link.refused:
+                _log.error("commit refused", stream=stream, reason=refusal.get("what"))
+            link.refused[stream] = from_wire(refusal)
         return [load(Report, report) for report in answer["reports"]]
 
     def close(self) -> None:

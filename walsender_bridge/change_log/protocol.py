@@ -197,13 +197,15 @@ class StreamCut:
 class LogStatus:
     """The newest version of which every entry can be read, and its cut.
 
-    `forced_version`: the newest version that a barrier forced (0: none yet).
+    `forced_version`: the newest version that a barrier forced (0: none yet). `faults`: why streams stand still, by
+    stream.
     """
 
     log_id: str
     version: int
     forced_version: int
     streams: dict[str, StreamCut]
+    faults: dict[str, TusklineError] = dataclasses.field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,6 +291,9 @@ def load(kind: type[_T], record: Mapping[str, Any]) -> _T:
     """
     values: dict[str, Any] = {}
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]  # a dataclass, by contract
+        if field.name == "faults" and field.name not in record:
+            # The repository is of an older version, which tells none.
+            continue
         try:
             value = record[field.name]
         except (KeyError, TypeError):
@@ -304,6 +309,8 @@ def load(kind: type[_T], record: Mapping[str, Any]) -> _T:
             value = int(value)
         elif field.name == "streams":
             value = {name: load(StreamCut, cut) for name, cut in value.items()}
+        elif field.name == "faults":
+            value = {name: from_wire(fault) for name, fault in value.items()}
         values[field.name] = value
     return kind(**values)
 

@@ -341,9 +341,8 @@ class Replica:
         while self._ends and self._ends[0].end_offset <= context.end:
             self._ends.popleft()
         size = position.bytes_total - self.current.position.bytes_total
-        taken_at = max(now, self.current.taken_at)
-        self.current = replace(self.current, context=context, position=position, taken_at=taken_at)
-        effects: list[Effect] = [PutIndex(IndexRow(context, size, position, taken_at))]
+        self.current = replace(self.current, context=context, position=position, taken_at=now)
+        effects: list[Effect] = [PutIndex(IndexRow(context, size, position, now))]
         if self.state == State.SEALING and self.current.sealed_at == context.end:
             effects += self._sealed()
         return self._write(effects)

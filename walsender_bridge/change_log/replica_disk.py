@@ -50,7 +50,8 @@ class Durable:
 class IndexRow:
     """One commit that is not empty. `size`: bytes of its entries; `position`: behind the last.
 
-    `taken_at`: when this replica took it (microseconds); it never decreases from row to row.
+    `taken_at`: when this replica took it (microseconds), by the repository's steady clock. Older versions took the wall
+    clock's time, which may have been ahead: it decreases only behind such a row.
     """
 
     context: CommitContext

@@ -10,10 +10,9 @@ harms nobody. Streams do not wait for each other.
 """
 
 import fcntl
-import json
 import os
+import signal
 import threading
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,24 +22,21 @@ import pyarrow as pa
 import structlog
 from pyarrow import flight
 
-from walsender_bridge.change_log import protocol
-from walsender_bridge.change_log.host import HostedReplica
+from walsender_bridge.change_log import fatal, keeper_identity, protocol
+from walsender_bridge.change_log.host import FOREVER, HostedReplica
 from walsender_bridge.change_log.protocol import CommitContext, check_stream, load, number, text
 from walsender_bridge.change_log.replica_disk import Judgement
 from walsender_bridge.change_log.segment import Segment
 from walsender_bridge.change_log.store import SEGMENT_BYTES, StoredEntry
-from walsender_bridge.durable import replace_file
 from walsender_bridge.errors import (
     ConfigError,
     MalformedMessageError,
-    NotSupportedError,
     TusklineError,
     UnavailableError,
     UnknownStreamError,
 )
 from walsender_bridge.private import private_folder
 
-FORMAT = 1
 #: Seconds for calls in progress when the service stops.
 _GRACE = 2.0
 
@@ -69,22 +65,9 @@ class DataDirectory:
                 where=str(path),
                 repair="stop it, or give each keeper its own [[keeper]] data_dir",
             ) from None
-        self.keeper_id = self._identity()
-
-    def _identity(self) -> str:
-        path = self.path / "keeper.json"
-        if not path.exists():
-            made = {"format": FORMAT, "keeper_id": str(uuid.uuid4())}
-            replace_file(path, json.dumps(made).encode(), mode=0o600)
-        record = json.loads(path.read_text())
-        if record["format"] != FORMAT:
-            raise NotSupportedError(
-                f"format {record['format']} of the data directory is not known (this is {FORMAT})",
-                where=str(self.path),
-                repair="use the version of Tuskline that wrote it, or a newer one",
-            )
-        identity: str = record["keeper_id"]
-        return identity
+        if not (path / keeper_identity.NAME).exists():
+            keeper_identity.make(path)
+        self.keeper_id = keeper_identity.load(path)
 
     def stream_names(self) -> list[str]:
         """Streams that have something on disk; a creation that was cut off left nothing."""
@@ -104,12 +87,23 @@ class DataDirectory:
 class ReplicaServer:
     """Hosts the replicas in `data_dir`, and listens on `listen` (`host:port`, port 0: any).
 
-    It serves as soon as it is made. `segment_bytes`: see `StreamStore`. Raises `ConfigError` if the
-    directory or the port is taken.
+    It serves as soon as it is made. `segment_bytes`: see `StreamStore`. `after`: the signal that ended its predecessor,
+    which may have been a segment's doing (`fatal`). Raises `ConfigError` if the
+    directory or the port is taken, and what `keeper_identity.load` raises.
     """
 
-    def __init__(self, data_dir: Path, listen: str, *, segment_bytes: int = SEGMENT_BYTES) -> None:
+    def __init__(
+        self,
+        data_dir: Path,
+        listen: str,
+        *,
+        segment_bytes: int = SEGMENT_BYTES,
+        after: signal.Signals | None = None,
+    ) -> None:
         self._directory = DataDirectory(data_dir)
+        if after in fatal.SIGNALS:
+            _log.warning("reading every segment in a process of its own", after=after.name)
+            fatal.keep_fatal_aside(self._directory.streams)
         self._segment_bytes = segment_bytes
         self._lock = threading.Lock()
         self._replicas: dict[str, HostedReplica] = {}
@@ -208,10 +202,11 @@ class ReplicaServer:
 
     def commit(self, request: dict[str, Any]) -> dict[str, Any]:
         """Commits for several streams, in order; then their reports. One that fails stops no other."""
+        now = number(request, "now") if "now" in request else None
         refused = {}
         for stream, contexts in request["commits"].items():
             try:
-                self.replica(stream).commit([load(CommitContext, c) for c in contexts])
+                self.replica(stream).commit([load(CommitContext, c) for c in contexts], now)
             except TusklineError as error:
                 refused[stream] = error.to_wire()
         reports = [*self._reports([s for s in request["commits"] if s in self._replicas])]
@@ -260,7 +255,11 @@ class ReplicaServer:
             "seal": lambda r: _record(self._of(r).seal(number(r, "end"))),
             "unseal": lambda r: _record(self._of(r).unseal()),
             "trim": lambda r: {
-                "low_offset": self._of(r).trim(number(r, "up_to"), number(r, "before_time"))
+                "low_offset": self._of(r).trim(
+                    number(r, "up_to"),
+                    number(r, "before_time"),
+                    number(r, "now") if "now" in r else FOREVER,
+                )
             },
             "stream_status": self._status,
             "schema": self._schemas,

@@ -20,7 +20,7 @@ History is kept for the laggards and for every live consumer (I10).
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 from walsender_bridge.change_log.protocol import START, CommitContext, Position, Report, load
 
@@ -70,6 +70,13 @@ class ConsumerDropped:
 
 
 @dataclass(frozen=True, slots=True)
+class VersionRaised:
+    """Versions up to this one are not issued any more: a reader has seen them in another history of this log."""
+
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
 class KeeperSeen:
     """A keeper answered at this address."""
 
@@ -90,7 +97,8 @@ class Tick:
     issue: bool = True
 
 
-Record = Created | KeeperSeen | StreamCreated | TermGiven | ConsumerSeen | ConsumerDropped | Tick
+_OfConsumers = ConsumerSeen | ConsumerDropped
+Record = Created | KeeperSeen | StreamCreated | TermGiven | _OfConsumers | VersionRaised | Tick
 
 
 # -- state ------------------------------------------------------------------------------------------
@@ -147,10 +155,14 @@ class Consumer:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a report counts; `reason` if it does not."""
+    """Whether a report counts; `reason` if it does not.
+
+    `ahead`: it is of a replica of this log that knows a version that was never issued, so records were lost here.
+    """
 
     report: Report
     reason: str = ""
+    ahead: bool = False
 
 
 class Repository:
@@ -190,6 +202,8 @@ class Repository:
                 self.consumers[name] = Consumer(version, until)
             case ConsumerDropped(name):
                 return self.consumers.pop(name, None) is not None
+            case VersionRaised(version):
+                return self._raise(version)
             case Tick():
                 return self._tick(record)
         return True
@@ -212,9 +226,26 @@ class Repository:
         self._forget(tick.now)
         return True
 
+    def _raise(self, version: int) -> bool:
+        """An empty version, which every replica is told with its next commit."""
+        if version <= self.version:
+            return False
+        self.version = version
+        for stream in self.streams.values():
+            end = stream.last.context.end
+            stream.latest = CommitContext(version, end, self.next_global, 0)
+        self.published = self._published({})
+        return True
+
     def judge(self, reports: Iterable[Report]) -> list[Verdict]:
         """Which reports count, and why the others do not. Changes nothing."""
-        return [Verdict(report, self._fault(report)) for report in reports]
+        return [Verdict(r, self._fault(r), ahead=self._is_ahead(r)) for r in reports]
+
+    def _is_ahead(self, report: Report) -> bool:
+        stream = self.streams.get(report.stream)
+        if stream is None or report.log_id != self.log_id or report.replica not in stream.replicas:
+            return False
+        return report.version > self.version
 
     def _fault(self, report: Report) -> str:
         stream = self.streams.get(report.stream)
@@ -378,10 +409,7 @@ def _fields(value: CommitContext | Position) -> list[int]:
     return [getattr(value, name) for name in type(value).__slots__]
 
 
-_KINDS: dict[str, type[Any]] = {
-    kind.__name__: kind
-    for kind in (Created, KeeperSeen, StreamCreated, TermGiven, ConsumerSeen, ConsumerDropped)
-}
+_KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Record)}
 
 
 def record_to_json(record: Record) -> dict[str, Any]:

@@ -2,19 +2,20 @@
 
 One thread ticks: reports of all keepers, one step of the core, durable, then the commits, whose answers
 say what the replicas now have. A keeper that does not answer is left out of a tick, and is sent what it
-missed when it is back: what is to be sent follows from its report alone. While a barrier waits, the
-tick is short.
+missed when it is back: what is to be sent follows from its report alone. While a barrier is new, the
+tick is short (`barriers.py`).
 
-Actions: status create_stream writer_term barrier register_consumer drop_consumer. They change the state
-under one lock; a barrier waits without it.
+Actions: status create_stream writer_term barrier register_consumer drop_consumer raise_version. They change
+the state under one lock; a barrier waits without it.
 """
 
+import math
 import os
 import threading
 import time
 import uuid
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ import structlog
 from pyarrow import flight
 
 from walsender_bridge.change_log import protocol
+from walsender_bridge.change_log.barriers import Barrier, Barriers
 from walsender_bridge.change_log.keeper_link import Keepers
 from walsender_bridge.change_log.protocol import Report, check_stream, number, text
 from walsender_bridge.change_log.repository import (
@@ -36,8 +38,10 @@ from walsender_bridge.change_log.repository import (
     StreamCreated,
     TermGiven,
     Tick,
+    VersionRaised,
 )
 from walsender_bridge.change_log.repository_store import RepositoryStore
+from walsender_bridge.change_log.stream_faults import StreamFaults
 from walsender_bridge.errors import (
     Cause,
     ConfigError,
@@ -58,13 +62,6 @@ _LONGEST_LEASE = 7 * 86_400.0
 _LONGEST_BARRIER = 86_400.0
 
 _log = structlog.get_logger(__name__)
-
-
-@dataclass(slots=True, eq=False)
-class _Barrier:
-    positions: dict[str, int]
-    #: The version that was forced for it; 0: its positions are not committed yet.
-    version: int = 0
 
 
 class RepositoryServer:
@@ -90,9 +87,10 @@ class RepositoryServer:
         self._tick = tick
         self._changed = threading.Condition()
         self._stopping = False
-        self._barriers: list[_Barrier] = []
+        self.barriers = Barriers()
         self._reports: dict[str, Report] = {}
-        self._ignored: dict[tuple[str, str], str] = {}
+        self._noted = StreamFaults()
+        self._faults: dict[str, TusklineError] = {}
         self._trim_at = 0.0
         self._store = RepositoryStore(data_dir / "repository.sqlite")
         if not self._state.log_id:
@@ -105,7 +103,9 @@ class RepositoryServer:
 
     @property
     def _state(self) -> Repository:
-        return self._store.state
+        # The store belongs to one thread at a time: while one appends, its state is not to be had.
+        with self._changed:
+            return self._store.state
 
     # -- its life -----------------------------------------------------------------------------------
 
@@ -127,6 +127,7 @@ class RepositoryServer:
         """End the service; barriers that wait are told."""
         with self._changed:
             self._stopping = True
+            self.barriers.stop()
             self._changed.notify_all()
         if self._flight is not None:
             self._flight.shutdown()
@@ -145,8 +146,9 @@ class RepositoryServer:
                 # Without this thread nothing is ever committed again: whatever it is, go on, from the disk.
                 _log.exception("the repository's step failed", error=str(error))
                 self._reload()
+                self._failed(error)
             with self._changed:
-                pause = _HASTE if self._waiting() else self._tick
+                pause = _HASTE if self.barriers.hurry() else self._tick
                 left = started + pause - time.monotonic()
                 if left > 0 and not self._stopping:
                     # A barrier that arrives cuts the pause short.
@@ -163,28 +165,38 @@ class RepositoryServer:
                 # A service that only seems to live would be worse: the supervisor starts another.
                 os._exit(Cause.CORRUPT)
 
-    def _waiting(self) -> bool:
-        return any(not barrier.version for barrier in self._barriers)
+    def _failed(self, error: Exception) -> None:
+        """Nothing is committed until a step succeeds: that is every stream's fault."""
+        if not isinstance(error, TusklineError):
+            error = UnavailableError(f"the repository's step failed: {error}", where=self.address)
+        with self._changed:
+            self._faults = dict.fromkeys(self._state.streams, error)
 
     def _step(self) -> None:
         reports = self._keepers.ask(within=max(self._tick, 1.0))
         with self._changed:
             self._met()
-            barriers = [barrier for barrier in self._barriers if not barrier.version]
+            barriers = self.barriers.unforced()
             positions = tuple(barrier.positions for barrier in barriers)
             forced = self._state.forced_version
-            self._record(Tick(self._clock.now(), tuple(reports), positions))
+            counted = self._note(reports)
+            issue = self._noted.refusal(self._state.streams, self._keepers) is None
+            now = self._clock.now()
+            self._record(Tick(now, tuple(reports), positions, issue))
             if self._state.forced_version > forced:
                 for barrier in barriers:
                     if self._state.satisfied(barrier.positions):
                         barrier.version = self._state.forced_version
-            due = self._keepers.due(self._note(reports), self._state.streams)
-        taken = [report for link, commits in due for report in self._keepers.send(link, commits)]
+            due = self._keepers.due(counted, self._state.streams)
+        taken = [
+            report for link, commits in due for report in self._keepers.send(link, commits, now)
+        ]
         with self._changed:
             if taken:
                 self._record(Tick(self._clock.now(), tuple(taken), issue=False))
                 self._note(taken)
-            self._changed.notify_all()
+            self._faults = self._noted.look(self._state.streams, self._keepers)
+            self.barriers.published(self._state.published)
         self._trim()
 
     def _record(self, record: Record) -> None:
@@ -196,17 +208,9 @@ class RepositoryServer:
                 self._record(KeeperSeen(keeper.keeper_id, keeper.address))
 
     def _note(self, reports: Sequence[Report]) -> list[Report]:
-        """Remember the reports that count, and say once why another does not."""
-        counted = []
-        for verdict in self._state.judge(reports):
-            report = verdict.report
-            key = (report.replica, report.stream)
-            if verdict.reason and self._ignored.get(key) != verdict.reason:
-                _log.error("report ignored", stream=report.stream, reason=verdict.reason)
-            self._ignored[key] = verdict.reason
-            if not verdict.reason:
-                self._reports[report.stream] = report
-                counted.append(report)
+        """Remember the reports that count."""
+        counted = self._noted.note(self._state.judge(reports))
+        self._reports.update((report.stream, report) for report in counted)
         return counted
 
     def _trim(self) -> None:
@@ -216,16 +220,16 @@ class RepositoryServer:
         self._trim_at = time.monotonic() + min(5.0, max(0.2, self._retention / 4))
         with self._changed:
             now = self._clock.now()
-            before = int(self._clock.kept_until(self._retention) * 1e6)
+            times = {"now": int(now * 1e6), "before_time": int((now - self._retention) * 1e6)}
             limits = {
                 name: (stream.replicas, self._state.trim_limit(name, now))
                 for name, stream in self._state.streams.items()
             }
         for name, (replicas, limit) in limits.items():
             for keeper in self._keepers.answering():
-                if keeper.keeper_id in replicas and limit > 1 and before > 0:
+                if keeper.keeper_id in replicas and limit > 1 and times["before_time"] > 0:
                     try:
-                        keeper.call("trim", stream=name, up_to=limit, before_time=before)
+                        keeper.call("trim", stream=name, up_to=limit, **times)
                     except TusklineError as error:
                         _log.warning("trim failed", stream=name, error=error.what)
 
@@ -267,6 +271,7 @@ class RepositoryServer:
                 "version": self._state.published,
                 "forced_version": min(self._state.forced_version, self._state.published),
                 "streams": {name: self._cut(name) for name in sorted(self._state.streams)},
+                "faults": {name: fault.to_wire() for name, fault in self._faults.items()},
             }
 
     def create_stream(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -307,29 +312,35 @@ class RepositoryServer:
             self._record(TermGiven(name, term + 1))
             return {"term": term + 1}
 
-    def barrier(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """See `LogClient.barrier`."""
+    def barrier(
+        self, request: Mapping[str, Any], gone: Callable[[], bool] = lambda: False
+    ) -> dict[str, Any]:
+        """See `LogClient.barrier`. `gone`: whether the client does not wait any more."""
         positions, timeout = request.get("positions"), request.get("timeout")
         if not isinstance(positions, dict) or not isinstance(timeout, int | float):
             raise MalformedMessageError("a barrier has positions and a timeout")
-        barrier = _Barrier({name: number(positions, name) for name in positions})
+        if math.isnan(timeout):
+            raise MalformedMessageError("a timeout is a number of seconds")
+        wanted = {name: number(positions, name) for name in positions}
         with self._changed:
-            for name in barrier.positions:
+            for name in wanted:
                 self._stream(name)
-            self._barriers.append(barrier)
+            if self._stopping:
+                raise UnavailableError("the repository stops", where=self.address)
+            barrier = self.barriers.add(wanted)
+            # It cuts the pause between two ticks short.
             self._changed.notify_all()
-            try:
-                self._changed.wait_for(
-                    lambda: self._stopping or 0 < barrier.version <= self._state.published,
-                    min(float(timeout), _LONGEST_BARRIER),
-                )
-            finally:
-                self._barriers.remove(barrier)
+        try:
+            barrier.wait(min(float(timeout), _LONGEST_BARRIER), gone)
+        finally:
+            with self._changed:
+                self.barriers.remove(barrier)
+        with self._changed:
             if 0 < barrier.version <= self._state.published:
                 return {"version": barrier.version}
             raise self._unmet(barrier)
 
-    def _unmet(self, barrier: _Barrier) -> TusklineError:
+    def _unmet(self, barrier: Barrier) -> TusklineError:
         if self._stopping:
             return UnavailableError("the repository stops", where=self.address)
         missing = [
@@ -338,6 +349,14 @@ class RepositoryServer:
             if self._state.streams[name].last.position.end_lsn < lsn
         ]
         waits = f"streams {', '.join(missing)} are behind" if missing else "a keeper is behind"
+        names = barrier.positions or self._faults
+        fault = next((self._faults[name] for name in names if name in self._faults), None)
+        if fault is not None:
+            return DeadlineError(
+                f"the barrier was not reached in time: {fault.what}",
+                where=fault.where,
+                repair=fault.repair,
+            )
         return DeadlineError(
             f"the barrier was not reached in time: {waits}",
             where=self.address,
@@ -368,6 +387,17 @@ class RepositoryServer:
             self._record(ConsumerDropped(text(request, "name")))
         return {}
 
+    def raise_version(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """See `LogClient.raise_version`."""
+        version = number(request, "version")
+        with self._changed:
+            refusal = self._noted.refusal(self._state.streams, self._keepers)
+            if refusal is not None:
+                raise refusal
+            if self._store.append(VersionRaised(version)):
+                _log.warning("versions were skipped, as a reader has seen them", version=version)
+        return {}
+
 
 def _jumped(seconds: float) -> None:
     _log.warning(
@@ -380,22 +410,23 @@ class _Service(flight.FlightServerBase):  # type: ignore[misc]  # Flight carries
     """The Flight side: no meaning, only forms."""
 
     def __init__(self, server: RepositoryServer, listen: str) -> None:
-        self._handlers = {
+        self._server = server
+        self._handlers: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
             "status": server.status,
             "create_stream": server.create_stream,
             "writer_term": server.writer_term,
-            "barrier": server.barrier,
             "register_consumer": server.register_consumer,
             "drop_consumer": server.drop_consumer,
+            "raise_version": server.raise_version,
         }
         super().__init__(f"grpc://{listen}")
 
     def list_actions(self, context: flight.ServerCallContext) -> list[tuple[str, str]]:
         """The names of the actions."""
         del context
-        return [(name, "see the change log's README") for name in self._handlers]
+        return [(name, "see the change log's README") for name in (*self._handlers, "barrier")]
 
     def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> list[bytes]:
         """One action."""
-        del context
-        return protocol.answer(self._handlers, action)
+        waits = {"barrier": partial(self._server.barrier, gone=context.is_cancelled)}
+        return protocol.answer({**self._handlers, **waits}, action)

@@ -5,12 +5,15 @@ behind it, so the state is what it was. A checkpoint follows every thousand reco
 records before it along, in one transaction. The commits, the larger part of the state, are rows of
 their own (version -> stream, local range, global range): a checkpoint adds and removes only those that
 changed.
+
+Each row has a checksum of its values, since a digit that changed still makes a record. Rows of format 1 have none.
 """
 
 import json
 import sqlite3
 from pathlib import Path
 
+import google_crc32c
 import structlog
 
 from walsender_bridge import sql
@@ -20,10 +23,11 @@ from walsender_bridge.change_log.repository import (
     record_from_json,
     record_to_json,
 )
+from walsender_bridge.change_log.stream_faults import REPAIR
 from walsender_bridge.errors import ConfigError, CorruptError, NotSupportedError, UnavailableError
 from walsender_bridge.private import private_file
 
-FORMAT = 1
+FORMAT = 2
 CHECKPOINT_EVERY = 1000
 
 _log = structlog.get_logger()
@@ -58,7 +62,7 @@ class RepositoryStore:
             raise CorruptError(
                 f"the repository cannot be read: {error}",
                 where=str(path),
-                repair="put back a copy of it, or give a new [log] data_dir to a new log",
+                repair=REPAIR,
             ) from error
 
     def _open(self) -> None:
@@ -66,10 +70,9 @@ class RepositoryStore:
         for pragma in ("journal_mode = WAL", "synchronous = FULL", "locking_mode = EXCLUSIVE"):
             self._db.execute(f"PRAGMA {pragma}")
         (version,) = self._db.execute("PRAGMA user_version").fetchone()
-        if version == 0:
-            self._db.executescript(
-                f"BEGIN; {sql.load('repository')}; PRAGMA user_version = {FORMAT}; COMMIT;"
-            )
+        if version in {0, 1}:
+            making = sql.load("repository_from_1" if version else "repository")
+            self._db.executescript(f"BEGIN; {making}; PRAGMA user_version = {FORMAT}; COMMIT;")
         elif version != FORMAT:
             self._db.close()
             raise NotSupportedError(
@@ -79,26 +82,29 @@ class RepositoryStore:
             )
 
     def _load(self) -> Repository:
-        row = self._db.execute("SELECT number, body FROM checkpoint").fetchone()
+        row = self._db.execute("SELECT number, body, crc FROM checkpoint").fetchone()
         state, self._checkpointed = Repository(), 0
         if row is not None:
+            _check("the checkpoint", *row)
             self._checkpointed, record = row[0], json.loads(row[1])
             for name, stream in record["streams"].items():
-                stream["history"] = [
-                    [json.loads(context), json.loads(position)]
-                    for context, position in self._db.execute(
-                        "SELECT context, position FROM commits WHERE stream = ? ORDER BY version",
-                        [name],
-                    )
-                ]
+                rows = self._db.execute(
+                    "SELECT stream, version, context, position, crc FROM commits WHERE stream = ?"
+                    " ORDER BY version",
+                    [name],
+                ).fetchall()
+                for each in rows:
+                    _check(f"commit {each[1]} of stream {name}", *each)
+                stream["history"] = [[json.loads(each[2]), json.loads(each[3])] for each in rows]
             state = Repository.from_record(record)
         self._number = self._checkpointed
-        for number, body in self._db.execute(
-            "SELECT number, body FROM record WHERE number > ? ORDER BY number",
+        for number, body, crc in self._db.execute(
+            "SELECT number, body, crc FROM record WHERE number > ? ORDER BY number",
             [self._checkpointed],
         ):
             if number != self._number + 1:
                 raise ValueError(f"record {self._number + 1} is missing")
+            _check(f"record {number}", number, body, crc)
             state.apply(record_from_json(json.loads(body)))
             self._number = number
         return state
@@ -132,9 +138,10 @@ class RepositoryStore:
 
     def _keep(self, record: Record) -> None:
         body = json.dumps(record_to_json(record), separators=(",", ":"))
+        row = (self._number + 1, body)
         try:
             self._db.execute(
-                "INSERT INTO record (number, body) VALUES (?, ?)", [self._number + 1, body]
+                "INSERT INTO record (number, body, crc) VALUES (?, ?, ?)", [*row, _crc(*row)]
             )
         except sqlite3.DatabaseError as error:
             raise UnavailableError(
@@ -161,17 +168,19 @@ class RepositoryStore:
                 self._db.execute(
                     "DELETE FROM commits WHERE stream = ? AND version < ?", [name, history[0][0][0]]
                 )
+                rows = [
+                    (name, context[0], json.dumps(context), json.dumps(position))
+                    for context, position in history
+                    if kept is None or context[0] > kept
+                ]
                 self._db.executemany(
-                    "INSERT INTO commits (stream, version, context, position) VALUES (?, ?, ?, ?)",
-                    [
-                        (name, context[0], json.dumps(context), json.dumps(position))
-                        for context, position in history
-                        if kept is None or context[0] > kept
-                    ],
+                    "INSERT INTO commits (stream, version, context, position, crc) VALUES (?, ?, ?, ?, ?)",
+                    [(*each, _crc(*each)) for each in rows],
                 )
+            row = (self._number, json.dumps(record))
             self._db.execute(
-                "INSERT OR REPLACE INTO checkpoint (one, number, body) VALUES (1, ?, ?)",
-                [self._number, json.dumps(record)],
+                "INSERT OR REPLACE INTO checkpoint (one, number, body, crc) VALUES (1, ?, ?, ?)",
+                [*row, _crc(*row)],
             )
             self._db.execute("DELETE FROM record WHERE number <= ?", [self._number])
         self._checkpointed = self._number
@@ -179,3 +188,14 @@ class RepositoryStore:
     def close(self) -> None:
         """Close the file."""
         self._db.close()
+
+
+def _crc(*values: object) -> int:
+    return int(google_crc32c.value("\n".join(map(str, values)).encode()))
+
+
+def _check(what: str, *row: object) -> None:
+    """Raise `ValueError` unless the last value is the checksum of the others, or None."""
+    *values, crc = row
+    if crc is not None and crc != _crc(*values):
+        raise ValueError(f"{what} does not match its checksum")

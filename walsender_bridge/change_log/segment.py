@@ -57,6 +57,27 @@ DAMAGE = (
 )
 
 
+#: What it says of the machine, while the file is read.
+_OF_THE_MOMENT = (
+    lmdb.DiskError,
+    lmdb.LockError,
+    lmdb.MemoryError,
+    lmdb.ReadersFullError,
+    lmdb.TlsFullError,
+)
+
+
+def refused_read(error: lmdb.Error, file: str) -> CorruptError | UnavailableError:
+    """What it means that a segment which is open could not be read."""
+    if isinstance(error, _OF_THE_MOMENT):
+        return UnavailableError(
+            f"it cannot be read now: {error}",
+            where=file,
+            repair="it is tried again; see that the keeper has memory",
+        )
+    return CorruptError(f"it cannot be read: {error}", where=file)
+
+
 def _may_pass(folder: Path, error: Exception) -> UnavailableError:
     return UnavailableError(
         f"it cannot be opened now: {error}",
@@ -94,10 +115,16 @@ class Segment:
     def open(self, *, write: bool) -> None:
         """Open the environment.
 
-        Raises `CorruptError` for damage, `UnavailableError` for what may pass: no file descriptor left, or
-        a reader that still holds the environment which a failed write has closed.
+        Raises `CorruptError` for damage, `UnavailableError` for what may pass: no file descriptor left, a folder that was
+        moved, or a reader that still holds the environment which a failed write has closed.
         """
         data = self.folder / "data.mdb"
+        if not write and not self.folder.parent.exists():
+            raise UnavailableError(
+                "its stream's folder is not there now",
+                where=str(self.folder.parent),
+                repair="put it back, or mount its disk; it is tried again",
+            )
         if not write and not data.exists():
             raise CorruptError("its data file is gone", where=str(self.folder))
         if write:

@@ -38,6 +38,7 @@ from walsender_bridge.change_log.segment import (
     Snapshot,
     check_old,
     dense,
+    refused_read,
 )
 from walsender_bridge.change_log.segment_entries import (
     committed_entries,
@@ -274,9 +275,11 @@ class StreamStore:
             self._damaged.setdefault(segment.first_offset, error)
             raise
         except lmdb.Error as error:
-            damage = CorruptError(f"it cannot be read: {error}", where=segment.file, repair=REPAIR)
-            self._damaged.setdefault(segment.first_offset, damage)
-            raise damage from error
+            refused = refused_read(error, segment.file)
+            refused.repair = refused.repair or REPAIR
+            if isinstance(refused, CorruptError):
+                self._damaged.setdefault(segment.first_offset, refused)
+            raise refused from error
 
     def _check_open(self) -> None:
         """The lock is held. A read may meet a store that was closed meanwhile: its owner stops, or recovers it."""
