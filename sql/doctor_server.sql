@@ -10,6 +10,11 @@ SELECT jsonb_build_object(
         SELECT jsonb_object_agg(name, jsonb_build_object('value', setting, 'unit', unit)) FROM pg_settings
         WHERE name IN ('wal_level', 'max_replication_slots', 'max_wal_senders', 'max_slot_wal_keep_size',
                        'idle_replication_slot_timeout', 'max_prepared_transactions')),
+    'disk', jsonb_build_object(
+        'local', inet_server_addr() IS NULL OR inet_server_addr() = inet_client_addr(),
+        'folder', (SELECT setting FROM pg_settings WHERE name = 'data_directory'),
+        'kept', (SELECT max((CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END
+                             - restart_lsn)::bigint) FROM pg_replication_slots)),
     'slots_used', (SELECT count(*) FROM pg_replication_slots),
     'senders_used', (SELECT count(*) FROM pg_stat_replication),
     'role', (SELECT jsonb_build_object('name', rolname, 'superuser', rolsuper, 'replication', rolreplication)

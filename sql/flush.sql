@@ -7,7 +7,6 @@ CREATE TABLE IF NOT EXISTS tuskline.flush (
     at timestamptz NOT NULL DEFAULT clock_timestamp()
 );
 COMMENT ON TABLE tuskline.flush IS 'Tuskline writes here to mark a moment in the log. One row, published.';
-INSERT INTO tuskline.flush (id) VALUES (1) ON CONFLICT DO NOTHING;
 -- What Tuskline has made on this server, so that `tuskline detach` takes back this and nothing else.
 CREATE TABLE IF NOT EXISTS tuskline.made (
     slot text NOT NULL,

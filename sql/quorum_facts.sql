@@ -32,6 +32,13 @@ SELECT jsonb_build_object(
     'senders_used', (SELECT count(*) FROM pg_stat_replication),
     'slot', (SELECT to_jsonb(s) FROM pg_replication_slots AS s WHERE s.slot_name = %(slot)s),
     'senders', (SELECT count(*) FROM pg_stat_replication WHERE lower(application_name) = lower(%(name)s)),
+    -- Standbys beside the proposer that commits wait for and that have several walsenders.
+    'crowded', (
+        SELECT coalesce(jsonb_agg(jsonb_build_object('name', name, 'walsenders', walsenders) ORDER BY name), '[]')
+        FROM (SELECT lower(application_name), min(application_name), count(*)
+              FROM pg_stat_replication
+              WHERE sync_priority > 0 AND lower(application_name) <> lower(%(name)s)
+              GROUP BY 1 HAVING count(*) > 1) AS s (folded, name, walsenders)),
     -- max(pg_lsn) is of 13 and newer.
     'quorum_lsn', (SELECT max(flush_lsn - '0/0'::pg_lsn)::bigint FROM pg_stat_replication
                    WHERE lower(application_name) = lower(%(name)s)),

@@ -1,1 +1,2 @@
-SET ROLE {role};
+-- Until the transaction ends.
+SET LOCAL ROLE {role};

@@ -1,4 +1,6 @@
--- Whether the extension's functions are in this database and this role may call them.
-SELECT coalesce(has_function_privilege(p.oid, 'EXECUTE') AND has_schema_privilege(n.oid, 'USAGE'), false)
+-- Whether the extension's functions, those of its newest version too, are in this database and this role may call them.
+-- The inner query is slots_trusted.sql.
+SELECT coalesce(has_function_privilege(p.oid, 'EXECUTE') AND has_schema_privilege(n.oid, 'USAGE'), false) AND ({trusted})
 FROM pg_proc AS p JOIN pg_namespace AS n ON n.oid = p.pronamespace
-WHERE n.nspname = 'tuskline_slots' AND p.proname = 'advance';
+WHERE n.nspname = 'tuskline_slots' AND p.proname = 'marker'
+LIMIT 1;

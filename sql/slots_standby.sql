@@ -1,5 +1,5 @@
--- What a failover candidate shows of itself and its copies, as one JSON object. Run with search_path = pg_catalog, so
--- that no name and no operator here is anybody else's. The inner query is slots_inspected.sql, or slots_bare.sql without
+-- What a failover candidate shows of itself and its copies, as one JSON object. No name and no operator
+-- here is anybody else's: the search_path of every session is pg_catalog. The inner query is slots_inspected.sql, or slots_bare.sql without
 -- the extension. What comes first is read first: settings, slots, then the clock and what is on disk. Whoever may not see
 -- the WAL receiver (pg_read_all_stats) sees only that it is there.
 SELECT json_build_object(
@@ -16,7 +16,7 @@ SELECT json_build_object(
     'conf_load_time', round(extract(epoch FROM pg_conf_load_time()) * 1000000)::bigint,
     'settings', (SELECT json_object_agg(name, setting) FROM pg_settings
                  WHERE name IN ('hot_standby_feedback', 'wal_receiver_status_interval', 'primary_slot_name',
-                              'sync_replication_slots', 'max_slot_wal_keep_size', 'wal_keep_size')),
+                              'sync_replication_slots', 'max_slot_wal_keep_size', 'wal_keep_size', 'wal_segment_size')),
     'idle_timeout', extract(epoch FROM current_setting('idle_replication_slot_timeout', true)::interval)::bigint,
     'receiver', (SELECT to_jsonb(w) - 'conninfo' FROM pg_stat_wal_receiver AS w),
     'receiver_start', (SELECT round(extract(epoch FROM a.backend_start) * 1000000)::bigint FROM pg_stat_activity AS a
@@ -24,6 +24,7 @@ SELECT json_build_object(
     'replay_lsn', (CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END)::text,
     'slots', (SELECT coalesce(json_agg(s), '[]') FROM pg_replication_slots AS s),
     'inspected', (SELECT coalesce(json_agg(i.slot), '[]') FROM ({inspected}) AS i),
+    'databases', (SELECT json_agg(json_build_object('oid', d.oid::text, 'xmin', d.xmin::text)) FROM pg_database AS d),
     'clock', round(extract(epoch FROM clock_timestamp()) * 1000000)::bigint,
     'flush_lsn', (CASE WHEN pg_is_in_recovery() THEN pg_last_wal_receive_lsn() ELSE pg_current_wal_lsn() END)::text
 );

@@ -1,9 +1,9 @@
 -- A table's columns in order: type (of a domain: its base type, without the modifier, which the change
--- stream does not tell either), whether generated, the function that writes its values as text, the type that
--- this function takes where that is another one (refcursor), and whether it is in the key, by which the stream's
--- updates and deletes name a row: that of the replica identity's index, by default the primary key. With FULL they
--- carry the whole row, and the stream does not tell when the primary key changes. A deferrable key is none: rows may
--- pass through each other's keys inside a statement, so a change cannot be followed by it.
+-- stream does not tell either), whether generated, the function that writes its values as text, the type to give it
+-- where that is another one (refcursor; the enum of a domain, since a domain is no anyenum), and whether it is in the
+-- key, by which the stream's updates and deletes name a row: that of the replica identity's index, by default the primary
+-- key. With FULL they carry the whole row, and the stream does not tell when the primary key changes. A deferrable key is
+-- none: rows may pass through each other's keys inside a statement, so a change cannot be followed by it.
 WITH RECURSIVE bases AS (
     SELECT atttypid AS type, atttypid AS base
     FROM pg_attribute WHERE attrelid = %(table)s AND attnum > 0 AND NOT attisdropped
@@ -13,7 +13,11 @@ WITH RECURSIVE bases AS (
 SELECT a.attname, b.base::bigint, a.atttypmod,
        coalesce(to_jsonb(a) ->> 'attgenerated', '') <> '' AS generated,
        ARRAY[fn.nspname, f.proname]::text[] AS output,
-       CASE WHEN p.typtype <> 'p' AND p.oid <> b.base THEN ARRAY[pn.nspname, p.typname]::text[] END AS argument,
+       CASE WHEN p.typtype <> 'p' AND p.oid <> b.base THEN ARRAY[pn.nspname, p.typname]::text[]
+            WHEN p.typname = 'anyenum' AND t.typtype = 'd' THEN (
+                SELECT ARRAY[en.nspname, e.typname]::text[]
+                FROM pg_type AS e JOIN pg_namespace AS en ON en.oid = e.typnamespace WHERE e.oid = b.base)
+            END AS argument,
        coalesce(a.attnum = ANY ((k.indkey::int2[])[0:k.indnkeyatts - 1]), false) AS is_key
 FROM pg_attribute AS a
 JOIN pg_class AS c ON c.oid = a.attrelid

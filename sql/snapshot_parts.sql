@@ -5,7 +5,8 @@ WITH RECURSIVE parts AS (
     SELECT i.inhrelid
     FROM parts
     JOIN pg_class AS p ON p.oid = parts.oid AND p.relkind = 'p'
-    JOIN pg_inherits AS i ON i.inhparent = p.oid
+    -- What DETACH ... CONCURRENTLY has begun to detach is not read through its parent any more.
+    JOIN pg_inherits AS i ON i.inhparent = p.oid AND NOT coalesce((to_jsonb(i) ->> 'inhdetachpending')::bool, false)
 )
 SELECT n.nspname, c.relname, c.oid::bigint, c.relkind::text,
        coalesce(pg_relation_size(c.oid), 0) / current_setting('block_size')::bigint AS blocks,

@@ -15,7 +15,7 @@ from typing import Annotated
 
 import typer
 
-from walsender_bridge import extras, logs
+from walsender_bridge import disk_trouble, extras, logs
 from walsender_bridge.commands import (
     attach,
     doctor,
@@ -37,7 +37,6 @@ from walsender_bridge.commands.options import DEFAULT_CONFIG, AsJson, ConfigPath
 from walsender_bridge.config import Config, load_config, remember_flags
 from walsender_bridge.errors import (
     Cause,
-    NotSupportedError,
     TusklineError,
     UsageError,
 )
@@ -125,7 +124,12 @@ def lake_run(config: ConfigPath = DEFAULT_CONFIG) -> None:
     extras.need("spark")
     from spark_consumers.lakehouse import folder
 
-    folder.check(lake.uri)
+    try:
+        folder.check(lake.uri)
+    except TusklineError as error:
+        lake_status.write(settings.run_dir, error)
+        raise
+    lake_status.write(settings.run_dir, None)
     from spark_consumers.lakehouse.pipeline import Lakehouse, Source
     from spark_consumers.scratch import scratch
     from spark_consumers.scratch import settings as scratch_settings
@@ -171,10 +175,9 @@ def metrics(config: ConfigPath = DEFAULT_CONFIG) -> None:
     """Serve /metrics, /healthz and /readyz; `up` does so by itself with [metrics]."""
     exit_with_parent()
     settings = _settings(config)
-    try:
-        from walsender_bridge.commands.metrics import serve
-    except ImportError as error:
-        raise _monitor_missing(error) from None
+    extras.need("monitor")
+    from walsender_bridge.commands.metrics import serve
+
     serve(settings)
 
 
@@ -182,17 +185,10 @@ def metrics(config: ConfigPath = DEFAULT_CONFIG) -> None:
 def top(config: ConfigPath = DEFAULT_CONFIG) -> None:
     """A live view of processes, streams, lag, epochs and tables."""
     settings = load_config(config)
-    try:
-        from walsender_bridge.commands.top import Top
-    except ImportError as error:
-        raise _monitor_missing(error) from None
+    extras.need("monitor")
+    from walsender_bridge.commands.top import Top
+
     Top(settings).run()
-
-
-def _monitor_missing(error: ImportError) -> NotSupportedError:
-    return NotSupportedError(
-        f"{error.name} is not installed", repair="pip install 'tuskline[monitor]'"
-    )
 
 
 @app.command()
@@ -322,6 +318,12 @@ def main() -> None:
     except TusklineError as error:
         Output(as_json=as_json).error(error)
         _leave(int(error.cause))
+    except OSError as error:
+        if error.errno not in disk_trouble.NO_ROOM:
+            raise
+        full = disk_trouble.of(error)
+        Output(as_json=as_json).error(full)
+        _leave(int(full.cause))
     except KeyboardInterrupt:
         Output(as_json=as_json).error(UsageError("interrupted"))
         _leave(130)

@@ -111,6 +111,10 @@ class Config(BaseSettings):
         """The file of what was decided about a source's gate (`capture.gate_record`)."""
         return self.log.data_dir / "gate" / f"{source.name}.jsonl"
 
+    def capture_status(self, source: SourceSection) -> Path:
+        """The file in which a source's capture says how it is, where its bridge runs (`capture.status`)."""
+        return self.run_dir / f"capture-{source.name}.status.json"
+
     @property
     def slots_dsn(self) -> str:
         """A database of the primary whose slots are copied to the failover candidates."""
@@ -149,6 +153,11 @@ class Config(BaseSettings):
     def members_request(self) -> Path:
         """The file in which another membership of the safekeepers is asked for (`proposer.member_changes`)."""
         return self.log.data_dir / "members.json"
+
+    @property
+    def quorum_id_file(self) -> Path:
+        """Where the bridge records its quorum's id (`proposer.quorum_record`)."""
+        return self.log.data_dir / "quorum-id.json"
 
     @property
     def run_dir(self) -> Path:

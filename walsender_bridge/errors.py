@@ -103,6 +103,10 @@ class PrivilegeError(TusklineError):
     cause = Cause.PRIVILEGE
 
 
+class UntrustedError(PrivilegeError):
+    """Something that the session would use could run another role's code with its rights."""
+
+
 class ServerSettingError(TusklineError):
     """A server is not set up for what was asked, such as `wal_level` below `logical`."""
 
@@ -156,7 +160,7 @@ class UnknownStreamError(TusklineError):
 
 
 class UnsupportedValueError(TusklineError):
-    """A value that the target cannot hold."""
+    """A value that the target cannot hold, or that no walsender can send."""
 
     cause = Cause.UNSUPPORTED_VALUE
 
@@ -232,7 +236,7 @@ class SpoolError(TusklineError):
 
 
 class DiskFullError(TusklineError):
-    """No room for more WAL, or less than is to stay free. It goes on by itself once there is room."""
+    """No room on a disk, or, at a safekeeper, less than is to stay free. It goes on by itself once there is room."""
 
     cause = Cause.DISK_FULL
 

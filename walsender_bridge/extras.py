@@ -8,11 +8,11 @@ from importlib.util import find_spec
 from walsender_bridge.config import Config
 from walsender_bridge.errors import NotSupportedError
 
-#: By the name of the extra: the modules that are imported for it.
+#: By the name of the extra: the modules of its packages.
 MODULES = {
     "keeper": ("lmdb", "fsspec", "scramp"),
-    "monitor": ("prometheus_client",),
-    "spark": ("pyspark", "adbc_driver_postgresql"),
+    "monitor": ("prometheus_client", "textual"),
+    "spark": ("pyspark",),
 }
 
 

@@ -3,8 +3,8 @@
 On a disk, a file that is being written back, or renamed over, makes its writer wait for milliseconds. Each
 installation has a folder of its own that only its account may enter, and a link to it in its run folder. The name is
 random: no other account can create it beforehand, and an installation that replaces a removed one does not find the
-files of that one. Nothing there survives a reboot, or needs to. Where there is no such place (`/dev/shm`), the run
-folder has a folder instead of the link.
+files of that one. Nothing there survives a reboot, or needs to. Where there is no such place (`/dev/shm`), or it is full
+when the folder is made, the run folder has a folder instead of the link.
 """
 
 import contextlib
@@ -12,11 +12,17 @@ import fcntl
 import hashlib
 import os
 import secrets
+import shutil
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from walsender_bridge.private import is_ours
+
 _MEMORY = Path("/dev/shm")  # noqa: S108  # what is made in it is checked below
+
+#: Bytes free below which the next file may find no room: each is of a few kilobytes.
+_ROOM = 256 << 10
 
 
 def folder(run_dir: Path) -> Path:
@@ -47,14 +53,15 @@ def prepare(run_dir: Path) -> Path:
 
 
 def _make(path: Path) -> bool:
-    """Make the folder, unless this account has it already; whether it is there and nobody else may write to it."""
-    with contextlib.suppress(FileExistsError, FileNotFoundError, PermissionError):
-        path.mkdir(mode=0o700)
+    """Make the folder where there is room, unless this account has it already; whether it is there for nobody else to write."""
+    with contextlib.suppress(OSError):
+        if os.path.lexists(path) or shutil.disk_usage(path.parent).free >= _ROOM:
+            path.mkdir(mode=0o700)
     try:
         its = path.lstat()
     except OSError:
         return False
-    return stat.S_ISDIR(its.st_mode) and its.st_uid == os.getuid() and not its.st_mode & 0o022
+    return stat.S_ISDIR(its.st_mode) and is_ours(its, 0o022)
 
 
 @contextlib.contextmanager
@@ -66,6 +73,19 @@ def _alone(run_dir: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+def full(run_dir: Path) -> str:
+    """Where there is too little room for the files, and how much; empty: there is enough, or nobody has prepared it."""
+    link = folder(run_dir)
+    place = _linked(link).parent
+    if not os.path.lexists(link):
+        return ""
+    try:
+        free = shutil.disk_usage(place).free
+    except OSError:
+        return ""
+    return f"{place} is full: {free} bytes are free" if free < _ROOM else ""
 
 
 def clear(run_dir: Path, *names: str) -> None:

@@ -14,16 +14,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from walsender_bridge import disk_trouble
 from walsender_bridge.errors import DeadlineError, RunningError
 
 _MUTEX, _PID = "up.lock", "up.pid"
+#: Digits of a pid in its file, with spaces before it.
+_WIDTH = 20
 
 
 @contextmanager
 def held(run_dir: Path) -> Iterator[None]:
-    """Hold the lock. Raises `RunningError` when another process has it."""
-    run_dir.mkdir(parents=True, exist_ok=True)
-    with (run_dir / _MUTEX).open("a") as mutex:
+    """Hold the lock. Raises `RunningError` when another process has it, and what `disk_trouble` names."""
+    mutex_file, pid_file = run_dir / _MUTEX, run_dir / _PID
+    with disk_trouble.named(run_dir):
+        run_dir.mkdir(parents=True, exist_ok=True)
+        mutex = mutex_file.open("a")
+    with mutex:
         try:
             fcntl.flock(mutex, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -32,12 +38,18 @@ def held(run_dir: Path) -> Iterator[None]:
                 where=str(run_dir),
                 repair="tuskline down",
             ) from None
-        with (run_dir / _PID).open("w") as file:
-            file.write(f"{os.getpid()}\n")
-            file.flush()
+        # Written over what is there: a disk that is full since has room for it.
+        with disk_trouble.named(pid_file):
+            descriptor = os.open(pid_file, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            with disk_trouble.named(pid_file):
+                os.write(descriptor, f"{os.getpid():>{_WIDTH}}\n".encode())
+                os.ftruncate(descriptor, _WIDTH + 1)
             # Waits for those who are looking just now.
-            fcntl.flock(file, fcntl.LOCK_EX)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
+        finally:
+            os.close(descriptor)
 
 
 def owner(run_dir: Path) -> int | None:

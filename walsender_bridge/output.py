@@ -5,7 +5,6 @@ on stdout's last line, and an error is one object on stderr.
 """
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from walsender_bridge import logs
 from walsender_bridge.errors import TusklineError
 from walsender_bridge.printable import printable
 
@@ -60,9 +60,8 @@ class Output:
         self.progress.print(printable(text), markup=False, highlight=False)
 
     def error(self, error: TusklineError) -> None:
-        """An error, on stderr: its sentence and its repair, or one JSON object."""
+        """An error, on stderr: its sentence and its repair, or one JSON object. A disk that takes none changes no exit code."""
         if self.as_json:
-            print(json.dumps({"error": error.to_wire()}), file=sys.stderr, flush=True)
+            logs.say(json.dumps({"error": error.to_wire()}) + "\n")
         else:
-            text = printable(f"error: {error}", lines=True)
-            self.progress.print(text, markup=False, highlight=False)
+            logs.say(printable(f"error: {error}\n", lines=True))

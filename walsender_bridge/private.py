@@ -18,6 +18,11 @@ _OTHERS = 0o077
 _log = structlog.get_logger(__name__)
 
 
+def is_ours(its: os.stat_result, denied: int) -> bool:
+    """Whether it belongs to this account, and none of the permissions `denied` is granted."""
+    return its.st_uid == os.geteuid() and not its.st_mode & denied
+
+
 def private_folder(folder: Path) -> None:
     """Make the folder, or close one that others may enter.
 
@@ -26,7 +31,7 @@ def private_folder(folder: Path) -> None:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     its = folder.stat()
     mode = stat.S_IMODE(its.st_mode)
-    if not mode & _OTHERS:
+    if is_ours(its, _OTHERS):
         return
     if mode & stat.S_ISVTX or its.st_uid != os.geteuid():
         whose = "is shared by all accounts" if mode & stat.S_ISVTX else "belongs to another account"

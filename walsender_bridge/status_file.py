@@ -1,7 +1,7 @@
 """A JSON file in which a process says how it is: replaced as a whole, so a reader sees one moment.
 
-It is written from loops that must not stop: a disk that takes no file is no reason to, and the reader sees by
-`updated_at` (seconds since the Unix epoch) that it is old. `pid` says who wrote it.
+It is written from loops that must not stop: a disk that takes no file is no reason to. The log says so once, and the
+reader sees by `updated_at` (seconds since the Unix epoch) that it is old. `pid` says who wrote it.
 """
 
 import contextlib
@@ -12,6 +12,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import structlog
+
+_log = structlog.get_logger(__name__)
+#: Files that could not be written when it was last tried.
+_untold: set[Path] = set()
+
 
 def write(path: Path, record: Mapping[str, Any]) -> None:
     """Replace the file, with `pid` and `updated_at` added."""
@@ -20,9 +26,14 @@ def write(path: Path, record: Mapping[str, Any]) -> None:
     try:
         draft.write_text(json.dumps(whole))
         draft.rename(path)
-    except OSError:
+    except OSError as error:
         with contextlib.suppress(OSError):
             draft.unlink()
+        if path not in _untold:
+            _log.error("the status file cannot be written", where=str(path), reason=str(error))
+            _untold.add(path)
+    else:
+        _untold.discard(path)
 
 
 def read(path: Path) -> dict[str, Any]:

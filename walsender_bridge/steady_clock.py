@@ -47,13 +47,6 @@ class SteadyClock:
         self._now += min(max(wall - self._now, passed), CATCH_UP * passed)
         return self._now
 
-    def kept_until(self, seconds: float) -> float:
-        """The wall clock's time before which something is older than `seconds`, by both clocks.
-
-        What is judged bears the wall clock's time. Where that was set back, so is the limit.
-        """
-        return min(self.now(), self._wall_at) - seconds
-
 
 def _wall() -> float:
     return time.time()

@@ -27,9 +27,12 @@ from typing import Any
 
 import structlog
 
+from walsender_bridge import status_file
 from walsender_bridge.private import private_file
 
 PARENT_FD = "TUSKLINE_PARENT_FD"
+#: To a child: the signal that ended its predecessor, by name.
+LAST_SIGNAL = "TUSKLINE_LAST_SIGNAL"
 FIRST_PAUSE = 0.2
 LONGEST_PAUSE = 15.0
 GOOD_LIFE = 60.0
@@ -123,13 +126,20 @@ class Supervisor:
             if time.monotonic() - born > GOOD_LIFE:
                 pause = FIRST_PAUSE
             state.restarts += 1
-            _log.warning("child ended", child=child.name, exit_code=state.exit_code, again=pause)
+            _log.warning(
+                "child ended",
+                child=child.name,
+                exit_code=state.exit_code,
+                **({"signal": name} if (name := _signal_of(state.exit_code)) else {}),
+                again=pause,
+            )
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), pause)
             pause = min(pause * 2, LONGEST_PAUSE)
 
     async def _start(self, child: Child, read_end: int) -> asyncio.subprocess.Process:
         environment = {**os.environ, **child.env, PARENT_FD: str(read_end)}
+        environment[LAST_SIGNAL] = _signal_of(self.states[child.name].exit_code)
         if child.log_file is None:
             return await asyncio.create_subprocess_exec(
                 *child.argv,
@@ -206,12 +216,8 @@ class Supervisor:
 
 
 def read_states(run_dir: Path, name: str) -> dict[str, Any]:
-    """What the supervisor `name` last wrote, or `{}` when it never ran there."""
-    try:
-        record: dict[str, Any] = json.loads((run_dir / f"{name}.json").read_text())
-    except FileNotFoundError:
-        return {}
-    return record
+    """What the supervisor `name` last wrote; `{}` when it never ran there, or a power cut left no such file."""
+    return status_file.read(run_dir / f"{name}.json")
 
 
 def stop_on_signals(stop: asyncio.Event) -> None:
@@ -219,6 +225,22 @@ def stop_on_signals(stop: asyncio.Event) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+
+
+def _signal_of(exit_code: int | None) -> str:
+    """The name of the signal that ended a process; empty if none did."""
+    if exit_code is None or exit_code >= 0:
+        return ""
+    try:
+        return signal.Signals(-exit_code).name
+    except ValueError:
+        return f"signal {-exit_code}"
+
+
+def last_signal() -> signal.Signals | None:
+    """In a supervised process: the signal that ended its predecessor."""
+    name = os.environ.pop(LAST_SIGNAL, "")
+    return signal.Signals[name] if name in signal.Signals.__members__ else None
 
 
 def exit_with_parent() -> None:

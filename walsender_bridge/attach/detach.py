@@ -1,6 +1,6 @@
 """`tuskline detach`: take back what the record says was made, and nothing that was there before.
 
-The slot goes first, because no transaction holds it: a detach that was cut off is run again. All else goes in
+The slot goes first, because no transaction takes it back: a detach that was cut off is run again. All goes in
 one transaction. What all sources of a database share goes with the last of them.
 """
 
@@ -29,19 +29,19 @@ def detach(source: Source, admin: str | None = None) -> list[Made]:
     when another role has made these things, or when something of others depends on them.
     """
     with capture.connect(as_admin(source, admin)) as connection:
-        record = Record(connection, source.slot)
+        record = Record(connection, source.slot, source.dsn)
         if record.owner is None:
             return []
         found = record.own() if record.readable else []
         for made in found:
             if made.kind == sight.KIND:
                 sight.take_sight(connection, source, record, made)
-        _act_as_owner(connection, record, source)
-        found = record.own()
-        if any(made.kind == "slot" for made in found):
-            _drop_slot(connection, source)
         try:
-            with connection.transaction():
+            with record.held():
+                _act_as_owner(connection, record, source)
+                found = record.own()
+                if any(made.kind == "slot" for made in found):
+                    _drop_slot(connection, source)
                 for made in found:
                     _take_back(connection, made)
                 record.forget()
@@ -76,7 +76,8 @@ def _drop_slot(connection: psycopg.Connection[Any], source: Source) -> None:
     deadline = time.monotonic() + _SLOT_SECONDS
     while True:
         try:
-            connection.execute(load("slot_drop").encode(), {"slot": source.slot})
+            with connection.transaction():
+                connection.execute(load("slot_drop").encode(), {"slot": source.slot})
         except psycopg.errors.ObjectInUse as error:
             if time.monotonic() > deadline:
                 raise SlotInUseError(

@@ -9,19 +9,21 @@ Server settings and tables are never changed: what they lack is an error, with t
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import psycopg
-from psycopg import pq, sql
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
 
+from walsender_bridge.attach.login import Login, login_of
 from walsender_bridge.attach.record import Made, Record
 from walsender_bridge.capture import source as capture
 from walsender_bridge.capture.source import FLUSH_TABLE, Source
-from walsender_bridge.errors import ConfigError, PrivilegeError, SlotInUseError
+from walsender_bridge.errors import ConfigError, PrivilegeError, SlotInUseError, UntrustedError
 from walsender_bridge.sql import load
-from walsender_bridge.wire.connection import ReplicationConnection, pinned_conninfo
+from walsender_bridge.wire.connection import ReplicationConnection
+from walsender_bridge.wire.dsn import parameters
 from walsender_bridge.wire.relation_name import relation_name, split_relation
 
 #: Seconds that the server may wait for transactions which run now, before it makes the slot.
@@ -40,11 +42,13 @@ def init(source: Source, admin: str | None = None) -> list[Made]:
     try:
         with capture.connect(maker) as connection:
             before = _recorded(connection, source)
-            capture.prepare(connection, maker)
+            capture.prepare(connection, source)
             if admin is not None:
                 _prepare_role(connection, source)
             _make_slot(connection, source)
             return [made for made in _recorded(connection, source) if made not in before]
+    except UntrustedError:
+        raise
     except PrivilegeError as error:
         raise PrivilegeError(
             error.what,
@@ -59,14 +63,9 @@ def as_admin(source: Source, admin: str | None) -> Source:
     if admin is None:
         return source
     try:
-        own, over = conninfo_to_dict(source.dsn), conninfo_to_dict(admin)
-    except psycopg.Error:
-        # libpq's own text quotes the part it did not understand: that may be a password.
-        raise ConfigError(
-            "a connection string is not one that libpq reads",
-            where=source.name,
-            repair="write a URI (postgresql://user@host/db) or key=value pairs",
-        ) from None
+        own, over = parameters(source.dsn), parameters(admin)
+    except ConfigError as error:
+        raise ConfigError(error.what, where=source.name, repair=error.repair) from None
     if "user" in over or "service" in over:
         # Another user's password would only be refused.
         own.pop("password", None)
@@ -74,28 +73,11 @@ def as_admin(source: Source, admin: str | None) -> Source:
 
 
 def _recorded(connection: psycopg.Connection[Any], source: Source) -> list[Made]:
-    record = Record(connection, source.slot)
+    record = Record(connection, source.slot, source.dsn)
     return [*record.own(), *record.shared()] if record.readable else []
 
 
 # -- the role -------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Login:
-    """Who a DSN logs in as, however libpq finds that out."""
-
-    user: str
-    password: str
-
-
-def login_of(dsn: str) -> Login:
-    """Libpq says whom it would log in as even when the server refuses, as it does before the role exists."""
-    pgconn = pq.PGconn.connect(pinned_conninfo(dsn).encode())
-    try:
-        return Login((pgconn.user or b"").decode(), (pgconn.password or b"").decode())
-    finally:
-        pgconn.finish()
 
 
 def _prepare_role(connection: psycopg.Connection[Any], source: Source) -> None:
@@ -103,7 +85,7 @@ def _prepare_role(connection: psycopg.Connection[Any], source: Source) -> None:
     login = login_of(source.dsn)
     if login.user == connection.info.user:
         return
-    record = Record(connection, source.slot)
+    record = Record(connection, source.slot, source.dsn)
     with connection.transaction():
         found = connection.execute(load("attach_role").encode(), {"role": login.user}).fetchone()
         if found is None:

@@ -19,8 +19,9 @@ from psycopg import sql
 from psycopg.rows import tuple_row
 
 from walsender_bridge.attach import sight
-from walsender_bridge.attach.init import as_admin, login_of
-from walsender_bridge.attach.record import Made, Record
+from walsender_bridge.attach.init import as_admin
+from walsender_bridge.attach.login import login_of
+from walsender_bridge.attach.record import QUORUM, Made, Record
 from walsender_bridge.attach.release_record import Decision
 from walsender_bridge.attach.standby_names import StandbyNames
 from walsender_bridge.capture import source as capture
@@ -31,6 +32,7 @@ from walsender_bridge.errors import (
     ServerSettingError,
     SlotError,
     SlotInUseError,
+    UsageError,
 )
 from walsender_bridge.sql import load
 from walsender_bridge.wire.lsn import format_lsn
@@ -79,7 +81,7 @@ def facts(connection: Connection, quorum: Quorum) -> dict[str, Any]:
 
 
 def decision(
-    connection: Connection, quorum: Quorum, action: Literal["release", "require"]
+    connection: Connection, quorum: Quorum, action: Literal["release", "require", "forget"]
 ) -> Decision:
     """What is decided, and how it stands at this moment: for `release_record`."""
     found = facts(connection, quorum)
@@ -104,7 +106,7 @@ def _text(lsn: int | None) -> str | None:
 def attach_quorum(quorum: Quorum, admin: str | None = None) -> list[Made]:
     """Make the slot, let the source's role see what is reported, and have commits wait if the quorum is there.
 
-    What was made. The database has been attached (`init`). Raises as `require_quorum`, and `SlotError`.
+    Not beside other standbys: that is an operator's decision (`require_quorum`). What was made. The database has been attached (`init`). Raises as `require_quorum`, and `SlotError`.
     """
     with session(quorum, admin) as connection:
         record = _record(connection, quorum)
@@ -112,7 +114,8 @@ def attach_quorum(quorum: Quorum, admin: str | None = None) -> list[Made]:
         check(facts(connection, quorum), quorum)
         _make_slot(connection, quorum, record)
         sight.let_see(connection, record, login_of(quorum.source.dsn).user)
-        if facts(connection, quorum)["senders"]:
+        found = facts(connection, quorum)
+        if found["senders"] and not _others(found, quorum):
             require_quorum(connection, quorum)
         return [made for made in record.own() if made not in before]
 
@@ -120,7 +123,7 @@ def attach_quorum(quorum: Quorum, admin: str | None = None) -> list[Made]:
 def detach_quorum(quorum: Quorum, admin: str | None = None) -> list[Made]:
     """Take back what the record says; what was taken back. Raises `SlotInUseError`, `PrivilegeError`."""
     with session(quorum, admin) as connection:
-        record = Record(connection, quorum.slot)
+        record = Record(connection, quorum.slot, quorum.source.dsn)
         found = record.own() if record.readable else []
         if any(made.kind == _NAMES for made in found):
             may_set(connection, quorum)
@@ -138,7 +141,7 @@ def detach_quorum(quorum: Quorum, admin: str | None = None) -> list[Made]:
 
 
 def _record(connection: Connection, quorum: Quorum) -> Record:
-    record = Record(connection, quorum.slot)
+    record = Record(connection, quorum.slot, quorum.source.dsn)
     if record.owner is None:
         raise ServerSettingError(
             "this database is not attached", where=quorum.where, repair="tuskline init"
@@ -199,9 +202,48 @@ def check(found: dict[str, Any], quorum: Quorum) -> None:
         )
 
 
-def require_quorum(connection: Connection, quorum: Quorum, *, timeout: float = 30.0) -> bool:
+def crowded(found: dict[str, Any]) -> str:
+    """Which other standbys can answer in the quorum's place, as each has several walsenders; empty: none."""
+    names = [
+        f"{each['walsenders']} walsenders are named {each['name']!r}" for each in found["crowded"]
+    ]
+    if not names:
+        return ""
+    return f"{', '.join(names)}: without the proposer they can answer in the quorum's place"
+
+
+def _others(found: dict[str, Any], quorum: Quorum) -> list[str]:
+    """The standbys beside the proposer that commits wait for."""
+    names = StandbyNames.parse(found["names"]).names
+    return [each for each in names if each.lower() != quorum.name.lower()]
+
+
+def _check_others(found: dict[str, Any], quorum: Quorum, *, beside: bool) -> None:
+    """Raise `ServerSettingError` where others can answer in the quorum's place, unless that is accepted."""
+    others = _others(found, quorum)
+    if others and not beside:
+        raise ServerSettingError(
+            f"{SETTING} names {', '.join(others)} beside the quorum: while no proposer is attached, two walsenders of "
+            "one of these names let COMMIT return without a quorum",
+            where=quorum.where,
+            repair=f"take them out of {SETTING}: a quorum needs no other standby; or accept this with "
+            "--beside-standbys, and give each standby an application_name of its own",
+        )
+    if several := crowded(found):
+        raise ServerSettingError(
+            several,
+            where=quorum.where,
+            repair="give each standby an application_name of its own (cluster_name, or primary_conninfo); a walsender whose "
+            "connection was cut ends after wal_sender_timeout",
+        )
+
+
+def require_quorum(
+    connection: Connection, quorum: Quorum, *, timeout: float = 30.0, beside: bool = False
+) -> bool:
     """Have commits wait for the proposer; whether anything had to be changed. `connection` is from `session`.
 
+    `beside`: also where other standbys have to answer, with what that leaves open (`standby_names.py`).
     First a quorum has to answer, in `timeout` seconds (0: it is not asked for, and commits may hang at once).
     Raises `ServerSettingError`, `DeadlineError` (no quorum answered: nothing is changed) and `PrivilegeError`.
     """
@@ -209,7 +251,9 @@ def require_quorum(connection: Connection, quorum: Quorum, *, timeout: float = 3
     check(found, quorum)
     now = StandbyNames.parse(found["names"])
     wanted = now.joined_by(quorum.name)
-    if wanted is None:
+    if wanted is not None:
+        _check_others(found, quorum, beside=beside)
+    else:
         raise ServerSettingError(
             f"{SETTING} is {found['names']!r}: others can answer in the quorum's place",
             where=quorum.where,
@@ -227,6 +271,36 @@ def require_quorum(connection: Connection, quorum: Quorum, *, timeout: float = 3
         record.add(Made(_NAMES, SETTING, grantee="" if row is None else f"={row[0]}"))
     set_names(connection, quorum, str(wanted))
     return True
+
+
+def record_id(connection: Connection, quorum: Quorum, quorum_id: int) -> None:
+    """Record on the server which quorum its commits are on, unless one is recorded: see `proposer.quorum_record`."""
+    record = Record(connection, quorum.slot, quorum.source.dsn)
+    if record.readable and not record.quorum_ids():
+        record.add(Made(QUORUM, f"{quorum_id:032x}"))
+
+
+def forget_id(connection: Connection, quorum: Quorum) -> None:
+    """Take the id back, so that new safekeepers may form a quorum. Raises `UsageError`, `PrivilegeError`.
+
+    Not while commits wait for the quorum: until another one is formed they would hang.
+    """
+    found = facts(connection, quorum)
+    if StandbyNames.parse(found["names"]).names_it(quorum.name):
+        raise UsageError(
+            f"commits wait for the quorum: {SETTING} is {found['names']!r}",
+            where=quorum.where,
+            repair="tuskline quorum release",
+        )
+    record = Record(connection, quorum.slot, quorum.source.dsn)
+    if not record.readable:
+        return
+    try:
+        record.forget_quorum()
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise PrivilegeError(
+            str(error.diag.message_primary), where=quorum.where, repair="add --admin user=..."
+        ) from None
 
 
 def release_quorum(connection: Connection, quorum: Quorum) -> bool:

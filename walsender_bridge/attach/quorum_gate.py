@@ -19,7 +19,7 @@ from typing import Any
 
 import psycopg
 
-from walsender_bridge.attach.quorum import Quorum, facts, session
+from walsender_bridge.attach.quorum import Quorum, crowded, facts, session
 from walsender_bridge.attach.standby_names import StandbyNames
 from walsender_bridge.errors import (
     ConnectionFailedError,
@@ -38,7 +38,7 @@ class GateState:
     """`wanted`: what the quorum must have. `reached`: what it has, as far as this server was told. LSNs, or None.
 
     `required`: whether commits wait for the quorum, `waiting`: how many do now, `proposers`: how many there are to
-    answer them. `reason`: why the gate is closed; empty: it is open.
+    answer them. `reason`: why the gate is closed; empty: it is open. `crowded`: who else can answer; empty: nobody.
     """
 
     wanted: int | None
@@ -47,6 +47,7 @@ class GateState:
     waiting: int
     proposers: int
     reason: str = ""
+    crowded: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """For `--json`."""
@@ -95,7 +96,9 @@ class Gate:
         elif not self._passed:
             held = "nothing yet" if not reached else format_lsn(reached)
             reason = f"a quorum has {held} of the WAL, which reaches {format_lsn(wanted)}"
-        return GateState(wanted, reached, required, found["waiting"], found["senders"], reason)
+        return GateState(
+            wanted, reached, required, found["waiting"], found["senders"], reason, crowded(found)
+        )
 
 
 def wait_ready(quorum: Quorum, timeout: float, admin: str | None = None) -> GateState:

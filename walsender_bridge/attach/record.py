@@ -8,29 +8,35 @@ under its slot. What all sources of a database share (schema, role, grants) is r
 is taken back with the last of them.
 
 Who may write the record could name in it what is not ours. So whoever takes back acts as the record's owner
-(`SET ROLE`), who could have done the same without it.
+(`SET ROLE`), who could have done the same without it. Nor may its owner have code run by whoever reads or writes
+it: each access is one of `own_tables.check`, in the same transaction.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
 import psycopg
 
+from walsender_bridge.attach import own_tables
 from walsender_bridge.sql import load
 
 #: Kinds that belong to one source; the others belong to all sources of the database.
 OF_ONE_SOURCE: Final = (
     *("slot", "publication", "published"),
     # What the quorum of safekeepers needs, under the slot that keeps WAL for them (`quorum`); the last for gates, too.
-    *("setting", "physical slot", "member"),
+    *("setting", "physical slot", "member", "quorum"),
 )
+#: The kind whose name is the id of the quorum that the server's commits are on, in hexadecimal.
+QUORUM: Final = "quorum"
 
 
 @dataclass(frozen=True, slots=True)
 class Made:
     """One thing: `kind` is schema, slot, publication, published, role, or what a grant is on.
 
-    Or physical slot, setting, member (a role that was made a member of pg_read_all_stats). `name` is as the
+    Or quorum, physical slot, setting, member (a role that was made a member of pg_read_all_stats). `name` is as the
     catalog writes it (tables: `relation_name`). `grantee` is the role of a grant, the publication that a table
     was added to, or `=` and what ALTER SYSTEM had set a setting to (empty: nothing); `privilege` the privilege
     that was granted.
@@ -52,11 +58,13 @@ class Made:
 
 
 class Record:
-    """The record of one source, on a connection to its database."""
+    """The record of one source, on a connection to its database; `dsn` is the source's own. All raise `PrivilegeError`."""
 
-    def __init__(self, connection: psycopg.Connection[Any], slot: str) -> None:
+    def __init__(self, connection: psycopg.Connection[Any], slot: str, dsn: str) -> None:
         self._connection = connection
         self._slot = slot
+        self._dsn = dsn
+        self._held = False
         row = connection.execute(load("made_owner").encode()).fetchone()
         #: The record's owner; None: nothing was ever made here.
         self.owner: str | None = row and row[0]
@@ -70,15 +78,13 @@ class Record:
         """Record a thing. Without the right to, nothing is recorded: it is not for detach to take back."""
         if not self._writable:
             return
-        self._connection.execute(
-            load("made_insert").encode(),
-            {
-                "slot": self._slot if made.kind in OF_ONE_SOURCE else "",
-                "kind": made.kind,
-                "name": made.name,
-                "privilege": made.privilege,
-                "grantee": made.grantee,
-            },
+        self._ask(
+            "made_insert",
+            slot=self._slot if made.kind in OF_ONE_SOURCE else "",
+            kind=made.kind,
+            name=made.name,
+            privilege=made.privilege,
+            grantee=made.grantee,
         )
 
     def own(self) -> list[Made]:
@@ -93,19 +99,43 @@ class Record:
         """Whether the same is recorded for something else of this database."""
         if not self.readable:
             return False
-        names = {"slot": self._slot, "kind": made.kind, "name": made.name}
-        row = self._connection.execute(load("made_others").encode(), names).fetchone()
+        row = self._ask("made_others", slot=self._slot, kind=made.kind, name=made.name).fetchone()
         return row is not None and row[0]
 
     def is_last(self) -> bool:
         """Whether no other source of this database has made anything."""
-        row = self._connection.execute(load("made_rest").encode(), {"slot": self._slot}).fetchone()
+        row = self._ask("made_rest", slot=self._slot).fetchone()
         return row is not None and row[0] == 0
 
     def forget(self) -> None:
         """Remove the rows of this source."""
-        self._connection.execute(load("made_forget").encode(), {"slot": self._slot})
+        self._ask("made_forget", slot=self._slot)
+
+    def quorum_ids(self) -> set[int]:
+        """The ids of quorums that this server's commits are on: one, or none."""
+        return {int(name, 16) for (name,) in self._ask("quorum_id")}
+
+    def forget_quorum(self) -> None:
+        """Remove the quorum's id, whichever source's slot it is recorded under."""
+        self._ask("quorum_id_forget")
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """A transaction in which the tables of the schema may be used and stay as they are, also under another role."""
+        if self._held:
+            yield
+            return
+        with self._connection.transaction():
+            own_tables.check(self._connection, self._dsn)
+            self._held = True
+            try:
+                yield
+            finally:
+                self._held = False
+
+    def _ask(self, text: str, **values: str) -> psycopg.Cursor[Any]:
+        with self.held():
+            return self._connection.execute(load(text).encode(), values or None)
 
     def _list(self, slot: str) -> list[Made]:
-        rows = self._connection.execute(load("made_list").encode(), {"slot": slot}).fetchall()
-        return [Made(*row) for row in rows]
+        return [Made(*row) for row in self._ask("made_list", slot=slot)]

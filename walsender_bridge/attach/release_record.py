@@ -27,7 +27,7 @@ class Decision:
     `waiting`: commits that hung at that moment. `names`: synchronous_standby_names before. `at`: Unix seconds.
     """
 
-    action: Literal["release", "require"]
+    action: Literal["release", "require", "forget"]
     server: str
     role: str
     lsn: str | None
@@ -42,7 +42,7 @@ class Decision:
         at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.at))
         return (
             f"{self.by} released the quorum at {at}: {self.waiting} commits waited, the WAL ended at {self.lsn}, "
-            f"a quorum had it up to {self.quorum_lsn or 'nobody knows where'}"
+            f"a quorum had it up to {self.quorum_lsn or 'an unknown LSN'}"
         )
 
 
@@ -73,7 +73,8 @@ def decisions(data_dir: Path) -> list[Decision]:
 
 def standing(data_dir: Path) -> Decision | None:
     """The release that holds; None when commits are to wait for the quorum."""
-    last = next(iter(decisions(data_dir)[::-1]), None)
+    standing = [each for each in decisions(data_dir) if each.action != "forget"]
+    last = standing[-1] if standing else None
     return last if last is not None and last.action == "release" else None
 
 

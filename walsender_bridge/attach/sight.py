@@ -12,7 +12,8 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from walsender_bridge.attach.init import as_admin, login_of
+from walsender_bridge.attach.init import as_admin
+from walsender_bridge.attach.login import login_of
 from walsender_bridge.attach.record import Made, Record
 from walsender_bridge.capture import source as capture
 from walsender_bridge.capture.source import Source
@@ -31,7 +32,7 @@ def attach_gate(source: Source, admin: str | None = None) -> list[Made]:
     The database has been attached (`init`). Without an administrator nothing is done, and `doctor` says so.
     """
     with capture.connect(as_admin(source, admin)) as connection:
-        record = Record(connection, source.slot)
+        record = Record(connection, source.slot, source.dsn)
         before = record.own() if record.readable else []
         let_see(connection, record, login_of(source.dsn).user)
         return [made for made in record.own() if made not in before] if record.readable else []

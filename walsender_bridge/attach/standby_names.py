@@ -1,14 +1,17 @@
 """`synchronous_standby_names` as PostgreSQL reads it (docs, 19.6.2; syncrep_gram.y), and what it makes commits wait for.
 
-Invariant of a quorum: nobody else can answer in the proposer's place. That holds when every name of the list has
-to answer (`FIRST n` or `ANY n` with exactly n names, no `*`) and the proposer's is one of them. Names compare
-without case, as the server compares them.
+Invariant of a quorum: nobody else can answer in the proposer's place. The server counts walsenders, not names, so only
+one form guarantees that: the proposer's name alone (`alone`). Names compare without case, as the server compares them.
 
 If the proposer is the only entry, the setting is `ANY 1`. After a change of proposers the server may have two
 walsenders of that name, of which the older belongs to a connection that a partition has cut, and remains until
 `wal_sender_timeout`. `FIRST 1` waits for the one in the lower slot of shared memory, which may be the older one;
-`ANY 1` waits for whichever answers first, and each reports only what a quorum has. Beside other names `FIRST n`
-stays: with `ANY n`, two walsenders of another standby could answer in the proposer's place.
+`ANY 1` waits for whichever answers first, and each reports only what a quorum has.
+
+Beside other names the strongest form is `FIRST n` of n names, the proposer's first (`needs`): while it is attached, it
+is one of the n. While it is not, n walsenders of the others answer without it: two of one name are enough for
+`FIRST 2`. With `ANY n`, or with another name before the proposer's, they do so even while it is attached. No
+setting excludes that, as the number of walsenders of a name has no limit, so `quorum.crowded` reports them.
 """
 
 import re
@@ -33,9 +36,9 @@ class StandbyNames:
     names: tuple[str, ...] = ()
 
     @classmethod
-    def all_of(cls, *names: str, method: str = "FIRST") -> Self:
-        """Each of them has to answer; one alone with any of its walsenders."""
-        return cls("ANY" if len(names) == 1 else method, len(names), names)
+    def all_of(cls, *names: str) -> Self:
+        """Each of them has to answer, the first one whenever it is attached; one alone with any of its walsenders."""
+        return cls("ANY" if len(names) == 1 else "FIRST", len(names), names)
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -65,8 +68,15 @@ class StandbyNames:
         return name.lower() in (each.lower() for each in self.names)
 
     def needs(self, name: str) -> bool:
-        """Whether no commit returns before a standby of this name has answered."""
-        return self.needs_all and self.names_it(name)
+        """Whether no commit returns before a standby of this name has answered, as long as one is attached."""
+        if not self.needs_all or not self.names_it(name):
+            return False
+        first = self.method == "FIRST" and self.names[0].lower() == name.lower()
+        return len(self.names) == 1 or first
+
+    def alone(self, name: str) -> bool:
+        """Whether no commit returns before a standby of this name has answered, attached or not."""
+        return self.needs(name) and len(self.names) == 1
 
     @property
     def needs_all(self) -> bool:
@@ -74,12 +84,12 @@ class StandbyNames:
         return ANYBODY not in self.names and self.number == len(self.names)
 
     def joined_by(self, name: str) -> Self | None:
-        """With a standby that has to answer as well; None when the language has no words for that."""
-        if not self.needs(name) and (not self.needs_all or self.names_it(name)):
+        """With a standby that has to answer as well, and first; None when the others do not all have to answer."""
+        if not self.needs_all:
             return None
-        if not self.names or self.needs(name):
-            return self.all_of(*(self.names or (name,)), method=self.method)
-        return replace(self, number=self.number + 1, names=(name, *self.names))
+        own = [each for each in self.names if each.lower() == name.lower()] or [name]
+        others = [each for each in self.names if each.lower() != name.lower()]
+        return self.all_of(own[0], *others)
 
     def left_by(self, name: str) -> Self:
         """Without that standby, and whoever had to answer besides it still has to."""

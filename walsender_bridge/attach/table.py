@@ -8,7 +8,7 @@ from walsender_bridge.attach.init import as_admin, init, wanted_tables
 from walsender_bridge.attach.record import Made
 from walsender_bridge.capture import source as capture
 from walsender_bridge.capture.source import Source
-from walsender_bridge.errors import PrivilegeError, PublicationError
+from walsender_bridge.errors import PrivilegeError, PublicationError, UntrustedError
 from walsender_bridge.sql import load
 from walsender_bridge.wire.relation_name import split_relation
 
@@ -29,6 +29,8 @@ def add_table(source: Source, table: str, admin: str | None = None) -> list[Made
             )
     try:
         made = init(replace(source, tables=(table,)), admin)
+    except UntrustedError:
+        raise
     except PrivilegeError as error:
         statement = sql.SQL(load("publication_add")).format(
             publication=sql.Identifier(source.publication),

@@ -115,7 +115,10 @@ def waits(quorum: Any, admin: str | None = None) -> str:
 
     with session(quorum, admin) as connection:
         found = facts(connection, quorum)
-    if StandbyNames.parse(found["names"]).names_it(quorum.name):
+    names = StandbyNames.parse(found["names"])
+    if names.names_it(quorum.name):
+        if not names.needs(quorum.name):
+            return f"{quorum.where}: commits return without the quorum: others can answer in its place (`tuskline doctor`)"
         if found["senders"]:
             return f"{quorum.where}: commits wait for the quorum"
         return (

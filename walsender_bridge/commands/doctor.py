@@ -16,7 +16,7 @@ from walsender_bridge.commands.options import (
 )
 from walsender_bridge.config import Config, LakeSection, SourceSection, load_config
 from walsender_bridge.doctor.finding import Finding, Severity
-from walsender_bridge.errors import Cause, TusklineError
+from walsender_bridge.errors import Cause, TusklineError, UnsupportedValueError, from_wire
 from walsender_bridge.output import Output
 
 
@@ -41,12 +41,13 @@ def doctor(
     by_source = {section.name: of_source(section) for section in chosen_sources(settings, source)}
     for section in chosen_sources(settings, source):
         by_source[section.name] += of_gate(settings, section)
+        by_source[section.name] += of_capture(settings, section)
     if settings.quorum_source is not None and settings.quorum_source.name in by_source:
         by_source[settings.quorum_source.name] += of_quorum(settings)
     findings = [each for found in by_source.values() for each in found]
     if settings.slots is not None and source in {None, settings.slots.source}:
         findings += of_slots(settings)
-    findings += of_machine(settings)
+    findings += [*of_log(settings), *of_machine(settings)]
     output = Output(as_json=as_json)
     if as_json:
         record = {
@@ -83,6 +84,24 @@ def of_gate(settings: Config, section: SourceSection) -> list[Finding]:
     return examine_gate(capture_source(section), rule)
 
 
+def of_capture(settings: Config, section: SourceSection) -> list[Finding]:
+    """What ended its capture here for good; nothing where none has run."""
+    from walsender_bridge import status_file
+
+    told = status_file.read(settings.capture_status(section))
+    error = told.get("error")
+    if (
+        not error
+        or told.get("state") != "stopped"
+        or error["code"] != UnsupportedValueError.cause.name
+    ):
+        return []
+    from walsender_bridge.doctor.server import failed
+
+    found = from_wire(error)
+    return [failed("capture", f"{section.name} ({found.where})", found)]
+
+
 def of_quorum(settings: Config, *, reach: bool = True) -> list[Finding]:
     """The findings about the server whose commits wait for safekeepers, and (`reach`) about these; none without any."""
     section = settings.quorum_source
@@ -111,6 +130,18 @@ def of_quorum(settings: Config, *, reach: bool = True) -> list[Finding]:
         for word in (seen.shorter if seen else ())
     ]
     released = release_record.standing(settings.log.data_dir)
+    if seen is not None and seen.memory_full:
+        found.append(
+            Finding(
+                "memory",
+                "this machine",
+                f"{seen.memory_full}: safekeepers and proposer cannot say how they are",
+                Severity.ERROR,
+                repair="make room there; PostgreSQL's dynamic shared memory may lie there, too",
+                cause=Cause.DISK_FULL,
+                prevents=False,
+            )
+        )
     if released is not None:
         found.append(
             Finding(
@@ -134,6 +165,27 @@ def of_slots(settings: Config) -> list[Finding]:
     return [*slots.examine(settings.slots_dsn, candidates)]
 
 
+def of_log(settings: Config) -> Iterator[Finding]:
+    """Why the streams of the log stand still, or which of its files here are damaged."""
+    from walsender_bridge.change_log.client import LogClient
+    from walsender_bridge.commands import log_trouble
+    from walsender_bridge.doctor import log as files
+    from walsender_bridge.doctor.server import failed
+
+    yield from files.keepers(keeper.data_dir for keeper in settings.keeper)
+    try:
+        with LogClient(settings.log_address, timeout=3.0) as log:
+            status = log.status()
+    except TusklineError:
+        yield from files.repository(settings.log.data_dir / "repository.sqlite")
+        return
+    for fault in status.faults.values():
+        yield failed("log", fault.where, fault)
+    trouble = log_trouble.damaged(status)
+    if trouble is not None:
+        yield failed("log", trouble.where, trouble)
+
+
 def of_machine(settings: Config) -> list[Finding]:
     """The findings about this machine."""
     from walsender_bridge.doctor import machine
@@ -143,9 +195,11 @@ def of_machine(settings: Config) -> list[Finding]:
     found = [*machine.examine(folders)]
     section = settings.safekeepers
     if section.local:
-        from walsender_bridge.safekeeper.hosting import hosted
+        from walsender_bridge.doctor.server import failed
+        from walsender_bridge.safekeeper.hosting import hosted, refused
 
         places = hosted(section, settings.keeper[0].data_dir, settings.run_dir)
+        found += [failed("data directory", e.where, e) for e in refused(places).values()]
         found += machine.laggard_room(
             {each.name: each.data_dir for each in places},
             section.wal_bytes,

@@ -1,4 +1,4 @@
-"""What a running lake job says of itself beside its manifests: that its rounds fail, and why.
+"""What a lake job says of itself beside its manifests: that it cannot start, or that its rounds fail, and why.
 
 One JSON file in the run folder, replaced as a whole: `pid`, `updated_at` (seconds since the Unix epoch), `error`
 (`code`, `what`, `where`, `repair`; null when all is well). It is not in the lake, for a full disk there is what it
@@ -14,6 +14,9 @@ from pathlib import Path
 
 from walsender_bridge import processes
 from walsender_bridge.errors import TusklineError, from_wire
+
+#: Seconds within which a job that cannot start is started again, and says so again.
+_AGAIN_SECONDS = 60.0
 
 
 def write(run_dir: Path, error: TusklineError | None) -> None:
@@ -35,10 +38,11 @@ def write(run_dir: Path, error: TusklineError | None) -> None:
 
 
 def trouble(run_dir: Path, lake: str) -> TusklineError | None:
-    """Why the lake does not go on: what its job said, if that lives, or what its disk says."""
+    """Why the lake does not go on: what its job said, if that lives or has just ended, or what its disk says."""
     with contextlib.suppress(OSError, ValueError):
         record = json.loads(_path(run_dir).read_text())
-        if record["error"] is not None and processes.alive(record["pid"]):
+        just_now = time.time() - record["updated_at"] < _AGAIN_SECONDS
+        if record["error"] is not None and (just_now or processes.alive(record["pid"])):
             return from_wire(record["error"])
     from spark_consumers.lakehouse import folder
 

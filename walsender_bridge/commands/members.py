@@ -73,7 +73,8 @@ def _change(config: Any, timeout: float, *, as_json: bool, **wanted: list[str]) 
     for each in lacking:
         output.note(
             f"{each['address']} does not serve WAL from {each['from']} to "
-            f"{each['to'] or 'where it begins (see safekeeper status)'}, which members had before"
+            f"{each['to'] or 'where it begins (see safekeeper status)'}, which members had before: it is brought what "
+            "of that keep_bytes and its readers' slots retain"
         )
     output.record(
         {

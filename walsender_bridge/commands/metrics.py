@@ -11,7 +11,6 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler
 from importlib import metadata
 from typing import Any, Final
 
@@ -22,7 +21,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from walsender_bridge.commands import lag, quorum_metrics, slots_metrics
-from walsender_bridge.commands.bounded_http import BoundedServer
+from walsender_bridge.commands.bounded_http import BoundedHandler, BoundedServer
 from walsender_bridge.commands.observation import Observation, Observer
 from walsender_bridge.config import Config, MetricsSection
 from walsender_bridge.config_sections import split_address
@@ -82,13 +81,13 @@ class Endpoint(BoundedServer):
         super().__init__(address, _Handler)
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(BoundedHandler):
     server: Endpoint
     timeout = REQUEST_SECONDS
     server_version = "tuskline"
     sys_version = ""
 
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802  # the base class's name
         match self.path.partition("?")[0]:
             case "/metrics":
                 encode, content_type = choose_encoder(self.headers.get("Accept", ""))

@@ -5,10 +5,9 @@ the log through its repository, the lake through its newest manifest, the server
 does not answer is an error in its place; a look takes seconds at worst, and never fails as a whole.
 """
 
-import json
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import psycopg
 from psycopg.rows import dict_row
 
-from walsender_bridge import lifetime, processes
+from walsender_bridge import disk_trouble, lifetime, processes, status_file
 from walsender_bridge.change_log.client import LogClient, LogStatus
 from walsender_bridge.closing import Closing
 from walsender_bridge.commands import (
@@ -83,11 +82,20 @@ class SourceView:
         `hung` (nothing new for `STALE` seconds).
         """
         told: str = self.capture.get("state", "unknown")
-        if self.process is not None and self.process.pid != self.capture.get("pid"):
+        ended = self.process is not None and self.process.state == "ended"
+        if self.process is not None and not ended and self.process.pid != self.capture.get("pid"):
             return "starting"
         if told == "streaming" and time.time() - self.capture["updated_at"] > STALE:
             return "hung"
         return told
+
+    @property
+    def reason(self) -> str:
+        """Why it has ended for good, to follow its state in a sentence; empty while another attempt may help."""
+        error = self.capture.get("error")
+        if not error or self.state != "stopped":
+            return ""
+        return f": {error['what']}; {error['repair']}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +128,7 @@ class Observation:
         if not self.processes:
             words.append("nothing runs here")
         words += [
-            f"capture of {source.name} is {source.state}"
+            f"capture of {source.name} is {source.state}{source.reason}"
             for source in self.sources
             if source.state != "streaming"
         ]
@@ -142,6 +150,8 @@ class Observation:
             for source in self.sources
             for name in source.unidentified
         ]
+        faults = self.log.faults if self.log is not None else {}
+        words += [f"log: {told('the stream stands still', fault)}" for fault in faults.values()]
         return words + [told(part, error) for part, error in self.errors.items()]
 
 
@@ -177,7 +187,12 @@ class Observer(Closing):
             if trouble is not None:
                 errors["log"] = trouble
         except TusklineError as error:
-            errors["log"] = error
+            from walsender_bridge.commands import repository_part
+
+            errors["log"] = repository_part.trouble(settings.run_dir) or error
+        full = disk_trouble.lack_of_room(settings.log.data_dir)
+        if full is not None:
+            errors["disk"] = full
         manifest, copying = None, dict[str, dict[str, Any]]()
         if settings.lake is not None:
             from spark_consumers.lakehouse.manifest import open_chain
@@ -213,10 +228,7 @@ class Observer(Closing):
         )
 
     def _source(self, section: SourceSection, process: Process | None) -> SourceView:
-        path = self._settings.run_dir / f"capture-{section.name}.status.json"
-        capture: dict[str, Any] = {}
-        with suppress(FileNotFoundError):
-            capture = json.loads(path.read_text())
+        capture = status_file.read(self._settings.capture_status(section))
         server, failure = None, None
         quorum: list[str] = []
         try:

@@ -2,8 +2,10 @@
 
 import asyncio
 import sys
+from collections.abc import Callable, Coroutine
+from typing import Any
 
-from walsender_bridge import in_memory
+from walsender_bridge import freed_memory, in_memory
 from walsender_bridge.config import Config
 from walsender_bridge.errors import Cause, ConfigError
 from walsender_bridge.supervisor import Child, Supervisor, stop_on_signals
@@ -12,21 +14,23 @@ from walsender_bridge.supervisor import Child, Supervisor, stop_on_signals
 _PROPOSER_FINAL = frozenset(
     {Cause.FENCED, Cause.DIVERGED, Cause.CORRUPT, Cause.USAGE, Cause.CONFIG}
 )
+#: A capture that ends so met WAL that its server cannot send, now or ever (`wire.row_limit`).
+_CAPTURE_FINAL = frozenset({Cause.UNSUPPORTED_VALUE})
 
 
 def keeper(settings: Config) -> None:
     """Run the log replicas and the safekeepers of this machine, until SIGTERM or SIGINT.
 
-    Raises what a safekeeper's data directory is refused for (`hosting.prepare`).
+    A safekeeper whose data directory cannot be used ends for good; replicas and other safekeepers run (`hosting.prepare`).
     """
     from walsender_bridge.safekeeper import hosting
 
     section, keeper = settings.safekeepers, settings.keeper[0]
     safekeepers = hosting.hosted(section, keeper.data_dir, settings.run_dir)
-    hosting.prepare(safekeepers, section, settings.run_dir)
+    refused = hosting.prepare(safekeepers, section, settings.run_dir)
     argv = [sys.executable, "-m", "walsender_bridge.change_log.keeper"]
     argv += ["--data-dir", str(keeper.data_dir), "--listen", keeper.listen]
-    children = [Child("replicas", argv), *hosting.children(safekeepers, section)]
+    children = [Child("replicas", argv), *hosting.children(safekeepers, section, refused)]
     try:
         _supervise("keeper", children, settings)
     finally:
@@ -35,18 +39,15 @@ def keeper(settings: Config) -> None:
 
 def bridge(settings: Config) -> None:
     """Run the repository, the captures and the proposer, until SIGTERM or SIGINT."""
-    from walsender_bridge.change_log.repository_service import RepositoryServer
+    from walsender_bridge.commands.repository_part import RepositoryPart
 
     refuse_quorum_of_one(settings)
-    repository = RepositoryServer(
-        settings.log.data_dir,
-        settings.log.listen,
-        keepers=[f"grpc://{keeper.listen}" for keeper in settings.keeper],
-        retention=settings.log.retention,
-    )
+    repository = RepositoryPart(settings)
     repository.start()
+    freed_memory.keep_returning()
     try:
-        _supervise("bridge", [*_captures(settings), *_proposer(settings)], settings)
+        children = [*_captures(settings), *_proposer(settings)]
+        _supervise("bridge", children, settings, beside=repository.keep)
     finally:
         repository.stop()
         in_memory.clear(settings.run_dir, settings.proposer_status.name)
@@ -59,7 +60,7 @@ def _captures(settings: Config) -> list[Child]:
         argv += ["--slot", source.slot_name, "--publication", source.publication_name]
         argv += ["--log", settings.log_address, "--spool", str(settings.spool_dir / source.name)]
         argv += ["--spool-limit", str(source.spool_limit)]
-        argv += ["--status-file", str(settings.run_dir / f"capture-{source.name}.status.json")]
+        argv += ["--status-file", str(settings.capture_status(source))]
         for table in source.tables:
             argv += ["--table", table]
         gate = settings.gate_of(source)
@@ -71,9 +72,8 @@ def _captures(settings: Config) -> list[Child]:
         if gate.safekeepers:
             argv += ["--proposer-status", str(settings.proposer_status)]
         # The DSN may hold a password, and arguments are everybody's to read.
-        children.append(
-            Child(f"capture-{source.name}", argv, env={"TUSKLINE_SOURCE_DSN": source.dsn})
-        )
+        env = {"TUSKLINE_SOURCE_DSN": source.dsn}
+        children.append(Child(f"capture-{source.name}", argv, env=env, final=_CAPTURE_FINAL))
     return children
 
 
@@ -93,6 +93,7 @@ def _proposer(settings: Config) -> list[Child]:
     argv += ["--max-laggard-bytes", str(section.max_laggard_bytes)]
     argv += ["--status-file", str(settings.proposer_status)]
     argv += ["--members-file", str(settings.members_request)]
+    argv += ["--quorum-file", str(settings.quorum_id_file)]
     env = {"TUSKLINE_SOURCE_DSN": source.dsn}
     return [Child("proposer", argv, env=env, final=_PROPOSER_FINAL)]
 
@@ -109,10 +110,19 @@ def refuse_quorum_of_one(settings: Config) -> None:
         )
 
 
-def _supervise(name: str, children: list[Child], settings: Config) -> None:
+def _supervise(
+    name: str,
+    children: list[Child],
+    settings: Config,
+    *,
+    beside: Callable[[asyncio.Event], Coroutine[Any, Any, None]] | None = None,
+) -> None:
     async def serve() -> None:
         stop = asyncio.Event()
         stop_on_signals(stop)
-        await Supervisor(name, children, run_dir=settings.run_dir).run(stop)
+        async with asyncio.TaskGroup() as tasks:
+            if beside is not None:
+                tasks.create_task(beside(stop))
+            await Supervisor(name, children, run_dir=settings.run_dir).run(stop)
 
     asyncio.run(serve())

@@ -1,5 +1,6 @@
 """`tuskline quorum`: whether commits wait for the safekeepers. docs/quorum-lost.md says when to do what."""
 
+import contextlib
 import sys
 from typing import Annotated, Any
 
@@ -14,7 +15,7 @@ from walsender_bridge.commands.options import (
     checked_admin,
 )
 from walsender_bridge.config import Config, load_config
-from walsender_bridge.errors import UsageError
+from walsender_bridge.errors import CorruptError, UsageError
 from walsender_bridge.output import Output
 
 quorum_app = typer.Typer(
@@ -45,16 +46,27 @@ def require(
     timeout: Annotated[
         float, typer.Option(help="Seconds in which a quorum has to answer; 0: do not ask for one.")
     ] = 30.0,
+    beside: Annotated[
+        bool,
+        typer.Option(
+            "--beside-standbys",
+            help="Accept other names in synchronous_standby_names: see docs/quorum-lost.md.",
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Have commits wait for the quorum (again), once it is seen to work. Ends a release."""
     settings = load_config(config)
     from walsender_bridge.attach import quorum as server
     from walsender_bridge.attach import release_record
+    from walsender_bridge.proposer.quorum_record import load_file
 
     wanted = needed_quorum(settings)
     with server.session(wanted, checked_admin(admin)) as connection:
-        changed = server.require_quorum(connection, wanted, timeout=timeout)
+        changed = server.require_quorum(connection, wanted, timeout=timeout, beside=beside)
+        known = load_file(settings.quorum_id_file)
+        if known.formed:
+            server.record_id(connection, wanted, known.quorum)
         if release_record.standing(settings.log.data_dir) is not None:
             decision = server.decision(connection, wanted, "require")
             release_record.write(settings.log.data_dir, decision)
@@ -79,17 +91,13 @@ def release(
 
     wanted = needed_quorum(settings)
     output = Output(as_json=as_json)
-    if not (yes and lossy) and not sys.stdin.isatty():
-        raise UsageError(
-            "nobody is here to be asked",
-            repair="read docs/quorum-lost.md; scripts say --yes --yes-i-may-lose-data",
-        )
+    _somebody_is_asked(yes and lossy)
     with server.session(wanted, checked_admin(admin)) as connection:
         server.may_set(connection, wanted)
         before = server.decision(connection, wanted, "release")
         output.note(
             f"{wanted.where}: {before.waiting} commits wait. The WAL ends at {before.lsn}; a quorum has it up to "
-            f"{before.quorum_lsn or 'nobody knows where'}."
+            f"{before.quorum_lsn or 'an unknown LSN'}."
         )
         if not yes:
             typer.confirm("Have commits return without a quorum from now on?", abort=True, err=True)
@@ -105,6 +113,59 @@ def release(
         changed = server.release_quorum(connection, wanted)
         found = _shown(settings, server.facts(connection, wanted))
     output.record({"changed": changed, "recorded": written.told(), **found})
+
+
+@quorum_app.command()
+def forget(
+    config: ConfigPath = DEFAULT_CONFIG,
+    admin: Admin = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask the first question.")] = False,
+    lossy: Annotated[
+        bool, typer.Option("--yes-i-may-lose-data", help="Do not ask the second question.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Give up a quorum whose safekeepers are lost for good: the next `up` forms a new one. Recorded."""
+    settings = load_config(config)
+    from walsender_bridge.attach import quorum as server
+    from walsender_bridge.attach import release_record
+    from walsender_bridge.lifetime import refuse_while_up
+    from walsender_bridge.proposer.quorum_record import load_file
+
+    wanted = needed_quorum(settings)
+    _somebody_is_asked(yes and lossy)
+    refuse_while_up(settings.run_dir)
+    quorum = 0
+    with contextlib.suppress(CorruptError):
+        quorum = load_file(settings.quorum_id_file).quorum
+    if not yes:
+        typer.confirm(
+            "Are the safekeepers' data directories gone for good, on all machines?",
+            abort=True,
+            err=True,
+        )
+    if not lossy:
+        typer.confirm(
+            f"Commits that only they have are lost if {wanted.where} does not have them. Is it the server whose"
+            " commits they held, and was not restored from a backup?",
+            abort=True,
+            err=True,
+        )
+    with server.session(wanted, checked_admin(admin)) as connection:
+        decision = server.decision(connection, wanted, "forget")
+        server.forget_id(connection, wanted)
+        release_record.write(settings.log.data_dir, decision)
+    settings.quorum_id_file.unlink(missing_ok=True)
+    Output(as_json=as_json).record({"forgotten": f"{quorum:032x}" if quorum else None})
+
+
+def _somebody_is_asked(said: bool) -> None:
+    """Raises `UsageError` where there is nobody, and a script has not said so."""
+    if not said and not sys.stdin.isatty():
+        raise UsageError(
+            "it needs to be confirmed, and there is no terminal to ask on",
+            repair="read docs/quorum-lost.md; scripts say --yes --yes-i-may-lose-data",
+        )
 
 
 def _shown(settings: Config, found: dict[str, Any]) -> dict[str, Any]:

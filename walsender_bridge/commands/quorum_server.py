@@ -36,7 +36,14 @@ class QuorumServer:
             return
         if state.required and not state.proposers:
             yield "commits hang: they wait for the quorum, and no proposer is attached; tuskline up"
+        elif state.proposers > 1:
+            yield (
+                f"{state.proposers} proposers stream from the server, and each can answer for a quorum of its own; stop"
+                " all but one (an old connection of the same one ends by wal_sender_timeout)"
+            )
         elif not state.required and released is None:
-            yield "commits do not wait for the quorum; tuskline quorum require"
+            yield "commits do not wait for the quorum, or others can answer in its place; tuskline quorum require"
+        if state.required and state.crowded:
+            yield f"commits may return without a quorum: {state.crowded}; tuskline doctor"
         if state.reason:
             yield f"what the server shows is not on a quorum yet: {state.reason}"

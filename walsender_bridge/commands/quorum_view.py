@@ -8,11 +8,11 @@ gone, says nothing of now: its state is then `unknown`, and what it holds is sti
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from walsender_bridge import processes, status_file
+from walsender_bridge import in_memory, processes, status_file
 from walsender_bridge.config import Config
 from walsender_bridge.safekeeper import hosting
 from walsender_bridge.supervisor import read_states
@@ -20,12 +20,18 @@ from walsender_bridge.wire.lsn import parse_lsn
 
 #: Seconds after which what a process said of itself is no longer taken for now.
 STALE: Final = 5.0
+#: The same of an archiver, which waits between two tries.
+ARCHIVER_STALE: Final = 90.0
+_UNTOLD: Final = (
+    ", and safekeepers and proposer cannot say there how they are: what is shown of them is old, and commit gates that"
+    " wait for the quorum stay closed; make room (PostgreSQL's dynamic shared memory may lie there, too)"
+)
 _FOLLOWING: Final = ("streaming", "catching up")
 
 
 @dataclass(frozen=True, slots=True)
 class SafekeeperView:
-    """One safekeeper. `told`: by the proposer; `own`: by itself; `server`: by its WAL server. Each may be empty.
+    """One safekeeper. `told`: by the proposer; `own`: by itself; `server`, `archiver`: by its processes. Each may be empty.
 
     `name`: where it is hosted here, else its address.
     """
@@ -36,6 +42,7 @@ class SafekeeperView:
     own: Mapping[str, Any]
     server: Mapping[str, Any]
     hosted: bool
+    archiver: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def state(self) -> str:
@@ -46,6 +53,15 @@ class SafekeeperView:
             return "full"
         state: str = self.told.get("shown") or self.own.get("state") or "unknown"
         return state
+
+    @property
+    def fault(self) -> str:
+        """Why it is not there, if it or the proposer said so."""
+        error = self.own.get("error") or {}
+        if self.hosted and error and not _fresh(self.own):
+            return f"{error['where']}: {error['what']}; {error['repair']}"
+        fault: str = self.told.get("fault") or ""
+        return fault
 
     @property
     def short_of_room(self) -> str:
@@ -69,6 +85,11 @@ class SafekeeperView:
             f"WAL from {begin} to {end} was removed before it was archived here, and is not known to be in the archive"
             for begin, end in archive.get("missing", ())
         ]
+        error = self.archiver.get("error")
+        if error and _fresh(self.archiver, ARCHIVER_STALE):
+            words.append(
+                f"WAL is not archived: {error['what']} ({error['where']}); {error['repair']}"
+            )
         if archive.get("unreserved"):
             words.append(
                 f"the archive has nothing from {archive['archived_lsn'] or 'the beginning'} on, and no more WAL "
@@ -78,9 +99,42 @@ class SafekeeperView:
 
     @property
     def begin_lsn(self) -> str | None:
-        """The oldest WAL that it holds. Of one on another machine: that it held at the beginning of the term."""
+        """The oldest WAL that it holds. Of one on another machine: that it told the proposer last."""
         lsn: str | None = self.own.get("begin_lsn") or self.told.get("begin_lsn")
         return lsn
+
+    @property
+    def damaged(self) -> list[str]:
+        """Segments that it holds and does not give away."""
+        return [*self.server.get("damaged", ()), *self.own.get("damaged", ())]
+
+    @property
+    def not_brought(self) -> str:
+        """Why it cannot be brought older WAL that others have; empty: it can, or lacks none."""
+        why = (self.own.get("older_wal") or {}).get("why")
+        if not (self.told.get("stuck") and self.told.get("brought_to")):
+            return ""
+        return (
+            f"lacks WAL from {self.told['brought_to']} to {self.begin_lsn}, and no other could bring it: "
+            f"{why or 'theirs is damaged, or cannot be read'}"
+        )
+
+    @property
+    def brought(self) -> str:
+        """What is known of the older WAL that it is being brought, as the end of a sentence."""
+        older = self.own.get("older_wal") or {}
+        if older.get("why"):
+            return f"; {older['why']}"
+        lsn = self.told.get("brought_to")
+        return f" until it has been brought it, down to {lsn}" if lsn else ""
+
+    @property
+    def older_wal_bytes(self) -> int | None:
+        """How much older WAL another member has and it is still to be brought; None: nothing says."""
+        if self.begin_lsn is None or "brought_to" not in self.told:
+            return None
+        lsn = self.told["brought_to"]
+        return parse_lsn(self.begin_lsn) - parse_lsn(lsn) if lsn else 0
 
     @property
     def flush_lsn(self) -> str | None:
@@ -98,6 +152,8 @@ class QuorumView:
     safekeepers: tuple[SafekeeperView, ...]
     #: How much WAL each safekeeper retains behind its end, as configured.
     keep_bytes: int = 0
+    #: That there is no room for what the processes here say of themselves (`in_memory.full`).
+    memory_full: str = ""
 
     @property
     def phase(self) -> str:
@@ -123,7 +179,11 @@ class QuorumView:
     def ill(self) -> list[str]:
         """What does not run as it should, the worst first."""
         words = []
-        if self.proposer_here and not self.quorum:
+        if self.memory_full:
+            words.append(f"{self.memory_full}{_UNTOLD}")
+        if self.memory_full and self.phase == "unknown":
+            words.append("whether a quorum follows is not known")
+        elif self.proposer_here and not self.quorum:
             words.append(f"a quorum is lost, commits hang: {self._why()}")
         if unlike := (self.proposer.get("membership") or {}).get("unlike"):
             words.append(f"the membership differs from the configured one: {unlike}")
@@ -132,15 +192,18 @@ class QuorumView:
             if spare and each.told.get("member") is False:
                 continue  # it has left, or is to join: nobody needs it
             name = f"safekeeper {each.address}"
+            if self.memory_full and each.state == "away" and not each.fault:
+                continue  # nothing is known of it
             if each.state == "rebuild":
                 words.append(f"{name} stayed too far behind: its WAL was let go, it begins anew")
             elif each.state == "full":
                 words.append(f"{name} has no room: {each.own.get('why')}")
             elif each.state not in {*_FOLLOWING, "following"}:
-                fault = each.told.get("fault")
-                words.append(f"{name} is {each.state}" + (f": {fault}" if fault else ""))
-            elif damaged := each.server.get("damaged"):
+                words.append(f"{name} is {each.state}" + (f": {each.fault}" if each.fault else ""))
+            elif damaged := each.damaged:
                 words.append(f"{name} holds damaged WAL, which is not served: {damaged[0]}")
+            elif each.not_brought:
+                words.append(f"{name} {each.not_brought}")
             elif each.short_of_room:
                 words.append(f"{name} will soon take no more WAL: {each.short_of_room}")
             words += [f"{name}: {word}" for word in each.let_go]
@@ -150,8 +213,8 @@ class QuorumView:
     def shorter(self) -> list[str]:
         """Members that began anew and lack WAL that `keep_bytes` has others retain: no fault, but readers need to know.
 
-        A beginning is known exactly, or as that of some time ago, and only moves up: to where `keep_bytes` begins. So
-        one above that, and above another member's, is missing WAL whatever has been removed since.
+        A beginning moves up to where `keep_bytes` begins, and one that is above that comes down, while older WAL is
+        brought. So who is above that, and above another member, lacks WAL, or did a moment ago.
         """
         known = [
             (parse_lsn(each.begin_lsn), parse_lsn(each.flush_lsn), each)
@@ -164,7 +227,7 @@ class QuorumView:
             return []
         return [
             f"safekeeper {each.address} has no WAL before {each.begin_lsn}, and safekeeper {oldest[2].address} "
-            f"has it from {oldest[2].begin_lsn} on: readers that need it have to go there"
+            f"has it from {oldest[2].begin_lsn} on: readers that need it have to go there{each.brought}"
             for begin, flush, each in known
             if begin > max(oldest[0], flush - self.keep_bytes)
         ]
@@ -202,7 +265,9 @@ def look(settings: Config) -> QuorumView | None:
         seen = told.get(each.listen) or by_identity.get(own.get("safekeeper")) or {}
         server = status_file.read(each.wal_server_status)
         found[seen.get("address", each.listen)] = SafekeeperView(
-            each.name, each.listen, seen, own, server, hosted=True
+            *(each.name, each.listen, seen, own, server),
+            hosted=True,
+            archiver=status_file.read(each.archiver_status),
         )
     for address in (*section.proposed_to, *told):
         if address not in found:
@@ -212,7 +277,8 @@ def look(settings: Config) -> QuorumView | None:
     here = bool(proposer) or "proposer" in read_states(settings.run_dir, "bridge").get(
         "children", {}
     )
-    return QuorumView(proposer, here, tuple(found.values()), section.keep_bytes)
+    full = in_memory.full(settings.run_dir)
+    return QuorumView(proposer, here, tuple(found.values()), section.keep_bytes, full)
 
 
 def fresh(path: Path) -> dict[str, Any]:
@@ -221,7 +287,7 @@ def fresh(path: Path) -> dict[str, Any]:
     return found if _fresh(found) else {}
 
 
-def _fresh(record: Mapping[str, Any]) -> bool:
+def _fresh(record: Mapping[str, Any], stale: float = STALE) -> bool:
     """Whether a process that lives said it just now."""
     at, pid = record.get("updated_at", 0.0), record.get("pid", 0)
-    return time.time() - at < STALE and processes.alive(pid)
+    return time.time() - at < stale and processes.alive(pid)

@@ -5,12 +5,13 @@ import contextlib
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from walsender_bridge import extras, lifetime, logs
+from walsender_bridge import disk_trouble, extras, lifetime, logs
 from walsender_bridge.commands.attach import needed_quorum, waits
 from walsender_bridge.commands.doctor import of_quorum, of_source
 from walsender_bridge.commands.options import DEFAULT_CONFIG, AsJson, ConfigPath
@@ -52,17 +53,16 @@ def up(
 
 
 def preflight(settings: Config) -> None:
-    """Raise what another attempt would not mend: `doctor`'s errors, but for a server that is away now, or one table's harm."""
+    """Raise what another attempt would not mend: `doctor`'s errors, but for a server that is away now, or one table's harm.
+
+    What harms one part alone is only told: the others start, for COMMIT may wait for them, and slots keep WAL. Where there
+    has been a quorum, that is all but a configuration that would make another one.
+    """
     refuse_quorum_of_one(settings)
     extras.need_for_up(settings)
-    if settings.lake is not None:
-        from spark_consumers.lakehouse import folder
-
-        folder.check(settings.lake.uri)
-    if settings.safekeepers.local:
-        from walsender_bridge.safekeeper import hosting
-
-        hosting.check(settings.safekeepers, settings.keeper[0].data_dir, settings.run_dir)
+    for error in _of_one_part(settings):
+        logs.say_error(error)
+    quorum = settings.quorum_id_file.exists()
     found = [finding for section in settings.source for finding in of_source(section)]
     # Nobody is told that safekeepers are away which are started next.
     found += [each for each in of_quorum(settings, reach=False) if each.prevents]
@@ -78,9 +78,26 @@ def preflight(settings: Config) -> None:
             }
         )
         passing = {Cause.CONNECTION, Cause.UNAVAILABLE, Cause.INTERNAL}
-        if finding.prevents and finding.cause not in passing:
+        if finding.prevents and finding.cause not in passing and not quorum:
             raise error
         logs.say_error(error)
+
+
+def _of_one_part(settings: Config) -> Iterator[TusklineError]:
+    """What keeps the lake, or one safekeeper, from running."""
+    if settings.lake is not None:
+        from spark_consumers.lakehouse import folder
+
+        try:
+            folder.check(settings.lake.uri)
+        except TusklineError as error:
+            yield error
+    if settings.safekeepers.local:
+        from walsender_bridge.safekeeper import hosting
+
+        keeper_dir = settings.keeper[0].data_dir
+        places = hosting.hosted(settings.safekeepers, keeper_dir, settings.run_dir)
+        yield from hosting.refused(places).values()
 
 
 def _children(config: Path, settings: Config) -> list[Child]:
@@ -122,11 +139,17 @@ def _start_in_background(config: Path, settings: Config) -> None:
     # The lock comes first, then the checks; it runs when its supervisor has said so.
     while read_states(settings.run_dir, "up").get("pid") != process.pid:
         if process.poll() is not None:
-            sys.stderr.write(log_file.read_bytes()[begun:].decode("utf-8", "replace"))
+            said = log_file.read_bytes()[begun:].decode("utf-8", "replace")
+            full = disk_trouble.lack_of_room(settings.log.data_dir)
+            if full is not None and "error:" not in said:
+                raise full
+            sys.stderr.write(said)
             raise typer.Exit(process.returncode)
         if time.monotonic() > deadline:
             raise DeadlineError("it did not start in time", where=str(log_file))
         time.sleep(0.05)
+    # What the checks said, which keeps nothing from running.
+    sys.stderr.write(log_file.read_bytes()[begun:].decode("utf-8", "replace"))
     Output(as_json=False).note(f"process {process.pid}, log {log_file}")
 
 

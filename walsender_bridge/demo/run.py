@@ -416,11 +416,15 @@ def _quantiles(values: "np.ndarray[Any, Any]", **percentiles: int) -> dict[str, 
 
 
 def _print_snippet(output: Output, lake: str) -> None:
-    output.note(
-        "\nRead it yourself:\n\n"
-        "    from spark_consumers import read\n"
-        "    from spark_consumers.session import session\n"
-        f'    spark = session("me", lake={lake!r})\n'
-        f'    bank = read(spark, {lake!r})["north.bank.accounts"]\n'
-        '    bank.selectExpr("count(*)", "sum(balance)").show()\n'
-    )
+    for line in (
+        "",
+        "Read it yourself, with .venv/bin/python:",
+        "",
+        "    from spark_consumers import read",
+        "    from spark_consumers.session import session",
+        f'    spark = session("me", lake={lake!r})',
+        f'    bank = read(spark, {lake!r})["north.bank.accounts"]',
+        '    bank.selectExpr("count(*)", "sum(balance)").show()',
+        "",
+    ):
+        output.note(line)

@@ -8,7 +8,7 @@ without one.
 from collections.abc import Iterator
 from typing import Any, Final
 
-from walsender_bridge.attach.quorum import SETTING, Quorum
+from walsender_bridge.attach.quorum import SETTING, Quorum, crowded
 from walsender_bridge.attach.standby_names import StandbyNames
 from walsender_bridge.doctor.finding import Finding, Severity
 from walsender_bridge.doctor.fixes import fix
@@ -57,6 +57,16 @@ def _version(facts: Facts, where: str) -> Iterator[Finding]:
 def _names(facts: Facts, quorum: Quorum, where: str) -> Iterator[Finding]:
     names, text = StandbyNames.parse(facts["names"]), facts["names"]
     wanted = names.joined_by(quorum.name)
+    if names.needs(quorum.name) and not names.alone(quorum.name):
+        yield Finding(
+            SETTING,
+            where,
+            f"{SETTING} is {text!r}: commits wait for {quorum.name} while it is attached; while it is not, several "
+            "walsenders of another name can answer in its place",
+            WARNING,
+            repair=f"leave {quorum.name} alone there, or give each standby an application_name of its own",
+        )
+        return
     if names.needs(quorum.name) and wanted is not None and wanted != names:
         yield Finding(
             SETTING,
@@ -71,17 +81,15 @@ def _names(facts: Facts, quorum: Quorum, where: str) -> Iterator[Finding]:
     if names.needs(quorum.name):
         yield Finding(SETTING, where, f"commits wait for {quorum.name}")
         return
-    if wanted is None:
-        everyone = [name for name in names.names if name != "*"]
-        if not names.names_it(quorum.name):
-            everyone.insert(0, quorum.name)
-        safe = StandbyNames.all_of(*everyone)
+    if wanted is None or names.names_it(quorum.name):
+        others = [name for name in names.names if name not in {"*", quorum.name}]
+        safe = StandbyNames.all_of(quorum.name, *others)
         yield _error(
             SETTING,
             where,
             f"{SETTING} is {text!r}: others can answer in the place of {quorum.name}, and COMMIT returns "
             "without a quorum",
-            f"name every standby that has to answer, and no *: {safe}",
+            f"name every standby that has to answer, the quorum first, and no *: {safe}",
             fix("fix_keep_size", name=SETTING, value=str(safe)),
         )
         return
@@ -97,6 +105,13 @@ def _names(facts: Facts, quorum: Quorum, where: str) -> Iterator[Finding]:
 
 def _proposers(facts: Facts, quorum: Quorum, where: str) -> Iterator[Finding]:
     waits = StandbyNames.parse(facts["names"]).names_it(quorum.name)
+    if waits and (several := crowded(facts)):
+        yield _error(
+            "standbys",
+            where,
+            several,
+            "give each standby an application_name of its own; one whose connection was cut ends after wal_sender_timeout",
+        )
     if facts["senders"] > 1:
         yield _error(
             "proposer",

@@ -4,15 +4,17 @@
 only the proposer can find out (another history, other bytes at the same position: a clone), is told in its words.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from walsender_bridge.doctor.finding import Finding, Severity
 from walsender_bridge.errors import Cause, TusklineError
+from walsender_bridge.proposer import election
 from walsender_bridge.proposer.effects import Primary
 from walsender_bridge.proposer.greeting import ask_each
 from walsender_bridge.safekeeper import messages as m
+from walsender_bridge.safekeeper.configuration import newest
 from walsender_bridge.wire.lsn import format_lsn
 
 ERROR, WARNING = Severity.ERROR, Severity.WARNING
@@ -56,8 +58,10 @@ def judge(
 ) -> Iterator[Finding]:
     """A finding for each safekeeper, and one for all of them."""
     there = []
+    greetings = [a.message for a in answers if isinstance(a.message, m.SafekeeperGreeting)]
+    far = election.too_far(greetings, newest([each.configuration for each in greetings]))
     for answer in answers:
-        found = _one(answer, server, primary, where)
+        found = _one(answer, server, primary, where) or _too_far(answer, far)
         if found is None:
             there.append(answer)
             found = Finding(_CHECK, answer.address, "answers")
@@ -109,6 +113,19 @@ def _one(answer: Answer, server: m.ServerInfo, primary: Primary, where: str) -> 
             Cause.DIVERGED,
         )
     return None
+
+
+def _too_far(answer: Answer, far: Container[int]) -> Finding | None:
+    """Whether no proposer campaigns for its vote any more."""
+    said = answer.message
+    if not isinstance(said, m.SafekeeperGreeting) or said.safekeeper not in far:
+        return None
+    return _finding(
+        answer.address,
+        f"it voted in term {said.node_id.term}, which no election of the others reaches: it follows no proposer any more",
+        f"move its data directory away, start it, and run tuskline safekeeper replace {answer.address} {answer.address}",
+        Cause.DIVERGED,
+    )
 
 
 _OTHER_SERVER: Final = "give each cluster safekeepers of its own"

@@ -5,33 +5,40 @@
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from walsender_bridge.attach import own_tables
 from walsender_bridge.attach.init import wanted_tables
 from walsender_bridge.attach.quorum import Quorum, facts, session
 from walsender_bridge.capture import source as capture
 from walsender_bridge.capture.gate import Rule
 from walsender_bridge.capture.source import Source
-from walsender_bridge.doctor import gate, safekeepers, settings, tables
+from walsender_bridge.doctor import gate, safekeepers, settings, tables, wal_room
 from walsender_bridge.doctor import quorum as quorum_settings
 from walsender_bridge.doctor.finding import Finding, Severity
-from walsender_bridge.errors import TusklineError
+from walsender_bridge.errors import TusklineError, UntrustedError
 from walsender_bridge.proposer.primary import PrimaryStream
 from walsender_bridge.sql import load
 from walsender_bridge.wire.connection import ReplicationConnection
+from walsender_bridge.wire.relation_name import relation_name
 
 
 def examine(source: Source) -> list[Finding]:
     """Everything there is to say about the source; a server that cannot be reached is one finding."""
     where = f"{source.name} ({source.where})"
     try:
-        facts, found = _ask(source)
+        facts, found, untrusted = _ask(source)
     except TusklineError as error:
         return [failed("connection", where, error)]
     findings = [Finding("connection", where, f"PostgreSQL {facts['version_text']}")]
     findings += _walsender(source, where)
     findings += settings.judge(facts, source, where)
     findings += tables.judge(facts, found, source, where)
+    if untrusted is not None:
+        # A script that writes to what is there would run it.
+        bare = [replace(each, fix="") for each in findings]
+        return [*bare, failed("schema", where, untrusted)]
     return findings
 
 
@@ -76,19 +83,32 @@ def failed(check: str, where: str, error: TusklineError) -> Finding:
     return Finding(check, where, error.what, Severity.ERROR, repair=error.repair, cause=error.cause)
 
 
-def _ask(source: Source) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def _ask(
+    source: Source,
+) -> tuple[dict[str, Any], list[dict[str, Any]], UntrustedError | None]:
+    """What the server says of itself and of the tables, and whose schema `tuskline` is, where that must not be used."""
     names = {"publication": source.publication, "slot": source.slot}
     with capture.connect(source) as connection:
         row = connection.execute(load("doctor_server").encode(), names).fetchone()
         assert row is not None
         facts: dict[str, Any] = row[0]
+        facts["disk"]["free"] = wal_room.free_bytes(facts["disk"])
         role = facts["role"]["name"]
         own = connection.execute(load("attach_own").encode(), {"role": role}).fetchone()
         assert own is not None
         facts["own"] = dict(zip(("reachable", "readable", "writable"), own, strict=True))
         refused = connection.execute(load("published_unidentified").encode(), names).fetchall()
         facts["refused"] = [name for (name,) in refused]
-        return facts, wanted_tables(connection, source.tables, role)
+        facts["misnamed"] = capture.partitions_named_otherwise(connection, source.tables)
+        unsent = connection.execute(load("published_unsent").encode(), names).fetchall()
+        facts["unsent"] = [
+            (relation_name(schema, table), columns) for schema, table, columns in unsent
+        ]
+        try:
+            own_tables.check(connection, source.dsn)
+        except UntrustedError as error:
+            return facts, wanted_tables(connection, source.tables, role), error
+        return facts, wanted_tables(connection, source.tables, role), None
 
 
 def _walsender(source: Source, where: str) -> list[Finding]:

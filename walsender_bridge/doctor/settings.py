@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from walsender_bridge.capture.source import OLDEST_VERSION, Source
+from walsender_bridge.doctor import wal_room
 from walsender_bridge.doctor.finding import Finding, Severity
 from walsender_bridge.doctor.fixes import fix
 from walsender_bridge.doctor.unsafe_versions import faults_of
@@ -194,6 +195,7 @@ def _retention(facts: Facts, where: str) -> Iterator[Finding]:
         )
     else:
         yield Finding("max_slot_wal_keep_size", where, f"{keep} MB")
+    yield from wal_room.judge(keep, facts["disk"], where)
     idle = facts["settings"].get("idle_replication_slot_timeout")
     if idle is not None and int(idle["value"]) > 0:
         seconds = int(idle["value"]) * _SECONDS[idle["unit"]]

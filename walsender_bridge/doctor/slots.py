@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import psycopg
 
-from walsender_bridge.doctor import upstream
+from walsender_bridge.doctor import upstream, wal_room
 from walsender_bridge.doctor.finding import Finding, Severity
 from walsender_bridge.errors import Cause, ConnectionFailedError, TusklineError
 from walsender_bridge.sql import load
@@ -37,7 +37,7 @@ def ask(dsn: str) -> Facts:
     """What the server says. Raises `ConnectionFailedError` and the like."""
     where = describe(dsn)
     try:
-        conninfo = pinned_conninfo(dsn, qualified=True, application_name="tuskline-doctor")
+        conninfo = pinned_conninfo(dsn, application_name="tuskline-doctor")
         with BoundedConnection.connect(conninfo, autocommit=True) as connection:
             row = connection.execute(load("doctor_slots").encode()).fetchone()
     except psycopg.Error as error:
@@ -47,6 +47,7 @@ def ask(dsn: str) -> Facts:
     if row is None:
         raise ConnectionFailedError("the server answered nothing", where=where)
     found: Facts = row[0]
+    found["disk"]["free"] = wal_room.free_bytes(found["disk"])
     return found
 
 
@@ -95,6 +96,7 @@ def judge_primary(facts: Facts, physical: set[str], where: str) -> Iterator[Find
         yield _error("primary", where, "the server is a standby", "name the primary in [slots] dsn")
         return
     yield from _idle(facts["settings"], where, standby=False)
+    yield from _disk(facts, where)
     slots = {slot["slot_name"]: slot for slot in facts["slots"]}
     for name in sorted(physical):
         slot = slots.get(name)
@@ -152,6 +154,7 @@ def judge_standby(facts: Facts, primary: Facts | None, slot: str, where: str) ->
     yield from _room(facts, primary, where)
     yield from _plugins(settings, primary, where)
     yield from _idle(settings, where, standby=True)
+    yield from _disk(facts, where)
     yield from _role(facts, where, replication=True)
     # Also where PostgreSQL keeps copies itself: it shows what the proof rests on.
     yield from _extension(facts, where)
@@ -290,6 +293,11 @@ def _idle(settings: Facts, where: str, *, standby: bool) -> Iterator[Finding]:
     )
 
 
+def _disk(facts: Facts, where: str) -> Iterator[Finding]:
+    limit = facts["settings"].get("max_slot_wal_keep_size")
+    yield from wal_room.judge(None if limit is None else int(limit), facts["disk"], where)
+
+
 def _plugins(settings: Facts, primary: Facts | None, where: str) -> Iterator[Finding]:
     """Whether the standby takes the plugin of each slot that it keeps: minor releases of 2026 have a list of them."""
     text = settings.get("output_plugin_libraries")
@@ -335,7 +343,15 @@ def _role(facts: Facts, where: str, *, replication: bool) -> Iterator[Finding]:
 def _extension(facts: Facts, where: str) -> Iterator[Finding]:
     found = facts["extension"]
     database = facts["database"]
-    if found is None:
+    if facts.get("extension_stranger") is not None:
+        yield _error(
+            "extension",
+            where,
+            f"in database {database}, the schema tuskline_slots or a function in it belongs to role "
+            f"{facts['extension_stranger']}, no superuser: none is called",
+            "DROP SCHEMA tuskline_slots CASCADE, then CREATE EXTENSION tuskline, as a superuser, on the primary",
+        )
+    elif found is None:
         there = facts["available"] is not None
         yield _error(
             "extension",

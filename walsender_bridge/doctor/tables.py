@@ -28,7 +28,8 @@ def judge(facts: Facts, tables: Sequence[Table], source: Source, where: str) -> 
             repair="write schema.table as the server spells it",
             cause=Cause.CONFIG,
         )
-    unfit = sorted({t["root"] for t in tables if not t["publishable"] and source.tables})
+    unsent = [table for table in tables if not table["publishable"]]
+    unfit = sorted({t["root"] for t in unsent if t["root"] == _name(t) and source.tables})
     if unfit:
         yield Finding(
             "tables",
@@ -38,14 +39,33 @@ def judge(facts: Facts, tables: Sequence[Table], source: Source, where: str) -> 
             repair="leave it out of `tables`",
             cause=Cause.PUBLICATION,
         )
+    for table in unsent:
+        if table["root"] != _name(table):
+            yield _unlogged(table, where)
     if not unknown and not unfit:
         yield Finding("tables", where, f"{len(roots)} tables")
     good = [table for table in tables if table["publishable"]]
     yield from _identity(facts, good, where)
+    yield from _keys(facts, where)
     yield from _security(facts, good, where)
     yield from _generated(facts, good, where)
     yield from _publication(facts, good, source, where)
     yield from _privileges(facts, good, where)
+
+
+def _unlogged(table: Table, where: str) -> Finding:
+    is_foreign = table["kind"] == "f"
+    return Finding(
+        "tables",
+        where,
+        f"{_name(table)}, a partition of {table['root']}, is {'a foreign table' if is_foreign else 'unlogged'}: changes of"
+        " its rows are not in the WAL",
+        ERROR,
+        repair=f"ALTER TABLE ... DETACH PARTITION {table['quoted']}"
+        if is_foreign
+        else f"ALTER TABLE {table['quoted']} SET LOGGED",
+        cause=Cause.PUBLICATION,
+    )
 
 
 def _name(table: Table) -> str:
@@ -73,6 +93,31 @@ def _identity(facts: Facts, tables: Sequence[Table], where: str) -> Iterator[Fin
             )
     if all(table["identified"] for table in tables):
         yield Finding("replica identity", where, "every table has one")
+
+
+def _keys(facts: Facts, where: str) -> Iterator[Finding]:
+    """What would name rows in the lake by another key than theirs."""
+    via_root = facts["publication"] is None or facts["publication"].get("pubviaroot")
+    for part, root, quoted in facts["misnamed"] if via_root else ():
+        yield Finding(
+            "replica identity",
+            where,
+            f"{part} has another replica identity than {root}, through which it is published: its updates and deletes "
+            "would not say which row of it they are of",
+            ERROR,
+            repair=f"ALTER TABLE {quoted} REPLICA IDENTITY FULL",
+            fix=fix("fix_identity", table=part),
+            cause=Cause.PUBLICATION,
+        )
+    for name, columns in facts["unsent"]:
+        yield Finding(
+            "publication",
+            where,
+            f"{name} is published without a part of its key: {', '.join(columns)}",
+            ERROR,
+            repair="ALTER PUBLICATION ... SET TABLE, without a column list or with the whole key in it",
+            cause=Cause.PUBLICATION,
+        )
 
 
 def _security(facts: Facts, tables: Sequence[Table], where: str) -> Iterator[Finding]:
@@ -175,8 +220,9 @@ def _may_make(facts: Facts, tables: Sequence[Table], source: Source) -> bool:
 
 
 def _create(facts: Facts, tables: Sequence[Table], source: Source) -> str:
-    """The statements that init would run, the record included."""
-    texts = [load("flush").strip()]
+    """The statements that init would run, the record included: in one transaction, which ends with the guard's error."""
+    texts = ["BEGIN;", "SET LOCAL search_path = pg_catalog, pg_temp;"]
+    texts += [load(text).strip() for text in ("flush", "fix_guard", "flush_row")]
     if source.tables:
         names = [name for name in source.tables if any(t["root"] == name for t in tables)]
         texts.append(
@@ -191,6 +237,7 @@ def _create(facts: Facts, tables: Sequence[Table], source: Source) -> str:
     if facts["version"] >= 130_000:
         texts.append(fix("publication_via_root", publication=source.publication))
     texts.append(fix("fix_record", slot_value=source.slot, publication_value=source.publication))
+    texts.append("COMMIT;")
     return "\n".join(texts)
 
 

@@ -1,0 +1,1 @@
+INSERT INTO tuskline.flush (id) VALUES (1) ON CONFLICT DO NOTHING;

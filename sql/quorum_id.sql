@@ -1,0 +1,2 @@
+-- The id of the quorum that this server's commits are on.
+SELECT name FROM tuskline.made WHERE kind = 'quorum';

@@ -1,0 +1,54 @@
+"""What a disk says, as an error with its place: that it is full, or that it cannot be written."""
+
+import contextlib
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from walsender_bridge.errors import DiskFullError, TusklineError, UnavailableError
+
+NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+#: Bytes free below which the small files of a running part may find no room.
+_ROOM: Final = 1 << 20
+
+
+def of(error: OSError, where: Path | str = "") -> TusklineError:
+    """The error's cause and repair. `where`: what was written, for errors that name no file."""
+    place = str(error.filename or where)
+    words = error.strerror or str(error)
+    if error.errno in NO_ROOM:
+        return DiskFullError(
+            f"the disk is full: {words}", where=place, repair="make room there; nothing is lost"
+        )
+    return UnavailableError(
+        f"cannot be written: {words}",
+        where=place,
+        repair="see whether the disk works, and whether this user may write there",
+    )
+
+
+@contextlib.contextmanager
+def named(where: Path | str) -> Iterator[None]:
+    """Raise an `OSError` of the block as `of` names it."""
+    try:
+        yield
+    except OSError as error:
+        raise of(error, where) from None
+
+
+def lack_of_room(folder: Path) -> DiskFullError | None:
+    """The error, if the folder's disk is full; None also where there is no such folder."""
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError:
+        return None
+    if free >= _ROOM:
+        return None
+    return DiskFullError(
+        f"the disk is full: {free} bytes are free",
+        where=os.fspath(folder),
+        repair="make room there; what waits for it goes on by itself",
+    )

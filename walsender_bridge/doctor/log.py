@@ -1,0 +1,47 @@
+"""Checks of the change log's files on this machine: those that keep a keeper or a bridge from starting when they are damaged."""
+
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from walsender_bridge.change_log import keeper_identity
+from walsender_bridge.change_log.repository_store import RepositoryStore
+from walsender_bridge.doctor.finding import Finding
+from walsender_bridge.doctor.server import failed
+from walsender_bridge.errors import CorruptError, TusklineError
+
+
+def keepers(data_dirs: Iterable[Path]) -> Iterator[Finding]:
+    """The `keeper.json` that cannot be read; nothing of a keeper of another machine or user."""
+    for data_dir in data_dirs:
+        try:
+            with contextlib.suppress(OSError):
+                keeper_identity.load(data_dir)
+        except TusklineError as error:
+            yield failed("keeper", error.where, error)
+
+
+def repository(path: Path) -> Iterator[Finding]:
+    """Whether a repository that does not run can be read: a copy is, since the file itself may be opened meanwhile."""
+    # A copy that is made while it is written is no proof: two are.
+    errors = [_error(path), _error(path)]
+    if errors[0] is not None and errors[1] is not None:
+        yield failed("log", str(path), errors[1])
+
+
+def _error(path: Path) -> CorruptError | None:
+    with tempfile.TemporaryDirectory() as folder, contextlib.suppress(OSError):
+        for name in (path.name, f"{path.name}-wal"):
+            if (path.parent / name).exists():
+                shutil.copy(path.parent / name, folder)
+        if not (Path(folder) / path.name).exists():
+            return None
+        try:
+            RepositoryStore(Path(folder) / path.name).close()
+        except CorruptError as error:
+            return error
+        except TusklineError:
+            return None
+    return None
