@@ -98,6 +98,9 @@ class ChangeBatch:
     #: PostgreSQL's text of the values that do not fit, by column (NULL where a value fits), if they are kept.
     unfit: dict[int, pa.Array] = field(default_factory=dict)
     old_unfit: dict[int, pa.Array] = field(default_factory=dict)
+    #: Offset and sequence of rows that are a partition's, and its OID, where the log tells (`PartitionRow`): they are
+    #: among the changes of the relation, but maybe not in this batch.
+    partitions: list[tuple[int, int, int]] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.ops)
@@ -153,7 +156,9 @@ def decode_entries(
         # Where entries were left out, the transaction that was open before may have ended there.
         after_gap = missing and header.starts_transaction
         hashes = {r.relation_id: r.schema_hash for r in header.relations}
-        run.append(Piece(entry, payload, header.message_count, after_gap, hashes))
+        run.append(
+            Piece(entry, payload, header.message_count, after_gap, hashes, header.partitions)
+        )
         missing = False
         size += len(payload)
     if run:
@@ -214,7 +219,14 @@ class _Decoder:
             for first, last, digest in _runs(oid, entry, run):
                 schema = self._schema(digest, oid)
                 if self._relations is None or schema.relation.full_name in self._relations:
-                    yield self._batch(frames, messages[first:last], schema, digest)
+                    batch = self._batch(frames, messages[first:last], schema, digest)
+                    batch.partitions = [
+                        (p.entry.offset, told.number, told.relation_id)
+                        for p in run
+                        for told in p.partitions
+                        if told.schema_hash == digest
+                    ]
+                    yield batch
 
     def _schema(self, digest: bytes, oid: int) -> _Schema:
         found = self._known.get(digest)

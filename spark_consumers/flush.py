@@ -12,23 +12,33 @@ from collections.abc import Mapping, Sequence
 
 import psycopg
 
-from spark_consumers.lakehouse.manifest import open_chain, wait_for_epoch
-from spark_consumers.lakehouse.sources import Source, published
+from spark_consumers import flush_mark
+from spark_consumers.lakehouse.manifest import Chain, Manifest, open_chain, wait_for_epoch
+from spark_consumers.lakehouse.noticed import known, unshown
+from spark_consumers.lakehouse.shape import Look
+from spark_consumers.lakehouse.sources import Source, look
 from spark_consumers.lakehouse.states import unreadable
 from walsender_bridge.change_log.client import LogClient
-from walsender_bridge.errors import ConnectionFailedError, DeadlineError, PrivilegeError
+from walsender_bridge.errors import (
+    ConfigError,
+    ConnectionFailedError,
+    DeadlineError,
+    DivergedError,
+    PrivilegeError,
+)
 from walsender_bridge.sql import load
 from walsender_bridge.wire.bounded import BoundedConnection
 
 #: Tables that an error names.
 _TOLD = 10
 _LOOK_AGAIN = 0.1
+_LOOK_AT_SOURCES = 1.0
 
 
 def force_barrier(log: str, sources: Mapping[str, str], *, timeout: float = 60.0) -> int:
     """Write to each source (stream name -> DSN) and force a barrier; the version that holds the writes.
 
-    Raises `ConnectionFailedError`, `PrivilegeError`, `DeadlineError`, `UnavailableError`.
+    Raises `ConfigError` (`init` has not run), `ConnectionFailedError`, `PrivilegeError`, `DeadlineError`, `UnavailableError`.
     """
     positions = {stream: _write(stream, dsn) for stream, dsn in sources.items()}
     with LogClient(log) as client:
@@ -38,21 +48,34 @@ def force_barrier(log: str, sources: Mapping[str, str], *, timeout: float = 60.0
 def flush(lake: str, log: str, sources: Sequence[Source], *, timeout: float = 60.0) -> int:
     """Wait until all that was committed in `sources` before this call is readable in `lake`.
 
-    That is an epoch which holds it, and every table that is published now in it: one that is being copied, or
-    cannot follow, is waited for. Tables that somebody has paused are not.
+    That is an epoch which holds it, and every table that is published now in it, as it is at its source: one that is
+    being copied, or cannot follow, is waited for. Tables that somebody has paused are not.
 
     Returns the epoch (a later one may be published already). `timeout` is in seconds and holds for each of
-    the two waits, the log's and the lake's. Raises what `force_barrier` raises, `UnavailableError`, and
-    `DeadlineError` when no epoch came in time, or tables are missing, which it names.
+    the two waits, the log's and the lake's. Raises what `force_barrier` raises, `UnavailableError`,
+    `PublicationError` when what marks the moment is not published, `DivergedError` when the log is behind the lake, and `DeadlineError` when no epoch came in time, or tables are missing, which it names.
     """
     dsns = {source.stream: source.dsn for source in sources}
-    wanted = {f"{source.stream}.{name}" for source in sources for name in published(source)}
-    version = force_barrier(log, dsns, timeout=timeout)
-    deadline = time.monotonic() + timeout
-    head = wait_for_epoch(lake, version, timeout=timeout)
     chain = open_chain(lake)
+    before = chain.head()
+    seen = _look(chain, sources)
+    for source in sources:
+        if not seen[source.stream].marked:
+            raise flush_mark.not_published(source.publication, source.stream)
+    wanted = {f"{stream}.{name}" for stream, found in seen.items() for name in found.shapes}
+    version = force_barrier(log, dsns, timeout=timeout)
+    if before is not None and version <= before.epoch:
+        # An epoch of that number is published, and is of another history than what was just committed.
+        raise DivergedError(
+            f"the log was rolled back: it issued version {version}, and epoch {before.epoch} is published",
+            where=log,
+            repair="see that `tuskline lake run` is running: it names the tables, and two ways out",
+        )
+    deadline = time.monotonic() + timeout
+    look_at = 0.0
+    head = wait_for_epoch(lake, version, timeout=timeout)
     shown: set[str] = set()
-    while missing := unreadable(head, wanted):
+    while missing := {**unreadable(head, wanted), **unshown(head, seen)}:
         left = deadline - time.monotonic()
         if left <= 0:
             raise _unreadable(missing, head.epoch, lake)
@@ -63,7 +86,19 @@ def flush(lake: str, log: str, sources: Sequence[Source], *, timeout: float = 60
             force_barrier(log, dsns, timeout=left)
         time.sleep(min(left, _LOOK_AGAIN))
         head = chain.head() or head
+        # A table that is as it was later than we looked is as good: it has what was committed before.
+        if time.monotonic() >= look_at and unshown(head, seen):
+            seen = _look(chain, sources, head)
+            look_at = time.monotonic() + _LOOK_AT_SOURCES
     return head.epoch
+
+
+def _look(chain: Chain, sources: Sequence[Source], head: Manifest | None = None) -> dict[str, Look]:
+    head = head or chain.head()
+    return {
+        source.stream: look(source, known(head, source.stream) if head is not None else ())
+        for source in sources
+    }
 
 
 def _unreadable(missing: Mapping[str, str], epoch: int, lake: str) -> DeadlineError:
@@ -80,10 +115,14 @@ def _write(stream: str, dsn: str) -> int:
     try:
         with BoundedConnection.open(dsn) as connection:
             row = connection.execute(load("flush_position")).fetchone()
-            connection.execute(load("flush_write"))
+            flush_mark.write(connection, stream)
     except psycopg.errors.InsufficientPrivilege as error:
         raise PrivilegeError(
             str(error).strip(), where=stream, repair="grant UPDATE on tuskline.flush to this role"
+        ) from None
+    except psycopg.errors.UndefinedTable:
+        raise ConfigError(
+            "the table tuskline.flush does not exist", where=stream, repair="run `tuskline init`"
         ) from None
     except psycopg.Error as error:
         raise ConnectionFailedError(

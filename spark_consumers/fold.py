@@ -121,12 +121,14 @@ class _Run:
     truncated: bool
 
 
-def fold(changes: Sequence[Changes], key: Sequence[int]) -> Fold:
+def fold(changes: Sequence[Changes], key: Sequence[int], *, key_columns: int | None = None) -> Fold:
     """Fold changes in commit order; at least one batch, all with the same columns.
 
-    Raises `CorruptError` for changes that cannot follow from one another.
+    `key_columns`: the first so many of `key` are the key, and what follows stands for values of it that are not there
+    (`quarantine`); None: all of them. Raises `CorruptError` for changes that cannot follow from one another.
     """
     run = _join(changes, key)
+    _check_old_keys(run, key, key_columns or len(key))
     pool, code, before = _key_codes(run, key)
     moved = (before >= 0) & (before != code) & (run.ops == _UPDATE)
     involved = np.isin(code, np.concatenate([code[moved], before[moved]]))
@@ -195,6 +197,20 @@ def _join(changes: Sequence[Changes], key: Sequence[int]) -> _Run:
                 columns[k] = pc.if_else(pa.array(fill), old[k], columns[k])
                 unchanged[fill, k] = False
     return _Run(ops, columns, unchanged, old, old_kind, bool(start))
+
+
+def _check_old_keys(run: _Run, key: Sequence[int], count: int) -> None:
+    """See that old tuples have the key: its columns are NOT NULL, so what is NULL there was not sent."""
+    if run.old_columns is None:
+        return
+    for number in range(count):
+        nulls = [pc.is_null(run.old_columns[k]).to_numpy(False) for k in key[number::count]]
+        if (np.logical_and.reduce(nulls) & (run.old_kind != _NO_OLD)).any():
+            raise CorruptError(
+                "an update or delete names its row by other columns than the table's key",
+                where="change log",
+                repair="give the table and its partitions one replica identity, then copy the table again",
+            )
 
 
 def _key_codes(run: _Run, key: Sequence[int]) -> tuple[list[pa.Array], Int64s, Int64s]:

@@ -17,6 +17,7 @@ import pyarrow as pa
 from spark_consumers.spans import Bools, Bytes, Int64s
 from spark_consumers.split import malformed, split
 from spark_consumers.walk import PADDING, numbers
+from walsender_bridge.change_log.entry import PartitionRow
 from walsender_bridge.wire.pgoutput import (
     BEGIN,
     COMMIT,
@@ -60,7 +61,7 @@ class Piece:
     """An entry that is to be decoded, and its decompressed payload.
 
     `after_gap`: entries were left out before it, and a transaction that was open has ended there.
-    `schemas`: the schema hash of each relation, by OID.
+    `schemas`: the schema hash of each relation, by OID. `partitions`: see there.
     """
 
     entry: "LogEntry"
@@ -68,6 +69,7 @@ class Piece:
     message_count: int
     after_gap: bool
     schemas: dict[int, bytes]
+    partitions: tuple[PartitionRow, ...] = ()
 
 
 @dataclass(slots=True)

@@ -12,6 +12,7 @@ from itertools import groupby, pairwise
 from operator import itemgetter
 from typing import Any
 
+from spark_consumers.history import Mark, around, differs
 from spark_consumers.tables import WantedTable
 from walsender_bridge.change_log.client import (
     CutPoint,
@@ -21,29 +22,36 @@ from walsender_bridge.change_log.client import (
     StreamCut,
 )
 from walsender_bridge.closing import Closing
-from walsender_bridge.errors import ConfigError, TrimmedError, UnknownStreamError
+from walsender_bridge.errors import ConfigError, DivergedError, TrimmedError, UnknownStreamError
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A cut: `streams` maps each stream to its exclusive end offset."""
+    """A cut: `streams` maps each stream to its exclusive end offset.
+
+    `ends`: by stream, the end LSN and commit time (microseconds) of the last transaction before it, where they are
+    known (`history`); checkpoints of earlier versions have none.
+    """
 
     log_id: str
     version: int
     streams: Mapping[str, int] = field(default_factory=dict)
+    ends: Mapping[str, tuple[int, int]] = field(default_factory=dict, compare=False)
 
     def to_json(self) -> dict[str, Any]:
         """The form in which Spark keeps it in a checkpoint."""
         streams = dict(sorted(self.streams.items()))
-        return {"log_id": self.log_id, "version": self.version, "streams": streams}
+        ends = {stream: list(end) for stream, end in sorted(self.ends.items())}
+        return {"log_id": self.log_id, "version": self.version, "streams": streams, "ends": ends}
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> "Position":
         """A position from a checkpoint. Raises `ConfigError`."""
         try:
             streams = {str(name): int(end) for name, end in record["streams"].items()}
-            return cls(str(record["log_id"]), int(record["version"]), streams)
-        except (KeyError, TypeError, ValueError, AttributeError):
+            ends = {str(s): (int(end[0]), int(end[1])) for s, end in record.get("ends", {}).items()}
+            return cls(str(record["log_id"]), int(record["version"]), streams, ends)
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError):
             raise ConfigError(
                 f"{record!r:.200} is not a position in a change log",
                 where="checkpoint",
@@ -106,7 +114,8 @@ class LogReader(Closing):
     def newest(self, status: LogStatus) -> Position:
         """Everything up to the newest version."""
         ends = {name: cut.end_offset for name, cut in status.streams.items()}
-        return Position(status.log_id, status.version, ends)
+        last = {n: (cut.last_end_lsn, cut.last_commit_time) for n, cut in status.streams.items()}
+        return Position(status.log_id, status.version, ends, last)
 
     def oldest(self, status: LogStatus) -> Position:
         """Before everything that is still kept."""
@@ -118,14 +127,16 @@ class LogReader(Closing):
         """The cut at `version` (its end). Raises `TrimmedError` where that is gone."""
         if version >= status.version:
             return self.newest(status)
-        ends = {}
+        ends, last = {}, {}
         for name, cut in status.streams.items():
             point = self.replica(cut.address).cut_before(name, version + 1)
             low = max(cut.low_offset, 1)
             if point is None and low > 1:
                 raise trimmed(name, low, f"version {version + 1}", self.address)
             ends[name] = 1 if point is None else point.end_offset
-        position = Position(status.log_id, version, ends)
+            if point is not None:
+                last[name] = _end(point)
+        position = Position(status.log_id, version, ends, last)
         self.check_kept(status, position)
         return position
 
@@ -138,13 +149,24 @@ class LogReader(Closing):
         return min((point.version for point in found if point is not None), default=None)
 
     def check_log(self, status: LogStatus, position: Position) -> None:
-        """Raise `ConfigError` if the position is one of another log."""
+        """Raise `ConfigError` if the position is one of another log, `DivergedError` if it is of another history of it."""
         if position.log_id != status.log_id:
             raise ConfigError(
                 f"the position is one of log {position.log_id}, but this is log {status.log_id}",
                 where=self.address,
                 repair="read the log that the checkpoint began with, or begin with a new checkpoint",
             )
+        for stream in sorted(set(position.streams) & set(status.streams)):
+            mark = Mark(position.streams[stream], position.ends.get(stream))
+            cut = status.streams[stream]
+            found = around(self.replica(cut.address), mark, cut, status.version)
+            if why := differs(position.version, mark, status, stream, found):
+                raise DivergedError(
+                    f"the log was rolled back behind the position: {why}",
+                    where=self.address,
+                    repair="begin again from a snapshot with a new checkpoint: what was read since the point that the "
+                    "log was restored to is not in the log any more",
+                )
 
     def check_kept(self, status: LogStatus, position: Position) -> None:
         """Raise `TrimmedError` if something behind the position has been trimmed."""
@@ -193,13 +215,11 @@ class LogReader(Closing):
         version = choose(points, bases, known, max_bytes, max_versions)
         if version is None or version >= goal.version:
             return goal
-        ends = {
-            name: max(
-                (p.end_offset for p in points[name] if p.version <= version), default=starts[name]
-            )
-            for name in starts
-        }
-        return goal if ends == goal.streams else Position(status.log_id, version, ends)
+        ends, last = dict(starts), {n: end for n, end in here.ends.items() if n in starts}
+        for name, found in points.items():
+            if within := [p for p in found if p.version <= version]:
+                ends[name], last[name] = within[-1].end_offset, _end(within[-1])
+        return goal if ends == goal.streams else Position(status.log_id, version, ends, last)
 
     def _bytes_before(self, cut: StreamCut, points: list[CutPoint]) -> int:
         if not points:
@@ -233,6 +253,10 @@ class LogReader(Closing):
                 Range(name, cut.address, *bounds) for bounds in split(page, first, last, size)
             ]
         return found
+
+
+def _end(point: CutPoint) -> tuple[int, int]:
+    return point.last_end_lsn, point.last_commit_time
 
 
 def choose(

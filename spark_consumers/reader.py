@@ -9,7 +9,7 @@ While a `Snapshot` is there, and an hour longer, its epoch does not expire (`lak
 
 import difflib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,11 +17,13 @@ from weakref import WeakKeyDictionary
 
 from spark_consumers.lakehouse.manifest import (
     LIVE,
+    Chain,
     Manifest,
     StreamPosition,
     TableVersion,
     open_chain,
 )
+from spark_consumers.lakehouse.newest_told import is_lost, lost
 from spark_consumers.lakehouse.reader_leases import lease_on
 from walsender_bridge.errors import LakeError, NotSupportedError, TrimmedError, UsageError
 from walsender_bridge.wire.relation_name import split_relation
@@ -65,7 +67,7 @@ def read(
         elif as_of is not None:
             manifest = chain.as_of(as_of)
         else:
-            manifest = _newest(chain.head, seen.get(identity, 0), str(chain.root))
+            manifest = _newest(chain, seen.get(identity, 0))
         snapshot = Snapshot(spark, chain.root, manifest)
         if lease is not None:
             lease.keep(snapshot, manifest.link)
@@ -73,16 +75,25 @@ def read(
     return snapshot
 
 
-def _newest(head: Callable[[], Manifest | None], least: int, where: str) -> Manifest:
-    """The newest link, once it is as new as what this session has read.
+def _newest(chain: Chain, least: int) -> Manifest:
+    """The newest link, once it is as new as what this session has read, and what was published.
 
-    On a disk that several machines share, a listing may be older than one seen before.
+    On a disk that several machines share, a listing may be older than one seen before. Raises `CorruptError` if the
+    newest link is lost: an older one would take this reader back.
     """
+    where = str(chain.root)
     deadline = time.monotonic() + _PATIENCE
     while True:
-        found = head()
-        if found is not None and found.epoch >= least:
+        told = chain.told()
+        found = chain.head()
+        is_behind = told is not None and is_lost(told, found)
+        if found is not None and found.epoch >= least and not is_behind:
             return found
+        if told is not None and is_behind and time.monotonic() > deadline:
+            raise lost(told, found, chain.where(told))
+        if is_behind:
+            time.sleep(_LOOK_AGAIN)
+            continue
         if found is None and not least:
             raise LakeError(
                 "nothing is published yet",

@@ -96,7 +96,7 @@ class Part:
 
 def reader_conninfo(dsn: str) -> str:
     """`dsn` for a session that reads a snapshot: settings pinned, read only, one snapshot."""
-    pinned = pinned_conninfo(dsn, qualified=True)
+    pinned = pinned_conninfo(dsn)
     options = str(conninfo_to_dict(pinned)["options"]) + _READER_OPTIONS
     return for_reading(make_conninfo(pinned, options=options))
 

@@ -16,14 +16,16 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
 from psycopg import sql
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from spark_consumers import types
+from spark_consumers import same_relation, types
 from spark_consumers.options import Options
+from spark_consumers.same_relation import Answer, Step
 from spark_consumers.snapshot import (
     Part,
     PublishedTable,
@@ -130,29 +132,30 @@ class SnapshotSource(DataSource):
                 raise given.wrong("columns", f"{table.full_name} has no column {name!r} to read")
         return tuple(by_name[name] for name in self.chosen)
 
-    def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002  # Spark's interface
-        """The reader, for Spark."""
-        return _Reader(self)
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """The reader, for Spark. Raises `SnapshotError` if these are not the columns that are read (any more)."""
+        return _Reader(self, schema)
 
-    def reader_apart(self) -> DataSourceReader:
+    def reader_apart(self, schema: StructType) -> DataSourceReader:
         """A reader whose batches have the text of what does not fit behind their columns, one for each.
 
-        Such a value is NULL in its column, and not an error; the text of all others is NULL.
+        Such a value is NULL in its column, and not an error; the text of all others is NULL. Raises as `reader`.
         """
-        return _Reader(self, apart=True)
+        return _Reader(self, schema, apart=True)
 
 
 class _Reader(DataSourceReader):
     """Plans on the driver, reads on the executors."""
 
-    def __init__(self, source: SnapshotSource, *, apart: bool = False) -> None:
+    def __init__(self, source: SnapshotSource, schema: StructType, *, apart: bool = False) -> None:
         self._apart = apart
         self._dsn = source.dsn
         self._snapshot = source.snapshot
         self._table = source.name_of_table
         with reading(source.dsn, source.snapshot) as connection:
-            table = one_table(connection, source.name_of_table, source.publication)
+            table = _table(connection, source)
             self._columns = source.wanted(table)
+            _check_columns(schema.names, [c.column.name for c in self._columns], self._table)
             self._pieces = [
                 _Piece(part, _query(part, self._columns, table.row_filter, self._binary))
                 for part in parts(
@@ -170,7 +173,7 @@ class _Reader(DataSourceReader):
 
     def _read(self, piece: _Piece) -> Iterator[pa.RecordBatch]:
         from adbc_driver_manager import Error
-        from adbc_driver_postgresql import StatementOptions, dbapi
+        from adbc_driver_postgresql import dbapi
 
         where, before = describe(self._dsn), open_sockets()
         watchdog: Watchdog | None = None
@@ -179,39 +182,57 @@ class _Reader(DataSourceReader):
                 closing(dbapi.connect(reader_conninfo(self._dsn), autocommit=False)) as connection,
                 Watchdog(self._dsn, before) as watchdog,
             ):
-                self._begin(connection, piece.part)
-                with connection.cursor() as cursor:
-                    cursor.adbc_statement.set_options(
-                        **{StatementOptions.BATCH_SIZE_HINT_BYTES.value: str(_BATCH_BYTES)}
-                    )
-                    cursor.execute(piece.query)
-                    row = 0
-                    for batch in cursor.fetch_record_batch():
-                        watchdog.moved()
-                        yield self._converted(batch, piece.part, row)
-                        row += batch.num_rows
+                for step in same_relation.ORDER:
+                    match step:
+                        case Step.LOCK:
+                            self._lock(connection, piece.part)
+                        case Step.ASK:
+                            self._check(connection, piece.part)
+                        case Step.READ:
+                            for batch in self._batches(connection, piece):
+                                watchdog.moved()
+                                yield batch
         except Error as error:
             told = watchdog.told() if watchdog else None
-            raise told or failure(error.sqlstate, str(error), where, self._snapshot) from None
+            text = _without_query(str(error), self._queries(piece))
+            raise told or failure(error.sqlstate, text, where, self._snapshot) from None
         except (pa.ArrowException, OSError) as error:
             # An error in the middle of a COPY comes this way: the server's, or the connection's.
             told = watchdog.told() if watchdog else None
             raise told or failure(None, str(error), where) from None
 
-    def _begin(self, connection: "Connection", part: Part) -> None:
+    def _queries(self, piece: _Piece) -> tuple[str, str, str]:
+        """All that is asked for a piece."""
+        question = same_relation.question(piece.part.relation, piece.part.oid)
+        return self._locking(piece.part), question, piece.query
+
+    def _locking(self, part: Part) -> str:
+        begin = sql.SQL(load("snapshot_begin")).format(snapshot=sql.Literal(self._snapshot))
+        return begin.as_string() + same_relation.lock(part.relation)
+
+    def _lock(self, connection: "Connection", part: Part) -> None:
         with connection.cursor() as cursor:
-            begin = sql.SQL(load("snapshot_begin")).format(
-                snapshot=sql.Literal(self._snapshot), relation=sql.Identifier(*part.relation)
+            # One script: each begins by ending the transaction.
+            cursor.executescript(self._locking(part))
+
+    def _check(self, connection: "Connection", part: Part) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute(same_relation.question(part.relation, part.oid))
+            (found,) = cursor.fetchall()
+        same_relation.check(part.relation, Answer(*found), describe(self._dsn))
+
+    def _batches(self, connection: "Connection", piece: _Piece) -> Iterator[pa.RecordBatch]:
+        from adbc_driver_postgresql import StatementOptions
+
+        row = 0
+        with connection.cursor() as cursor:
+            cursor.adbc_statement.set_options(
+                **{StatementOptions.BATCH_SIZE_HINT_BYTES.value: str(_BATCH_BYTES)}
             )
-            cursor.executescript(begin.as_string())
-            check = sql.SQL(load("snapshot_check")).format(oid=sql.Literal(part.oid))
-            cursor.execute(check.as_string().strip().rstrip(";"))
-            if cursor.fetchall() != [(True,)]:
-                raise SnapshotError(
-                    f"{'.'.join(part.relation)} was truncated or rewritten after the snapshot",
-                    where=describe(self._dsn),
-                    repair="export a new snapshot and copy the table again",
-                )
+            cursor.execute(piece.query)
+            for batch in cursor.fetch_record_batch():
+                yield self._converted(batch, piece.part, row)
+                row += batch.num_rows
 
     @property
     def _binary(self) -> frozenset[int]:
@@ -247,6 +268,38 @@ class _Reader(DataSourceReader):
                 ) from fault
         return pa.RecordBatch.from_arrays(
             arrays, schema=arrow_schema(c.column for c in self._columns)
+        )
+
+
+def _without_query(text: str, queries: Sequence[str]) -> str:
+    """The text of an ADBC error as the server wrote it: ADBC puts the query before that, and it may fill an error."""
+    for query in queries:
+        text = text.replace(f"Failed to execute query '{query}': ", "")
+    return text
+
+
+def _table(
+    connection: psycopg.Connection[tuple[Any, ...]], source: SnapshotSource
+) -> PublishedTable:
+    """The table of the snapshot. Its row filter names the columns as the snapshot does, or `SnapshotError`."""
+    table = one_table(connection, source.name_of_table, source.publication)
+    if table.row_filter is None:
+        return table
+    # The server writes the filter with today's names: it is asked once more, while they cannot change.
+    relation = (table.schema, table.name)
+    connection.execute(same_relation.lock(relation))
+    (found,) = connection.execute(same_relation.question(relation, table.oid)).fetchall()
+    same_relation.check(relation, Answer(*found), describe(source.dsn))
+    return one_table(connection, source.name_of_table, source.publication)
+
+
+def _check_columns(expected: Sequence[str], found: Sequence[str], table: str) -> None:
+    """Rows are written by the columns' order, and a publication is what it is by now, in any snapshot."""
+    if found != expected:
+        raise SnapshotError(
+            f"the columns to read changed from ({', '.join(expected)}) to ({', '.join(found)})",
+            where=table,
+            repair="copy the table again; nothing may alter the publication meanwhile",
         )
 
 

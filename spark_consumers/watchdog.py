@@ -19,8 +19,8 @@ import psycopg
 
 from walsender_bridge.closing import Closing
 from walsender_bridge.errors import DeadlineError, TusklineError
-from walsender_bridge.wire.bounded import BoundedConnection
-from walsender_bridge.wire.connection import CONNECT_TIMEOUT, describe, no_answer
+from walsender_bridge.wire.bounded import BoundedConnection, no_answer
+from walsender_bridge.wire.connection import CONNECT_TIMEOUT, describe
 
 #: Seconds without a batch after which the server is asked.
 QUIET_SECONDS = 20.0

@@ -21,7 +21,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import quote
 
@@ -31,11 +31,13 @@ from pyspark.sql import SparkSession
 
 from spark_consumers.lakehouse import checksums
 from spark_consumers.lakehouse.copy_out import Progress, write_source
+from spark_consumers.lakehouse.fit import unusable
 from spark_consumers.lakehouse.manifest import COPIED, TableVersion
 from spark_consumers.lakehouse.origin import Origin, check
 from spark_consumers.lakehouse.quarantine import UnfitCopy, keeps_unfit, with_unfit
 from spark_consumers.lakehouse.schema_change import schema_hash
-from spark_consumers.lakehouse.sources import Source, mark
+from spark_consumers.lakehouse.shape import Look, Shape, refusal, texts_changed
+from spark_consumers.lakehouse.sources import Source, look, mark, shapes
 from spark_consumers.lakehouse.table_format import ROW_ID, TableFormat, TableWrite
 from spark_consumers.lakehouse.table_version import Column
 from spark_consumers.lakehouse.takeover import folder_of
@@ -105,14 +107,25 @@ class Copier:
             origin = Origin(snapshot.system_id, snapshot.timeline, snapshot.lsn)
             check(origin, source.stream, log_status.system_id, request.cut)
             published = {table.full_name: table for table in snapshot.tables(source.publication)}
+            found = _shapes(source, snapshot)
+            later = look(replace(source, dsn=snapshot.dsn))
             for relation in sorted(request.tables):
                 name = f"{source.stream}.{relation}"
-                if relation not in published:
+                # A publication is what it is by now, in any snapshot: a table can leave it between the two.
+                if relation not in published or relation not in found.shapes:
                     deliver(name, None)
                     continue
                 path = new_path(source.stream, published[relation], request.term)
                 try:
-                    made = self._copy(request, snapshot, published[relation], path, progress[name])
+                    shape = checked(found.shapes[relation], later.shapes.get(relation), name)
+                    made = self._copy(
+                        request,
+                        snapshot,
+                        published[relation],
+                        shape,
+                        path,
+                        progress[name],
+                    )
                 except Exception as error:
                     self.remove(path)
                     deliver(
@@ -133,6 +146,7 @@ class Copier:
         request: CopyRequest,
         snapshot: ExportedSnapshot,
         table: PublishedTable,
+        shape: Shape,
         path: str,
         progress: Progress,
     ) -> TableVersion:
@@ -144,6 +158,7 @@ class Copier:
         folder = str(self._root / path)
         layout = columns if key else columns.append(pa.field(ROW_ID, pa.string()))
         self._format.create(folder, layout)
+        schema = spark_schema(columns)
         reading = SnapshotSource(
             {
                 "dsn": snapshot.dsn,
@@ -157,7 +172,7 @@ class Copier:
         prefix = f"{folder}/data/copy-t{request.term}"
         files, unfit = write_source(
             self._spark,
-            reading.reader_apart() if apart else reading.reader(spark_schema(columns)),
+            reading.reader_apart(schema) if apart else reading.reader(schema),
             prefix,
             self._format.schemas(folder)[1],
             None if key else "copy",
@@ -188,8 +203,30 @@ class Copier:
             layout=_layout(snapshot, table),
             system_id=snapshot.system_id,
             timeline=snapshot.timeline,
+            shape=shape.dump(),
         )
         return with_unfit(version, unfit)
+
+
+def _shapes(source: Source, snapshot: ExportedSnapshot) -> Look:
+    """The publication's tables, as the snapshot has them."""
+    with reading(snapshot.dsn, snapshot.snapshot) as connection:
+        return shapes(connection, source.publication)
+
+
+def checked(shape: Shape, later: Shape | None, where: str) -> Shape:
+    """The shape. Raises `NotSupportedError` for a table whose changes would not give its rows.
+
+    And `UnavailableError` where the snapshot's values and what an ordinary query sees `later`, before the copy reads
+    them, have not the same texts: then the copy has one, and the changes after it have the other.
+    """
+    changes = later and (texts_changed(shape, later) or texts_changed(later, shape))
+    if changes:
+        raise UnavailableError(changes, where=where, repair="it is tried again")
+    refused = refusal(shape)
+    if refused is not None:
+        raise NotSupportedError(refused.reason, where=where, repair=refused.repair)
+    return shape
 
 
 def _layout(snapshot: ExportedSnapshot, table: PublishedTable) -> tuple[Column, ...]:
@@ -208,8 +245,15 @@ def part_bytes(rate: float | None) -> int:
 def usable_key(table: PublishedTable) -> tuple[str, ...]:
     """The columns that tell rows apart in the lake; none for a bag.
 
-    Raises `NotSupportedError` for a key that Iceberg cannot delete by.
+    Raises `NotSupportedError` for a key that Iceberg cannot delete by, and for columns that the lake cannot keep.
     """
+    reason = unusable([column.name for column in table.columns], table.key or ())
+    if reason is not None:
+        raise NotSupportedError(
+            reason,
+            where=table.full_name,
+            repair="leave the table out of the publication, or add or rename a column",
+        )
     if table.key is None:
         return ()
     schema = arrow_schema(table.columns)

@@ -6,8 +6,10 @@ Spark, and any other reader that uses Hadoop, verifies each chunk as it reads it
 file: Parquet with its footer, manifests, metadata. `check` does the same for files that Python reads.
 
 Invariants. A file is complete and has its name before its checksums are made, and is referred to only after that. A
-small file is one chunk, so truncation of it is always detected. The checksums are removed before their file. A file
-without checksums was written by an older version, or lost them in a power failure: they are not synced, since an
+small file is one chunk, so truncation of it is always detected. The checksums are removed before their file, so those
+without a file mean a loss. A file that is removed while it is sealed leaves none either: `seal` looks for the file
+after it has made them, `remove` removes them again after the file, and the later of the two finds the other's work. A
+file without checksums was written by an older version, or lost them in a power failure: they are not synced, since an
 epoch of many tables would wait for each, unless they are larger than a disk writes atomically.
 """
 
@@ -32,7 +34,7 @@ SMALL = 1 << 20
 #: Bytes that a disk writes atomically.
 _AT_ONCE = 4000
 
-_REPAIR = "restore the file from a backup, or copy its table anew: tuskline table resync"
+REPAIR = "restore the file from a backup, or copy its table anew: tuskline table resync"
 
 
 def sums_of(file: Path) -> Path:
@@ -65,14 +67,17 @@ def seal(file: Path) -> None:
                 os.fsync(out.fileno())
         with contextlib.suppress(FileExistsError):
             os.link(draft, sums)
+        if not file.exists():
+            sums.unlink(missing_ok=True)
     finally:
         draft.unlink(missing_ok=True)
 
 
 def remove(file: Path) -> None:
-    """Remove the file, and its checksums before it."""
+    """Remove the file, and its checksums before it; and those that `seal` has made in between."""
     sums_of(file).unlink(missing_ok=True)
     file.unlink(missing_ok=True)
+    sums_of(file).unlink(missing_ok=True)
 
 
 def check(file: Path) -> bool:
@@ -85,7 +90,7 @@ def check(file: Path) -> bool:
         told = sums.read_bytes()
     except FileNotFoundError:
         if not file.exists():
-            raise CorruptError("the file is missing", where=str(file), repair=_REPAIR) from None
+            raise CorruptError("the file is missing", where=str(file), repair=REPAIR) from None
         return False
     if not any(told):
         return False
@@ -104,7 +109,7 @@ def check(file: Path) -> bool:
                     raise _damaged(file, f"checksum mismatch in the chunk at byte {at}")
                 place += _SUM.size
     except FileNotFoundError:
-        raise CorruptError("the file is missing", where=str(file), repair=_REPAIR) from None
+        raise CorruptError("the file is missing", where=str(file), repair=REPAIR) from None
     if place != len(wanted):
         raise _damaged(file, "the file is shorter than what was written")
     return True
@@ -116,4 +121,4 @@ def _chunks(content: BinaryIO, size: int) -> Iterator[int]:
 
 
 def _damaged(file: Path, what: str) -> CorruptError:
-    return CorruptError(what, where=str(file), repair=_REPAIR)
+    return CorruptError(what, where=str(file), repair=REPAIR)

@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from spark_consumers.lakehouse import checksums, quarantine
-from spark_consumers.lakehouse.files import read_data, whole_file, write_data
+from spark_consumers.lakehouse.files import as_damage, read_data, whole_file, write_data
 from spark_consumers.lakehouse.quarantine import UnfitFile
 from spark_consumers.lakehouse.stage import Staged, Target
 from spark_consumers.lakehouse.table_format import ROW_ID, FileInfo, ScanFile
@@ -75,7 +75,9 @@ def run_complete(task: CompleteTask) -> Completed:
     """Do all that is asked of these files."""
     prefix = f"{task.target.prefix}-{{}}-{task.number}.parquet"
     count, rows, unfit = (
-        (0, None, None) if task.patches is None else _patch(task, prefix.format("rows"))
+        (0, None, None)
+        if task.patches is None
+        else _patch(task, task.patches, prefix.format("rows"))
     )
     return Completed(
         task.target.name,
@@ -87,10 +89,12 @@ def run_complete(task: CompleteTask) -> Completed:
     )
 
 
-def _patch(task: CompleteTask, path: str) -> tuple[int, FileInfo | None, UnfitFile | None]:
+def _patch(
+    task: CompleteTask, staged: str, path: str
+) -> tuple[int, FileInfo | None, UnfitFile | None]:
     target = task.target
     schema = target.file_schema
-    patches = pq.read_table(task.patches)
+    patches = read_data(staged)
     wanted = [
         _one(patches, f"s{i}").cast(schema.field(name).type) for i, name in enumerate(target.key)
     ]
@@ -133,7 +137,7 @@ def _patch(task: CompleteTask, path: str) -> tuple[int, FileInfo | None, UnfitFi
             part = [c.filter(pa.array(~out)) for c in part]
         parts.append(part)
     if task.rows is not None:
-        table = pq.read_table(task.rows)
+        table = read_data(task.rows)
         parts.append([_one(table, name) for name in schema.names])
     if not parts:
         return 0, None, None
@@ -150,7 +154,7 @@ def _stacked(parts: list[list[pa.Array]]) -> list[pa.Array]:
 def _find(task: CompleteTask, removals: str) -> dict[int, list[str]]:
     schema = task.target.file_schema
     names = [name for name in schema.names if name != ROW_ID]
-    table = pq.read_table(removals)
+    table = read_data(removals)
     wanted = [_one(table, f"c{i}").cast(schema.field(n).type) for i, n in enumerate(names)]
     counts = table.column("n").to_pylist()
     found: dict[int, list[str]] = defaultdict(list)
@@ -194,6 +198,7 @@ def _compact(task: CompleteTask, path: str) -> FileInfo | None:
 class _Group:
     """A row group of a data file: some columns, and the way to all of them."""
 
+    path: str
     file: pq.ParquetFile
     number: int
     keys: pa.Table
@@ -201,7 +206,8 @@ class _Group:
 
     def read(self) -> pa.Table:
         """All columns."""
-        return _filled(self.file.read_row_group(self.number), self.schema)
+        with as_damage(self.path):
+            return _filled(self.file.read_row_group(self.number), self.schema)
 
 
 def _groups(task: CompleteTask, columns: list[str]) -> Iterator[tuple[_Group, list[pa.Array]]]:
@@ -221,10 +227,13 @@ def _groups(task: CompleteTask, columns: list[str]) -> Iterator[tuple[_Group, li
             for f in fields
         ]
         checksums.check(Path(scanned.path))
-        with pq.ParquetFile(scanned.path) as file:
+        with as_damage(scanned.path):
+            file = pq.ParquetFile(scanned.path)
+        with file:
             for number in range(file.num_row_groups):
-                keys = _filled(file.read_row_group(number, columns=columns), wanted)
-                yield _Group(file, number, keys, task.target.file_schema), deleted
+                with as_damage(scanned.path):
+                    keys = _filled(file.read_row_group(number, columns=columns), wanted)
+                yield _Group(scanned.path, file, number, keys, task.target.file_schema), deleted
 
 
 def _filled(table: pa.Table, schema: pa.Schema) -> pa.Table:
@@ -253,7 +262,7 @@ def narrowed(target: Target, staged: Staged) -> tuple[str | None, Sequence[Any]]
         kind = target.file_schema.field(name).type
         if not (pa.types.is_integer(kind) or pa.types.is_string(kind)):
             continue
-        values = pq.read_table(path.path, columns=[f"{prefix}{i}"]).column(0).unique()
+        values = read_data(path.path, [f"{prefix}{i}"]).column(0).unique()
         if len(values) <= _NARROWED and not values.null_count:
             return name, values.to_pylist()
     return None, ()
@@ -275,7 +284,7 @@ def in_groups(files: Sequence[ScanFile]) -> list[tuple[ScanFile, ...]]:
 def removed(target: Target, removals: FileInfo, completed: Sequence[Completed]) -> pa.Array:
     """The `ROW_ID`s of the rows that go: as many as wanted of each kind."""
     gone: list[str] = []
-    counts = pq.read_table(removals.path, columns=["n"]).column(0).to_pylist()
+    counts = read_data(removals.path, ["n"]).column(0).to_pylist()
     for number, count in enumerate(counts):
         found = [row for part in completed for row in part.gone.get(number, ())]
         check_found(target, min(len(found), count), count)

@@ -11,7 +11,7 @@ import shutil
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,6 +22,7 @@ import pyarrow as pa
 import structlog
 from pyspark.sql import SparkSession
 
+from spark_consumers.lakehouse import noticed
 from spark_consumers.lakehouse.complete import (
     Completed,
     CompleteTask,
@@ -35,7 +36,7 @@ from spark_consumers.lakehouse.files import Stage, write_data
 from spark_consumers.lakehouse.fit import Layout, Misfit
 from spark_consumers.lakehouse.log_view import aliases, late_commits, new_commits
 from spark_consumers.lakehouse.manifest import LIVE, Chain, Manifest, TableVersion
-from spark_consumers.lakehouse.plan import Plan, choose, tasks
+from spark_consumers.lakehouse.plan import Pace, Plan, choose, tasks
 from spark_consumers.lakehouse.quarantine import keeps_unfit, with_unfit
 from spark_consumers.lakehouse.schema_change import first_layout, schema_hash
 from spark_consumers.lakehouse.stage import (
@@ -55,7 +56,8 @@ from spark_consumers.lakehouse.table_format import (
 from spark_consumers.types import arrow_schema, text_columns
 from walsender_bridge import fail_point
 from walsender_bridge.change_log.client import CutPoint, LogStatus
-from walsender_bridge.errors import TusklineError, from_wire
+from walsender_bridge.errors import CorruptError, TusklineError, from_wire
+from walsender_bridge.steady_clock import SteadyClock
 from walsender_bridge.wire.pgoutput import Column
 
 #: Tables that are committed at the same time.
@@ -96,45 +98,48 @@ class ShapeChangedError(Exception):
 
 
 class EpochWriter:
-    """Writes epochs into one lake, for one term."""
+    """Writes epochs into one lake, for the term that began with link `head`."""
 
     def __init__(
         self,
         spark: SparkSession,
         chain: Chain,
         tables: TableFormat,
-        term: int,
+        head: Manifest,
         *,
+        clock: SteadyClock,
         max_bytes: int,
         on_unfit_value: Mapping[str, str] | None = None,
     ) -> None:
         self._spark = spark
         self._chain = chain
         self._format = tables
-        self._term = term
-        self._max_bytes = max_bytes
+        self._term = head.term
+        self._clock = clock
+        self._pace = Pace(max_bytes)
         self._on_unfit_value = on_unfit_value or {}
         self._attempt = 0
         #: By the table's path and schema hash.
         self._schemas: dict[tuple[str, str], tuple[pa.Schema, pa.Schema]] = {}
         self._wrote_one = threading.Event()
-        #: What plain readers see of each table folder, as far as this writer has shown it.
-        self._shown: dict[str, int] = {}
+        #: What plain readers see of each table folder: the takeover has shown what there was.
+        self._shown = {table.path: table.snapshot_id for table in head.versions}
 
     def write(
         self,
         head: Manifest,
         status: LogStatus,
         layouts: Mapping[str, tuple[Layout, ...]],
+        looked: Collection[str],
         *,
         everything: bool,
     ) -> Manifest:
         """Write and publish the epoch after `head`; its manifest.
 
-        `layouts`: for tables (by path) that got columns on the way, which and from where on. `everything`: up to the
-        newest version, whatever that costs. Raises `ShapeChangedError` for tables whose changes have another
-        shape, `FencedError` when a newer writer has taken over; whatever is raised, the lake is as it was, and
-        the round can be repeated.
+        `layouts`: for tables (by path) that got columns on the way, which and from where on. `looked`: the streams whose
+        sources were looked at since `status` was asked. `everything`: up to the newest version, whatever that costs.
+        Raises `ShapeChangedError` for tables whose changes have another shape, `FencedError` when a newer writer has
+        taken over; whatever is raised, the lake is as it was, and the round can be repeated.
         """
         began = time.monotonic()
         self._attempt += 1
@@ -155,12 +160,13 @@ class EpochWriter:
                 )
                 for name, table in following.items()
             }
-            staged = self._stage(plan, targets, status, late, scratch)
+            plan, staged = self._stage(plan, targets, status, late, scratch, looked)
             timings.stage = time.monotonic() - began
             fail_point.hit("staged")
             tables = self._write_tables(plan, targets, stage, staged, timings)
             timings.write = time.monotonic() - began - timings.stage
             manifest = head.next(
+                self._clock.now(),
                 epoch=plan.version,
                 term=self._term,
                 stage=str(stage),
@@ -172,6 +178,7 @@ class EpochWriter:
             )
             fail_point.hit("before-manifest")
             self._chain.publish(manifest, head)
+            self._pace.published(plan)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
         fail_point.hit("after-manifest")
@@ -180,13 +187,14 @@ class EpochWriter:
         return manifest
 
     def show(self, manifest: Manifest) -> None:
-        """Let readers of the plain tables see what was published: all that they do not see yet.
+        """Let readers of the plain tables see what was published: all that they do not see yet, also of earlier epochs."""
 
-        So a table that could not be shown is shown the next time, whether it has changed again or not.
-        """
-
-        def show(_: str, table: TableVersion) -> None:
-            self._format.show(self._path(table), self._term, table.snapshot_id)
+        def show(name: str, table: TableVersion) -> None:
+            try:
+                self._format.show(self._path(table), self._term, table.snapshot_id)
+            except CorruptError as error:
+                # It is held as soon as it is to be written again.
+                log.warning("table is damaged", table=name, error=str(error))
             self._shown[table.path] = table.snapshot_id
 
         readable = manifest.readable.items()
@@ -201,7 +209,7 @@ class EpochWriter:
         self, head: Manifest, status: LogStatus, *, everything: bool
     ) -> tuple[Plan, dict[str, Sequence[CutPoint]]]:
         """What the epoch holds, and for each table that it shows first what it still lacks of the log."""
-        commits = new_commits(head, status, None if everything else self._max_bytes)
+        commits = new_commits(head, status, None if everything else self._pace.limit)
         plan = choose(head, status.version, status.streams, commits)
         return plan, late_commits(head, status, plan)
 
@@ -212,8 +220,9 @@ class EpochWriter:
         status: LogStatus,
         late: Mapping[str, Sequence[CutPoint]],
         scratch: Path,
-    ) -> dict[str, Staged]:
-        """Have everything read and written; what there is, by table."""
+        looked: Collection[str],
+    ) -> tuple[Plan, dict[str, Staged]]:
+        """Have everything read and written; what there is, by table, and the plan with what it tells of partitions."""
         addresses = {stream: cut.address for stream, cut in status.streams.items()}
         work = tasks(plan, targets, addresses, late, str(scratch))
         found: dict[str, list[Staged]] = defaultdict(list)
@@ -224,6 +233,9 @@ class EpochWriter:
                     misfits.append(one)
                 else:
                     found[one.table].append(one)
+        came = {n: frozenset[int]().union(*(p.partitions for p in ps)) for n, ps in found.items()}
+        tables, told = noticed.told_of(plan.tables, came, looked)
+        misfits += [Misfit(name, 0, 0, (), frozenset(), reason) for name, reason in told.items()]
         if misfits:
             raise ShapeChangedError(misfits, plan.tables)
         partial = [name for name, parts in found.items() if parts[0].partial is not None]
@@ -245,7 +257,7 @@ class EpochWriter:
         ]
         for one in self._run(run_compose, composing):
             found[one.table] = [one]
-        return {name: part for name, (part,) in found.items()}
+        return replace(plan, tables=tables), {name: part for name, (part,) in found.items()}
 
     def _extended(self, plan: Plan, layouts: Mapping[str, tuple[Layout, ...]]) -> Plan:
         """The plan with the columns that these tables got; their Iceberg tables get them here."""
@@ -287,6 +299,7 @@ class EpochWriter:
             key=table.key,
             start_lsn=table.start_lsn,
             relation_id=table.relation_id,
+            partitions=noticed.partitions(table),
             keeps_unfit=keeps_unfit(self._on_unfit_value, name),
             unfit_files=tuple(f"{path}/{file}" for file in table.unfit_files),
             retry_unfit=table.retry_unfit,

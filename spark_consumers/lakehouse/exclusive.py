@@ -1,5 +1,7 @@
 """A file that is created whole, durable and by one writer only: the lake's compare-and-swap on a local disk."""
 
+import contextlib
+import fcntl
 import os
 import uuid
 from pathlib import Path
@@ -11,15 +13,18 @@ def create_exclusively(path: Path, content: bytes) -> bool:
     """Create the file whole and durable, or find that it exists (False).
 
     The content is synced under a name of its own and then linked: `link` fails if the name is taken, on
-    every local file system, where a rename would replace.
+    every local file system, where a rename would replace. It is locked until then, so nobody takes it for a dead
+    process's (`drafts`).
     """
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
         with open(temporary, "xb") as file:
+            with contextlib.suppress(OSError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.link(temporary, path)
+            os.link(temporary, path)
     except FileExistsError:
         return False
     except FileNotFoundError:
@@ -31,3 +36,12 @@ def create_exclusively(path: Path, content: bytes) -> bool:
         temporary.unlink(missing_ok=True)
     sync_folder(path.parent)
     return True
+
+
+def names(path: Path, descriptor: int) -> bool:
+    """Whether `path` still is the file that was opened: not removed, not moved, not replaced."""
+    try:
+        there, opened = path.stat(), os.fstat(descriptor)
+    except OSError:
+        return False
+    return (there.st_dev, there.st_ino) == (opened.st_dev, opened.st_ino)

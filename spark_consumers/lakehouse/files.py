@@ -10,6 +10,7 @@ while an earlier attempt still runs somewhere, and all attempts write the same n
 """
 
 import contextlib
+import errno
 import os
 import re
 import uuid
@@ -25,6 +26,7 @@ import pyarrow.parquet as pq
 
 from spark_consumers.lakehouse import checksums
 from spark_consumers.lakehouse.table_format import FileInfo
+from walsender_bridge.errors import CorruptError
 
 _STAGE = re.compile(r"(\d{20})-t(\d+)-a(\d+)")
 _ROW_GROUP = 128 * 1024
@@ -72,7 +74,24 @@ def write_table(path: str, table: pa.Table) -> FileInfo:
 def read_data(path: str | Path, columns: list[str] | None = None) -> pa.Table:
     """Read a Parquet file of the lake. Raises `CorruptError` if it is not what was written."""
     checksums.check(Path(path))
-    return pq.read_table(path, columns=columns)
+    with as_damage(path):
+        return pq.read_table(path, columns=columns)
+
+
+@contextmanager
+def as_damage(path: str | Path) -> Iterator[None]:
+    """What Arrow says of a file that it cannot read, as `CorruptError`: the file may have no checksums."""
+    try:
+        yield
+    except (pa.ArrowInvalid, OSError) as error:
+        # Arrow's own have no number; others are the machine's, and pass, but for a disk's.
+        if getattr(error, "errno", None) not in {None, errno.EIO}:
+            raise
+        raise CorruptError(
+            f"the file cannot be read: {str(error).partition(chr(10))[0][:200]}",
+            where=str(path),
+            repair=checksums.REPAIR,
+        ) from None
 
 
 @contextmanager

@@ -4,16 +4,17 @@ Runs on the executors, beside `stage`. A change that does not fit is never folde
 (`Misfit`), which decides what becomes of the table (`schema_change`).
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 
 from spark_consumers.decode import ChangeBatch
+from spark_consumers.lakehouse.table_format import ROW_ID
 from spark_consumers.lakehouse.table_version import Column
 from spark_consumers.types import arrow_schema
-from walsender_bridge.wire.pgoutput import Relation
+from walsender_bridge.wire.pgoutput import INSERT, Relation
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,15 @@ def without_copied(batch: ChangeBatch, start_lsn: int) -> ChangeBatch:
     return batch
 
 
+def unusable(names: Collection[str], key: Collection[str]) -> str | None:
+    """Why rows of these columns cannot be kept in a table with this key; None if they can."""
+    if not names:
+        return "it has no column that is sent, so its rows cannot be told apart or counted"
+    if not key and ROW_ID in names:
+        return f"it has no key, and its column {ROW_ID!r} has the name by which the lake tells its rows apart"
+    return None
+
+
 def misfit(
     batch: ChangeBatch,
     columns: pa.Schema,
@@ -79,15 +89,33 @@ def misfit(
     relation = batch.relation
     if relation.oid != relation_id:
         return "the table was dropped and another was made under its name"
+    if reason := unusable([column.name for column in relation.columns], key):
+        return reason
     identity = key_of(relation)
     if identity != set(key):
         # Inserts as well: two of them may have what the table takes for a key.
         return f"its replica identity changed from {_named(key)} to {_named(identity)}"
+    if batch.unchanged is not None and batch.unchanged[batch.ops == INSERT].any():
+        # An UPDATE as PostgreSQL sends it. The value was never sent, and one of an earlier row may be another.
+        return (
+            "an UPDATE brought a row into its row filter, without a value that it left as it was (TOAST); with"
+            " REPLICA IDENTITY FULL that value is sent"
+        )
     if not layouts:
         return None if arrow_schema(relation.columns) == columns else ""
     # One entry has one shape of a table, so a batch lies on one side of each layout's offset.
     here = [layout for layout in layouts if layout.offset <= int(batch.offset[0])][-1]
     return None if columns_of(relation) == here.columns else ""
+
+
+def unexpected(batch: ChangeBatch, known: Mapping[int, int]) -> set[int]:
+    """The partitions with changes in this batch that are not known, or had one before the LSN that is told of them."""
+    found = set()
+    for offset, number, oid in batch.partitions:
+        at = np.flatnonzero((batch.offset == offset) & (batch.sequence == number))
+        if len(at) and (oid not in known or batch.commit_lsn[at[0]] < known[oid]):
+            found.add(oid)
+    return found
 
 
 def padded(batch: ChangeBatch, columns: pa.Schema) -> ChangeBatch:

@@ -12,38 +12,47 @@ and the writer looks again. Iceberg's own catalog in a folder renames, and a ren
 newer writer has written in between; so its libraries build the metadata here, and only the last step is
 ours.
 
-`main` shows the plain reader of the table the last *published* snapshot. A tag `epoch_N` keeps a snapshot
-from being expired by others.
+`main` shows the plain reader of the table the last *published* snapshot. A tag `tuskline_epoch_N` keeps a
+snapshot from being expired by others.
 """
 
-import base64
 import json
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.ipc
+import structlog
 from pyspark.sql import SparkSession
 
-from spark_consumers.lakehouse import checksums, takeover
+from spark_consumers.lakehouse import checksums, leaks, takeover
 from spark_consumers.lakehouse.files import Stage
-from spark_consumers.lakehouse.iceberg_commit import needed, newest, sync_snapshots
-from spark_consumers.lakehouse.iceberg_files import link, local, prepared, version_of
-from spark_consumers.lakehouse.iceberg_read import check_snapshot, named
+from spark_consumers.lakehouse.iceberg_commit import needed, newest, ref_of, refs_of, sync_snapshots
+from spark_consumers.lakehouse.iceberg_files import link, local, prepared, refs_in, version_of
+from spark_consumers.lakehouse.iceberg_read import blamed
 from spark_consumers.lakehouse.iceberg_refs import (
-    Ref,
+    TAG,
+    VERSION,
     branch_of,
     fenced,
     fenced_by,
+    free_tag,
     is_epoch,
-    tag_of,
+    of_users,
     unpublished,
 )
-from spark_consumers.lakehouse.iceberg_schema import arrow_schema, file_type, iceberg_schema
+from spark_consumers.lakehouse.iceberg_schema import (
+    arrow_schema,
+    decoded,
+    encoded,
+    file_type,
+    iceberg_schema,
+)
+from spark_consumers.lakehouse.iceberg_tables import LoadedTables, of_table
 from spark_consumers.lakehouse.table_format import ROW_ID, FileInfo, ScanFile, TableWrite, Written
 from walsender_bridge.durable import sync_folder
-from walsender_bridge.errors import FencedError, LakeError, NotSupportedError
+from walsender_bridge.errors import CorruptError, FencedError, LakeError, NotSupportedError
 
 #: The table property that has PostgreSQL's columns as Arrow types, which are finer than Iceberg's.
 _COLUMNS = "tuskline.columns"
@@ -55,8 +64,13 @@ _PROPERTIES = {
 }
 
 
+log = structlog.get_logger()
+
+
 class IcebergFormat:
     """Iceberg tables in folders, through the Iceberg library in the session's JVM.
+
+    Damaged files of a table raise `CorruptError`, with the file's path, before anything is built on them.
 
     `lake` is the lake's UUID; every snapshot's summary has it, with the table's name and the version.
     """
@@ -71,22 +85,13 @@ class IcebergFormat:
         self._new_array = spark.sparkContext._gateway.new_array  # type: ignore[union-attr]  # noqa: SLF001
         self._iceberg = jvm.org.apache.iceberg
         self._unpartitioned = self._iceberg.PartitionSpec.unpartitioned()
-        # Hadoop's local file system starts a `chmod` for each file it makes, and two where it writes a
-        # checksum beside it: a commit has half a dozen. Iceberg's files are checked by their readers.
-        session = spark._jsc.hadoopConfiguration()  # noqa: SLF001  # as above
-        configuration = jvm.org.apache.hadoop.conf.Configuration(session)
-        configuration.set("fs.file.impl", "org.apache.hadoop.fs.RawLocalFileSystem")
-        configuration.set("fs.file.impl.disable.cache", "true")
-        self._tables = self._iceberg.hadoop.HadoopTables(configuration)
-        self._loaded: dict[str, Any] = {}
-        #: Tables whose manifests were verified once: what is written since is ours.
-        self._checked: set[str] = set()
+        self._tables = LoadedTables(spark)
 
     def create(self, path: str, columns: pa.Schema) -> None:
         """Make an empty table in a new folder. Raises `FencedError` if another writer made it."""
         schema = self._iceberg.SchemaParser.fromJson(json.dumps(iceberg_schema(columns)))
         properties = self._jvm.java.util.HashMap()
-        for name, value in {**_PROPERTIES, _COLUMNS: _encoded(columns)}.items():
+        for name, value in {**_PROPERTIES, _COLUMNS: encoded(columns)}.items():
             properties.put(name, value)
         metadata = self._iceberg.TableMetadata.newTableMetadata(
             schema, self._unpartitioned, path, properties
@@ -101,18 +106,19 @@ class IcebergFormat:
 
     def forget(self, path: str) -> None:
         """The folder is gone: a handle of its table would go on to show what it had loaded."""
-        self._loaded.pop(path, None)
+        self._tables.forget(path)
 
+    @of_table
     def schemas(self, path: str) -> tuple[pa.Schema, pa.Schema]:
         """Its columns now, and the data files' schema with Iceberg's field numbers."""
-        table = self._table(path)
-        table.refresh()
-        columns = _decoded(table.properties().get(_COLUMNS))
+        table = self._tables.current(path)
+        columns = decoded(table.properties().get(_COLUMNS))
         files = arrow_schema(json.loads(self._iceberg.SchemaParser.toJson(table.schema())))
         if columns.names[-1] == ROW_ID:
             columns = columns.remove(len(columns) - 1)
         return columns, files
 
+    @of_table
     def extend(self, path: str, term: int, columns: pa.Schema) -> None:
         """Give the table the columns that it lacks, at its end; snapshots that are there keep their schema.
 
@@ -130,7 +136,7 @@ class IcebergFormat:
                     raise LakeError(f"has another column {field.name!r}", where=path)
             if not missing:
                 return None
-            known = _decoded(table.properties().get(_COLUMNS))
+            known = decoded(table.properties().get(_COLUMNS))
             hidden = known.names[-1] == ROW_ID
             transaction = table.newTransaction()
             update = transaction.updateSchema()
@@ -142,23 +148,23 @@ class IcebergFormat:
                     update.moveBefore(field.name, ROW_ID)
                 known = known.insert(len(known) - hidden, field)
             update.commit()
-            transaction.updateProperties().set(_COLUMNS, _encoded(known)).commit()
+            transaction.updateProperties().set(_COLUMNS, encoded(known)).commit()
             return transaction.currentMetadata()
 
         self._commit(path, change)
 
+    @of_table
     def take_over(self, path: str, snapshot: int, term: int, epoch: int) -> None:
         """Drop the branches of lower terms and what they wrote after `epoch`; make this term's branch.
 
-        Raises `FencedError` if a higher term has the table, `LakeError` if the snapshot is not there.
+        Raises `FencedError` if a higher term has the table, `CorruptError` if the snapshot is not there or damaged.
         """
 
         def change(table: Any) -> Any:
             base = table.operations().current()
-            if base.snapshot(snapshot) is None:
-                raise LakeError(f"snapshot {snapshot} is not there", where=path)
+            self._tables.check(path, table, snapshot)
             builder = self._iceberg.TableMetadata.buildFrom(base)
-            refs = _refs(base)
+            refs = refs_of(base)
             for name in (*fenced_by(refs, term, path), *unpublished(refs, epoch)):
                 builder.removeRef(name)
             for name in (branch_of(term), "main"):
@@ -167,15 +173,12 @@ class IcebergFormat:
 
         self._commit(path, change, clean=True)
 
+    @of_table
     def write(self, path: str, term: int, write: TableWrite) -> Written:
         """Commit the write to this term's branch. The same write again is a no-op.
 
-        Raises `FencedError` when the term's branch is gone, `CorruptError` for a base that is not what was written:
-        the new manifests would be made of it, with checksums that are right.
+        Raises `FencedError` when the term's branch is gone.
         """
-        if path not in self._checked and write.base is not None:
-            check_snapshot(self._table(path), write.base)
-            self._checked.add(path)
         branch = branch_of(term)
         made: list[Written] = []
 
@@ -183,23 +186,26 @@ class IcebergFormat:
             base = table.operations().current()
             head = base.ref(branch)
             if head is None:
-                if write.base is not None or _refs(base):
+                if write.base is not None or refs_of(base):
                     raise fenced(path, term)
             elif self._is_done(base.snapshot(head.snapshotId()), path, write):
                 summary = base.snapshot(head.snapshotId()).summary()
                 made.append(Written(head.snapshotId(), summary.get("tuskline.stage")))
                 return None
+            if write.base is not None:
+                self._tables.check(path, table, write.base)
             transaction = table.newTransaction()
             if head is not None and head.snapshotId() != write.base:
                 # What an attempt at another range has left on our branch was never published.
                 transaction.manageSnapshots().replaceBranch(branch, write.base).commit()
-            self._snapshot(table, transaction, branch, path, write)
+            name = free_tag(write.version, lambda name: ref_of(base, name))
+            self._snapshot(table, transaction, branch, path, write, name)
             metadata = transaction.currentMetadata()
             snapshot = metadata.ref(branch).snapshotId()
             made.append(Written(snapshot, write.stage))
             tag = self._iceberg.SnapshotRef.tagBuilder(snapshot).build()
             builder = self._iceberg.TableMetadata.buildFrom(metadata)
-            return builder.setRef(tag_of(write.version), tag).build()
+            return builder.setRef(name, tag).build()
 
         self._commit(path, change)
         return made[-1]
@@ -220,13 +226,13 @@ class IcebergFormat:
             return False
         return bool(
             summary.get("tuskline.table") == self._identity(path)
-            and summary.get("tuskline.version") == str(write.version)
+            and summary.get(VERSION) == str(write.version)
             and summary.get("tuskline.base") == str(write.base)
             and snapshot.parentId() == write.base
         )
 
     def _snapshot(
-        self, table: Any, transaction: Any, branch: str, path: str, write: TableWrite
+        self, table: Any, transaction: Any, branch: str, path: str, write: TableWrite, tag: str
     ) -> None:
         if write.truncate:
             update = transaction.newOverwrite()
@@ -240,7 +246,8 @@ class IcebergFormat:
             for file in write.deletes:
                 update.addDeletes(self._delete_file(table, file, write.identity))
         update.set("tuskline.table", self._identity(path))
-        update.set("tuskline.version", str(write.version))
+        update.set(VERSION, str(write.version))
+        update.set(TAG, tag)
         update.set("tuskline.stage", write.stage)
         update.set("tuskline.base", str(write.base))
         update.toBranch(branch)
@@ -270,6 +277,7 @@ class IcebergFormat:
             .withMetrics(metrics)
         )
 
+    @of_table
     def show(self, path: str, term: int, snapshot: int) -> None:
         """Move `main` to a published snapshot. Raises `FencedError`."""
 
@@ -288,20 +296,21 @@ class IcebergFormat:
     def expire(self, path: str, term: int, kept: Collection[int]) -> int:
         """Drop snapshots that are not `kept`, not the head of a branch and not tagged by a user.
 
-        Raises `FencedError`.
+        A table that is damaged keeps all that it has: what its files say cannot be trusted. Raises `FencedError`.
         """
         doomed: list[Any] = []
 
         def change(table: Any) -> Any:
             base = table.operations().current()
-            if base.ref(branch_of(term)) is None:
-                raise fenced(path, term)
-            refs = _refs(base)
+            refs = refs_of(base)
+            # A table that has left, or could not be opened at the takeover, has no branch of ours.
+            fenced_by(refs, term, path)
             tags = {name for name, ref in refs.items() if is_epoch(name, ref)}
             wanted = set(kept) | {ref.snapshot for name, ref in refs.items() if name not in tags}
             gone = [s.snapshotId() for s in base.snapshots() if s.snapshotId() not in wanted]
             if not gone:
                 return None
+            self._tables.check_all(path)
             transaction = table.newTransaction()
             refs_update = transaction.manageSnapshots()
             for name in tags:
@@ -317,11 +326,38 @@ class IcebergFormat:
             doomed[:] = list(found.build().toArray())
             return transaction.currentMetadata()
 
-        self._commit(path, change)
+        try:
+            with blamed(path):
+                self._commit(path, change)
+        except CorruptError as error:
+            log.warning("nothing expires: the table is damaged", error=str(error))
+            self._tables.forget(path)
+            return 0
         for file in doomed:
             checksums.remove(local(str(file)))
         return len(doomed)
 
+    @of_table
+    def sweep(self, path: str, term: int, listed: frozenset[str]) -> int:
+        """Remove those of the listed files (`leaks.listed`) that no snapshot needs; how many. Raises `FencedError`.
+
+        None of a table that the takeover did not take, since it has left or is damaged.
+        """
+        refs = refs_of(self._tables.current(path).operations().current())
+        fenced_by(refs, term, path)
+        if branch_of(term) not in refs:
+            return 0
+
+        def is_ours(table: Any) -> bool:
+            return table.operations().current().ref(branch_of(term)) is not None
+
+        return takeover.carry_out(leaks.sweep(listed, is_ours, path), partial(self._do, path))
+
+    def users_refs(self, path: str) -> list[str]:
+        """Branches and tags that are not ours; [] for a folder without a table."""
+        return of_users(refs_in(path))
+
+    @of_table
     def scan(
         self, path: str, snapshot: int, column: str | None = None, values: Sequence[Any] = ()
     ) -> list[ScanFile]:
@@ -329,7 +365,9 @@ class IcebergFormat:
 
         Raises `NotSupportedError` for deletes by position, which only others can have written.
         """
-        scan = self._table(path, snapshot).newScan().useSnapshot(snapshot)
+        table = self._tables.at(path, snapshot)
+        self._tables.check(path, table, snapshot)
+        scan = table.newScan().useSnapshot(snapshot)
         if column is not None:
             wanted = self._jvm.java.util.ArrayList()
             for value in values:
@@ -357,75 +395,35 @@ class IcebergFormat:
         tasks.close()
         return found
 
+    @of_table
     def small_files(self, path: str, snapshot: int) -> tuple[int, int]:
         """How many files of deletes a reader of the snapshot has to apply, and its data in bytes."""
-        summary = self._table(path, snapshot).snapshot(snapshot).summary()
+        summary = self._tables.at(path, snapshot).snapshot(snapshot).summary()
         return int(summary.get("total-delete-files") or 0), int(
             summary.get("total-files-size") or 0
         )
 
-    def _table(self, path: str, snapshot: int | None = None) -> Any:
-        """The table as it was when it was last looked at, or since, if `snapshot` is not in that yet."""
-        if path not in self._loaded:
-            with named(path):
-                self._loaded[path] = self._tables.load(path)
-        table = self._loaded[path]
-        if snapshot is not None and table.snapshot(snapshot) is None:
-            table.refresh()
-        return table
-
     def _commit(self, path: str, change: Callable[[Any], Any], *, clean: bool = False) -> None:
         """Commit what `change` makes of the table (`takeover.commit`)."""
+        takeover.carry_out(takeover.commit(change, path, clean=clean), partial(self._do, path))
 
-        def do(effect: takeover.Effect) -> Any:
-            match effect:
-                case takeover.ListPrepared():
-                    return prepared(newest(self._current(path)))
-                case takeover.ReadTable():
-                    return self._current(path)
-                case takeover.LinkTable(table, metadata):
-                    sync_snapshots(table, metadata)
-                    number = version_of(newest(table)) + 1
-                    return self._link(path, number, metadata)
-                case takeover.ReadNamed(files):
-                    return needed(self._spark, self._current(path), files)
-                case takeover.RemovePrepared(file):
-                    return checksums.remove(Path(file))
-            raise AssertionError(f"{effect} is of the lake")
-
-        takeover.carry_out(takeover.commit(change, path, clean=clean), do)
-
-    def _current(self, path: str) -> Any:
-        """The table as it is now."""
-        table = self._table(path)
-        if newest(table).exists():
-            # Cheap when nobody else has committed: it looks whether there is a next metadata file.
-            table.refresh()
-        else:
-            # We slept until what we know was removed.
-            table = self._loaded[path] = self._tables.load(path)
-        return table
+    def _do(self, path: str, effect: takeover.Effect) -> Any:
+        """Carry out an effect on one table; its answer."""
+        match effect:
+            case takeover.ListPrepared():
+                return prepared(newest(self._tables.current(path)))
+            case takeover.ReadTable():
+                return self._tables.current(path)
+            case takeover.LinkTable(table, metadata):
+                sync_snapshots(table, metadata)
+                number = version_of(newest(table)) + 1
+                return self._link(path, number, metadata)
+            case takeover.ReadNamed(files):
+                return needed(self._spark, self._tables.current(path), files)
+            case takeover.RemovePrepared(file):
+                return checksums.remove(Path(file))
+        raise AssertionError(f"{effect} is of the lake")
 
     def _link(self, path: str, number: int, metadata: Any) -> bool:
         """Make `metadata` the table's version `number`, exclusively; False if that is not the next one."""
         return link(path, number, self._iceberg.TableMetadataParser.toJson(metadata))
-
-
-def _encoded(columns: pa.Schema) -> str:
-    return base64.b64encode(columns.serialize().to_pybytes()).decode()
-
-
-def _decoded(text: str) -> pa.Schema:
-    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))
-
-
-def _refs(metadata: Any) -> dict[str, Ref]:
-    found = {}
-    for name in map(str, metadata.refs().keySet()):
-        ref = metadata.ref(name)
-        snapshot = metadata.snapshot(ref.snapshotId())
-        version = snapshot.summary().get("tuskline.version") if snapshot is not None else None
-        found[name] = Ref(
-            ref.snapshotId(), ref.isBranch(), int(version) if version is not None else None
-        )
-    return found

@@ -8,7 +8,10 @@ from pyspark.sql import SparkSession
 from spark_consumers.lakehouse import checksums
 from spark_consumers.lakehouse.files import sync
 from spark_consumers.lakehouse.iceberg_files import local
+from spark_consumers.lakehouse.iceberg_refs import Ref
+from spark_consumers.lakehouse.leaks import DATA, METADATA
 from walsender_bridge.durable import sync_folder
+from walsender_bridge.errors import LakeError
 
 
 def sync_snapshots(table: Any, metadata: Any) -> None:
@@ -36,17 +39,52 @@ def sync_snapshots(table: Any, metadata: Any) -> None:
 
 
 def needed(spark: SparkSession, table: Any, files: frozenset[str]) -> set[str]:
-    """Those of these metadata files that a snapshot of the table needs."""
+    """Those of these files that a snapshot of the table needs."""
     jvm: Any = spark._jvm  # noqa: SLF001  # PySpark has no public way to its JVM
     lists = jvm.org.apache.iceberg.ReachableFileUtil.manifestListLocations(table)
     found = {str(local(str(location))) for location in lists} & files
-    if files != found:
-        path = str(local(str(table.location())))
-        manifests = spark.read.format("iceberg").load(f"{path}#all_manifests").select("path")
-        found |= {str(local(row.path)) for row in manifests.distinct().collect()} & files
+    path = str(local(str(table.location())))
+    for folder, view, column in (
+        (METADATA, "all_manifests", "path"),
+        (DATA, "all_files", "file_path"),
+    ):
+        asked = {file for file in files if Path(file).parent.name == folder}
+        if asked - found:
+            rows = spark.read.format("iceberg").load(f"{path}#{view}").select(column)
+            named = {str(local(row[0])) for row in rows.distinct().collect()}
+            if len(named) < _least(table, view):
+                raise LakeError(f"its {view} are not all there: nothing is removed", where=path)
+            found |= named & asked
     return found
+
+
+def _least(table: Any, view: str) -> int:
+    """How many files that view of the table has at least: those of what plain readers see."""
+    snapshot = table.currentSnapshot()
+    if snapshot is None:
+        return 0
+    if view == "all_manifests":
+        return len(snapshot.allManifests(table.io()))
+    summary = snapshot.summary()
+    return sum(int(summary.get(f"total-{kind}-files") or 0) for kind in ("data", "delete"))
 
 
 def newest(table: Any) -> Path:
     """The metadata file of the table as it was last looked at."""
     return local(str(table.operations().current().metadataFileLocation()))
+
+
+def refs_of(metadata: Any) -> dict[str, Ref]:
+    """The table's branches and tags by name."""
+    found = {name: ref_of(metadata, name) for name in map(str, metadata.refs().keySet())}
+    return {name: ref for name, ref in found.items() if ref is not None}
+
+
+def ref_of(metadata: Any, name: str) -> Ref | None:
+    """The branch or tag of this name; None if there is none."""
+    ref = metadata.ref(name)
+    if ref is None:
+        return None
+    snapshot = metadata.snapshot(ref.snapshotId())
+    summary = snapshot.summary() if snapshot is not None else {}
+    return Ref.of(ref.snapshotId(), summary, is_branch=ref.isBranch())

@@ -1,12 +1,14 @@
 """The metadata files of an Iceberg table in a folder: one after the other, each made by one writer."""
 
 import contextlib
+import json
 import os
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from spark_consumers.lakehouse import checksums
 from spark_consumers.lakehouse.exclusive import create_exclusively
+from spark_consumers.lakehouse.iceberg_refs import Ref
 
 #: Metadata files that are kept behind the newest: far more than a reader can be behind while it opens one.
 _KEPT_METADATA = 100
@@ -44,6 +46,27 @@ def _hint(folder: Path, number: int) -> None:
 def version_of(metadata: Path) -> int:
     """The version of a metadata file."""
     return int(metadata.name.removeprefix("v").partition(".")[0])
+
+
+def refs_in(path: str) -> dict[str, Ref]:
+    """The branches and tags of the table in a folder, by its newest metadata that is JSON; none if it has none."""
+    for file in sorted(
+        Path(path, "metadata").glob("v*.metadata.json"), key=version_of, reverse=True
+    ):
+        try:
+            record = json.loads(file.read_bytes())
+            summaries = {s["snapshot-id"]: s["summary"] for s in record["snapshots"]}
+            return {
+                name: Ref.of(
+                    ref["snapshot-id"],
+                    summaries.get(ref["snapshot-id"], {}),
+                    is_branch=ref["type"] == "branch",
+                )
+                for name, ref in record.get("refs", {}).items()
+            }
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return {}
 
 
 def local(location: str) -> Path:

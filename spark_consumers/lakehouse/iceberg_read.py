@@ -15,8 +15,19 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from spark_consumers.lakehouse import checksums
+from spark_consumers.lakehouse.checked import Checked
 from spark_consumers.lakehouse.iceberg_files import local
-from walsender_bridge.errors import LakeError
+from walsender_bridge.errors import CorruptError, LakeError
+
+#: How Iceberg says that a table's own files are not there, or are none.
+_LOST = (
+    "NoSuchTableException",
+    "FileNotFoundException",
+    "NotFoundException",
+    "Metadata file for version",
+    "JsonParseException",
+    "Not an Avro data file",
+)
 
 
 def read_snapshot(spark: SparkSession, path: str, snapshot: int) -> Any:
@@ -42,18 +53,16 @@ def check_snapshot(table: Any, snapshot: int) -> None:
     with named(str(table.location())):
         checksums.check(local(table.operations().current().metadataFileLocation()))
         found = table.snapshot(snapshot)
-        if found is None:
-            return
-        checksums.check(local(str(found.manifestListLocation())))
-        for manifest in found.allManifests(table.io()):
-            checksums.check(local(str(manifest.path())))
+        if found is not None:
+            Checked().snapshot(local(str(found.manifestListLocation())))
 
 
 @contextmanager
-def named(path: str) -> Iterator[None]:
-    """What Iceberg, Hadoop and Spark say of a table's files, as errors of ours.
+def blamed(path: str) -> Iterator[None]:
+    """What Iceberg, Hadoop and Spark say of damaged or lost files of a table, as `CorruptError`.
 
-    They fail at the first byte that makes no sense, and name it as they like: so the checksums are asked.
+    They fail at the first byte that makes no sense, and name it as they like: so the checksums are asked. What is
+    not the table's fault stays as it is.
     """
     try:
         yield
@@ -62,12 +71,30 @@ def named(path: str) -> Iterator[None]:
             file = checksums.file_of(sums)
             if file is not None and file.exists():
                 checksums.check(file)
-        text = str(error)
-        line = next(
-            (li for li in text.splitlines() if "Exception: " in li), text.partition("\n")[0]
-        )
+        if any(word in str(error) for word in _LOST):
+            raise CorruptError(
+                f"the table cannot be opened: {_line(error)}",
+                where=path,
+                repair="restore its files from a backup, or copy it anew: tuskline table resync",
+            ) from error
+        raise
+
+
+@contextmanager
+def named(path: str) -> Iterator[None]:
+    """As `blamed`, and everything else as `LakeError`."""
+    try:
+        with blamed(path):
+            yield
+    except (Py4JJavaError, PySparkException) as error:
         raise LakeError(
-            f"the table cannot be opened: {line.strip()[:300]}",
+            f"the table cannot be opened: {_line(error)}",
             where=path,
             repair="find the damaged file: tuskline lake verify",
         ) from error
+
+
+def _line(error: Exception) -> str:
+    text = str(error)
+    line = next((li for li in text.splitlines() if "Exception: " in li), text.partition("\n")[0])
+    return line.strip(": ")[:300]

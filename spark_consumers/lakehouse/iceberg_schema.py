@@ -1,8 +1,10 @@
 """Schemas between Arrow and Iceberg's JSON (Iceberg specification, appendix C), both ways."""
 
+import base64
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.ipc
 
 #: The Parquet metadata key by which Iceberg finds a column.
 FIELD_ID = "PARQUET:field_id"
@@ -82,3 +84,13 @@ def _arrow_field(name: str, kind: Any, number: int) -> pa.Field:
     else:
         arrow = _ARROW[kind]
     return pa.field(name, arrow, metadata={FIELD_ID: str(number)})
+
+
+def encoded(columns: pa.Schema) -> str:
+    """PostgreSQL's columns as Arrow types, which are finer than Iceberg's, in a table's property."""
+    return base64.b64encode(columns.serialize().to_pybytes()).decode()
+
+
+def decoded(text: str) -> pa.Schema:
+    """What `encoded` made."""
+    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))

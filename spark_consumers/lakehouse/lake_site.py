@@ -11,7 +11,7 @@ from spark_consumers.lakehouse import checksums, takeover
 from spark_consumers.lakehouse.manifest import Chain, Manifest
 from spark_consumers.lakehouse.table_format import TableFormat
 from spark_consumers.lakehouse.takeover import Kind, Left
-from walsender_bridge.errors import FencedError
+from walsender_bridge.errors import CorruptError, FencedError
 
 log = structlog.get_logger()
 
@@ -22,10 +22,14 @@ class LakeSite:
     def __init__(self, chain: Chain, tables: TableFormat) -> None:
         self._chain = chain
         self._format = tables
+        #: Folders that are known to stay.
+        self._kept: set[str] = set()
 
     def do(self, effect: takeover.Effect) -> Any:
         """Carry out an effect of the lake; its answer."""
         match effect:
+            case takeover.ReadTold():
+                return self._chain.told()
             case takeover.ReadHead():
                 return self._chain.head()
             case takeover.ReadLinks():
@@ -33,12 +37,20 @@ class LakeSite:
             case takeover.Publish(link, after):
                 return self._publish(link, after)
             case takeover.TakeTable(path, snapshot, term, epoch):
-                return self._format.take_over(self._path(path), snapshot, term, epoch)
+                return self._take_table(path, snapshot, term, epoch)
             case takeover.ListLeft():
                 return list(self.left())
             case takeover.Remove(left):
                 return self.remove(left)
         raise AssertionError(f"{effect} is of a table")
+
+    def _take_table(self, path: str, snapshot: int, term: int, epoch: int) -> CorruptError | None:
+        try:
+            self._format.take_over(self._path(path), snapshot, term, epoch)
+        except CorruptError as error:
+            log.warning("table is damaged", path=path, error=str(error))
+            return error
+        return None
 
     def _path(self, path: str) -> str:
         return str(self._chain.root / path)
@@ -80,11 +92,26 @@ class LakeSite:
     def remove(self, left: Left) -> None:
         """Remove a file, or a folder with all that is in it."""
         path = self._chain.root / left.path
+        if left.kind is Kind.TABLE:
+            self.remove_table(left.path)
+            return
         log.info("garbage removed", kind=left.kind.name.lower(), path=left.path)
-        if left.kind in {Kind.STAGING, Kind.TABLE}:
+        if left.kind is Kind.STAGING:
             shutil.rmtree(path, ignore_errors=True)
         else:
             checksums.remove(path)
+
+    def remove_table(self, name: str) -> bool:
+        """Remove a table's folder that no link names; False, and it stays, while users have references in it."""
+        path = self._path(name)
+        users = self._format.users_refs(path)
+        if users and name not in self._kept:
+            log.warning("folder kept: it has branches or tags of users", path=name, names=users)
+            self._kept.add(name)
+        elif not users:
+            log.info("garbage removed", kind=Kind.TABLE.name.lower(), path=name)
+            shutil.rmtree(path, ignore_errors=True)
+        return not users
 
     def sweep_unfit(self, head: Manifest) -> int:
         """Remove our own and earlier files of unfit rows that no link names; how many. `head` is ours."""

@@ -1,12 +1,77 @@
 """What an epoch needs to know of the log before it is planned: commits, and names that a table had."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 
-from spark_consumers.lakehouse.manifest import Manifest, TableVersion
-from spark_consumers.lakehouse.plan import Plan, begin
+from spark_consumers.history import around, differs
+from spark_consumers.lakehouse.manifest import Chain, Manifest, TableVersion
+from spark_consumers.lakehouse.plan import Plan, begin, position_of
+from spark_consumers.lakehouse.rolled_back import mark_of, mark_of_copy
 from spark_consumers.lakehouse.states import stream_of
 from spark_consumers.tables import relation_of
 from walsender_bridge.change_log.client import CutPoint, LogStatus, ReplicaClient
+from walsender_bridge.errors import LakeError
+
+
+def apart(
+    head: Manifest, status: LogStatus, streams: Collection[str], *, thorough: bool
+) -> dict[str, str]:
+    """Those of the streams of which the log does not have the lake's history any more, and why.
+
+    `thorough`: the commits around each cut are looked at, not only where the log ends.
+    """
+    found = {}
+    for stream in sorted(set(head.streams) & set(streams)):
+        mark, cut = mark_of(head.streams[stream]), status.streams.get(stream)
+        commits = None
+        if thorough and cut is not None:
+            with ReplicaClient(cut.address) as replica:
+                commits = around(replica, mark, cut, status.version)
+        if why := differs(head.epoch, mark, status, stream, commits):
+            found[stream] = why
+    return found
+
+
+def without_lost(head: Manifest, status: LogStatus) -> tuple[Manifest, set[str]]:
+    """The head without the copies that were made of a history which the log has lost, and their streams."""
+    lost = set()
+    for name, copy in head.copies.items():
+        stream, marked = stream_of(name), mark_of_copy(copy)
+        cut = status.streams.get(stream)
+        if marked is None or cut is None:
+            continue
+        with ReplicaClient(cut.address) as replica:
+            commits = around(replica, marked[1], cut, status.version)
+        if differs(*marked, status, stream, commits):
+            lost.add(name)
+    copies = {name: copy for name, copy in head.copies.items() if name not in lost}
+    return replace(head, copies=copies), {stream_of(name) for name in lost}
+
+
+def check_log(chain: Chain, status: LogStatus) -> None:
+    """Raise `LakeError` if the lake is of another log."""
+    known = chain.identity()["log_id"]
+    if status.log_id != known:
+        raise LakeError(
+            f"the log is {status.log_id}, this lake is of {known}",
+            where=str(chain.root),
+            repair="name another folder for the lake, or attach the log that wrote it",
+        )
+
+
+def first_link(lake: str, status: LogStatus, steady_at: float) -> Manifest:
+    """The first link of a new lake: it begins where the log is now."""
+    return Manifest(
+        lake=lake,
+        link=1,
+        epoch=status.version,
+        previous_epoch=0,
+        term=1,
+        published_at=time.time(),
+        steady_at=steady_at,
+        streams={stream: position_of(cut) for stream, cut in status.streams.items()},
+    )
 
 
 def new_commits(

@@ -1,15 +1,16 @@
 """What the sources publish, asked beside the writer's loop: a server that hangs keeps no other source waiting.
 
-Each source has at most one question under way, and each question ends by itself (`published`).
+Each source has at most one question under way, and each question ends by itself (`sources.look`).
 """
 
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import structlog
 
-from spark_consumers.lakehouse.sources import Source, published
+from spark_consumers.lakehouse.shape import Look
+from spark_consumers.lakehouse.sources import Source, look
 from walsender_bridge.errors import TusklineError
 
 #: Seconds between two questions to a source.
@@ -26,21 +27,33 @@ class Looks:
     def __init__(self, sources: Sequence[Source]) -> None:
         self._sources = {source.stream: source for source in sources}
         self._pool = ThreadPoolExecutor(max(len(sources), 1), thread_name_prefix="look")
-        self._asked: dict[str, Future[set[str]]] = {}
+        self._asked: dict[str, tuple[float, Future[Look]]] = {}
         self._asked_at = float("-inf")
 
-    def answers(self, streams: Collection[str]) -> Iterator[tuple[str, set[str]]]:
-        """The published tables of sources that have answered; asks these streams' sources when it is time."""
+    def answers(
+        self,
+        streams: Collection[str],
+        known: Callable[[str], Collection[int]],
+        *,
+        at_once: bool = False,
+    ) -> Iterator[tuple[str, float, Look]]:
+        """What sources have answered, and since when it holds (monotonic seconds).
+
+        Asks these streams' sources when it is time, or `at_once`. `known`: see `sources.look`, by stream.
+        """
         now = time.monotonic()
-        if now - self._asked_at >= LOOK_SECONDS:
+        if at_once or now - self._asked_at >= LOOK_SECONDS:
             self._asked_at = now
             for stream in streams:
                 if stream not in self._asked:
-                    self._asked[stream] = self._pool.submit(published, self._sources[stream])
-            wait(self._asked.values(), _PATIENCE)
-        for stream in [stream for stream, look in self._asked.items() if look.done()]:
+                    question = self._pool.submit(look, self._sources[stream], known(stream))
+                    self._asked[stream] = now, question
+            # One that is under way for longer hangs: it is not waited for each time.
+            wait([asked for began, asked in self._asked.values() if began == now], _PATIENCE)
+        for stream in [stream for stream, (_, asked) in self._asked.items() if asked.done()]:
+            began, asked = self._asked.pop(stream)
             try:
-                yield stream, self._asked.pop(stream).result()
+                yield stream, began, asked.result()
             except TusklineError as error:
                 log.warning("publication not seen", stream=stream, error=str(error))
 

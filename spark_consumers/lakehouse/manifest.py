@@ -11,6 +11,7 @@ Why a table set is never torn and never goes back:
 - A writer's first act is a *takeover link*: the head's content under a higher term. Whatever an older
   writer does from then on, the number that it means to publish is taken.
 - Epochs and terms never fall along the chain; `publish` refuses a link that would.
+- The newest link is told beside the chain (`newest_told`): a chain that ends before has lost it, and nobody goes on.
 - Links are removed from the old end only, in order. A writer that slept until then could create a removed
   number again; it finds after creating that the link before its own is gone, and takes its own away.
   Readers never saw it, for they start at the greatest number.
@@ -19,7 +20,6 @@ Half-written files have temporary names and are not links. A damaged link is an 
 reason to read an older one.
 """
 
-import json
 import os
 import threading
 import time
@@ -31,9 +31,10 @@ from pathlib import Path
 from typing import Any, Self
 from urllib.parse import urlsplit
 
-import google_crc32c
-
 from spark_consumers.lakehouse.exclusive import create_exclusively
+from spark_consumers.lakehouse.newest_record import NewestTold
+from spark_consumers.lakehouse.newest_told import Link, Told, lost
+from spark_consumers.lakehouse.sealed_json import FORMAT_VERSION, REPAIR, dump, load
 from spark_consumers.lakehouse.table_version import (
     COPIED,
     HELD,
@@ -64,11 +65,6 @@ __all__ = [
     "wait_for_epoch",
 ]
 
-#: 2 brought tables that do not follow, copies beside their tables, and answers to requests; 3 a checksum in each file.
-FORMAT_VERSION = 3
-#: The member that has the CRC32C of all others, and the format that brought it.
-_CRC = "crc"
-_SEALED_FROM = 3
 _LINK_DIGITS = 20
 #: How often a waiting reader looks for a new link, in seconds: one listing of one folder.
 _LOOK_AGAIN = 0.05
@@ -78,7 +74,8 @@ _LOOK_AGAIN = 0.05
 class Manifest:
     """One link of the chain.
 
-    `published_at` is in seconds since the Unix epoch; `seconds` is how long the round took that wrote it;
+    `published_at` is in seconds since the Unix epoch, by the wall clock, for people and `as_of`. `steady_at` is the
+    writer's `SteadyClock`, which goes on along the chain, for ages; 0 in links of earlier formats. `seconds` is how long the round took that wrote it;
     `changes` counts the row changes of the log in this epoch's range (0 in a takeover link); `stage` is the
     name that the round's data files carry. `tables` is keyed by `stream.schema.table`; so is `copies`: what
     was copied and is not shown yet, beside the table that it replaces, if there is one. `set_aside` says
@@ -92,6 +89,7 @@ class Manifest:
     previous_epoch: int
     term: int
     published_at: float
+    steady_at: float = 0.0
     seconds: float = 0.0
     changes: int = 0
     stage: str = ""
@@ -116,6 +114,11 @@ class Manifest:
     def versions(self) -> list[TableVersion]:
         """Every table whose files are needed: shown, or copied and not shown yet."""
         return [*self.tables.values(), *self.copies.values()]
+
+    @property
+    def written(self) -> list[TableVersion]:
+        """Those that a writer may come to write: a table that has left is copied anew if it comes back."""
+        return [table for table in self.versions if table.state != LEFT]
 
     def to_json(self) -> dict[str, Any]:
         """The manifest as its file has it."""
@@ -145,25 +148,23 @@ class Manifest:
                 values["tables"] = {k: t for k, t in values["tables"].items() if k not in copies}
             return cls(**values)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise CorruptError(f"not a manifest: {error}", where=where, repair=_REPAIR) from None
+            raise CorruptError(f"not a manifest: {error}", where=where, repair=REPAIR) from None
 
-    def next(self, **changes: Any) -> "Manifest":
-        """The link after this one: same content but for `changes`."""
+    def next(self, steady_at: float, **changes: Any) -> "Manifest":
+        """The link after this one, published at `steady_at`: same content but for `changes`."""
         return replace(
             self,
             **{
                 "link": self.link + 1,
                 "previous_epoch": self.epoch,
                 "published_at": time.time(),
+                "steady_at": steady_at,
                 "seconds": 0.0,
                 "changes": 0,
                 "stage": "",
                 **changes,
             },
         )
-
-
-_REPAIR = "restore the file from a backup; the lake cannot be read past it"
 
 
 def local_root(lake: str | Path) -> Path:
@@ -193,6 +194,7 @@ class Chain:
         self.root = root
         self._state = root / "_tuskline"
         self._epochs = self._state / "epochs"
+        self._told = NewestTold(self._state)
         #: Where a round's unfinished work is; nothing of it outlives the round.
         self.staging = self._state / "staging"
 
@@ -210,8 +212,8 @@ class Chain:
         self._epochs.mkdir(parents=True, exist_ok=True)
         where = self._state / "lake.json"
         # Whether we made it or found it, what counts is what is there.
-        create_exclusively(where, _dump(made))
-        found = _load(where)
+        create_exclusively(where, dump(made))
+        found = load(where)
         for name, wanted in (("log_id", log_id), ("format", table_format)):
             if found.get(name) != wanted:
                 raise LakeError(
@@ -231,7 +233,7 @@ class Chain:
                 where=str(self.root),
                 repair="name the folder that `tuskline lake run` writes",
             )
-        return _load(where)
+        return load(where)
 
     def numbers(self) -> list[int]:
         """The numbers of the links that are there, ascending."""
@@ -328,15 +330,19 @@ class Chain:
     def publish(self, manifest: Manifest, head: Manifest | None) -> None:
         """Make `manifest` the link after `head`, durably.
 
-        Raises `FencedError` if another writer has published since `head`, and `AssertionError` for a link
-        that could not follow `head`.
+        Raises `FencedError` if another writer has published since `head`, `CorruptError` if `head` is lost, and
+        `AssertionError` for a link that could not follow `head`.
         """
         if head is not None:
             assert manifest.link == head.link + 1, "links are consecutive"
             assert manifest.epoch >= head.epoch, "epochs never go back"
             assert manifest.term >= head.term, "terms never go back"
+            assert manifest.steady_at >= head.steady_at, "the steady time never goes back"
+            if not self.has(head.link) and max(self.numbers(), default=0) < head.link:
+                raise lost(Told(head.link, head.epoch, head.term), self.head(), self.where(head))
+        self._told.fence(manifest)
         path = self._path(manifest.link)
-        taken = not create_exclusively(path, _dump(manifest.to_json()))
+        taken = not create_exclusively(path, dump(manifest.to_json()))
         newest = self.numbers()[-1]
         retired = not self._path(head.link).exists() if head is not None else newest > manifest.link
         if retired and not taken:
@@ -350,15 +356,35 @@ class Chain:
                 repair="nothing: the newer writer goes on",
             )
 
+        self._told.tell(manifest)
+
+    def told(self) -> Told | None:
+        """The newest link that a writer has told of, which may not be the newest. Raises `CorruptError`.
+
+        Ask before the chain is read.
+        """
+        return self._told.read()
+
+    def where(self, link: Link) -> str:
+        """The file of this link."""
+        return str(self._path(link.link))
+
+    def missing(self) -> list[int]:
+        """Numbers of links that are lost between others: those removed by retention are older than all that are there."""
+        there = self.numbers()
+        gaps = [n for before, after in pairwise(there) for n in range(before + 1, after)]
+        # Retention may have removed some while the folder was listed; it goes from the old end, in order.
+        return [n for n in gaps if any(self.has(older) for older in there if older < n)]
+
     def has(self, link: int) -> bool:
         """Whether this link is kept."""
         return self._path(link).exists()
 
-    def retire(self, before: float, now: float = float("inf"), held_from: int | None = None) -> int:
-        """Remove the links that were already succeeded at `before` (seconds), below `held_from`; how many.
+    def retire(self, before: float, held_from: int | None = None) -> int:
+        """Remove the links that were already succeeded at `before` (steady seconds), below `held_from`; how many.
 
         The newest link published at or before that time stays, for it was current then; so does the head.
-        One that claims to be from after `now` was published under a wrong clock: its successors tell its age.
+        A link of an earlier format has no steady time: it counts as published with the next one that has.
         """
         removed = 0
         succeeded: list[int] = []
@@ -367,9 +393,9 @@ class Chain:
             if after is None or (held_from is not None and number >= held_from):
                 break
             succeeded.append(number)
-            if after.published_at > now:
+            if not after.steady_at:
                 continue
-            if after.published_at > before:
+            if after.steady_at > before:
                 break
             for old in succeeded:
                 self._path(old).unlink(missing_ok=True)
@@ -384,12 +410,12 @@ class Chain:
         """The link; None if it has been removed in between."""
         path = self._path(link)
         try:
-            record = _load(path)
+            record = load(path)
         except FileNotFoundError:
             return None
         manifest = Manifest.from_json(record, str(path))
         if manifest.link != link:
-            raise CorruptError(f"holds link {manifest.link}", where=str(path), repair=_REPAIR)
+            raise CorruptError(f"holds link {manifest.link}", where=str(path), repair=REPAIR)
         return manifest
 
 
@@ -419,31 +445,3 @@ def wait_for_epoch(
                 where=str(chain.root),
                 repair="see `tuskline table list`, and that `tuskline lake run` is running",
             )
-
-
-def _dump(record: dict[str, Any]) -> bytes:
-    return json.dumps({**record, _CRC: _crc(record)}, indent=1).encode()
-
-
-def _crc(record: dict[str, Any]) -> int:
-    crc: int = google_crc32c.value(json.dumps(record).encode())
-    return crc
-
-
-def _load(path: Path) -> dict[str, Any]:
-    content = path.read_bytes()
-    try:
-        record = json.loads(content)
-    except ValueError as error:
-        raise CorruptError(f"not JSON: {error}", where=str(path), repair=_REPAIR) from None
-    if not isinstance(record, dict):
-        raise CorruptError("not an object", where=str(path), repair=_REPAIR)
-    version = record.get("format_version")
-    sealed = isinstance(version, int) and version >= _SEALED_FROM
-    told = record.pop(_CRC, None)
-    known = version == FORMAT_VERSION or not sealed
-    if known and (sealed or told is not None) and told != _crc(record):
-        raise CorruptError(
-            "its content is not what was written (CRC32C)", where=str(path), repair=_REPAIR
-        )
-    return record

@@ -8,14 +8,14 @@ with growing pauses, for as long as no newer writer has come (`FencedError` ends
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import structlog
 from pyspark.sql import SparkSession
 
-from spark_consumers.lakehouse import checksums, takeover
+from spark_consumers.lakehouse import checksums, log_view, rolled_back, states, takeover
 from spark_consumers.lakehouse.bootstrap import Copier
 from spark_consumers.lakehouse.copies import Copies
 from spark_consumers.lakehouse.departures import departed
@@ -26,10 +26,11 @@ from spark_consumers.lakehouse.iceberg import IcebergFormat
 from spark_consumers.lakehouse.lake_site import LakeSite
 from spark_consumers.lakehouse.leases import Leases
 from spark_consumers.lakehouse.looks import Looks
-from spark_consumers.lakehouse.manifest import LIVE, Manifest, StreamPosition, open_chain
+from spark_consumers.lakehouse.manifest import LIVE, Manifest, open_chain
 from spark_consumers.lakehouse.presence import Presence
-from spark_consumers.lakehouse.retention import Retention
+from spark_consumers.lakehouse.retention import Retention, clock_after
 from spark_consumers.lakehouse.sources import Source
+from spark_consumers.lakehouse.table_version import RESUMING
 from spark_consumers.lakehouse.table_work import Policy, TableWork
 from walsender_bridge.change_log.client import LogClient, LogStatus
 from walsender_bridge.errors import (
@@ -40,6 +41,7 @@ from walsender_bridge.errors import (
     TusklineError,
     UnavailableError,
 )
+from walsender_bridge.steady_clock import SteadyClock
 
 __all__ = ["Lakehouse", "Source"]
 
@@ -64,6 +66,10 @@ class _Writer:
     tables: TableWork
     site: LakeSite
     kept: Retention
+    #: Paths of tables that were damaged: before one is written again, it is taken over.
+    damaged: set[str] = field(default_factory=set)
+    #: Streams of which the log has another history than the lake, and why (`rolled_back`).
+    apart: dict[str, str] = field(default_factory=dict)
 
 
 class Lakehouse:
@@ -73,9 +79,8 @@ class Lakehouse:
     are in seconds, `max_bytes_per_epoch` in bytes of the log as it is stored, `copy_rate` in bytes a second.
     `catalog` names the Spark catalog in which users of this session see the tables. `hold`: epochs wait for
     a table that cannot follow (False: they go on, and name it). `progress` is called with how far each
-    table's copy is (`copy_out.Progress`), about ten times a second. `on_unfit_value`: `fail` or `quarantine`,
-    by table and as `default`. `failing` is called with why a round
-    has failed, each time, and with None when the next one has not.
+    table's copy is (`copy_out.Progress`), about ten times a second. `on_unfit_value`: `fail` or `quarantine`, by table
+    and as `default`. `failing` is called with why a round has failed, each time, and with None when the next one has not.
     """
 
     def __init__(
@@ -115,6 +120,8 @@ class Lakehouse:
         self._standby = takeover.Standby()
         self._waits_for: str | None = None
         self._writer: _Writer | None = None
+        #: The link of a takeover that failed behind it.
+        self._taking: Manifest | None = None
         #: When the last round began: the interval is from start to start, however long a round takes.
         self._began_at = float("-inf")
         self._lake = ""
@@ -166,18 +173,26 @@ class Lakehouse:
             # Nothing else would tell while there is nothing to write.
             raise UnavailableError("its JVM is gone", where="lake", repair="start the driver again")
         writer = self._writer or self._take_over()
-        self._leases.renew(self._log(), time.monotonic())
         status = self._status()
-        self._check(status)
+        log_view.check_log(self._chain, status)
+        head, now = writer.head, time.monotonic()
+        due = force or now - self._began_at >= self._interval or status.forced_version > head.epoch
+        if status.version >= head.epoch:
+            self._leases.renew(self._log(), now)
+        status = self._same_history(writer, status, due=due)
         self._look_after_tables(writer, status)
         head = writer.head
-        now = time.monotonic()
-        due = force or now - self._began_at >= self._interval or status.forced_version > head.epoch
+        if self._policy.hold:
+            rolled_back.check(head, writer.apart, str(self._chain.root))
         new = status.version > head.epoch
         awaited = writer.tables.awaited(head, status) if new else None
         if awaited is None or not (due or awaited):
             # What could not be shown after its epoch; mostly there is nothing.
             writer.epochs.show(head)
+            return None
+        wanted, follow = writer.tables.look_again(writer.head)
+        self._publish(writer, wanted)
+        if not follow:
             return None
         manifest = self._write(writer, status, everything=awaited)
         if manifest is None:
@@ -195,9 +210,26 @@ class Lakehouse:
         self._presence.close()
         self._forget_client()
 
+    def _same_history(self, writer: _Writer, status: LogStatus, *, due: bool) -> LogStatus:
+        """The log without the streams that the lake must not follow any more (`rolled_back`), which are held."""
+        head, known = writer.head, writer.apart
+        thorough = due or bool(known or head.copies or states.held(head))
+        writer.apart = log_view.apart(head, status, self._sources, thorough=thorough)
+        for stream in writer.apart.keys() - known.keys():
+            log.error("the log was rolled back", stream=stream, reason=writer.apart[stream])
+        head = rolled_back.hold(head, writer.apart, holds=self._policy.hold)
+        head, lost = log_view.without_lost(head, status)
+        if rolled_back.given_up(head, writer.apart) and status.version < head.epoch:
+            self._log().raise_version(head.epoch)
+        writer.tables.drop_copies({*writer.apart, *lost})
+        self._publish(writer, rolled_back.begin_again(head, writer.apart, status))
+        return rolled_back.without(status, writer.apart)
+
     def _look_after_tables(self, writer: _Writer, status: LogStatus) -> None:
         """Publish what has changed about the tables, and have copied what is to be copied."""
-        changed = self._publish(writer, writer.tables.step(writer.head, status, self._log()))
+        wanted = writer.tables.step(writer.head, status, self._log(), writer.apart)
+        wanted = rolled_back.hold(wanted, writer.apart, holds=self._policy.hold)
+        changed = self._publish(writer, wanted)
         writer.tables.settled(writer.head)
         writer.tables.start_copies(writer.head, status, self._log())
         writer.tables.tell(writer.head, changed=changed)
@@ -207,6 +239,7 @@ class Lakehouse:
         if wanted == writer.head:
             return False
         link = writer.head.next(
+            writer.kept.clock.now(),
             tables=wanted.tables,
             copies=wanted.copies,
             set_aside=wanted.set_aside,
@@ -221,18 +254,33 @@ class Lakehouse:
     def _write(self, writer: _Writer, status: LogStatus, *, everything: bool) -> Manifest | None:
         """Write the next epoch; None if a table turned out not to follow, which is then in the chain."""
         head, tables = writer.head, writer.tables
+        again = [
+            t for t in head.written if t.path in writer.damaged and t.state in {LIVE, RESUMING}
+        ]
+        effects = [takeover.TakeTable(t.path, t.snapshot_id, head.term, head.epoch) for t in again]
+        found = {effect.path: writer.site.do(effect) for effect in effects}
+        if any(found.values()):
+            self._give_up(writer, {path: error for path, error in found.items() if error})
+            return None
+        writer.damaged -= set(found)
         try:
-            manifest = writer.epochs.write(head, status, tables.layouts, everything=everything)
+            known = tables.layouts, tables.looked
+            manifest = writer.epochs.write(head, status, *known, everything=everything)
         except ShapeChangedError as changed:
             self._publish(writer, tables.reshape(head, changed))
             return None
-        except CorruptError as error:
-            if head.tables.get(error.where) is None or head.tables[error.where].state != LIVE:
+        except (CorruptError, NotSupportedError) as error:
+            path = states.path_of(head, self._chain.root, error.where)
+            if path is None or not self._give_up(writer, {path: error}):
                 raise
-            self._publish(writer, tables.give_up(head, error.where, error))
             return None
-        tables.layouts.clear()
+        tables.written(head, manifest)
         return manifest
+
+    def _give_up(self, writer: _Writer, errors: Mapping[str, TusklineError]) -> bool:
+        """Have these tables, by path, stop, and the others go on; whether that was news."""
+        writer.damaged |= set(errors)
+        return self._publish(writer, writer.tables.give_up(writer.head, errors))
 
     def _after(self, writer: _Writer, manifest: Manifest) -> None:
         self._adopt(writer, manifest)
@@ -266,21 +314,34 @@ class Lakehouse:
         self._format = IcebergFormat(self._spark, self._lake)
         site = LakeSite(self._chain, self._format)
 
+        clock = clock_after(self._taking)
+
         def propose(before: Manifest | None) -> Manifest:
-            head = self._first(status) if before is None else before.next(term=before.term + 1)
+            nonlocal clock
+            clock = clock_after(before)
+            if before is None:
+                head = log_view.first_link(self._lake, status, clock.now())
+            else:
+                head = before.next(clock.now(), term=before.term + 1)
             self._presence.claim(head.term)
             return head
 
         def do(effect: takeover.Effect) -> Any:
             answer = site.do(effect)
             if isinstance(effect, takeover.Publish) and answer is None:
+                self._taking = effect.link
                 self._lease(effect.link)
             return answer
 
         try:
-            head = takeover.carry_out(takeover.take_over(propose), do)
-            writer = self._new_writer(head, site)
+            if self._taking is not None:
+                self._presence.claim(self._taking.term)
+            taken = takeover.carry_out(takeover.take_over(propose, self._taking), do)
+            head = taken.head
+            writer = self._new_writer(head, site, clock)
             self._sweep(writer)
+            if taken.damaged:
+                self._give_up(writer, taken.damaged)
         except Exception:
             self._presence.claim(0)
             raise
@@ -290,28 +351,14 @@ class Lakehouse:
         self._writer = writer
         return writer
 
-    def _first(self, status: LogStatus) -> Manifest:
-        """The first link of a new lake."""
-        return Manifest(
-            lake=self._lake,
-            link=1,
-            epoch=status.version,
-            previous_epoch=0,
-            term=1,
-            published_at=time.time(),
-            streams={
-                s: StreamPosition(c.timeline, c.last_end_lsn, c.last_commit_time, c.end_offset)
-                for s, c in status.streams.items()
-            },
-        )
-
-    def _new_writer(self, head: Manifest, site: LakeSite) -> _Writer:
+    def _new_writer(self, head: Manifest, site: LakeSite, clock: SteadyClock) -> _Writer:
         assert self._format is not None
         epochs = EpochWriter(
             self._spark,
             self._chain,
             self._format,
-            head.term,
+            head,
+            clock=clock,
             max_bytes=self._max_bytes,
             on_unfit_value=self._on_unfit_value,
         )
@@ -325,9 +372,10 @@ class Lakehouse:
             self._leases,
             self._looks,
             self._policy,
+            clock,
             self._progress,
         )
-        kept = Retention.begin(self._chain, self._format, site)
+        kept = Retention.begin(self._chain, self._format, site, clock)
         return _Writer(head, epochs, tables, site, kept)
 
     def _sweep(self, writer: _Writer) -> None:
@@ -364,15 +412,6 @@ class Lakehouse:
         if self._client is not None:
             self._client.close()
             self._client = None
-
-    def _check(self, status: LogStatus) -> None:
-        known = self._chain.identity()["log_id"]
-        if status.log_id != known:
-            raise LakeError(
-                f"the log is {status.log_id}, this lake is of {known}",
-                where=str(self._chain.root),
-                repair="name another folder for the lake, or attach the log that wrote it",
-            )
 
     def _lease(self, head: Manifest) -> None:
         """Let the log keep what is not published; a lease that fails is renewed with the next look."""

@@ -11,11 +11,13 @@ from spark_consumers.lakehouse.manifest import LIVE, Manifest, StreamPosition, T
 from spark_consumers.lakehouse.origin import Joins, joins
 from spark_consumers.lakehouse.stage import RangeTask, Target
 from spark_consumers.lakehouse.states import stream_of
-from spark_consumers.lakehouse.table_version import RESUMING
+from spark_consumers.lakehouse.table_version import HELD, RESUMING
 from walsender_bridge.change_log.client import CutPoint, StreamCut
 
 #: Bytes of the log, as stored, that one task reads.
 RANGE_BYTES = 8 << 20
+#: More than any backlog needs.
+_DOUBLINGS = 40
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,29 @@ class Plan:
     fresh: frozenset[str]
     #: What is copied, and cannot be shown at this epoch yet.
     copies: dict[str, TableVersion]
+    #: Those of them that only wait for the lake: the log has passed their LSN.
+    waiting: frozenset[str] = frozenset()
+
+
+@dataclass
+class Pace:
+    """How much of the log one epoch may hold: `max_bytes`, and twice as much each time that a copy has waited.
+
+    A copy is shown once the lake's cut has passed its LSN, by which the log may be far ahead: with epochs of one size
+    that takes as many as the backlog is long. So it takes as many as its logarithm, whatever comes meanwhile.
+    """
+
+    max_bytes: int
+    _waited: int = 0
+
+    @property
+    def limit(self) -> int:
+        """Bytes of each stream for the next epoch."""
+        return self.max_bytes << self._waited
+
+    def published(self, plan: Plan) -> None:
+        """An epoch was."""
+        self._waited = min(self._waited + 1, _DOUBLINGS) if plan.waiting else 0
 
 
 def choose(
@@ -52,25 +77,26 @@ def choose(
     """The epoch after `head` that ends at `version` of the log, or before if there is too much.
 
     `cuts`: where `version` cuts each stream. `commits`: each stream's commits after `begin`, at most as many
-    as one epoch may hold: the epoch ends where the first of them ends.
+    as one epoch may hold: the epoch ends where the first of them ends. If tables are held, it ends where the copies
+    of all of them can be shown, and what has come since then is left to the next one.
     """
     ends = [
         listed[-1].version
         for stream, listed in commits.items()
         if listed and listed[-1].end_offset < cuts[stream].end_offset
     ]
-    end = min([version, *ends])
+    end = min([version, *ends, *_enough(head, cuts, commits)])
     streams, ranges = {}, []
     for stream, cut in cuts.items():
         before = head.streams.get(stream)
         if before is None:
             # Nothing of this stream is in the lake: it begins where the log is now.
-            streams[stream] = _position(cut)
+            streams[stream] = position_of(cut)
             continue
         within = tuple(c for c in commits.get(stream, ()) if c.version <= end)
         after = before
         if within and within[-1].end_offset == cut.end_offset:
-            after = _position(cut)
+            after = position_of(cut)
         elif within:
             last = within[-1]
             after = StreamPosition(
@@ -92,7 +118,36 @@ def choose(
     }
     copies = {name: table for name, table in head.copies.items() if name not in ripe}
     tables = {**head.tables, **fresh}
-    return Plan(end, streams, tables, tuple(ranges), frozenset(fresh), copies)
+    waiting = {
+        name
+        for name, copy in copies.items()
+        if (newest := cuts.get(stream_of(name))) and _joins(copy, position_of(newest))
+    }
+    return Plan(end, streams, tables, tuple(ranges), frozenset(fresh), copies, frozenset(waiting))
+
+
+def _enough(
+    head: Manifest, cuts: Mapping[str, StreamCut], commits: Mapping[str, Sequence[CutPoint]]
+) -> list[int]:
+    """The version from which on the copies of all held tables can be shown; empty if none is needed or known."""
+    found: list[int] = []
+    for name, table in head.tables.items():
+        copy, stream = head.copies.get(name), stream_of(name)
+        if table.state != HELD or (copy is not None and _joins(copy, head.streams[stream])):
+            continue
+        first = next(
+            (
+                commit.version
+                for commit in commits.get(stream, ())
+                if copy is not None
+                and joins(copy, cuts[stream].timeline, commit.last_end_lsn) is Joins.NOW
+            ),
+            None,
+        )
+        if first is None:
+            return []
+        found.append(first)
+    return [max(found)] if found else []
 
 
 def _joins(copy: TableVersion, position: StreamPosition) -> bool:
@@ -107,7 +162,8 @@ def begin(position: StreamPosition, cut: StreamCut) -> int:
     return max(position.offset, cut.low_offset)
 
 
-def _position(cut: StreamCut) -> StreamPosition:
+def position_of(cut: StreamCut) -> StreamPosition:
+    """The lake's position when it has everything up to there."""
     return StreamPosition(cut.timeline, cut.last_end_lsn, cut.last_commit_time, cut.end_offset)
 
 

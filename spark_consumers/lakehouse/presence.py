@@ -16,6 +16,7 @@ from pathlib import Path
 
 import structlog
 
+from spark_consumers.lakehouse.exclusive import names
 from spark_consumers.lakehouse.takeover import Sign
 
 #: Seconds between two beats.
@@ -40,30 +41,46 @@ class Presence:
         self._thread: threading.Thread | None = None
 
     def claim(self, term: int) -> None:
-        """Show that this driver writes under `term`, or tries to take over under it; 0: neither."""
+        """Show that this driver writes under `term`, or tries to take over under it; 0: neither.
+
+        Raises `OSError` if no sign can be made; the next claim tries again.
+        """
         with self._lock:
             self._term = term
+            if self._file is not None and not names(self._folder / self.name, self._file):
+                # The lake was replaced in its folder.
+                os.close(self._file)
+                self._file = None
             if self._file is None:
                 self._begin()
             self._write()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="sign of life", daemon=True)
+                self._thread.start()
 
     def _begin(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
         draft = self._folder / f".{self.name}"
         self._file = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
-        # Where the file system has no locks, the beats have to do.
-        with contextlib.suppress(OSError):
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        self._write()
-        # It gets its name when it is locked: nobody takes it for a dead driver's in between.
-        draft.rename(self._folder / self.name)
-        self._thread = threading.Thread(target=self._run, name="sign of life", daemon=True)
-        self._thread.start()
+        try:
+            # Where the file system has no locks, the beats have to do.
+            with contextlib.suppress(OSError):
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._write()
+            # It gets its name when it is locked: nobody takes it for a dead driver's in between.
+            draft.rename(self._folder / self.name)
+        except OSError:
+            # On a full disk the next claim begins again.
+            draft.unlink(missing_ok=True)
+            os.close(self._file)
+            self._file = None
+            raise
 
     def _run(self) -> None:
         while not self._stop.wait(_BEAT):
             with self._lock, contextlib.suppress(OSError):
-                self._write()
+                if self._file is not None:
+                    self._write()
 
     def _write(self) -> None:
         assert self._file is not None

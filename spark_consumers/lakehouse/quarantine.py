@@ -99,7 +99,7 @@ def fold_wide(batches: Sequence[ChangeBatch], key: tuple[int, ...]) -> Fold | Ba
     wide = [_widened(batch) for batch in batches]
     if not key:
         return fold_bag(wide, told=len(ABOUT))
-    return fold(wide, _wide_key(key, len(batches[0].columns)))
+    return fold(wide, _wide_key(key, len(batches[0].columns)), key_columns=len(key))
 
 
 def alike(first: Fold | BagFold, then: Fold | BagFold) -> tuple[Fold | BagFold, Fold | BagFold]:

@@ -8,6 +8,10 @@ reader.
 The file exists, and holds everything, *before* the reader resolves a link. Housekeeping checks the leases before it
 removes links, and again before it removes what they need: in either order, one side sees the other.
 
+A lease belongs to the process that made it. A forked child closes the files that it inherits, so they do not outlive
+their reader, and has leases of its own from its first read on. A lake that was replaced in its folder (removed and made
+again, or another one moved there) gets a new lease with the next read.
+
 Where the reader cannot write, or locks do not work across machines, there is no lease: what it reads may expire
 (`TrimmedError`).
 """
@@ -25,6 +29,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from spark_consumers.lakehouse.exclusive import names
+
 #: Seconds for which an epoch is held after its `Snapshot` is gone.
 HOLD = 3600.0
 #: How often what is not needed any more is given up, in seconds.
@@ -38,10 +44,23 @@ _lock = threading.Lock()
 def lease_on(root: Path) -> "ReaderLease | None":
     """This process's lease on the lake at `root`; None where it cannot have one."""
     with _lock, contextlib.suppress(OSError):
-        if root not in _leases:
+        known = _leases.get(root)
+        if known is None or known.is_lost():
             _leases[root] = ReaderLease(root / "_tuskline" / "readers")
         return _leases[root]
     return None
+
+
+def _forked() -> None:
+    """In a forked child: what was inherited is the parent's."""
+    global _lock  # noqa: PLW0603  # another thread of the parent may have held it
+    _lock = threading.Lock()
+    for lease in _leases.values():
+        lease.abandon()
+    _leases.clear()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 class ReaderLease:
@@ -51,12 +70,13 @@ class ReaderLease:
         folder.mkdir(exist_ok=True)
         name = uuid.uuid4().hex
         draft = folder / f".{name}"
+        self._path = folder / name
         self._file = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self._told = -1
             self._tell(0)
-            draft.rename(folder / name)
+            draft.rename(self._path)
         except OSError:
             draft.unlink(missing_ok=True)
             os.close(self._file)
@@ -96,6 +116,15 @@ class ReaderLease:
         with self._lock:
             self._refresh()
 
+    def is_lost(self) -> bool:
+        """Whether its file is not where housekeeping looks: the lake was replaced."""
+        return not names(self._path, self._file)
+
+    def abandon(self) -> None:
+        """Close its file, in a child that inherited it: the lock is free when the parent ends."""
+        os.close(self._file)
+        self._file = -1
+
     def _refresh(self) -> None:
         while self._dropped:
             key, at = self._dropped.popleft()
@@ -114,7 +143,7 @@ class ReaderLease:
             self._told = link
 
     def _run(self) -> None:
-        while True:
+        while not self.is_lost():
             time.sleep(_TICK)
             self.refresh()
 

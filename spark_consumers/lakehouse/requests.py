@@ -21,11 +21,11 @@ from pathlib import Path
 
 import structlog
 
-from spark_consumers.lakehouse import states
+from spark_consumers.lakehouse import rolled_back, states
 from spark_consumers.lakehouse.exclusive import create_exclusively
 from spark_consumers.lakehouse.manifest import Chain, Manifest
 from spark_consumers.lakehouse.table_version import LEFT, LIVE, PAUSED, RESUMING
-from walsender_bridge.errors import DeadlineError, LakeError, UsageError
+from walsender_bridge.errors import DeadlineError, DivergedError, LakeError, UsageError
 
 ADD, PAUSE, RESUME, RESYNC = "add", "pause", "resume", "resync"
 #: About rows that are set aside.
@@ -90,22 +90,36 @@ def carry_out(
     published: Collection[str],
     low_offsets: Mapping[str, int],
     now: float,
+    apart: Mapping[str, str],
 ) -> Manifest:
     """The head with what the request changes, and its answer: for each table a word on what was done.
 
-    `published`: all tables of all publications. `low_offsets`: from where on the log has each stream.
+    `published`: all tables of all publications. `low_offsets`: from where on the log has each stream. `apart`: the
+    streams of which it has another history than the lake, and why.
     """
     outcome = {}
     for name in request.tables:
-        head, outcome[name] = _one(head, request.kind, name, published, low_offsets)
+        why = apart.get(states.stream_of(name))
+        if why is not None and _needs_log(head, request.kind, name):
+            outcome[name] = f"refused: {rolled_back.REASON}{why}"
+        else:
+            head, outcome[name] = _one(head, request.kind, name, published, low_offsets)
     return answered(head, request, outcome, now)
 
 
 def answered(head: Manifest, request: Request, outcome: Mapping[str, str], now: float) -> Manifest:
-    """The head with the answer to a request: for each table a word on what was done."""
+    """The head with the answer to a request: for each table a word on what was done. `now`: steady seconds."""
     kept = {i: a for i, a in head.answered.items() if now - a["at"] < _KEPT}
     answer = {"at": now, "kind": request.kind, "tables": dict(outcome)}
     return replace(head, answered={**kept, request.id: answer})
+
+
+def _needs_log(head: Manifest, kind: str, name: str) -> bool:
+    """Whether what is asked for waits until the log has the lake's history again."""
+    table = head.tables.get(name)
+    if kind == ADD:
+        return table is None or table.state == LEFT
+    return kind in {RESUME, RETRY} and table is not None and not table.resync
 
 
 def _one(
@@ -151,13 +165,17 @@ def _one(
 def finished(head: Manifest, request: Request) -> dict[str, str] | None:
     """What became of the request's tables, once nothing is left to be done; None before that.
 
-    Raises `LakeError` for a table that was refused, or whose copy failed.
+    Raises `LakeError` for a table that was refused, or whose copy failed, and `DivergedError` if its stream is apart.
     """
     answer = head.answered.get(request.id)
     if answer is None:
         return None
     told: dict[str, str] = answer["tables"]
     for name, outcome in told.items():
+        if outcome.startswith(f"refused: {rolled_back.REASON}"):
+            raise DivergedError(
+                outcome.removeprefix("refused: "), where=name, repair=rolled_back.WAYS_OUT
+            )
         reason = head.set_aside.get(name) if request.kind != PAUSE else None
         if outcome.startswith("refused: ") or reason:
             raise LakeError(

@@ -1,20 +1,31 @@
 """The databases that a lake is of, and what is asked of them beside copies. Needs no Spark."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import psycopg
 import structlog
+from psycopg import sql
 
-from walsender_bridge.errors import DeadlineError, UnavailableError
+from spark_consumers import flush_mark
+from spark_consumers.lakehouse.shape import Look, Shape
+from walsender_bridge.errors import (
+    DeadlineError,
+    PublicationError,
+    UnavailableError,
+    UntrustedError,
+)
 from walsender_bridge.sql import load
 from walsender_bridge.wire.bounded import BoundedConnection
 from walsender_bridge.wire.relation_name import relation_name
 
 #: Tables of this schema are ours: they mark moments in the log, and are no part of the lake.
 OWN_SCHEMA = "tuskline"
+#: The first version that publishes schemas.
+_SCHEMAS = 150000
+_NO_SCHEMAS = "SELECT NULL::oid AS oid, NULL::oid AS pnpubid, NULL::oid AS pnnspid"
 
 log = structlog.get_logger()
 
@@ -28,17 +39,34 @@ class Source:
     publication: str
 
 
-def published(source: Source) -> set[str]:
-    """The publication's tables, `schema.table`, without our own. Raises `UnavailableError`, `DeadlineError`."""
+def look(source: Source, known: Collection[int] = ()) -> Look:
+    """What is published now. `known`: OIDs of partitions, see `Look`. Raises `UnavailableError`, `DeadlineError`."""
     with _connected(source) as connection:
-        rows = connection.execute(
-            load("source_published"), {"publication": source.publication}
-        ).fetchall()
-    return {relation_name(schema, name) for schema, name in rows if schema != OWN_SCHEMA}
+        return shapes(connection, source.publication, known)
+
+
+def shapes(
+    connection: psycopg.Connection[tuple[Any, ...]], publication: str, known: Collection[int] = ()
+) -> Look:
+    """A publication's tables in the connection's snapshot; one without tables has none."""
+    schemas = "SELECT * FROM pg_publication_namespace"
+    if connection.info.server_version < _SCHEMAS:
+        schemas = _NO_SCHEMAS
+    query = sql.SQL(load("source_shapes")).format(schemas=sql.SQL(schemas))
+    names = {"publication": publication, "known": list(known)}
+    rows = connection.execute(query, names).fetchall()
+    found = {
+        relation_name(schema, name): Shape.from_json(record)
+        for schema, name, record, *_ in rows
+        if schema != OWN_SCHEMA
+    }
+    empty = frozenset(oid for *_, oids, _ in rows for oid in oids)
+    marked = any(relation_name(*names) == flush_mark.TABLE for *names, _, _, _ in rows)
+    return Look(found, empty, min((int(lsn) for *_, lsn in rows), default=0), marked)
 
 
 def columns_now(source: Source, relation_id: int) -> dict[str, tuple[int, int, bool]]:
-    """A table's columns in the catalog, as `schema_change.not_plain` wants them. Raises as `published` does."""
+    """A table's columns in the catalog, as `schema_change.not_plain` wants them. Raises as `look` does."""
     with _connected(source) as connection:
         rows = connection.execute(load("table_columns"), {"table": relation_id}).fetchall()
     return {name: (kind, typmod, filled) for name, kind, typmod, filled in rows}
@@ -61,7 +89,8 @@ def mark(source: Source) -> None:
     """Commit something: on an idle server no cut would ever pass a copy's LSN, and no epoch would come."""
     try:
         with _connected(source) as connection:
-            connection.execute(load("flush_write"))
-    except (UnavailableError, DeadlineError) as error:
+            flush_mark.check_published(connection, source.publication, source.stream)
+            flush_mark.write(connection, source.stream)
+    except (UnavailableError, DeadlineError, UntrustedError, PublicationError) as error:
         # Then the tables are shown with the next commit of somebody else.
         log.warning("no mark in the log", stream=source.stream, error=error.what)

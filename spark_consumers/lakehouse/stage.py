@@ -9,9 +9,9 @@ Runs without Spark: a task is a function of its arguments, and what it returns i
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -28,6 +28,7 @@ from spark_consumers.lakehouse.fit import (
     key_of,
     misfit,
     padded,
+    unexpected,
     without_copied,
 )
 from spark_consumers.lakehouse.quarantine import UnfitFile
@@ -51,7 +52,8 @@ class Target:
     `start_lsn` are left out. `relation_id` is the OID of the table that was copied; `aliases` are other names
     that the log has for it. `keeps_unfit`: rows with a value that the table cannot hold are set aside, beside
     those of `unfit_files`, which are tried again if `retry_unfit`. `layouts` says which columns its changes have from which offset on; those that
-    come at the end of `columns` only later are NULL before.
+    come at the end of `columns` only later are NULL before. `partitions`: those that are known, by OID, and before which
+    commit LSN they must not have had changes.
     """
 
     name: str
@@ -63,6 +65,7 @@ class Target:
     start_lsn: int
     relation_id: int
     layouts: tuple[Layout, ...] = ()
+    partitions: Mapping[int, int] = field(default_factory=dict)
     aliases: tuple[str, ...] = ()
     keeps_unfit: bool = False
     unfit_files: tuple[str, ...] = ()
@@ -115,7 +118,8 @@ class Staged:
     `partial`: a fold, if other ranges have changes of this table too. Otherwise files: `rows`, `deletes`
     (keys), and what only the table itself can complete: `patches` (rows with columns that were never
     sent; `rows` is then no data file yet) and `removals` (rows of a bag, with how many of each go). `added`: rows more than before, or
-    than none if `truncated`. `changes`: how many were folded. `unfit`: the rows that are set aside.
+    than none if `truncated`. `changes`: how many were folded. `unfit`: the rows that are set aside. `partitions`: those
+    that have changes, and are not among the target's, or had them too early.
     """
 
     table: str
@@ -129,6 +133,7 @@ class Staged:
     truncated: bool = False
     added: int = 0
     unfit: UnfitFile | None = None
+    partitions: frozenset[int] = frozenset()
 
 
 @dataclass
@@ -140,11 +145,13 @@ class _Pending:
     rows: int = 0
     batches: list[ChangeBatch] = field(default_factory=list)
     folded: Fold | BagFold | None = None
+    partitions: set[int] = field(default_factory=set)
 
     def add(self, batch: ChangeBatch) -> None:
         self.changes += len(batch)
         self.rows += len(batch)
         self.batches.append(batch)
+        self.partitions |= unexpected(batch, self.target.partitions)
         if self.rows >= _PENDING_ROWS:
             self.fold()
 
@@ -250,12 +257,14 @@ def _take(
 def _stage(task: RangeTask, table: _Pending) -> Staged:
     name, folded = table.target.name, table.fold()
     if name in task.whole:
-        return write_fold(
+        staged = write_fold(
             table.target, folded, task.version, task.scratch, task.number, table.changes
         )
-    path = f"{task.scratch}/{task.number}-{table.target.scratch_name}.arrow"
-    write_partial(path, fold_to_table(folded))
-    return Staged(name, task.number, table.changes, partial=path)
+    else:
+        path = f"{task.scratch}/{task.number}-{table.target.scratch_name}.arrow"
+        write_partial(path, fold_to_table(folded))
+        staged = Staged(name, task.number, table.changes, partial=path)
+    return replace(staged, partitions=frozenset(table.partitions))
 
 
 def run_compose(task: ComposeTask) -> Staged:

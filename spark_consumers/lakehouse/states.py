@@ -6,6 +6,7 @@ they are, and from which offset of the log it lacks changes; so it can be told w
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 from spark_consumers.lakehouse.manifest import Manifest, TableVersion
 from spark_consumers.lakehouse.origin import Joins, joins
@@ -61,6 +62,41 @@ def stop(head: Manifest, name: str, reason: str, *, holds: bool, anew: bool) -> 
             _stopped(head, name, state), reason=reason, resync=reason if anew else ""
         )
     return replace(head, tables=tables, copies=copies)
+
+
+def damaged(head: Manifest, reasons: Mapping[str, str], *, holds: bool) -> Manifest:
+    """The head without the tables, by path, whose files are damaged, and why.
+
+    A copy that is not shown yet is made once more; a table cannot follow until it is restored or copied anew, as
+    it may have been asked for already.
+    """
+    copies = {name: copy for name, copy in head.copies.items() if copy.path not in reasons}
+    tables = dict(head.tables)
+    for name, table in head.tables.items():
+        if table.path in reasons and table.state != LEFT:
+            state = HELD if holds and table.state in {LIVE, HELD} else STALE
+            tables[name] = replace(_stopped(head, name, state), reason=reasons[table.path])
+    return replace(head, tables=tables, copies=copies)
+
+
+def path_of(head: Manifest, lake: Path, where: str) -> str | None:
+    """The path of the table that an error at `where` is about: its name, its folder or a file in that."""
+    for name, table in [*head.copies.items(), *head.tables.items()]:
+        folder = str(lake / table.path)
+        if where in {name, folder} or where.startswith(f"{folder}/"):
+            return table.path
+    return None
+
+
+def outdate(head: Manifest, name: str, reason: str, *, holds: bool) -> Manifest:
+    """The table lacks something that no change has told, and is copied anew; see `stop`. A copy of it stays.
+
+    A table that is paused stays so, and is copied anew when it is resumed.
+    """
+    table = head.tables[name]
+    if table.state == PAUSED:
+        return replace(head, tables={**head.tables, name: replace(table, resync=reason)})
+    return replace(stop(head, name, reason, holds=holds, anew=True), copies=head.copies)
 
 
 def released(head: Manifest) -> Manifest:

@@ -4,6 +4,7 @@
 writer; what is durable is in the chain. `table_rows` puts the two together.
 """
 
+import contextlib
 import json
 import os
 import time
@@ -17,12 +18,16 @@ STALE_AFTER = 15.0
 
 
 def write_status(chain: Chain, head: Manifest, copying: Mapping[str, Mapping[str, Any]]) -> None:
-    """Replace the status. `copying`: how far each table's copy is, by name."""
+    """Replace the status, if the disk takes it. `copying`: how far each table's copy is, by name."""
     path = chain.root / "_tuskline" / "status.json"
     record = {"at": time.time(), "term": head.term, "epoch": head.epoch, "copying": copying}
     temporary = path.with_name(f".status-{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(record))
-    temporary.replace(path)
+    try:
+        temporary.write_text(json.dumps(record))
+        temporary.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
 
 
 def read_status(chain: Chain) -> dict[str, Any]:

@@ -94,6 +94,12 @@ class TableFormat(Protocol):
     def expire(self, path: str, term: int, kept: Collection[int]) -> int:
         """Drop all snapshots but `kept`, and the files that no snapshot needs; how many files."""
 
+    def sweep(self, path: str, term: int, listed: frozenset[str]) -> int:
+        """Remove those of the listed files (`leaks.listed`) that the table does not need; how many."""
+
+    def users_refs(self, path: str) -> list[str]:
+        """References to its snapshots that users made: its folder stays while there is one."""
+
     def scan(
         self, path: str, snapshot: int, column: str | None = None, values: Sequence[Any] = ()
     ) -> list[ScanFile]:

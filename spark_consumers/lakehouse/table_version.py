@@ -52,14 +52,16 @@ class TableVersion:
     initial copy; `offset` is where in the stream the changes begin that it lacks (used while it does not
     follow). `rows` is the exact number of rows, `stage` the name that the files of its last write carry,
     `relation_id` PostgreSQL's OID of the table that was copied. `system_id` and `timeline`: of the server that it was
-    copied from (0: copied before that was recorded).
+    copied from (0: copied before that was recorded). `shape`: what the source's catalog said when it was copied, or
+    when it was last seen to follow (`Shape.dump`; empty: no look since an earlier version wrote it).
 
     `layout`: PostgreSQL's columns (none in a table of format 1 that was not copied since). `as_of`: the epoch
     whose rows it has (0: this one). `reason`: why it does not follow. `resync`: why it is copied anew.
 
     `unfit_rows` of the source's rows are not among its `rows`, because they have a value that the lake cannot
     hold (`quarantine`); `skipped_rows` of these are given up by name. `unfit_files`, relative to `path`, has
-    them all. `retry_unfit`: the next epoch tries them again.
+    them all. `retry_unfit`: the next epoch tries them again. `mark`: of a copy, where the log was when it was
+    taken on (`rolled_back.mark_of_copy`; empty: in a link of an earlier version).
     """
 
     path: str
@@ -84,6 +86,8 @@ class TableVersion:
     retry_unfit: bool = False
     system_id: int = 0
     timeline: int = 0
+    shape: str = ""
+    mark: tuple[int, ...] = ()
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> Self:
@@ -92,6 +96,7 @@ class TableVersion:
             "key": tuple(record["key"]),
             "text_columns": tuple(record["text_columns"]),
             "unfit_files": tuple(record.get("unfit_files", ())),
+            "mark": tuple(record.get("mark", ())),
             "layout": tuple((n, int(t), int(m)) for n, t, m in record.get("layout", ())),
         }
         return cls(**{**record, **lists})

@@ -7,13 +7,13 @@ epoch that there is: a table's state is durable before anything is done by it. A
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import structlog
 
-from spark_consumers.lakehouse import requests, states, unfit_rows
+from spark_consumers.lakehouse import noticed, requests, rolled_back, states, unfit_rows
 from spark_consumers.lakehouse.bootstrap import CopyRequest
 from spark_consumers.lakehouse.copies import Copies, NotBegun, Result
 from spark_consumers.lakehouse.departures import without_departed
@@ -24,13 +24,15 @@ from spark_consumers.lakehouse.looks import Looks
 from spark_consumers.lakehouse.manifest import Chain, Manifest, TableVersion
 from spark_consumers.lakehouse.origin import Joins, joins
 from spark_consumers.lakehouse.schema_change import Anew, first_layout, judge, not_plain
+from spark_consumers.lakehouse.shape import Look
 from spark_consumers.lakehouse.sources import Source, columns_now, mark
 from spark_consumers.lakehouse.states import stream_of
 from spark_consumers.lakehouse.status import write_status
 from spark_consumers.lakehouse.table_version import LIVE, PAUSED, RESUMING
 from walsender_bridge import fail_point
 from walsender_bridge.change_log.client import LogClient, LogStatus
-from walsender_bridge.errors import CorruptError, TrimmedError, TusklineError
+from walsender_bridge.errors import CorruptError, DivergedError, TrimmedError, TusklineError
+from walsender_bridge.steady_clock import SteadyClock
 
 #: After which a copy that failed is tried again, in seconds.
 _AFTER_FAILURE = 30.0
@@ -67,6 +69,7 @@ class TableWork:
         leases: Leases,
         looks: Looks,
         policy: Policy,
+        clock: SteadyClock,
         progress: Callable[[Mapping[str, Mapping[str, Any]]], None] | None = None,
     ) -> None:
         self._chain = chain
@@ -76,40 +79,55 @@ class TableWork:
         self._leases = leases
         self._looks = looks
         self._policy = policy
+        self._clock = clock
         self._progress = progress
         #: By stream: the tables in its publication, `stream.schema.table`, when it was last seen.
         self._published: dict[str, set[str]] = {}
         self._copy_after: dict[str, float] = {}
+        #: When what came of a copy, or of partitions in the log, came (monotonic seconds): a look that began before says
+        #: nothing of it.
+        self._arrived_at: dict[str, float] = {}
         #: What came of copies and is in no link yet; requests that a link may have answered.
         self._arrived: dict[str, Result] = {}
         self._asked: list[requests.Request] = []
         #: For tables by path: which columns they got in the epoch that is being written.
         self.layouts: dict[str, tuple[Layout, ...]] = {}
+        #: The streams whose sources have answered `look_again` with a look that began after it was called.
+        self.looked: set[str] = set()
         self._told_at = float("-inf")
         #: Paused tables for which this writer has a lease.
         self._paused: set[str] = set()
 
     # -- one round --------------------------------------------------------------------------------------
 
-    def step(self, head: Manifest, status: LogStatus, client: LogClient) -> Manifest:
-        """The head with all that has changed about its tables; `settled` is called when that is durable."""
+    def step(
+        self, head: Manifest, status: LogStatus, client: LogClient, apart: Mapping[str, str]
+    ) -> Manifest:
+        """The head with all that has changed about its tables; `settled` is called when that is durable.
+
+        `apart`: the streams that are not in `status`, as the log has another history of them, and why.
+        """
         self._asked = list(requests.waiting(self._chain))
         new = [request for request in self._asked if request.id not in head.answered]
         if new:
             self._looks.soon()
-        for stream, found in self._looks.answers([s for s in self._sources if s in head.streams]):
-            self._published[stream] = {f"{stream}.{relation}" for relation in found}
+        looks = self._look(head)
         changed = without_departed(head, self._sources)
         if not self._policy.hold:
             changed = states.released(changed)
         for stream, names in self._published.items():
             changed = states.without(changed, names, stream)
         for request in new:
-            changed = self._carry_out(changed, request, status, client)
+            changed = self._carry_out(changed, request, status, client, apart)
         for name, result in self._copies.finished():
-            self._arrived[name] = result
+            if isinstance(result, TableVersion):
+                self._arrived[name] = rolled_back.marked(result, status, stream_of(name))
+            else:
+                self._arrived[name] = result
+            self._arrived_at[name] = time.monotonic()
         for name, result in self._arrived.items():
             changed = self._take(changed, name, result)
+        changed, _ = self._compare(changed, looks)
         changed, outrun = states.without_outrun(changed, status.streams)
         for name, copy in outrun.items():
             log.warning("copy given up", table=name, timeline=copy.timeline, lsn=copy.start_lsn)
@@ -118,6 +136,16 @@ class TableWork:
             log.error("table cannot follow", table=name, reason=reason)
             changed = states.stop(changed, name, reason, holds=self._policy.hold, anew=False)
         return changed
+
+    def look_again(self, head: Manifest) -> tuple[Manifest, bool]:
+        """The head after the sources were looked at, as far as they answer; whether all tables follow as before.
+
+        For an epoch, after the log was asked for its cut: what was committed before that is in the catalogs by now.
+        """
+        now = time.monotonic()
+        looks = self._look(head, at_once=True)
+        self.looked = {stream for stream, began, _ in looks if began >= now}
+        return self._compare(head, looks)
 
     def settled(self, head: Manifest) -> None:
         """What `step` or `reshape` changed is in the chain."""
@@ -128,6 +156,14 @@ class TableWork:
             fail_point.hit("copy-kept")
         self._asked = []
         self._arrived = {}
+
+    def written(self, head: Manifest, after: Manifest) -> None:
+        """The epoch `after` this head is published."""
+        self.layouts.clear()
+        for name, table in after.tables.items():
+            before = head.copies.get(name) or head.tables.get(name)
+            if before is not None and table.shape != before.shape:
+                self._arrived_at[name] = time.monotonic()
 
     def start_copies(self, head: Manifest, status: LogStatus, client: LogClient) -> None:
         """Have copied what is published and not in the lake, or is to be copied anew."""
@@ -157,6 +193,14 @@ class TableWork:
             log.info("copying", stream=stream, tables=sorted(wanted), offset=cut.end_offset)
             self._copies.start(request)
 
+    def drop_copies(self, streams: Collection[str]) -> None:
+        """What is being copied of these streams, or has arrived and is in no link, is not wanted any more."""
+        for name in self._copies.running:
+            if stream_of(name) in streams:
+                self._copies.drop(name)
+        for name in [name for name in self._arrived if stream_of(name) in streams]:
+            self._copies.discard(self._arrived.pop(name))
+
     def close(self) -> None:
         """End the copies that run."""
         self._copies.close()
@@ -173,12 +217,7 @@ class TableWork:
             copy = head.copies.get(name)
             if copy is None:
                 if not table.resync:
-                    kind = TrimmedError if "trimmed" in table.reason else CorruptError
-                    raise kind(
-                        f"holds the epochs back: {table.reason}",
-                        where=name,
-                        repair=f"tuskline table resync {name} (or pause it, and epochs go on)",
-                    )
+                    raise _undecided(name, table.reason)
                 return None
             cut = status.streams.get(stream_of(name))
             if cut is None or joins(copy, cut.timeline, cut.last_end_lsn) is not Joins.NOW:
@@ -217,10 +256,16 @@ class TableWork:
             self.layouts[table.path] = verdict.layouts
         return reason
 
-    def give_up(self, head: Manifest, name: str, error: TusklineError) -> Manifest:
-        """The head after this table's changes could not be applied to it."""
-        log.error("table cannot follow", table=name, reason=error.what)
-        return states.stop(head, name, error.what, holds=self._policy.hold, anew=False)
+    def give_up(self, head: Manifest, errors: Mapping[str, TusklineError]) -> Manifest:
+        """The head after the changes of these tables, by path, could not be applied to them."""
+        reasons = {}
+        for path, error in errors.items():
+            folder = str(self._chain.root / path)
+            file = error.where.removeprefix(f"{folder}/") if error.where != folder else ""
+            is_file = file and file != error.where
+            reasons[path] = f"{error.what} ({file})" if is_file else error.what
+            log.error("table cannot follow", path=path, reason=reasons[path])
+        return states.damaged(head, reasons, holds=self._policy.hold)
 
     # -- leases -----------------------------------------------------------------------------------------
 
@@ -245,21 +290,52 @@ class TableWork:
 
     # -- parts of a round -------------------------------------------------------------------------------
 
+    def _look(self, head: Manifest, *, at_once: bool = False) -> list[tuple[str, float, Look]]:
+        """What sources have answered, and since when that holds."""
+        streams = [stream for stream in self._sources if stream in head.streams]
+        found = list(
+            self._looks.answers(streams, lambda s: noticed.known(head, s), at_once=at_once)
+        )
+        for stream, _, look in found:
+            self._published[stream] = {f"{stream}.{relation}" for relation in look.shapes}
+        return found
+
+    def _compare(
+        self, head: Manifest, looks: Sequence[tuple[str, float, Look]]
+    ) -> tuple[Manifest, bool]:
+        """The head after these looks, and whether no table has to be copied again."""
+        told: dict[str, str] = {}
+        for stream, began, look in looks:
+            later = {name for name, at in self._arrived_at.items() if at >= began}
+            head, found = noticed.compare(head, stream, look, later, holds=self._policy.hold)
+            told |= found
+        for name, reason in told.items():
+            log.warning("table changed at its source", table=name, reason=reason)
+            self._copy_after.pop(name, None)
+        return head, not told
+
     def _carry_out(
-        self, head: Manifest, request: requests.Request, status: LogStatus, client: LogClient
+        self,
+        head: Manifest,
+        request: requests.Request,
+        status: LogStatus,
+        client: LogClient,
+        apart: Mapping[str, str],
     ) -> Manifest:
         if request.kind == requests.SKIP:
             return self._skip(head, request)
         names = {name for found in self._published.values() for name in found}
         low = {stream: cut.low_offset for stream, cut in status.streams.items()}
-        changed = requests.carry_out(head, request, names, low, time.time())
+        changed = requests.carry_out(head, request, names, low, self._clock.now(), apart)
         for name in request.tables:
             before, after = head.tables.get(name), changed.tables.get(name)
             if before is not None and after is not None and before.state != after.state:
                 if after.state == PAUSED:
                     # Before the table stops: what it lacks from here on is kept for it.
                     consumer = self._pause_consumer(name)
-                    client.register_consumer(consumer, head.epoch, self._policy.keep_paused)
+                    # A log that was rolled back may not have come so far.
+                    version = min(head.epoch, status.version)
+                    client.register_consumer(consumer, version, self._policy.keep_paused)
                     self._paused.add(name)
                 elif after.state in {RESUMING, LIVE}:
                     mark(self._sources[stream_of(name)])
@@ -287,7 +363,7 @@ class TableWork:
             if missing:
                 outcome[name] = f"refused: no such row is set aside: {', '.join(sorted(missing))}"
         log.info("request carried out", kind=request.kind, tables=outcome)
-        return requests.answered(head, request, outcome, time.time())
+        return requests.answered(head, request, outcome, self._clock.now())
 
     def _pause_consumer(self, name: str) -> str:
         return f"lake-{self._lake}-paused-{name}"
@@ -321,3 +397,16 @@ class TableWork:
         if changed or (now - self._told_at >= _STATUS and (copying or self._told_at < 0)):
             self._told_at = now
             write_status(self._chain, head, copying)
+
+
+def _undecided(name: str, reason: str) -> TusklineError:
+    """The error while a table waits for somebody to decide what becomes of it."""
+    kind: type[TusklineError] = TrimmedError if "trimmed" in reason else CorruptError
+    repair = f"tuskline table resync {name} (or pause it, and epochs go on)"
+    if reason.startswith(rolled_back.REASON):
+        # The log that the lake was written from is back: otherwise this is said before.
+        kind, repair = (
+            DivergedError,
+            f"tuskline table resume {name}: the log has the lake's history again",
+        )
+    return kind(f"holds the epochs back: {reason}", where=name, repair=repair)

@@ -9,6 +9,7 @@ effect for any time. What makes that harmless:
 - Everything that a writer creates has its term in its name, and no name is used twice. A takeover removes what has a
   *lower* term and is in no link. Writers of lower terms cannot publish any more, so no later link can name it; what a
   newer writer creates has a higher term. It does not matter whether the writer was suspended before it acts.
+- A table whose files are damaged is not taken, and stops no other one; nobody writes it before it is taken after all.
 - Iceberg names its own files, without a term. Files that a dead writer prepared for a commit that never happened are
   listed *before* the takeover's commit, and removed after it if no snapshot has them: a newer writer commits to the
   table only after taking it over from us, which our commit would have detected.
@@ -20,8 +21,9 @@ import re
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
+from spark_consumers.lakehouse import newest_told
 from walsender_bridge.errors import FencedError, LakeError
 
 #: How often a commit is built again because somebody else committed to the table meanwhile.
@@ -33,24 +35,16 @@ _TERM = re.compile(r"%t(\d+)-[0-9a-f]+$|^\.?\d{20}-t(\d+)-a|^\.?(?:copy|skip)-t(
 _LINK_DRAFT = re.compile(r"\.(\d{20})\.json\.")
 
 
-class Link(Protocol):
-    """A link of the chain, as `manifest.Manifest` is."""
-
-    @property
-    def link(self) -> int:
-        """Its number."""
-
-    @property
-    def epoch(self) -> int:
-        """The epoch that it shows."""
-
-    @property
-    def term(self) -> int:
-        """Its writer's term."""
+class Link(newest_told.Link, Protocol):
+    """A link of the chain with its tables, as `manifest.Manifest` is."""
 
     @property
     def versions(self) -> Iterable[Any]:
         """Its tables: `path` below the lake, `snapshot_id`, and `unfit_files` below that path."""
+
+    @property
+    def written(self) -> Iterable[Any]:
+        """Those of `versions` that a writer may come to write: not the tables that have left."""
 
 
 # -- effects ----------------------------------------------------------------------------------------
@@ -75,6 +69,11 @@ class Left:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadTold:
+    """The newest link that a writer has told of (`newest_told.Told`), or None."""
+
+
+@dataclass(frozen=True, slots=True)
 class ReadHead:
     """The newest link, or None."""
 
@@ -94,7 +93,10 @@ class Publish:
 
 @dataclass(frozen=True, slots=True)
 class TakeTable:
-    """Have the table written by this term alone, from this snapshot on (`commit`, with `clean`)."""
+    """Have the table written by this term alone, from this snapshot on (`commit`, with `clean`).
+
+    Answered by None, or by the damage that keeps it from being written.
+    """
 
     path: str
     snapshot: int
@@ -147,7 +149,8 @@ class RemovePrepared:
 
 
 Effect = (
-    ReadHead
+    ReadTold
+    | ReadHead
     | ReadLinks
     | Publish
     | TakeTable
@@ -201,22 +204,44 @@ def retries(term: int, newest: int) -> bool:
     return newest < term
 
 
-def take_over(propose: Callable[[_L | None], _L]) -> Generator[Effect, Any, _L]:
-    """Fence every earlier writer, in the chain first and then in each table; our link.
+@dataclass(frozen=True, slots=True)
+class Taken(Generic[_L]):
+    """Our link, and what keeps tables (by path) from being written (`CorruptError`)."""
 
-    `propose` makes the takeover's link after the head. Raises `FencedError` if a later writer came.
+    head: _L
+    damaged: dict[str, Any]
+
+
+def take_over(
+    propose: Callable[[_L | None], _L], ours: _L | None = None
+) -> Generator[Effect, Any, Taken[_L]]:
+    """Fence every earlier writer, in the chain first and then in each table.
+
+    `propose` makes the takeover's link after the head. `ours`: the link of this writer's last attempt, which failed
+    behind it; while nobody has taken over since, it is gone on from. Raises `FencedError` if a later writer came,
+    `CorruptError` if links at the chain's end are lost: their numbers and terms may be another writer's still, and
+    readers have seen their epochs.
     """
     while True:
+        told = yield ReadTold()
         before = yield ReadHead()
+        if newest_told.is_lost(told, before):
+            raise newest_told.lost(told, before, f"link {told.link}")
+        if before is not None and ours is not None and before.term == ours.term:
+            head = before
+            break
         head = propose(before)
         newest = yield Publish(head, before)
         if newest is None:
             break
         if not retries(head.term, newest):
             raise overtaken(newest)
-    for table in head.versions:
-        yield TakeTable(table.path, table.snapshot_id, head.term, head.epoch)
-    return head
+    damaged = {}
+    for table in head.written:
+        damage = yield TakeTable(table.path, table.snapshot_id, head.term, head.epoch)
+        if damage is not None:
+            damaged[table.path] = damage
+    return Taken(head, damaged)
 
 
 def sweep(head: Link) -> Steps[None]:

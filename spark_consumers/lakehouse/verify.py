@@ -1,4 +1,4 @@
-"""Every file of a lake compared with its checksums, without Spark.
+"""Every file of a lake compared with its checksums, and its rows with what its newest manifest tells; without Spark.
 
 Invariants. Nothing is changed. A lake that is written to meanwhile causes no error: a file's checksums are removed
 before the file, so checksums without their file mean a loss, and a file that disappeared with its checksums was
@@ -6,13 +6,16 @@ removed.
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from spark_consumers.lakehouse import checksums
+from spark_consumers.lakehouse.counted import count
 from spark_consumers.lakehouse.iceberg_files import local
 from spark_consumers.lakehouse.manifest import Chain, Manifest
+from spark_consumers.lakehouse.newest_told import Told, is_lost, lost
+from spark_consumers.lakehouse.table_format import ROW_ID
 from walsender_bridge.errors import CorruptError, TusklineError
 
 #: Which file (relative to the lake), how many of how many.
@@ -35,6 +38,7 @@ def verify(chain: Chain, progress: Progress) -> Found:
     found = Found()
     chain.identity()
     newest: Manifest | None = None
+    told = _told(chain, found)
     for number in chain.numbers():
         try:
             manifest = chain.at_link(number)
@@ -44,13 +48,29 @@ def verify(chain: Chain, progress: Progress) -> Found:
         if manifest is not None:
             newest = manifest
             found.links += 1
+    if told is not None and is_lost(told, newest):
+        found.errors.append(lost(told, newest, chain.where(told)))
+    for number in chain.missing():
+        where = chain.where(Told(number, 0, 0))
+        found.errors.append(CorruptError(f"link {number} was published and is lost", where=where))
     if newest is not None:
         found.errors += _lost_snapshots(chain.root, newest)
     files = sorted(_files(chain.root))
     for done, file in enumerate(files):
         progress(str(file.relative_to(chain.root)), done, len(files))
         _verify_file(file, found)
+    if newest is not None:
+        found.errors += list(_miscounted(chain, newest, [error.where for error in found.errors]))
     return found
+
+
+def _told(chain: Chain, found: Found) -> Told | None:
+    """Before the chain is read, which may grow meanwhile."""
+    try:
+        return chain.told()
+    except CorruptError as error:
+        found.errors.append(error)
+        return None
 
 
 def _files(root: Path) -> Iterator[Path]:
@@ -85,21 +105,53 @@ def _lost_snapshots(root: Path, manifest: Manifest) -> Iterator[TusklineError]:
     """Tables of the newest epoch whose own metadata does not have the snapshot."""
     for table in manifest.versions:
         folder = root / table.path / "metadata"
-        numbers = [
-            int(file.name[1:].partition(".")[0]) for file in folder.glob("v[0-9]*.metadata.json")
-        ]
-        if not numbers:
-            yield CorruptError("the table has no metadata", where=str(root / table.path))
-            continue
-        newest = folder / f"v{max(numbers)}.metadata.json"
         try:
-            snapshots = {s["snapshot-id"]: s for s in json.loads(newest.read_bytes())["snapshots"]}
-            lists = local(snapshots[table.snapshot_id]["manifest-list"])
-        except (ValueError, KeyError, TypeError):
-            where = str(newest)
-            yield CorruptError(
-                f"snapshot {table.snapshot_id} is not in the table's metadata", where=where
-            )
+            lists = _manifest_list(folder, table.snapshot_id)
+        except CorruptError as error:
+            yield error
             continue
         if not lists.exists():
             yield CorruptError("the manifest list is missing", where=str(lists))
+
+
+def _manifest_list(folder: Path, snapshot: int) -> Path:
+    numbers = [
+        int(file.name[1:].partition(".")[0]) for file in folder.glob("v[0-9]*.metadata.json")
+    ]
+    if not numbers:
+        raise CorruptError("the table has no metadata", where=str(folder.parent))
+    newest = folder / f"v{max(numbers)}.metadata.json"
+    try:
+        snapshots = {s["snapshot-id"]: s for s in json.loads(newest.read_bytes())["snapshots"]}
+        return local(snapshots[snapshot]["manifest-list"])
+    except (ValueError, KeyError, TypeError):
+        raise CorruptError(
+            f"snapshot {snapshot} is not in the table's metadata", where=str(newest)
+        ) from None
+
+
+def _miscounted(
+    chain: Chain, manifest: Manifest, damaged: Collection[str]
+) -> Iterator[TusklineError]:
+    """Tables of this link that have other rows than it tells, except where files are known to be damaged."""
+    for name, table in [*manifest.tables.items(), *manifest.copies.items()]:
+        folder = str(chain.root / table.path)
+        if any(where == folder or where.startswith(f"{folder}/") for where in damaged):
+            continue
+        repair = f"copy it anew: tuskline table resync {name}"
+        try:
+            lists = _manifest_list(Path(folder, "metadata"), table.snapshot_id)
+            there = count(lists, list(table.key) or [ROW_ID])
+        except (CorruptError, FileNotFoundError) as error:
+            # Retention may have taken what this link needed, and then the link.
+            if chain.has(manifest.link):
+                what = error.what if isinstance(error, CorruptError) else "a file is missing"
+                where = error.where if isinstance(error, CorruptError) else str(error.filename)
+                yield CorruptError(what, where=where, repair=repair)
+            continue
+        if there != table.rows:
+            yield CorruptError(
+                f"epoch {manifest.epoch} has {table.rows} rows of it, its files have {there}",
+                where=name,
+                repair=repair,
+            )

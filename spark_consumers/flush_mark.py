@@ -1,0 +1,47 @@
+"""The change that a flush, or a copy on an idle server, writes: one that every capture is sure to see.
+
+The table's triggers run with the rights of the session. So it is written only if its owner, and the schema's, are ones whose
+code this session would run anyway (sql/own_owners.sql); nobody else can put something in its place then.
+"""
+
+from typing import Any
+
+import psycopg
+
+from walsender_bridge.errors import PublicationError, UntrustedError
+from walsender_bridge.sql import load
+from walsender_bridge.wire.relation_name import relation_name
+
+TABLE = "tuskline.flush"
+
+
+def check_published(connection: psycopg.Connection[Any], publication: str, where: str) -> None:
+    """Raise `PublicationError` where the change would not be sent."""
+    names = {"publication": publication}
+    rows = connection.execute(load("source_published").encode(), names).fetchall()
+    if TABLE not in {relation_name(*row) for row in rows}:
+        raise not_published(publication, where)
+
+
+def not_published(publication: str, where: str) -> PublicationError:
+    """Whoever waits for the change would wait for that of somebody else."""
+    return PublicationError(
+        f"publication {publication} does not send {TABLE}, which marks moments in the log",
+        where=where,
+        repair="tuskline init, which adds it",
+    )
+
+
+def write(connection: psycopg.Connection[Any], where: str) -> None:
+    """Commit the change, on a connection in autocommit. Raises `UntrustedError`, and psycopg's errors."""
+    rows = connection.execute(load("own_owners").encode()).fetchall()
+    for name, owner, trusted, _, user in rows:
+        if not trusted:
+            raise UntrustedError(
+                f"{name} belongs to role {owner}, whose code would run there with the rights of {user}",
+                where=where,
+                repair="see what `tuskline doctor` says of the schema",
+            )
+    if TABLE not in {name for name, *_ in rows}:
+        raise psycopg.errors.UndefinedTable(f"relation {TABLE} does not exist")
+    connection.execute(load("flush_write").encode())
