@@ -95,6 +95,16 @@ def test_sql_of_many_lines_is_in_sql():
     assert not found
 
 
+def test_every_session_with_a_users_server_has_the_pinned_settings():
+    """Among them is the search_path, without which others' functions would be called for those of the catalog."""
+    own = ("walsender_bridge/demo/", "walsender_bridge/local_server/", "benchmarks/")
+    product = [(name, text) for name, text in PRODUCT if not name.startswith(own)]
+    opened = r"\b(psycopg|AsyncConnection|PGconn|dbapi|BoundedConnection)\.connect\("
+    assert _lines(opened, product)
+    bare = [line for line in _lines(opened, product) if "conninfo" not in line]
+    assert not bare, "give these what wire.connection.pinned_conninfo returns:\n" + "\n".join(bare)
+
+
 def test_every_module_says_what_it_is():
     empty = [name for name, text in PRODUCT if not text.startswith(('"""', 'r"""', "#!"))]
     assert not empty, "no docstring: " + ", ".join(empty)

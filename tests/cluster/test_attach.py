@@ -3,19 +3,24 @@
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
+from structlog.testing import capture_logs
 
+from spark_consumers.flush import flush, force_barrier
+from spark_consumers.lakehouse import sources
 from tests.support.attached import Attached, difference, server_state
 from tests.support.capture_stack import CaptureProcess, ChangeLog, check_equal
 from tests.support.servers import MAJORS_IN_TURN, Database
 from tests.support.waiting import wait_for
 from walsender_bridge import lifetime
 from walsender_bridge.attach import init as attaching
+from walsender_bridge.capture import source as source_module
 from walsender_bridge.capture.source import Source
-from walsender_bridge.errors import Cause, DeadlineError
+from walsender_bridge.errors import Cause, ConfigError, DeadlineError, PublicationError
 
 TABLES = ("public.orders", "public.audit")
 SECRET = "planted-secret-9f2c"
@@ -43,6 +48,32 @@ def administrator(shop: Database) -> dict[str, str]:
     """The environment in which the superuser's password is found, and no flag tells it."""
     password = conninfo_to_dict(shop.dsn)["password"]
     return {"PGPASSWORD": str(password)}
+
+
+def test_flush_before_init_names_init(shop: Database) -> None:
+    with pytest.raises(ConfigError, match="does not exist") as caught:
+        force_barrier("grpc://127.0.0.1:1", {"shop": shop.dsn})
+    assert "tuskline init" in caught.value.repair
+
+
+def test_flush_does_not_wait_for_a_change_that_is_not_published(
+    tmp_path: Path, shop: Database
+) -> None:
+    """ALTER PUBLICATION ... SET TABLE takes out what it does not name."""
+    tuskline = Attached(tmp_path, {"shop": {"dsn": shop.dsn, "tables": TABLES}})
+    tuskline.json("init")
+    source = sources.Source("shop", shop.dsn, "tuskline_shop")
+    assert sources.look(source).marked
+    shop.execute("ALTER PUBLICATION tuskline_shop SET TABLE orders")
+    with pytest.raises(PublicationError, match=r"does not send tuskline\.flush") as caught:
+        flush(str(tmp_path / "lake"), "grpc://127.0.0.1:1", [source])
+    assert caught.value.repair == "tuskline init, which adds it"
+    with capture_logs() as told:
+        sources.mark(source)
+    assert "does not send tuskline.flush" in told[0]["error"]
+    tuskline.json("init")
+    assert sources.look(source).marked
+    tuskline.json("detach")
 
 
 @each_major
@@ -321,3 +352,42 @@ def test_a_role_that_attached_by_itself_is_let_see_by_an_administrator(
     tuskline.json("detach", *admin, env=env)
     assert not _sees(shop, role)
     assert difference(before, server_state(shop.dsn)) == []
+
+
+@pytest.mark.parametrize("pg_server", [15], indirect=True)
+def test_a_table_that_takes_anothers_name_is_checked_before_it_is_published(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Published without a replica identity, its UPDATEs would be refused."""
+    database.execute(
+        "CREATE TABLE orders (id int PRIMARY KEY)",
+        "CREATE TABLE more (id int PRIMARY KEY)",
+        "CREATE TABLE bare (id int)",
+        "INSERT INTO bare VALUES (1)",
+    )
+    publish = source_module._publish
+
+    def renamed(connection: psycopg.Connection[Any], text: str, *given: Any) -> None:
+        if text != "publication_via_root":
+            database.execute("ALTER TABLE orders RENAME TO old; ALTER TABLE bare RENAME TO orders")
+        publish(connection, text, *given)
+
+    def fails_without_a_trace(tables: tuple[str, ...]) -> None:
+        before = server_state(database.dsn)
+        source = Source("shop", database.dsn, "s", "p", tables)
+        with monkeypatch.context() as patch:
+            patch.setattr(source_module, "_publish", renamed)
+            with (
+                source_module.connect(source) as connection,
+                pytest.raises(PublicationError, match=r"replica identity: public\.orders"),
+            ):
+                source_module.prepare(connection, source)
+        database.execute("UPDATE orders SET id = id")
+        database.execute("ALTER TABLE orders RENAME TO bare; ALTER TABLE old RENAME TO orders")
+        assert not difference(before, server_state(database.dsn))
+
+    fails_without_a_trace(("public.orders",))
+    source = Source("shop", database.dsn, "s", "p", ("public.more",))
+    with source_module.connect(source) as connection:
+        source_module.prepare(connection, source)
+    fails_without_a_trace(("public.orders", "public.more"))

@@ -291,10 +291,14 @@ def test_a_lake_that_cannot_be_written(
     tuskline = Attached(tmp_path, {"shop": {"dsn": dsn}}, lake=True)
     tuskline.lake.mkdir()
     with state(tuskline.lake):  # type: ignore[attr-defined]
-        for command in (("up",), ("lake", "run")):
-            check(tuskline, *command, cause=Cause.LAKE, word=word, repair=repair)
+        check(tuskline, "lake", "run", cause=Cause.LAKE, word=word, repair=repair)
         done = tuskline.run("doctor")
         assert word in done.stdout
+        # It has just said so, and is started again and again: the others run.
+        told = tuskline.json("status", code=Cause.UNAVAILABLE)["ill"]
+        (lake,) = [each for each in told if each.startswith("lake: ")]
+        assert word in lake
+        assert repair in lake
 
 
 # -- the configuration ----------------------------------------------------------------------------------

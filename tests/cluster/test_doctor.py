@@ -86,6 +86,37 @@ def test_the_script_repairs_what_a_plain_role_lacks_and_detach_takes_it_back(
         assert connection.execute(query.encode()).fetchone() == (1,)
 
 
+def test_keys_that_the_stream_would_not_carry(tmp_path: Path, shop: Database) -> None:
+    """A partition that names rows by another index than its table; a column list without a part of the key."""
+    shop.execute(
+        "CREATE TABLE parted (id int PRIMARY KEY, code int NOT NULL) PARTITION BY RANGE (id)",
+        'CREATE TABLE "Odd ""1" PARTITION OF parted FOR VALUES FROM (0) TO (100)',
+        'CREATE UNIQUE INDEX odd ON "Odd ""1" (code)',
+        'ALTER TABLE "Odd ""1" REPLICA IDENTITY USING INDEX odd',
+        "CREATE TABLE pairs (a int, b int, note text, PRIMARY KEY (a, b))",
+    )
+    tables = ["public.parted", "public.pairs"]
+    tuskline = Attached(tmp_path, {"shop": {"dsn": shop.dsn, "tables": tables}})
+    report = tuskline.json("doctor", code=Cause.PUBLICATION)
+    (told,) = findings(report, "error")["replica identity"]
+    assert "another replica identity than public.parted" in told
+    assert "another replica identity" in tuskline.error("init", code=Cause.PUBLICATION)["what"]
+    run_script(shop.dsn, tuskline.run("doctor", "--fix-sql").stdout)
+    assert tuskline.json("doctor")["errors"] == 0
+    tuskline.json("init")
+    shop.execute(
+        "ALTER PUBLICATION tuskline_shop DROP TABLE pairs",
+        "ALTER PUBLICATION tuskline_shop ADD TABLE pairs (a, note)",
+    )
+    report = tuskline.json("doctor", code=Cause.PUBLICATION)
+    told = "public.pairs is published without a part of its key: b"
+    assert told in findings(report, "error")["publication"]
+    shop.execute('ALTER TABLE "Odd ""1" SET UNLOGGED')
+    (told,) = findings(tuskline.json("doctor", code=Cause.PUBLICATION), "error")["tables"]
+    assert "a partition of public.parted, is unlogged" in told
+    tuskline.json("detach")
+
+
 def test_what_the_server_is_set_to(tmp_path: Path, make_server: MakeServer) -> None:
     server = make_server(
         18,

@@ -1,6 +1,7 @@
 """The extension's copies of slots on real pairs of servers: what is lost and kept, and what a promotion finds."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -181,3 +182,27 @@ def test_6_the_three_fields_move_together_and_forward(major: int) -> None:
         with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState, match="no snapshot"):
             pair.on_standby(move.replace("xid)", "xid, true)"), COPY, *bare)
         assert fields(pair.standby, COPY) == first
+
+
+@pytest.mark.parametrize("major", MAJORS)
+def test_an_advance_that_is_cancelled_leaves_no_file_open(major: int) -> None:
+    with running_pair(major) as pair:
+        pair.make_slot("kept")
+        pair.reserve(COPY, "kept")
+        pair.on_primary(
+            "INSERT INTO shop SELECT n, repeat('x', 100) FROM generate_series(1, 200000) AS n"
+        )
+        pair.catch_up()
+        end = rows(pair.standby, "SELECT pg_last_wal_replay_lsn()::text")[0][0]
+        with psycopg.connect(pair.standby.dsn(), autocommit=True) as connection:
+            files = Path(f"/proc/{connection.info.backend_pid}/fd")
+
+            def open_segments() -> int:
+                links = [str(each.readlink()) for each in files.iterdir()]
+                return len([each for each in links if "/pg_wal/" in each])
+
+            connection.execute("SET statement_timeout = '10ms'")
+            for _ in range(10):
+                with pytest.raises(psycopg.errors.QueryCanceled):
+                    connection.execute("SELECT tuskline_slots.advance(%s, %s)", [COPY, end])
+            assert open_segments() <= 1

@@ -1,5 +1,6 @@
 """Failover without loss, on real servers: what a quorum has acknowledged is on the server that is promoted."""
 
+import contextlib
 import threading
 from dataclasses import replace
 
@@ -131,6 +132,22 @@ def test_16_a_standby_that_is_behind_gets_the_rest_from_a_safekeeper(stack, prim
     assert standby_is_untouched(standby)
     assert stack.fail_over(standby)[-1] == Step.DONE
     assert set(range(1, 30)) <= numbers(standby)
+
+
+def test_a_standby_that_holds_the_dead_primarys_lock_on_the_record_takes_over(stack, primary):
+    """A standby keeps the ACCESS EXCLUSIVE locks of a transaction until its primary ends it, or it is promoted."""
+    (standby,) = stack.standbys
+    stack.ask("CREATE SCHEMA tuskline")
+    stack.ask("CREATE TABLE tuskline.made (kind text, name text)")
+    with contextlib.closing(psycopg.connect(primary.dsn())) as locker:
+        locker.execute("LOCK TABLE tuskline.made IN ACCESS EXCLUSIVE MODE")
+        locker.execute("CREATE TABLE unfinished ()")
+        insert(primary, 1)
+        stack.caught_up(standby)
+        primary.kill()
+    stack.kill("proposer")
+    assert stack.fail_over(standby)[-1] == Step.DONE
+    assert 1 in numbers(standby)
 
 
 def test_16_a_safekeeper_that_lags_is_fed_by_another_though_there_is_no_primary(stack, primary):

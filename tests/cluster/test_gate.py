@@ -13,39 +13,33 @@ import pytest
 from tests.support.attached import Attached
 from tests.support.capture_stack import (
     STREAM,
-    CaptureProcess,
     ChangeLog,
     Load,
     check_equal,
     make_tables,
-    wal_end,
 )
 from tests.support.fake_standby import FakeStandby
+from tests.support.gate_stack import (
+    CANDIDATE,
+    gated,
+    holding,
+    insert,
+    logged,
+    make_candidate,
+    make_slot,
+    synced,
+)
 from tests.support.servers import DEFAULT, MAJORS_IN_TURN, Database, MakeServer, majors
 from tests.support.slot_failover import several
 from tests.support.waiting import wait_for
-from tests.support.wal_server import backup, follow, promote, run
+from tests.support.wal_server import promote
 from walsender_bridge.capture.gate_record import decisions
 from walsender_bridge.errors import Cause
 from walsender_bridge.local_server import LocalServer
 from walsender_bridge.wire import pgoutput
 
-TABLES = ("public.orders", "public.audit")
-CANDIDATE = "standby_a"
 #: Seconds in which a gate that lets something pass would have done so many times over.
 QUIET = 0.7
-
-
-def gated(folder: Path, log: ChangeLog, dsn: str, *options: str) -> CaptureProcess:
-    """A capture whose gate waits for `CANDIDATE`, unless told otherwise."""
-    options = options or (f"--candidate={CANDIDATE}",)
-    record = folder / "gate.jsonl"
-    return CaptureProcess(folder, log, dsn, *TABLES, options=(*options, f"--gate-record={record}"))
-
-
-def make_slot(dsn: str, name: str = CANDIDATE) -> None:
-    with psycopg.connect(dsn, autocommit=True) as connection:
-        connection.execute("SELECT pg_create_physical_replication_slot(%s, true)", [name])
 
 
 @pytest.fixture
@@ -76,31 +70,12 @@ def _wait_shown(log: ChangeLog, after: int) -> None:
     wait_for(lambda: log.committed_lsn() > after, 30, "it flows")
 
 
-def holding(capture: CaptureProcess) -> str:
-    """Why something waits; empty: nothing does."""
-    gate = capture.status().get("gate") or {}
-    return "; ".join(gate.get("holding", []))
-
-
-def logged(log: ChangeLog) -> int:
-    """The end LSN of what the log holds, committed or not."""
-    return log.replica_status().last_end_lsn
-
-
 def stays(check: Callable[[], Any], seconds: float = QUIET) -> None:
     """The answer is the same for a while."""
     first, deadline = check(), time.monotonic() + seconds
     while time.monotonic() < deadline:
         assert check() == first
         time.sleep(0.02)
-
-
-def insert(dsn: str, *keys: int) -> int:
-    """Each key in a transaction of its own; an LSN behind them."""
-    with psycopg.connect(dsn, autocommit=True) as connection:
-        for key in keys:
-            connection.execute("INSERT INTO orders VALUES (%s, 'x')", [key])
-        return wal_end(connection)
 
 
 @pytest.mark.parametrize("pg_server", MAJORS_IN_TURN, indirect=True)
@@ -167,15 +142,6 @@ def primary(make_server: MakeServer, request: pytest.FixtureRequest) -> LocalSer
         make_tables(connection)
     make_slot(server.dsn())
     return server
-
-
-def make_candidate(
-    primary: LocalServer, folder: Path, slot: str = CANDIDATE, **settings: str
-) -> LocalServer:
-    """A standby that streams from its slot; not started."""
-    standby = backup(primary, folder, wal="fetch")
-    follow(standby, primary.dsn(), primary_slot_name=slot, hot_standby_feedback="on", **settings)
-    return standby
 
 
 def walsender(dsn: str) -> int | None:
@@ -288,7 +254,7 @@ def test_5_6_17_a_promoted_candidate_goes_on_where_consumers_are_and_a_tail_it_l
             load = stack.enter_context(Load(dsn))
             wait_for(lambda: log.committed_lsn() > 0, 30, "it flows")
             # The standby's copy of the slot, which the server calls ready once it has caught up.
-            wait_for(lambda: _synced(primary, standby), 30, "the slot is on the standby")
+            wait_for(lambda: synced(primary, standby), 30, "the slot is on the standby")
             standby.stop("fast")
             shown = log.committed_lsn()
             wait_for(lambda: logged(log) > shown + 20_000, 30, "the log holds a tail")
@@ -308,17 +274,6 @@ def test_5_6_17_a_promoted_candidate_goes_on_where_consumers_are_and_a_tail_it_l
         assert "which nobody has seen, is cut off" in output
     finally:
         standby.destroy()
-
-
-def _synced(primary: LocalServer, standby: LocalServer) -> bool:
-    # What moves the slot on the primary on, to where the standby can have it.
-    run(primary, "SELECT pg_log_standby_snapshot()")
-    found = run(
-        standby,
-        "SELECT synced AND NOT temporary AND invalidation_reason IS NULL"
-        f" FROM pg_replication_slots WHERE slot_name = 'tuskline_{STREAM}'",
-    )
-    return bool(found and found[0][0])
 
 
 @pytest.mark.parametrize("primary", MAJORS_IN_TURN, indirect=True)

@@ -6,16 +6,16 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from tests.cluster.test_gate import (
-    _synced,
+from tests.support.capture_stack import CaptureProcess, ChangeLog, make_tables
+from tests.support.gate_stack import (
     gated,
     holding,
     insert,
     logged,
     make_candidate,
     make_slot,
+    synced,
 )
-from tests.support.capture_stack import CaptureProcess, ChangeLog, make_tables
 from tests.support.servers import MakeServer, majors
 from tests.support.slot_failover import several
 from tests.support.waiting import wait_for
@@ -23,7 +23,7 @@ from tests.support.wal_server import promote, run
 from walsender_bridge.capture.gate_record import decisions
 from walsender_bridge.local_server import LocalServer
 
-FAILOVERS = 3
+FAILOVERS = 2
 NAMES = ("node_a", "node_b")
 
 
@@ -47,7 +47,7 @@ def one_turn(
 
     expected = {name: "counted" if name == other else "promoted" for name in NAMES}
     wait_for(lambda: standings() == expected, 30, "the server is known")
-    wait_for(lambda: _synced(server, standby), 60, "the slot is on the standby")
+    wait_for(lambda: synced(server, standby), 60, "the slot is on the standby")
 
 
 @pytest.mark.skipif(18 not in majors(), reason="PostgreSQL 18 synchronises slots by itself")

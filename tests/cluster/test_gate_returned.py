@@ -10,7 +10,10 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from tests.cluster.test_gate import (
+from tests.cluster.test_gate import primary, slot
+from tests.support.capture_stack import ChangeLog
+from tests.support.fake_standby import FakeStandby
+from tests.support.gate_stack import (
     CANDIDATE,
     gated,
     holding,
@@ -18,11 +21,7 @@ from tests.cluster.test_gate import (
     logged,
     make_candidate,
     make_slot,
-    primary,
-    slot,
 )
-from tests.support.capture_stack import ChangeLog
-from tests.support.fake_standby import FakeStandby
 from tests.support.servers import MAJORS_IN_TURN, Database
 from tests.support.waiting import wait_for
 from tests.support.wal_server import follow, promote, run

@@ -116,7 +116,8 @@ def vote_for_the_dead(quorum: QuorumStack, number: int, term: int) -> None:
     said = quorum.status()
     server = ServerInfo(**said["server"])
     members = frozenset(int(each, 16) for each in said["membership"]["members"])
-    configuration = Configuration(said["membership"]["generation"], members)
+    generation, quorum_id = said["membership"]["generation"], said["membership"]["quorum"]
+    configuration = Configuration(generation, members, quorum=int(quorum_id, 16))
     vote = Vote(NodeId(term, 77), Purpose.ATTACH, said["timeline"], configuration)
     connected = socket.create_connection(("127.0.0.1", quorum.ports[number]), timeout=10)
     end = WireEnd(connected, quorum.address(number))

@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from tests.support.quorum_stack import NAME, QuorumStack, load_server
 from tests.support.servers import MakeServer
 from tests.support.waiting import wait_for
 from walsender_bridge import in_memory
+from walsender_bridge.commands.quorum_server import QuorumServer
 from walsender_bridge.config import load_config
 from walsender_bridge.errors import Cause
 
@@ -59,6 +61,55 @@ def test_28_what_outvotes_the_proposer_or_hangs_is_refused_and_repaired_by_its_s
     wait_for(lambda: names(stack) == f"ANY 1 ({NAME})", 10, "it was read")
     assert tuskline.json("doctor")["errors"] == 0
     commit(stack, 1)
+
+
+def test_2_two_standbys_of_one_name_beside_the_quorum_are_red(tmp_path, stack, receive):
+    """The server counts walsenders, not names: without the proposer two of one name answer in the quorum's place."""
+    near = stack.server.dsn(application_name="near")
+    receive(stack.server, near, tmp_path / "one", "--synchronous")
+    tuskline = configured(tmp_path, stack)
+    named(stack, "near")
+    tuskline.json("init")
+    assert names(stack) == "near"
+    named(stack, f"ANY 2 (near, {NAME})")
+    report = tuskline.json("doctor", code=Cause.SERVER_SETTING)
+    assert "in the place of" in findings(report, "error")["synchronous_standby_names"][0]
+    tuskline.json("quorum", "require", "--beside-standbys")
+    assert names(stack) == f"FIRST 2 ({NAME}, near)"
+    report = tuskline.json("doctor")
+    assert "while it is attached" in findings(report, "warning")["synchronous_standby_names"][0]
+    commit(stack, 1)
+    receive(stack.server, near, tmp_path / "two", "--synchronous")
+    wait_for(lambda: crowd(stack) == 2, 20, "the second one streams")
+    report = tuskline.json("doctor", code=Cause.SERVER_SETTING)
+    assert "2 walsenders are named 'near'" in findings(report, "error")["standbys"][0]
+    error = tuskline.error("quorum", "require", "--beside-standbys", code=Cause.SERVER_SETTING)
+    assert "2 walsenders" in error["what"]
+    with psycopg.connect(stack.server.dsn(), autocommit=True) as connection:
+        words = QuorumServer(load_config(tuskline.config)).look(connection)
+    assert any("commits may return without a quorum" in each for each in words)
+    # While the proposer is attached they do not answer in its place.
+    for name in stack.names[:2]:
+        stack.pause(name)
+    (client,) = hanging(stack, 2)
+    time.sleep(1)
+    assert not client.done
+    # No setting makes the server wait for a name that is not attached beside others.
+    stack.kill("proposer")
+    wait_for(lambda: client.done, 30, "it returns without a quorum")
+
+
+def crowd(stack: QuorumStack) -> int:
+    """How many walsenders of that name the server counts."""
+    wanted = "SELECT count(*) FROM pg_stat_replication WHERE application_name = 'near' AND sync_priority > 0"
+    return stack.ask(wanted)[0][0]
+
+
+def named(stack: QuorumStack, value: str) -> None:
+    """Set synchronous_standby_names."""
+    stack.ask(f"ALTER SYSTEM SET synchronous_standby_names = '{value}'")
+    stack.ask("SELECT pg_reload_conf()")
+    wait_for(lambda: names(stack) == value, 10, "it was read")
 
 
 def test_a_role_of_least_privilege_is_given_what_the_quorum_needs(tmp_path, stack):

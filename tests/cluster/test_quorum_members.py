@@ -16,6 +16,7 @@ from tests.support.waiting import wait_for
 from walsender_bridge.errors import Cause, DeadlineError, UsageError
 from walsender_bridge.local_server import LocalServer
 from walsender_bridge.proposer.change_members import ProposerFiles, change, wait
+from walsender_bridge.proposer.links import SILENT_SECONDS
 from walsender_bridge.safekeeper.messages import Configure, Message
 from walsender_bridge.wire.lsn import parse_lsn
 
@@ -202,6 +203,66 @@ def test_12_a_lost_disk_comes_back_only_as_a_new_member(quorum, files):
     ends_well(quorum, load, [0, 1, 2])
 
 
+def test_7_a_disk_that_was_rolled_back_is_believed_by_no_later_proposer(quorum, files):
+    """Once noticed, it is written down at the others; its vote makes no majority, and `replace` puts it right."""
+    address = quorum.address(0)
+    quorum.kill("safekeeper-0")
+    shutil.copytree(quorum.data(0), quorum.folder / "snapshot")
+    quorum.start("safekeeper-0")
+    quorum.kill("proposer")  # the next one has a term that the snapshot does not know
+    quorum.start("proposer")
+    wait_for(lambda: follows(quorum) == 3, 30, f"all follow: {quorum.logs()}")
+    quorum.insert(1)
+    quorum.kill("safekeeper-0")
+    shutil.rmtree(quorum.data(0))
+    shutil.copytree(quorum.folder / "snapshot", quorum.data(0))
+    quorum.start("safekeeper-0")
+    wait_for(lambda: "rolled back" in quorum.fault(0), 20, f"it is noticed: {quorum.logs()}")
+    wait_for(lambda: quorum.status()["membership"]["settled"], 20, "the others have it in writing")
+    assert len(quorum.status()["membership"]["distrusted"]) == 1
+
+    quorum.kill("proposer")
+    quorum.kill("safekeeper-2")
+    quorum.start("proposer")
+    wait_for(lambda: "rolled back" in quorum.fault(0), 20, f"the next one knows: {quorum.logs()}")
+    client = waits(quorum.server, 2)  # of two, one is a majority of nothing
+    quorum.start("safekeeper-2")
+    client.join(30)
+    assert not client.is_alive()
+
+    quorum.kill("safekeeper-0")
+    shutil.rmtree(quorum.data(0))
+    quorum.start("safekeeper-0")
+    wait_for(lambda: quorum.listens(0), 20, "it is there, empty")
+    wait_for(lambda: quorum.status().get("quorum"), 20, "a quorum follows")
+    said = wait(files, change(files, add=[address], remove=[address]), 30)
+    assert said["membership"]["distrusted"] == []
+    wait_for(lambda: follows(quorum) == 3, 30, "all follow again")
+
+
+def follows(quorum: QuorumStack) -> int:
+    """How many safekeepers follow the proposer."""
+    told = quorum.status().get("safekeepers", ())
+    return sum(each["state"] == "streaming" for each in told)
+
+
+def test_12_a_donor_that_hangs_does_not_keep_commits_waiting_for_the_one_that_joins(quorum, files):
+    """With one of three hung, a fourth is needed, and it lacks the WAL that the hung one would lend."""
+    load = Load(quorum.server)
+    goes_on(load, "commits")
+    new = quorum.one_more()
+    wait_for(lambda: follows(quorum) == 3, 20, "all follow")
+    asked = change(files, add=[quorum.address(new)])
+    quorum.pause("safekeeper-0")
+    began = time.monotonic()
+    wait(files, asked, 60)
+    goes_on(load, f"commits with three of four: {quorum.logs()}")
+    assert time.monotonic() - began < SILENT_SECONDS
+    assert "it says nothing" not in quorum.log("proposer").read_text()
+    quorum.resume("safekeeper-0")
+    ends_well(quorum, load, [0, 1, 2, new])
+
+
 @pytest.mark.parametrize("quorum", [1], indirect=True)
 def test_12_a_quorum_grows_from_one_to_three_to_five_and_shrinks_again(quorum, files):
     load = Load(quorum.server)
@@ -212,6 +273,12 @@ def test_12_a_quorum_grows_from_one_to_three_to_five_and_shrinks_again(quorum, f
         wait(files, asked, 20)
         goes_on(load, "commits with more")
     assert len(quorum.status()["membership"]["members"]) == 5
+    # The last ones are fed by those that are paused now, who would keep them waiting until their links are given up.
+    wait_for(
+        lambda: not any(each["reads_from"] for each in quorum.status()["safekeepers"]),
+        20,
+        "all have caught up",
+    )
     for number in (0, others[0]):
         quorum.pause(f"safekeeper-{number}")
     goes_on(load, "commits with three of five")

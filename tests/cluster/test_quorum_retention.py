@@ -5,6 +5,7 @@ import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -35,7 +36,7 @@ def tuskline(tmp_path: Path, server: LocalServer) -> Iterator[Attached]:
     users = tmp_path / "users"
     users.touch(mode=0o600)
     users.write_text(f'"{USER}" "{verifier(PASSWORD)}"\n')
-    kept = {"keep_bytes": 0, "max_slot_wal_keep_size": SEGMENT}
+    kept: dict[str, Any] = {"keep_bytes": 0, "max_slot_wal_keep_size": SEGMENT}
     with hosting(tmp_path, server, 1, archive="archive", users=str(users), **kept) as attached:
         yield attached
 
@@ -72,6 +73,8 @@ def test_slots_and_archive_hold_wal_up_to_their_limit_and_what_is_lost_is_named(
     def words() -> str:
         return "\n".join(quorum(tuskline)["ill"])
 
+    # Long before WAL is lost to it.
+    wait_for(lambda: "WAL is not archived: " in words(), 40, "the archive's error is named")
     wait_for(lambda: "replication slot gone is lost" in words(), 40, "the slot is lost by name")
     wait_for(lambda: "no more WAL is kept for it" in words(), 20, "the archive's outage is named")
     wait_for(lambda: "was removed before it was archived" in words(), 20, "and what it lacks")

@@ -257,17 +257,105 @@ def test_38_a_membership_that_is_not_the_configured_one_is_red(tuskline):
     assert seen.ill[0] == "the membership differs from the configured one: 1 of 3"
 
 
-def test_25_a_directory_of_somebody_else_is_refused_before_anything_runs(tuskline):
+def test_25_a_directory_of_somebody_else_is_left_alone_and_stops_no_other(tuskline):
     foreign = tuskline.directory / "keeper" / "safekeeper-2"
     foreign.mkdir(parents=True)
     (foreign / "PG_VERSION").write_text("16")
-    for command in (["keeper", "run"], ["up"]):
-        error = tuskline.error_plain(*command, code=Cause.CONFIG)
-        assert "PG_VERSION" in error
-        assert str(foreign) in error
+    keeper = subprocess.Popen(
+        [sys.executable, "-m", "walsender_bridge.cli", "keeper", "run", "-c", str(tuskline.config)]
+    )
+    try:
+        wait_for(
+            lambda: len(_following(tuskline)) == COUNT - 1 and _ended_safekeeper(tuskline), 60, "so"
+        )
+        second = _hosted(tuskline)[1]
+        assert (second.state, "PG_VERSION" in second.fault) == ("away", True)
+        assert str(foreign) in second.fault
+        assert "wal-server-2" not in pids(tuskline, "keeper")
+    finally:
+        keeper.terminate()
+        assert keeper.wait(40) == 0
     assert {path.name for path in foreign.iterdir()} == {"PG_VERSION"}
-    assert not in_memory.folder(tuskline.run_dir).exists()
-    assert not (tuskline.directory / "keeper" / "replicas").exists()
+
+
+def _hosted(tuskline: Attached) -> tuple[quorum_view.SafekeeperView, ...]:
+    seen = quorum_view.look(load_config(tuskline.config))
+    assert seen is not None
+    return seen.safekeepers
+
+
+def _following(tuskline: Attached) -> list[str]:
+    return [each.name for each in _hosted(tuskline) if each.state != "away"]
+
+
+def _ended_safekeeper(tuskline: Attached) -> bool:
+    children = read_states(tuskline.run_dir, "keeper").get("children", {})
+    return children.get("safekeeper-2", {}).get("state") == "ended"
+
+
+def test_one_damaged_safekeeper_and_an_unusable_lake_make_no_commit_wait(tmp_path, server):
+    lake = tmp_path / "lake"
+    lake.mkdir()
+    (lake / "report.csv").write_text("precious")
+    with hosting(tmp_path, server, COUNT, lake=True) as tuskline:
+        up(tuskline)
+        insert(server, 1)
+        wait_for(lambda: _said(tuskline, "lake: is not empty"), 30, "the lake's fault is told")
+        control = tmp_path / "keeper" / "safekeeper-2" / "control" / "control"
+        content = bytearray(control.read_bytes())
+        content[len(content) // 2] ^= 1
+        keeper = pids(tuskline, "up")["keeper"]
+        family = processes.family(keeper)
+        os.kill(keeper, signal.SIGKILL)
+        wait_for(lambda: not any(map(processes.alive, family)), 20, "they have ended")
+        control.write_bytes(content)
+        wait_for(lambda: not _lost(tuskline) and _ended_safekeeper(tuskline), 60, "a quorum")
+        insert(server, 2)
+        address = quorum(tuskline)["safekeepers"][1]["address"]
+        (told,) = _said(tuskline, f"safekeeper {address} is away: {control}: ")
+        assert "damaged" in told
+        assert "tuskline safekeeper replace" in told
+        found = json.loads(tuskline.run("doctor", "--json").stdout)["findings"]
+        assert [each["where"] for each in found if each["check"] == "data directory"] == [
+            str(control)
+        ]
+        # The way out, and a start with the damage there: both, one after the other.
+        assert tuskline.stop_up() == 0
+        tuskline.up()
+        wait_for(lambda: not _lost(tuskline), 60, "a quorum")
+        assert tuskline.stop_up() == 0
+        control.parents[1].rename(tmp_path / "damaged")
+        tuskline.up()
+        wait_for(lambda: not _lost(tuskline), 60, "a quorum")
+        done = tuskline.run("safekeeper", "replace", address, address)
+        assert done.returncode == 0, done.stderr
+        wait_for(lambda: follows(tuskline), 60, "all of them follow")
+        insert(server, 3)
+        assert tuskline.stop_up() == 0
+        assert tuskline.json("safekeeper", "verify")["equal"] is True
+    assert [path.name for path in lake.iterdir()] == ["report.csv"]
+
+
+def test_a_damaged_log_makes_no_commit_wait_and_goes_on_once_it_is_mended(tuskline, server):
+    up(tuskline)
+    insert(server, 1)
+    assert tuskline.stop_up() == 0
+    file = tuskline.directory / "log" / "repository.sqlite"
+    content = file.read_bytes()
+    file.write_bytes(b"no database" + content[11:])
+    tuskline.up()
+    wait_for(lambda: not _lost(tuskline), 60, "a quorum")
+    insert(server, 2)
+    (told,) = _said(tuskline, "log: the repository cannot be read")
+    assert str(file) in told
+    # It is put back while everything runs.
+    file.write_bytes(content)
+    wait_for(lambda: tuskline.run("status").returncode == 0, 60, "all is well")
+
+
+def _said(tuskline: Attached, beginning: str) -> list[str]:
+    ill = tuskline.json("status", code=Cause.UNAVAILABLE)["ill"]
+    return [word for word in ill if word.startswith(beginning)]
 
 
 def test_25_two_safekeepers_never_use_one_directory(tmp_path):

@@ -1,8 +1,13 @@
 """The repository's thread outlives its own faults: it goes on from the disk, or ends the process."""
 
+import json
+import shutil
 import subprocess
 import sys
+import threading
 import time
+import uuid
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -10,8 +15,14 @@ import pytest
 from tests.support.capture_stack import ChangeLog
 from tests.support.log_entries import SCHEMAS, EntryMaker
 from tests.support.waiting import wait_for
-from walsender_bridge.change_log.client import LogClient, ReplicaClient
-from walsender_bridge.errors import UnavailableError
+from walsender_bridge.change_log.client import LogClient, ReplicaClient, StreamCut
+from walsender_bridge.change_log.replica_service import ReplicaServer
+from walsender_bridge.change_log.repository_service import RepositoryServer
+from walsender_bridge.errors import (
+    DeadlineError,
+    DivergedError,
+    UnavailableError,
+)
 
 STREAM = "shop"
 
@@ -52,6 +63,31 @@ def test_a_step_that_fails_goes_on_from_what_is_on_disk(
             assert (cut.end_offset, cut.last_end_lsn) == (3, make.end_lsn)
 
 
+def test_whoever_looks_while_a_record_is_kept_sees_a_whole_state(tmp_path: Path) -> None:
+    """A look in between once loaded the state a second time, and counted the records wrongly ever after."""
+    done = threading.Event()
+    with (
+        ChangeLog(tmp_path) as log,
+        LogClient(log.address) as client,
+        ThreadPoolExecutor(3) as others,
+    ):
+        repository = log.repository
+        assert repository is not None
+
+        def look() -> None:
+            while not done.is_set():
+                assert len(repository._state.consumers) <= 7
+
+        looks = [others.submit(look) for _ in range(3)]
+        try:
+            for number in range(200):
+                client.register_consumer(f"lake {number % 7}", None, 60.0)
+        finally:
+            done.set()
+        for each in looks:
+            each.result()
+
+
 def test_a_clock_that_leaps_ends_no_lease_and_trims_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,6 +119,170 @@ def test_a_clock_that_leaps_ends_no_lease_and_trims_nothing(
             # What comes after it is counted by the steady time, too.
             client.register_consumer("other", None, 60.0)
             assert repository._state.consumers["other"].until < real() + 3600
+
+
+def _roll_back(
+    log: ChangeLog, client: LogClient, make: EntryMaker, folder: Path, *, keeper: bool = True
+) -> int:
+    """The repository starts from a copy that is older than the last entry; the LSN up to which the copy has the log.
+
+    `keeper`: whether it runs then.
+    """
+    write(client, make)
+    log.stop_repository()
+    shutil.copytree(folder / "repository", folder / "copy")
+    log.start_repository()
+    copied = make.end_lsn
+    write(client, make)
+    log.stop_repository()
+    if not keeper:
+        log.kill_keeper()
+    shutil.rmtree(folder / "repository")
+    shutil.copytree(folder / "copy", folder / "repository")
+    log.start_repository()
+    return copied
+
+
+def test_a_repository_of_an_older_copy_is_told_and_issues_nothing(tmp_path: Path) -> None:
+    make = EntryMaker()
+    with ChangeLog(tmp_path) as log, LogClient(log.address) as client:
+        _roll_back(log, client, make, tmp_path)
+        fault = wait_for(lambda: client.status().faults.get(STREAM), 30, "the fault")
+        assert isinstance(fault, DivergedError)
+        assert "was never issued" in fault.what
+        version = client.status().version
+        # No version is issued a second time, not even for a barrier that asks for nothing.
+        with pytest.raises(DeadlineError, match="was never issued"):
+            client.barrier({}, 1.0)
+        with pytest.raises(DeadlineError, match="was never issued"):
+            client.barrier({STREAM: make.end_lsn}, 1.0)
+        assert client.status().version == version
+
+
+def test_a_repository_issues_nothing_before_its_keeper_was_heard(tmp_path: Path) -> None:
+    """Until then nobody can tell that it is older than the keeper's replica."""
+    make = EntryMaker()
+    with ChangeLog(tmp_path) as log, LogClient(log.address) as client:
+        committed = _roll_back(log, client, make, tmp_path, keeper=False)
+        version = client.status().version
+        for positions in ({}, {STREAM: committed}):
+            with pytest.raises(DeadlineError):
+                client.barrier(positions, 1.0)
+        with pytest.raises(UnavailableError, match="has not answered since the repository started"):
+            client.raise_version(version + 5)
+        assert client.status().version == version
+        log.start_keeper()
+        fault = wait_for(lambda: client.status().faults.get(STREAM), 30, "the fault")
+        assert "was never issued" in fault.what
+        assert client.status().version == version
+
+
+def test_a_repository_that_fits_goes_on_when_its_keeper_was_heard(tmp_path: Path) -> None:
+    make = EntryMaker()
+    with ChangeLog(tmp_path) as log, LogClient(log.address) as client:
+        write(client, make)
+        log.stop_repository()
+        log.kill_keeper()
+        log.start_repository()
+        version = client.status().version
+        with pytest.raises(DeadlineError):
+            client.barrier({}, 1.0)
+        log.start_keeper()
+        assert client.barrier({}, 30.0) == version + 1
+        # Heard once is enough: it is the same history from then on.
+        log.kill_keeper()
+        assert client.barrier({STREAM: make.end_lsn}, 30.0) == version + 2
+
+
+def test_a_repository_whose_disk_takes_nothing_is_every_streams_fault(tmp_path: Path) -> None:
+    make = EntryMaker()
+    with ChangeLog(tmp_path) as log, LogClient(log.address) as client:
+        cut = wait_for(lambda: _cut(client), 30, "the stream")
+        repository = log.repository
+        assert repository is not None
+        with (
+            ReplicaClient(cut.address) as replica,
+            replica.open_writer(STREAM, client.writer_term(STREAM)) as writer,
+        ):
+            with repository._changed:
+                repository._store._db.execute("PRAGMA query_only = 1")
+            writer.send([make.whole()], schemas=list(SCHEMAS.values()))
+            fault = wait_for(lambda: client.status().faults.get(STREAM), 30, "the fault")
+        assert "the repository cannot be written" in fault.what
+        with repository._changed:
+            repository._store._db.execute("PRAGMA query_only = 0")
+        wait_for(lambda: not client.status().faults, 30, "the fault ends")
+
+
+def test_a_keeper_with_another_id_is_told_and_gets_its_own_back(tmp_path: Path) -> None:
+    make = EntryMaker()
+    identity = tmp_path / "keeper" / "keeper.json"
+    with ChangeLog(tmp_path) as log, LogClient(log.address) as client:
+        write(client, make)
+        log.kill_keeper()
+        its = json.loads(identity.read_text())["keeper_id"]
+        identity.write_text(json.dumps({"format": 1, "keeper_id": str(uuid.uuid4())}))
+        log.start_keeper()
+        fault = wait_for(lambda: client.status().faults.get(STREAM), 60, "the fault")
+        assert its in fault.what
+        # The way out, as it is told.
+        log.kill_keeper()
+        repair = fault.repair
+        identity.write_text(repair[repair.index("{") : repair.index("}") + 1])
+        log.start_keeper()
+        wait_for(lambda: _answers(log), 60, "the keeper answers")
+        write(client, make)
+        assert client.status().faults == {}
+
+
+def test_a_clock_that_leapt_and_was_set_back_does_not_stop_trimming(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = EntryMaker()
+    real = time.time
+    keeper = ReplicaServer(tmp_path / "keeper", "127.0.0.1:0")
+    repository = RepositoryServer(
+        tmp_path / "repository", "127.0.0.1:0", keepers=[keeper.address], retention=0.5
+    )
+    repository.start()
+    try:
+        with LogClient(repository.address) as client:
+            write(client, make)
+            monkeypatch.setattr(time, "time", lambda: real() + 400 * 86_400.0)
+            write(client, make)
+            monkeypatch.setattr(time, "time", real)
+            write(client, make)
+            wait_for(
+                lambda: client.status().streams[STREAM].low_offset == 4, 30, "all of it is trimmed"
+            )
+    finally:
+        repository.stop()
+        keeper.stop()
+
+
+def write(client: LogClient, make: EntryMaker, seconds: float = 60) -> None:
+    """One more transaction, committed."""
+    cut = wait_for(lambda: _cut(client), 30, "the stream")
+    with (
+        ReplicaClient(cut.address) as replica,
+        replica.open_writer(STREAM, client.writer_term(STREAM)) as writer,
+    ):
+        writer.send([make.whole()], schemas=list(SCHEMAS.values()))
+        client.barrier({STREAM: make.end_lsn}, seconds)
+
+
+def _answers(log: ChangeLog) -> bool:
+    try:
+        return bool(log.replica_status())
+    except UnavailableError:
+        return False
+
+
+def _cut(client: LogClient) -> StreamCut | None:
+    try:
+        return client.create_stream(STREAM)
+    except UnavailableError:
+        return None
 
 
 def _stream(client: LogClient) -> str | None:

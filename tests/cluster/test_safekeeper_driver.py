@@ -1,5 +1,6 @@
 """A safekeeper's process against peers that behave badly: bounded memory, and the others go on."""
 
+import errno
 import random
 import resource
 import select
@@ -12,11 +13,16 @@ from pathlib import Path
 import pytest
 
 from tests.support.wal import SMALL, Wal
+from walsender_bridge.errors import ConnectionFailedError
+from walsender_bridge.safekeeper import connection
 from walsender_bridge.safekeeper import messages as m
 from walsender_bridge.safekeeper.configuration import Configuration
-from walsender_bridge.safekeeper.driver import SafekeeperDriver, Settings
+from walsender_bridge.safekeeper.connection import MOST_CONNECTIONS
+from walsender_bridge.safekeeper.disk import FolderDisk
+from walsender_bridge.safekeeper.driver import SafekeeperDriver
 from walsender_bridge.safekeeper.frames import HEADER_BYTES, decode, encode
 from walsender_bridge.safekeeper.history import EpochEntry, History
+from walsender_bridge.safekeeper.settings import Settings
 from walsender_bridge.safekeeper.wire_end import WireEnd
 
 SEGMENT = SMALL.segment_bytes
@@ -107,6 +113,39 @@ def test_8_answers_that_nobody_reads_are_not_piled_up(peer, wal):
     append(peer, wal, 1)
 
 
+def test_a_damaged_segment_is_lent_to_nobody(peer, wal, tmp_path):
+    for number in range(3):
+        append(peer, wal, number)
+    with (tmp_path / "wal" / "000000010000000000000001").open("r+b") as file:
+        file.seek(300)
+        file.write(b"DAMAGE")
+    for begin in (SEGMENT, SEGMENT + HALF):
+        peer.send(m.Fetch(1, begin, begin + 100))
+        assert peer.answer() == m.Fetched(1, begin, 0)
+    peer.send(m.Fetch(1, 2 * SEGMENT, 2 * SEGMENT + 100))
+    assert peer.answer() == m.Fetched(1, 2 * SEGMENT, 100)
+
+
+def test_an_unreadable_segment_costs_no_connection_and_no_commit(peer, wal, monkeypatch):
+    """One bad sector in old WAL that another safekeeper asks for."""
+    for number in range(2):
+        append(peer, wal, number)
+    read = FolderDisk.read
+
+    def unreadable(self: FolderDisk, name: str, offset: int, length: int) -> bytes:
+        if name == "000000010000000000000001":
+            raise OSError(errno.EIO, "Input/output error")
+        return read(self, name, offset, length)
+
+    monkeypatch.setattr(FolderDisk, "read", unreadable)
+    for _ in range(3):
+        peer.send(m.Fetch(1, SEGMENT, SEGMENT + HALF))
+        assert peer.answer() == m.Fetched(1, SEGMENT, 0)
+    append(peer, wal, 2)
+    peer.send(m.Fetch(1, 2 * SEGMENT, 2 * SEGMENT + 100))
+    assert peer.answer() == m.Fetched(1, 2 * SEGMENT, 100)
+
+
 def test_22_a_fetch_of_more_than_a_piece_is_refused(peer, wal):
     for number in range(3):
         append(peer, wal, number)
@@ -127,3 +166,40 @@ def test_22_a_peer_that_vanishes_without_a_word_is_noticed():
         )
         assert idle + every * tries <= 30
         assert 0 < ours.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) <= 30_000
+
+
+def greeted(safekeeper: SafekeeperDriver) -> Peer:
+    """A stranger that says who it is, and then nothing."""
+    peer = Peer(safekeeper.port)
+    peer.send(m.ProposerGreeting(SERVER, 0))
+    assert isinstance(peer.answer(), m.SafekeeperGreeting)
+    return peer
+
+
+def test_silent_connections_keep_no_proposer_out(safekeeper, peer, wal):
+    """However many there are: the next proposer is heard, and the one in office keeps its connection."""
+    append(peer, wal, 0)
+    crowd = [greeted(safekeeper) for _ in range(2 * MOST_CONNECTIONS)]
+    append(peer, wal, 1)
+    successor = greeted(safekeeper)
+    configuration = safekeeper.core.control.configuration
+    successor.send(m.Vote(m.NodeId(2, 100), m.Purpose.ATTACH, 1, configuration))
+    reply = successor.answer()
+    assert isinstance(reply, m.VoteReply)
+    crowd += [greeted(safekeeper) for _ in range(2 * MOST_CONNECTIONS)]
+    history = reply.history.succeeded(reply.flush_lsn, [EpochEntry(2, reply.flush_lsn, 1)])
+    elected = m.Elected(2, reply.flush_lsn, SEGMENT, False, history, configuration.stamped(2))
+    successor.send(elected)
+    assert successor.answer() == m.AppendAck(2, reply.flush_lsn, SEGMENT)
+    for each in (*crowd, successor):
+        each.end.close()
+
+
+def test_one_that_has_greeted_and_says_nothing_is_sent_away_in_time(safekeeper, peer, monkeypatch):
+    monkeypatch.setattr(connection, "IDLE_SECONDS", 1.0)
+    silent = greeted(safekeeper)
+    with pytest.raises(ConnectionFailedError):
+        silent.answer()
+    peer.send(m.Append(1, SEGMENT, SEGMENT, SEGMENT, 0))
+    assert peer.answer() == m.AppendAck(1, SEGMENT, SEGMENT), "its silence is the primary's"
+    silent.end.close()

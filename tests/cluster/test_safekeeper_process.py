@@ -15,11 +15,11 @@ import pytest
 from tests.support.waiting import wait_for
 from walsender_bridge.errors import Cause
 from walsender_bridge.local_server import free_port
-from walsender_bridge.safekeeper import control_file, record_file
+from walsender_bridge.safekeeper import control_file, hosting, record_file
 from walsender_bridge.safekeeper import messages as m
 from walsender_bridge.safekeeper.configuration import Configuration
+from walsender_bridge.safekeeper.connection import GREETING_SECONDS
 from walsender_bridge.safekeeper.disk import FolderDisk
-from walsender_bridge.safekeeper.driver import GREETING_SECONDS
 from walsender_bridge.safekeeper.frames import decode
 from walsender_bridge.safekeeper.wire_end import WireEnd
 
@@ -214,3 +214,42 @@ def test_a_vote_outlives_the_process(safekeeper):
     state = control_file.load(FolderDisk(safekeeper.data / "control"))
     assert state is not None
     assert state.node_id == m.NodeId(1, 1)
+
+
+def test_an_address_that_is_taken_for_now_ends_no_safekeeper_for_good(safekeeper):
+    """Any program's connection can have the port for a moment; three safekeepers end at an address that comes late."""
+    safekeeper.kill()
+    with socket.create_server(("127.0.0.1", safekeeper.port)):
+        code, told = safekeeper.fails()
+    assert "cannot listen" in told
+    assert code not in hosting.FINAL
+    safekeeper.start()
+
+
+def test_nothing_is_written_into_a_directory_that_another_one_has_taken_the_place_of(
+    safekeeper, tmp_path
+):
+    """A disk that is mounted late: the safekeeper had made a new directory below it, and went on in the one on it."""
+    safekeeper.kill()
+    place, mounted = safekeeper.data, tmp_path / "mounted"
+    place.rename(mounted)
+    before = contents(mounted)
+    safekeeper.start()
+    place.rename(tmp_path / "below")
+    mounted.rename(place)
+    assert safekeeper.process is not None
+    assert safekeeper.process.wait(20) == Cause.UNAVAILABLE
+    assert "not the directory that this process has begun with" in safekeeper.log.read_text()
+    assert contents(place) == before
+    # Its supervisor starts it again, as the safekeeper whose directory is there.
+    safekeeper.start()
+    found = control_file.read(FolderDisk(place / "control"))
+    greeting = safekeeper.ask(m.ProposerGreeting(OURS, 1))
+    assert found is not None
+    assert isinstance(greeting, m.SafekeeperGreeting)
+    assert greeting.safekeeper == found[1].safekeeper
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {path.relative_to(folder): path.read_bytes() for path in files}

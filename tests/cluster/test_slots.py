@@ -4,6 +4,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 from slot_sync.apply import carry_out
 from slot_sync.controller import Controller, look
 from slot_sync.plan import Candidate
-from slot_sync.resolver.resolver import GONE_POLLS
+from slot_sync.resolver.one_slot import GONE_POLLS
 from slot_sync.resolver.transitions import Action, Reason, State
 from slot_sync.sessions import Sessions
 from tests.support import extension
@@ -303,6 +304,82 @@ def test_25_a_database_that_is_dropped_takes_its_slots_along(
     assert slot_names(pair.standby) == {"kept"}
     wait_for(lambda: "elsewhere" not in synced_pair.states(controller), 10, "it is forgotten")
     assert controller.once(10)[STANDBY].ready
+
+
+@pytest.fixture
+def moved(synced_pair: SlotStack) -> Iterator[str]:
+    """A database with a slot `elsewhere` whose copy is ready; a tablespace `other`, and replay that stands still."""
+    pair, name = synced_pair.pair, "moving"
+    pair.on_primary(
+        "SET allow_in_place_tablespaces = on",
+        "CREATE TABLESPACE other LOCATION ''",
+        f"CREATE DATABASE {name}",
+    )
+    extension.create_extension(pair.primary, pair.library, name)
+    with psycopg.connect(pair.primary.dsn(name), autocommit=True) as session:
+        session.execute("SELECT pg_create_logical_replication_slot('elsewhere', 'pgoutput')")
+    yield name
+    rows(pair.standby, "SELECT pg_wal_replay_resume()")
+    found = "SELECT datname FROM pg_database WHERE datname IN ('moving', 'renamed')"
+    with suppress(psycopg.errors.UndefinedObject):
+        pair.on_primary("SELECT pg_drop_replication_slot('elsewhere')")
+    for (name,) in rows(pair.primary, found):
+        pair.on_primary(f"DROP DATABASE {name}")
+    pair.on_primary("DROP TABLESPACE other")
+    pair.catch_up()
+
+
+def _follow_until_ready(stack: SlotStack, controller: Controller, name: str) -> None:
+    """The client of `elsewhere` reads on until its copy is ready; then replay stands still."""
+    pair = stack.pair
+
+    def ready() -> bool:
+        stack.load.write()
+        pair.on_primary("CHECKPOINT")
+        with psycopg.connect(pair.primary.dsn(name), autocommit=True) as session:
+            session.execute(
+                b"SELECT pg_replication_slot_advance('elsewhere', pg_current_wal_lsn())"
+            )
+        pair.catch_up()
+        return bool(controller.once(10)[STANDBY].ready)
+
+    wait_for(ready, 60, "the copy is ready")
+    rows(pair.standby, "SELECT pg_wal_replay_pause()")
+
+
+def test_48_a_move_of_the_database_that_is_not_replayed_drops_the_copy_later(
+    synced_pair: SlotStack, moved: str
+) -> None:
+    """The slot stays on the primary; replay, and so a promotion, drops the copy with the database's old folder."""
+    pair = synced_pair.pair
+    with synced_pair.controller() as controller:
+        _follow_until_ready(synced_pair, controller, moved)
+    # A session of the controller's would be in the way.
+    pair.on_primary(f"ALTER DATABASE {moved} SET TABLESPACE other")
+    assert slot_names(pair.primary) == slot_names(pair.standby) == {"elsewhere"}
+    with synced_pair.controller() as controller:
+        found = synced_pair.found(controller, "elsewhere")
+        assert (found.after, found.reason) == (State.SUSPECT, Reason.DATABASE_PENDING)
+        rows(pair.standby, "SELECT pg_wal_replay_resume()")
+        synced_pair.load.write()  # the server flushes its own last record with the next one only
+        pair.catch_up()
+        assert slot_names(pair.standby) == set()
+        _follow_until_ready(synced_pair, controller, moved)
+
+
+def test_49_a_database_that_is_renamed_keeps_its_copies(synced_pair: SlotStack, moved: str) -> None:
+    pair = synced_pair.pair
+    with synced_pair.controller() as controller:
+        _follow_until_ready(synced_pair, controller, moved)
+    marker = inspect(pair.standby, "elsewhere")["marker"]
+    pair.on_primary(f"ALTER DATABASE {moved} RENAME TO renamed")
+    with synced_pair.controller() as controller:
+        for _ in range(3):
+            found = synced_pair.found(controller, "elsewhere")
+            assert (found.after, found.reason) == (State.SUSPECT, Reason.DATABASE_PENDING)
+        rows(pair.standby, "SELECT pg_wal_replay_resume()")
+        _follow_until_ready(synced_pair, controller, "renamed")
+    assert inspect(pair.standby, "elsewhere")["marker"] == marker
 
 
 def test_29_of_two_controllers_one_acts(synced_pair: SlotStack, controller: Controller) -> None:

@@ -11,7 +11,14 @@ from typing import Any
 import psycopg
 import pytest
 
-from tests.support.extension import MAJORS, catalog_reader, remove_built
+from tests.support.extension import (
+    CONTROL_PATH,
+    MAJORS,
+    buildable,
+    catalog_reader,
+    remove_built,
+)
+from tests.support.servers import DEFAULT
 from tests.support.slot_copies import PUBLICATION, decoded, fields, inspect, rows, running_pair
 from tests.support.slot_sync import SlotStack, slot_stack
 from tests.support.snapshot_files import lacking
@@ -23,6 +30,23 @@ IN_A_SAVEPOINT = {
     "a table joins the publication": f"ALTER PUBLICATION {PUBLICATION} ADD TABLE late",
     "a table is made": "CREATE TABLE made (id bigint PRIMARY KEY, note text)",
 }
+
+#: What a transaction does that is open where a copy starts.
+OPEN_AT_THE_START = {
+    "a table joins the publication": f"ALTER PUBLICATION {PUBLICATION} ADD TABLE late",
+    "a plugin's own table": "INSERT INTO chosen VALUES ('shop')",
+}
+#: A major whose snapshots do not name what is in progress.
+NAMELESS = 15
+
+
+def open_at_the_start() -> Iterator[object]:
+    for what in OPEN_AT_THE_START:
+        for major in buildable():
+            own = "own" in what
+            once = major == NAMELESS if own else major in {DEFAULT, CONTROL_PATH}
+            marks = [] if once else [pytest.mark.long]
+            yield pytest.param(major, what, marks=marks, id=f"pg{major}-{what}")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -145,14 +169,17 @@ def test_38_what_a_fast_decoder_leaves_out_is_seen_and_written_over(
             assert inspect(pair.standby, COPY)["snapshot_complete"]
 
 
-@pytest.mark.parametrize("major", MAJORS)
+@pytest.mark.parametrize(("major", "what"), [*open_at_the_start()])
 def test_38_a_copy_that_starts_from_anothers_snapshot_writes_complete_ones(
-    major: int, tmp_path: Path
+    major: int, what: str, tmp_path: Path
 ) -> None:
     """A transaction changed the catalog before the copy's restart_lsn, and is open still at the next snapshot."""
     with running_pair(major) as pair:
         stack = SlotStack(pair, tmp_path)
-        pair.on_primary("CREATE TABLE late (id bigint PRIMARY KEY, note text)")
+        pair.on_primary(
+            "CREATE TABLE late (id bigint PRIMARY KEY, note text)",
+            "CREATE TABLE chosen (name text) WITH (user_catalog_table = true)",
+        )
         for name in ("slow", "kept"):
             pair.make_slot(name)
             stack.consume(name)
@@ -173,7 +200,7 @@ def test_38_a_copy_that_starts_from_anothers_snapshot_writes_complete_ones(
                 pair.catch_up()
 
             begun("SELECT txid_current()")
-            changing = begun(f"ALTER PUBLICATION {PUBLICATION} ADD TABLE late")
+            changing = begun(OPEN_AT_THE_START[what])
             next_snapshot("slow", "kept")
             to = pair.slot("slow").confirmed_flush_lsn
             pair.on_standby("SELECT tuskline_slots.advance(%s, %s)", COPY, to)

@@ -11,7 +11,15 @@ import pytest
 from slot_sync.controller import Controller
 from slot_sync.resolver.transitions import State
 from tests.support.extension import MAJORS, ONE, remove_built
-from tests.support.slot_copies import MOVE, decoded, inspect, received, rows, slot_names
+from tests.support.slot_copies import (
+    MOVE,
+    PUBLICATION,
+    decoded,
+    inspect,
+    received,
+    rows,
+    slot_names,
+)
 from tests.support.slot_sync import STANDBY, SlotStack, slot_stack
 from tests.support.waiting import wait_for
 from tests.support.wal_server import backup, follow
@@ -176,3 +184,33 @@ def _stays_unproven(synced_pair: SlotStack, controller: Controller) -> None:
 
     wait_for(lambda: reason() == "no_snapshot", 60, "nothing else is lacking")
     assert {reason() for _ in range(5)} == {"no_snapshot"}
+
+
+@pytest.mark.parametrize("major", ONE)
+def test_12_a_copy_begun_during_a_transaction_is_ready_if_the_slot_is_behind_its_beginning(
+    major: int, tmp_path: Path
+) -> None:
+    """A record of what runs names no transaction, and the next one is before this one, too: it is decoded whole."""
+    with slot_stack(major, tmp_path) as stack:
+        pair = stack.pair
+        pair.on_primary("CREATE TABLE late (id bigint PRIMARY KEY, note text)")
+        pair.make_slot("kept")
+        for _ in range(2):
+            stack.load.write()
+            pair.on_primary("CHECKPOINT")
+        with closing(psycopg.connect(pair.primary.dsn())) as early:
+            early.execute("INSERT INTO shop VALUES (100001, 'row-100001')")
+            early.execute("SAVEPOINT inside")
+            early.execute(f"ALTER PUBLICATION {PUBLICATION} ADD TABLE late".encode())
+            early.execute("RELEASE inside")
+            early.execute("INSERT INTO late VALUES (100002, 'row-100002')")
+            pair.catch_up()
+            with stack.controller() as controller:
+                stack.until(controller, "READY", "kept")
+            early.commit()
+        pair.on_primary("INSERT INTO late VALUES (100003, 'row-100003')")
+        pair.catch_up()
+        wanted = [100001, 100002, 100003]
+        assert decoded(pair.primary, "kept") == wanted
+        pair.promote()
+        assert [each for each in decoded(pair.standby, "kept") if each > 100000] == wanted

@@ -14,6 +14,7 @@ from tests.support.slot_copies import PHYSICAL, inspect, rows, slot_names
 from tests.support.slot_sync import STANDBY, SlotStack, attached
 from tests.support.waiting import wait_for
 from walsender_bridge.doctor import slots as doctor
+from walsender_bridge.doctor.wal_room import CHECK
 from walsender_bridge.errors import Cause
 
 
@@ -302,3 +303,19 @@ def test_18_status_and_sync_of_the_command_line(synced_pair: SlotStack, tmp_path
     assert slot_names(pair.standby) == {"kept"}
     synced_pair.folder = tmp_path / "log"
     assert look(synced_pair.plan(names=frozenset({"kept"}))).ready
+
+
+def test_45_slots_that_may_keep_more_than_the_disk_holds_are_told(synced_pair: SlotStack) -> None:
+    pair = synced_pair.pair
+    if pair.major < 13:
+        pytest.skip("no limit before 13")
+    candidates = {STANDBY: (pair.standby.dsn(), PHYSICAL)}
+    for server in (pair.primary, pair.standby):
+        rows(server, "ALTER SYSTEM SET max_slot_wal_keep_size = '2000TB'")
+        rows(server, "SELECT pg_reload_conf()")
+
+    def told() -> list[str]:
+        found = doctor.examine(pair.primary.dsn(), candidates)
+        return [each.where.split()[0] for each in found if each.check == CHECK and each.repair]
+
+    wait_for(lambda: told() == ["slots", "candidate"], 10, "both are named")

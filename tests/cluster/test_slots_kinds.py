@@ -3,6 +3,7 @@
 import shutil
 import time
 from dataclasses import replace
+from typing import Any
 
 import psycopg
 import pytest
@@ -116,6 +117,22 @@ def test_16_two_phase_is_kept(synced_pair: SlotStack, controller: Controller) ->
     there, here = inspect(pair.primary, "both"), inspect(pair.standby, "both")
     assert here["two_phase"]
     assert here["two_phase_at"] == there["two_phase_at"]
+
+
+def test_16_two_phase_that_is_switched_on_later_begins_nowhere_in_the_copy_too(
+    synced_pair: SlotStack, controller: Controller
+) -> None:
+    pair = synced_pair.pair
+    if pair.major < 18:
+        pytest.skip("ALTER_REPLICATION_SLOT changes two_phase from 18 on")
+    pair.make_slot("later")
+    options: dict[str, Any] = {"replication": "database"}
+    with psycopg.connect(pair.primary.dsn(), autocommit=True, **options) as connection:
+        connection.execute("ALTER_REPLICATION_SLOT later (TWO_PHASE true)")
+    synced_pair.until(controller, "READY", "later")
+    there, here = inspect(pair.primary, "later"), inspect(pair.standby, "later")
+    assert (there["two_phase"], here["two_phase"]) == (True, True)
+    assert (there["two_phase_at"], here["two_phase_at"]) == (None, None)
 
 
 #: What a name or an operator without its schema would meet first.

@@ -92,12 +92,12 @@ def _of(reports: list[Report]) -> Iterator[Transition]:
 
 @pytest.mark.parametrize("major", [each for each in ONE if each.values[0] >= 13])
 def test_40_a_copy_that_a_promotion_would_leave_without_wal(major: int, tmp_path: Path) -> None:
-    """The same checkpoint removes WAL beyond the standby's own max_slot_wal_keep_size."""
+    """The same checkpoint removes WAL beyond the standby's own max_slot_wal_keep_size, rounded down to whole segments."""
     with slot_stack(major, tmp_path) as stack:
         pair = stack.pair
         pair.make_slot("kept")
         for statement in (
-            "ALTER SYSTEM SET max_slot_wal_keep_size = '40MB'",
+            "ALTER SYSTEM SET max_slot_wal_keep_size = '47MB'",
             "ALTER SYSTEM SET wal_keep_size = 0",
             "SELECT pg_reload_conf()",
         ):
@@ -106,10 +106,12 @@ def test_40_a_copy_that_a_promotion_would_leave_without_wal(major: int, tmp_path
             stack.controller() as controller,
             closing(psycopg.connect(pair.primary.dsn())) as early,
         ):
+            # The third segment after the copy's is then less than 47 MB away, and more than two segments.
+            pair.on_primary("SELECT pg_logical_emit_message(false, '', repeat('x', 4 << 20))")
             stack.until(controller, "READY", "kept")
             # It pins the slot's restart_lsn, and its copy's; nobody writes a checkpoint.
             early.execute("INSERT INTO shop VALUES (100001, 'row-100001')")
-            for _ in range(6):
+            for _ in range(3):
                 stack.load.write()
                 pair.on_primary("SELECT pg_switch_wal()")
             pair.catch_up()

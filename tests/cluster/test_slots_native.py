@@ -6,7 +6,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from slot_sync.resolver.transitions import State
+from slot_sync.controller import Controller
+from slot_sync.resolver.transitions import Nothing, RestoreMappings, State, Wait
 from tests.support.attached import Attached
 from tests.support.extension import MAJORS, remove_built
 from tests.support.slot_copies import Pair, decoded, inspect, rows, slot_names
@@ -44,13 +45,14 @@ def test_30_native_copies_are_judged_and_left_to_the_server(major: int, tmp_path
                 report = controller.once(10)[STANDBY]
                 found = {each.slot: each for each in report.transitions}
                 seen.append(found["native"].after)
-                # Nothing is ever done to it, and there is no second copy of it.
-                assert type(found["native"].action).__name__ in {"Wait", "Nothing"}
+                # The slot itself is left alone, and there is no second copy of it.
+                assert isinstance(found["native"].action, Wait | Nothing | RestoreMappings)
                 return all(each.safe for each in found.values())
 
             wait_for(ready, 60, "both are ready")
             copy = inspect(pair.standby, "native")
             assert (copy["synced"], copy["persistency"]) == (True, "persistent")
+            assert copy["mappings_complete"]
             assert not inspect(pair.standby, "ours")["synced"]
             assert slot_names(pair.standby) == {"native", "ours"}
             assert seen[0] is not State.READY
@@ -210,3 +212,50 @@ def test_41_failover_toggled_under_load_ends_ready_and_nothing_is_lost(
         for name, numbers in expected.items():
             assert len(numbers) >= 5
             assert set(numbers) <= set(decoded(pair.standby, name))
+
+
+@pytest.mark.parametrize("major", NATIVE)
+def test_47_a_native_copy_that_nothing_keeps_up_is_neither_ready_nor_synced(
+    major: int, tmp_path: Path
+) -> None:
+    """sync_replication_slots is switched off after PostgreSQL has made its copy: it stays, and says that it is synced."""
+    with slot_stack(major, tmp_path) as stack:
+        pair = stack.pair
+        pair.on_primary(
+            "SELECT pg_create_logical_replication_slot('native', 'pgoutput', false, false, true)"
+        )
+
+        def found(controller: Controller) -> tuple[str, str]:
+            pair.catch_up()
+            (one,) = controller.once(10)[STANDBY].transitions
+            return str(one.after), str(one.reason)
+
+        def until(controller: Controller, state: str) -> None:
+            def reached() -> bool:
+                stack.turn_over("native")
+                return found(controller)[0] == state
+
+            wait_for(reached, 60, f"it is {state}")
+
+        native_sync(pair, "on")
+        with stack.controller() as controller:
+            until(controller, "READY")
+            native_sync(pair, "off")
+            wait_for(lambda: found(controller)[1] == "not_synchronized", 30, "it is said")
+            stack.turn_over("native")
+            assert found(controller) == ("SUSPECT", "not_synchronized")
+            native_sync(pair, "on")
+            until(controller, "READY")
+        pair.on_primary(
+            "DROP SCHEMA tuskline_slots CASCADE" if major < 18 else "DROP EXTENSION tuskline"
+        )
+        with stack.controller(names=frozenset({"native"})) as controller:
+            until(controller, "SYNCED")
+            native_sync(pair, "off")
+            wait_for(lambda: found(controller)[1] == "not_synchronized", 30, "it is said")
+            stack.turn_over("native")
+            assert found(controller) == ("SUSPECT", "not_synchronized")
+            pair.primary.stop("immediate")
+            (one,) = controller.once(10)[STANDBY].transitions
+            assert one.after is State.SUSPECT
+            assert "sync_replication_slots" in one.why

@@ -274,3 +274,28 @@ def test_8_and_23_lost_slots_on_either_side(major: int, tmp_path: Path) -> None:
             lost = next(each for each in report.transitions if each.slot == "lost")
             assert (lost.after, lost.reason) == (State.INVALID, "lost_on_primary")
             assert lost.repair
+
+
+@pytest.mark.parametrize("major", ONE)
+def test_50_a_slot_that_is_made_anew_under_its_name_is_another_one(
+    major: int, tmp_path: Path
+) -> None:
+    """Its client has begun anew, with all that was committed then, and would get that again from the old slot's copy."""
+    with slot_stack(major, tmp_path) as stack:
+        pair = stack.pair
+        pair.make_slot("kept")
+        with stack.controller() as controller:
+            stack.until(controller, "READY", "kept")
+            rows(pair.standby, "SELECT pg_wal_replay_pause()")
+            stack.load.write(3)
+            pair.on_primary("SELECT pg_drop_replication_slot('kept')")
+            pair.make_slot("kept")
+            begun = stack.load.written[-1]
+            stack.load.write()
+            for _ in range(3):
+                found = stack.found(controller, "kept")
+                assert (found.after, found.reason) == (State.SUSPECT, "other_incarnation")
+            rows(pair.standby, "SELECT pg_wal_replay_resume()")
+            stack.until(controller, "READY", "kept")
+        pair.promote()
+        assert [each for each in decoded(pair.standby, "kept") if each <= begun] == []

@@ -2,7 +2,6 @@
 
 import random
 
-import psycopg
 import pyarrow as pa
 import pytest
 from psycopg import sql
@@ -10,10 +9,10 @@ from psycopg import sql
 from spark_consumers.decode import decode_entries
 from spark_consumers.snapshot import ExportedSnapshot
 from spark_consumers.snapshot_source import SnapshotSource
+from tests.support.pinned import connect_pinned
 from tests.support.servers import Database, each_major
 from tests.support.slot_changes import PUBLICATION, changes_of
 from tests.support.type_columns import Kind, Kinds, same
-from walsender_bridge.wire.connection import pinned_conninfo
 
 #: Columns of a table, and rows: one of them is all NULL.
 WIDTH, ROWS = 100, 9
@@ -39,7 +38,7 @@ class Columns:
         self._draw = draw
 
     def fill(self) -> None:
-        with psycopg.connect(pinned_conninfo(self.database.dsn)) as connection:
+        with connect_pinned(self.database.dsn) as connection:
             for number, kinds in enumerate(self.kinds):
                 with connection.cursor().copy(f"COPY t{number} FROM STDIN".encode()) as copy:
                     for row in range(ROWS):
@@ -50,7 +49,7 @@ class Columns:
 
     def own(self, number: int) -> list[list[str | None]]:
         """Each column of a table as PostgreSQL writes it."""
-        with psycopg.connect(pinned_conninfo(self.database.dsn)) as connection:
+        with connect_pinned(self.database.dsn) as connection:
             query = sql.SQL("COPY (SELECT * FROM {} ORDER BY id) TO STDOUT")
             with connection.cursor().copy(query.format(sql.Identifier(f"t{number}"))) as lines:
                 rows = list(lines.rows())

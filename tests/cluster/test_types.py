@@ -9,13 +9,14 @@ import pytest
 from psycopg import sql
 
 from spark_consumers.decode import ChangeBatch, decode_entries
+from spark_consumers.lakehouse.fit import Layout, columns_of, misfit
 from spark_consumers.snapshot import ExportedSnapshot
 from spark_consumers.snapshot_source import SnapshotSource
 from spark_consumers.types import column_type
+from tests.support.pinned import connect_pinned
 from tests.support.servers import Database, each_major
 from tests.support.slot_changes import PUBLICATION, changes_of
 from walsender_bridge.errors import UnsupportedValueError
-from walsender_bridge.wire.connection import pinned_conninfo
 
 SETUP = [
     "CREATE TYPE mood AS ENUM ('sad', 'so so', 'happy')",
@@ -26,6 +27,10 @@ SETUP = [
     "CREATE DOMAIN codes AS varchar(9)[]",
     "CREATE DOMAIN small AS positive",
     "CREATE TYPE pair AS (a int, b text)",
+    "CREATE DOMAIN feeling AS mood",
+    "CREATE DOMAIN feelings AS feeling",
+    "CREATE DOMAIN couple AS pair",
+    "CREATE DOMAIN span AS int4range",
 ]
 #: Types that become Arrow's own, with values that those hold; all must come back as they were.
 TYPED = {
@@ -119,6 +124,11 @@ TEXTUAL = {
     "pair": ['(1,"a ""b"" c")', "(,)"],
     "pair[]": ['{"(1,x)",NULL}'],
     "mood[]": ['{sad,"so so"}'],
+    "feeling": ["so so"],
+    "feelings": ["sad"],
+    "feeling[]": ['{sad,"so so"}'],
+    "couple": ['(1,"a ""b"" c")', "(,)"],
+    "span": ["[1,5)"],
 }
 #: What a column of the type can hold, and its target cannot.
 UNFIT = [
@@ -155,7 +165,7 @@ def table(database: Database, kinds: dict[str, list[str]]) -> None:
 
 def fill(database: Database, kinds: dict[str, list[str]]) -> None:
     """One row a value, and one of NULLs."""
-    with psycopg.connect(pinned_conninfo(database.dsn), autocommit=True) as connection:
+    with connect_pinned(database.dsn, autocommit=True) as connection:
         number = 0
         for i, values in enumerate(kinds.values()):
             for value in values:
@@ -170,7 +180,7 @@ def fill(database: Database, kinds: dict[str, list[str]]) -> None:
 
 def own_text(database: Database, columns: list[str]) -> list[list[str | None]]:
     """Each column as PostgreSQL itself writes it: through COPY, which uses the output functions."""
-    with psycopg.connect(pinned_conninfo(database.dsn)) as connection:
+    with connect_pinned(database.dsn) as connection:
         copy = connection.cursor().copy("COPY (SELECT * FROM t ORDER BY id) TO STDOUT")
         with copy as lines:
             rows = list(lines.rows())
@@ -210,7 +220,7 @@ def test_23_typed_values_are_exact_through_stream_and_snapshot(database: Databas
     snapshot, _ = snapshot_columns(database.dsn)
     own = own_text(database, list(kinds))
     assert stream.num_rows == snapshot.num_rows == len(own[0])
-    with psycopg.connect(pinned_conninfo(database.dsn)) as connection:
+    with connect_pinned(database.dsn) as connection:
         for i, kind in enumerate(kinds):
             name = f"c{i}"
             assert texts[name].to_pylist() == own[i], kind
@@ -349,6 +359,33 @@ def test_24_unchanged_toast_under_each_replica_identity(database: Database) -> N
         ("U", other, False, [2, 20, 1, body]),
         ("D", None, False, [2, 20, 1, other]),
     ]
+
+
+@pytest.mark.parametrize("pg_server", [15], indirect=True)
+def test_a_row_that_a_filter_lets_in_comes_without_its_unchanged_toast(database: Database) -> None:
+    """As an INSERT; with the whole old row the server has the value."""
+    for name, identity in (("t_d", "DEFAULT"), ("t_f", "FULL")):
+        database.execute(
+            f"CREATE TABLE {name} (id int, sent bool, body text, PRIMARY KEY (id, sent))",
+            f"ALTER TABLE {name} ALTER body SET STORAGE EXTERNAL",
+            f"ALTER TABLE {name} REPLICA IDENTITY {identity}",
+            f"INSERT INTO {name} VALUES (1, false, repeat('b', 5000))",
+        )
+    tables = "t_d WHERE (sent), t_f WHERE (sent)"
+    database.execute(f"CREATE PUBLICATION {PUBLICATION} FOR TABLE {tables}")
+    with changes_of(database.dsn) as changes:
+        database.execute("UPDATE t_d SET sent = true", "UPDATE t_f SET sent = true")
+        log = changes()
+    bare, whole = decode_entries(log.entries, log.schemas)
+    for batch in (bare, whole):
+        assert batch.ops.tobytes() == b"I"
+    assert bare.unchanged is not None
+    assert bare.unchanged.tolist() == [[False, False, True]]
+    layouts = (Layout(0, columns_of(bare.relation)),)
+    told = misfit(bare, pa.schema([]), layouts, ("id", "sent"), bare.relation.oid)
+    assert "REPLICA IDENTITY FULL" in str(told)
+    assert whole.columns[2].to_pylist() == ["b" * 5000]
+    assert whole.unchanged is None
 
 
 def test_a_deferrable_key_is_no_key(database: Database) -> None:

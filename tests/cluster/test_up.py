@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import re
+import shutil
 import signal
 import urllib.error
 import urllib.request
@@ -220,6 +221,41 @@ def test_a_part_that_dies_is_told_and_comes_back(tuskline: Attached, shop: Datab
     wait_for(lambda: is_healthy(tuskline), 60, "everything runs once more")
 
 
+def test_a_log_of_an_older_copy_is_told_and_begun_again(
+    tuskline: Attached, shop: Database, tmp_path: Path
+) -> None:
+    tuskline.json("init")
+    tuskline.up()
+    wait_for(lambda: is_healthy(tuskline), 60, "everything runs")
+    committed(tuskline, shop)
+    log, keeper, old = tmp_path / "log", tmp_path / "keeper", tmp_path / "old"
+    old.mkdir()
+    for file in log.glob("repository.sqlite*"):
+        shutil.copy(file, old)
+    committed(tuskline, shop)
+    tuskline.kill_up()
+    for file in log.glob("repository.sqlite*"):
+        file.unlink()
+    for file in old.iterdir():
+        shutil.move(file, log)
+    tuskline.up()
+    wait_for(lambda: any("was never issued" in word for word in ill(tuskline)), 60, "the reason")
+    assert tuskline.json("status", code=Cause.UNAVAILABLE)["healthy"] is False
+    found = tuskline.json("doctor", code=Cause.DIVERGED)["findings"]
+    assert any("was never issued" in f["what"] and "log-lost.md" in f["repair"] for f in found)
+    _, text = wait_for(lambda: _unready(tuskline), 30, "not ready")
+    assert "was never issued" in text
+    # The way out of docs/log-lost.md.
+    tuskline.stop_up()
+    for file in (*log.glob("repository.sqlite*"), keeper / "keeper.json", keeper / "streams"):
+        shutil.move(file, old)
+    shop.execute("SELECT pg_drop_replication_slot('tuskline_shop')")
+    tuskline.json("init")
+    tuskline.up()
+    wait_for(lambda: is_healthy(tuskline), 60, "everything runs again")
+    committed(tuskline, shop)
+
+
 def _unready(tuskline: Attached) -> tuple[int, str] | None:
     answer = fetch(tuskline, "/readyz")
     return answer if answer[0] == 503 else None
@@ -227,6 +263,12 @@ def _unready(tuskline: Attached) -> tuple[int, str] | None:
 
 def test_in_the_background_with_logs_in_json(tuskline: Attached, shop: Database) -> None:
     env = {"TUSKLINE_LOGS__FORMAT": "json"}
+    # As a power cut leaves files that were not synced.
+    tuskline.run_dir.parent.mkdir(mode=0o700)
+    tuskline.run_dir.mkdir()
+    for name in ("up", "keeper", "bridge", "capture-shop.status"):
+        (tuskline.run_dir / f"{name}.json").touch()
+    assert tuskline.json("status", code=Cause.UNAVAILABLE)["processes"] == []
     done = tuskline.run("up", "--background", env=env)
     assert done.returncode == 0, done.stderr
     try:

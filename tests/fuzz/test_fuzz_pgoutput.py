@@ -7,14 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-import psycopg
 import pytest
 
+from tests.support.pinned import connect_pinned
 from tests.support.servers import Database
 from tests.support.slot_changes import PUBLICATION
 from walsender_bridge.change_log.entry import schema_record
 from walsender_bridge.wire import pgoutput
-from walsender_bridge.wire.connection import pinned_conninfo
 
 #: Seconds for one input, MB for the process, bytes of an input.
 TIMEOUT, MEMORY, LENGTH = 5, 1500, 4096
@@ -49,7 +48,7 @@ CHANGES = (
 def captured(database: Database) -> list[list[bytes]]:
     """The messages of each transaction, from the server."""
     database.execute(*STATEMENTS)
-    with psycopg.connect(pinned_conninfo(database.dsn), autocommit=True) as connection:
+    with connect_pinned(database.dsn, autocommit=True) as connection:
         connection.execute("SELECT pg_create_logical_replication_slot('fuzz', 'pgoutput')")
         try:
             for change in CHANGES:

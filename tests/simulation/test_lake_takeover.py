@@ -42,6 +42,25 @@ def test_31_a_takeover_removes_what_a_dead_driver_left() -> None:
     assert "metadata/prepared-m0.avro" in files - run.store.files["tables/s/p/t0%t1-1"]
 
 
+def test_what_a_driver_killed_anywhere_left_in_tables_is_found() -> None:
+    """Also between the commit that expires snapshots and the removal of their files."""
+    effects = 0
+    while True:
+        run = begun()
+        ended = run.go("killed", Driver(run.store, "killed").steps(), effects)
+        driver = Driver(run.store, "next")
+        assert run.go("next", driver.steps())
+        assert driver.head is not None
+        for table in driver.head.versions:
+            needed = set().union(*run.store.tables[table.path].snapshots.values())
+            there = {f for f in run.store.files[table.path] if not f.startswith("unfit/")}
+            assert there - needed == set(), f"after {run.trace}"
+        if ended:
+            break
+        effects += 1
+    assert effects > 30
+
+
 @pytest.mark.parametrize("drivers", [2, 3])
 @pytest.mark.parametrize("seeds", [SEEDS, pytest.param(MORE_SEEDS, marks=pytest.mark.long)])
 def test_35_drivers_under_supervision_settle_on_one(drivers: int, seeds: int, seed: int) -> None:

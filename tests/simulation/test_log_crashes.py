@@ -4,11 +4,13 @@ A writer per stream sends numbered transactions as capture does: it goes on behi
 LSN. Crashes hit between the effects of a transaction of the store, before and after its commit, within
 a roll and within a trim; answers get lost; the repository restarts from its records. Whatever happens:
 what was acknowledged and whole is there, every transaction is committed once and in order, versions
-grow, and every restart finds a valid replica.
+grow, and every restart finds a valid replica. A repository that was put back from a copy issues no version that a
+replica knows.
 """
 
 import random
 import shutil
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -20,9 +22,20 @@ from walsender_bridge.change_log.host import HostedReplica
 from walsender_bridge.change_log.protocol import Report
 from walsender_bridge.change_log.replica_disk import Judgement
 from walsender_bridge.change_log.repository import Created, Record, Repository, StreamCreated, Tick
+from walsender_bridge.change_log.stream_faults import StreamFaults
+from walsender_bridge.errors import TusklineError
 
 STREAMS = ("a", "b")
 FOREVER = 2**62
+
+
+@dataclass
+class Keeper:
+    keeper_id: str
+    address: str = "here"
+    answers: bool = True
+    heard: bool = True
+    refused: dict[str, TusklineError] = field(default_factory=dict)
 
 
 class Crash(BaseException):
@@ -45,6 +58,9 @@ class Simulation:
         self.writers: dict[str, Writer] = {stream: Writer(self, stream) for stream in STREAMS}
         self.versions = dict.fromkeys(STREAMS, 0)
         self.readable: dict[str, dict[int, bytes]] = {stream: {} for stream in STREAMS}
+        self.faults = StreamFaults(clock=lambda: self.now)
+        self.keeper = Keeper("k")
+        self.rolled_back = self.silent = False
         for stream in STREAMS:
             self.hosts[stream] = self._host(stream)
             self.hosts[stream].create(stream, "log")
@@ -101,18 +117,31 @@ class Simulation:
         assert again.to_record() == self.repository.to_record(), "I11"
         self.repository = again
 
+    def roll_back_repository(self) -> None:
+        """Put it back from an older copy."""
+        del self.records[self.choose.randint(1 + len(STREAMS), len(self.records)) :]
+        self.rolled_back = True
+        self.keeper = Keeper("k", heard=False)
+        self.repository = Repository()
+        for record in self.records:
+            self.repository.apply(record)
+
     def tick(self) -> None:
         self.now += 0.1
         reports: list[Report] = []
         for stream in STREAMS:
-            report = self.hosts[stream].report("k")
-            if report is not None and self.choose.random() < 0.9:
+            report = None if self.silent else self.hosts[stream].report("k")
+            if report is not None and (self.rolled_back or self.choose.random() < 0.9):
                 self.versions[stream] = max(self.versions[stream], report.version)
                 reports.append(report)
-        barriers: tuple[dict[str, int], ...] = ({},) if self.choose.random() < 0.1 else ()
-        assert [v for v in self.repository.judge(reports) if v.reason] == []
-        self._record(Tick(self.now, tuple(reports), barriers))
-        for report in reports:
+        wanted = self.silent or self.choose.random() < 0.1
+        barriers: tuple[dict[str, int], ...] = ({},) if wanted else ()
+        counted = self.faults.note(self.repository.judge(reports))
+        assert counted == reports or self.rolled_back
+        self.keeper.heard |= bool(reports)
+        issue = self.faults.refusal(self.repository.streams, [self.keeper]) is None
+        self._record(Tick(self.now, tuple(reports), barriers, issue))
+        for report in counted:
             if self.choose.random() < 0.9:
                 missed = self.repository.streams[report.stream].missed(report.version)
                 self.hosts[report.stream].commit(missed)
@@ -120,7 +149,8 @@ class Simulation:
                     taken = self.hosts[report.stream].report("k")
                     assert taken is not None
                     self._record(Tick(self.now, (taken,), issue=False))
-        self.check_readable()
+        if not self.rolled_back:
+            self.check_readable()
 
     def check_readable(self) -> None:
         """What is published can be read, and is for ever what it was."""
@@ -273,6 +303,27 @@ def run(folder: Path, seed: int, actions: int) -> dict[str, int]:
         host.close()
     shutil.rmtree(folder)
     return simulation.crashes
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_a_repository_put_back_issues_no_version_that_a_replica_knows(
+    tmp_path: Path, seed: int, number: int
+) -> None:
+    simulation = Simulation(tmp_path / "sim", seed * 1000 + number)
+    simulation.run(100)
+    simulation.steps_left = None
+    reports = [host.report("k") for host in simulation.hosts.values()]
+    known = max(report.version for report in reports if report)
+    simulation.roll_back_repository()
+    version = simulation.repository.version
+    for turn in range(20):
+        simulation.silent = turn < 10
+        for writer in simulation.writers.values():
+            writer.act()
+        simulation.tick()
+        assert simulation.repository.version == version or version >= known
+    for host in simulation.hosts.values():
+        host.close()
 
 
 @pytest.mark.parametrize("number", range(3))

@@ -3,16 +3,18 @@
 The real storage runs on a disk that loses whatever it may lose. A model knows every byte that was given, and what was
 acknowledged. The server often ends a segment early, and files are recycled. After each cut the storage must hold at
 least `aligned(acknowledged)`, and of what it holds every byte must be right: the very bytes that were given there last.
+Old WAL is removed, and brought back by donors, of which some have damaged WAL, or say the wrong timeline.
 """
 
 import random
 
 import pytest
 
-from tests.support.simulated_disk import PowerCutError, SimulatedDisk
+from tests.support.simulated_disk import PowerCutError, SimulatedDisk, _Handle
 from tests.support.wal import MIB, SMALL, Wal
 from walsender_bridge.errors import CorruptError, DiskFullError, TrimmedError
-from walsender_bridge.safekeeper import wal_recovery, wal_storage
+from walsender_bridge.safekeeper import backfill, segments, wal_recovery, wal_storage
+from walsender_bridge.safekeeper.backfill import Backfill
 from walsender_bridge.safekeeper.segments import PARTIAL, Segments, StorageLimits
 from walsender_bridge.safekeeper.wal_storage import WalStorage
 from walsender_bridge.wire import wal_record
@@ -45,12 +47,20 @@ class Simulation:
         self.anew: Wal | None = None  # a reset to the beginning of this was begun
         self.full = 0
         self.cuts: dict[str, int] = {}
+        #: From where on the WAL is of which timeline.
+        self.timelines = [(MIB, 1)]
+        #: The highest beginning since the WAL began anew; below it lies what spares hold.
+        self.highest = MIB
+        #: The beginning that older WAL was joined at; None: WAL was removed since.
+        self.joined: int | None = None
+        self.brought = self.refused = 0
         self.storage = self._opened()
         self.storage.reset(MIB)
 
     def _opened(self) -> WalStorage:
         storage = WalStorage(self.disk, SMALL, LIMITS)
         storage.open()
+        self.older = Backfill(storage)
         return storage
 
     # -- what is done to it -------------------------------------------------------------------------
@@ -128,7 +138,9 @@ class Simulation:
     def _began_anew(self) -> None:
         assert self.anew is not None
         self.wal, self.anew = self.anew, None
-        self.acknowledged = self.committed = self.wal.origin
+        self.acknowledged = self.committed = self.highest = self.wal.origin
+        self.timelines = [(self.wal.origin, self.wal.timeline)]
+        self.joined = None
 
     def commit(self) -> None:
         self.committed = self.rng.randrange(self.committed, self.acknowledged + 1)
@@ -147,6 +159,8 @@ class Simulation:
         self.acknowledged = point
         self.committed = min(self.committed, point)
         self.wal = self._diverged(point, timeline)
+        self.timelines = [each for each in self.timelines if each[0] < point]
+        self.timelines.append((point, timeline))
 
     def _diverged(self, point: int, timeline: int) -> Wal:
         """The other WAL: its records have the lengths of the old ones, so old ones would fit in behind them."""
@@ -159,10 +173,55 @@ class Simulation:
         return other
 
     def remove(self) -> None:
+        self.joined = None
         self.storage.remove_below(self.committed)
+        self.highest = max(self.highest, self.storage.begin_lsn)
         if self.storage.begin_lsn > self.wal.origin:
             with pytest.raises(TrimmedError):
                 self.storage.read(self.storage.begin_lsn - 1, 1)
+
+    def backfill(self) -> None:
+        """A donor's older WAL comes in pieces, in between whatever else there is; now and then one has it wrong."""
+        self.older.want(self.rng.randrange(self.wal.origin, self.storage.begin_lsn + 1))
+        for _ in range(self.rng.randrange(1, 12)):
+            lsn, begin = self.older.next_lsn, self.storage.begin_lsn
+            if self.older.checking:
+                self._check_older(begin)
+            elif lsn >= self.wal.origin:
+                if lsn == begin - MIB:
+                    self.donated = self._donated(lsn, begin)
+                data, timeline, _ = self.donated
+                at = lsn - (begin - MIB)
+                self.older.take(lsn, data[at : at + self.rng.choice([5000, 600_000])], timeline)
+
+    def _donated(self, start: int, end: int) -> tuple[bytes, int, bool]:
+        """A segment as a donor has it, its timeline, and whether it is right."""
+        data, timeline = bytearray(self.wal.piece(start, end)), self.timeline_at(end - 1)
+        records = [each for each in self.wal.starts if start <= each < end]
+        addressed = {int.from_bytes(data[at + 4 : at + 8], "little") for at in range(0, MIB, 8192)}
+        fault = self.rng.random()
+        if fault < 0.15 and records:
+            data[self.rng.choice(records) - start + self.rng.randrange(4)] ^= (
+                1 << self.rng.randrange(8)
+            )
+            return bytes(data), timeline, False
+        if fault < 0.3 and timeline > 1 and timeline in addressed:
+            return bytes(data), timeline - 1, False
+        return bytes(data), timeline, True
+
+    def timeline_at(self, lsn: int) -> int:
+        return next(timeline for start, timeline in reversed(self.timelines) if start <= lsn)
+
+    def _check_older(self, begin: int) -> None:
+        while self.older.checking and self.rng.random() < 0.95:
+            if self.older.check():
+                self.joined = begin - MIB
+                assert self.donated[2], "wrong WAL was joined"
+                self.brought += 1
+        if self.older.why:
+            assert not self.donated[2], self.older.why
+            self.older.why = ""
+            self.refused += 1
 
     def stop_and_start(self) -> None:
         end = self.storage.write_lsn
@@ -191,11 +250,20 @@ class Simulation:
             if begin == end == self.anew.origin:
                 self._began_anew()
             self.anew = None
+        self.highest = max(self.highest, self.storage.begin_lsn)
+        if self.joined is not None:
+            assert self.storage.begin_lsn <= self.joined, "what was joined is gone"
         promised = self.wal.last_end(self.acknowledged)
         if self.floor is not None:
             promised = min(promised, self.floor)
             self.floor = None
         assert self.storage.flush_lsn >= promised
+        end = self.storage.flush_lsn
+        if (
+            self.timelines[-1][0] > end
+        ):  # it is fed on from there in the timeline that it had come to
+            self.timelines = [each for each in self.timelines if each[0] < end]
+            self.timelines.append((end, self.wal.timeline))
         self.check()
         self.acknowledged = self.storage.flush_lsn
         # Nobody was told that a record is committed which was not acknowledged.
@@ -232,6 +300,9 @@ class Simulation:
                 assert not behind or end >= start + MIB, f"{name} has bytes behind {end:x}"
             else:
                 assert start + MIB <= end, f"{name} is not whole"
+                newest = self.storage.segments.at(start)
+                if newest is not None and newest.name == name:
+                    assert place[0] == self.timeline_at(start + MIB - 1), f"{name}: its timeline"
 
     def check_spares(self) -> None:
         """A spare may become any later segment: what lies in it must never look like that one's WAL."""
@@ -242,14 +313,12 @@ class Simulation:
                     int.from_bytes(data[at + 8 : at + 16], "little")
                     for at in range(0, MIB, PAGE_BYTES)
                 )
-                assert max(addresses) < self.storage.begin_lsn, (
-                    f"{name} holds WAL that may come again"
-                )
+                assert max(addresses) < self.highest, f"{name} holds WAL that may come again"
 
     def run(self, actions: int) -> None:
         doing = [self.feed] * 12 + [self.commit] * 4
         doing += [self.switch] * 3 + [self.remove] * 3
-        doing += [self.fork, self.fork, self.stop_and_start]
+        doing += [self.fork, self.fork, self.stop_and_start, *[self.backfill] * 4]
         doing += [self.fill_up, self.begin_anew]
         for _ in range(actions):
             if self.disk.cut_at is None:
@@ -268,6 +337,7 @@ def test_23_power_cuts_at_any_write(seed, number):
     simulation = Simulation(seed * 1000 + number)
     simulation.run(150)
     assert sum(simulation.cuts.values()) > 5
+    print(f"older segments: {simulation.brought} brought, {simulation.refused} refused")
 
 
 @pytest.mark.long
@@ -281,6 +351,7 @@ def test_23_power_cuts_at_any_write_for_long(seed):
             cuts[name] = cuts.get(name, 0) + count
     print(cuts)
     actions = {"feed", "switch", "fork", "remove", "stop_and_start", "fill_up", "begin_anew"}
+    actions.add("backfill")
     assert set(cuts) == actions
 
 
@@ -355,7 +426,7 @@ def test_32_padding_that_must_be_pages_is_found(seed, monkeypatch):
             parse_page_header(page, page_lsn, expected)
         return look_back(pages, position, expected, oldest=oldest)
 
-    for module in (wal_record, wal_recovery, wal_storage):
+    for module in (wal_record, wal_storage):
         monkeypatch.setattr(module, "record_start_before", strict)
     assert found(seed, 25)
 
@@ -371,3 +442,39 @@ def test_23_a_complete_name_before_the_segment_is_whole_is_found(seed, monkeypat
 
     monkeypatch.setattr(Segments, "adopt", hasty)
     assert found(seed, 25)
+
+
+def test_39_a_beginning_that_is_not_durable_is_found(seed, monkeypatch):
+    """Readers would have been told of WAL that the next start removes."""
+
+    def join(self, received, timeline, crc):
+        begin = self.begin_lsn - MIB
+        file = self.segments.join(received, timeline, begin)
+        self.begin_lsn = begin
+        self.sums.add(file.name, crc)
+
+    monkeypatch.setattr(WalStorage, "join", join)
+    assert found(seed, 25)
+
+
+def test_39_an_older_segment_that_is_not_synced_is_found(seed, monkeypatch):
+    sync = _Handle.sync
+    monkeypatch.setattr(
+        _Handle, "sync", lambda self: self._name == segments.RECEIVING or sync(self)
+    )
+    assert found(seed, 60)
+
+
+def test_39_older_wal_that_is_not_walked_is_found(seed, monkeypatch):
+    monkeypatch.setattr(Backfill, "_walked", lambda self: iter(()))
+    assert found(seed, 25)
+
+
+def test_39_an_older_segment_under_another_timelines_name_is_found(seed, monkeypatch):
+    class Any:
+        @staticmethod
+        def unpack_from(_):
+            return (0,)
+
+    monkeypatch.setattr(backfill, "_PAGE_TIMELINE", Any)
+    assert found(seed, 60)

@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import threading
 import time
 import uuid
@@ -12,13 +13,17 @@ import pytest
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
-from spark_consumers.lakehouse import iceberg, iceberg_files, takeover
-from spark_consumers.lakehouse.checksums import file_of
+from spark_consumers.lakehouse import checksums, iceberg, iceberg_files, leaks, takeover
+from spark_consumers.lakehouse.checked import manifests_of
+from spark_consumers.lakehouse.checksums import check, file_of, sums_of
+from spark_consumers.lakehouse.counted import count
 from spark_consumers.lakehouse.files import write_data
 from spark_consumers.lakehouse.iceberg import IcebergFormat
+from spark_consumers.lakehouse.iceberg_commit import refs_of
+from spark_consumers.lakehouse.iceberg_files import local
 from spark_consumers.lakehouse.iceberg_read import read_snapshot
 from spark_consumers.lakehouse.table_format import ROW_ID, TableWrite
-from walsender_bridge.errors import CorruptError, FencedError, LakeError
+from walsender_bridge.errors import CorruptError, FencedError, LakeError, NotSupportedError
 
 COLUMNS = pa.schema(
     [
@@ -35,12 +40,14 @@ COLUMNS = pa.schema(
 
 
 class Table:
-    """A table of one test, and writes to it."""
+    """A table of one test, and writes to it; the names of its data files begin with `prefix`."""
 
-    def __init__(self, spark, folder, columns=COLUMNS):
+    prefix = ""
+
+    def __init__(self, spark, folder, columns=COLUMNS, name="Odd %name"):
         self.spark = spark
         self.format = IcebergFormat(spark, "lake-uuid")
-        self.path = str(folder / "tables" / "shop" / "public" / "Odd %name")
+        self.path = str(folder / "tables" / "shop" / "public" / name)
         self.format.create(self.path, columns)
         self.columns, self.schema = self.format.schemas(self.path)
 
@@ -48,7 +55,8 @@ class Table:
         schema = schema or self.schema
         rows = [[i, None, None, None, None, ["a", None], b"\0", i / 2] for i in ids]
         columns = [pa.array([r[n] for r in rows], f.type) for n, f in enumerate(schema)]
-        written = write_data(f"{self.path}/data/{uuid.uuid4()}.parquet", columns, schema)
+        name = f"{self.prefix}{uuid.uuid4()}.parquet"
+        written = write_data(f"{self.path}/data/{name}", columns, schema)
         return [written] if written else []
 
     def write(self, version, base, *, add=(), delete=(), term=1, truncate=False):
@@ -153,7 +161,7 @@ def test_36_tags_and_branches_of_the_users_own_are_left_alone(table):
     first = table.write(1, None, add=[1])
     second = table.write(2, first, add=[2])
     third = table.write(3, second, add=[3])
-    raw = table.format._tables.load(table.path)
+    raw = table.format._tables._tables.load(table.path)
     users = {"epoch_x", "epoch_", "epoch_3_backup", "epoch_007", "epoch_99"}
     for name in users:
         raw.manageSnapshots().createTag(name, first).commit()
@@ -163,11 +171,16 @@ def test_36_tags_and_branches_of_the_users_own_are_left_alone(table):
     table.format.take_over(table.path, second, 2, 2)
 
     def refs():
-        table.format._table(table.path).refresh()
-        return set(iceberg._refs(table.format._table(table.path).operations().current()))
+        table.format._tables.at(table.path).refresh()
+        return set(refs_of(table.format._tables.at(table.path).operations().current()))
 
     # The tag of a version that was not published is ours, and so is the branch of the term before.
-    assert refs() == users | branches | {"main", "tuskline_t2", "epoch_1", "epoch_2"}
+    assert refs() == users | branches | {
+        "main",
+        "tuskline_t2",
+        "tuskline_epoch_1",
+        "tuskline_epoch_2",
+    }
     # What a user has tagged stays readable; our own tag on it goes only with its snapshot.
     table.format.expire(table.path, 2, {second})
     assert users | branches <= refs()
@@ -177,8 +190,58 @@ def test_36_tags_and_branches_of_the_users_own_are_left_alone(table):
     fourth = table.write(4, second, add=[4], term=2)
     table.format.show(table.path, 2, fourth)
     table.format.expire(table.path, 2, {fourth})
-    assert "epoch_2" not in refs()
+    assert "tuskline_epoch_2" not in refs()
     assert table.ids(fourth) == [1, 2, 4]
+
+
+def test_references_of_users_are_never_moved_whatever_names_they_have(table):
+    """Also those that have the name of the next epoch's tag, in this version's form or an earlier one's."""
+    first = table.write(1, None, add=[1])
+    raw = table.format._tables._tables.load(table.path)
+    tags = {"epoch_1", "epoch_2", "tuskline_epoch_2", "tuskline_epoch_2_2", "tuskline_epoch_9"}
+    branches = {"epoch_3", "tuskline_epoch_3"}
+    for name in tags:
+        raw.manageSnapshots().createTag(name, first).commit()
+    for name in branches:
+        raw.manageSnapshots().createBranch(name, first).commit()
+    second = table.write(2, first, add=[2])
+    third = table.write(3, second, add=[3])
+    table.format.show(table.path, 1, third)
+    table.format.take_over(table.path, second, 2, 2)
+    fourth = table.write(4, second, add=[4], term=2)
+
+    def refs():
+        table.format._tables.at(table.path).refresh()
+        return refs_of(table.format._tables.at(table.path).operations().current())
+
+    assert {name: refs()[name].snapshot for name in tags | branches} == dict.fromkeys(
+        tags | branches, first
+    )
+    assert [refs()[name].snapshot for name in ("tuskline_epoch_2_3", "tuskline_epoch_4")] == [
+        second,
+        fourth,
+    ]
+    assert set(table.format.users_refs(table.path)) == tags | branches
+    table.format.show(table.path, 2, fourth)
+    table.format.expire(table.path, 2, {fourth})
+    # Ours go with their snapshots; the first one's is kept by the users' references.
+    ours = {"main", "tuskline_t2", "tuskline_epoch_1", "tuskline_epoch_4"}
+    assert set(refs()) == tags | branches | ours
+    assert table.ids(first) == [1]
+
+
+def test_the_tags_of_an_earlier_version_expire(table, monkeypatch):
+    with monkeypatch.context() as earlier:
+        earlier.setattr(iceberg, "free_tag", lambda version, _: f"epoch_{version}")
+        earlier.setattr(iceberg, "TAG", "tuskline.unknown")
+        first = table.write(1, None, add=[1])
+    second = table.write(2, first, add=[2])
+    assert table.format.users_refs(table.path) == []
+    table.format.expire(table.path, 1, {second})
+    table.format._tables.at(table.path).refresh()
+    found = set(refs_of(table.format._tables.at(table.path).operations().current()))
+    # The branch of a first writer is made with its first snapshot.
+    assert found == {"tuskline_t1", "tuskline_epoch_2"}
 
 
 @pytest.mark.parametrize("place", ["takeover.ReadNamed", "takeover.RemovePrepared"])
@@ -206,7 +269,7 @@ class Newer:
         self.snapshots = []
 
     def publish(self):
-        (first,) = (s.snapshotId() for s in self.format._table(self.table.path).snapshots())
+        (first,) = (s.snapshotId() for s in self.format._tables.at(self.table.path).snapshots())
         self.format.take_over(self.table.path, first, 3, 1)
         base = first
         for version in (7, 8):
@@ -245,7 +308,10 @@ def test_31_what_a_snapshot_needs_is_never_garbage_whatever_the_clock_says(table
     assert [table.ids(s) for s in snapshots] == [[1], [1, 2]]
 
 
-def test_31_a_hint_that_was_written_late_leads_readers_to_the_table(table, monkeypatch):
+@pytest.mark.parametrize(
+    "moment", ["before its draft", "behind its draft, which a takeover removes"]
+)
+def test_31_a_hint_that_was_written_late_leads_readers_to_the_table(table, monkeypatch, moment):
     monkeypatch.setattr(iceberg_files, "_KEPT_METADATA", 2)
     first = table.write(1, None, add=[1])
     folder = Path(table.path, "metadata")
@@ -255,9 +321,14 @@ def test_31_a_hint_that_was_written_late_leads_readers_to_the_table(table, monke
     def sleep_first(self, text):
         if not slept and self.name.startswith(".hint-"):
             slept.append(text)
+            if moment.startswith("behind"):
+                write(self, text)
             for version in range(2, 9):
                 other = IcebergFormat(table.spark, "lake-uuid")
                 other.take_over(table.path, first, version, 1)
+            if moment.startswith("behind"):
+                assert not self.exists()
+                return len(text)
         return write(self, text)
 
     monkeypatch.setattr(Path, "write_text", sleep_first)
@@ -416,6 +487,60 @@ def test_what_expires_takes_only_its_own_files(table):
     assert all(file.exists() for each in sums if (file := file_of(each))), "they go with their file"
 
 
+def files_of(table):
+    folders = [Path(table.path, name) for name in ("data", "metadata")]
+    return {file for folder in folders for file in folder.iterdir() if file.suffix != ".json"}
+
+
+@pytest.mark.parametrize("after", [0, 1, 5])
+def test_what_a_writer_killed_while_it_expired_has_left_is_found(table, monkeypatch, after):
+    """Killed between the commit that forgets the files and the last removal."""
+
+    class KilledError(BaseException):
+        pass
+
+    def write(version, base, term, **changes):
+        table.prefix = f"{version:020d}-t{term}-a1-"
+        return table.write(version, base, term=term, **changes)
+
+    first = write(1, None, 1, add=range(10))
+    second = write(2, first, 1, add=[2], delete=[2])
+    table.format.take_over(table.path, second, 2, 2)
+    third = write(3, second, 2, add=[3], truncate=True)
+    table.format.show(table.path, 2, third)
+    users = Path(table.path, "data", "00000-0-a-users-own.parquet")
+    users.write_bytes(b"of no term")
+    done: list[Path] = []
+
+    def killed(file):
+        if len(done) == after:
+            raise KilledError
+        done.append(file)
+        remove(file)
+
+    remove = checksums.remove
+    with monkeypatch.context() as dying:
+        dying.setattr(checksums, "remove", killed)
+        with pytest.raises(KilledError):
+            table.format.expire(table.path, 2, {third})
+    there = files_of(table)
+    table.format.take_over(table.path, third, 3, 3)
+    listed = leaks.listed(Path(table.path), 3)
+    fourth = write(4, third, 3, add=[4])
+    assert table.format.sweep(table.path, 3, listed) > 0
+    assert table.ids(third) == [3]
+    assert table.ids(fourth) == [3, 4]
+    assert users.exists()
+    assert {f for f in there if "-t1-a1" in f.name} & files_of(table) == set()
+    assert leaks.listed(Path(table.path), 1) <= {
+        str(f) for f in Path(table.path, "metadata").glob("*.avro")
+    }
+    # Nothing is left to be found, and a fenced writer removes nothing.
+    assert table.format.sweep(table.path, 3, leaks.listed(Path(table.path), 3)) == 0
+    with pytest.raises(FencedError):
+        table.format.sweep(table.path, 2, leaks.listed(Path(table.path), 3))
+
+
 def test_33_no_damaged_file_of_a_table_becomes_a_row(table, request):
     # Executors keep files of deletes in memory, where no damage on disk reaches them.
     cache = "spark.sql.iceberg.executor-cache.delete-files.enabled"
@@ -423,7 +548,8 @@ def test_33_no_damaged_file_of_a_table_becomes_a_row(table, request):
     request.addfinalizer(lambda: table.spark.conf.unset(cache))
     first = table.write(1, None, add=[1, 2, 3])
     second = table.write(2, first, add=[2, 4], delete=[2, 3])
-    files = [file for sums in Path(table.path).glob("*/.*.crc") if (file := file_of(sums))]
+    files = [f for f in Path(table.path).glob("*/[!.]*") if f.name != "version-hint.text"]
+    assert [file for file in files if not sums_of(file).exists()] == []
     used = {"v3.metadata.json", f"snap-{second}"}
     seed = random.randrange(2**32)
     print(f"seed {seed}")
@@ -435,7 +561,12 @@ def test_33_no_damaged_file_of_a_table_becomes_a_row(table, request):
         good = file.read_bytes()
         flipped = bytearray(good)
         flipped[choose.randrange(len(good))] ^= 1 << choose.randrange(8)
-        for damaged in (bytes(flipped), good[: choose.randrange(len(good))]):
+        # What is still good JSON only its checksum tells.
+        other = re.sub(
+            rb'"table-uuid":"(.)', lambda m: m[0][:-1] + (b"1" if m[1] == b"0" else b"0"), good
+        )
+        assert (other != good) is (file.suffix == ".json")
+        for damaged in {bytes(flipped), good[: choose.randrange(len(good))], other} - {good}:
             file.write_bytes(damaged)
             with pytest.raises((CorruptError, PySparkException, Py4JJavaError)) as caught:
                 table.ids(second)
@@ -452,9 +583,30 @@ def test_33_no_damaged_file_of_a_table_becomes_a_row(table, request):
     assert table.ids(second) == [1, 2, 4]
 
 
+def test_33_a_table_with_a_damaged_manifest_expires_nothing(table):
+    """The manifest of a snapshot that stays is another one's: what it names is no longer seen to be needed."""
+    first = table.write(1, None, add=[1])
+    second = table.write(2, first, add=[2], truncate=True)
+    third = table.write(3, second, add=[3])
+
+    def manifests(snapshot):
+        (found,) = Path(table.path, "metadata").glob(f"snap-{snapshot}-*.avro")
+        return set(manifests_of(found))
+
+    (damaged,) = manifests(third) - manifests(second)
+    good = damaged.read_bytes()
+    damaged.write_bytes(min(manifests(first)).read_bytes())
+    there = files_of(table)
+    assert table.format.expire(table.path, 1, {third}) == 0
+    assert files_of(table) == there
+    damaged.write_bytes(good)
+    assert table.format.expire(table.path, 1, {third}) > 0
+    assert table.ids(third) == [2, 3]
+
+
 def test_a_takeover_from_a_snapshot_that_is_not_there_is_refused(table):
     table.write(1, None, add=[1])
-    with pytest.raises(LakeError, match="is not there"):
+    with pytest.raises(CorruptError, match="is not there"):
         table.format.take_over(table.path, 12345, 2, 1)
 
 
@@ -530,3 +682,37 @@ def test_a_write_of_an_attempt_at_another_link_is_made_anew(table):
     assert made[2].snapshot != made[0].snapshot
     assert made[2].stage == f"{6:020d}-t1-a1"
     assert table.ids(made[2].snapshot) == [1, 2]
+
+
+@pytest.mark.parametrize(("version", "kind"), [(2, ".parquet"), (3, ".puffin")])
+def test_deletes_by_position_of_others_are_verified_and_not_built_upon(
+    spark, request, version, kind
+):
+    cache = "spark.sql.iceberg.executor-cache.delete-files.enabled"
+    spark.conf.set(cache, "false")
+    request.addfinalizer(lambda: spark.conf.unset(cache))
+    warehouse = Path(spark.conf.get("spark.sql.catalog.tuskline.warehouse"))
+    table = Table(spark, warehouse.parent, name=f"deletes{version}")
+    table.format.show(table.path, 1, table.write(1, None, add=[1, 2, 3]))
+    name = f"tuskline.shop.public.deletes{version}"
+    properties = f"'format-version'='{version}', 'write.delete.mode'='merge-on-read'"
+    spark.sql(f"ALTER TABLE {name} SET TBLPROPERTIES ({properties})")
+    spark.sql(f"DELETE FROM {name} WHERE id = 2")
+    assert table.main() == [1, 3]
+    current = table.format._tables.current(table.path).currentSnapshot()
+    snapshot, manifests = current.snapshotId(), local(str(current.manifestListLocation()))
+    with pytest.raises(NotSupportedError, match="deletes by position"):
+        table.format.scan(table.path, snapshot)
+    with pytest.raises(CorruptError, match="deletes that Tuskline does not write"):
+        count(manifests, ["id"])
+    (file,) = Path(table.path, "data").glob(f"*deletes*{kind}")
+    assert check(file)
+    good = file.read_bytes()
+    for place in (5, len(good) // 2, len(good) - 5):
+        file.write_bytes(good[:place] + bytes([good[place] ^ 1]) + good[place + 1 :])
+        with pytest.raises((PySparkException, Py4JJavaError), match=file.name):
+            table.ids(snapshot)
+        with pytest.raises(CorruptError, match=file.name):
+            check(file)
+    file.write_bytes(good)
+    assert table.ids(snapshot) == [1, 3]

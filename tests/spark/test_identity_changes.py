@@ -76,7 +76,9 @@ def undone(table, state):
     yield same if told_apart(state) else f"TRUNCATE {table}"
 
 
-@pytest.mark.parametrize("moves", [SOME, pytest.param(ALL, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "moves", [SOME, pytest.param(ALL, marks=[pytest.mark.long, pytest.mark.timeout(1200)])]
+)
 def test_32_rows_follow_every_change_of_key_and_identity(spark, tmp_path, database, moves):
     tables = {f"t{number}": move for number, move in enumerate(moves)}
     for table in tables:

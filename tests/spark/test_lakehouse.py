@@ -13,7 +13,7 @@ import pytest
 
 from spark_consumers import Lakehouse, Source, read
 from spark_consumers.lakehouse import epoch as epoch_module
-from spark_consumers.lakehouse import plan, reader_leases, stage, takeover
+from spark_consumers.lakehouse import plan, reader_leases, requests, stage, takeover
 from spark_consumers.lakehouse.iceberg import IcebergFormat
 from spark_consumers.lakehouse.lake_site import LakeSite
 from spark_consumers.lakehouse.leases import Leases
@@ -25,6 +25,7 @@ from tests.support.lake_check import assert_equal, assert_no_orphans
 from tests.support.waiting import wait_for
 from walsender_bridge.change_log.client import LogClient
 from walsender_bridge.errors import (
+    CorruptError,
     FencedError,
     LakeError,
     NotSupportedError,
@@ -176,8 +177,9 @@ def test_13_a_stale_writer_is_refused_at_its_tables_and_at_the_manifest(
         pipeline.flush(stale)
     head = chain.head()
     assert head.epoch == seen[-1]
+    old = stale._writer.head
     with pytest.raises(FencedError, match="is not ours to publish"):
-        chain.publish(stale._writer.head.next(epoch=10**9), stale._writer.head)
+        chain.publish(old.next(old.steady_at, epoch=10**9), old)
     with pytest.raises(FencedError, match="has taken over"):
         stale._failed(RuntimeError("the round failed"), 0.0)
     assert_equal(database.dsn, pipeline.flush(newer))
@@ -303,6 +305,11 @@ def test_2_a_session_never_goes_back(pipeline, monkeypatch):
     newer = pipeline.flush()
     monkeypatch.setattr("spark_consumers.reader._PATIENCE", 0.2)
     (pipeline.lake / "_tuskline" / "epochs" / f"{newer.manifest.link:020d}.json").unlink()
+    with pytest.raises(CorruptError, match=rf"\(epoch {newer.epoch}\) was published and is lost"):
+        read(pipeline.spark, pipeline.lake)
+    (
+        pipeline.lake / "_tuskline" / "newest.json"
+    ).unlink()  # the error's own advice: go on from what is left
     with pytest.raises(LakeError, match=f"has read epoch {newer.epoch}"):
         read(pipeline.spark, pipeline.lake)
     assert read(pipeline.spark, pipeline.lake, epoch=snapshot.epoch).epoch == snapshot.epoch
@@ -482,10 +489,10 @@ def test_what_a_copy_needs_of_the_log_is_held_until_its_table_is_shown(
     assert_equal(database.dsn, pipeline.flush())
 
 
-def test_31_a_driver_paused_before_a_removal_destroys_nothing_newer(
+def test_31_a_driver_paused_before_it_cleans_up_destroys_nothing_newer(
     pipeline, database, monkeypatch
 ):
-    """Another one takes over meanwhile, copies a table, publishes epochs and is in the middle of the next."""
+    """It has read the links, and lists the files when another one has taken over, copied a table and begun an epoch."""
     monkeypatch.setattr("spark_consumers.lakehouse.looks.LOOK_SECONDS", 0.0)
     chain = open_chain(pipeline.lake)
     left = pipeline.lake / "tables" / STREAM / "public" / "docs%t1-0a" / "data"
@@ -494,13 +501,13 @@ def test_31_a_driver_paused_before_a_removal_destroys_nothing_newer(
     users.mkdir(parents=True)
     older, newer = pipeline.lakehouse(), pipeline.lakehouse()
     table = f"{STREAM}.public.late"
-    remove = LakeSite.remove
+    do = LakeSite.do
     staged = chain.staging / f"{9:020d}-t3-a1" / "part"
     been: list[object] = []
 
-    def paused(self, garbage):
-        if not been:
-            been.append(garbage)
+    def paused(self, effect):
+        if isinstance(effect, takeover.ListLeft) and not been:
+            been.append(effect)
             newer.run_once()
             assert newer._writer.head.term == 3
             database.execute(
@@ -512,9 +519,9 @@ def test_31_a_driver_paused_before_a_removal_destroys_nothing_newer(
             pipeline.wait_for_tables("late", house=newer)
             staged.parent.mkdir(parents=True)
             staged.write_bytes(b"of its next epoch")
-        remove(self, garbage)
+        return do(self, effect)
 
-    monkeypatch.setattr(LakeSite, "remove", paused)
+    monkeypatch.setattr(LakeSite, "do", paused)
     with pytest.raises(FencedError):
         pipeline.flush(older)
     assert been
@@ -526,18 +533,24 @@ def test_31_a_driver_paused_before_a_removal_destroys_nothing_newer(
     assert {m.term for m in chain.links() if table in m.tables} == {3}
 
 
-def test_35_a_takeover_that_was_overtaken_gives_way(pipeline, database, monkeypatch):
-    older, newer = pipeline.lakehouse(), pipeline.lakehouse()
+def _overtaken_at(kind, newer, monkeypatch):
+    """The first takeover pauses at its first effect of this kind, and the newer driver takes over; the effect is kept."""
     do = LakeSite.do
-    been: list[takeover.TakeTable] = []
+    been: list[object] = []
 
     def paused(self, effect):
-        if isinstance(effect, takeover.TakeTable) and not been:
+        if isinstance(effect, kind) and not been:
             been.append(effect)
             newer.run_once()
         return do(self, effect)
 
     monkeypatch.setattr(LakeSite, "do", paused)
+    return been
+
+
+def test_35_a_takeover_that_was_overtaken_gives_way(pipeline, database, monkeypatch):
+    older, newer = pipeline.lakehouse(), pipeline.lakehouse()
+    been = _overtaken_at(takeover.TakeTable, newer, monkeypatch)
     with pytest.raises(FencedError, match="may not write this table"):
         older.run_once()
     assert (been[0].term, pipeline.head().term) == (2, 3)
@@ -545,6 +558,14 @@ def test_35_a_takeover_that_was_overtaken_gives_way(pipeline, database, monkeypa
     assert older._stands_by()
     assert older._waits_for == newer._presence.name
     assert_equal(database.dsn, pipeline.flush(newer))
+
+
+def test_35_a_takeover_that_lost_its_link_to_another_gives_way(pipeline, monkeypatch):
+    older, newer = pipeline.lakehouse(), pipeline.lakehouse()
+    been = _overtaken_at(takeover.Publish, newer, monkeypatch)
+    with pytest.raises(FencedError, match="has taken over, under term 2"):
+        older.run_once()
+    assert been[0].link.term == pipeline.head().term == 2
 
 
 def test_35_two_drivers_under_supervision_settle_on_one(pipeline, database, monkeypatch):
@@ -612,3 +633,25 @@ def test_35_a_driver_that_died_is_not_waited_for(tmp_path):
     (sign,) = other.others().values()
     assert (sign.term, sign.is_dead) == (7, True)
     assert other.others() == {}
+
+
+def test_a_resync_is_shown_in_few_epochs_however_long_the_backlog(pipeline, database):
+    docs = f"{STREAM}.public.docs"
+    house = pipeline.lakehouse(max_bytes_per_epoch=1024)
+    pipeline.flush(house)
+    house._began_at = time.monotonic()
+    with LogClient(pipeline.log.address) as log:
+        for _ in range(14):
+            _commit_alone(database, log)
+    requests.ask(open_chain(pipeline.lake), "resync", [docs])
+
+    def copied():
+        assert house.run_once() is None, "the interval is an hour"
+        return docs in pipeline.head().copies
+
+    wait_for(copied, 60, "the copy")
+    house._began_at, epochs = float("-inf"), 0
+    while pipeline.head().tables[docs].resync:
+        epochs += house.run_once() is not None
+    assert epochs <= 7
+    assert_equal(database.dsn, pipeline.flush(house))

@@ -7,7 +7,6 @@ import time
 from datetime import UTC
 from pathlib import Path
 
-import psycopg
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -17,8 +16,8 @@ from spark_consumers.lakehouse.manifest import Manifest, open_chain
 from spark_consumers.lakehouse.unfit_rows import rows_of
 from tests.support.capture_stack import STREAM
 from tests.support.lake_pipeline import Pipeline
+from tests.support.pinned import connect_pinned
 from walsender_bridge.errors import LakeError, UnsupportedValueError
-from walsender_bridge.wire.connection import pinned_conninfo
 
 SETUP = (
     "CREATE TABLE docs (id int PRIMARY KEY, price numeric(10,2), due date, grid int[], body text)",
@@ -54,7 +53,7 @@ def pipeline(spark, tmp_path, database):
 def check(pipeline):
     """Table by table: the rows that fit are in the lake, and all others are set aside with their texts."""
     snapshot = pipeline.flush()
-    with psycopg.connect(pinned_conninfo(pipeline.database.dsn)) as connection:
+    with connect_pinned(pipeline.database.dsn) as connection:
         for name, condition in FIT.items():
             relation = name.partition(".")[2]
             columns = snapshot[name].columns

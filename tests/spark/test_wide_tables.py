@@ -2,15 +2,14 @@
 
 import random
 
-import psycopg
 import pytest
 from psycopg import sql
 
 from spark_consumers import read
+from tests.support.pinned import connect_pinned
 from tests.support.stack import Stack
 from tests.support.type_columns import Kind, Kinds, same
 from tests.support.waiting import wait_for
-from walsender_bridge.wire.connection import pinned_conninfo
 
 WIDTH, ROWS = 40, 6
 
@@ -28,7 +27,7 @@ def kinds_of(types: Kinds, number: int, tables: int) -> list[Kind]:
 
 
 def fill(database, tables, draw, rows):
-    with psycopg.connect(pinned_conninfo(database.dsn)) as connection:
+    with connect_pinned(database.dsn) as connection:
         for number, kinds in enumerate(tables):
             with connection.cursor().copy(f"COPY t{number} FROM STDIN".encode()) as copy:
                 for row in rows:
@@ -68,7 +67,7 @@ def test_23_thirty_wide_tables_through_snapshot_and_stream(spark, tmp_path, data
         copy = read(spark, stack.lake)
         # The same columns again as changes: new rows, and half of the copied ones replaced.
         fill(database, tables, draw, range(ROWS, 2 * ROWS))
-        with psycopg.connect(pinned_conninfo(database.dsn)) as connection:
+        with connect_pinned(database.dsn) as connection:
             for number, kinds in enumerate(tables):
                 names = sql.SQL(", ").join(sql.Identifier(f"c{i}") for i in range(len(kinds)))
                 connection.execute(
@@ -81,7 +80,7 @@ def test_23_thirty_wide_tables_through_snapshot_and_stream(spark, tmp_path, data
         assert stack.cli("flush").returncode == 0
         snapshot = read(spark, stack.lake)
         assert snapshot.epoch > copy.epoch
-        with psycopg.connect(pinned_conninfo(database.dsn)) as connection:
+        with connect_pinned(database.dsn) as connection:
             for number, kinds in enumerate(tables):
                 compare(snapshot[f"t{number}"], kinds, own(connection, number))
 

@@ -22,7 +22,7 @@ from walsender_bridge.local_server import LocalServer, by_major
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SCHEMA = "tuskline_slots"
-SCRIPT = ROOT / "sql" / "extension" / "tuskline--0.1.sql"
+SCRIPT = ROOT / "sql" / "extension" / "tuskline--0.2.sql"
 #: From this major on an extension need not lie in the server's folder.
 CONTROL_PATH = 18
 

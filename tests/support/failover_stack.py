@@ -21,11 +21,11 @@ from tests.support.wal_server import (
     replayed,
 )
 from walsender_bridge.local_server import LocalServer
-from walsender_bridge.proposer.driver import Settings
 from walsender_bridge.proposer.failover import Step
 from walsender_bridge.proposer.failover_run import FailoverRun, FailoverSettings, abort
 from walsender_bridge.proposer.greeting import greet
 from walsender_bridge.proposer.primary import PrimaryStream
+from walsender_bridge.proposer.settings import Settings
 from walsender_bridge.safekeeper.messages import SafekeeperGreeting
 
 #: Runs a failover in a process of its own, which a test can have killed anywhere.

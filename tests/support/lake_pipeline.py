@@ -81,4 +81,5 @@ class Pipeline:
             (house or self.house).run_once(force=True)
             return {f"{STREAM}.public.{name}" for name in names} <= set(self.head().readable)
 
-        wait_for(shown, 60, f"{names} in the lake")
+        # Each is a copy of its own.
+        wait_for(shown, 60 + 5 * len(names), f"{len(names)} tables in the lake: {names}")

@@ -75,6 +75,7 @@ class QuorumStack:
         if name == "proposer":
             each = [f"--safekeeper={self.address(n)}" for n in range(self.configured)]
             files = [f"--status-file={self.status_file}", f"--members-file={self.members_file}"]
+            files.append(f"--quorum-file={self.quorum_file}")
             more = self.options.get(name, [])
             return [*python, "walsender_bridge.proposer", *each, *files, *more]
         number = int(name.rpartition("-")[2])
@@ -119,6 +120,11 @@ class QuorumStack:
         """Where a change of the membership is asked for."""
         return self.folder / "members.json"
 
+    @property
+    def quorum_file(self) -> Path:
+        """Where the bridge records its quorum's id."""
+        return self.folder / "quorum-id.json"
+
     def kill(self, name: str, number: int = signal.SIGKILL) -> int:
         """End a process with a signal; its exit code."""
         process = self.processes.pop(name)
@@ -152,7 +158,8 @@ class QuorumStack:
     # -- the primary --------------------------------------------------------------------------------
 
     def attach(self) -> None:
-        """Have commits wait for the quorum."""
+        """Have commits wait for the quorum, once it is there: safekeepers that are new form none on a server that waits."""
+        wait_for(self._streams, 60, f"the proposer is there: {self.logs()}")
         with psycopg.connect(self.server.dsn(), autocommit=True) as connection:
             connection.execute("SET synchronous_commit = local")
             for setting in (
@@ -162,6 +169,10 @@ class QuorumStack:
                 connection.execute(f"ALTER SYSTEM SET {setting}".encode())
             connection.execute("SELECT pg_reload_conf()")
         wait_for(self.is_sync, 60, f"the quorum is there: {self.logs()}")
+
+    def _streams(self) -> bool:
+        query = "SELECT 1 FROM pg_stat_replication WHERE application_name = %s"
+        return bool(self.ask(query, NAME))
 
     def is_sync(self) -> bool:
         """Whether the proposer is the primary's synchronous standby."""
@@ -212,11 +223,11 @@ class QuorumStack:
         found: str = self.ask("SELECT pg_current_wal_flush_lsn()")[0][0]
         return found
 
-    def wal_server(self, number: int) -> WalServerProcess:
+    def wal_server(self, number: int, *options: str | Path) -> WalServerProcess:
         """The WAL server of a safekeeper, to be started."""
         data = self.data(number)
         held = SimpleNamespace(folder=data / "wal", page=self.folder / f"positions-{number}")
-        return WalServerProcess(data, held)
+        return WalServerProcess(data, held, *options)
 
     def segments(self, number: int) -> dict[str, bytes]:
         """A safekeeper's complete segments."""

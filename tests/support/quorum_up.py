@@ -13,7 +13,9 @@ from walsender_bridge.local_server import LocalServer, free_ports
 from walsender_bridge.supervisor import read_states
 
 
-def hosting(folder: Path, server: LocalServer, count: int, **more: object) -> Attached:
+def hosting(
+    folder: Path, server: LocalServer, count: int, *, lake: bool = False, **more: Any
+) -> Attached:
     """A configuration with so many hosted safekeepers around `server`. `more`: keys of `[safekeepers]`."""
     first = free_ports(2 * count).start
     section = {
@@ -25,7 +27,7 @@ def hosting(folder: Path, server: LocalServer, count: int, **more: object) -> At
         **more,
     }
     source = {"dsn": server.dsn(), "tables": ["public.load"]}
-    return Attached(folder, {"shop": source}, metrics=True, safekeepers=section)
+    return Attached(folder, {"shop": source}, lake=lake, metrics=True, safekeepers=section)
 
 
 def quorum(tuskline: Attached) -> dict[str, Any]:

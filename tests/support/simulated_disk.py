@@ -137,7 +137,7 @@ class SimulatedDisk:
         for change in self._journal[:kept]:
             change(self._durable_names)
         self._journal.clear()
-        for file in set(self._durable_names.values()):
+        for file in dict.fromkeys(self._durable_names.values()):
             for offset, data in file.pending:
                 for at, piece in self._pieces(data):
                     if self.rng.random() < 0.5:

@@ -3,13 +3,11 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import psycopg
-
 from tests.support.change_entries import Entries
+from tests.support.pinned import connect_pinned
 from walsender_bridge.change_log.client import LogEntry
 from walsender_bridge.change_log.entry import build_entry, read_header, schema_hash, schema_record
 from walsender_bridge.wire import pgoutput
-from walsender_bridge.wire.connection import pinned_conninfo
 
 PUBLICATION = "pub"
 
@@ -18,7 +16,7 @@ PUBLICATION = "pub"
 def changes_of(dsn: str) -> Iterator[Callable[[], Entries]]:
     """A slot that sees everything from here on; calling gives what it has seen so far, from its start."""
     name = "slot_changes"
-    with psycopg.connect(pinned_conninfo(dsn), autocommit=True) as connection:
+    with connect_pinned(dsn, autocommit=True) as connection:
         connection.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [name])
 
         def peek() -> Entries:

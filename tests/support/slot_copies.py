@@ -128,6 +128,7 @@ class Pair:
             return bool(inspect(self.standby, name)["snapshot_present"])
 
         wait_for(proven, 30, f"{name} is proven")
+        self.on_standby("SELECT tuskline_slots.restore_mappings(%s)", name)
 
     def promote(self, stop: StopMode | None = "immediate") -> None:
         """End the primary, unless it is to go on, and let the standby take its place."""

@@ -37,6 +37,9 @@ def subscriber(stack: SlotStack, slot: str, folder: Path) -> Iterator[LocalServe
             f" WITH (slot_name = {slot}, create_slot = false, copy_data = false)",
         )
         yield server
+    except BaseException:
+        print(server.log_tail(30))
+        raise
     finally:
         server.destroy()
 
@@ -50,6 +53,13 @@ def receiver_stopped(standby: LocalServer) -> Iterator[None]:
         yield
     finally:
         os.kill(pid, signal.SIGCONT)
+
+
+def disabled(stack: SlotStack, client: LocalServer, slot: str) -> None:
+    """Stop the subscription, and wait until nobody has its slot."""
+    rows(client, "ALTER SUBSCRIPTION sub DISABLE")
+    gone = "SELECT active FROM pg_replication_slots WHERE slot_name = %s"
+    wait_for(lambda: rows(stack.pair.primary, gone, slot) == [(False,)], 30, "the client has gone")
 
 
 def until_confirmed(stack: SlotStack, slot: str) -> None:
@@ -125,7 +135,10 @@ class CatalogLoad:
             inside, kept = self._chance.random() < 0.7, self._chance.random() < 0.8
             if inside:
                 session.execute("SAVEPOINT inside")
-            for statement in self._chance.choice(_CHANGES):
+            changes = self._chance.choice(_CHANGES)
+            # PostgreSQL's own decoder may fail at a rewrite that was rolled back: "unexpected duplicate for tablespace".
+            kept |= changes is _REWRITE
+            for statement in changes:
                 session.execute(statement.format(number=self._number).encode())
             before = len(written)
             write("side")
@@ -141,13 +154,17 @@ class CatalogLoad:
             self.written[table].append(number)
 
 
+_REWRITE = (
+    "ALTER TABLE shop ALTER note TYPE varchar({number})",
+    "ALTER TABLE shop ALTER note TYPE text",
+)
 #: Changes that a decoder needs to have seen for the rows after them: a published table, its file, another table.
 _CHANGES = (
     (
         f"ALTER PUBLICATION {PUBLICATION} DROP TABLE side",
         f"ALTER PUBLICATION {PUBLICATION} ADD TABLE side",
     ),
-    ("ALTER TABLE shop ALTER note TYPE varchar({number})", "ALTER TABLE shop ALTER note TYPE text"),
+    _REWRITE,
     ("CREATE TABLE made_{number} (id int PRIMARY KEY)", "INSERT INTO made_{number} VALUES (1)"),
     ("ALTER TABLE side ADD COLUMN more int", "ALTER TABLE side DROP COLUMN more"),
     ("ALTER TABLE side REPLICA IDENTITY FULL", "ALTER TABLE side REPLICA IDENTITY DEFAULT"),

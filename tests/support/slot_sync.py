@@ -14,7 +14,7 @@ from slot_sync.controller import Controller
 from slot_sync.plan import Candidate, Plan
 from slot_sync.report import Report
 from slot_sync.resolver.observed import Selection
-from slot_sync.resolver.transitions import State
+from slot_sync.resolver.transitions import State, Transition
 from tests.support.attached import Attached, toml
 from tests.support.slot_copies import (
     PHYSICAL,
@@ -24,7 +24,7 @@ from tests.support.slot_copies import (
     rows,
     running_pair,
 )
-from tests.support.snapshot_files import lacking
+from tests.support.snapshot_files import lacking, mappings_lacking
 from tests.support.waiting import wait_for
 from walsender_bridge.local_server import LocalServer
 
@@ -113,6 +113,11 @@ class SlotStack:
         """A round; the state of each slot in it."""
         return {each.slot: each.after for each in controller.once(10)[STANDBY].transitions}
 
+    def found(self, controller: Controller, name: str) -> Transition:
+        """A round; what is found of one slot in it."""
+        report = controller.once(10)[STANDBY]
+        return next(each for each in report.transitions if each.slot == name)
+
     @contextmanager
     def streaming(self, name: str, server: LocalServer | None = None) -> Iterator[None]:
         """A client that streams from the slot and confirms it each second."""
@@ -158,6 +163,8 @@ class SlotStack:
             if all(name in found and found[name].after.name == state for name in names):
                 # What a promoted slot would start with lacks nothing that the primary's has.
                 assert lacking(self.pair) == set()
+                for name in names if state == "READY" else ():
+                    assert mappings_lacking(self.pair, name) == set()
                 return report
             assert time.monotonic() < deadline, [str(each) for each in report.transitions]
             self.turn_over(*names)

@@ -1,4 +1,7 @@
-"""What decoders' snapshots on two servers say at the same position: the standby's may lack no transaction of the primary's.
+"""What decoders' files on two servers say: the standby's may lack nothing that the primary's have.
+
+Snapshots at the same position: no transaction may be missing in them. Mapping files of rewritten catalogs: none, nor a byte
+of one, from a slot's restart_lsn on.
 
 A file has a header, the builder as it was in memory, and the transactions that changed the catalog: those that have
 committed, and from 16 on those in progress. What lies before the builder's xmin is not asked of it.
@@ -9,9 +12,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.support.slot_copies import Pair
+from tests.support.slot_copies import Pair, fields
+from walsender_bridge.wire.lsn import parse_lsn
 
 SNAPSHOTS = "pg_logical/snapshots"
+MAPPINGS = "pg_logical/mappings"
 _HEADER = 16
 _XMIN = 16
 _COUNT = struct.Struct("<Q")
@@ -58,3 +63,26 @@ def lacking(pair: Pair, *, anybodys: bool = False) -> set[int]:
             found |= {xid for xid in theirs.committed if xid >= ours.xmin} - known
             found |= theirs.in_progress - known
     return found
+
+
+def mappings_lacking(pair: Pair, name: str) -> set[str]:
+    """The mapping files that the standby lacks, or has less of than the primary, of what the slot's copy may need.
+
+    Where there is no copy yet: of what one with the slot's own position would need.
+    """
+    first = pair.slot(name).restart_lsn
+    with suppress(IndexError):
+        first = fields(pair.standby, name).restart_lsn
+    there = {}
+    for path in (pair.primary.data_dir / MAPPINGS).glob("map-*"):
+        if parse_lsn(path.name.split("-")[3].replace("_", "/")) >= parse_lsn(first):
+            with suppress(FileNotFoundError):  # a checkpoint removes those that no slot needs
+                there[path.name] = path.read_bytes()
+    if there:
+        pair.catch_up()
+    here = pair.standby.data_dir / MAPPINGS
+    return {
+        file
+        for file, content in there.items()
+        if not ((here / file).exists() and (here / file).read_bytes().startswith(content))
+    }

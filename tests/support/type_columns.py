@@ -307,6 +307,8 @@ class Kinds:
         labels = sorted({_text(self.draw)[:20] for _ in range(5)} | {"so so", "NULL"})
         told = ", ".join("'" + label.replace("'", "''") + "'" for label in labels)
         name = self._create("TYPE", f"ENUM ({told})")
+        if self.draw.random() < 0.3:
+            name = self._create("DOMAIN", name)
         values = _pick(*labels)
         if self.draw.random() < 0.3:
             return Kind(f"{name}[]", _array(values, nested=True))

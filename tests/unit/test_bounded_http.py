@@ -3,20 +3,19 @@
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler
+from contextlib import ExitStack, contextmanager, suppress
 from urllib.request import urlopen
 
 import pytest
 
 from tests.support.waiting import wait_for
-from walsender_bridge.commands.bounded_http import BoundedServer
+from walsender_bridge.commands.bounded_http import BoundedHandler, BoundedServer
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(BoundedHandler):
     timeout = 10
 
-    def do_GET(self) -> None:
+    def do_GET(self) -> None:  # noqa: N802  # the base class's name
         self.send_response(200)
         self.send_header("Content-Length", "2")
         self.end_headers()
@@ -27,8 +26,10 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serving(host: str = "127.0.0.1", **limits: float) -> Iterator[BoundedServer]:
-    with BoundedServer((host, 0), _Handler, **limits) as server:  # type: ignore[arg-type]
+def serving(
+    handler: type[BoundedHandler] = _Handler, host: str = "127.0.0.1", **limits: float
+) -> Iterator[BoundedServer]:
+    with BoundedServer((host, 0), handler, **limits) as server:  # type: ignore[arg-type]
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
         try:
@@ -53,29 +54,47 @@ def test_a_connection_that_drips_bytes_ends_at_its_deadline():
         wait_for(lambda: threads() == 0, 10, "its thread ends")
 
 
-def test_connections_beyond_the_limit_get_no_thread():
-    with serving(connections=3) as server:
-        held = [connect(server) for _ in range(3)]
-        wait_for(lambda: threads() == 3, 10, "three are served")
+def answered(server: BoundedServer) -> bool:
+    try:
+        with urlopen(f"http://127.0.0.1:{server.server_port}/", timeout=20) as answer:
+            return answer.read() == b"ok"
+    except OSError:
+        return False
+
+
+def test_clients_that_are_slow_to_ask_keep_nobody_out():
+    with serving(connections=3) as server, ExitStack() as held:
+        slow = [held.enter_context(connect(server)) for _ in range(9)]
+        for each in slow:
+            with suppress(OSError):
+                each.sendall(b"GET /healthz HTTP/1.1\r\nX: ")
         for _ in range(5):
-            with connect(server) as refused:
-                try:
-                    assert refused.recv(1) == b""
-                except ConnectionResetError:
-                    continue
-        assert threads() == 3
-        held.pop().close()
+            assert answered(server)
+        assert threads() <= 3
+        # The oldest have made room.
+        with suppress(ConnectionResetError):
+            assert slow[0].recv(1) == b""
 
-        def answered() -> bool:
-            try:
-                with urlopen(f"http://127.0.0.1:{server.server_port}/", timeout=20) as answer:
-                    return answer.read() == b"ok"
-            except OSError:
-                return False
 
-        wait_for(answered, 10, "the next one is served")
-        for each in held:
-            each.close()
+def test_one_that_has_asked_is_answered_whoever_comes():
+    go_on = threading.Event()
+
+    class Slow(_Handler):
+        def do_GET(self) -> None:  # noqa: N802  # the base class's name
+            assert go_on.wait(20)
+            super().do_GET()
+
+    with serving(Slow, connections=2) as server, ExitStack() as held:
+        asked = [held.enter_context(connect(server)) for _ in range(2)]
+        for each in asked:
+            each.sendall(b"GET / HTTP/1.0\r\n\r\n")
+        wait_for(lambda: threads() == 2 and not server.waiting, 10, "both have asked")
+        assert not answered(server)
+        assert threads() == 2
+        go_on.set()
+        for each in asked:
+            assert b"200" in each.recv(100)
+        wait_for(lambda: answered(server), 10, "the next one is served")
 
 
 def test_the_endpoint_listens_on_ipv6():
@@ -84,7 +103,7 @@ def test_the_endpoint_listens_on_ipv6():
             probe.bind(("::1", 0))
     except OSError:
         pytest.skip("this machine has no IPv6 loopback")
-    with serving("::1") as server, urlopen(f"http://[::1]:{server.server_port}/") as answer:
+    with serving(host="::1") as server, urlopen(f"http://[::1]:{server.server_port}/") as answer:
         assert answer.read() == b"ok"
 
 

@@ -182,6 +182,65 @@ def _schemas(generation: int) -> list[bytes]:
     return schema(T, generation)
 
 
+ROOT, LEAF = 16900, 16901
+
+
+def partition_rows(state: State, *messages: bytes) -> list[tuple[int, bytes]]:
+    """The OIDs of the partitions that the entries name, and the messages that are said to be theirs."""
+    found, _ = all_entries(state, *messages)
+    named = []
+    for data in found:
+        header = entry.read_header(data)
+        hashes = {one.relation_id: one.schema_hash for one in header.relations}
+        for one in header.partitions:
+            assert one.schema_hash == hashes[ROOT]
+            named.append((one.relation_id, messages_of(data)[one.number]))
+    return named
+
+
+def root_rows(count: int, width: int = 20) -> list[bytes]:
+    return [pg.insert(ROOT, [b"%d" % i, b"x" * width]) for i in range(count)]
+
+
+def test_a_partition_that_is_described_behind_its_root_is_named_with_its_row() -> None:
+    row, other = root_rows(2)
+    sent = [
+        *schema(ROOT, 0),
+        row,
+        *schema(T, 0),
+        *rows(1),
+        *schema(ROOT, 0),
+        *schema(LEAF, 0),
+        other,
+    ]
+    assert partition_rows(new_state(), *pg.transaction(1000, 7, sent)) == [(LEAF, other)]
+    # Before the first row, and again when it is described again.
+    sent = [*schema(ROOT, 0), *schema(LEAF, 0), row]
+    state = new_state()
+    for number in (1000, 2000):
+        assert partition_rows(state, *pg.transaction(number, 7, sent)) == [(LEAF, row)]
+    assert partition_rows(state, *pg.transaction(3000, 7, [row])) == []
+
+
+@pytest.mark.parametrize("width", [20, entries.ENTRY_BYTES - 300, entries.ENTRY_BYTES + 5])
+def test_a_partition_is_named_in_the_entry_that_has_its_row(width: int) -> None:
+    """Wherever that is cut: in the transaction that was open, or behind it."""
+    row = root_rows(1, width)[0]
+    sent = [*schema(ROOT, 0), *schema(LEAF, 0), row]
+    for before in ([], rows(1), rows(3, 400_000)):
+        whole = pg.transaction(1000, 7, [*schema(T, 0), *before])
+        second = pg.transaction(2000, 8, [*before, *sent, *rows(1)])
+        assert partition_rows(new_state(), *whole, *second) == [(LEAF, row)]
+
+
+def test_tables_that_are_truncated_together_are_no_partitions() -> None:
+    described = [*schema(ROOT, 0), *schema(LEAF, 0)]
+    sent = [*described, pg.truncate(ROOT, LEAF), *root_rows(1), pg.insert(LEAF, [b"1", b"x"])]
+    assert partition_rows(new_state(), *pg.transaction(1000, 7, sent)) == []
+    sent = [*described, pg.insert(LEAF, [b"1", b"x"]), *root_rows(1)]
+    assert partition_rows(new_state(), *pg.transaction(1000, 7, sent)) == []
+
+
 def test_28_what_the_log_has_is_skipped_and_its_schemas_are_followed() -> None:
     state = new_state(logged_lsn=1048, committed_lsn=1048, confirmed=(1, 1000))
     effects = step(state, Received(0.0, [*one(1000), *payloads(*pg.transaction(1048, 8, rows(1)))]))

@@ -119,6 +119,22 @@ def test_a_streamed_transaction_is_in_the_log_as_an_ordinary_one() -> None:
     assert session.replica.last_end_lsn == END
 
 
+def test_a_partition_in_a_block_is_named_with_its_row() -> None:
+    session = Session()
+    session.receive(
+        *block(
+            7, *described(7), (7, row(0)), (8, row(1)), *described(7), *described(7, U), (7, row(2))
+        )
+    )
+    session.receive(pg.stream_commit(7, COMMIT, END))
+    session.log()
+    (data,) = session.replica.entries
+    named = [
+        (p.relation_id, messages_of(data)[p.number]) for p in entry.read_header(data).partitions
+    ]
+    assert named == [(U, row(2))]
+
+
 def test_what_follows_a_commit_waits_for_the_replay() -> None:
     session = Session()
     state = session.state

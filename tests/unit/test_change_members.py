@@ -6,9 +6,12 @@ from typing import Any
 
 import pytest
 
-from walsender_bridge.errors import UnavailableError
+from walsender_bridge import status_file
+from walsender_bridge.errors import UnavailableError, UsageError
 from walsender_bridge.proposer import change_members
 from walsender_bridge.proposer.change_members import ProposerFiles, change
+from walsender_bridge.safekeeper.configuration import Configuration
+from walsender_bridge.safekeeper.messages import NodeId, SafekeeperGreeting, ServerInfo
 
 ONE, TWO, THREE = (f"{number:032x}" for number in (0x1111 << 112, 0x2222 << 112, 0x3333 << 112))
 
@@ -21,7 +24,7 @@ def files(tmp_path: Path, **heard: str) -> ProposerFiles:
     ]
     membership = {"generation": 1, "members": [ONE, TWO, THREE], "new_members": None}
     status = tmp_path / "status.json"
-    status.write_text(json.dumps({"membership": membership, "safekeepers": safekeepers}))
+    status_file.write(status, {"membership": membership, "safekeepers": safekeepers})
     return ProposerFiles(status, tmp_path / "members.json")
 
 
@@ -36,6 +39,30 @@ def test_12_a_silent_address_is_forgotten_once_all_members_are_heard_of(tmp_path
     said["safekeepers"].append({"address": "d:4", "safekeeper": "", "member": False})
     given.status.write_text(json.dumps(said))
     assert ("d", 4) not in change(given, remove=[TWO]).addresses
+
+
+def test_a_safekeeper_of_another_quorum_is_refused_by_its_quorum(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = {"system_id": 1, "major": 16, "segment_size": 1 << 24}
+    given = files(tmp_path, a=ONE, b=TWO, c=THREE)
+    said = json.loads(given.status.read_text()) | {"server": server}
+    said["membership"]["quorum"] = f"{0xABC:032x}"
+    given.status.write_text(json.dumps(said))
+
+    def there(quorum: int, term: int) -> None:
+        held = Configuration(3, frozenset({4}), term=term, quorum=quorum)
+        greeting = SafekeeperGreeting(4, ServerInfo(**server), NodeId(term, 9), held, 0, 0, 1)
+        monkeypatch.setattr(change_members, "greet", lambda *_: greeting)
+
+    there(0xDEF, term=2)
+    with pytest.raises(UsageError, match=r"belongs to quorum 0+def, not to 0+abc") as refused:
+        change(given, add=["d:4"])
+    assert refused.value.where == "d:4"
+    assert not given.members.exists()
+    for quorum, term in ((0xABC, 2), (0xDEF, 0), (0, 0)):
+        there(quorum, term)
+        assert change(given, add=["d:4"]).quorum == 0xABC
 
 
 def test_12_an_address_that_could_be_any_member_is_waited_for(

@@ -19,7 +19,14 @@ STATE = ControlState(
     server=ServerInfo(system_id=7_000_000_000_000_000_001, major=16, segment_size=16 << 20),
     node_id=NodeId(term=9, proposer=2**127 + 5),
     history=History((EpochEntry(2, 0x100, 1), EpochEntry(9, 2**63, 2))),
-    configuration=Configuration(3, frozenset({1, 2**100}), frozenset({5}), term=9),
+    configuration=Configuration(
+        3,
+        frozenset({1, 2**100}),
+        frozenset({5}),
+        term=9,
+        distrusted=frozenset({1}),
+        quorum=2**127 + 1,
+    ),
     fence=Fence(term=8, timeline=1),
     commit_lsn=2**63 + 1,
     restart_lsn=0x200,
@@ -37,6 +44,16 @@ def test_it_says_what_was_written(disk, state):
     control_file.save(disk, state)
     assert control_file.load(disk) == state
     assert disk.names() == {"control"}
+
+
+def test_25_one_from_before_anybody_was_distrusted_is_read(disk):
+    record = control_file.to_record(STATE)
+    del record["configuration"]["distrusted"], record["configuration"]["quorum"]
+    data = record_file.pack(control_file.MAGIC, 1, record)
+    (disk.folder / "control").write_bytes(data)
+    found = control_file.load(disk)
+    assert found is not None
+    assert found.configuration == replace(STATE.configuration, distrusted=frozenset(), quorum=0)
 
 
 def test_25_a_damaged_one_is_refused_and_kept(disk, seed):
@@ -59,30 +76,26 @@ def test_25_a_damaged_one_is_refused_and_kept(disk, seed):
 
 def test_25_a_missing_one_beside_anything_is_refused(disk):
     (disk.folder / "wal").mkdir()
-    with pytest.raises(CorruptError, match=r"(?s)missing, and the folder holds wal.*new\s+member"):
+    with pytest.raises(
+        CorruptError, match=r"(?s)missing, and the folder holds wal.*safekeeper replace"
+    ):
         control_file.load(disk)
 
 
 def test_25_a_newer_one_is_refused_by_its_number_and_left(disk):
     data = record_file.pack(control_file.MAGIC, 7, {"whatever": 1})
     (disk.folder / "control").write_bytes(data)
-    with pytest.raises(NotSupportedError, match="format 7; this version of Tuskline knows 1 to 1"):
+    with pytest.raises(NotSupportedError, match="format 7; this version of Tuskline knows 1 to 2"):
         control_file.load(disk)
     assert (disk.folder / "control").read_bytes() == data
 
 
-def test_25_an_older_one_is_upgraded(disk, monkeypatch):
+def test_25_one_from_before_quorums_had_ids_is_upgraded(disk):
     older = control_file.to_record(STATE)
-    older["lsns"] = [older.pop("commit_lsn"), older.pop("restart_lsn")]
-
-    def upgrade(record):
-        commit, restart = record.pop("lsns")
-        return record | {"commit_lsn": commit, "restart_lsn": restart}
-
+    del older["configuration"]["quorum"]
     (disk.folder / "control").write_bytes(record_file.pack(control_file.MAGIC, 1, older))
-    monkeypatch.setattr(control_file, "FORMAT", 2)
-    monkeypatch.setitem(control_file.UPGRADES, 1, upgrade)
-    assert control_file.load(disk) == STATE
+    without = replace(STATE, configuration=replace(STATE.configuration, quorum=0))
+    assert control_file.load(disk) == without
     version, _ = record_file.unpack((disk.folder / "control").read_bytes(), control_file.MAGIC, 2)
     assert version == 2
 

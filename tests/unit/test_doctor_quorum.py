@@ -4,6 +4,7 @@ import contextlib
 import socket
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -41,6 +42,7 @@ def facts(**other):
         "senders_used": 2,
         "slot": {"slot_type": "physical", "active": False, "wal_status": "reserved"},
         "senders": 1,
+        "crowded": [],
         "waiting": 0,
         "role": {"name": "tuskline", "superuser": False, "replication": True},
         "may_see": True,
@@ -90,6 +92,9 @@ def test_minors_that_rewrite_a_part_of_a_record_are_refused(version, bad):
         (f"ANY 1 ({NAME}, s1)", f"FIRST 2 ({NAME}, s1)"),
         ("*", f"ANY 1 ({NAME})"),
         ("FIRST 1 (s1, s2)", f"FIRST 3 ({NAME}, s1, s2)"),
+        # Two walsenders of s1 answer, though each name has to.
+        (f"ANY 2 (s1, {NAME})", f"FIRST 2 ({NAME}, s1)"),
+        (f"FIRST 2 (s1, {NAME})", f"FIRST 2 ({NAME}, s1)"),
     ],
 )
 def test_28_names_that_can_outvote_the_proposer_are_refused(names, fix):
@@ -103,6 +108,15 @@ def test_35_a_list_that_waits_for_an_older_walsender_is_named() -> None:
     assert problem.severity is Severity.WARNING
     assert "the older one's walsender" in problem.what
     assert f"'ANY 1 ({NAME})'" in problem.fix
+
+
+def test_2_a_standby_beside_the_quorum_is_named_and_several_of_its_name_are_refused() -> None:
+    problems = found(names=f"FIRST 2 ({NAME}, s1)")
+    assert problems["synchronous_standby_names"].severity is Severity.WARNING
+    assert "while it is not" in problems["synchronous_standby_names"].what
+    problems = found(names=f"FIRST 2 ({NAME}, s1)", crowded=[{"name": "s1", "walsenders": 2}])
+    assert problems["standbys"].severity is Severity.ERROR
+    assert "2 walsenders are named 's1'" in problems["standbys"].what
 
 
 def test_commits_that_do_not_wait_are_worth_a_word():
@@ -251,6 +265,15 @@ def test_19_a_safekeeper_that_tells_of_another_server():
 def test_safekeepers_ahead_of_the_server_are_told():
     found = problems(greeting(1), greeting(2), greeting(3, commit_lsn=0x6000000))
     assert "restored from an older state" in found[0].what
+
+
+def test_a_safekeeper_whose_vote_no_election_reaches_is_named():
+    gone = replace(greeting(3), node_id=m.NodeId((1 << 64) - 1, 9))
+    (problem, *others) = problems(greeting(1), greeting(2), gone)
+    assert "no election of the others reaches" in problem.what
+    assert "tuskline safekeeper replace" in problem.repair
+    assert problem.severity is Severity.ERROR
+    assert not others, "the others are a quorum"
 
 
 def test_an_address_twice_is_no_second_safekeeper():

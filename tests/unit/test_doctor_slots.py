@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from walsender_bridge.doctor import slots
+from walsender_bridge.doctor import slots, wal_room
 from walsender_bridge.doctor.finding import Severity
 from walsender_bridge.errors import Cause
 
@@ -34,6 +34,7 @@ def facts(**other):
             "primary_slot_name": PHYSICAL,
             "wal_receiver_status_interval": "1",
         },
+        "disk": {"local": False, "folder": None, "kept": 0, "free": None},
         "conninfo_dbname": None,
         "receiver_slot": PHYSICAL,
         "receiver_status": "streaming",
@@ -175,3 +176,38 @@ def test_40_a_server_that_invalidates_idle_slots_is_warned_of():
     found = of_primary(settings={**facts()["settings"], **timeout})
     assert "physical slot" in found["idle_replication_slot_timeout"].what
     assert of_standby(settings={"idle_replication_slot_timeout": "0"}) == {}
+
+
+@pytest.mark.parametrize(
+    ("limit", "kept", "free", "bad"),
+    [
+        ("-1", 0, 0, False),
+        ("100", 0, 100, False),
+        ("100", 0, 99, True),
+        ("100", 1, 99, False),
+        ("100", 200, 0, False),
+        ("100", 0, None, False),
+    ],
+)
+def test_slots_may_keep_no_more_than_the_disk_holds(limit, kept, free, bad):
+    disk = {
+        "local": True,
+        "folder": "/",
+        "kept": kept << 20,
+        "free": None if free is None else free << 20,
+    }
+    settings = {**facts()["settings"], "max_slot_wal_keep_size": limit}
+    for found in (
+        of_primary(settings=settings, disk=disk),
+        of_standby(settings=settings, disk=disk),
+    ):
+        assert ([*found] == [wal_room.CHECK]) is bad
+        assert not bad or "only 99 MB are free" in found[wal_room.CHECK].what
+
+
+def test_free_space_is_known_of_this_machine_only(tmp_path):
+    here = {"local": True, "folder": str(tmp_path), "kept": 0}
+    assert (wal_room.free_bytes(here) or 0) > 0
+    assert wal_room.free_bytes({**here, "local": False}) is None
+    assert wal_room.free_bytes({**here, "folder": None}) is None
+    assert wal_room.free_bytes({**here, "folder": str(tmp_path / "absent")}) is None

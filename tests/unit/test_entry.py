@@ -88,6 +88,29 @@ def test_a_golden_compressed_entry_reads_as_the_messages_that_it_holds() -> None
     assert entry.split_messages(entry.read_payload(data)) == WHOLE
 
 
+def partitioned() -> bytes:
+    """Two rows of `transfers` are partitions'."""
+    return build(
+        WHOLE,
+        partitions=[
+            entry.PartitionRow(16500, HASHES[TRANSFERS], 3),
+            entry.PartitionRow(16501, HASHES[ACCOUNTS], 1),
+        ],
+    )
+
+
+def test_format_2_names_partitions_and_is_written_only_with_some() -> None:
+    data = partitioned()
+    assert data == (GOLDEN / "entry-v2-partitions.bin").read_bytes()
+    found, plain = entry.verify(data, 0), entry.read_header(build(WHOLE))
+    assert [(p.relation_id, p.number) for p in found.partitions] == [(16500, 3), (16501, 1)]
+    assert [p.schema_hash for p in found.partitions] == [HASHES[TRANSFERS], HASHES[ACCOUNTS]]
+    assert (found.relations, plain.partitions) == (plain.relations, ())
+    assert (data[4], build(WHOLE)[4]) == (2, 1)
+    assert len(data) == found.length
+    assert entry.split_messages(entry.read_payload(data)) == WHOLE
+
+
 def test_golden_schema_records_keep_their_names() -> None:
     assert (GOLDEN / "schema-v1-accounts.bin").read_bytes() == ACCOUNTS_SCHEMA
     assert HASHES[ACCOUNTS].hex() == "587b3845ae3ad19ed42cde0f54a49ac5"
@@ -145,8 +168,8 @@ def test_messages_that_make_no_entry(messages: list[bytes], message: str) -> Non
 
 def test_a_newer_format_is_refused_by_its_number() -> None:
     data = bytearray(build(WHOLE))
-    data[4] = 2
-    with pytest.raises(NotSupportedError, match="format 2"):
+    data[4] = 3
+    with pytest.raises(NotSupportedError, match="format 3"):
         entry.read_header(bytes(data))
 
 

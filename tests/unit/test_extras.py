@@ -1,6 +1,8 @@
 """A machine without an extra: one sentence with the command that installs it, before anything starts."""
 
+import re
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,7 @@ from typer.testing import CliRunner
 
 from walsender_bridge.cli import app
 from walsender_bridge.errors import NotSupportedError
+from walsender_bridge.extras import MODULES
 from walsender_bridge.local_server import free_port
 
 
@@ -37,7 +40,8 @@ uri = "lake"
     [
         (["keeper", "run"], "lmdb", "keeper"),
         (["lake", "run"], "pyspark", "spark"),
-        (["lake", "run"], "adbc_driver_postgresql", "spark"),
+        (["metrics"], "prometheus_client", "monitor"),
+        (["top"], "textual", "monitor"),
         (["up"], "lmdb", "keeper"),
         (["up"], "pyspark", "spark"),
     ],
@@ -55,3 +59,11 @@ def test_a_missing_extra_is_one_sentence_and_nothing_starts(
     assert f"tuskline[{extra}]" in error.repair
     assert not (config.parent / "lake").exists()
     assert not (config.parent / "keeper").exists()
+
+
+def test_what_is_looked_for_is_what_the_extras_install() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    extras = project["project"]["optional-dependencies"]
+    for name, modules in MODULES.items():
+        packages = {re.split("[<>=~]", each)[0].replace("-", "_") for each in extras[name]}
+        assert set(modules) == packages

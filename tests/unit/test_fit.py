@@ -1,6 +1,7 @@
 """Whether changes are of the table as it was copied: decided from the Relation message alone."""
 
 import re
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -8,8 +9,12 @@ import pyarrow as pa
 import pytest
 
 from spark_consumers.decode import ChangeBatch
-from spark_consumers.lakehouse.fit import Layout, key_of, misfit
+from spark_consumers.lakehouse.bootstrap import usable_key
+from spark_consumers.lakehouse.fit import Layout, key_of, misfit, unusable
 from spark_consumers.lakehouse.stage import Target
+from spark_consumers.lakehouse.table_format import ROW_ID
+from spark_consumers.snapshot import PublishedTable
+from walsender_bridge.errors import NotSupportedError
 from walsender_bridge.wire.pgoutput import Column, Relation
 
 COLUMNS = (("id", 23, -1), ("region", 23, -1))
@@ -55,6 +60,45 @@ def test_32_changes_fit_a_table_of_just_the_key_that_their_relation_flags(op):
         reason = misfit(change, schema, layouts, tuple(sorted(other)), 7)
         assert (reason is None) == (key == other)
         assert reason is None or "replica identity changed" in reason
+
+
+@pytest.mark.parametrize(
+    ("op", "marks", "fits"),
+    [
+        ("I", [False, True], False),
+        ("I", [False, False], True),
+        ("U", [False, True], True),
+        ("D", [False, False], True),
+    ],
+)
+def test_an_insert_without_a_value_is_no_row(op, marks, fits):
+    """A row filter makes an INSERT of an UPDATE, which the server does not send unchanged TOAST values with."""
+    schema = pa.schema([("id", pa.int32()), ("region", pa.int32())])
+    change = replace(batch("d", ("id",), op), unchanged=np.array([marks]))
+    reason = misfit(change, schema, (Layout(0, COLUMNS),), ("id",), 7)
+    assert (reason is None) is fits
+    assert fits or "row filter" in str(reason)
+
+
+@pytest.mark.parametrize(
+    ("names", "word"),
+    [((), "no column that is sent"), (("id", ROW_ID), ROW_ID), (("id", ROW_ID.upper()), "")],
+)
+def test_columns_that_the_lake_cannot_keep_are_no_table(names, word):
+    """ALTER TABLE may take the last column, or add one of any name, whatever there was when the table was copied."""
+    columns = tuple(Column(name, 25, -1, is_key=False) for name in names)
+    change = replace(batch("f", (), "I"), relation=Relation(7, "public", "t", "f", columns))
+    layouts = (Layout(0, tuple((name, 25, -1) for name in names)),)
+    reason = misfit(change, pa.schema([]), layouts, (), 7)
+    assert word in str(reason) if word else reason is None
+    copied = PublishedTable("public", "t", 7, "r", "f", columns, None, None, ())
+    if word:
+        with pytest.raises(NotSupportedError, match=word):
+            usable_key(copied)
+    else:
+        assert usable_key(copied) == ()
+    # With a key the lake adds no column.
+    assert bool(unusable(names, ("id",))) is not bool(names)
 
 
 @pytest.mark.parametrize("table", ["x/../../../planted/y", "a" * 63, "plain", "nul\x01"])

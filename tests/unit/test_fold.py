@@ -212,6 +212,29 @@ def test_changes_that_cannot_follow_are_refused(events):
         compose(fold([Batch(events[:1])], KEY), fold([Batch(events[1:])], KEY))
 
 
+@pytest.mark.parametrize("batches", [[0], [0, 1]])
+@pytest.mark.parametrize("op", [U, D])
+def test_a_row_that_is_named_by_other_columns_than_the_key_is_refused(op, batches):
+    """As a partition does whose replica identity is another index than its table's."""
+    new = None if op == D else (7, "b", None, 1.0)
+    named = (op, new, (), (None, "a", None, None), "K")
+    insert = (I, (1, "z", None, 1.0), (), None, None)
+    events = [insert, named]
+    with pytest.raises(CorruptError, match="other columns than the table's key"):
+        fold([Batch(events)] if batches == [0] else [Batch(events[:1]), Batch(events[1:])], KEY)
+
+
+def test_a_key_whose_value_does_not_fit_is_named_by_its_text():
+    """In wide rows the text stands beside the value, and one of the two is there."""
+    types = [pa.int64(), pa.string(), pa.string(), pa.string()]
+    for old in ((1, None, None, None), (None, None, "-infinity", None)):
+        event = (U, (None, "x", "infinity", None), (), old, "K")
+        assert fold([Batch([event], types)], (0, 2), key_columns=1).added == 0
+    nothing = (U, (1, "x", None, None), (), (None,) * 4, "K")
+    with pytest.raises(CorruptError, match="other columns"):
+        fold([Batch([nothing], types)], (0, 2), key_columns=1)
+
+
 def test_keys_of_several_columns_and_every_type_are_told_apart():
     types: list[pa.DataType] = [
         pa.decimal128(10, 2),

@@ -1,15 +1,19 @@
 """Checksums beside the lake's files, and `tuskline lake verify`, which reads them all."""
 
 import json
+import os
 import random
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from spark_consumers.lakehouse.checksums import CHUNK, SMALL, check, file_of, seal, sums_of
+from spark_consumers.lakehouse.checksums import CHUNK, SMALL, check, file_of, remove, seal, sums_of
 from spark_consumers.lakehouse.manifest import Manifest, TableVersion, open_chain
+from tests.support import avro_file
 from walsender_bridge.cli import app
 from walsender_bridge.errors import Cause, CorruptError
 
@@ -64,18 +68,73 @@ def test_checksums_that_are_damaged_are_named_and_empty_ones_are_none(tmp_path: 
         assert not check(file)
 
 
+@pytest.mark.parametrize("moment", ["before the link", "after the first unlink"])
+def test_a_file_removed_while_it_is_sealed_leaves_no_checksums(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    file = tmp_path / "a.parquet"
+    file.write_bytes(b"rows")
+    if moment == "before the link":
+        link = os.link
+
+        def removed(*names: Any) -> None:
+            remove(file)
+            link(*names)
+
+        monkeypatch.setattr(os, "link", removed)
+        seal(file)
+    else:
+        unlink = Path.unlink
+
+        def sealed(path: Path, **options: Any) -> None:
+            if path == file and not sums_of(file).exists():
+                monkeypatch.setattr(Path, "unlink", unlink)
+                seal(file)
+            unlink(path, **options)
+
+        monkeypatch.setattr(Path, "unlink", sealed)
+        remove(file)
+    assert list(tmp_path.iterdir()) == []
+
+
+def table_files(table: Path, ids: list[int], told: int | None = None) -> None:
+    """Write the table's files anew, with checksums; the manifest tells of so many rows."""
+    rows = {"data/a.parquet": ids, "data/gone.parquet": [2], "unfit/b.parquet": [9]}
+    for name, values in rows.items():
+        (table / name).parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.table({"id": values}), table / name)
+    entry = {"content": "int", "file_path": "string", "record_count": "long"}
+    fields = {"status": "int", "sequence_number": ["null", "long"], "data_file": entry}
+    fields["data_file"] = avro_file.record("file", entry)
+    for number, (content, name, count) in enumerate(
+        [(0, "a", len(ids) if told is None else told), (2, "gone", 1)]
+    ):
+        path = f"file://{table}/data/{name}.parquet"
+        one = {"content": content, "file_path": path, "record_count": count}
+        row = {"status": 1, "sequence_number": None, "data_file": one}
+        avro_file.write(table / f"metadata/m{number}.avro", fields, [row])
+    avro_file.write(
+        table / "metadata/snap-7.avro",
+        {"manifest_path": "string", "sequence_number": "long"},
+        [
+            {"manifest_path": str(table / f"metadata/m{number}.avro"), "sequence_number": number}
+            for number in range(2)
+        ],
+    )
+    for folder in ("metadata", "data", "unfit"):
+        for file in (table / folder).glob("[!.]*"):
+            sums_of(file).unlink(missing_ok=True)
+            seal(file)
+
+
 @pytest.fixture
 def lake(tmp_path: Path) -> Path:
-    """A lake of one table that has the files of a table, though not their contents."""
+    """A lake of one table: five rows, of which a file of deletes takes one."""
     root = tmp_path / "lake"
     chain = open_chain(root)
     identity = chain.initialise("log", "iceberg")
     table = root / "tables" / "shop" / "public" / "t"
-    for name in ("metadata/snap-7.avro", "metadata/m0.avro", "data/a.parquet", "unfit/b.parquet"):
-        file = table / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(name.encode() * 100)
-        seal(file)
+    table_files(table, [1, 2, 3, 4, 5])
     lists = [{"snapshot-id": 7, "manifest-list": str(table / "metadata" / "snap-7.avro")}]
     metadata = table / "metadata" / "v2.metadata.json"
     metadata.write_text(json.dumps({"snapshots": lists}))
@@ -112,7 +171,7 @@ def verified(lake: Path) -> tuple[int, dict[str, Any]]:
 def test_lake_verify_reads_everything(lake: Path) -> None:
     code, record = verified(lake)
     assert code == 0
-    assert (record["links"], record["files"], record["damaged"]) == (1, 5, 0)
+    assert (record["links"], record["files"], record["damaged"]) == (1, 7, 0)
     assert record["without_checksums"] == 0
     (lake / "tables/shop/public/t/data/old.parquet").write_bytes(b"of an older version")
     assert verified(lake)[1]["without_checksums"] == 1
@@ -150,3 +209,36 @@ def test_33_lake_verify_names_each_kind_of_file_that_is_damaged(
     code, record = verified(lake)
     assert code == Cause.CORRUPT
     assert any(str(file) in error["where"] for error in record["errors"])
+
+
+def test_33_lake_verify_reads_the_older_links_too(lake: Path) -> None:
+    """A damaged newest link is one that is lost, whoever reads it; this one only its checksum tells."""
+    chain = open_chain(lake)
+    head = chain.head()
+    assert head is not None
+    chain.publish(head.next(head.steady_at, epoch=6), head)
+    file = lake / LINK
+    file.write_text(file.read_text().replace('"epoch": 5', '"epoch": 4'))
+    code, record = verified(lake)
+    assert code == Cause.CORRUPT
+    assert [error["where"] for error in record["errors"]] == [str(file)]
+
+
+@pytest.mark.parametrize(
+    ("ids", "told", "said"),
+    [
+        # What was damaged before it was copied into files whose checksums are right.
+        ([1, 2, 3], None, "shop.public.t: epoch 5 has 4 rows of it, its files have 2"),
+        ([1, 3, 4, 5, 6], None, "shop.public.t: epoch 5 has 4 rows of it, its files have 5"),
+        ([1, 2, 3], 5, "a.parquet: has 3 rows, and 5 by its manifest"),
+    ],
+)
+def test_lake_verify_counts_the_rows_of_the_newest_epoch(
+    lake: Path, ids: list[int], told: int | None, said: str
+) -> None:
+    table_files(lake / "tables" / "shop" / "public" / "t", ids, told)
+    code, record = verified(lake)
+    assert code == Cause.CORRUPT
+    (error,) = record["errors"]
+    assert said in f"{error['where']}: {error['what']}"
+    assert "table resync shop.public.t" in error["repair"]

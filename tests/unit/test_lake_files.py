@@ -10,7 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from spark_consumers.lakehouse.checksums import sums_of
-from spark_consumers.lakehouse.files import Stage, orphans, write_partial, write_table
+from spark_consumers.lakehouse.complete import CompleteTask, run_complete
+from spark_consumers.lakehouse.files import Stage, orphans, read_data, write_partial, write_table
+from spark_consumers.lakehouse.stage import Target
+from spark_consumers.lakehouse.table_format import ScanFile
+from walsender_bridge.errors import CorruptError
 
 TABLE = pa.table({"id": pa.array(range(1000))})
 STAGE = Stage(7, 2, 1)
@@ -87,3 +91,21 @@ def test_37_files_have_their_names_only_when_they_are_durable(tmp_path, monkeypa
     assert named
     assert not any(named)
     assert Path(path).exists()
+
+
+def test_33_no_other_rows_are_read_than_were_written(tmp_path):
+    """Damage that Parquet does not see: here, a whole file of the same columns."""
+    folder = tmp_path / "data"
+    target = Target("s.p.t", "p.t", f"{folder}/new", TABLE.schema, TABLE.schema, ("id",), 0, 1)
+    files = [write_table(f"{folder}/{name}.parquet", TABLE) for name in ("rows", "gone")]
+    rows, gone = (Path(file.path) for file in files)
+    for damaged in (rows, gone):
+        good = damaged.read_bytes()
+        pq.write_table(TABLE.slice(1), damaged)
+        with pytest.raises(CorruptError, match=damaged.name):
+            read_data(damaged)
+        scanned = ScanFile(str(rows), files[0].size, (str(gone),))
+        with pytest.raises(CorruptError, match=damaged.name):
+            run_complete(CompleteTask(target, 0, (scanned,), compact=True))
+        damaged.write_bytes(good)
+    assert run_complete(CompleteTask(target, 0, (scanned,), compact=True)).compacted is None

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import subprocess
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -52,13 +53,15 @@ def test_the_job_s_word_counts_while_it_lives(tmp_path):
     assert (found.what, found.where, found.repair) == ("a disk is full", "there", "make room")
     lake_status.write(run_dir, None)
     assert lake_status.trouble(run_dir, lake) is None
-    # What one said that has died since is said no more.
+    # What one said that has died since is said no more, but for one that could not start a moment ago.
     with subprocess.Popen(["true"]) as gone:
         pass
     path = run_dir / "lake.status.json"
     record = {"pid": gone.pid, "updated_at": 0.0, "error": LakeError("old").to_wire()}
     path.write_text(json.dumps(record))
     assert lake_status.trouble(run_dir, lake) is None
+    path.write_text(json.dumps({**record, "updated_at": time.time()}))
+    assert lake_status.trouble(run_dir, lake) is not None
     path.write_text("half a rec")
     assert lake_status.trouble(run_dir, lake) is None
 

@@ -1,12 +1,15 @@
 """Damage between the log's writer and its reader: every value is right, or the read is a named error."""
 
 import contextlib
+import faulthandler
 import json
+import os
 import random
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import lmdb
 import pyarrow as pa
@@ -14,15 +17,16 @@ import pytest
 from pyarrow import flight
 
 from tests.support.log_entries import HASHES, SCHEMAS, EntryMaker
-from walsender_bridge.change_log import protocol
+from walsender_bridge.change_log import fatal, protocol
 from walsender_bridge.change_log.client import LogStatus, ReplicaClient, StreamCut
 from walsender_bridge.change_log.host import HostedReplica
 from walsender_bridge.change_log.protocol import CommitContext, CutPoint
 from walsender_bridge.change_log.replica_disk import Judgement
 from walsender_bridge.change_log.replica_service import ReplicaServer, _batch
+from walsender_bridge.change_log.segment import Segment
 from walsender_bridge.change_log.store import StoredEntry
 from walsender_bridge.commands.log_trouble import damaged
-from walsender_bridge.errors import CorruptError, TusklineError
+from walsender_bridge.errors import CorruptError, TusklineError, UnavailableError
 
 NOW = 2**62
 
@@ -71,6 +75,49 @@ def flip(file: Path, value: bytes, at: int, bit: int) -> None:
     changed[at] ^= 1 << bit
     assert value in content
     file.write_bytes(content.replace(value, bytes(changed)))
+
+
+@pytest.mark.parametrize("kind", [lmdb.MemoryError, lmdb.ReadersFullError, lmdb.DiskError])
+def test_an_error_of_the_moment_is_no_damage(tmp_path, monkeypatch, kind):
+    """Too little memory for one read kept a healthy segment aside, and its stream stood still for good."""
+    replica = HostedReplica(tmp_path / "stream")
+    replica.create("s", "log")
+    written = write(replica, EntryMaker())
+    right = everything(replica, len(written) + 1)
+
+    def failing(_: Segment) -> NoReturn:
+        raise kind("mdb_txn_begin: of the moment")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Segment, "reading", failing)
+        for ask in (lambda: [*replica.read(1, 3, None)], replica.newest_schemas):
+            with pytest.raises(UnavailableError, match="cannot be read now"):
+                ask()
+    assert [path.name for path in (tmp_path / "stream").glob("*.corrupt-*")] == []
+    assert replica.report("k") is not None
+    assert everything(replica, len(written) + 1) == right
+    replica.close()
+
+
+def test_a_folder_that_is_away_for_now_is_no_damage(tmp_path):
+    """It was moved, or its disk was not mounted, while the keeper opened an older segment."""
+    place, away = tmp_path / "stream", tmp_path / "away"
+    replica = HostedReplica(place, segment_bytes=1)
+    replica.create("s", "log")
+    written = write(replica, EntryMaker(), commits=20)
+    place.rename(away)
+    with pytest.raises(UnavailableError, match="is not there now"):
+        [*replica.read(1, 3, None)]
+    away.rename(place)
+    assert everything(replica, len(written) + 1)[0] == written
+    # A file that is gone from a folder that is there is a loss, as ever.
+    replica.close()
+    replica = HostedReplica(place, segment_bytes=1)
+    replica.recover()
+    min(place.glob("segment-*/data.mdb")).unlink()
+    with pytest.raises(CorruptError, match="its data file is gone"):
+        [*replica.read(1, 3, None)]
+    replica.close()
 
 
 def test_33_a_flipped_bit_in_the_logs_store_never_becomes_a_value(tmp_path: Path) -> None:
@@ -214,3 +261,116 @@ def test_a_plan_over_a_missing_commit_is_an_error(tmp_path: Path) -> None:
     replica.recover()
     with contextlib.closing(replica), pytest.raises(CorruptError, match="does not follow 3"):
         replica.plan(1, NOW, None, None)
+
+
+@pytest.mark.parametrize(
+    ("moved", "what"),
+    [
+        # None of them is the last of a commit: only the chain of checksums tells.
+        ({3: 5, 5: 3}, "follows an entry"),
+        # Of another log, in whose chain they are: only the commits tell.
+        ({offset: -offset for offset in range(1, 13)}, "ends with another entry"),
+    ],
+)
+def test_33_whole_entries_at_the_places_of_others_are_an_error(
+    tmp_path: Path, moved: dict[int, int], what: str
+) -> None:
+    found: dict[int, bytes] = {}
+    for name, sign in (("other", -1), ("s", 1)):
+        replica = HostedReplica(tmp_path / name)
+        replica.create(name, "log")
+        found |= {
+            sign * offset: data for offset, _, _, data in write(replica, EntryMaker(2 + sign))
+        }
+        replica.close()
+    folder = next((tmp_path / "s").iterdir())
+    with lmdb.open(str(folder), max_dbs=5) as env, env.begin(write=True) as transaction:
+        entries = env.open_db(b"entries", transaction)
+        for offset, from_ in moved.items():
+            transaction.put(offset.to_bytes(8, "big"), found[from_], db=entries)
+    replica = HostedReplica(tmp_path / "s")
+    replica.recover()
+    with contextlib.closing(replica), pytest.raises(CorruptError, match=what) as caught:
+        list(replica.read(1, 13, None))
+    assert f"offset {2 if -1 in moved.values() else 3}" in caught.value.where
+
+
+def test_33_a_relation_that_names_anothers_schema_is_an_error(tmp_path: Path) -> None:
+    replica = HostedReplica(tmp_path / "s")
+    replica.create("s", "log")
+    write(replica, EntryMaker())
+    replica.close()
+    folder = next((tmp_path / "s").iterdir())
+    with lmdb.open(str(folder), max_dbs=5) as env, env.begin(write=True) as transaction:
+        relations = env.open_db(b"relations", transaction)
+        (name, digest), (_, others) = map(bytes_of, transaction.cursor(relations))
+        assert digest != others
+        transaction.put(name, others, db=relations)
+    replica = HostedReplica(tmp_path / "s")
+    replica.recover()
+    with (
+        contextlib.closing(replica),
+        pytest.raises(CorruptError, match="under another name") as caught,
+    ):
+        replica.newest_schemas()
+    assert others.hex() in caught.value.where
+
+
+def bytes_of(row: tuple[Any, Any]) -> tuple[bytes, bytes]:
+    """Key and value of LMDB, for longer than its transaction."""
+    return bytes(row[0]), bytes(row[1])
+
+
+def _read_in_child(segment: Path) -> int:
+    """The signal that ends a process that reads all of the segment; 0: none."""
+    child = os.fork()
+    if not child:
+        with contextlib.suppress(BaseException):
+            faulthandler.disable()
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+            fatal._read_all(segment)
+        os._exit(0)
+    return os.WTERMSIG(os.waitpid(child, 0)[1])
+
+
+def break_fatally(segment: Path) -> None:
+    """Flip a bit in a page's table of nodes such that reading it ends the process."""
+    data = segment / "data.mdb"
+    good = data.read_bytes()
+    for page in reversed(range(0, len(good), 4096)):
+        # Behind the page's header of 16 bytes: the places of its nodes, two bytes each.
+        for at in range(page + 17, page + 40, 2):
+            data.write_bytes(good[:at] + bytes([good[at] ^ 0x80]) + good[at + 1 :])
+            if _read_in_child(segment) in fatal.SIGNALS:
+                return
+    pytest.fail("no flip ends the reader")
+
+
+def test_a_segment_that_ends_its_reader_is_found_and_kept_aside_by_the_next_keeper(
+    tmp_path: Path,
+) -> None:
+    streams = tmp_path / "streams"
+    streams.mkdir()
+    for name in ("bank", "shop"):
+        replica = HostedReplica(streams / name)
+        replica.create(name, "log")
+        write(replica, EntryMaker(), commits=60)
+        replica.close()
+    assert fatal.keep_fatal_aside(streams) == []
+    (segment,) = (streams / "shop").iterdir()
+    break_fatally(segment)
+    # After any other end nothing is looked at.
+    ReplicaServer(tmp_path, "127.0.0.1:0", after=signal.SIGKILL).stop()
+    assert segment.exists()
+    keeper = ReplicaServer(tmp_path, "127.0.0.1:0", after=signal.SIGBUS)
+    try:
+        judged = {name: keeper.replica(name).judgement for name in ("bank", "shop")}
+        assert judged["bank"][0] == Judgement.VALID
+        assert judged["shop"][0] == Judgement.INVALID
+        assert "ends the process with SIG" in judged["shop"][1]
+    finally:
+        keeper.stop()
+    assert not segment.exists()
+    (kept,) = (streams / "shop").iterdir()
+    assert "data.mdb" in {file.name for file in kept.iterdir()}
+    assert fatal.keep_fatal_aside(streams) == []

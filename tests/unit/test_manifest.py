@@ -3,11 +3,15 @@
 import json
 import multiprocessing
 import random
+import re
 import threading
-import time
+from unittest.mock import Mock
 
 import pytest
 
+from spark_consumers import reader
+from spark_consumers.lakehouse import sealed_json, takeover
+from spark_consumers.lakehouse.lake_site import LakeSite
 from spark_consumers.lakehouse.manifest import (
     COPIED,
     Manifest,
@@ -16,6 +20,9 @@ from spark_consumers.lakehouse.manifest import (
     open_chain,
     wait_for_epoch,
 )
+from spark_consumers.lakehouse.newest_record import NewestTold
+from spark_consumers.lakehouse.newest_told import Told
+from spark_consumers.lakehouse.verify import verify
 from walsender_bridge.errors import (
     CorruptError,
     DeadlineError,
@@ -54,8 +61,15 @@ def grow(chain, epochs, *, start=1000.0):
     """Publish a link for each epoch, a second apart."""
     head = None
     for number, epoch in enumerate(epochs):
-        made = first() if head is None else head.next()
-        made = Manifest(**{**_fields(made), "epoch": epoch, "published_at": start + number})
+        made = first() if head is None else head.next(1.0)
+        made = Manifest(
+            **{
+                **_fields(made),
+                "epoch": epoch,
+                "published_at": start + number,
+                "steady_at": start + number,
+            }
+        )
         chain.publish(made, head)
         head = made
     return head
@@ -91,15 +105,15 @@ def test_a_lake_of_format_1_opens_and_its_copies_stand_aside(chain):
     assert list(head.tables) == ["shop.public.t"]
     assert list(head.copies) == ["shop.public.u"]
     assert head.tables["shop.public.t"].layout == ()
-    chain.publish(head.next(), head)
+    chain.publish(head.next(1.0), head)
     assert chain.head().copies == head.copies
 
 
 def test_of_two_writers_one_gets_the_link(chain):
     head = grow(chain, [1, 2])
-    chain.publish(head.next(term=2), head)
+    chain.publish(head.next(head.steady_at, term=2), head)
     with pytest.raises(FencedError, match="term 2 is at link 3"):
-        chain.publish(head.next(epoch=9), head)
+        chain.publish(head.next(head.steady_at, epoch=9), head)
     assert chain.head().term == 2
 
 
@@ -109,7 +123,7 @@ def _race(root, number, gate, results):
     assert head is not None
     gate.wait()
     try:
-        chain.publish(head.next(term=number + 1), head)
+        chain.publish(head.next(head.steady_at, term=number + 1), head)
         results.put(number)
     except FencedError:
         results.put(None)
@@ -133,12 +147,12 @@ def test_a_writer_that_slept_past_the_retention_is_refused(chain):
     stale = grow(chain, [1, 2])
     head = stale
     for _ in range(3):
-        following = head.next(term=2)
+        following = head.next(head.steady_at, term=2)
         chain.publish(following, head)
         head = following
-    assert chain.retire(time.time() + 100) == 4
+    assert chain.retire(head.steady_at) == 4
     with pytest.raises(FencedError):
-        chain.publish(stale.next(epoch=7), stale)
+        chain.publish(stale.next(stale.steady_at, epoch=7), stale)
     assert chain.numbers() == [5]
 
 
@@ -163,23 +177,53 @@ def test_epochs_are_found(chain):
             chain.at_epoch(missing)
 
 
-def test_links_of_a_wrong_clock_keep_no_older_ones(chain):
+def test_the_age_of_a_link_is_not_by_the_wall_clock(chain):
     head = None
-    # The third was published while the clock was a month ahead.
-    for link, published in enumerate([1000.0, 1001.0, 2_600_000.0, 1003.0, 1004.0], 1):
-        made = Manifest("lake", link, link, link - 1, 1, published)
+    # The wall clock was a month ahead at the third, and in 1970 at the fourth.
+    for link, published in enumerate([1e9, 1e9 + 1, 1e9 + 2_600_000, 7.0, 1e9 + 4], 1):
+        made = Manifest("lake", link, link, link - 1, 1, published, 1000.0 + link)
         chain.publish(made, head)
         head = made
-    assert chain.retire(1002.5, 1004.0) == 1
+    assert chain.retire(1001.5) == 0
+    assert chain.retire(1002.5) == 1
     assert chain.numbers() == [2, 3, 4, 5]
-    assert chain.retire(1003.5, 1005.0) == 2
+    assert chain.retire(1004.5) == 2
     assert chain.numbers() == [4, 5]
+
+
+def test_a_lake_of_format_3_opens_and_its_links_count_from_the_next_one(chain):
+    """There only the wall clock's time was recorded, which may have been any."""
+    head = grow(chain, [1, 2, 3])
+    for number in (1, 2, 3):
+        path = chain.root / "_tuskline" / "epochs" / f"{number:020d}.json"
+        record = json.loads(path.read_text())
+        del record["steady_at"], record["crc"]
+        path.write_bytes(sealed_json.dump({**record, "format_version": 3}))
+    head = chain.head()
+    assert (head.epoch, head.steady_at) == (3, 0.0)
+    following = head.next(5000.0, epoch=4)
+    chain.publish(following, head)
+    assert chain.retire(4999.0) == 0
+    assert chain.retire(5000.0) == 3
+
+
+def test_a_damaged_link_of_format_3_is_found(chain):
+    grow(chain, [1])
+    path = chain.root / "_tuskline" / "epochs" / "00000000000000000001.json"
+    record = json.loads(path.read_text())
+    del record["steady_at"], record["crc"]
+    old = sealed_json.dump({**record, "format_version": 3})
+    path.write_bytes(old)
+    assert chain.head().epoch == 1
+    path.write_bytes(old.replace(b'"epoch": 1', b'"epoch": 2'))
+    with pytest.raises(CorruptError, match="CRC32C"):
+        chain.head()
 
 
 def test_an_epoch_that_would_go_back_is_refused(chain):
     head = grow(chain, [5])
     with pytest.raises(AssertionError):
-        chain.publish(head.next(epoch=4), head)
+        chain.publish(head.next(head.steady_at, epoch=4), head)
 
 
 def test_half_written_links_are_not_links(chain):
@@ -232,11 +276,24 @@ def test_a_link_of_format_2_has_no_checksum(chain):
         chain.head()
 
 
+def test_a_lake_of_format_3_opens_and_damage_in_it_is_found(chain):
+    """There a table had no shape; the checksum covers what there was."""
+    record = first().to_json()
+    del record["tables"]["shop.public.t"]["shape"]
+    record["format_version"] = 3
+    path = chain.root / "_tuskline" / "epochs" / "00000000000000000001.json"
+    path.write_bytes(sealed_json.dump(record))
+    assert chain.head().tables["shop.public.t"].shape == ""
+    path.write_text(path.read_text().replace('"offset": 3', '"offset": 4'))
+    with pytest.raises(CorruptError, match="CRC32C"):
+        chain.head()
+
+
 def test_a_newer_format_is_refused_by_name(chain):
     grow(chain, [1])
     path = chain.root / "_tuskline" / "epochs" / "00000000000000000001.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "format_version": 4}))
-    with pytest.raises(NotSupportedError, match="format is 4"):
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format_version": 5}))
+    with pytest.raises(NotSupportedError, match="format is 5"):
         chain.head()
 
 
@@ -261,7 +318,93 @@ def test_waiting_for_an_epoch(chain):
     head = grow(chain, [1])
     with pytest.raises(DeadlineError, match="version 7"):
         wait_for_epoch(chain.root, 7, timeout=0.1)
-    timer = threading.Timer(0.2, lambda: chain.publish(head.next(epoch=8), head))
+    timer = threading.Timer(0.2, lambda: chain.publish(head.next(head.steady_at, epoch=8), head))
     timer.start()
     assert wait_for_epoch(f"file://{chain.root}", 7, timeout=30).epoch == 8
     timer.join()
+
+
+# -- the newest link is lost --------------------------------------------------------------------------
+
+
+def lost_link(chain, head):
+    return chain.root / "_tuskline" / "epochs" / f"{head.link:020d}.json"
+
+
+def test_a_lost_newest_link_is_told_by_takeover_verify_and_read(chain, monkeypatch):
+    one = first()
+    chain.publish(one, None)
+    second = one.next(1.0, epoch=9)
+    chain.publish(second, one)
+    third = second.next(1.0, term=2)
+    chain.publish(third, second)
+    assert chain.told() == Told(3, 9, 2)
+    file = lost_link(chain, third)
+    kept = file.read_bytes()
+    file.unlink()
+    told = r"link 3 \(epoch 9\) was published and is lost; .* link 2 \(epoch 9\)"
+    site = LakeSite(chain, Mock())
+    with pytest.raises(CorruptError, match=told):
+        takeover.carry_out(takeover.take_over(lambda _: pytest.fail("a link is made")), site.do)
+    assert re.search(told, str(verify(chain, print).errors[0]))
+    monkeypatch.setattr(reader, "_PATIENCE", 0.2)
+    with pytest.raises(CorruptError, match=told):
+        reader._newest(chain, 0)
+    # Its own writer is not fenced by anybody.
+    with pytest.raises(CorruptError, match=told):
+        chain.publish(third.next(1.0), third)
+    # Nor does one of an older term get its number.
+    with pytest.raises(FencedError, match="term 2 is at link 3"):
+        chain.publish(second.next(1.0), second)
+    file.write_bytes(kept)
+    assert reader._newest(chain, 0) == third
+    assert "lost" not in str(verify(chain, print).errors)
+
+
+def test_the_way_out_of_a_lost_link_is_to_forget_it(chain):
+    one = first()
+    chain.publish(one, None)
+    second = one.next(1.0)
+    chain.publish(second, one)
+    lost_link(chain, second).unlink()
+    (chain.root / "_tuskline" / "newest.json").unlink()
+    site = LakeSite(chain, Mock())
+    taken = takeover.carry_out(takeover.take_over(lambda _: one.next(1.0, term=2)), site.do)
+    assert taken.head.link == 2
+
+
+def test_a_chain_that_is_gone_as_a_whole_is_not_begun_anew(chain):
+    one = first()
+    chain.publish(one, None)
+    lost_link(chain, one).unlink()
+    site = LakeSite(chain, Mock())
+    with pytest.raises(CorruptError, match="that is left is none"):
+        takeover.carry_out(takeover.take_over(lambda _: one), site.do)
+
+
+def test_a_link_that_is_lost_between_others_is_named(chain):
+    links = [first()]
+    chain.publish(links[0], None)
+    for _ in range(4):
+        links.append(links[-1].next(links[-1].steady_at + 10))
+        chain.publish(links[-1], links[-2])
+    chain.retire(links[1].steady_at)
+    assert chain.missing() == []
+    lost_link(chain, links[3]).unlink()
+    assert chain.missing() == [4]
+    assert "link 4 was published and is lost" in str(verify(chain, print).errors[0])
+
+
+def test_a_lake_of_an_earlier_version_tells_of_no_link_yet(chain):
+    one = first()
+    chain.publish(one, None)
+    told = chain.root / "_tuskline" / "newest.json"
+    told.unlink()
+    assert chain.told() is None
+    chain.publish(one.next(1.0), one)
+    assert chain.told() == Told(2, one.epoch, one.term)
+    # A writer that slept tells nothing older.
+    NewestTold(told.parent).tell(one)
+    assert chain.told() == Told(2, one.epoch, one.term)
+    told.write_bytes(b"{")
+    assert "remove it" in verify(chain, print).errors[0].repair

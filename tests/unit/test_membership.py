@@ -1,17 +1,21 @@
 """When a change of the members is in force, and when it is done: rule 10."""
 
+import json
+import os
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from walsender_bridge.errors import UsageError
-from walsender_bridge.proposer.member_changes import ChangeState, MemberRequest
+from walsender_bridge.proposer.member_changes import ChangeState, MemberChanges, MemberRequest
 from walsender_bridge.proposer.membership import Membership
 from walsender_bridge.safekeeper.configuration import Configuration
 
 OLD = Configuration(1, frozenset({1, 2, 3}), term=5)
 NEW = frozenset({2, 3, 4})
+#: When a change is asked for, in seconds since 1970.
+NOW = 1_790_000_000.0
 STREAMING: Any = SimpleNamespace(
     established=True, acked=dict.fromkeys(range(1, 5), 100), commit_lsn=100
 )
@@ -61,9 +65,53 @@ def test_12_a_change_begins_when_the_one_before_is_settled_and_goes_on_when_its_
 
 
 def test_12_a_request_is_done_when_it_is_settled():
-    request = MemberRequest(1, NEW, ())
+    request = MemberRequest(1, NEW, (), NOW)
     completed = OLD.joint(NEW).completed()
-    assert request.state(settled(OLD, 1, 2)) == ChangeState.WAITING
-    assert request.state(settled(OLD.joint(NEW), 2, 3)) == ChangeState.CHANGING
-    assert request.state(settled(completed, 2)) == ChangeState.CHANGING
-    assert request.state(settled(completed, 2, 3)) == ChangeState.DONE
+    assert request.state(settled(OLD, 1, 2), NOW) == ChangeState.WAITING
+    assert request.state(settled(OLD.joint(NEW), 2, 3), NOW) == ChangeState.CHANGING
+    assert request.state(settled(completed, 2), NOW) == ChangeState.CHANGING
+    assert request.state(settled(completed, 2, 3), NOW) == ChangeState.DONE
+
+
+def test_a_change_that_could_not_begin_in_an_hour_is_carried_out_no_more(tmp_path) -> None:
+    """Weeks later the safekeeper that was to join is started: nobody expects it to."""
+    file = tmp_path / "members.json"
+    MemberRequest(1, NEW, (), NOW).save(file)
+    membership = settled(OLD, 1, 2)
+    for later, state in ((60.0, ChangeState.WAITING), (3601.0, ChangeState.EXPIRED)):
+        changes = MemberChanges(file, clock=lambda later=later: NOW + later)  # type: ignore[misc]  # bound now
+        changes.look()
+        assert changes.state(membership) == state
+        assert changes.next(membership, None) is None
+        assert ("within an hour" in changes.why) == (state == ChangeState.EXPIRED)
+    # Once begun it goes on.
+    request = MemberRequest(1, NEW, (), NOW)
+    assert request.state(settled(OLD.joint(NEW), 2, 3), NOW + 3601) == ChangeState.CHANGING
+
+
+def test_a_request_is_carried_out_in_the_quorum_alone_in_which_it_was_asked(tmp_path) -> None:
+    """Generations begin again with each quorum."""
+    file = tmp_path / "members.json"
+    asked = MemberRequest(1, NEW, (), NOW, quorum=77)
+    asked.save(file)
+    assert MemberRequest.load(file) == asked
+    for quorum, state in ((77, ChangeState.WAITING), (78, ChangeState.SUPERSEDED)):
+        assert asked.state(Membership(OLD, quorum), NOW) == state
+    record = json.loads(file.read_text())
+    del record["quorum"]
+    file.write_text(json.dumps(record))
+    older = MemberRequest.load(file)
+    assert older is not None
+    assert older.state(Membership(OLD, 78), NOW) == ChangeState.WAITING
+
+
+def test_a_request_of_an_earlier_release_is_as_old_as_its_file(tmp_path) -> None:
+    file = tmp_path / "members.json"
+    MemberRequest(1, NEW, (), NOW).save(file)
+    record = json.loads(file.read_text())
+    del record["asked_at"]
+    file.write_text(json.dumps(record))
+    os.utime(file, (NOW, NOW))
+    found = MemberRequest.load(file)
+    assert found is not None
+    assert found.asked_at == NOW

@@ -75,10 +75,17 @@ def test_a_shared_folder_is_refused_by_name_and_left_alone(tmp_path: Path) -> No
     with pytest.raises(ConfigError, match=r"shared.*shared by all accounts \(mode 1777\)"):
         private_folder(folder)
     assert mode(folder) == 0o1777
-    if os.geteuid() == 0:
-        other = tmp_path / "other"
-        other.mkdir()
-        other.chmod(0o755)
-        os.chown(other, 65534, 65534)
-        with pytest.raises(ConfigError, match="another account"):
-            private_folder(other)
+
+
+@pytest.mark.parametrize("others", [0o000, 0o055])
+def test_a_folder_of_another_account_is_refused_even_if_it_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, others: int
+) -> None:
+    folder = tmp_path / "other"
+    folder.mkdir()
+    folder.chmod(0o700 | others)
+    mine = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: mine + 1)
+    with pytest.raises(ConfigError, match="belongs to another account"):
+        private_folder(folder)
+    assert mode(folder) == 0o700 | others

@@ -5,14 +5,16 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from tests.support.waiting import wait_for
 from walsender_bridge.proposer import links
+from walsender_bridge.proposer.effects import CompareWal, ReadWal, Source
 from walsender_bridge.proposer.links import DIAL_SECONDS, MOST_DIAL_SECONDS, Links
-from walsender_bridge.proposer.names import Names
+from walsender_bridge.proposer.names import Found, Names
 
 
 @pytest.fixture
@@ -40,6 +42,33 @@ def test_5_a_safekeeper_that_says_nothing_is_given_up(made, monkeypatch):
     assert made.silent(now + 5, lambda _peer: False) == [], "nothing is expected of it"
     assert made.silent(now + 5.9, lambda _peer: True) == [], "it counts from then"
     assert [peer for peer, _ in made.silent(now + 7, lambda _peer: True)] == [0]
+
+
+def test_12_a_donor_that_says_nothing_is_given_up_at_once(made):
+    now = time.monotonic()
+    made.dial(now)
+    link = made.by_peer[0]
+    link.connected = True
+    link.since = now
+    link.fetches.append(ReadWal(1, Source.PEER, 0, 100, 0))
+    assert made.silent(now + 1.9, lambda _peer: True) == []
+    assert [peer for peer, _ in made.silent(now + 2.1, lambda _peer: True)] == [0]
+    # It acknowledges, and is slow: it is no reason to give up a voter.
+    link.since = now + 60
+    assert made.silent(now + 61, lambda _peer: True) == []
+
+
+def test_12_a_voter_that_hangs_during_the_comparison_is_given_up(made):
+    """It has nothing else to say, and what it was asked for was waited for without end."""
+    now = time.monotonic()
+    made.dial(now)
+    link = made.by_peer[0]
+    link.connected = True
+    link.fetches.append(CompareWal(0, 0, 100))
+    link.since = now
+    assert made.silent(now + links.COMPARED_SECONDS - 1, lambda _peer: False) == []
+    given_up = made.silent(now + links.COMPARED_SECONDS + 1, lambda _peer: False)
+    assert [peer for peer, _ in given_up] == [0]
 
 
 def test_5_a_connection_that_does_not_stand_is_given_up(made):
@@ -104,6 +133,30 @@ def test_34_a_silent_name_server_delays_nobody_and_is_said(named):
     links.drop(0)
     links.dial(now + 60)
     assert 0 in links.by_peer
+
+
+def test_34_all_addresses_of_a_name_are_tried(listener):
+    port = listener.getsockname()[1]
+    found: Found = [(socket.AF_INET, (f"127.0.0.{last}", port)) for last in (2, 3, 1)]
+    poll = select.epoll()
+    links = Links([("several", port)], poll, Names(lambda _host, _port: found))
+    listener.settimeout(0)
+    now = time.monotonic()
+
+    def reached() -> bool:
+        nonlocal now
+        now += 2 * DIAL_SECONDS
+        links.dial(now)
+        if 0 in links.by_peer:
+            links.drop(0)
+        with suppress(BlockingIOError):
+            listener.accept()[0].close()
+            return True
+        return False
+
+    wait_for(reached, 10, "the one where somebody listens")
+    links.close()
+    poll.close()
 
 
 def test_34_a_numeric_address_of_either_family_is_not_looked_up():

@@ -7,6 +7,7 @@ import pytest
 from tests.support.quorum.claims import BASE
 from tests.support.quorum.explorer import INFO, Cluster, Scope, State
 from tests.support.quorum.mutants import mutant
+from tests.support.quorum.nodes import copied
 from walsender_bridge.proposer.core import Proposer
 from walsender_bridge.proposer.effects import (
     ClosePeer,
@@ -146,7 +147,9 @@ def safekeeper(flush_lsn: int = 200) -> Safekeeper:
     return Safekeeper(state, flush_lsn)
 
 
-def drive(core: Safekeeper, conn: int, *messages: m.ToSafekeeper) -> list[e.Effect]:
+def drive(
+    core: Safekeeper, conn: int, *messages: m.ToSafekeeper, begin_lsn: int = 100
+) -> list[e.Effect]:
     """Hand in messages on a connection, answer what is asked; all effects but the greeting's."""
     done: list[e.Effect] = []
     for message in messages:
@@ -157,7 +160,7 @@ def drive(core: Safekeeper, conn: int, *messages: m.ToSafekeeper) -> list[e.Effe
                 if isinstance(effect, e.SyncWal):
                     events.append(e.WalSynced(effect.lsn))
                 elif isinstance(effect, e.AlignWal):
-                    events.append(e.WalAligned(effect.flush_lsn, effect.commit_lsn, 100))
+                    events.append(e.WalAligned(effect.flush_lsn, effect.commit_lsn, begin_lsn))
     return done
 
 
@@ -376,6 +379,19 @@ def test_27_a_rebuild_in_the_epoch_that_it_is_in_is_taken() -> None:
     assert e.ResetWal(1000) in done, done
 
 
+def test_27_a_log_that_began_anew_beyond_vcl_begins_anew_again() -> None:
+    """What was committed ended inside a record that begins in the segment before: VCL lies below all that it has."""
+    core = Safekeeper(e.ControlState(1, INFO, m.NodeId(1, 11), EPOCH_1, MEMBERS), 1100)
+    drive(core, 5, greeting(22), vote(9, 22), begin_lsn=1024)
+    history = EPOCH_1.succeeded(1020, [EpochEntry(9, 1020, 1)])
+    follow = m.Elected(9, 1020, 1040, False, history, MEMBERS.stamped(9))
+    assert refusal(drive(core, 5, follow)) == m.Refusal.DIVERGED
+    for start in (1024, 1008):
+        drive(core, 6, greeting(22), m.Resume(m.NodeId(9, 22)), begin_lsn=1024)
+        done = drive(core, 6, replace(follow, start_lsn=start, rebuild=True))
+        assert e.ResetWal(start) in done, done
+
+
 def test_27_a_rebuild_above_what_is_committed_is_refused() -> None:
     core = safekeeper()
     drive(core, 5, greeting(22), vote(9, 22))
@@ -427,6 +443,36 @@ def comparing() -> Proposer:
     return core
 
 
+def candidate(*logs: tuple[int, int]) -> tuple[Proposer, list[object]]:
+    """One with the votes of logs that end and begin at these LSNs, and what it asks for then."""
+    core = proposer()
+    for peer in range(len(logs)):
+        core.step(PeerReceived(peer, held(peer + 1)))
+    done: list[object] = []
+    for peer, (end, begin) in enumerate(logs):
+        done += core.step(
+            PeerReceived(peer, m.VoteReply(core.node_id, end, 0, 0, begin, EPOCH_1, MEMBERS))
+        )
+    return core, done
+
+
+def test_17_a_voter_that_begins_at_vcl_does_not_stand_for_the_others() -> None:
+    core, done = candidate((200, 200), (200, 150))
+    assert done == [CompareWal(1, 150, 200)]
+    (stop,) = core.step(WalCompared(1, 200, equal=False))
+    assert isinstance(stop, Stop)
+    assert stop.reason == StopReason.OTHER_BYTES
+
+
+def test_17_the_comparison_goes_down_to_what_any_voter_has() -> None:
+    """The most advanced voter began its log anew a page header below VCL; one that lags has the WAL before."""
+    core, done = candidate((200, 192), (190, 100))
+    assert done == [CompareWal(0, 192, 200)]
+    assert core.step(WalCompared(0, 200, equal=True)) == [CompareWal(1, 100, 190)]
+    core.step(WalCompared(1, 190, equal=True))
+    assert core.phase == "leading"
+
+
 def test_a_server_that_has_removed_the_last_segment_below_vcl_is_refused() -> None:
     core = comparing()
     assert core.step(WalCompared(0, 200, None, removed=True)) == []
@@ -452,9 +498,15 @@ def test_removed_wal_is_no_fault_when_a_later_vote_has_more() -> None:
 
 def test_a_comparison_that_failed_otherwise_is_tried_again() -> None:
     core = comparing()
-    for _ in range(10):
-        assert core.step(WalCompared(0, 200, None)) == []
-        assert [type(each) for each in core.step(Tick())] == [CompareWal]
+    asked = [0]
+    for _ in range(4):
+        assert core.step(WalCompared(asked[-1], 200, None)) == []
+        (again,) = core.step(Tick())
+        assert isinstance(again, CompareWal)
+        asked.append(again.peer)
+    # Its segment may be damaged: the other has the same bytes.
+    assert asked[:2] == [0, 1]
+    assert [type(each) for each in core.step(WalCompared(asked[-1], 200, True))] != [CompareWal]
 
 
 RIVAL = m.NodeId(7, 77)
@@ -589,6 +641,102 @@ def test_29_what_is_left_of_a_fence_is_taken_back_by_who_commits_without_it() ->
     assert asked_again() == m.Purpose.ABORT
 
 
+OLDER = m.Refused(m.Refusal.OLDER_TIMELINE, m.NodeId(1, 77), "timeline 1 was left for 2")
+
+
+def test_5_a_minority_s_newer_timeline_ends_nobody_and_is_taken_back() -> None:
+    core = proposer()
+    for peer in range(3):
+        core.step(PeerReceived(peer, held(peer + 1)))
+    assert core.step(PeerReceived(0, OLDER)) == [PeerFault(0, OLDER), ClosePeer(0)]
+    for peer in (1, 2):
+        core.step(PeerReceived(peer, m.VoteReply(core.node_id, 200, 0, 0, 200, EPOCH_1, MEMBERS)))
+    for peer in (1, 2):
+        core.step(PeerReceived(peer, m.AppendAck(core.node_id.term, 200, 0)))
+    core.step(PeerClosed(0))
+    core.step(PeerConnected(0))
+    (told,) = core.step(PeerReceived(0, held(1)))
+    assert isinstance(told, SendMessage)
+    assert isinstance(told.message, m.Vote)
+    assert told.message.purpose == m.Purpose.ABORT
+
+
+@pytest.mark.parametrize("reasons", [(OLDER, OLDER), (FENCED, OLDER), (OLDER, FENCED)])
+def test_5_a_proposer_without_a_quorum_that_may_vote_for_it_ends(
+    reasons: tuple[m.Refused, m.Refused],
+) -> None:
+    core = proposer()
+    for peer in range(3):
+        core.step(PeerReceived(peer, held(peer + 1)))
+    assert ClosePeer(0) in core.step(PeerReceived(0, reasons[0]))
+    (stop,) = core.step(PeerReceived(1, reasons[1]))
+    assert isinstance(stop, Stop)
+    assert stop.detail == reasons[1].detail
+
+
+def test_5_a_refusal_that_is_over_counts_no_more() -> None:
+    """The fence was taken back at the one, the address of the other was put right."""
+    core = proposer()
+    for peer in range(3):
+        core.step(PeerReceived(peer, held(peer + 1)))
+    core.step(PeerReceived(0, FENCED))
+    core.step(PeerClosed(0))
+    core.step(PeerConnected(0))
+    core.step(PeerReceived(0, held(1)))
+    core.step(PeerReceived(0, m.VoteReply(core.node_id, 200, 0, 0, 200, EPOCH_1, MEMBERS)))
+    assert ClosePeer(1) in core.step(PeerReceived(1, FENCED))
+    assert core.phase == "voting"
+    foreign = m.Refused(m.Refusal.OTHER_SYSTEM, m.NodeId(1, 9), "another cluster's")
+    core = proposer()
+    core.step(PeerReceived(0, foreign))
+    core.step(PeerClosed(0))
+    core.step(PeerConnected(0))
+    core.step(PeerReceived(0, held(1)))
+    assert ClosePeer(1) in core.step(PeerReceived(1, foreign))
+    assert core.phase == "greeting"
+
+
+STRANGE = m.Refused(m.Refusal.OTHER_QUORUM, m.NodeId(3, 33), "it belongs to another quorum")
+
+
+def strange(core: Proposer, *peers: int) -> list[object]:
+    """What it does about safekeepers of another quorum at these addresses."""
+    done: list[object] = []
+    for peer in peers:
+        core.step(PeerConnected(peer))
+        done += core.step(PeerReceived(peer, STRANGE))
+    return done
+
+
+def test_strangers_that_were_asked_for_by_mistake_end_nobody() -> None:
+    core = Proposer(22, INFO, Primary(Lineage(1), 300), MEMBERS, 7, configured=3)
+    assert not [each for each in strange(core, 3, 4, 5, 6) if isinstance(each, Stop)]
+
+
+def test_a_majority_of_the_configured_addresses_rules_a_proposer_out_that_has_no_quorum() -> None:
+    core = Proposer(22, INFO, Primary(Lineage(1), 300), MEMBERS, 5, configured=3)
+    assert not [each for each in strange(core, 0) if isinstance(each, Stop)]
+    (stop,) = [each for each in strange(core, 2) if isinstance(each, Stop)]
+    assert stop.reason == StopReason.OTHER_QUORUM
+
+
+def test_a_proposer_whose_members_are_there_or_have_elected_it_is_ended_by_no_strangers() -> None:
+    """The members have moved; other quorums have the addresses that are still configured."""
+    core = Proposer(22, INFO, Primary(Lineage(1), 300), MEMBERS, 5, configured=3)
+    for peer in (3, 4):
+        core.step(PeerConnected(peer))
+        core.step(PeerReceived(peer, held(peer - 2)))
+    assert not [each for each in strange(core, 0, 1, 2) if isinstance(each, Stop)]
+    for peer in (3, 4):
+        reply = m.VoteReply(core.node_id, 200, 0, 0, 100, EPOCH_1, MEMBERS)
+        core.step(PeerReceived(peer, reply))
+    core.step(WalCompared(3, 200, equal=True))
+    assert core.phase == "leading"
+    for peer in (3, 4):
+        core.step(PeerClosed(peer))
+    assert not [each for each in strange(core, 0, 1, 2) if isinstance(each, Stop)]
+
+
 def test_30_a_failover_needs_a_complete_record() -> None:
     """The log began inside one; a standby is promoted below it, and would then be refused."""
     members = Configuration(1, frozenset({1, 2, 3}))
@@ -701,7 +849,8 @@ def test_41_an_identity_at_two_addresses_is_refused_by_name() -> None:
     assert not [each for each in told if isinstance(each, PeerFault)]
 
 
-def test_41_a_disk_that_was_rolled_back_is_refused_by_name() -> None:
+def rolled_back() -> tuple[Picture, list[object]]:
+    """A quorum whose first safekeeper reconnects from a snapshot of its disk before the term."""
     picture = Picture((1, BASE, BASE + 4))
     picture.reach(0, S1, S2, S3)
     picture.settle(0, S1, S2, S3)
@@ -711,7 +860,78 @@ def test_41_a_disk_that_was_rolled_back_is_refused_by_name() -> None:
     assert greeting.node_id.term < proposer.node_id.term  # it had not voted when it greeted
     proposer.step(PeerClosed(S1))
     proposer.step(PeerConnected(S1))
-    told = proposer.step(PeerReceived(S1, greeting))
+    # One greeting may have been overtaken by a vote at another address: it is asked again.
+    (again,) = proposer.step(PeerReceived(S1, greeting))
+    assert isinstance(again, SendMessage)
+    assert isinstance(again.message, m.ProposerGreeting)
+    return picture, list(proposer.step(PeerReceived(S1, greeting)))
+
+
+def test_41_a_disk_that_was_rolled_back_is_refused_by_name() -> None:
+    picture, told = rolled_back()
     (fault,) = [each for each in told if isinstance(each, PeerFault)]
     assert "rolled back" in fault.refused.detail
     assert ClosePeer(S1) in told
+    proposer = picture.proposer(0)
+    assert proposer.configuration.distrusted == {S1 + 1}
+    # The others persist it, so that the next proposer does not believe it either.
+    asked = {each.peer for each in told if isinstance(each, SendMessage)}
+    assert asked == {S2, S3}
+    streaming = proposer.streaming
+    assert streaming is not None
+    assert streaming.members == {S2 + 1, S3 + 1}
+
+
+def test_7_a_disk_that_was_rolled_back_is_not_believed_by_the_next_proposer() -> None:
+    distrusting = replace(MEMBERS.stamped(1), generation=2, distrusted=frozenset({1}))
+    core = proposer()
+    core.step(PeerReceived(0, held(1)))
+    told = core.step(PeerReceived(1, replace(held(2), configuration=distrusting)))
+    assert core.phase == "greeting"  # the two are no quorum
+    assert not [each for each in told if isinstance(each, SendMessage)]
+    asked = core.step(PeerReceived(2, held(3)))
+    assert {each.peer for each in asked if isinstance(each, SendMessage)} == {1, 2}
+    (fault,) = [each for each in asked if isinstance(each, PeerFault)]
+    assert "rolled back" in fault.refused.detail
+
+
+def test_7_a_distrusted_vote_that_came_first_is_no_vote() -> None:
+    core = proposer()
+    for peer in range(3):
+        core.step(PeerReceived(peer, held(peer + 1)))
+    distrusting = replace(MEMBERS.stamped(1), generation=2, distrusted=frozenset({1}))
+    core.step(PeerReceived(0, m.VoteReply(core.node_id, 200, 0, 0, 100, EPOCH_1, MEMBERS)))
+    core.step(PeerReceived(1, m.VoteReply(core.node_id, 200, 0, 0, 100, EPOCH_1, distrusting)))
+    assert core.phase == "voting"
+    core.step(PeerReceived(2, m.VoteReply(core.node_id, 200, 0, 0, 100, EPOCH_1, MEMBERS)))
+    assert core.phase == "comparing"
+
+
+def test_14_a_disk_that_was_rolled_back_behind_its_vote_is_distrusted() -> None:
+    """It knows the term, and has lost the history that it took over in it, or WAL below where the epoch starts."""
+    core = proposer()
+    for peer in range(3):
+        core.step(PeerReceived(peer, held(peer + 1)))
+    for peer in range(3):
+        core.step(PeerReceived(peer, m.VoteReply(core.node_id, 200, 0, 0, 200, EPOCH_1, MEMBERS)))
+    for peer in range(3):
+        core.step(PeerReceived(peer, m.AppendAck(core.node_id.term, 200, 0)))
+    for history, flush_lsn in ((EPOCH_1, 200), (core.history, 190)):
+        one = copied(core)
+        one.step(PeerClosed(0))
+        one.step(PeerConnected(0))
+        one.step(PeerReceived(0, replace(held(1), node_id=core.node_id)))
+        vote = m.VoteReply(core.node_id, flush_lsn, 0, 0, 100, history, MEMBERS)
+        told = one.step(PeerReceived(0, vote))
+        assert ClosePeer(0) in told
+        assert one.configuration.distrusted == {1}
+
+
+def test_7_what_is_distrusted_leaves_with_its_member() -> None:
+    distrusting = MEMBERS.stamped(1).distrusting(1)
+    assert not distrusting.has_quorum({1, 2})
+    assert distrusting.has_quorum({2, 3})
+    assert distrusting.quorum_lsn({1: 300, 2: 200, 3: 100}) == 100
+    joint = distrusting.joint({2, 3, 4})
+    assert joint.distrusted == {1}
+    assert joint.completed() == Configuration(4, frozenset({2, 3, 4}), term=1)

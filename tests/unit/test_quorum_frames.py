@@ -1,5 +1,7 @@
 """The safekeeper protocol's bytes: golden frames, round trips, and garbage with a name."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,9 +16,9 @@ INFO = m.ServerInfo(0x0102030405060708, 16, 16 << 20)
 ID = m.NodeId(5, 0xABCD)
 HISTORY = History((EpochEntry(2, 0x1000000, 1), EpochEntry(5, 0x2000000, 1)))
 ONE = Configuration(3, frozenset({1, 2}), None, 5)
-JOINT = Configuration(4, frozenset({1}), frozenset({2}), 5)
+JOINT = Configuration(4, frozenset({1}), frozenset({2}), 5, quorum=0xBEEF)
 
-_HEAD = "01" + "0000"
+_HEAD = "02" + "0000"
 _NODE = "0000000000000000000000000000abcd"
 GOLDEN: list[tuple[m.Message, str]] = [
     (
@@ -31,8 +33,8 @@ GOLDEN: list[tuple[m.Message, str]] = [
     ),
     (
         m.Vote(ID, m.Purpose.FAILOVER, 1, JOINT),
-        "56" + _HEAD + "0000004a" + "0000000000000005" + "00" * 24 + _NODE + "02" + "00000001"
-        "0000000000000005" + "0000000000000004" + "0001" + "00" * 15 + "01" + "01" + "0001"
+        "56" + _HEAD + "0000005a" + "0000000000000005" + "00" * 24 + _NODE + "02" + "00000001"
+        + "00" * 14 + "beef" "0000000000000005" + "0000000000000004" + "0001" + "00" * 15 + "01" + "01" + "0001"
         + "00" * 15 + "02",
     ),
     (
@@ -43,7 +45,7 @@ GOLDEN: list[tuple[m.Message, str]] = [
 
 ALL: list[m.Message] = [
     *(message for message, _ in GOLDEN),
-    m.ProposerGreeting(INFO, 77),
+    m.ProposerGreeting(INFO, 77, 0xBEEF),
     m.SafekeeperGreeting(9, INFO, ID, ONE, 100, 90, 2, 1),
     m.Resume(ID),
     m.VoteReply(ID, 100, 90, 80, 16, HISTORY, JOINT),
@@ -52,7 +54,11 @@ ALL: list[m.Message] = [
     m.AppendAck(5, 1, 2, m.HotStandbyFeedback(700, 1, 600, 1)),
     m.Fetch(5, 10, 20),
     m.Fetched(5, 10, 10),
+    m.Older(5, 10, 2, 10),
+    m.Held(5, 30, 10, 20),
     m.Configure(5, JOINT),
+    m.Configure(5, replace(JOINT, distrusted=frozenset({1}))),
+    m.Configure(5, replace(ONE, distrusted=frozenset({2}))),
     m.Configured(5, 4),
 ]
 
@@ -62,7 +68,7 @@ def split(data: bytes) -> tuple[frames.Header, bytes]:
 
 
 @pytest.mark.parametrize(("message", "golden"), GOLDEN)
-def test_the_bytes_of_version_1_stay_what_they_are(message: m.Message, golden: str) -> None:
+def test_the_bytes_of_version_2_stay_what_they_are(message: m.Message, golden: str) -> None:
     assert frames.encode(message).hex() == golden
 
 
@@ -70,13 +76,14 @@ def test_the_bytes_of_version_1_stay_what_they_are(message: m.Message, golden: s
 def test_what_is_encoded_is_decoded(message: m.Message) -> None:
     header, body = split(frames.encode(message))
     assert frames.decode(header, body) == message
-    assert header.carries_wal == isinstance(message, m.Append | m.Fetched)
+    assert header.carries_wal == isinstance(message, m.Append | m.Fetched | m.Older)
 
 
 def test_the_longest_of_everything_fits() -> None:
     history = History(tuple(EpochEntry(n + 1, n, 1) for n in range(MAX_ENTRIES)))
     members = frozenset(range(MAX_MEMBERS))
-    message = m.VoteReply(ID, 1, 2, 3, 4, history, Configuration(1, members, members, 1))
+    configuration = Configuration(1, members, members, 1, distrusted=members)
+    message = m.VoteReply(ID, 1, 2, 3, 4, history, configuration)
     header, body = split(frames.encode(message))
     assert header.length <= frames.MAX_BODY_BYTES
     assert frames.decode(header, body) == message
@@ -84,8 +91,8 @@ def test_the_longest_of_everything_fits() -> None:
 
 def test_another_version_is_refused_by_its_number() -> None:
     data = bytearray(frames.encode(m.Resume(ID)))
-    data[1] = 2
-    with pytest.raises(NotSupportedError, match="version 2"):
+    data[1] = 1
+    with pytest.raises(NotSupportedError, match="version 1"):
         frames.decode_header(data)
 
 

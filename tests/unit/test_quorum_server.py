@@ -26,6 +26,7 @@ class Told:
             "flush_lsn": 100,
             "quorum_lsn": None,
             "senders": 0,
+            "crowded": [],
             "waiting": 0,
             "role": {"name": "r"},
         }
@@ -52,6 +53,13 @@ def test_18_the_gate_opens_when_the_quorum_has_what_was_there_when_it_was_first_
     assert not gate.look().reason
     # A crash ends the connection, and with it the gate.
     assert Gate(NOBODY, QUORUM).look().reason
+
+
+def test_2_standbys_of_one_name_beside_the_quorum_are_told(told):
+    told.now |= {"names": "FIRST 2 (q, near)", "crowded": [{"name": "near", "walsenders": 2}]}
+    state = Gate(NOBODY, QUORUM).look()
+    assert state.required
+    assert "2 walsenders are named 'near'" in state.crowded
 
 
 def test_18_a_standby_has_no_gate_to_pass(told):

@@ -1,5 +1,7 @@
 """Where a laggard's WAL comes from, when one source after the other has it no more."""
 
+from dataclasses import replace
+
 from walsender_bridge.proposer import effects as e
 from walsender_bridge.proposer.peer import Peer, PeerState
 from walsender_bridge.proposer.streaming import Streaming
@@ -66,3 +68,50 @@ def test_8_a_donor_that_still_has_it_feeds_the_laggard():
     assert (read.source, read.donor) == (e.Source.PEER, 0)
     done = streaming.was_read(laggard, 200, read.end_lsn)
     assert e.SendWal(2, 200, 250, 5000, 5000) in done
+
+
+def test_12_who_has_the_most_is_asked_first_for_one_that_hangs_falls_behind():
+    streaming, laggard = lagging()
+    streaming.received(5000, 5010)
+    streaming.acknowledged(streaming.peers[1], 5010)
+    (read,) = [x for x in streaming.start(laggard, 200) if isinstance(x, e.ReadWal)]
+    assert (read.source, read.donor) == (e.Source.PEER, 1)
+
+
+def test_8_a_donor_that_holds_a_segment_damaged_is_asked_for_others_alone():
+    streaming, laggard = lagging()
+    asked, done = [], streaming.start(laggard, 250)
+    while laggard.sent_lsn < 350:
+        (read,) = [x for x in done if isinstance(x, e.ReadWal)]
+        asked.append((read.donor, read.begin_lsn, read.end_lsn))
+        end = read.begin_lsn if (read.donor, read.begin_lsn // SEGMENT) == (0, 2) else read.end_lsn
+        done = streaming.was_read(laggard, read.begin_lsn, end)
+        streaming.peers[0].begin_lsn = 100  # what it says all the time
+        done += streaming.acknowledged(laggard, laggard.sent_lsn) or streaming.heartbeat()
+    assert asked == [(0, 250, 300), (1, 250, 300), (0, 300, 350)]
+
+
+def test_8_a_donor_that_connects_again_is_asked_again():
+    streaming, laggard = lagging()
+    donor = streaming.peers[0]
+    streaming.start(laggard, 200)
+    donor.closed()
+    done = streaming.was_read(laggard, 200, 200) + streaming.heartbeat()
+    assert [x.donor for x in done if isinstance(x, e.ReadWal)] == [1]
+    donor.state = PeerState.STREAMING
+    assert streaming.source(200, 250) == (e.Source.PEER, 250, 0)
+
+
+def test_8_the_full_disk_of_a_replaced_safekeeper_lets_no_laggard_go():
+    streaming, laggard = lagging()
+    streaming.rebuild = frozenset()
+    streaming.limits = replace(streaming.limits, max_laggard_bytes=1 << 30, full_ticks=1)
+    streaming.no_room(streaming.peers[0])
+    members = streaming.configuration.members
+    streaming.use(Configuration(2, members, (members - {11}) | {14}))
+    assert streaming.full == {11: 5000}  # it counts until the change is complete
+    streaming.use(Configuration(3, (members - {11}) | {14}))
+    streaming.received(5000, 5050)
+    for _ in range(10):
+        streaming.heartbeat()
+    assert laggard.identity not in streaming.rebuild

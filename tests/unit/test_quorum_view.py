@@ -23,7 +23,7 @@ def now(**record):
 def safekeeper(number, shown="streaming", *, own=None, hosted=True, **told):
     own = now(state="following", flush_lsn="0/2000") if own is None else own
     told = {"shown": shown, "fault": None, **told}
-    address = MEMBERS[number]
+    address = f"127.0.0.1:{number + 1}"
     return SafekeeperView(f"safekeeper-{number + 1}", address, told, own, {}, hosted)
 
 
@@ -55,6 +55,13 @@ def test_40_a_disk_without_room_is_said_before_it_refuses_wal():
     ]
     assert seen.quorum
     assert not view(safekeeper(0, own={**own, "free_bytes": 1 << 26})).ill
+
+
+def test_why_a_safekeeper_ended_is_said_after_it():
+    error = {"where": "/a/control", "what": "it is damaged", "repair": "replace it"}
+    own = {"state": "ended", "pid": 0, "updated_at": 0.0, "error": error}
+    seen = view(safekeeper(0, "away", own=own), safekeeper(1), safekeeper(2))
+    assert seen.ill == ["safekeeper 127.0.0.1:1 is away: /a/control: it is damaged; replace it"]
 
 
 def test_what_is_let_go_of_for_want_of_room_is_said():
@@ -96,11 +103,49 @@ def test_39_a_member_that_lacks_wal_which_others_retain_is_named():
     assert "127.0.0.1:2 has no WAL before 0/40000" in word
 
 
+def test_older_wal_that_nobody_could_bring_is_a_fault_until_it_is_brought():
+    told = {"begin_lsn": "0/40000", "brought_to": "0/10000", "stuck": True}
+    seen = view(safekeeper(0), safekeeper(1, **told), safekeeper(2))
+    (word,) = seen.ill
+    assert word == (
+        "safekeeper 127.0.0.1:2 lacks WAL from 0/10000 to 0/40000, and no other could bring it: "
+        "theirs is damaged, or cannot be read"
+    )
+    own = now(state="following", older_wal={"wanted_lsn": "0/10000", "why": "it does not follow"})
+    (word,) = view(safekeeper(1, own=own, **told)).ill
+    assert word.endswith("no other could bring it: it does not follow")
+    for fine in ({"stuck": False}, {"brought_to": None}):
+        assert not view(safekeeper(1, **(told | fine))).ill
+
+
+def test_a_segment_that_is_not_lent_is_named():
+    own = now(state="following", damaged=["000000010000000000000003"])
+    (word,) = view(safekeeper(0, own=own), safekeeper(1)).ill
+    assert word.endswith("damaged WAL, which is not served: 000000010000000000000003")
+
+
+def test_39_a_member_that_is_brought_older_wal_says_how_much_is_left():
+    first = safekeeper(0, own={}, hosted=False, begin_lsn="0/10000", flush_lsn="0/90000")
+    told = {"begin_lsn": "0/40000", "flush_lsn": "0/90000", "brought_to": "0/10000"}
+    second = safekeeper(1, own={}, hosted=False, **told)
+    (word,) = replace(view(first, second), keep_bytes=0x80000).shorter
+    assert word.endswith("have to go there until it has been brought it, down to 0/10000")
+    assert second.older_wal_bytes == 0x30000
+    assert safekeeper(1, own={}, hosted=False, **(told | {"brought_to": None})).older_wal_bytes == 0
+    assert first.older_wal_bytes is None, "an earlier version's proposer says nothing of it"
+    older = {"wanted_lsn": "0/10000", "why": "WAL was brought and not taken: it is damaged"}
+    own = now(state="following", flush_lsn="0/90000", begin_lsn="0/40000", older_wal=older)
+    (word,) = replace(view(first, safekeeper(1, own=own)), keep_bytes=0x80000).shorter
+    assert word.endswith("have to go there; WAL was brought and not taken: it is damaged")
+
+
 def test_39_what_one_that_joined_cannot_serve_is_told():
     before = view(
         safekeeper(0, own={}, begin_lsn="0/20000", member=True),
         safekeeper(1, own={}, begin_lsn="0/10000", member=True),
         safekeeper(2, own={}, begin_lsn="0/0", member=False),
+        safekeeper(3, own={}, begin_lsn="0/0", member=True),  # it has no WAL yet
+        safekeeper(4, own={}, begin_lsn="0/5000", member=False),  # it has left
     )
     members: list[dict[str, Any]] = [{"address": each, "begin_lsn": "0/30000"} for each in MEMBERS]
     assert not_served(members, before, [MEMBERS[2]]) == [
@@ -199,7 +244,7 @@ def test_a_folder_that_others_took_or_may_write_holds_up_no_start(tmp_path, monk
         assert prepared.resolve() not in {made, tmp_path}, taken
         assert list(prepared.iterdir()) == []
     # What only another account could remove is left behind, and in nobody's way.
-    monkeypatch.setattr(os, "getuid", lambda: 4711)
+    monkeypatch.setattr(os, "geteuid", lambda: 4711)
     assert in_memory.prepare(run_dir).resolve().parent == run_dir, "nothing in memory is its own"
 
 

@@ -1,6 +1,10 @@
 """Readers hold what they read, for as long as they live and need it."""
 
 import gc
+import multiprocessing
+import os
+import shutil
+import signal
 import subprocess
 import sys
 
@@ -8,6 +12,7 @@ import pytest
 
 from spark_consumers.lakehouse import reader_leases
 from spark_consumers.lakehouse.reader_leases import held_from, lease_on
+from tests.support.waiting import wait_for
 
 
 class Reader:
@@ -85,3 +90,71 @@ def test_a_reader_that_died_holds_nothing(root):
 def test_a_reader_that_may_not_write_reads_without_a_lease(root):
     (root / "_tuskline" / "readers").write_text("no folder can be made here")
     assert lease_on(root) is None
+
+
+@pytest.mark.parametrize("how", ["removed", "moved away"])
+def test_a_lake_that_was_replaced_in_its_folder_gets_a_lease_of_its_own(root, how):
+    state = root / "_tuskline"
+    older = lease_on(root)
+    assert older is not None
+    if how == "removed":
+        shutil.rmtree(state)
+    else:
+        state.rename(root / "moved")
+    state.mkdir()
+    newer = lease_on(root)
+    assert newer is not None
+    reader = Reader()
+    with newer.resolving():
+        assert held_from(state) == 0
+        newer.keep(reader, 4)
+    assert held_from(state) == 4
+    assert lease_on(root) is newer
+    assert older.is_lost()
+
+
+def test_a_forked_child_has_a_lease_of_its_own(root):
+    state = root / "_tuskline"
+    lease = lease_on(root)
+    assert lease is not None
+    reader = Reader()
+    with lease.resolving():
+        lease.keep(reader, 7)
+
+    def read_in_the_child() -> None:
+        own = lease_on(root)
+        assert own is not None
+        assert own is not lease
+        with own.resolving():
+            own.keep(reader, 9)
+        # The parent goes on to hold what it reads, and the child does not write for it.
+        assert held_from(state) == 7
+
+    child = multiprocessing.get_context("fork").Process(target=read_in_the_child)
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0
+    assert held_from(state) == 7
+
+
+def test_a_forked_child_does_not_hold_what_its_dead_parent_has_read(root, tmp_path):
+    state = root / "_tuskline"
+    code = (
+        "import os, sys, time; from pathlib import Path;"
+        "from spark_consumers.lakehouse.reader_leases import lease_on;"
+        "lease = lease_on(Path(sys.argv[1])); lease.keep(lease, 7); lease.refresh();"
+        "child = os.fork(); ready = print(child, flush=True) if child else None;"
+        "time.sleep(600)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(root)], stdout=subprocess.PIPE
+    ) as reader:
+        assert reader.stdout is not None
+        child = int(reader.stdout.readline())
+        try:
+            assert held_from(state) == 7
+            reader.kill()
+            reader.wait()
+            wait_for(lambda: held_from(state) is None, 30, "the lease ends with its process")
+        finally:
+            os.kill(child, signal.SIGKILL)

@@ -27,6 +27,7 @@ from walsender_bridge.wire.connection import (
     pinned_conninfo,
     server_error,
 )
+from walsender_bridge.wire.hosts import primary_dsn
 from walsender_bridge.wire.lsn import MAX_LSN
 from walsender_bridge.wire.pgoutput import POSTGRES_EPOCH
 from walsender_bridge.wire.replication import History
@@ -141,6 +142,36 @@ def test_a_dsn_keeps_its_own_settings_beside_the_pinned_ones() -> None:
     assert "secret" not in describe("postgresql://u:secret@h/db")
 
 
+@pytest.mark.parametrize(
+    "userinfo",
+    ["u:p@S3cret", "u:p/S3cret", "u:5432/S3cret", "u:p@S3cret:x", "u:S3cret/x", "u:p@S3cret@x"],
+)
+@pytest.mark.parametrize("host", ["h", "127.0.0.1:1", "a:1,b:2"])
+def test_a_password_that_is_not_escaped_is_shown_nowhere(userinfo: str, host: str) -> None:
+    dsn = f"postgresql://{userinfo}@{host}/db"
+    assert "S3cret" not in describe(dsn)
+    with pytest.raises(ConfigError, match="part of its password") as caught:
+        pinned_conninfo(primary_dsn(dsn))
+    assert "S3cret" not in str(caught.value) + caught.value.repair
+
+
+@pytest.mark.parametrize(
+    "dsn",
+    [
+        "postgresql://u:a%40b%2Fc@h:1,k/db",
+        "host=@socket dbname=a@b",
+        "postgresql://%40socket/db?port=1",
+    ],
+)
+def test_an_escaped_password_and_a_name_with_an_at_sign_are_read(dsn: str) -> None:
+    pinned_conninfo(primary_dsn(dsn))
+
+
+def test_a_service_has_no_port_that_is_known() -> None:
+    assert describe("service=shop") == "service shop"
+    assert describe("service=shop host=h port=6543 dbname=d") == "h:6543/d"
+
+
 def test_a_wrong_dsn_shows_nothing_of_itself() -> None:
     with pytest.raises(ConfigError) as caught:
         pinned_conninfo("host=h password=top secret")
@@ -191,3 +222,9 @@ def test_a_refused_connection_has_its_cause(text: str, kind: type[TusklineError]
 )
 def test_a_refused_command_has_its_cause(code: str, text: str, kind: type[TusklineError]) -> None:
     assert type(server_error(code, text, "h")) is kind
+
+
+def test_a_publication_that_was_made_again_decodes_nothing_from_before() -> None:
+    """Up to 17 pgoutput looks it up as of each change, so to make it again is not enough."""
+    error = server_error("42704", 'publication "p" does not exist', "h")
+    assert "another source name" in error.repair

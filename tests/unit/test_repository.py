@@ -19,6 +19,7 @@ from walsender_bridge.change_log.repository import (
     StreamCreated,
     TermGiven,
     Tick,
+    VersionRaised,
     record_from_json,
     record_to_json,
 )
@@ -199,6 +200,26 @@ def test_history_is_kept_for_replicas_and_live_consumers_and_no_longer() -> None
     assert state.consumers == {}
 
 
+def test_versions_that_a_reader_has_seen_in_another_history_are_skipped() -> None:
+    state = log_of("a", "b")
+    committed(state, 0.0, report("a", 0, 1, 2))
+    assert (state.version, state.published) == (1, 1)
+    assert state.apply(VersionRaised(50))
+    assert not state.apply(VersionRaised(50))
+    assert not state.apply(VersionRaised(7))
+    assert (state.version, state.published) == (50, 50)
+    # An empty commit for every replica, at the place where its stream ends.
+    assert state.streams["a"].missed(1) == [CommitContext(50, 3, 3, 0)]
+    assert state.streams["b"].missed(1) == [CommitContext(50, 1, 3, 0)]
+    # A replica that has not heard of it goes on all the same.
+    committed(state, 0.0, report("a", 1, 3, 1), report("b", 50, 1, 1))
+    assert contexts(state, 51) == {"a": CommitContext(51, 3, 3, 1), "b": CommitContext(51, 1, 4, 1)}
+    # What is not taken by every replica is not published.
+    tick(state, report("a", 51, 4, 1), report("b", 51, 2, 0))
+    state.apply(VersionRaised(60))
+    assert (state.version, state.published) == (60, 51)
+
+
 def test_a_consumer_that_has_published_nothing_holds_everything_until_it_is_dropped() -> None:
     state = log_of("a")
     state.apply(ConsumerSeen("new", None, until=100.0))
@@ -282,6 +303,7 @@ def test_any_run_keeps_the_invariants_and_is_a_function_of_its_log(seed: int) ->
             ConsumerSeen("lake", choose.choice((None, published)), step + choose.randint(1, 9)),
             ConsumerDropped("lake"),
             TermGiven("a", step),
+            VersionRaised(state.version + choose.randint(-1, 1)),
         ]
         tick_ = Tick(float(step), tuple(replicas.reports()), barriers, issue=choose.random() < 0.8)
         for drawn in [tick_, *choose.sample(extra, choose.randint(0, 1))]:

@@ -77,7 +77,7 @@ def test_versions_do_not_grow_the_file(tmp_path: Path) -> None:
 
 def _newer(path: Path) -> None:
     with sqlite3.connect(path) as db:
-        db.execute("PRAGMA user_version = 2")
+        db.execute("PRAGMA user_version = 3")
     db.close()
 
 
@@ -93,17 +93,29 @@ def _hole(path: Path) -> None:
 
 def _wrong(path: Path) -> None:
     with sqlite3.connect(path) as db:
-        db.execute("UPDATE record SET body = ? WHERE number = 3", [json.dumps({"kind": "No"})])
+        body = json.dumps({"kind": "No"})
+        db.execute("UPDATE record SET body = ?, crc = NULL WHERE number = 3", [body])
+    db.close()
+
+
+def _digit(path: Path) -> None:
+    """A record that can be folded, and is not what was written."""
+    with sqlite3.connect(path) as db:
+        changed = db.execute(
+            "UPDATE record SET body = replace(body, '\"term\":1', '\"term\":3') WHERE number = 4"
+        )
+        assert changed.rowcount == 1
     db.close()
 
 
 @pytest.mark.parametrize(
     ("harm", "error", "message"),
     [
-        (_newer, NotSupportedError, "format 2"),
+        (_newer, NotSupportedError, "format 3"),
         (_rubbish, CorruptError, "not a database"),
         (_hole, CorruptError, "record 3 is missing"),
         (_wrong, CorruptError, "No"),
+        (_digit, CorruptError, "record 4 does not match its checksum"),
     ],
 )
 def test_a_file_that_is_not_what_was_written_is_named(
@@ -116,6 +128,55 @@ def test_a_file_that_is_not_what_was_written_is_named(
     harm(path)
     with pytest.raises(error, match=message):
         RepositoryStore(path)
+
+
+@pytest.mark.parametrize(
+    ("table", "column", "message"),
+    [
+        ("checkpoint", "body", "the checkpoint does not match"),
+        ("commits", "position", "commit .* of stream .* does not match"),
+        ("commits", "context", "commit .* of stream .* does not match"),
+    ],
+)
+def test_a_digit_that_changed_in_a_checkpoint_is_named(
+    tmp_path: Path, table: str, column: str, message: str
+) -> None:
+    path = tmp_path / "r"
+    store = RepositoryStore(path, checkpoint_every=5)
+    fill(store, 6)
+    store.close()
+    with sqlite3.connect(path) as db:
+        db.execute(f"UPDATE {table} SET {column} = replace({column}, '1', '3')")
+    db.close()
+    with pytest.raises(CorruptError, match=message) as caught:
+        RepositoryStore(path)
+    assert "docs/log-lost.md" in caught.value.repair
+
+
+def test_a_file_of_format_1_is_read_and_gets_checksums(tmp_path: Path) -> None:
+    path = tmp_path / "r"
+    store = RepositoryStore(path, checkpoint_every=7)
+    fill(store, 12)
+    state = store.state.to_record()
+    store.close()
+    with sqlite3.connect(path) as db:
+        for table in ("record", "checkpoint", "commits"):
+            assert db.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
+            db.execute(f"ALTER TABLE {table} DROP COLUMN crc")
+        db.execute("PRAGMA user_version = 1")
+    db.close()
+    store = RepositoryStore(path, checkpoint_every=7)
+    assert store.state.to_record() == state
+    fill(store, 1)
+    state = store.state.to_record()
+    store.close()
+    again = RepositoryStore(path)
+    assert again.state.to_record() == state
+    again.close()
+    with sqlite3.connect(path) as db:
+        assert db.execute("SELECT count(crc) FROM record").fetchone()[0]
+        assert db.execute("PRAGMA user_version").fetchone()[0] == 2
+    db.close()
 
 
 def test_two_repositories_never_share_a_file(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ NATIVE_SLOT = replace(SLOT, failover=True)
 #: What the view shows: no markers, no snapshots, no WAL.
 THERE = replace(
     PRIMARY,
+    wal_lsn=STANDBY.replay_lsn,
     has_extension=False,
     logical_slots=(NATIVE_SLOT,),
     physical_slots=(replace(PRIMARY.physical_slots[0], marker=None),),
@@ -63,11 +64,19 @@ def test_45_a_synchronized_copy_is_synced_and_what_is_not_shown_is_said() -> Non
         (THERE, here(replace(NATIVE_COPY, confirmed_flush_lsn=2001)), "SUSPECT", "ahead"),
         (THERE, here(None), "MISSING", "native_pending"),
         (THERE, here(flush_lsn=1999), "CLIENT_AHEAD", "client_ahead"),
+        (THERE, here(native_sync=False), "SUSPECT", "not_synchronized"),
         (THERE, here(walreceiver_status=None), "SUSPECT", "not_streaming"),
         (THERE, here(upstream=None), "SUSPECT", "upstream_unknown"),
         (THERE, here(None, native_sync=False), "BLOCKED", "no_extension"),
         (THERE, here(version=160002), "BLOCKED", "no_extension"),
         (replace(THERE, logical_slots=(SLOT,)), here(None), "BLOCKED", "no_extension"),
+        (replace(THERE, databases={5: 91}), here(), "SUSPECT", "database_pending"),
+        (
+            replace(THERE, physical_slots=(replace(THERE.physical_slots[0], catalog_xmin=None),)),
+            here(),
+            "SUSPECT",
+            "no_catalog_xmin",
+        ),
         (
             replace(THERE, logical_slots=(replace(NATIVE_SLOT, wal_status="lost"),)),
             here(),
@@ -99,8 +108,17 @@ def test_45_without_the_primary_the_last_look_counts_for_its_time() -> None:
     assert made(judged(None, here(**down), known, Terms()), primary=None).ready is None
     old = judged(None, here(clock=STANDBY.clock + 1001, **down), known)
     assert (old.reason, old.safe) == (Reason.PROVEN_LONG_AGO, False)
-    for changes in ({"timeline": 2}, {"flush_lsn": 1999}, {"slots": ()}):
-        assert not judged(None, here(**{**down, **changes}), known).safe
+    not_ours = replace(NATIVE_COPY, synced=False)
+    for changes, reason in (
+        ({"timeline": 2}, Reason.PRIMARY_UNREACHABLE),
+        ({"flush_lsn": 1999}, Reason.CLIENT_AHEAD),
+        ({"slots": ()}, Reason.PRIMARY_UNREACHABLE),
+        ({"slots": (not_ours,)}, Reason.PRIMARY_UNREACHABLE),
+        ({"native_sync": False}, Reason.NOT_SYNCHRONIZED),
+        ({"databases": {5: 89}}, Reason.DATABASE_PENDING),
+    ):
+        found = judged(None, here(**{**down, **changes}), known)
+        assert (found.reason, found.safe) == (reason, False), changes
     invalid = here(replace(NATIVE_COPY, invalidation="rows_removed"), **down)
     assert judged(None, invalid, known).after is State.INVALID
 

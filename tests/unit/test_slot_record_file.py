@@ -1,7 +1,9 @@
 """The record of copies: read back as it was, replaced as a whole, kept aside when it is damaged."""
 
+import contextlib
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -10,9 +12,11 @@ from slot_sync.resolver.observed import (
     Confirmed,
     CopyRecord,
     EpochKey,
+    Incarnation,
     Place,
     Record,
     Reserved,
+    Settled,
     Sighting,
 )
 from walsender_bridge.errors import ConfigError, NotSupportedError
@@ -32,6 +36,8 @@ RECORD = Record(
             reserved=Reserved(5, 6),
             passed=Place(7, 8),
             confirmed=Confirmed(1, 9),
+            settled=Settled(5, 6, 7),
+            incarnation=Incarnation("l1", 8),
         ),
     },
     17,
@@ -47,16 +53,22 @@ def test_what_was_saved_is_read_back(tmp_path, record):
     assert [path.name for path in (tmp_path / "made").iterdir()] == ["one.json"]
 
 
-def test_one_of_the_first_version_is_read(tmp_path):
+@pytest.mark.parametrize(
+    ("version", "unknown"),
+    [(1, ("confirmed", "settled", "incarnation")), (2, ("settled", "incarnation")), (3, ())],
+)
+def test_one_of_an_older_version_is_read(tmp_path, version, unknown):
     file = RecordFile(tmp_path, "one")
     file.save(RECORD)
     values = json.loads(file.path.read_text())
-    values["version"] = 1
+    values["version"] = version
+    del values["crc"]
     for copy in values["record"]["copies"].values():
-        del copy["confirmed"]
+        for name in unknown:
+            del copy[name]
     file.path.write_text(json.dumps(values))
-    known = file.load().of("b")
-    assert known == replace(RECORD.of("b"), confirmed=None)
+    nothing: dict[str, Any] = dict.fromkeys(unknown)
+    assert file.load().of("b") == replace(RECORD.of("b"), **nothing)
 
 
 @pytest.mark.parametrize(
@@ -72,10 +84,24 @@ def test_a_damaged_one_is_kept_aside_and_nothing_is_remembered(tmp_path, text):
         assert not file.path.exists()
 
 
+def test_one_with_a_changed_digit_or_letter_is_not_believed(tmp_path):
+    """A position, an epoch or a mark that is another one can have a copy called ready which nobody has proven."""
+    file = RecordFile(tmp_path, "one")
+    file.save(RECORD)
+    whole = file.path.read_bytes()
+    believed = []
+    for at, byte in enumerate(whole):
+        file.path.write_bytes(whole[:at] + bytes([byte ^ 1]) + whole[at + 1 :])
+        with contextlib.suppress(NotSupportedError):
+            if (found := file.peek()) is not None and found != RECORD:
+                believed.append(at)
+    assert believed == []
+
+
 def test_a_newer_one_is_refused_by_name_and_left_alone(tmp_path):
     file = RecordFile(tmp_path, "one")
-    file.path.write_text(json.dumps({"version": 3, "anything": 1}))
-    with pytest.raises(NotSupportedError, match="version 3"):
+    file.path.write_text(json.dumps({"version": 5, "anything": 1}))
+    with pytest.raises(NotSupportedError, match="version 5"):
         file.load()
     assert file.path.exists()
 

@@ -40,8 +40,10 @@ def test_what_the_server_would_not_take_is_refused(text):
         (OURS, True),
         (OURS.upper(), True),
         (f"FIRST 1 ({OURS})", True),
-        (f"ANY 2 ({OURS}, s1)", True),
-        (f"FIRST 2 (s1, {OURS})", True),
+        (f"FIRST 2 ({OURS}, s1)", True),
+        # Two walsenders of s1 are enough.
+        (f"ANY 2 ({OURS}, s1)", False),
+        (f"FIRST 2 (s1, {OURS})", False),
         # In its place, or beside it, somebody else can answer.
         (f"{OURS}, s1", False),
         (f"FIRST 1 ({OURS}, s1)", False),
@@ -64,7 +66,9 @@ def test_28_the_proposer_cannot_be_outvoted(text, needs):
         ("", f"ANY 1 ({OURS})"),
         (OURS, f"ANY 1 ({OURS})"),
         ("s1", f"FIRST 2 ({OURS}, s1)"),
-        ("ANY 2 (s1, s2)", f"ANY 3 ({OURS}, s1, s2)"),
+        ("ANY 2 (s1, s2)", f"FIRST 3 ({OURS}, s1, s2)"),
+        (f"ANY 2 (s1, {OURS.upper()})", f'FIRST 2 ("{OURS.upper()}", s1)'),
+        (f"FIRST 2 (s1, {OURS})", f"FIRST 2 ({OURS}, s1)"),
         ("FIRST 1 (s1, s2)", None),
         ("*", None),
         (f"ANY 1 ({OURS}, s1)", None),

@@ -80,6 +80,26 @@ def test_a_killed_child_is_started_again_and_stopped_at_the_end(tmp_path):
     assert asyncio.run(run())["state"] == "stopped"
 
 
+def test_a_child_is_told_which_signal_ended_the_one_before(tmp_path):
+    told = tmp_path / "told"
+    script = (
+        "import os, sys, time; from walsender_bridge.supervisor import last_signal;"
+        "last = last_signal(); open(sys.argv[1], 'a').write(f'{last and last.name} ');"
+        "os.kill(os.getpid(), 11) if last is None else time.sleep(600)"
+    )
+
+    async def run():
+        stop = asyncio.Event()
+        child = Child("c", [sys.executable, "-c", script, str(told)])
+        running = asyncio.create_task(Supervisor("s", [child], run_dir=tmp_path).run(stop))
+        await asyncio.to_thread(_wait, lambda: told.exists() and told.read_text().split()[1:])
+        stop.set()
+        await running
+
+    asyncio.run(run())
+    assert told.read_text().split() == ["None", "SIGSEGV"]
+
+
 def test_a_child_that_ignores_sigterm_is_killed(tmp_path):
     script = "import signal, time, sys; signal.signal(15, 1); open(sys.argv[1], 'w').write('1'); time.sleep(600)"
     told = tmp_path / "told"
@@ -132,6 +152,10 @@ def test_36_a_disk_that_takes_no_files_ends_no_child(tmp_path):
 
 def test_states_of_a_supervisor_that_never_ran(tmp_path):
     assert read_states(tmp_path, "none") == {}
+    # A power cut leaves a file that was renamed and not synced empty, or full of zeros.
+    for content in (b"", bytes(300), b"[]", b"\xff"):
+        (tmp_path / "up.json").write_bytes(content)
+        assert read_states(tmp_path, "up") == {}
 
 
 def test_a_child_that_ends_for_good_is_not_started_again(tmp_path):

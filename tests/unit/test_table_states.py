@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from spark_consumers.lakehouse import requests, states
+from spark_consumers.lakehouse import requests, rolled_back, states
 from spark_consumers.lakehouse.fit import Layout, Misfit
 from spark_consumers.lakehouse.manifest import Manifest, StreamPosition, TableVersion, open_chain
 from spark_consumers.lakehouse.requests import Request
 from spark_consumers.lakehouse.schema_change import Anew, Extended, first_layout, judge, not_plain
 from spark_consumers.lakehouse.status import table_rows
-from walsender_bridge.errors import DeadlineError, LakeError, UsageError
+from walsender_bridge.errors import DeadlineError, DivergedError, LakeError, UsageError
 
 A, B, NEW = "shop.public.a", "shop.public.b", "shop.public.new"
 ID, TEXT, MORE = ("id", 23, -1), ("t", 25, -1), ("m", 23, -1)
@@ -196,8 +196,9 @@ def test_without_the_policy_nothing_is_held():
 # -- requests -------------------------------------------------------------------------------------------
 
 
-def ask(start, kind, *names, published=(A, B, NEW), low=1):
-    return requests.carry_out(start, Request("1", kind, names), published, {"shop": low}, 50.0)
+def ask(start, kind, *names, published=(A, B, NEW), low=1, apart=()):
+    request, why = Request("1", kind, names), dict(apart)
+    return requests.carry_out(start, request, published, {"shop": low}, 50.0, why)
 
 
 @pytest.mark.parametrize(
@@ -222,6 +223,29 @@ def test_each_request_has_its_answer(kind, name, word):
             requests.finished(made, Request("1", kind, (name,)))
 
 
+@pytest.mark.parametrize(("kind", "name"), [("resume", A), ("add", NEW), ("retry", A)])
+def test_what_needs_a_log_that_was_rolled_back_is_refused_at_once(kind, name):
+    """It would be undone by the same look, and whoever waits for it would wait for ever."""
+    apart = {"shop": "it is at version 5, and version 9 was read from it"}
+    start = rolled_back.hold(head(), apart, holds=True)
+    made = ask(start, kind, name, apart=apart)
+    assert made.tables == start.tables
+    with pytest.raises(DivergedError, match="the log was rolled back: it is at version 5") as told:
+        requests.finished(made, Request("1", kind, (name,)))
+    assert "tuskline table resync" in told.value.repair
+    # The ways out, and what needs no log.
+    assert ask(start, "resync", A, apart=apart).tables[A].resync
+    assert ask(start, "pause", A, apart=apart).tables[A].state == "paused"
+    if name == A:
+        resynced = ask(ask(start, "pause", A), "resync", A)
+        paused = replace(resynced.tables[A], state="paused")
+        anew = ask(
+            replace(resynced, tables={**resynced.tables, A: paused}), "resume", A, apart=apart
+        )
+        assert anew.tables[A].state == "stale"
+    assert ask(start, kind, name).answered["1"]["tables"][name][:7] != "refused"
+
+
 def test_a_request_is_finished_when_the_lake_shows_it():
     request = Request("1", "resync", (A,))
     assert requests.finished(head(), request) is None
@@ -235,7 +259,7 @@ def test_a_request_is_finished_when_the_lake_shows_it():
 
 def test_old_answers_go():
     start = head(answered={"0": {"at": 0.0}, "9": {"at": 3000.0}})
-    made = requests.carry_out(start, Request("1", "pause", (A,)), (), {}, 3700.0)
+    made = requests.carry_out(start, Request("1", "pause", (A,)), (), {}, 3700.0, {})
     assert set(made.answered) == {"1", "9"}
 
 

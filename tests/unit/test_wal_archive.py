@@ -1,5 +1,6 @@
 """The archive of complete segments: each once, verified, resumable, and it holds the horizon."""
 
+import errno
 import random
 import threading
 from functools import cache
@@ -8,13 +9,25 @@ import fsspec
 import pytest
 
 from tests.support.wal import MIB, SMALL, Wal
-from walsender_bridge.errors import CorruptError, DivergedError, UnavailableError
-from walsender_bridge.safekeeper import archiver, control_file
+from walsender_bridge.errors import CorruptError, DivergedError, TusklineError, UnavailableError
+from walsender_bridge.safekeeper import (
+    archive_mark,
+    archived_file,
+    archiver,
+    control_file,
+    record_file,
+    segment_sums,
+)
 from walsender_bridge.safekeeper.archive import Archive
 from walsender_bridge.safekeeper.disk import FolderDisk
+from walsender_bridge.safekeeper.effects import ControlState
+from walsender_bridge.safekeeper.history import EpochEntry, History
 from walsender_bridge.safekeeper.horizon import horizon
+from walsender_bridge.safekeeper.messages import ServerInfo
 from walsender_bridge.safekeeper.segments import StorageLimits
 from walsender_bridge.safekeeper.wal_storage import WalStorage
+
+MARKS = {archive_mark.NAME}
 
 
 @cache
@@ -54,9 +67,8 @@ def url(request, tmp_path):
 
 def files(url: str) -> dict[str, bytes]:
     system, folder = fsspec.core.url_to_fs(url)
-    return {
-        path.rsplit("/", 1)[1]: system.cat_file(path) for path in system.ls(folder, detail=False)
-    }
+    found = {path.rsplit("/", 1)[1]: path for path in system.ls(folder, detail=False)}
+    return {name: system.cat_file(path) for name, path in found.items() if name not in MARKS}
 
 
 def test_complete_committed_segments_are_archived_in_order(tmp_path, storage, wal, url):
@@ -93,6 +105,10 @@ def test_an_interrupted_upload_is_done_again(tmp_path, storage, url, monkeypatch
     one = archive(tmp_path, url)
     with monkeypatch.context() as patch:
         patch.setattr(type(one._files), "mv", lambda *_: (_ for _ in ()).throw(OSError("gone")))
+        with pytest.raises(UnavailableError, match=r"cannot be read: gone"):
+            one.step(4 * MIB)
+        assert files(url) == {}
+        one._files.pipe_file(f"{one._folder}/{archive_mark.NAME}", b'{"archive": "marked"}')
         with pytest.raises(UnavailableError, match=r"cannot be archived: gone"):
             one.step(4 * MIB)
     assert one.archived_lsn == MIB
@@ -230,7 +246,7 @@ def test_the_archiver_leaves_the_control_file_alone(tmp_path):
     folder.mkdir()
     (folder / control_file.NAME).write_bytes(b"TUSKCTRL, damaged")
     with pytest.raises(CorruptError, match="damaged"):
-        archiver.run(tmp_path, "memory://archive", threading.Event())
+        archiver.run(tmp_path, "memory://archive", threading.Event(), lambda _: None)
     assert [path.name for path in folder.iterdir()] == [control_file.NAME]
 
 
@@ -244,3 +260,132 @@ def test_40_a_damaged_segment_is_not_archived(tmp_path, storage, wal, url):
         one.step(2**63)
     assert set(files(url)) == {"000000010000000000000001"}
     assert one.archived_lsn == 2 * MIB
+
+
+def test_a_disk_that_is_not_mounted_is_no_archive(tmp_path, storage, wal):
+    """The folder below it was made anew, and WAL counted as archived there that was gone once the disk was back."""
+    place = tmp_path / "mnt"
+    url = f"file://{place}/archive"
+    one = archive(tmp_path, url)
+    assert one.step(4 * MIB)
+    place.rename(tmp_path / "disk")
+    for again in (one, archive(tmp_path, url)):
+        with pytest.raises(
+            UnavailableError, match="not the archive that has the WAL up to 0/200000"
+        ):
+            again.step(4 * MIB)
+        with pytest.raises(UnavailableError, match="not the archive"):
+            again.look_again()
+    assert not place.exists()
+    assert one.archived_lsn == 2 * MIB
+    # A safekeeper that has archived nothing marks an archive of its own there, which is another one.
+    assert archive(tmp_path, url, node="new").step(4 * MIB)
+    (place / "archive" / "000000010000000000000001").unlink()
+    with pytest.raises(UnavailableError, match="not the archive"):
+        one.step(4 * MIB)
+    place.rename(tmp_path / "below")
+    (tmp_path / "disk").rename(place)
+    assert one.step(4 * MIB)
+    assert set(files(url)) == {"000000010000000000000001", "000000010000000000000002"}
+
+
+def test_an_archive_that_was_emptied_on_purpose_is_begun_again_as_the_error_says(
+    tmp_path, storage, url
+):
+    one = archive(tmp_path, url)
+    assert one.step(4 * MIB)
+    system, folder = fsspec.core.url_to_fs(url)
+    system.rm(folder, recursive=True)
+    with pytest.raises(UnavailableError, match="on purpose") as refused:
+        one.step(4 * MIB)
+    note = tmp_path / "data-one" / archived_file.NAME
+    assert str(note) in refused.value.repair
+    note.unlink()
+    again = archive(tmp_path, url)
+    while again.step(2**63):
+        pass
+    assert len(files(url)) == 3
+
+
+def test_a_mark_that_is_gone_or_another_ones_is_replaced_while_the_last_segment_is_there(
+    tmp_path, storage, url
+):
+    one = archive(tmp_path, url)
+    assert one.step(4 * MIB)
+    system, folder = fsspec.core.url_to_fs(url)
+    for content in (None, b"{}", b'{"format": 1, "archive": "other"}'):
+        if content is None:
+            system.rm_file(f"{folder}/{archive_mark.NAME}")
+        else:
+            system.pipe_file(f"{folder}/{archive_mark.NAME}", content)
+        one.look_again()
+        assert archive_mark.read(system, folder)
+    assert one.step(4 * MIB)
+    # From now on it is known by that, wherever the last segment has gone.
+    system.rm_file(f"{folder}/000000010000000000000002")
+    assert archive(tmp_path, url).step(2**63)
+
+
+def test_what_an_earlier_version_remembered_is_of_an_archive_that_holds_something(
+    tmp_path, storage, url
+):
+    one = archive(tmp_path, url)
+    assert one.step(4 * MIB)
+    system, folder = fsspec.core.url_to_fs(url)
+    system.rm_file(f"{folder}/{archive_mark.NAME}")
+    note = FolderDisk(tmp_path / "data-one")
+    record = {"url": str(url), "lsn": 2 * MIB, "missing": []}
+    record_file.replace(
+        note,
+        archived_file.NAME,
+        record_file.pack(archived_file.MAGIC, archived_file.FORMAT, record),
+    )
+    assert archive(tmp_path, url).step(4 * MIB)
+    assert archive_mark.read(system, folder)
+
+
+def test_the_archiver_says_why_it_waits_and_goes_on_by_itself(tmp_path, storage, wal, monkeypatch):
+    """A file in the way is moved away, as its error says; the process used to have ended for good by then."""
+    control = FolderDisk(tmp_path / "control")
+    history = History((EpochEntry(1, MIB, 1),))
+    server = ServerInfo(SMALL.system_id, SMALL.major, MIB)
+    control_file.save(control, ControlState(1, server=server, history=history, commit_lsn=2**62))
+    monkeypatch.setattr(archiver, "AGAIN_SECONDS", 0.05)
+    monkeypatch.setattr(archiver, "FAILED_SECONDS", 0.05)
+    place = tmp_path / "archive"
+    place.mkdir()
+    wrong = place / "000000010000000000000002"
+    wrong.write_bytes(b"half of it")
+    stop, told = threading.Event(), []
+
+    def tell(error: TusklineError | None) -> None:
+        told.append(error)
+        if error is not None:
+            assert "another file: 10 bytes" in error.what
+            wrong.rename(tmp_path / "moved away")
+        if len(files(place.as_uri())) == 3:
+            stop.set()
+
+    archiver.run(tmp_path, place.as_uri(), stop, tell)
+    assert [error is None for error in told].count(False) == 1
+    assert told[-1] is None
+
+
+def test_nothing_is_left_of_an_upload_for_which_there_was_no_room(tmp_path, storage, monkeypatch):
+    url = f"file://{tmp_path}/archive"
+    one = archive(tmp_path, url)
+    full = OSError(errno.ENOSPC, "No space left on device")
+    reads = iter([*range(3)])
+
+    def pieces(name: str):
+        number = next(reads)
+        yield bytes(1000)
+        if number:
+            raise full
+
+    with monkeypatch.context() as patch:
+        patch.setattr(one, "_pieces", pieces)
+        patch.setattr(segment_sums, "read", lambda _: {})
+        with pytest.raises(UnavailableError, match="No space left"):
+            one.step(4 * MIB)
+    assert files(url) == {}

@@ -92,6 +92,24 @@ def test_damage_below_what_was_received_is_named(wal):
         aligned(wal.page, position, wal.format, oldest=wal.origin)
 
 
+@pytest.mark.parametrize("left", [8, 16])
+@pytest.mark.parametrize("stale", [False, True])
+def test_32_a_switch_over_a_page_boundary_is_followed_by_padding(wal, seed, left, stale):
+    """The page behind the boundary names where the switch record ends: no other record begins there."""
+    wal.fill(2 * MIB + 200_000, random.Random(seed))
+    wal.record(bytes(PAGE_BYTES - left - wal.end % PAGE_BYTES + PAGE_BYTES - 29 - 24))
+    assert wal.end % PAGE_BYTES == PAGE_BYTES - left
+    _, end = wal.switch(stale=stale)
+    own = wal.switches[-1]
+    assert own % PAGE_BYTES == 24 + 24 - left
+    for position in (end, end - 1, own, own - 1):
+        found = aligned(wal.page, position, wal.format, oldest=wal.origin)
+        assert found == wal.last_end(position), hex(position)
+    wal.data[wal.starts[-1] - wal.origin + 4] ^= 1
+    with pytest.raises(CorruptError, match="another checksum"):
+        aligned(wal.page, end, wal.format, oldest=wal.origin)
+
+
 def test_records_of_a_recycled_segment_are_not_found(seed):
     """Whole records with a right checksum, left from older WAL: only their predecessor betrays them."""
     old, new = Wal(), Wal(origin=5 * MIB)

@@ -1,19 +1,23 @@
 """A driver of the lake as a generator that stops before each effect: takeover, copies, epochs, housekeeping.
 
-The takeover, the sweep and every commit are production's own steps. Around them stands what the pipeline does in this
+The takeover, the sweeps and every commit are production's own steps. Around them stands what the pipeline does in this
 order: copy a table into a new folder and publish it; write a table's files, commit them, publish; retire links,
 expire snapshots, remove folders and files of unfit rows that no link names any more.
 """
 
 from dataclasses import dataclass, replace
 
-from spark_consumers.lakehouse import takeover
+from spark_consumers.lakehouse import leaks, takeover
 from spark_consumers.lakehouse.takeover import Kind
-from tests.support.lake.store import Link, Metadata, Store, Table
-from walsender_bridge.errors import FencedError
+from tests.support.lake.store import Link, Metadata, Store, Table, ViolationError
+from walsender_bridge.errors import CorruptError, FencedError
 
 #: How many links are kept by housekeeping.
 KEPT = 2
+
+
+class TroubleError(Exception):
+    """Something that passes: a full disk, a Java that has no memory."""
 
 
 @dataclass
@@ -30,12 +34,24 @@ class Driver:
     epochs: int = 1
     head: Link | None = None
     began: int | None = None
+    #: Which of the takeover's effects fail, counted over all its attempts, for a reason that passes.
+    troubles: frozenset[int] = frozenset()
+    #: How many effects the takeover took; its link, and tables that turned out to be damaged.
+    effects: int = 0
+    taking: Link | None = None
+    damaged: frozenset[str] = frozenset()
 
     def steps(self):
         """The driver's life, an effect at a time; raises `FencedError` when it is over before its end."""
-        head = yield from self._run(takeover.take_over(self._propose))
-        self.head = head
-        yield from self._run(takeover.sweep(head))
+        while True:
+            try:
+                taken = yield from self._run(takeover.take_over(self._propose, self.taking))
+                break
+            except TroubleError:
+                yield "try again"
+        self.head, self.damaged = taken.head, frozenset(taken.damaged)
+        yield from self._run(takeover.sweep(self.head))
+        yield from self._sweep_tables()
         for _ in range(self.copies):
             yield from self._copy()
         for _ in range(self.epochs):
@@ -55,6 +71,10 @@ class Driver:
             effect = next(steps)
             while True:
                 yield f"{type(effect).__name__} {path}".strip()
+                if self.head is None:
+                    self.effects += 1
+                    if self.effects in self.troubles:
+                        raise TroubleError
                 if isinstance(effect, takeover.TakeTable):
                     answer = yield from self._take_table(effect)
                 elif path and path not in self.store.tables:
@@ -62,11 +82,17 @@ class Driver:
                     raise FencedError("the table is gone")
                 else:
                     answer = self.store.do(effect, path)
+                if isinstance(effect, takeover.Publish) and answer is None:
+                    self.taking = effect.link
                 effect = steps.send(answer)
         except StopIteration as end:
             return end.value
 
     def _take_table(self, taken: takeover.TakeTable):
+        assert self.taking is not None
+        if any(t.path == taken.path and t.has_left for t in self.taking.versions):
+            raise ViolationError(f"{self.name} opens {taken.path}, which has left")
+
         def change(base: Metadata) -> Metadata:
             if any(term > taken.term for term in base.branches):
                 raise takeover.overtaken(max(base.branches))
@@ -74,7 +100,25 @@ class Driver:
                 raise AssertionError(f"{self.name}: {taken.path} has no snapshot {taken.snapshot}")
             return replace(base, branches=frozenset({taken.term}))
 
-        yield from self._run(takeover.commit(change, taken.path, clean=True), taken.path)
+        try:
+            yield from self._run(takeover.commit(change, taken.path, clean=True), taken.path)
+        except CorruptError as error:
+            return error
+        return None
+
+    def _sweep_tables(self):
+        assert self.head is not None
+        for path, term in [(table.path, self.head.term) for table in self.head.written]:
+            if path in self.damaged:
+                continue
+            yield f"list what may be left in {path}"
+            listed = frozenset(
+                file
+                for file in self.store.files.get(path, ())
+                if leaks.may_be_left(file.partition("/")[0], file.partition("/")[2], term)
+            )
+            ours = lambda found, term=term: term in found.branches  # noqa: E731
+            yield from self._run(leaks.sweep(listed, ours, path), path)
 
     # -- what the pipeline does ---------------------------------------------------------------------
 
@@ -105,6 +149,9 @@ class Driver:
         yield f"stage {link}"
         self.store.staging.add(stage)
         for name, table in self.head.tables.items():
+            if table.has_left or table.path in self.damaged:
+                tables[name] = table
+                continue
             snapshot = yield from self._write(table.path, table.snapshot_id, stage)
             tables[name] = Table(table.path, snapshot, self._unfit)
         yield from self._publish(tables=tables, epoch=self.head.epoch + 1)
@@ -156,8 +203,8 @@ class Driver:
         doomed: set[str] = set()
 
         def change(found: Metadata) -> Metadata | None:
-            if term not in found.branches:
-                raise takeover.overtaken(max(found.branches, default=0))
+            if max(found.branches, default=0) > term:
+                raise takeover.overtaken(max(found.branches))
             left = {s: files for s, files in found.snapshots.items() if s in kept}
             if left == found.snapshots:
                 return None
@@ -166,7 +213,10 @@ class Driver:
             doomed.difference_update(*left.values())
             return replace(found, snapshots=left)
 
-        yield from self._run(takeover.commit(change, path), path)
+        try:
+            yield from self._run(takeover.commit(change, path), path)
+        except CorruptError:
+            return
         for file in sorted(doomed):
             yield f"remove {file}"
             self.store.files.get(path, set()).discard(file)

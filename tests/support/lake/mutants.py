@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest import mock
 
-from spark_consumers.lakehouse import takeover
+from spark_consumers.lakehouse import leaks, takeover
 from walsender_bridge.errors import FencedError
 
-_commit, _take_over = takeover.commit, takeover.take_over
+_commit, _take_over, _sweep = takeover.commit, takeover.take_over, leaks.sweep
 
 
 def _listed_late(change, where, *, clean=False):
@@ -27,11 +27,45 @@ def _by_time_alone(change, where, *, clean=False):
     return done
 
 
-def _tried_again(propose):
+def _damage_ends_it(propose, ours=None):
+    """One damaged table ends the takeover of all."""
+    taken = yield from _take_over(propose, ours)
+    for error in taken.damaged.values():
+        raise error
+    return taken
+
+
+def _another_link(propose, ours=None):
+    """Each attempt publishes a link of its own."""
+    del ours
+    return (yield from _take_over(propose))
+
+
+def _asks_nobody(propose, ours=None):
+    """Takes the newest link that is there for the newest that was."""
+    steps = _take_over(propose, ours)
+    effect = next(steps)
+    try:
+        while True:
+            told = isinstance(effect, takeover.ReadTold)
+            effect = steps.send(None if told else (yield effect))
+    except StopIteration as end:
+        return end.value
+
+
+def _opens_what_left(propose, ours=None):
+    """Takes every table that the link names."""
+    taken = yield from _take_over(propose, ours)
+    for table in taken.head.versions:
+        yield takeover.TakeTable(table.path, table.snapshot_id, taken.head.term, taken.head.epoch)
+    return taken
+
+
+def _tried_again(propose, ours=None):
     """Begins again whenever it was overtaken."""
     while True:
         try:
-            return (yield from _take_over(propose))
+            return (yield from _take_over(propose, ours))
         except FencedError:
             pass
 
@@ -45,13 +79,32 @@ def _never_waits(*_: object) -> None:
     return None
 
 
+def _unfenced(listed, is_ours, where):
+    """Sweeps a table without a look at whose it is by now."""
+    del is_ours
+    return _sweep(listed, lambda _: True, where)
+
+
+def _unnamed(listed, is_ours, where):
+    """Sweeps a table and takes everything that is listed for garbage."""
+    if is_ours((yield takeover.ReadTable())):
+        for file in sorted(listed):
+            yield takeover.RemovePrepared(file)
+
+
 _MUTANTS = {
     "what was prepared is listed after the commit": ("commit", _listed_late),
     "what was prepared goes by its time alone": ("commit", _by_time_alone),
     "a lost link is always tried again": ("retries", lambda *_: True),
     "a takeover that was overtaken begins again": ("take_over", _tried_again),
+    "one damaged table ends the takeover": ("take_over", _damage_ends_it),
+    "each attempt at a takeover publishes a link": ("take_over", _another_link),
+    "a lost link is not missed": ("take_over", _asks_nobody),
+    "tables that have left are opened": ("take_over", _opens_what_left),
     "folders without their writer's term": ("folder_of", _without_term),
     "a sweep that looks at no term": ("term_of", lambda _: 1),
+    "leaks: a table is swept by a driver that was fenced": ("sweep", _unfenced),
+    "leaks: a table is swept of what is needed": ("sweep", _unnamed),
 }
 #: Found by the explorer.
 NAMES = sorted(_MUTANTS)
@@ -61,7 +114,7 @@ NAMES = sorted(_MUTANTS)
 def mutant(name: str) -> Iterator[None]:
     """Take the mend out for as long as the block lasts."""
     attribute, instead = _MUTANTS[name]
-    with mock.patch.object(takeover, attribute, instead):
+    with mock.patch.object(leaks if name.startswith("leaks: ") else takeover, attribute, instead):
         yield
 
 

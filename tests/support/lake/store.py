@@ -10,7 +10,9 @@ links are removed from the old end by age (`retire` keeps as many as it is told)
 from dataclasses import dataclass, field, replace
 
 from spark_consumers.lakehouse import takeover
+from spark_consumers.lakehouse.newest_told import Told, lost
 from spark_consumers.lakehouse.takeover import Kind, Left
+from walsender_bridge.errors import CorruptError
 
 
 class ViolationError(Exception):
@@ -24,6 +26,7 @@ class Table:
     path: str
     snapshot_id: int
     unfit_files: tuple[str, ...] = ()
+    has_left: bool = False
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,10 @@ class Link:
     @property
     def versions(self) -> list[Table]:
         return list(self.tables.values())
+
+    @property
+    def written(self) -> list[Table]:
+        return [table for table in self.versions if not table.has_left]
 
     def next(self, **changes) -> "Link":
         return replace(self, link=self.link + 1, **changes)
@@ -57,11 +64,14 @@ class Store:
 
     def __init__(self) -> None:
         self.links: dict[int, Link] = {}
+        self.told: Told | None = None
         self.tables: dict[str, Metadata] = {}
         #: All files below a table, by the table's path.
         self.files: dict[str, set[str]] = {}
         self.staging: set[str] = set()
         self.drafts: set[str] = set()
+        #: Tables, by path, that cannot be opened.
+        self.damaged: set[str] = set()
         self._numbers = iter(range(1, 10**9))
 
     def draw(self) -> int:
@@ -75,15 +85,26 @@ class Store:
     # -- operations ---------------------------------------------------------------------------------
 
     def create_link(self, link: Link, after: Link | None) -> int | None:
-        """As `Chain.publish`: also refused if the link before is gone."""
+        """As `Chain.publish`: also refused if the link before is gone; an error if that is lost."""
+        if after is not None and after.link > max(self.links, default=0):
+            raise lost(Told(after.link, after.epoch, after.term), self.head, f"link {after.link}")
         if link.link in self.links or (after is not None and after.link not in self.links):
             assert self.head is not None
             return self.head.term
         before = self.head
         if before is not None and link.term < before.term:
             raise ViolationError(f"the head goes back from term {before.term} to {link.term}")
+        if self.told is not None and link.term < self.told.term:
+            return self.told.term
+        if self.told is not None and (link.link <= self.told.link or link.epoch < self.told.epoch):
+            raise ViolationError(f"{link} takes readers back behind {self.told}")
         self.links[link.link] = link
+        self.told = Told(link.link, link.epoch, link.term)
         return None
+
+    def lose(self) -> None:
+        """The newest link is gone, and nobody has removed it."""
+        del self.links[max(self.links)]
 
     def create_table(self, path: str) -> bool:
         if path in self.tables:
@@ -143,7 +164,11 @@ class Store:
 
     def do(self, effect, path: str = ""):
         """Carry out an effect of `takeover`; those of a table are of the table at `path`."""
+        if path in self.damaged:
+            raise CorruptError("it is damaged", where=path)
         match effect:
+            case takeover.ReadTold():
+                return self.told
             case takeover.ReadHead():
                 return self.head
             case takeover.ReadLinks():

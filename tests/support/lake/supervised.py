@@ -29,7 +29,7 @@ class _Driver:
     beat: int = 0
     head: Link | None = None
     #: A stopped one is in the middle of a takeover: it goes on with this when it wakes up.
-    under_way: tuple[takeover.Steps[Link], takeover.Effect] | None = None
+    under_way: tuple[takeover.Steps[takeover.Taken[Link]], takeover.Effect] | None = None
 
     def restart(self, now: float) -> None:
         self.starts_at, self.stopped_until = now + _START, 0.0
@@ -114,5 +114,5 @@ class Supervised:
         try:
             driver.under_way = steps, steps.send(self.store.do(effect))
         except StopIteration as end:
-            driver.head, driver.under_way = end.value, None
+            driver.head, driver.under_way = end.value.head, None
             self.takeovers.append((now, driver.name))

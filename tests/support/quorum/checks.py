@@ -4,7 +4,9 @@
 - log safety: two safekeepers that share an epoch hold the same bytes up to where their histories part;
 - committed never lost: what a quorum was said to have (up to the last complete record) is in every later
   leader's log, and is what every reader was served;
+- its own WAL: a server whose WAL below VCL is not what its voters hold leads nobody;
 - nothing goes back: a proposer's commit_lsn and restart_lsn, a safekeeper's term and restart_lsn;
+- a minority ends no proposer: one whose timeline is refused ends only when no quorum is left that may vote for it;
 - a lone proposer is not displaced: only one that has lived beside another may end for it;
 - bounded: the queue, what is under way to a safekeeper, and the WAL that the primary must keep.
 """
@@ -42,6 +44,8 @@ class Checks:
 
     def streams(self, host: ProposerHost, streaming: Streaming) -> None:
         """Called after every event of a proposer in office."""
+        if host.is_elsewhere:
+            return
         identity = host.core.node_id.proposer
         if identity not in self.leading:
             self.leading.add(identity)
@@ -72,6 +76,9 @@ class Checks:
         assert vcl >= end, f"committed never lost: {end}, and {node_id} starts at {vcl}"
         best = host.core.best
         assert best is not None
+        self._goes_on(host)
+        if host.server in self.world.clones:
+            host.kill()  # no voter holds anything to tell the copy by: its operator notices
         for safekeeper in self.world.safekeepers:
             core = safekeeper.core
             if (
@@ -85,8 +92,29 @@ class Checks:
                 self._agrees(safekeeper.disk.cells, safekeeper.disk.base, end, "leader's log")
         self.world.happened["elected"] += 1
 
+    def _goes_on(self, host: ProposerHost) -> None:
+        """The server of a new leader has the WAL that its voters hold below VCL, as far as bytes are compared."""
+        core, server = host.core, host.server
+        best, vcl = core.best, core.vcl
+        assert best is not None
+        if server is None or not best.history or best.history.entries[0].start_lsn >= vcl:
+            return
+        floor = max(vcl - core.limits.compare_bytes, best.history.timeline_start(vcl - 1))
+        # Nobody waits for the answer of one more voter than the quorum needs.
+        heard = {peer.identity for peer in core.peers.values() if peer.reply}
+        for voter in self.world.safekeepers:
+            voted = voter.up and voter.control.node_id == core.node_id
+            if not voted or voter.core.aligned is None or voter.identity not in heard:
+                continue
+            end = divergence(voter.control.history, voter.core.aligned.flush_lsn, best.history, vcl)
+            for at in range(max(voter.disk.base, floor), end or 0):
+                same = voter.disk.cells.get(at) == server.cells.get(at)
+                assert same, f"another server's WAL: {at} at {voter.number}, VCL is {vcl}"
+
     def committed(self, host: ProposerHost, lsn: int) -> None:
         """A proposer tells its primary that a quorum has everything below `lsn`."""
+        if host.is_elsewhere:
+            return
         assert lsn >= host.commit_lsn, "nothing goes back: commit_lsn"
         streaming = host.core.streaming
         assert streaming is not None
@@ -104,7 +132,7 @@ class Checks:
 
     def _log(self, host: ProposerHost, lsn: int) -> dict[int, int]:
         """The log of a safekeeper in this epoch that has it up to `lsn`."""
-        for safekeeper in self.world.safekeepers:
+        for safekeeper in self.world.own_safekeepers:
             core = safekeeper.core
             history = safekeeper.control.history
             if history.latest_epoch == host.core.node_id.term and core.flush_lsn >= lsn:
@@ -123,16 +151,31 @@ class Checks:
         return {at: cell for at, cell in cells.items() if at < vcl}
 
     def restarted(self, host: ProposerHost, lsn: int) -> None:
+        if host.is_elsewhere:
+            return
         assert lsn >= host.restart_lsn, "nothing goes back: the proposer's restart_lsn"
         host.restart_lsn = lsn
 
     def stopped(self, host: ProposerHost, reason: StopReason, detail: str) -> None:
+        if host.is_elsewhere:
+            return
         assert reason not in {StopReason.BROKEN, StopReason.OTHER_SERVER}, (reason, detail)
+        if reason == StopReason.OTHER_QUORUM:
+            core = host.core
+            here = {peer.identity for peer in core.peers.values() if peer.greeting}
+            followed = core.office is not None or core.configuration.has_quorum(here)
+            assert not followed, f"strangers ended a proposer that has a quorum: {detail}"
         # Without a server there is none whose timelines could be others than the log's.
         assert host.server is not None or "this server" not in detail, f"a failover: {detail}"
         # Unless another standby was promoted meanwhile: then it is the one that was left behind.
         wanted = host.told and host.server is self.world.server
         assert not (wanted and reason == StopReason.OTHER_HISTORY), "refused after a failover"
+        if reason == StopReason.FENCED or (
+            reason == StopReason.OTHER_HISTORY and "was left for" in detail
+        ):
+            members = host.core.configuration
+            willing = members.everyone - host.withheld
+            assert not members.has_quorum(willing), f"a minority's timeline ended it: {detail}"
         if reason == StopReason.DISPLACED:
             assert host.had_rivals, f"a lone proposer was displaced: {detail}"
             self.refused[host.core.node_id.proposer] = host.core.node_id.term
@@ -141,6 +184,7 @@ class Checks:
 
     def persisted(self, host: SafekeeperHost, before: ControlState, after: ControlState) -> None:
         assert after.node_id.term >= before.node_id.term, "nothing goes back: term"
+        assert after.node_id.term < 1 << 63, "there is always a term above"
         cut = after.history != before.history  # it was about a log that is cut off
         assert cut or after.restart_lsn >= before.restart_lsn, "nothing goes back: restart_lsn"
         assert after.configuration.version >= before.configuration.version, "membership goes back"
@@ -150,6 +194,8 @@ class Checks:
 
     def served(self, host: SafekeeperHost, lsn: int) -> None:
         """Readers get this: only what is committed, and the same everywhere."""
+        if host.foreign:
+            return
         disk = host.disk
         aligned = self.world.records.aligned(disk.cells, disk.base, lsn)
         if disk.cells and lsn:
@@ -171,7 +217,7 @@ class Checks:
 
     def logs(self) -> None:
         """Any two logs are equal up to where their histories part."""
-        for one, two in combinations(self.world.safekeepers, 2):
+        for one, two in combinations(self.world.own_safekeepers, 2):
             if not one.control.history or not two.control.history or not (one.up and two.up):
                 continue
             ends = one.core.flush_lsn, two.core.flush_lsn
@@ -184,12 +230,31 @@ class Checks:
                         f"log safety: {held} at {at} of {one.number}, {two.number}"
                     )
 
+    def _old_wal_is_equal(self) -> None:
+        """What was brought is the committed WAL, however old."""
+        # One that is no member, or that waits for an operator, may hold the end of another timeline.
+        members = [
+            each
+            for each in self.world.safekeepers
+            if self.world.is_member(each) and each.core.taken
+        ]
+        for one, two in combinations(members, 2):
+            end = min(self.end, one.core.flush_lsn, two.core.flush_lsn)
+            for at in range(max(one.disk.base, two.disk.base), end):
+                held = [each.disk.cells.get(at) for each in (one, two)]
+                assert held[0] == held[1], f"log safety: {held} at {at}, older"
+
     def settled(self) -> None:
         """After the faults the cluster works: the server's last byte is committed."""
         proposer, server = self.world.proposer, self.world.server
         assert proposer.leads, "nobody was elected in the end"
         assert proposer.commit_lsn == server.flush_lsn, "it does not commit in the end"
+        assert not self.world.lack_older(), "older WAL is not brought in the end"
+        if self.world.faults.keep is not None:
+            self._old_wal_is_equal()
         for safekeeper in self.world.safekeepers:
-            if safekeeper.up and safekeeper.identity in proposer.core.configuration.everyone:
+            if self.world.is_member(safekeeper):
                 voted = safekeeper.control.node_id
                 assert voted == proposer.core.node_id, f"a member stays with {voted} in the end"
+                held = safekeeper.control.configuration.quorum
+                assert held == self.world.quorum, f"a member is of quorum {held} in the end"

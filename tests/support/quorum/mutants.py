@@ -13,16 +13,39 @@ from unittest import mock
 from tests.support.quorum import safekeeper_host, wal
 from tests.support.quorum.explorer import Cluster
 from walsender_bridge.proposer import core as proposer_core
-from walsender_bridge.proposer import lineage, office, rivals, streaming
-from walsender_bridge.proposer.effects import MembersSettled
+from walsender_bridge.proposer import (
+    election,
+    identities,
+    lineage,
+    membership,
+    office,
+    one_quorum,
+    rivals,
+    streaming,
+)
+from walsender_bridge.proposer.backfill import Backfill
+from walsender_bridge.proposer.effects import MembersSettled, ReadOlder, SendOlder, StopReason
 from walsender_bridge.proposer.peer import PeerState
+from walsender_bridge.proposer.refusals import Refusals
+from walsender_bridge.proposer.same_wal import SameWal
 from walsender_bridge.proposer.streaming import Streaming
-from walsender_bridge.safekeeper import configuration, core, effects
+from walsender_bridge.safekeeper import configuration, core, effects, terms, votes
 from walsender_bridge.safekeeper import messages as m
 from walsender_bridge.safekeeper.core import Safekeeper
 from walsender_bridge.safekeeper.history import EpochEntry, History
 
 Patch = tuple[object, str, object]
+
+
+def _one_voter_compared() -> list[Patch]:
+    """The server is compared with the first of the most advanced voters alone, whatever that one has."""
+    ask = SameWal.ask
+
+    def first(self: SameWal, best: m.VoteReply, vcl: int, peers: Any, *rest: Any) -> Any:
+        chosen = [p for p in peers if p.reply and election.rank(p.reply) == election.rank(best)]
+        return ask(self, best, vcl, chosen[:1], *rest)
+
+    return [(SameWal, "ask", first)]
 
 
 def _what_the_greeting_knew() -> list[Patch]:
@@ -60,7 +83,7 @@ def _equal_terms() -> list[Patch]:
     def outranks(candidate: m.NodeId, office: m.NodeId) -> bool:
         return candidate.term >= office.term and candidate != office
 
-    return [(core, "outranks", outranks)]
+    return [(votes, "outranks", outranks)]
 
 
 def _next_epoch() -> list[Patch]:
@@ -139,6 +162,60 @@ def _displaced_by_a_vote() -> list[Patch]:
 def _outvoted_for_ever() -> list[Patch]:
     """Rule 5: a proposer that was outvoted leaves it at that."""
     return [(proposer_core.Proposer, "_wait", lambda _self: [])]
+
+
+def _terms_without_a_bound() -> list[Patch]:
+    """Rule 2: any greater term is voted for, and outbid."""
+    return [(terms, "follows", lambda *_: True)]
+
+
+def _any_term_is_outbid() -> list[Patch]:
+    """Rule 2: the next term is above all that were heard of, whoever has voted in them."""
+
+    def above_all(greetings: Any, _configuration: Any, heard: int = 0) -> int:
+        return max([heard, *(each.node_id.term for each in greetings)]) + 1
+
+    return [(election, "next_term", above_all)]
+
+
+def _out_of_reach_and_waited_for() -> list[Patch]:
+    """Rule 5: a vote that no election reaches is campaigned against, again and again."""
+    return [(rivals, "out_of_reach", lambda _voted, _own: False)]
+
+
+def _any_newer_timeline() -> list[Patch]:
+    """One safekeeper with a newer timeline ends the proposer of whichever quorum."""
+    weigh = Refusals.weigh
+
+    def hasty(self: Refusals, peer: Any, reason: m.Refusal, *rest: Any, **more: Any) -> Any:
+        newer = reason == m.Refusal.OLDER_TIMELINE
+        return StopReason.OTHER_HISTORY if newer else weigh(self, peer, reason, *rest, **more)
+
+    return [(Refusals, "weigh", hasty)]
+
+
+def _any_strangers() -> list[Patch]:
+    """Safekeepers of another quorum at most addresses end a proposer that a quorum of its own follows."""
+    weigh = Refusals.weigh
+
+    def hasty(self: Refusals, *args: Any, has_quorum: bool) -> Any:
+        assert has_quorum in {True, False}
+        return weigh(self, *args, has_quorum=False)
+
+    return [(Refusals, "weigh", hasty)]
+
+
+def _newer_timelines_stay() -> list[Patch]:
+    """A newer timeline of a minority is never taken back: that safekeeper follows nobody any more."""
+    weigh = Refusals.weigh
+
+    def forget(self: Refusals, peer: Any, reason: m.Refusal, *rest: Any, **more: Any) -> Any:
+        stop = weigh(self, peer, reason, *rest, **more)
+        if reason == m.Refusal.OLDER_TIMELINE:
+            self.voted(peer)
+        return stop
+
+    return [(Refusals, "weigh", forget)]
 
 
 def _never_stops() -> list[Patch]:
@@ -223,6 +300,41 @@ def _full_and_acknowledged() -> list[Patch]:
     return [(Safekeeper, "_full", boast)]
 
 
+def _lost_donors_are_waited_for() -> list[Patch]:
+    """Older WAL: what a donor does not hold any more, or took with it, is asked for only once."""
+    was_read = Backfill.was_read
+
+    def wait(self: Backfill, read: ReadOlder, length: int, log: Streaming) -> list[SendOlder]:
+        told = was_read(self, read, length, log)
+        self._receivers[read.peer].reading = not length
+        return told
+
+    return [(Backfill, "was_read", wait)]
+
+
+def _damage_is_lent() -> list[Patch]:
+    """Older WAL: a donor lends a segment that is not what it received."""
+
+    def lend(self: wal.Disk, begin: int, end: int, segment: int) -> list[int]:
+        spoilt = [at for bad in self.damaged for at in range(bad, bad + segment)]
+        cells = dict.fromkeys(spoilt, wal.BYTES)
+        return [cells.get(at, self.cells[at]) for at in range(begin, end)]
+
+    return [(wal.Disk, "lend", lend)]
+
+
+def _only_the_first_donor_is_asked() -> list[Patch]:
+    """Older WAL: one that could not lend a segment is asked for it again and again."""
+    was_read = Backfill.was_read
+
+    def forget(self: Backfill, read: ReadOlder, length: int, log: Streaming) -> list[SendOlder]:
+        told = was_read(self, read, length, log)
+        self._receivers[read.peer].bad = frozenset()
+        return told
+
+    return [(Backfill, "was_read", forget)]
+
+
 def _bytes_not_records() -> list[Patch]:
     """Rule 9: a vote tells the last byte, in the middle of a record."""
     aligned = Safekeeper._aligned
@@ -267,6 +379,20 @@ def _done_too_early() -> list[Patch]:
     return [(office.Office, "use", hasty)]
 
 
+def _forgotten_rollback() -> list[Patch]:
+    """Rule 10: the proposer that noticed a disk that was rolled back tells nobody, and the next one believes it."""
+
+    def forget(self: office.Office, peer: Any) -> list[Any]:
+        known = self.membership.configuration
+        self.membership.configuration = replace(
+            known, distrusted=known.distrusted | {peer.identity}
+        )
+        self.streaming.use(self.membership.configuration)
+        return identities.distrusted(peer)
+
+    return [(office.Office, "distrust", forget)]
+
+
 def _same_identity() -> list[Patch]:
     """Rule 10: a safekeeper that lost its disk is who it was."""
     new_disk = safekeeper_host.SafekeeperHost.new_disk
@@ -281,18 +407,67 @@ def _same_identity() -> list[Patch]:
     return [(safekeeper_host.SafekeeperHost, "new_disk", again)]
 
 
+def _learned_from_anybody() -> list[Patch]:
+    """Rule 10: the greatest version is believed, whichever quorum's it is."""
+
+    def learn(self: membership.Membership, held: configuration.Configuration, _: int) -> None:
+        self.configuration = configuration.newest((self.configuration, held))
+
+    nobody = configuration.Configuration, "is_foreign", lambda _self, _quorum: False
+    stamped = configuration.Configuration.stamped
+
+    def stamp(self: configuration.Configuration, term: int, _: int = 0) -> Any:
+        return stamped(self, term)
+
+    return [
+        nobody,
+        (configuration.Configuration, "stamped", stamp),
+        (membership.Membership, "learn", learn),
+        (membership.Membership, "proposed", property(lambda self: self.configuration)),
+    ]
+
+
+def _without_id_from_anybody() -> list[Patch]:
+    """Rule 10: while ours has no id, the membership of a safekeeper that is no member of it is believed."""
+
+    def learn(self: membership.Membership, held: configuration.Configuration, _: int) -> None:
+        if held.quorum == self.quorum or not (held.quorum or self.configuration.quorum):
+            self.configuration = configuration.newest((self.configuration, held))
+
+    return [(membership.Membership, "learn", learn)]
+
+
+def _formed_beside() -> list[Patch]:
+    """Rule 10: safekeepers that are all empty form a quorum, whatever is recorded."""
+    first = one_quorum.first
+
+    def forget(answers: Any, addresses: Any, _: one_quorum.Known) -> Any:
+        return first(answers, addresses, one_quorum.Known())
+
+    return [(one_quorum, "first", forget)]
+
+
 MUTANTS: Mapping[str, Callable[[], list[Patch]]] = {
+    "a copy is compared with one voter": _one_voter_compared,
+    "older: lost donors are waited for": _lost_donors_are_waited_for,
+    "older: damage is lent": _damage_is_lent,
+    "older: the same donor is asked again": _only_the_first_donor_is_asked,
     "1: VCL from before the vote": _what_the_greeting_knew,
     "2: a vote for an equal term": _equal_terms,
     "2: an epoch that is no term": _next_epoch,
+    "2: terms without a bound": _terms_without_a_bound,
+    "2: any term is outbid": _any_term_is_outbid,
     "3: no zeros over the tail": _no_truncation,
     "3: the history first": _history_first,
     "4: commits before the epoch": _older_epochs_commit,
     "4: votes are acknowledgements": _votes_are_acks,
     "5: a resumption truncates": _resumption_truncates,
     "5: a rejected proposer goes on": _never_stops,
+    "5: ended by one newer timeline": _any_newer_timeline,
+    "5: a minority's newer timeline stays": _newer_timelines_stay,
     "5: displaced by a vote alone": _displaced_by_a_vote,
     "5: outvoted for ever": _outvoted_for_ever,
+    "5: out of reach, and waited for": _out_of_reach_and_waited_for,
     "6: by position alone": _by_position_alone,
     "6: uncommitted epochs are compacted": _uncommitted_epochs_compacted,
     "7: restart_lsn goes back": _restart_goes_back,
@@ -305,7 +480,12 @@ MUTANTS: Mapping[str, Callable[[], list[Patch]]] = {
     "9: the committed part of a record stays": _committed_part_stays,
     "10: one majority for two memberships": _one_majority,
     "10: done before it is on disk": _done_too_early,
+    "10: a disk that was rolled back is forgotten": _forgotten_rollback,
     "10: a lost disk under its old identity": _same_identity,
+    "10: a membership of any quorum": _learned_from_anybody,
+    "10: a membership without an id of anybody": _without_id_from_anybody,
+    "10: a quorum formed beside another": _formed_beside,
+    "10: ended by strangers": _any_strangers,
 }
 
 

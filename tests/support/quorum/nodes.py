@@ -176,15 +176,19 @@ class Parts:
     @staticmethod
     def _inside(core: Proposer) -> Hashable:
         """What is not about one safekeeper. The best log is looked at until the election is decided."""
-        apart = {"peers", "membership", "office", "comparing", "limits", "server"}
+        apart = {"peers", "membership", "office", "same_wal", "limits", "server"}
         if core.phase == Phase.LEADING:
             apart.add("best")
-        inside = freeze(core, frozenset(apart)), freeze(core.membership.configuration)
+        inside: tuple[Hashable, ...] = (
+            freeze(core, frozenset(apart)),
+            freeze(core.same_wal, frozenset({"wanted"})),
+            freeze(core.membership.configuration),
+        )
         if core.office is None:
             return inside
         streaming = core.office.streaming
         here = freeze(streaming, frozenset({"peers", "acked", "rebuild", "limits"}))
-        return (inside, here, freeze(core.office.feedback))
+        return (*inside, here, freeze(core.office.feedback))
 
     @staticmethod
     def _peer(core: Proposer, peer: Peer) -> Hashable:
@@ -201,7 +205,7 @@ class Parts:
         known: tuple[Any, ...] = (freeze(peer, frozenset(apart)), told)
         known += (
             peer.rival is not None,
-            core.comparing == peer.number,
+            core.same_wal.wanted is not None and core.same_wal.wanted.peer == peer.number,
             core.membership.persisted.get(identity),
         )
         if core.streaming is not None:
@@ -237,6 +241,8 @@ def copied(proposer: Proposer) -> Proposer:
     new.peers = {number: copy.copy(peer) for number, peer in proposer.peers.items()}
     new.membership = copy.copy(proposer.membership)
     new.membership.persisted = dict(proposer.membership.persisted)
+    new.refusals = copy.copy(proposer.refusals)
+    new.same_wal = copy.copy(proposer.same_wal)
     if proposer.office is not None:
         office = new.office = copy.copy(proposer.office)
         office.peers = new.peers

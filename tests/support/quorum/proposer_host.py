@@ -8,20 +8,32 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from walsender_bridge.proposer import effects as e
+from walsender_bridge.proposer.backfill import Backfill
 from walsender_bridge.proposer.core import Proposer
 from walsender_bridge.safekeeper import messages as m
 from walsender_bridge.safekeeper.configuration import newest
 
 if TYPE_CHECKING:
+    from tests.support.quorum.quorums import Beside
     from tests.support.quorum.wal import Server
     from tests.support.quorum.world import Connection, World
 
 
+#: A safekeeper's reasons to withhold its vote from a server.
+TIMELINES = (m.Refusal.FENCED_TIMELINE, m.Refusal.OLDER_TIMELINE)
+
+
 class ProposerHost:
     core_class: type[Proposer] = Proposer
+    backfill_class: type[Backfill] = Backfill
 
     def __init__(
-        self, world: World, server: Server | None, purpose: m.Purpose, above: int = 0
+        self,
+        world: World,
+        server: Server | None,
+        purpose: m.Purpose,
+        above: int = 0,
+        beside: Beside | None = None,
     ) -> None:
         from tests.support.quorum.world import INFO, LIMITS
 
@@ -30,15 +42,19 @@ class ProposerHost:
         self.alive = True
         self.connections: dict[int, Connection] = {}
         #: What was asked of each peer with Fetch: the effect, in order.
-        self.fetches: dict[int, deque[e.ReadWal | e.CompareWal]] = {}
+        self.fetches: dict[int, deque[e.ReadWal | e.CompareWal | e.ReadOlder]] = {}
         self.queue: dict[int, int] = {}
         self.spill = (0, 0)
         self.spilled: dict[int, int] = {}
         self.hands: dict[int, list[int]] = {}
         self.stream_lsn: int | None = None
         self.commit_lsn = self.restart_lsn = 0
+        #: It is the proposer of another quorum.
+        self.beside = beside
         #: It was promoted as `failover` says: it must not be refused.
         self.told = False
+        #: Who has refused to vote for its timeline.
+        self.withheld: set[int] = set()
         #: Another proposer has lived beside it.
         self.had_rivals = False
         self.on_established: Callable[[], None] | None = None
@@ -50,20 +66,32 @@ class ProposerHost:
             world.number(),
             INFO,
             primary,
-            world.configuration,
+            beside.configuration if beside else world.configuration,
             len(world.safekeepers),
             purpose=purpose,
-            limits=replace(LIMITS, epochs=world.faults.epochs),
+            limits=replace(
+                LIMITS,
+                epochs=world.faults.epochs,
+                backfill_bytes=0 if world.faults.keep is None else 2 * INFO.segment_size,
+            ),
             primary_begin=server.keeps if server else None,
             above=above,
+            quorum=0 if beside else world.quorum,
         )
-        for peer in range(len(world.safekeepers)):
+        lineage = primary.lineage if primary else e.Lineage(0)
+        self.older = self.backfill_class(lineage, INFO.segment_size)
+        for peer in beside.peers if beside else range(len(world.safekeepers)):
             self.dial(peer)
 
     @property
     def leads(self) -> bool:
         streaming = self.core.streaming
         return self.alive and streaming is not None and streaming.established
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Its server is not ours: nobody takes its commits for ours."""
+        return self.beside is not None and self.beside.copy
 
     def _lives(self) -> bool:
         """Asked again after an event, which may have ended it."""
@@ -107,11 +135,32 @@ class ProposerHost:
         peer = connection.peer
         if isinstance(message, m.Fetched):
             self._fetched(self.fetches[peer].popleft(), cells)
+        elif isinstance(message, m.Held):
+            self._held(peer, message)
         else:
+            if isinstance(message, m.Refused) and message.reason in TIMELINES:
+                self.withheld.add(self.core.peers[peer].identity)
             self.handle(e.PeerReceived(peer, message))  # type: ignore[arg-type]  # sent by a safekeeper
 
-    def _fetched(self, fetch: e.ReadWal | e.CompareWal, cells: list[int]) -> None:
+    def _held(self, peer: int, held: m.Held) -> None:
+        streaming = self.core.streaming
+        if self.alive and streaming is not None:
+            for read in self.older.held(self.core.peers[peer], held, streaming):
+                self._fetch(read.donor, read)
+
+    def _older_read(self, read: e.ReadOlder, cells: list[int]) -> None:
+        streaming = self.core.streaming
+        if self.alive and streaming is not None:
+            for send in self.older.was_read(read, len(cells), streaming):
+                term = self.core.node_id.term
+                older = m.Older(term, send.begin_lsn, send.timeline, len(cells))
+                self._send(send.peer, older, cells)
+
+    def _fetched(self, fetch: e.ReadWal | e.CompareWal | e.ReadOlder, cells: list[int]) -> None:
         whole = len(cells) == fetch.end_lsn - fetch.begin_lsn
+        if isinstance(fetch, e.ReadOlder):
+            self._older_read(fetch, cells if whole else [])
+            return
         if isinstance(fetch, e.ReadWal):
             self._in_hand(fetch, cells if whole else [])
             return
@@ -142,6 +191,9 @@ class ProposerHost:
     def tick(self) -> None:
         if self.alive:
             self.handle(e.Tick())
+        if self._lives() and self.server is not None and self.core.streaming is not None:
+            for ask in self.older.tick(self.core.streaming, self.core.node_id.term):
+                self._send(ask.peer, ask.message, [])
 
     def handle(self, event: e.Event) -> None:
         if not self.alive:
@@ -195,10 +247,12 @@ class ProposerHost:
                 self.world.stopped(self, reason, detail)
             case e.MembersChanged(configuration):
                 self.world.happened["MembersChanged"] += 1
-                self.world.membership = newest((self.world.membership, configuration))
+                if self.beside is None:
+                    self.world.membership = newest((self.world.membership, configuration))
             case e.MembersSettled(configuration):
                 self.world.happened["MembersSettled"] += 1
-                self.world.members_settled(configuration)
+                if self.beside is None:
+                    self.world.members_settled(configuration)
             case e.MarkRebuild() | e.PeerFault():
                 self.world.happened[type(effect).__name__] += 1
             case _:
@@ -233,7 +287,7 @@ class ProposerHost:
         cells = [held[at] for at in range(begin, end)] if held else []
         self.world.at(self.world.choose.uniform(0.1, 5), lambda: self._in_hand(read, cells))
 
-    def _fetch(self, peer: int, fetch: e.ReadWal | e.CompareWal) -> None:
+    def _fetch(self, peer: int, fetch: e.ReadWal | e.CompareWal | e.ReadOlder) -> None:
         if peer not in self.connections:
             self.world.at(0.1, lambda: self._fetched(fetch, []))
             return

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from typing import TYPE_CHECKING
 
 from tests.support.quorum.wal import Disk
 from walsender_bridge.safekeeper import effects as e
 from walsender_bridge.safekeeper.core import Safekeeper
-from walsender_bridge.safekeeper.messages import Append, Fetched, Message
+from walsender_bridge.safekeeper.messages import Append, Fetched, Held, Message
 
 if TYPE_CHECKING:
     from tests.support.quorum.world import Connection, World
@@ -27,10 +28,16 @@ class SafekeeperHost:
         self.identity = self.world.number()
         self.disk = Disk(self.world.records, self.world.choose)
         self.control = e.ControlState(self.identity)
+        #: Control file and WAL of a snapshot.
+        self.saved: tuple[e.ControlState, int, dict[int, int]] | None = None
         #: Until then its disk takes no more WAL.
         self.full_until = 0.0
         #: It has burnt down: nobody starts it again before it is taken back.
         self.buried = False
+        #: It is of another quorum: what its own proposer does with it proves nothing of ours.
+        self.foreign = False
+        #: A stranger has got votes of it.
+        self.leapt = False
 
     def start(self) -> None:
         self.up = True
@@ -61,6 +68,18 @@ class SafekeeperHost:
         self.crash()
         self.new_disk()
 
+    def snapshot(self) -> None:
+        """A snapshot of its disk, as it is after a power cut."""
+        self.saved = copy.deepcopy((self.control, self.disk.base, self.disk.durable))
+
+    def roll_back(self) -> None:
+        """The disk is as it was when the snapshot was made."""
+        assert self.saved is not None
+        self.crash()
+        control, base, durable = copy.deepcopy(self.saved)
+        self.control, self.disk.base = control, base
+        self.disk.durable, self.disk.cells = durable, dict(durable)
+
     # -- events -------------------------------------------------------------------------------------
 
     def received(self, connection: Connection, message: Message, cells: list[int]) -> None:
@@ -83,12 +102,29 @@ class SafekeeperHost:
     def persist_due(self) -> None:
         if self.up:
             self.handle(e.PersistDue())
-        if self.up and self.core.taken and self.world.faults.capacity is not None:
-            core = self.core
-            keep = min(core.restart_lsn, core.commit_lsn, core.flush_lsn)
+        faults = self.world.faults
+        if self.up and self.core.taken and (faults.capacity, faults.keep) != (None, None):
+            keep = self._horizon()
             if keep > self.disk.base:
                 keep = self.world.records.aligned(self.disk.cells, self.disk.base, keep)
-                self.disk.remove_below(keep - keep % core.control.server.segment_size)
+                self.disk.remove_below(keep - keep % self.core.control.server.segment_size)
+
+    def _horizon(self) -> int:
+        core = self.core
+        kept_back = core.flush_lsn - (self.world.faults.keep or 0)
+        return max(0, min(core.restart_lsn, core.commit_lsn, kept_back))
+
+    @property
+    def wanted(self) -> int:
+        """From where on it is to hold WAL."""
+        horizon, size = self._horizon(), self.core.control.server.segment_size
+        return min(self.disk.base, horizon - horizon % size)
+
+    def _held(self, term: int) -> Held:
+        begin, size = self.disk.base, self.core.control.server.segment_size
+        some = self.core.flush_lsn > begin >= 2 * size
+        following = begin - size + len(self.disk.older) if some and self.wanted < begin else 0
+        return Held(term, begin, self.wanted, following)
 
     def handle(self, event: e.Event) -> None:
         events = deque([event])
@@ -152,8 +188,18 @@ class SafekeeperHost:
                 connection = self.connections.get(conn)
                 if connection is not None:
                     first = max(begin, disk.base)
-                    cells = disk.read(first, end)
+                    cells = disk.lend(first, end, self.core.control.server.segment_size)
                     self.world.send_back(connection, (Fetched(term, first, len(cells)), cells))
+            case e.TellHeld(conn, term):
+                if (connection := self.connections.get(conn)) is not None:
+                    self.world.send_back(connection, (self._held(term), []))
+            case e.TakeOlder(conn, term, begin, _):
+                held = self._held(term)
+                if begin == held.next_lsn:
+                    self.world.happened["TakeOlder"] += 1
+                    disk.take_older(self.hand, self.core.control.server.segment_size)
+                if (connection := self.connections.get(conn)) is not None:
+                    self.world.send_back(connection, (self._held(term), []))
             case e.Close(conn):
                 connection = self.connections.pop(conn, None)
                 if connection is not None:

@@ -62,6 +62,10 @@ class Disk:
         self.cells: dict[int, int] = {}
         self.durable: dict[int, int] = {}
         self.unsynced: dict[int, int] = {}
+        #: A segment below `base` that is being received; it does not outlive a crash.
+        self.older: list[int] = []
+        #: Segments that are not what was received: nothing of them is lent.
+        self.damaged: set[int] = set()
 
     def write(self, lsn: int, cells: list[int]) -> None:
         for at, cell in enumerate(cells, lsn):
@@ -78,6 +82,7 @@ class Disk:
         self.cells = dict(self.durable)
 
     def truncate(self, lsn: int) -> None:
+        self.damaged = {segment for segment in self.damaged if segment < lsn}
         self.cells = {at: cell for at, cell in self.cells.items() if at < lsn}
         self.durable = {at: cell for at, cell in self.durable.items() if at < lsn}
         self.unsynced = {at: cell for at, cell in self.unsynced.items() if at < lsn}
@@ -92,12 +97,26 @@ class Disk:
         """Old WAL goes, durably."""
         if lsn > self.base:
             self.base = lsn
+            self.older = []
+            self.damaged = {segment for segment in self.damaged if segment >= lsn}
             for held in (self.cells, self.durable, self.unsynced):
                 for at in [at for at in held if at < lsn]:
                     del held[at]
 
+    def take_older(self, cells: list[int], segment: int) -> None:
+        """When it is whole, the log begins with it."""
+        self.older += cells
+        if len(self.older) == segment:
+            self.base -= segment
+            held = dict(enumerate(self.older, self.base))
+            self.cells.update(held)
+            self.durable.update(held)
+            self.older = []
+
     def reset(self, lsn: int) -> None:
         self.base = lsn
+        self.older = []
+        self.damaged = set()
         self.cells, self.durable, self.unsynced = {}, {}, {}
 
     def crash(self) -> None:
@@ -105,6 +124,7 @@ class Disk:
             if self.choose.random() < 0.5:
                 self.durable[at] = cell
         self.unsynced.clear()
+        self.older = []
         self.cells = dict(self.durable)
 
     def scan(self) -> int:
@@ -112,6 +132,11 @@ class Disk:
 
     def read(self, begin: int, end: int) -> list[int]:
         return [self.cells[at] for at in range(begin, end)]
+
+    def lend(self, begin: int, end: int, segment: int) -> list[int]:
+        """As `read`, up to the first damaged segment."""
+        bad = [at for at in self.damaged if begin < at + segment and at < end]
+        return self.read(begin, max(begin, min([end, *bad])))
 
 
 class Server:
@@ -143,6 +168,13 @@ class Server:
                 self.end += 1
         if self.end > self.flush_lsn:
             self.flush_lsn = self.choose.randint(self.flush_lsn + 1, self.end)
+
+    def switch_segment(self, size: int) -> None:
+        """One record fills the rest of the segment, and all is flushed."""
+        rest = -self.end % size
+        self.cells.update(enumerate(self.records.new(rest) if rest else [], self.end))
+        self.end += rest
+        self.flush_lsn = self.end
 
     def crash(self) -> None:
         """Unflushed WAL is lost; a record that was cut off is marked as such and never completed."""

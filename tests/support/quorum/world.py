@@ -11,10 +11,11 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+from tests.support.quorum import leaps, quorums
 from tests.support.quorum.checks import Checks
 from tests.support.quorum.proposer_host import ProposerHost
 from tests.support.quorum.safekeeper_host import SafekeeperHost
-from tests.support.quorum.wal import Records, Server
+from tests.support.quorum.wal import Disk, Records, Server
 from walsender_bridge.proposer.effects import Limits, MembersWanted, StopReason
 from walsender_bridge.safekeeper.configuration import Configuration, majority, newest
 from walsender_bridge.safekeeper.effects import (
@@ -72,6 +73,10 @@ class Faults:
     retires: float = 0.0
     #: How much WAL a safekeeper's disk takes (None: no limit). Then one of them is away for long, too.
     capacity: int | None = None
+    #: How much WAL a safekeeper keeps though nobody needs it, and is brought if it lacks it (None: all, and nothing).
+    keep: int | None = None
+    #: Whether the membership is from before quorums had ids.
+    without_id: bool = False
     #: How many epochs a history tells apart.
     epochs: int = MAX_ENTRIES
 
@@ -124,6 +129,49 @@ EPOCHS = Faults(
     slow=0.1,
     epochs=2,
 )
+#: Copies of the server that went their own way, where members begin their logs anew again and again.
+CLONES = Faults(
+    {"break": 1, "crash": 2, "proposer": 2, "members": 8, "disk": 6, "clone": 6, "idle": 2},
+    every=20.0,
+    fewer_members=0.3,
+)
+#: Disks that come back from a snapshot.
+SNAPSHOTS = Faults(
+    {"break": 3, "crash": 4, "proposer": 5, "members": 1, "snapshot": 6, "rollback": 4},
+    every=20.0,
+    slow=0.1,
+)
+#: Disks that are lost, logs that begin anew, and are brought what the others keep.
+BACKFILL = Faults(
+    {"break": 4, "crash": 6, "proposer": 4, "zombie": 2, "promote": 1, "members": 6, "disk": 5},
+    every=20.0,
+    slow=0.1,
+    keep=600,
+)
+#: The same where old segments are damaged.
+DAMAGE = replace(BACKFILL, weights={**BACKFILL.weights, "damage": 8})
+#: Lost disks of which others make quorums of their own, and all disks taken away between two starts.
+QUORUMS = Faults(
+    {"break": 3, "crash": 4, "proposer": 6, "zombie": 1, "members": 2, "disk": 1}
+    | {"stranger": 8, "second": 3, "emptied": 2},
+    every=20.0,
+    slow=0.1,
+)
+#: Few members, and other quorums at the addresses of those that have left.
+STRANGERS = replace(
+    QUORUMS,
+    weights={"members": 10, "stranger": 10, "break": 5, "proposer": 4},
+    every=12.0,
+    fewer_members=0.9,
+)
+#: The same as `QUORUMS` where our quorum has no id yet.
+UPGRADE = replace(QUORUMS, without_id=True)
+#: Strangers' votes at a minority, in terms that leave no room above them.
+LEAPS = Faults(
+    {"break": 3, "crash": 3, "proposer": 5, "zombie": 1, "server": 1, "leap": 8},
+    every=20.0,
+    slow=0.1,
+)
 POWER = replace(RIVALS, crash_at_effect=0.01, crash_at_election=0.15)
 PROFILES = {
     "power": POWER,
@@ -134,6 +182,14 @@ PROFILES = {
     "lone": LONE,
     "small": SMALL,
     "epochs": EPOCHS,
+    "clones": CLONES,
+    "snapshots": SNAPSHOTS,
+    "backfill": BACKFILL,
+    "damage": DAMAGE,
+    "quorums": QUORUMS,
+    "strangers": STRANGERS,
+    "upgrade": UPGRADE,
+    "leaps": LEAPS,
 }
 
 
@@ -146,7 +202,7 @@ class World:
     def __init__(self, seed: int, size: int = 3, faults: Faults = MIXED) -> None:
         self.choose = random.Random(seed)
         self.faults = faults
-        self.now = 0.0
+        self.now = self.idle_until = 0.0
         self.events = 0
         self.happened: Counter[str] = Counter()
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
@@ -156,7 +212,10 @@ class World:
         self.checks = Checks(self)
         self.calm = self.quiet = False
         self.safekeepers = [self.host_of_safekeepers(self, number) for number in range(size)]
-        self.configuration = Configuration(1, frozenset(s.identity for s in self.safekeepers))
+        self.quorum = self.number()
+        members = frozenset(s.identity for s in self.safekeepers)
+        quorum = 0 if faults.without_id else self.quorum
+        self.configuration = Configuration(1, members, quorum=quorum)
         #: The newest membership that anybody made.
         self.membership = self.configuration
         #: The newest that a proposer has called settled: what the operator takes for done.
@@ -166,6 +225,7 @@ class World:
             self.server.work()
         #: All servers that there were; those that were left for another do not know it.
         self.servers = [self.server]
+        self.clones: list[Server] = []
         self.proposers: list[ProposerHost] = []
         self.proposer = self.start_proposer(self.server)
         self.every(8, self._server_works)
@@ -208,6 +268,9 @@ class World:
         Before that, where disks are small, without one of them: the others are a quorum.
         """
         self.calm = True
+        for safekeeper in self.safekeepers:
+            if safekeeper.foreign:
+                safekeeper.lose_disk()  # it is to join us again some day
         if self.faults.capacity is not None:
             self._without_one(self.choose.choice(self.safekeepers))
         for safekeeper in self.safekeepers:
@@ -215,6 +278,8 @@ class World:
         self.run(300)
         self.quiet = True
         self._settle()
+        if "leap" in self.faults.weights:
+            leaps.undisturbed(self)
 
     def _without_one(self, dead: SafekeeperHost) -> None:
         assert self.faults.capacity is not None
@@ -233,7 +298,7 @@ class World:
         for _ in range(12 if self.faults.capacity is None else 60):
             if self._all_follow():
                 break
-            if self.proposer.core.fenced and not self.proposer.leads:
+            if self.proposer.core.refusals.withheld and not self.proposer.leads:
                 # Those without the fence may be no quorum, if a disk is lost: an operator reads of it, and decides.
                 self.restart_proposer(self.proposer, Purpose.ABORT)
             self.run(200)
@@ -243,11 +308,37 @@ class World:
     def _all_follow(self) -> bool:
         """Whether each member that is up has voted for the proposer, and what the server has is committed."""
         core = self.proposer.core
-        members = [
-            s for s in self.safekeepers if s.up and s.identity in core.configuration.everyone
-        ]
+        members = [s for s in self.safekeepers if self.is_member(s)]
         done = self.proposer.leads and self.proposer.commit_lsn == self.server.flush_lsn
-        return done and all(member.control.node_id == core.node_id for member in members)
+        voted = all(member.control.node_id == core.node_id for member in members)
+        return done and voted and not self.lack_older()
+
+    def is_member(self, safekeeper: SafekeeperHost) -> bool:
+        """Whether it is up, and has to follow the proposer in the end."""
+        trusted = safekeeper.identity in self.proposer.core.configuration.trusted
+        return safekeeper.up and trusted and not leaps.lost(self, safekeeper)
+
+    def lack_older(self) -> list[int]:
+        """Members that want older WAL which another member has undamaged."""
+        if self.faults.keep is None:
+            return []
+        everyone = self.proposer.core.configuration.everyone
+        members = [s for s in self.safekeepers if s.up and s.identity in everyone and s.core.taken]
+        return [
+            s.number
+            for s in members
+            if any(self._could_lend(o, s.disk) for o in members) and s.disk.base > s.wanted
+        ]
+
+    def _could_lend(self, donor: SafekeeperHost, lacking: Disk) -> bool:
+        """The segment below what a disk holds."""
+        segment = lacking.base - SEGMENT
+        return donor.disk.base <= segment and segment not in donor.disk.damaged
+
+    @property
+    def own_safekeepers(self) -> list[SafekeeperHost]:
+        """Without those that are another quorum's."""
+        return [safekeeper for safekeeper in self.safekeepers if not safekeeper.foreign]
 
     def number(self) -> int:
         self._numbers += 1
@@ -259,11 +350,15 @@ class World:
         self, server: Server | None, purpose: Purpose = Purpose.ATTACH, above: int = 0
     ) -> ProposerHost:
         host = self.host_of_proposers(self, server, purpose, above)
+        self.join(host)
+        return host
+
+    def join(self, host: ProposerHost) -> None:
+        """A proposer's process begins, beside those that there are."""
         for other in self.proposers:
             if other.alive:
                 other.had_rivals = host.had_rivals = True
         self.proposers.append(host)
-        return host
 
     def stopped(self, host: ProposerHost, reason: StopReason, detail: str) -> None:
         """A proposer said why it ends; another one is started, if it is still wanted."""
@@ -289,7 +384,7 @@ class World:
             self.proposer = self.start_proposer(self.server, purpose, above)
 
     def _server_works(self) -> None:
-        if not self.quiet:
+        if not self.quiet and self.now >= self.idle_until:
             self.server.work()
         for proposer in self.proposers:
             proposer.stream()
@@ -385,6 +480,35 @@ class World:
         """A disk has no more room for WAL for a while."""
         self.choose.choice(self.safekeepers).full_until = self.now + self.choose.uniform(10, 200)
 
+    def _fault_damage(self) -> bool:
+        """A committed segment is damaged on one disk."""
+        disk, core = (chosen := self.choose.choice(self.own_safekeepers)).disk, chosen.core
+        old = range(disk.base, min(core.flush_lsn, core.commit_lsn) - SEGMENT, SEGMENT)
+        segment = self.choose.choice(old) if old else None
+        if segment is None or not self._held_whole(segment, but=chosen):
+            return False
+        disk.damaged.add(segment)
+        return True
+
+    def _held_whole(self, segment: int, *, but: SafekeeperHost) -> bool:
+        """Whether another trusted member holds a segment undamaged: without one, more is broken than is to be borne."""
+        return any(
+            each is not but
+            and each.identity in self.settled.trusted
+            and each.disk.base <= segment <= each.core.flush_lsn - SEGMENT
+            and segment not in each.disk.damaged
+            for each in self.safekeepers
+        )
+
+    def _holds_the_last(self, lost: SafekeeperHost) -> bool:
+        """Whether it alone has, undamaged, what is damaged elsewhere."""
+        return not all(
+            self._held_whole(segment, but=lost)
+            for each in self.safekeepers
+            if each is not lost
+            for segment in each.disk.damaged
+        )
+
     def _fault_proposer(self) -> None:
         self.restart_proposer(self.proposer)
 
@@ -396,6 +520,79 @@ class World:
     def _fault_zombie(self) -> None:
         """A server that was left starts its proposer again; or a second one for the same server."""
         self.start_proposer(self.choose.choice(self.servers))
+
+    def _fault_snapshot(self) -> None:
+        """Of a disk, to which it will be rolled back some day."""
+        self.choose.choice(self.safekeepers).snapshot()
+
+    def _fault_rollback(self) -> bool:
+        """A disk that lags behind by an election is rolled back while a proposer is in office, and it is noticed.
+
+        As no disk that is lost, it is one of a minority.
+        """
+        host, core = self.proposer, self.proposer.core
+        trusted = core.configuration.trusted
+        kept = [
+            s
+            for s in self.safekeepers
+            if s.identity in trusted and s.saved and s.saved[0].safekeeper == s.identity
+        ]
+        if (
+            not host.leads
+            or not core.membership.settled
+            or core.configuration.new_members
+            or not kept
+        ):
+            return False
+        lost = self.choose.choice(kept)
+        assert lost.saved is not None
+        assert core.streaming is not None
+        known = (
+            lost.identity in core.streaming.acked and lost.saved[0].node_id.term < core.node_id.term
+        )
+        left = trusted.intersection(s.identity for s in self.safekeepers) - {lost.identity}
+        if not known or len(left) < majority(core.configuration.members):
+            return False
+        self._noticed(host, lost)
+        return True
+
+    def _noticed(self, host: ProposerHost, lost: SafekeeperHost) -> None:
+        """Nothing else breaks until a majority has it in writing; if that proposer ends first, the disk is given up."""
+        lost.roll_back()
+        self.calm = True
+        for _ in range(40):
+            lost.restart()
+            for each in self.safekeepers:
+                each.restart()
+            self.run(25)
+            configuration = host.core.configuration
+            if lost.identity in configuration.distrusted and host.core.membership.settled:
+                self.happened["distrusted"] += 1
+                break
+            if not host.alive:
+                lost.lose_disk()
+                break
+        self.calm = False
+
+    def _fault_idle(self) -> None:
+        """The server ends its segment (`pg_switch_wal`), and writes nothing for a while: all logs end there."""
+        self.server.switch_segment(SEGMENT)
+        self.idle_until = self.now + self.choose.uniform(50, 400)
+
+    def _fault_clone(self) -> bool:
+        """A copy of the server that lacks something committed, and has written WAL of its own since, attaches itself."""
+        server, end = self.server, self.checks.end
+        first = max([server.begin, *(switch for _, switch in server.switches)])
+        if end <= first:
+            return False
+        fork = server.aligned(self.choose.randint(max(first, end - 30), end - 1))
+        cells = {at: cell for at, cell in server.cells.items() if at < fork}
+        clone = Server(self.records, self.choose, fork, server.timeline, server.switches, cells)
+        while clone.flush_lsn <= server.flush_lsn + 2 * SEGMENT:
+            clone.work()
+        self.clones.append(clone)
+        self.start_proposer(clone)
+        return True
 
     def _fault_rivals(self) -> None:
         """Two at the same moment: they hear of the same terms."""
@@ -440,7 +637,15 @@ class World:
             server = self.server.promoted(cells, host.core.vcl, self._timeline())
             self._switch_to(server, told=not aborting)
 
+    _fault_stranger = quorums.stranger
+    _fault_second = quorums.second
+    _fault_emptied = quorums.emptied
+    _fault_leap = leaps.leap
+
     def _fault_disk(self) -> bool:
+        return self.fault_disk()
+
+    def fault_disk(self) -> bool:
         """One safekeeper loses its disk, if no change is under way, and a majority of the members is left.
 
         Until the last change is settled an older membership may still be the one that elects, and disks of it that
@@ -448,15 +653,16 @@ class World:
         """
         lost = self.choose.choice(self.safekeepers)
         members = self.settled.members
-        left = members.intersection(s.identity for s in self.safekeepers) - {lost.identity}
-        if not self._is_done() or len(left) < majority(members):
+        trusted = self.settled.trusted.intersection(s.identity for s in self.safekeepers)
+        left = trusted - {lost.identity}
+        if not self._is_done() or len(left) < majority(members) or self._holds_the_last(lost):
             return False
         lost.lose_disk()
         return True
 
     def _is_done(self) -> bool:
         """Whether the newest membership that anybody knows is the one that was called settled."""
-        held = [safekeeper.control.configuration for safekeeper in self.safekeepers]
+        held = [safekeeper.control.configuration for safekeeper in self.own_safekeepers]
         known = replace(newest((*held, self.membership)), term=self.settled.term)
         return known == self.settled and known.new_members is None
 
@@ -469,13 +675,14 @@ class World:
             if safekeeper.identity not in self.settled.members:
                 safekeeper.lose_disk()
                 self.happened["retired"] += 1
-        self._fault_disk()
+        self.fault_disk()
 
     def _fault_members(self) -> bool:
         """The operator makes those that are there the members, or only some of them."""
         proposer = self.proposer
         configuration = proposer.core.configuration
-        there = sorted(s.identity for s in self.safekeepers)
+        distrusted = configuration.distrusted
+        there = sorted(s.identity for s in self.own_safekeepers if s.identity not in distrusted)
         if self.choose.random() < self.faults.fewer_members:
             there = self.choose.sample(there, self.choose.randint(1, len(there)))
         wanted = (

@@ -11,15 +11,18 @@ others'; any other one starts with what there is, and leaves it.
 
 from typing import NamedTuple
 
-RUN, OPEN, COMMIT, DDL, VACUUM = "run", "open", "commit", "ddl", "vacuum"
+RUN, OPEN, COMMIT, DDL, VACUUM, REWRITE = "run", "open", "commit", "ddl", "vacuum", "rewrite"
+DATABASE = "database"
 NEVER = 1 << 62
 
 
 class Wal(NamedTuple):
     """A record.
 
-    RUN: `first` is the oldest running xid, `second` the next one. OPEN: `first` is its xid. COMMIT: `first` is the LSN of its first change.
+    RUN: `first` is the oldest running xid, `second` the next one. OPEN: `first` is its xid. COMMIT: `first` is the LSN of its first change,
+    `second` 1 if it has changed the catalog itself before that one. REWRITE: the catalog's rows are moved.
     DDL: `first` is its xid. VACUUM: rows deleted before xid `first` are removed.
+    DATABASE: `second` is the new row of the slot's database; 0: the database's slots are dropped.
     """
 
     lsn: int
@@ -144,8 +147,18 @@ def lacking(wal: tuple[Wal, ...], lsn: int) -> int:
     )
 
 
-def loss(wal: tuple[Wal, ...], at: Position, end: int, files: Files, removed: int) -> str | None:
-    """What decoding from `at` would leave out or fail at, on a server with WAL to `end` that is promoted now."""
+def loss(
+    wal: tuple[Wal, ...],
+    at: Position,
+    end: int,
+    files: Files,
+    removed: int,
+    unmapped: frozenset[int] = frozenset(),
+) -> str | None:
+    """What decoding from `at` would leave out or fail at, on a server with WAL to `end` that is promoted now.
+
+    `unmapped`: the rewrites of which it has no mapping files.
+    """
     found = decode(wal, at, end, files)
     if found.sends_from == NEVER:
         return "its decoder would not begin until later transactions are past"
@@ -165,6 +178,10 @@ def loss(wal: tuple[Wal, ...], at: Position, end: int, files: Files, removed: in
             continue
         if record.lsn < found.sends_from or record.first < found.knows_from:
             return f"the commit at {record.lsn} would be left out"
+        for rewrite in wal:
+            moved = rewrite.kind == REWRITE and record.lsn < rewrite.lsn <= end
+            if record.second and moved and rewrite.lsn in unmapped:
+                return f"the commit at {record.lsn} does not see its own catalog change, which {rewrite.lsn} has moved"
         for ddl in wal:
             if ddl.kind == DDL and record.first < ddl.lsn <= end and ddl.first < removed:
                 return f"the change at {record.first} needs a row that was removed (deleted by {ddl.first})"

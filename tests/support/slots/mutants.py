@@ -9,11 +9,12 @@ from unittest import mock
 from slot_sync.resolver import (
     client,
     conditions,
+    database,
     epoch,
     foreign,
     judge,
+    one_slot,
     record,
-    resolver,
     silent,
 )
 from slot_sync.resolver.observed import (
@@ -24,6 +25,7 @@ from slot_sync.resolver.observed import (
     LogicalSlot,
     Primary,
     Record,
+    Settled,
     Standby,
 )
 from slot_sync.resolver.transitions import Transition
@@ -34,10 +36,12 @@ _Start = Callable[[], World]
 
 #: Each condition of READY: the start and the events by which its absence shows, and how many of these it takes.
 CONDITIONS: dict[str, tuple[_Start, str, int]] = {
-    "fields_agree": (scopes.ready, "remake_other poll", 2),
+    "fields_agree": (scopes.ready, "remake_other do tell poll", 6),
     "is_valid": (scopes.ready, "invalidate poll", 2),
     "has_wal": (scopes.ready, "lose_wal poll", 2),
     "is_within_limit": (scopes.ready, "outgrow poll", 2),
+    "is_of_this_slot": (scopes.ready, "change remake poll", 3),
+    "keeps_its_database": (scopes.ready, "alter_database finish_database poll", 3),
     "is_not_idle": (scopes.ready, "rest poll", 2),
     "is_persistent": (scopes.native, "tell poll", 2),
     "is_heard": (scopes.unheard, "do poll hear move vacuum", 6),
@@ -47,6 +51,7 @@ CONDITIONS: dict[str, tuple[_Start, str, int]] = {
     "is_replayed": (scopes.behind, "restore poll tell", 5),
     "is_not_ahead": (scopes.ready, "change consume poll", 3),
     "has_what_was_removed": (scopes.row, "recrash move vacuum tell poll", 7),
+    "has_mappings": (scopes.rewritten, "do poll", 3),
     "xmin_is_decoded": (scopes.undecoded, "commit move vacuum poll", 5),
 }
 #: Other things: what is replaced, the start, the events, and how many it takes.
@@ -56,15 +61,29 @@ OTHERS: dict[str, tuple[_Start, str, int]] = {
     "no marker and no walsender": (scopes.row, "reswap mark move vacuum tell poll", 6),
     "no start and no walsender": (scopes.row, "recrash move vacuum tell poll", 6),
     "no configuration": (scopes.row, "feedback_off hear move vacuum feedback_on tell poll", 7),
-    "another primary is heeded": (scopes.unproven, "poll_astray poll tell do commit", 6),
+    "another primary is heeded": (scopes.unproven, "poll_astray poll tell do commit", 7),
     "silent, any connection": (scopes.row, "recrash move vacuum", 4),
     "silent, any configuration": (scopes.row, "feedback_off hear move vacuum", 5),
     "silent, any position": (scopes.ready, "change consume", 3),
     "silent, any snapshot": (scopes.held, "change lose_file", 3),
     "silent, any WAL": (scopes.ready, "lose_wal", 2),
+    "silent, any mapping files": (scopes.ready, "alter rewrite forget_mappings", 4),
     "silent, invalid": (scopes.ready, "invalidate", 2),
     "silent, idle": (scopes.ready, "rest", 2),
     "silent, outgrown": (scopes.ready, "outgrow", 2),
+    "no segment for the promotion": (scopes.ready, "outgrow poll", 2),
+    "a database is settled by its row": (
+        scopes.ready,
+        "alter_database replay_database finish_database poll",
+        4,
+    ),
+    "a database has no lock": (
+        scopes.ready,
+        "alter_database replay_database tell do poll finish_database",
+        6,
+    ),
+    "silent, any slot of the name": (scopes.ready, "change remake poll", 4),
+    "silent, any database": (scopes.ready, "alter_database finish_database poll", 4),
     "clients are anywhere": (scopes.lagging, "change confirm poll", 3),
     "silent, clients are anywhere": (scopes.lagging, "change confirm poll", 3),
     "clients go back with a crash": (scopes.lagging, "change confirm poll tell recrash", 7),
@@ -73,6 +92,7 @@ OTHERS: dict[str, tuple[_Start, str, int]] = {
     "taken over as proven": (scopes.taken_over, "do commit move vacuum poll", 6),
     "a fast advance": (scopes.ready, "hold ddl move do poll", 5),
     "anybody's snapshots are started with": (scopes.borrowed, "change move do tell poll", 7),
+    "restored during a restartpoint": (scopes.sweeping, "do poll tell remove_files", 7),
     "no generation": (scopes.row, "move poll recrash vacuum tell poll_under_way", 7),
 }
 
@@ -91,6 +111,34 @@ def _blind(**fields: object) -> contextlib.ExitStack:
     return stack
 
 
+def _exactly(standby: Standby, copy: Copy) -> bool:
+    """The limit as it is, with nothing left for what a promotion writes."""
+    if standby.slot_wal_segments is None or copy.restart_lsn is None:
+        return False
+    return standby.flush_lsn - copy.restart_lsn > standby.slot_wal_segments * standby.segment_bytes
+
+
+def _settled_at_once(lsn: int) -> contextlib.ExitStack:
+    """A row of a database that is seen is settled, wherever the end of the WAL is."""
+    real = database.settled_by
+
+    def settled(remembered: CopyRecord, slot: LogicalSlot, there: Primary) -> Settled | None:
+        found = real(remembered, slot, there)
+        return None if found is None else replace(found, lsn=lsn)
+
+    stack = contextlib.ExitStack()
+    for module in (judge, record):
+        stack.enter_context(mock.patch.object(module, "settled_by", settled))
+    return stack
+
+
+_primary_of = poll.primary_of
+
+
+def _unlocked(seen: World) -> Primary:
+    return replace(_primary_of(seen), locked_databases=frozenset())
+
+
 def _by_name(remembered: CopyRecord, here: Copy) -> bool:
     return here.synced or remembered.made or remembered.renaming
 
@@ -98,7 +146,7 @@ def _by_name(remembered: CopyRecord, here: Copy) -> bool:
 def _everywhere(name: str, replacement: object) -> contextlib.ExitStack:
     """A function of this name, wherever the resolver uses it."""
     stack = contextlib.ExitStack()
-    for module in (foreign, record, resolver, silent):
+    for module in (foreign, record, one_slot, silent):
         stack.enter_context(mock.patch.object(module, name, replacement))
     return stack
 
@@ -110,10 +158,13 @@ _OBJECTIONS = {
     "silent, any position": "it is ahead",
     "silent, any snapshot": "its snapshot",
     "silent, any WAL": "its WAL",
+    "silent, any mapping files": "mapping files",
     "silent, invalid": "the copy is invalid",
     "silent, idle": "it has been idle",
     "silent, anybody's snapshot": "another decoder",
     "silent, outgrown": "it needs older WAL",
+    "silent, any slot of the name": "the slot was another",
+    "silent, any database": "what was done to its database",
 }
 
 
@@ -161,6 +212,12 @@ def _patched(name: str) -> contextlib.AbstractContextManager[object]:
     if name in _OBJECTIONS:
         return _unsaid(_OBJECTIONS[name])
     match name:
+        case "no segment for the promotion":
+            return mock.patch.object(Standby, "outgrown", _exactly)
+        case "a database is settled by its row":
+            return _settled_at_once(lsn=0)
+        case "a database has no lock":
+            return mock.patch.object(poll, "primary_of", _unlocked)
         case "clients are anywhere":
             return _anywhere(judge)
         case "silent, clients are anywhere":
@@ -187,12 +244,16 @@ def _patched(name: str) -> contextlib.AbstractContextManager[object]:
             return mock.patch.object(world, "ADVANCE", {"ours": True, "fast": True})
         case "anybody's snapshots are started with":
             return mock.patch.object(world, "ADVANCE", {"ours": True, "trusting": True})
+        case "restored during a restartpoint":
+            return mock.patch.object(poll, "WAITS", False)
         case "no generation":
             return mock.patch.object(poll, "_generation", return_value=1)
     without = tuple(each for each in conditions.CONDITIONS if each.holds.__name__ != name)
     assert len(without) == len(conditions.CONDITIONS) - 1
     stack = contextlib.ExitStack()
     stack.enter_context(mock.patch.object(conditions, "CONDITIONS", without))
+    if name == "has_mappings":  # the extension asks for them itself
+        stack.enter_context(mock.patch.object(poll, "ASKS", False))
     if name == "is_replayed":  # a client is never behind its copy, so where the client is covers it
         stack.enter_context(_anywhere(judge))
         stack.enter_context(_anywhere(silent))

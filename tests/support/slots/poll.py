@@ -9,6 +9,7 @@ from slot_sync.resolver.observed import (
     Copy,
     CopyRecord,
     EpochKey,
+    Incarnation,
     LogicalSlot,
     PhysicalSlot,
     Place,
@@ -16,12 +17,14 @@ from slot_sync.resolver.observed import (
     Record,
     Reserved,
     Selection,
+    Settled,
     Sighting,
     Standby,
     Upstream,
 )
-from slot_sync.resolver.record import remember
-from slot_sync.resolver.resolver import resolve, temporary_name
+from slot_sync.resolver.one_slot import temporary_name
+from slot_sync.resolver.record import remember, under_way
+from slot_sync.resolver.resolver import resolve
 from slot_sync.resolver.transitions import (
     Action,
     Advance,
@@ -29,15 +32,19 @@ from slot_sync.resolver.transitions import (
     Mark,
     Rename,
     Reserve,
+    RestoreMappings,
     SetFields,
     Transition,
 )
 from tests.support.slots.decoder import File, Position
-from tests.support.slots.world import Held, World, advanced, file_at, has_own_file
+from tests.support.slots.world import Held, World, advanced, file_at, has_own_file, replayed
 
 NAME, PHYSICAL = "kept", "standby"
 UNPROVEN = temporary_name(NAME, 0)
 SYSTEM, TIMELINE = 7, 1
+DATABASE = 5
+#: Where `memory_of` has the row of the slot's database.
+_SETTLED = 12
 IDLE_TIMEOUT = 1000
 PLUGINS = ("pgoutput", "test_decoding")
 
@@ -52,8 +59,19 @@ def primary_of(world: World) -> Primary:
         version=130000,
         wal_level="logical",
         wal_lsn=world.end,
+        databases={DATABASE: world.row},
+        locked_databases=frozenset({DATABASE} if world.moving else ()),
         logical_slots=(
-            LogicalSlot(NAME, PLUGINS[world.kind], "shop", slot.restart, slot.confirmed, slot.xmin),
+            LogicalSlot(
+                NAME,
+                PLUGINS[world.kind],
+                "shop",
+                slot.restart,
+                slot.confirmed,
+                slot.xmin,
+                datoid=DATABASE,
+                marker=str(world.slot_marker) if world.slot_marker else None,
+            ),
         ),
         physical_slots=(
             PhysicalSlot(
@@ -76,6 +94,7 @@ def _copy(world: World, name: str, held: Held) -> Copy:
         name=name,
         plugin=PLUGINS[held.kind],
         database="shop",
+        datoid=DATABASE,
         persistency="persistent" if held.lasting else "temporary",
         synced=held.synced,
         invalidation=None if held.is_valid else "rows_removed",
@@ -87,6 +106,7 @@ def _copy(world: World, name: str, held: Held) -> Copy:
         snapshot_complete=has_own_file(world, held),
         foreign_snapshot_after=any(not each.ours and each.lsn > at.restart for each in world.files),
         wal_present=held.has_wal,
+        mappings_complete=held.mapped,
         marker=None if held.foreign or held.synced else UNPROVEN,
         inactive_since=world.clock - (IDLE_TIMEOUT if held.idle else 0),
     )
@@ -117,10 +137,13 @@ def standby_of(world: World) -> Standby:
         upstream=Upstream(SYSTEM, in_recovery=False, postmaster_start=world.primary_start)
         if there
         else None,
-        replay_lsn=world.received,
+        replay_lsn=replayed(world),
+        databases={DATABASE: world.row_there},
         flush_lsn=world.received,
-        slot_wal_bytes=_allowed(world),
+        slot_wal_segments=_allowed(world),
+        segment_bytes=1,
         idle_timeout=IDLE_TIMEOUT,
+        native_sync=any(slot.synced for slot in slots),
         slots=tuple(slots),
     )
 
@@ -129,7 +152,7 @@ def _allowed(world: World) -> int | None:
     """What checkpoints leave to slots: too little for a copy that has outgrown it."""
     if world.copy is None or not world.copy.outgrown:
         return None
-    return world.received - world.copy.at.restart - 1
+    return world.received - world.copy.at.restart
 
 
 def _generation(*, current: bool) -> int:
@@ -141,7 +164,20 @@ def record_of(memory: tuple[Any, ...]) -> Record:
     if not memory:
         return Record()
     epoch, current, made, unproven, renaming, *more = memory
-    seen, removed, reserved, decoded, was, passed, client, ahead, proven, state = more
+    (
+        seen,
+        removed,
+        reserved,
+        decoded,
+        was,
+        passed,
+        client,
+        settled,
+        made_as,
+        ahead,
+        proven,
+        state,
+    ) = more
     key, sender = None, None
     if epoch is not None:
         start, marker, sender, conf = epoch
@@ -160,6 +196,8 @@ def record_of(memory: tuple[Any, ...]) -> Record:
         slot_was=Place(*was) if was else None,
         passed=Place(*passed) if passed else None,
         confirmed=Confirmed(TIMELINE, client) if client else None,
+        settled=Settled(DATABASE, *settled) if settled else None,
+        incarnation=Incarnation(str(made_as[0]), made_as[1]) if made_as else None,
         polls_ahead=ahead,
         proven_in=key if proven else None,
         proven_at=0 if proven else None,
@@ -193,6 +231,10 @@ def memory_of(record: Record) -> tuple[object, ...]:
         _pair(copy.slot_was),
         _pair(copy.passed),
         copy.confirmed.lsn if copy.confirmed is not None else None,
+        (copy.settled.xmin, copy.settled.lsn) if copy.settled is not None else None,
+        (int(copy.incarnation.marker), copy.incarnation.lsn)
+        if copy.incarnation is not None
+        else None,
         copy.polls_ahead,
         copy.proven_in is not None and copy.proven_in == key,
         "RESERVING" if copy.state in {"", "MISSING", "RESERVING"} else "",
@@ -207,8 +249,12 @@ def _plan(action: Action) -> tuple[object, ...]:
             return ("advance", name, to)
         case SetFields(name, _, restart, confirmed, xmin):
             return ("set", name, Position(restart, confirmed, xmin))
+        case RestoreMappings(name=name):
+            return ("map", name)
         case Rename():
             return ("rename",)
+        case Mark():
+            return ("mark",)
         case Drop(name=name):
             return ("drop", name)
     return ()
@@ -244,7 +290,7 @@ def _decided(
     if mine.temporary_name is not None:
         written = replace(written, copies={NAME: replace(mine, temporary_name=UNPROVEN)})
     verdict = next(each for each in transitions if each.slot == NAME)
-    marks = any(isinstance(each.action, Mark) for each in transitions)
+    marks = any(isinstance(each.action, Mark) and each.slot == PHYSICAL for each in transitions)
     return memory_of(written), _plan(verdict.action), marks, verdict
 
 
@@ -272,7 +318,8 @@ def poll_under_way(world: World) -> World | None:
     before = record_of(world.memory).of(NAME)
     after, _ = poll(world)
     found = record_of(after.memory)
-    found = replace(found, generation=2 if _changed(world, after) else 1, copies={NAME: before})
+    kept = under_way(before, found.of(NAME))
+    found = replace(found, generation=2 if _changed(world, after) else 1, copies={NAME: kept})
     return after._replace(memory=memory_of(found), pending=world.pending)
 
 
@@ -285,12 +332,18 @@ def _shows(file: File, starts: list[int]) -> bool:
     return file.lsn in starts or (not file.ours and file.lsn > min(starts, default=file.lsn))
 
 
+def _is_settled(world: World) -> bool:
+    """The end of the WAL is of no use to the resolver: it knows this row of the slot's database."""
+    settled = world.memory[_SETTLED] if world.memory else None
+    return isinstance(settled, tuple) and settled[0] == world.row
+
+
 def _seen(world: World) -> World:
     """Without what no controller can see."""
     starts = [held.at.restart for held in (world.copy, world.unproven) if held is not None]
     return world._replace(
         wal=(),
-        end=0,
+        end=0 if _is_settled(world) else world.end,
         open=None,
         saved_slot=world.slot,
         client=0,
@@ -306,6 +359,11 @@ def _seen(world: World) -> World:
         reconnected=False,
         lagging=False,
         shown=0,
+        unmapped=frozenset(),
+        removing=0,
+        waiting=world.waiting[:1],
+        made=0,
+        unpolled=False,
     )
 
 
@@ -324,7 +382,8 @@ def poll(world: World, other_xmin: int = 0) -> tuple[World, Transition]:
     memory, pending, marks, verdict = _decided(_seen(world), other_xmin)
     world = world._replace(memory=memory, pending=pending, clock=world.clock + 1)
     if not other_xmin:
-        world = world._replace(shown=max(world.shown, world.slot.confirmed))
+        shown = max(world.shown, world.slot.confirmed)
+        world = world._replace(shown=shown, unpolled=False)
     if marks:
         world = world._replace(
             physical=world.physical._replace(marker=world.next_id), next_id=world.next_id + 1
@@ -340,7 +399,7 @@ def act(world: World) -> World | None:
     world = world._replace(pending=())
     match what, rest:
         case "reserve", [int(restart), int(confirmed), int(kind)]:
-            if world.unproven is not None or confirmed > world.received:
+            if world.unproven is not None or confirmed > replayed(world):
                 return world
             known = [held.at.xmin for held in (world.copy,) if held is not None]
             seen = max(
@@ -352,6 +411,12 @@ def act(world: World) -> World | None:
             return _moved(world, name, to)
         case "set", [str(name), Position() as at]:
             return _set(world, name, at)
+        case "map", [str(name)]:
+            return _mapped(world, name)
+        case "mark", []:
+            if world.slot_marker:
+                return world
+            return world._replace(slot_marker=world.next_id, next_id=world.next_id + 1)
         case "rename", []:
             cut = act_cut(world._replace(pending=("rename",)))
             return world if cut is None else cut._replace(unproven=None)
@@ -366,6 +431,8 @@ def act_cut(world: World) -> World | None:
         return None
     held = world.unproven
     if world.copy is not None or held is None or not has_own_file(world, held):
+        return None
+    if ASKS and not held.mapped:
         return None
     return world._replace(copy=held, pending=())
 
@@ -384,17 +451,29 @@ def _is_usable(held: Held) -> bool:
 
 def _moved(world: World, name: str, to: int) -> World:
     held = _called(world, name)
-    if held is None or not held.at.confirmed <= to <= world.received or not _is_usable(held):
+    if held is None or not held.at.confirmed <= to <= replayed(world) or not _is_usable(held):
         return world
     moved, files = advanced(world, held, to)
     return _with(world, name, moved)._replace(files=files)
+
+
+#: Mapping files are not restored while a restartpoint is in progress, and a rename asks for them.
+WAITS = ASKS = True
+
+
+def _mapped(world: World, name: str) -> World:
+    held = _called(world, name)
+    if held is None or not held.has_wal or (WAITS and world.removing):
+        return world
+    restored = frozenset(each for each in world.unmapped if each < held.at.restart)
+    return _with(world, name, held._replace(mapped=True))._replace(unmapped=restored)
 
 
 def _set(world: World, name: str, at: Position) -> World:
     held = _called(world, name)
     if held is None or not has_own_file(world, held._replace(at=at)) or not _is_usable(held):
         return world
-    if at.confirmed > world.received:
+    if at.confirmed > replayed(world):
         return world
     stands_back = at[:2] == held.at[:2]  # with an older xmin: it may always hold more
     if not stands_back and any(new < old for new, old in zip(at, held.at, strict=True)):

@@ -20,7 +20,7 @@ def reserved() -> World:
 def ready() -> World:
     """A copy that a decoder has moved."""
     world = follow((*_MARKED, "tell", "change", "move", "poll", "tell", "change", "move", "do"))
-    return follow(("tell", "change", "move", "do", "tell", "do", "poll"), world)
+    return follow(("tell", "change", "move", "do", "tell", "do", "do", "poll"), world)
 
 
 def row() -> World:
@@ -95,6 +95,18 @@ def borrowed() -> World:
     return follow(made)
 
 
+def rewritten() -> World:
+    """The slot's client has not got a transaction whose catalog rows were moved, and a restartpoint forgot where to."""
+    told = ("tell", "poll", "tell", "poll", "tell")
+    return follow(("find_file", "alter", "rewrite", "sweep", *_MARKED, *told))
+
+
+def sweeping() -> World:
+    """The same, but the restartpoint is still in progress."""
+    told = ("tell", "poll", "tell", "poll", "tell")
+    return follow(("find_file", "alter", "rewrite", "restartpoint", *_MARKED, *told))
+
+
 def native() -> World:
     """PostgreSQL's own copy, not finished."""
     world = ready()
@@ -142,12 +154,26 @@ SCOPES = {
             "act",
         ),
     ),
+    "rewrites": (
+        (first, rewritten, sweeping, ready),
+        (
+            *("alter", "rewrite", "run", "confirm", "tell", "do", "poll", "succeed"),
+            *("restartpoint", "remove_files", "delete_copy", "forget_mappings", "poll_under_way"),
+        ),
+    ),
     "clients": (
         (lagging,),
         (
             *_BASE,
             *("change", "confirm", "checkpoint", "recrash", "reconnect", "restore"),
-            *("fall_behind", "receive", "poll_astray"),
+            *("fall_behind", "receive", "poll_astray", "remake"),
+        ),
+    ),
+    "databases": (
+        (ready, unproven, lagging),
+        (
+            *(*_BASE, "alter_database", "finish_database", "replay_database", "receive"),
+            *("poll_under_way", "recrash", "reconnect", "poll_astray"),
         ),
     ),
     "others": (

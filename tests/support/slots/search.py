@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from tests.support.slots.decoder import COMMIT, RUN, VACUUM, File, Position, Wal
+from tests.support.slots.decoder import COMMIT, DATABASE, REWRITE, RUN, VACUUM, File, Position, Wal
 from tests.support.slots.poll import (
     NAME,
     act,
@@ -28,6 +28,7 @@ TOGETHER = {
     "do": ("poll", "act"),
     "reconnect": ("disconnect", "connect"),
     "recrash": ("crash", "connect"),
+    "sweep": ("restartpoint", "remove_files"),
     "reswap": ("disconnect", "swap", "connect"),
 }
 
@@ -70,9 +71,10 @@ def step(world: World, event: str) -> World | None:
 def _without_primary(world: World, event: str = "poll") -> World:
     """What is said if the primary does not answer any more is checked, too.
 
-    Two things nobody can see then: a connection that came and went, and another slot of the name on the primary.
+    Two things nobody can see then: a connection that came and went, and what was done to the slot and its database on the
+    primary since the last poll.
     """
-    if (world.reconnected and not world.connected) or not silent(world):
+    if (world.reconnected and not world.connected) or world.unpolled or not silent(world):
         return world
     lost = broken(world)
     if lost is not None and lost != OTHER_PLUGIN:
@@ -109,8 +111,12 @@ def _mapped(world: World, lsn: Number, xid: Number, clock: Number, ident: Number
         match r.kind:
             case _ if r.kind == RUN:
                 return Wal(lsn(r.lsn), RUN, xid(r.first), xid(r.second))
+            case _ if r.kind == DATABASE:
+                return Wal(lsn(r.lsn), DATABASE, xid(r.first), r.second)
             case _ if r.kind == COMMIT:
-                return Wal(lsn(r.lsn), COMMIT, lsn(r.first))
+                return Wal(lsn(r.lsn), COMMIT, lsn(r.first), r.second)
+            case _ if r.kind == REWRITE:
+                return Wal(lsn(r.lsn), REWRITE, lsn(r.first))
         return Wal(lsn(r.lsn), r.kind, xid(r.first))
 
     def file(of: File) -> File:
@@ -126,7 +132,7 @@ def _mapped(world: World, lsn: Number, xid: Number, clock: Number, ident: Number
         if not kept:
             return kept
         epoch, current, made, unproven, renaming, seen, removed, reserved, *more = kept
-        decoded, was, passed, client, *rest = more
+        decoded, was, passed, client, settled, made_as, *rest = more
         return (
             None if epoch is None else tuple(ident(each) for each in epoch),
             current,
@@ -140,6 +146,8 @@ def _mapped(world: World, lsn: Number, xid: Number, clock: Number, ident: Number
             None if was is None else (lsn(was[0]), xid(was[1])),
             None if passed is None else (lsn(passed[0]), xid(passed[1])),
             None if client is None else lsn(client),
+            None if settled is None else (settled[0], lsn(settled[1])),
+            None if made_as is None else (ident(made_as[0]), lsn(made_as[1])),
             *rest,
         )
 
@@ -192,6 +200,15 @@ def _mapped(world: World, lsn: Number, xid: Number, clock: Number, ident: Number
         reconnected=world.reconnected,
         lagging=world.lagging,
         shown=lsn(world.shown),
+        unmapped=frozenset(map(lsn, world.unmapped)),
+        removing=lsn(world.removing) if world.removing > 0 else world.removing,
+        row=world.row,
+        row_there=world.row_there,
+        moving=world.moving,
+        waiting=tuple((lsn(at), row) for at, row in world.waiting),
+        slot_marker=ident(world.slot_marker) if world.slot_marker else 0,
+        made=lsn(world.made),
+        unpolled=world.unpolled,
     )
 
 
@@ -204,8 +221,9 @@ def _trimmed(world: World) -> World:
         needed.append(int(str(world.pending[1])))
     first = min(needed)
     return world._replace(
-        wal=tuple(r for r in world.wal if r.lsn >= first or r.kind == VACUUM),
+        wal=tuple(r for r in world.wal if r.lsn >= first or r.kind in {VACUUM, DATABASE}),
         files=frozenset(each for each in world.files if each.lsn >= first),
+        unmapped=frozenset(each for each in world.unmapped if each >= first),
     )
 
 

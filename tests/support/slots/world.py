@@ -9,8 +9,10 @@ from typing import NamedTuple
 
 from tests.support.slots.decoder import (
     COMMIT,
+    DATABASE,
     DDL,
     OPEN,
+    REWRITE,
     RUN,
     VACUUM,
     File,
@@ -22,6 +24,7 @@ from tests.support.slots.decoder import (
     loss,
 )
 
+ALL = -1  # a restartpoint of a standby without logical slots
 KEEP = -1  # a reply that carries no feedback
 
 
@@ -52,6 +55,8 @@ class Held(NamedTuple):
     idle: bool = False
     #: It needs older WAL than checkpoints leave it.
     outgrown: bool = False
+    #: Its mapping files were restored.
+    mapped: bool = False
 
 
 class World(NamedTuple):
@@ -96,6 +101,22 @@ class World(NamedTuple):
     lagging: bool = False
     #: The farthest that a poll has shown the slot's client; what it confirmed since nobody can know.
     shown: int = 1
+    #: The rewrites of which the standby has no mapping files any more.
+    unmapped: frozenset[int] = frozenset()
+    #: A restartpoint is in progress, and will remove the mapping files before this LSN, or ALL; 0: none is.
+    removing: int = 0
+    #: The row of the slot's database, on the primary and as replayed on the standby.
+    row: int = 1
+    row_there: int = 1
+    #: The database is being moved: its new row is committed, and the record that drops its slots is not written yet.
+    moving: bool = False
+    #: Records of the database that the standby has on disk and not replayed: (LSN, the new row; 0: its slots are dropped).
+    waiting: tuple[tuple[int, int], ...] = ()
+    #: The slot's marker, 0 for none, and where the slot was made.
+    slot_marker: int = 0
+    made: int = 1
+    #: Something was done to the slot or its database since the last poll.
+    unpolled: bool = False
 
 
 def first_world() -> World:
@@ -124,7 +145,8 @@ def first_world() -> World:
         backup=None,
         files=frozenset(),
         clock=1,
-        next_id=4,
+        next_id=5,
+        slot_marker=4,
     )
 
 
@@ -132,8 +154,43 @@ def _stream(world: World) -> World:
     if not world.connected or world.lagging:
         return world
     removed = max([world.removed_there, *(r.first for r in world.wal if r.kind == VACUUM)])
-    kept = tuple(r for r in world.wal if r.kind != VACUUM)
-    return world._replace(received=world.end, removed_there=removed, wal=kept)
+    kept = tuple(r for r in world.wal if r.kind not in {VACUUM, DATABASE})
+    waiting = tuple((r.lsn, r.second) for r in world.wal if r.kind == DATABASE)
+    return world._replace(
+        received=world.end,
+        removed_there=removed,
+        wal=kept,
+        waiting=(*world.waiting, *waiting),
+    )
+
+
+def replayed(world: World) -> int:
+    """What the standby has replayed: nothing past a record of the database that waits."""
+    return world.waiting[0][0] - 1 if world.waiting else world.received
+
+
+def alter_database(world: World) -> World | None:
+    """The slot's database is moved to another tablespace: its new row is committed."""
+    if world.moving or world.row > world.row_there + 1:
+        return None
+    row = world.row + 1
+    xid = world.next_xid
+    moved = world._replace(row=row, moving=True, unpolled=True, next_xid=xid + 1)
+    return _write(moved, DATABASE, xid, row)
+
+
+def finish_database(world: World) -> World | None:
+    """The old files are removed, and the record is written whose replay drops the database's slots."""
+    return _write(world._replace(moving=False), DATABASE, world.next_xid) if world.moving else None
+
+
+def replay_database(world: World) -> World | None:
+    """The standby replays the first record of the database that waits."""
+    if not world.waiting:
+        return None
+    (_, row), *rest = world.waiting
+    world = world._replace(waiting=tuple(rest))
+    return world._replace(row_there=row) if row else world._replace(copy=None, unproven=None)
 
 
 def _write(world: World, kind: str, first: int = 0, second: int = 0) -> World:
@@ -149,6 +206,44 @@ def _running(world: World) -> int:
 def change(world: World) -> World | None:
     """A transaction of one change."""
     return _write(world._replace(next_xid=world.next_xid + 1), COMMIT)
+
+
+def alter(world: World) -> World | None:
+    """A transaction that changes the catalog and then a row that this shows."""
+    return _write(world._replace(next_xid=world.next_xid + 1), COMMIT, 0, 1)
+
+
+def rewrite(world: World) -> World | None:
+    """The catalog's rows are moved; replay writes where to."""
+    return _write(world._replace(next_xid=world.next_xid + 1), REWRITE)
+
+
+def _rewrites(world: World) -> frozenset[int]:
+    return frozenset(r.lsn for r in world.wal if r.kind == REWRITE and r.lsn <= world.received)
+
+
+def restartpoint(world: World) -> World | None:
+    """The standby begins one, and looks which of its slots needs what."""
+    if world.removing or not _rewrites(world) - world.unmapped:
+        return None
+    restarts = [held.at.restart for held in (world.copy, world.unproven) if held is not None]
+    return world._replace(removing=min(restarts, default=ALL))
+
+
+def remove_files(world: World) -> World | None:
+    """It removes the mapping files that were not needed then."""
+    if not world.removing:
+        return None
+    gone = {each for each in _rewrites(world) if world.removing == ALL or each < world.removing}
+    return world._replace(removing=0, unmapped=world.unmapped | gone)
+
+
+def forget_mappings(world: World) -> World | None:
+    """Nobody knows whether the copy's mapping files are there: an older version made it."""
+    if world.copy is None or not world.copy.mapped:
+        return None
+    copy = world.copy._replace(mapped=False)
+    return world._replace(copy=copy, unmapped=world.unmapped | _rewrites(world))
 
 
 def begin(world: World) -> World | None:
@@ -216,7 +311,14 @@ def remake(world: World) -> World | None:
         return None
     world = _write(world, RUN, world.next_xid, world.next_xid)
     at = Position(world.end, world.end, world.next_xid)
-    return world._replace(slot=at, saved_slot=at, client=world.end)
+    return world._replace(
+        slot=at,
+        saved_slot=at,
+        client=world.end,
+        slot_marker=0,
+        made=world.end,
+        unpolled=True,
+    )
 
 
 def remake_other(world: World) -> World | None:
@@ -240,6 +342,7 @@ def crash(world: World) -> World | None:
         physical=physical,
         slot=world.saved_slot,
         open=None,
+        moving=False,
         primary_start=world.next_id,
         next_id=world.next_id + 1,
         connected=False,
@@ -479,6 +582,8 @@ def broken(world: World) -> str | None:
         return "there is no copy"
     if not world.copy.has_wal or not world.copy.is_valid or not world.copy.lasting:
         return "it cannot be used"
+    if any(not row for _, row in world.waiting):
+        return "a promotion replays the removal of its database's old folder, and the copy goes with it"
     if world.copy.outgrown:
         return "the checkpoint at the end of the promotion removes its WAL"
     if world.copy.idle and not world.copy.synced:
@@ -495,15 +600,22 @@ def broken(world: World) -> str | None:
     for record in world.wal:
         if record.kind == COMMIT and world.client < record.lsn <= at.confirmed:
             return f"the commit at {record.lsn} is behind it, and the client has not got it"
+    if any(r.kind == COMMIT and at.confirmed < r.lsn <= world.made for r in world.wal):
+        return "the slot was made anew, and its client gets again what it had begun with"
     # From the promotion on nothing but its own xmin keeps it from removing more.
     removed = max(world.removed_there, at.xmin)
-    return loss(world.wal, at, world.received, world.files, removed)
+    return loss(world.wal, at, world.received, world.files, removed, world.unmapped)
 
 
 EVENTS = {
     each.__name__: each
     for each in (
         change,
+        alter,
+        rewrite,
+        restartpoint,
+        remove_files,
+        forget_mappings,
         begin,
         hold,
         commit,
@@ -539,6 +651,9 @@ EVENTS = {
         lose_file,
         find_file,
         find_other_file,
+        alter_database,
+        finish_database,
+        replay_database,
     )
 }
 #: What ends a promise: it shows at the next poll.
@@ -547,5 +662,8 @@ BREAKS = frozenset(
     for each in (
         *(crash, swap, feedback_off, delete_copy, usurp, succeed, consume, remake_other),
         *(lose_wal, lose_file, find_other_file, invalidate, restore, rest, outgrow),
+        forget_mappings,
+        alter_database,
+        remake,
     )
 )

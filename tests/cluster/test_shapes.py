@@ -1,0 +1,310 @@
+"""What the catalog of each major says of changes that emit no replication message."""
+
+from dataclasses import replace
+
+import pytest
+
+from spark_consumers.lakehouse.shape import changed, refusal
+from spark_consumers.lakehouse.sources import Source, columns_now, look
+from tests.support.servers import each_major
+
+ROOT = "public.t"
+SETUP = (
+    "CREATE TYPE mood AS ENUM ('calm', 'cross')",
+    "CREATE DOMAIN moods AS mood[]",
+    "CREATE TYPE pair AS (x int, m moods)",
+    "CREATE TABLE typed (id int PRIMARY KEY, p pair)",
+    "CREATE TABLE plain (id int PRIMARY KEY, note text)",
+    """CREATE TABLE t (id int PRIMARY KEY CHECK (id > 0), note text DEFAULT 'x', at date NOT NULL DEFAULT now())
+    PARTITION BY RANGE (id)""",
+    "CREATE TABLE t_a PARTITION OF t FOR VALUES FROM (0) TO (100)",
+    "CREATE TABLE t_m PARTITION OF t FOR VALUES FROM (100) TO (200) PARTITION BY RANGE (id)",
+    "CREATE TABLE t_m1 PARTITION OF t_m FOR VALUES FROM (100) TO (150)",
+    "INSERT INTO t VALUES (1), (101)",
+)
+LOOSE = "CREATE TABLE {0} (LIKE t INCLUDING ALL)"
+#: Statements, and a word of the reason for the table, if there is one; the first are for every major.
+STEPS = (
+    ("typed", ("ALTER TYPE mood ADD VALUE 'sad'",), ""),
+    ("typed", ("ALTER TYPE mood RENAME VALUE 'calm' TO 'serene'",), "serene"),
+    ("typed", ("ALTER TYPE pair ADD ATTRIBUTE y int",), "composite"),
+    ("plain", ("TRUNCATE plain", "ANALYZE plain"), ""),
+    ("plain", ("ALTER TABLE plain ALTER note SET STATISTICS 9", "VACUUM plain"), ""),
+    ("plain", ("ALTER TABLE plain ALTER note TYPE text USING note || '!'",), "rewritten"),
+    ("plain", ("ALTER TABLE plain ADD r float8 DEFAULT random()",), "default"),
+    ("plain", ("ALTER TABLE plain ADD n int",), ""),
+    ("plain", ("ALTER TABLE plain ALTER n SET DEFAULT 7",), ""),
+    ("plain", ("ALTER TABLE plain ADD c int DEFAULT 7",), "'c' was added with a default"),
+    (
+        "plain",
+        ("ALTER TABLE plain ADD d int DEFAULT 7", "ALTER TABLE plain ALTER d DROP DEFAULT"),
+        "'d' was added with a default",
+    ),
+    ("plain", ("TRUNCATE plain", "ALTER TABLE plain ADD e int"), "rewritten or truncated"),
+    ("plain", ("ALTER TABLE plain RENAME n TO m",), "renamed to 'm'"),
+    (
+        "plain",
+        (
+            """BEGIN; ALTER TABLE plain RENAME c TO tmp; ALTER TABLE plain RENAME d TO c;
+            ALTER TABLE plain RENAME tmp TO d; COMMIT""",
+        ),
+        "renamed",
+    ),
+    (
+        "plain",
+        (
+            "BEGIN; ALTER TABLE plain DROP c; ALTER TABLE plain RENAME d TO c; ALTER TABLE plain ADD d int; COMMIT",
+        ),
+        "renamed",
+    ),
+    ("plain", ("ALTER TABLE plain DROP e",), "lost e"),
+    (
+        "plain",
+        ("ALTER PUBLICATION p DROP TABLE plain", "ALTER PUBLICATION p ADD TABLE plain"),
+        "out",
+    ),
+    ("plain", ("ALTER PUBLICATION p SET (publish = 'insert')",), "sends insert"),
+)
+VIA_ROOT = (
+    ("t", ("CREATE TABLE t_b PARTITION OF t FOR VALUES FROM (200) TO (300)", "INSERT INTO t VALUES (201)"), ""),
+    ("t", ("CREATE TABLE t_m2 PARTITION OF t_m FOR VALUES FROM (150) TO (200)", "INSERT INTO t VALUES (151)"), ""),
+    ("t", (LOOSE.format("t_c"), "ALTER TABLE t ATTACH PARTITION t_c FOR VALUES FROM (300) TO (400)"), ""),
+    ("t", ("TRUNCATE t_c",), "t_c was truncated"),
+    (
+        "t",
+        (
+            f"""BEGIN; {LOOSE.format("t_d")}; INSERT INTO t_d VALUES (401);
+            ALTER TABLE t ATTACH PARTITION t_d FOR VALUES FROM (400) TO (500); COMMIT""",
+        ),
+        "t_d was attached with rows",
+    ),
+    (
+        "t",
+        (
+            f"""BEGIN; {LOOSE.format("t_e")}; ALTER TABLE t_e ADD junk int; ALTER TABLE t_e DROP junk;
+            INSERT INTO t_e VALUES (601); ALTER TABLE t ATTACH PARTITION t_e FOR VALUES FROM (600) TO (700); COMMIT""",
+        ),
+        "t_e was attached with rows",
+    ),
+    (
+        "t",
+        (
+            f"""BEGIN; {LOOSE.format("t_f")}; INSERT INTO t_f VALUES (701);
+            ALTER TABLE t ATTACH PARTITION t_f FOR VALUES FROM (700) TO (800);
+            SAVEPOINT s; ALTER TABLE t_f ALTER note SET STATISTICS 9; ROLLBACK TO s; COMMIT""",
+        ),
+        "t_f was attached with rows",
+    ),
+    ("t", ("ALTER TABLE t_m DETACH PARTITION t_m1", "ALTER TABLE t_m ATTACH PARTITION t_m1 FOR VALUES FROM (100) TO (150)"), "t_m1 was detached and attached"),
+    ("t", ("ALTER TABLE t DETACH PARTITION t_m", "ALTER TABLE t ATTACH PARTITION t_m FOR VALUES FROM (100) TO (200)"), "t_m was detached and attached"),
+    (
+        "t",
+        (
+            "CREATE TABLE t_n (LIKE t INCLUDING ALL) PARTITION BY RANGE (id)",
+            "CREATE TABLE t_n1 PARTITION OF t_n FOR VALUES FROM (500) TO (550)",
+            "INSERT INTO t_n VALUES (501)",
+            "ALTER TABLE t ATTACH PARTITION t_n FOR VALUES FROM (500) TO (600)",
+        ),
+        "t_n1 was attached with rows",
+    ),
+    (
+        "t",
+        (
+            "CREATE TABLE t_g PARTITION OF t FOR VALUES FROM (800) TO (900)",
+            "INSERT INTO t VALUES (801)",
+            "TRUNCATE t_g",
+            "INSERT INTO t VALUES (802)",
+        ),
+        "new partition public.t_g was truncated",
+    ),
+    (
+        "t",
+        (
+            LOOSE.format("t_h"),
+            "ALTER TABLE t ATTACH PARTITION t_h FOR VALUES FROM (900) TO (950)",
+            "INSERT INTO t VALUES (901)",
+            "TRUNCATE t_h",
+        ),
+        "new partition public.t_h was truncated",
+    ),
+    ("t", ("ALTER TABLE t ADD plain int",), ""),
+    ("t", ("ALTER TABLE t ADD d int DEFAULT 7", "ALTER TABLE t ALTER d DROP DEFAULT"), "'d' was added with a default"),
+    ("t", ("ALTER TABLE t RENAME note TO memo",), "renamed to 'memo'"),
+    ("t", ("ALTER TABLE t RENAME memo TO note",), "renamed to 'note'"),
+    ("t", ("DROP TABLE t_a",), "t_a was dropped"),
+    ("t", ("ALTER TABLE t RENAME TO u", "CREATE TABLE t (id int PRIMARY KEY)", "ALTER PUBLICATION p ADD TABLE t"), "another was made"),
+)  # fmt: skip
+LISTS = (
+    ("plain", ("ALTER PUBLICATION p SET TABLE plain (id), t, typed",), "column list"),
+    ("plain", ("ALTER PUBLICATION p SET TABLE plain WHERE (id > 5), t, typed",), "column list"),
+    ("plain", ("ALTER PUBLICATION p SET TABLE plain, t, typed",), "row filter"),
+    ("plain", ("ALTER PUBLICATION p ADD TABLES IN SCHEMA public",), ""),
+    ("plain", ("ALTER PUBLICATION p DROP TABLE plain",), ""),
+    ("plain", ("ALTER PUBLICATION p DROP TABLES IN SCHEMA public", "ALTER PUBLICATION p ADD TABLE plain"), "out"),
+)  # fmt: skip
+
+
+@each_major
+def test_each_change_shows_and_nothing_else_does(database):
+    source = _source(database)
+    major = database.server.installation.major
+    database.execute(*SETUP)
+    steps = [*STEPS]
+    if major >= 13:
+        database.execute(
+            "CREATE PUBLICATION p FOR TABLE plain, typed, t",
+            "ALTER PUBLICATION p SET (publish_via_partition_root = true)",
+        )
+        steps = [*VIA_ROOT, *steps]
+    else:
+        database.execute("CREATE PUBLICATION p FOR TABLE plain, typed, t_a, t_m1")
+    if major >= 15:
+        steps = [*LISTS, *steps]
+    for table, statements, word in steps:
+        before = look(source).shapes[f"public.{table}"]
+        database.execute(*statements)
+        after = look(source, before.relations)
+        now = after.shapes[f"public.{table}"]
+        found = changed(before, now, after.empty)
+        assert word in str(found) if word else found is None, (statements, found)
+        assert changed(now, now) is None
+        # An idle look finds what it found before.
+        assert look(source).shapes[f"public.{table}"].dump() == now.dump()
+
+
+@pytest.mark.parametrize("pg_server", [16], indirect=True)
+def test_a_partition_whose_detaching_was_interrupted_is_none(database):
+    """DETACH ... CONCURRENTLY commits between its two steps; another transaction keeps it from the second."""
+    database.execute(
+        *SETUP,
+        "CREATE PUBLICATION p FOR TABLE t",
+        "ALTER PUBLICATION p SET (publish_via_partition_root = true)",
+    )
+    source = _source(database)
+    before = look(source).shapes[ROOT]
+    with database.connect() as holder, database.connect() as detaching:
+        holder.execute("BEGIN; SELECT count(*) FROM t")
+        detaching.execute("SET lock_timeout = '100ms'")
+        with pytest.raises(Exception, match="timeout"):
+            detaching.execute("ALTER TABLE t DETACH PARTITION t_a CONCURRENTLY")
+    now = look(source).shapes[ROOT]
+    assert "t_a was dropped or detached" in str(changed(before, now))
+    database.execute("ALTER TABLE t DETACH PARTITION t_a FINALIZE")
+    assert changed(now, look(source).shapes[ROOT]) is None
+
+
+@each_major
+def test_replica_identities_of_partitions_are_those_of_the_catalog(database):
+    if database.server.installation.major < 13:
+        pytest.skip("partitions are published through their root since 13")
+    database.execute(
+        *SETUP,
+        "CREATE UNIQUE INDEX other ON t_a (at)",
+        "CREATE PUBLICATION p FOR TABLE t",
+        "ALTER PUBLICATION p SET (publish_via_partition_root = true)",
+    )
+    source = _source(database)
+    for statement, word in (
+        ("SELECT", ""),
+        ("ALTER TABLE t_a REPLICA IDENTITY USING INDEX other", "t_a has another replica identity"),
+        ("ALTER TABLE t_a REPLICA IDENTITY FULL", ""),
+        ("ALTER TABLE t REPLICA IDENTITY FULL", "t_m1 has another replica identity"),
+        ("ALTER TABLE t_m1 REPLICA IDENTITY FULL", ""),
+        ("ALTER TABLE t REPLICA IDENTITY NOTHING", ""),
+        ("ALTER TABLE t_m1 REPLICA IDENTITY DEFAULT", "t_m1 has another replica identity"),
+    ):
+        database.execute(statement)
+        found = refusal(look(source).shapes[ROOT])
+        assert word in found.reason if found else not word, (statement, found)
+
+
+#: Statements about a table of a publication that sends partitions through their root, and a word of the reason.
+LENDING = (
+    (("{attach}", "INSERT INTO t VALUES (1001)", "{detach}"), "been a partition of another"),
+    (("BEGIN; {attach}; INSERT INTO t VALUES (1002); {detach}; DELETE FROM {lent}; COMMIT",), "been a partition of another"),
+    (("{attach}", "{detach}", "ALTER TABLE {lent} ALTER note SET STATISTICS 9"), "been a partition of another"),
+    (("ALTER TABLE {lent} ALTER note DROP DEFAULT", "GRANT SELECT ON {lent} TO PUBLIC", "CREATE INDEX ON {lent} (at)", "ANALYZE {lent}"), ""),
+)  # fmt: skip
+
+
+@each_major
+def test_a_table_that_was_a_partition_for_a_while_lacks_what_was_sent_as_another_tables(database):
+    if database.server.installation.major < 13:
+        pytest.skip("partitions are published through their root since 13")
+    database.execute(
+        *SETUP,
+        "CREATE TABLE lent (LIKE t INCLUDING ALL)",
+        "CREATE TABLE lent_m (LIKE t INCLUDING ALL) PARTITION BY RANGE (id)",
+        "CREATE TABLE lent_m1 PARTITION OF lent_m FOR VALUES FROM (1000) TO (1100)",
+        "CREATE PUBLICATION p FOR TABLE t, lent, lent_m WITH (publish_via_partition_root = true)",
+    )
+    source = _source(database)
+    for lent in ("lent", "lent_m"):
+        attach = f"ALTER TABLE t ATTACH PARTITION {lent} FOR VALUES FROM (1000) TO (1100)"
+        detach = f"ALTER TABLE t DETACH PARTITION {lent}"
+        for statements, word in LENDING:
+            before = look(source).shapes[f"public.{lent}"]
+            database.execute(
+                *(each.format(lent=lent, attach=attach, detach=detach) for each in statements)
+            )
+            now = look(source, before.relations).shapes[f"public.{lent}"]
+            found = changed(before, now)
+            assert word in str(found) if word else found is None, (statements, found)
+            # What a publication sends under the table's own name lacks nothing.
+            assert changed(before, replace(now, via_root=False)) is None
+            assert now.via_root
+
+
+@each_major
+def test_a_partition_whose_changes_are_not_in_the_wal_is_refused(database):
+    if database.server.installation.major < 13:
+        pytest.skip("partitions are published through their root since 13")
+    database.execute(
+        *SETUP,
+        "CREATE FOREIGN DATA WRAPPER nowhere",
+        "CREATE SERVER away FOREIGN DATA WRAPPER nowhere",
+        "CREATE TABLE keyless (id int) PARTITION BY RANGE (id)",
+        "CREATE TABLE keyless_a PARTITION OF keyless FOR VALUES FROM (0) TO (100)",
+        "CREATE PUBLICATION p FOR TABLE t, keyless",
+    )
+    source = _source(database)
+    steps = [
+        ("ALTER TABLE t_m1 SET UNLOGGED", "t_m1 is unlogged", "ALTER TABLE public.t_m1 SET LOGGED"),
+        ("ALTER TABLE t_m1 SET LOGGED", "", ""),
+        (
+            "CREATE FOREIGN TABLE keyless_f PARTITION OF keyless FOR VALUES FROM (900) TO (901) SERVER away",
+            "keyless_f is a foreign table",
+            "DETACH PARTITION public.keyless_f",
+        ),
+    ]
+    for via_root in (True, False):
+        database.execute(
+            f"ALTER PUBLICATION p SET (publish_via_partition_root = {via_root})",
+            "DROP FOREIGN TABLE IF EXISTS keyless_f",
+        )
+        for statement, reason, repair in steps:
+            database.execute(statement)
+            shapes = look(source).shapes.values()
+            found = [each for each in map(refusal, shapes) if each is not None]
+            assert bool(found) == bool(reason), (via_root, statement, found)
+            for each in found if via_root else ():
+                assert reason in each.reason
+                assert repair in each.repair
+
+
+@each_major
+def test_a_default_that_was_dropped_again_shows_in_the_partitions_alone(database):
+    """A partitioned table has no rows of its own, so its own column says nothing of a value that they got."""
+    database.execute(
+        *SETUP,
+        "ALTER TABLE t ADD d int DEFAULT 7, ADD plain int",
+        "ALTER TABLE t ALTER d DROP DEFAULT",
+    )
+    with database.connect() as connection:
+        [(oid,)] = connection.execute("SELECT 't'::regclass::oid").fetchall()
+    filled = {name: found for name, (*_, found) in columns_now(_source(database), oid).items()}
+    assert filled == {"id": True, "note": True, "at": True, "d": True, "plain": False}
+
+
+def _source(database):
+    return Source("shop", database.dsn, "p")

@@ -1,0 +1,316 @@
+"""Source and log are restored from a snapshot while the lake is not: no table is live with rows of another history.
+
+The lake's own decisions (`history`, `rolled_back`, `plan`, `states`, `requests`) over a source and a log in memory. The log
+has two streams; a commit of it sets one row of one table. After each step: what a live table shows is what the log's
+history has at the epoch. With a part of the rule taken out, some run breaks that.
+"""
+
+import copy
+import random
+from dataclasses import dataclass, field, replace
+from unittest import mock
+
+import pytest
+
+from spark_consumers.history import Around, differs
+from spark_consumers.lakehouse import requests, rolled_back, states
+from spark_consumers.lakehouse.manifest import Manifest, StreamPosition, TableVersion
+from spark_consumers.lakehouse.plan import choose
+from spark_consumers.lakehouse.rolled_back import mark_of
+from spark_consumers.lakehouse.states import stream_of
+from spark_consumers.lakehouse.table_version import LIVE
+from walsender_bridge.change_log.client import CutPoint, LogStatus, StreamCut
+
+TABLES = ("a.public.t", "a.public.u", "b.public.t")
+SEEDS, STEPS = 40, 120
+#: From this seed on are some in which a copy waits while the log is restored.
+RARE = 890
+
+
+class ViolationError(Exception):
+    """A live table does not show what the log has."""
+
+
+@dataclass(frozen=True)
+class Commit:
+    """A commit of the log: where it ends, and what it changed (table, key, value)."""
+
+    point: CutPoint
+    change: tuple[str, int, int]
+
+
+@dataclass
+class Log:
+    """A log and what it was written from; `restore` brings back all of it. Nothing is trimmed."""
+
+    clock: int = 0
+    version: int = 0
+    commits: dict[str, list[Commit]] = field(default_factory=lambda: {"a": [], "b": []})
+
+    def commit(self, table: str, key: int, value: int, *, now: int) -> None:
+        """One transaction; `now` is a commit time that no other history has."""
+        self.version += 1
+        found = self.commits[stream_of(table)]
+        end = (found[-1].point.end_offset if found else 1) + 1
+        # LSNs of the two histories meet again and again.
+        point = CutPoint(self.version, end, end, 10 * end, now)
+        found.append(Commit(point, (table, key, value)))
+
+    def status(self) -> LogStatus:
+        cuts = {}
+        for stream, found in self.commits.items():
+            at = found[-1].point if found else CutPoint(0, 1, 0, 0, 0)
+            cuts[stream] = StreamCut(
+                stream, "", at.end_offset, 0, at.last_end_lsn, at.last_commit_time, 1, 1, 0
+            )
+        return LogStatus("log", self.version, 0, cuts)
+
+    def behind(self, stream: str, offset: int) -> list[CutPoint]:
+        return [c.point for c in self.commits[stream] if c.point.end_offset > offset]
+
+    def around(self, stream: str, offset: int) -> Around | None:
+        """As `history.around`."""
+        behind = self.behind(stream, offset)
+        if not behind:
+            return None
+        points = [commit.point for commit in self.commits[stream]]
+        place = points.index(behind[0])
+        return Around(points[place - 1] if place else None, behind[0])
+
+    def rows(self, table: str, until: int) -> dict[int, int]:
+        """The table as of this offset of its stream."""
+        rows = {}
+        for commit in self.commits[stream_of(table)]:
+            name, key, value = commit.change
+            if name == table and commit.point.end_offset <= until:
+                rows[key] = value
+        return rows
+
+
+class Lake:
+    """The lake's loop, a look at a time, without files: rows by path."""
+
+    def __init__(self, seed: int, *, hold: bool) -> None:
+        self.random = random.Random(seed)
+        self.log, self.hold = Log(), hold
+        self.now = 0
+        self.snapshots: list[Log] = []
+        self.paths = iter(range(10**6))
+        self.rows: dict[str, dict[int, int]] = {}
+        self.asked: list[requests.Request] = []
+        self.apart: dict[str, str] = {}
+        status = self.log.status()
+        streams = {s: StreamPosition(0, 0, 0, 1) for s in status.streams}
+        self.head = Manifest("lake", 1, 0, 0, 1, 0.0, streams=streams)
+
+    # -- what happens around it ---------------------------------------------------------------------
+
+    def commit(self) -> None:
+        self.now += 1
+        table = self.random.choice(TABLES)
+        self.log.commit(table, self.random.randint(1, 5), self.now, now=self.now)
+
+    def snapshot(self) -> None:
+        self.snapshots.append(copy.deepcopy(self.log))
+
+    def restore(self) -> None:
+        if self.snapshots:
+            self.log = copy.deepcopy(self.random.choice(self.snapshots))
+
+    def ask(self) -> None:
+        kind = self.random.choice(
+            [requests.RESYNC, requests.RESYNC, requests.RESUME, requests.PAUSE]
+        )
+        names = self.random.sample(TABLES, self.random.randint(1, 3))
+        self.asked.append(requests.Request(str(next(self.paths)), kind, tuple(names)))
+
+    # -- a look, as `Lakehouse.run_once` --------------------------------------------------------------
+
+    def look(self) -> None:
+        status = self._same_history(self.log.status())
+        self._tables(status)
+        if not self.hold:
+            self.head = states.released(self.head)
+        if self.hold and any(rolled_back.unasked(self.head, s) for s in self.apart):
+            return
+        if status.version > self.head.epoch and self._awaited(status):
+            self._epoch(status)
+
+    def _same_history(self, status: LogStatus) -> LogStatus:
+        self.apart = {}
+        for stream, position in self.head.streams.items():
+            found = self.log.around(stream, position.offset)
+            why = differs(self.head.epoch, mark_of(position), status, stream, found)
+            if why:
+                self.apart[stream] = why
+        head = rolled_back.hold(self.head, self.apart, holds=self.hold)
+        head = replace(
+            head, copies={n: c for n, c in head.copies.items() if self._kept(n, c, status)}
+        )
+        if rolled_back.given_up(head, self.apart) and status.version < head.epoch:
+            self.log.version = head.epoch
+        self.head = rolled_back.begin_again(head, self.apart, status)
+        return rolled_back.without(status, self.apart)
+
+    def _kept(self, name: str, made: TableVersion, status: LogStatus) -> bool:
+        """As `log_view.without_lost`."""
+        stream, marked = stream_of(name), rolled_back.mark_of_copy(made)
+        if marked is None:
+            return True
+        found = self.log.around(stream, marked[1].offset)
+        return not differs(*marked, status, stream, found)
+
+    def _tables(self, status: LogStatus) -> None:
+        head = self.head
+        for request in self.asked:
+            head = requests.carry_out(head, request, TABLES, {}, 0.0, self.apart)
+        self.asked = []
+        self.head = rolled_back.hold(head, self.apart, holds=self.hold)
+        for name in sorted(states.wanted_copies(self.head, TABLES)):
+            stream = stream_of(name)
+            if stream not in status.streams or self.random.random() < 0.5:
+                continue
+            # The copy is of the source as it is by then: the log itself, which has everything at once.
+            cut, path = status.streams[stream], str(next(self.paths))
+            self.rows[path] = self.log.rows(name, cut.end_offset)
+            made = TableVersion(
+                *(path, "iceberg", 1, "", ("id",), (), cut.last_end_lsn, cut.end_offset, 0, 1),
+                state="copied",
+                timeline=1,
+            )
+            made = rolled_back.marked(made, status, stream)
+            self.head = replace(self.head, copies={**self.head.copies, name: made})
+
+    def _awaited(self, status: LogStatus) -> bool:
+        for name in states.held(self.head):
+            made = self.head.copies.get(name)
+            if made is None or stream_of(name) not in status.streams:
+                return False
+        return True
+
+    def _epoch(self, status: LogStatus) -> None:
+        commits = {s: self.log.behind(s, self.head.streams[s].offset) for s in status.streams}
+        plan = choose(self.head, status.version, status.streams, commits)
+        tables = dict(plan.tables)
+        for name, table in plan.tables.items():
+            if table.state != LIVE:
+                continue
+            stream = stream_of(name)
+            start = table.offset if name in plan.fresh else self.head.streams[stream].offset
+            rows = dict(self.rows[table.path])
+            for commit in self.log.commits[stream]:
+                at, (changed, key, value) = commit.point.end_offset, commit.change
+                if changed == name and start < at <= plan.streams[stream].offset:
+                    rows[key] = value
+            path = str(next(self.paths))
+            self.rows[path] = rows
+            tables[name] = replace(table, path=path)
+        self.head = self.head.next(
+            0.0, epoch=plan.version, streams=plan.streams, tables=tables, copies=plan.copies
+        )
+        self._check()
+
+    def _check(self) -> None:
+        """Only published epochs are looked at: one that was published before the restore is of its own history."""
+        for name, table in self.head.tables.items():
+            if table.state != LIVE:
+                continue
+            position = self.head.streams[stream_of(name)]
+            expected = self.log.rows(name, position.offset)
+            if self.rows[table.path] != expected:
+                raise ViolationError(
+                    f"{name} at {self.head.epoch}: {self.rows[table.path]}, {expected}"
+                )
+
+    # -- a run --------------------------------------------------------------------------------------
+
+    def run(self) -> int:
+        """Steps by chance; how many epochs were published. Then it can be brought back, as the errors say."""
+        steps = [*[self.commit] * 8, *[self.look] * 8, self.snapshot, self.restore, self.ask]
+        epochs = 0
+        for _ in range(STEPS):
+            before = self.head.epoch
+            self.random.choice(steps)()
+            epochs += self.head.epoch > before
+        self._brought_back()
+        return epochs
+
+    def _brought_back(self) -> None:
+        everything = requests.Request("last", requests.RESYNC, TABLES)
+        self.look()
+        self.asked.append(everything)
+        for _ in range(60):
+            self.commit()
+            self.look()
+            if len(self.head.tables) == 3 and all(
+                t.state == LIVE and not t.resync for t in self.head.tables.values()
+            ):
+                return
+        raise AssertionError(f"not live again: {self.head.tables}")
+
+
+def _only_the_identity(*_: object) -> None:
+    """Takes a log of the same identity for the same history."""
+
+
+def _only_positions(version, mark, status, stream, found):
+    """Takes an offset and a version for a history."""
+    end = status.streams[stream].end_offset
+    return "behind" if status.version < version or mark.offset > end else None
+
+
+def _stays(head, apart, status):
+    """Goes on from the old history's cut."""
+    del apart, status
+    return head
+
+
+def _begins_where_it_may(head, apart, status):
+    """Takes the log's cut, and lets tables that stopped go on from their offsets."""
+    made = _begin_again(head, apart, status)
+    return replace(made, tables=head.tables)
+
+
+_begin_again = rolled_back.begin_again
+MUTANTS = {
+    "the log's identity is enough": (None, "differs", _only_the_identity),
+    "offset and version are enough": (None, "differs", _only_positions),
+    "tables are not stopped": (rolled_back, "hold", lambda head, _, holds: head),
+    "the cut stays the old history's": (rolled_back, "begin_again", _stays),
+    "tables go on from offsets of the old history": (
+        rolled_back,
+        "begin_again",
+        _begins_where_it_may,
+    ),
+}
+
+
+def runs(seed: int, holds: tuple[bool, ...]) -> int:
+    """Epochs of as many runs as there are seeds."""
+    epochs = 0
+    for number in range(seed, seed + SEEDS):
+        print(f"seed {number}")
+        epochs += sum(Lake(number, hold=hold).run() for hold in holds)
+    return epochs
+
+
+def test_the_simulation_finds_copies_that_are_not_looked_at() -> None:
+    """One run in some hundred: a copy that waits is ahead of the lake's cut, and the log is restored in between."""
+    blind = mock.patch.object(rolled_back, "mark_of_copy", return_value=None)
+    with blind, pytest.raises(ViolationError):
+        runs(RARE, (True,))
+    runs(RARE, (True,))
+
+
+@pytest.mark.parametrize("hold", [True, False], ids=["hold", "go on"])
+def test_no_table_is_live_with_rows_of_another_history(hold: bool, seed: int) -> None:
+    assert runs(seed, (hold,)) > 10 * SEEDS
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_the_simulation_finds_the_mutant(name: str, seed: int) -> None:
+    place, attribute, instead = MUTANTS[name]
+    target = f"{__name__}.{attribute}" if place is None else f"{place.__name__}.{attribute}"
+    with mock.patch(target, instead), pytest.raises((ViolationError, AssertionError)) as found:
+        runs(seed, (True, False))
+    print(found.value)

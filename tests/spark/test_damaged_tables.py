@@ -1,0 +1,159 @@
+"""One table's files are damaged or gone: it is held by its name, and nothing is built on them; the others go on."""
+
+from pathlib import Path
+
+import pytest
+
+from spark_consumers import read
+from spark_consumers.lakehouse import requests
+from spark_consumers.lakehouse.manifest import open_chain
+from spark_consumers.lakehouse.verify import verify
+from tests.support.capture_stack import PUBLICATION, STREAM
+from tests.support.lake_check import assert_equal
+from tests.support.waiting import wait_for
+from walsender_bridge.errors import CorruptError
+
+DOCS, PAIRS, BAG = (f"{STREAM}.public.{name}" for name in ("docs", "pairs", "bag"))
+
+
+def folder(pipeline, name) -> Path:
+    return pipeline.lake / pipeline.head().tables[name].path
+
+
+def newest(pipeline, name) -> Path:
+    """The newest metadata of a table."""
+    found = folder(pipeline, name).glob("metadata/v*.metadata.json")
+    return max(found, key=lambda file: int(file.name[1:].partition(".")[0]))
+
+
+def flip(file: Path) -> bytes:
+    """Change a byte in the middle of a file; what it had before."""
+    good = file.read_bytes()
+    middle = len(good) // 2
+    file.write_bytes(good[:middle] + bytes([good[middle] ^ 1]) + good[middle + 1 :])
+    return good
+
+
+def resync(pipeline, house, name):
+    requests.ask(open_chain(pipeline.lake), "resync", [name])
+
+    def live():
+        pipeline.flush(house)
+        return pipeline.head().tables[name].state == "live"
+
+    wait_for(live, 60, "the copy")
+
+
+def test_a_driver_that_finds_damaged_tables_opens_the_lake_and_names_them(pipeline, database):
+    database.execute(f"ALTER PUBLICATION {PUBLICATION} DROP TABLE bag")
+    wait_for(lambda: pipeline.flush() and pipeline.head().tables[BAG].state == "left", 60, "left")
+    pipeline.house.close()
+    damaged = newest(pipeline, DOCS)
+    flip(damaged)
+    flip(newest(pipeline, BAG))
+    before = pipeline.head().link
+    house = pipeline.lakehouse(hold=False)
+    database.execute("UPDATE docs SET n = n + 1", "UPDATE pairs SET tags = '{5}'")
+    shown = pipeline.flush(house)
+    assert shown["pairs"].first().tags == [5]
+    table = pipeline.head().tables[DOCS]
+    assert table.state == "stale"
+    assert damaged.name in table.reason
+    house.close()
+    # The next driver finds what the first one has found, and has nothing to add.
+    last = pipeline.head()
+    assert last.link <= before + 4
+    again = pipeline.lakehouse(hold=False)
+    again.run_once()
+    assert pipeline.head().tables[DOCS] == table
+    links = [link for link in open_chain(pipeline.lake).links() if link.link > last.link]
+    assert [link.epoch for link in links].count(last.epoch) == 1, "its takeover"
+    resync(pipeline, again, DOCS)
+    shown = pipeline.flush(again)
+    assert set(shown.stale) == {BAG}
+    assert shown["docs"].count() == 9
+
+
+def test_a_table_whose_folder_is_gone_holds_the_epochs_until_it_is_copied_anew(pipeline, database):
+    pipeline.house.close()
+    lost = folder(pipeline, PAIRS)
+    lost.rename(pipeline.folder / "elsewhere")
+    house = pipeline.lakehouse()
+    database.execute("UPDATE docs SET n = n + 1")
+    with pytest.raises(CorruptError, match=rf"holds the epochs back(?s:.)*table resync {PAIRS}"):
+        pipeline.flush(house)
+    assert pipeline.head().tables[PAIRS].state == "held"
+    resync(pipeline, house, PAIRS)
+    assert_equal(database.dsn, pipeline.flush(house))
+
+
+def test_a_table_that_was_restored_goes_on_when_it_is_resumed(pipeline, database):
+    pipeline.house.close()
+    damaged = newest(pipeline, PAIRS)
+    good = flip(damaged)
+    house = pipeline.lakehouse()
+    database.execute("UPDATE pairs SET tags = '{6}'", "UPDATE docs SET n = n + 1")
+    with pytest.raises(CorruptError, match="holds the epochs back"):
+        pipeline.flush(house)
+    # Resumed too early, it is held again.
+    requests.ask(open_chain(pipeline.lake), "resume", [PAIRS])
+    with pytest.raises(CorruptError, match="holds the epochs back"):
+        pipeline.flush(house)
+    damaged.write_bytes(good)
+    requests.ask(open_chain(pipeline.lake), "resume", [PAIRS])
+    assert_equal(database.dsn, pipeline.flush(house))
+
+
+def test_a_damaged_data_file_stops_its_table_alone(pipeline, database):
+    house = pipeline.lakehouse(hold=False)
+    pipeline.flush(house)
+    for file in folder(pipeline, DOCS).glob("data/*.parquet"):
+        flip(file)
+    # `body` is not sent again: it is read from the file.
+    database.execute("UPDATE docs SET title = 'x'", "UPDATE pairs SET tags = '{7}'")
+    shown = pipeline.flush(house)
+    assert shown["pairs"].first().tags == [7]
+    table = pipeline.head().tables[DOCS]
+    assert table.state == "stale"
+    assert ".parquet" in table.reason
+    resync(pipeline, house, DOCS)
+    assert_equal(database.dsn, pipeline.flush(house))
+
+
+def test_damage_that_comes_after_the_first_write_is_not_built_upon(pipeline, database):
+    house = pipeline.lakehouse(hold=False)
+    database.execute("UPDATE pairs SET tags = '{7}'")
+    pipeline.flush(house)
+    manifests = [
+        file for file in folder(pipeline, PAIRS).glob("metadata/*.avro") if "snap-" not in file.name
+    ]
+    for file in manifests:
+        flip(file)
+    database.execute("UPDATE pairs SET tags = '{8}'", "UPDATE docs SET n = n + 1")
+    shown = pipeline.flush(house)
+    table = pipeline.head().tables[PAIRS]
+    assert table.state == "stale"
+    assert ".avro" in table.reason
+    assert {row.n - row.id for row in shown["docs"].collect()} == {1}
+    told = [str(error) for error in verify(open_chain(pipeline.lake), lambda *_: None).errors]
+    assert any(manifests[0].name in error for error in told)
+    resync(pipeline, house, PAIRS)
+    assert_equal(database.dsn, pipeline.flush(house))
+    assert read(pipeline.spark, pipeline.lake).stale == {}
+
+
+def test_a_writer_whose_newest_link_is_lost_says_so_and_goes_on_when_it_is_back(pipeline, database):
+    database.execute("UPDATE docs SET n = n + 1")
+    pipeline.flush()
+    assert verify(open_chain(pipeline.lake), lambda *_: None).errors == []
+    chain = open_chain(pipeline.lake)
+    newest = Path(chain.where(pipeline.head()))
+    kept = newest.read_bytes()
+    newest.unlink()
+    database.execute("UPDATE docs SET n = n + 1")
+    for house in (pipeline.house, pipeline.lakehouse()):
+        with pytest.raises(CorruptError, match=r"link \d+ .* was published and is lost"):
+            pipeline.flush(house)
+    assert "is lost" in str(verify(chain, lambda *_: None).errors[0])
+    newest.write_bytes(kept)
+    assert_equal(database.dsn, pipeline.flush())

@@ -1,0 +1,95 @@
+"""Memory that is full: it is named, and keeps nothing from running that can run without it."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.support.small_disk import fill, mounted
+from walsender_bridge import in_memory, status_file
+from walsender_bridge.commands import quorum_view
+from walsender_bridge.config import load_config
+from walsender_bridge.errors import Cause
+
+CONFIG = """
+[log]
+data_dir = "log"
+[[keeper]]
+data_dir = "keeper"
+listen = "127.0.0.1:7401"
+[safekeepers]
+local = 3
+[[source]]
+name = "shop"
+dsn = "host=127.0.0.1"
+"""
+
+
+@pytest.fixture
+def memory(tmp_path, monkeypatch):
+    """A small one, with a megabyte in it."""
+    place = tmp_path / "shm"
+    place.mkdir()
+    monkeypatch.setattr(in_memory, "_MEMORY", place)
+    with mounted(place, "-o", "size=1m"):
+        yield place
+
+
+def test_full_memory_is_named_and_not_taken_for_a_lost_quorum(tmp_path, memory, monkeypatch):
+    (tmp_path / "tuskline.toml").write_text(CONFIG)
+    settings = load_config(tmp_path / "tuskline.toml")
+    in_memory.prepare(settings.run_dir)
+    told = {"phase": "leading", "quorum": True, "commit_lsn": "0/2", "end_lsn": "0/2"}
+    status_file.write(settings.proposer_status, {**told, "safekeepers": []})
+    seen = quorum_view.look(settings)
+    assert seen is not None
+    assert (seen.memory_full, seen.quorum) == ("", True)
+    fill(memory / "ballast")
+    later = time.time() + 60
+    monkeypatch.setattr(time, "time", lambda: later)
+    # It goes on, and finds no room to say so.
+    status_file.write(settings.proposer_status, {**told, "safekeepers": []})
+    seen = quorum_view.look(settings)
+    assert seen is not None
+    assert len(seen.ill) == 2
+    assert seen.ill[0].startswith(f"{memory} is full: 0 bytes are free")
+    assert "make room" in seen.ill[0]
+    assert seen.ill[1] == "whether a quorum follows is not known"
+    (memory / "ballast").unlink()
+    status_file.write(settings.proposer_status, {**told, "safekeepers": []})
+    seen = quorum_view.look(settings)
+    assert seen is not None
+    assert (seen.memory_full, seen.quorum) == ("", True)
+
+
+def test_what_is_new_goes_into_the_run_folder_while_memory_is_full(tmp_path, memory):
+    before = in_memory.prepare(tmp_path / "before")
+    fill(memory / "ballast")
+    made = in_memory.prepare(tmp_path / "run")
+    assert made.resolve().parent == tmp_path / "run"
+    # Who writes there already is not parted from its readers.
+    assert in_memory.prepare(tmp_path / "before") == before
+    assert before.resolve().parent == memory
+    # What has ended and left nothing there begins again where there is room.
+    in_memory.clear(tmp_path / "before")
+    assert in_memory.prepare(tmp_path / "before").resolve().parent == tmp_path / "before"
+
+
+def test_a_safekeeper_without_room_for_its_page_says_so(tmp_path, memory):
+    (memory / "folder").mkdir()
+    fill(memory / "ballast")
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "walsender_bridge.safekeeper"),
+            *("--data-dir", str(tmp_path / "data"), "--listen", "127.0.0.1:0"),
+            *("--positions", str(memory / "folder" / "positions")),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=dict(os.environ),
+    )
+    assert done.returncode == Cause.DISK_FULL, done
+    assert str(memory / "folder" / "positions") in done.stderr

@@ -1,0 +1,149 @@
+"""What housekeeping removes of a lake's folder, and what of users keeps it from it."""
+
+import json
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from spark_consumers.lakehouse import takeover
+from spark_consumers.lakehouse.iceberg_files import refs_in
+from spark_consumers.lakehouse.iceberg_refs import of_users
+from spark_consumers.lakehouse.lake_site import LakeSite
+from spark_consumers.lakehouse.manifest import Manifest, TableVersion, open_chain
+from spark_consumers.lakehouse.retention import Retention, clock_after
+from spark_consumers.lakehouse.takeover import Kind, Left
+from walsender_bridge.errors import CorruptError, FencedError
+
+OURS = {
+    "main": {"snapshot-id": 7, "type": "branch"},
+    "tuskline_t1": {"snapshot-id": 7, "type": "branch"},
+    "tuskline_epoch_5": {"snapshot-id": 7, "type": "tag"},
+    "epoch_3": {"snapshot-id": 6, "type": "tag"},
+}
+SNAPSHOTS = [
+    {"snapshot-id": 6, "summary": {"tuskline.version": "3"}},
+    {"snapshot-id": 7, "summary": {"tuskline.version": "5", "tuskline.tag": "tuskline_epoch_5"}},
+]
+OLD = "tables/shop/public/t%t1-0a"
+
+
+class Format:
+    """What a format says of a folder, without Spark."""
+
+    def users_refs(self, path: str) -> list[str]:
+        return of_users(refs_in(path))
+
+    def __init__(self) -> None:
+        self.swept: list[tuple[str, int, frozenset[str]]] = []
+        self.error: Exception | None = None
+
+    def expire(self, *_: Any) -> int:
+        return 0
+
+    def sweep(self, path: str, term: int, listed: frozenset[str]) -> int:
+        self.swept.append((path, term, listed))
+        if self.error is not None:
+            raise self.error
+        return len(listed)
+
+
+@pytest.fixture
+def chain(tmp_path):
+    chain = open_chain(tmp_path)
+    lake = chain.initialise("log", "iceberg")
+    version = TableVersion("tables/shop/public/t%t1-0b", "iceberg", 9, "", ("id",), (), 0, 1, 4, 1)
+    tables = {"shop.public.t": version}
+    chain.publish(Manifest(lake, 1, 5, 0, 2, 1000.0, 1000.0, tables=tables), None)
+    return chain
+
+
+@pytest.fixture
+def site(chain):
+    return LakeSite(chain, cast("Any", Format()))
+
+
+def write(root: Path, number: int, refs: dict[str, Any]) -> None:
+    folder = root / OLD / "metadata"
+    folder.mkdir(parents=True, exist_ok=True)
+    record = {"refs": refs, "snapshots": SNAPSHOTS}
+    (folder / f"v{number}.metadata.json").write_text(json.dumps(record))
+
+
+@pytest.mark.parametrize("kind", ["branch", "tag"])
+@pytest.mark.parametrize("name", ["mine", "epoch_5", "tuskline_epoch_3", "tuskline_epoch_7"])
+def test_the_folder_of_an_older_copy_stays_while_users_have_references_in_it(
+    chain, site, kind, name
+):
+    write(chain.root, 9, OURS | {name: {"snapshot-id": 7, "type": kind}})
+    for _ in range(2):
+        takeover.carry_out(takeover.sweep(chain.head()), site.do)
+        assert (chain.root / OLD).exists()
+    # Dropped; and its own references keep nothing.
+    write(chain.root, 10, OURS)
+    takeover.carry_out(takeover.sweep(chain.head()), site.do)
+    assert not (chain.root / OLD).exists()
+
+
+def test_retention_keeps_it_too_and_removes_it_when_they_are_dropped(chain, site):
+    head = chain.head()
+    kept = Retention.begin(chain, cast("Any", Format()), site, clock_after(head))
+    kept._last_use[OLD] = {}
+    write(chain.root, 9, OURS | {"mine": {"snapshot-id": 6, "type": "tag"}})
+    kept.expire(head, 0.0)
+    assert (chain.root / OLD).exists()
+    write(chain.root, 10, OURS)
+    kept.expire(head, 0.0)
+    assert not (chain.root / OLD).exists()
+
+
+def test_metadata_that_is_damaged_does_not_hide_the_references_before_it(chain, site):
+    write(chain.root, 9, OURS | {"mine": {"snapshot-id": 7, "type": "tag"}})
+    (chain.root / OLD / "metadata" / "v10.metadata.json").write_text('{"refs": ')
+    site.remove(Left(Kind.TABLE, OLD))
+    assert (chain.root / OLD).exists()
+
+
+def test_a_folder_without_a_table_is_removed(chain, site):
+    (chain.root / OLD / "data").mkdir(parents=True)
+    site.remove(Left(Kind.TABLE, OLD))
+    assert not (chain.root / OLD).exists()
+
+
+def test_each_table_is_swept_once_after_a_takeover_a_housekeeping_after_it_was_listed(chain, site):
+    head, tables = chain.head(), Format()
+    folder = chain.root / "tables/shop/public/t%t1-0b"
+    for name in (
+        f"data/{3:020d}-t1-a1-x.parquet",
+        f"data/{4:020d}-t2-a1-of-this-term.parquet",
+        "data/00000-0-of-a-user.parquet",
+        "data/copy-t1-0.parquet",
+        f"data/.{3:020d}-t1-a1-lost.parquet.crc",
+        f"data/.{3:020d}-t1-a1-x.parquet.crc",
+        "metadata/snap-7.avro",
+        "metadata/v3.metadata.json",
+        "metadata/.v4.metadata.json.0a.tmp",
+    ):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    kept = Retention.begin(chain, cast("Any", tables), site, clock_after(head))
+    kept.expire(head, 0.0)
+    assert tables.swept == []
+    # What comes after the listing is not looked at.
+    (folder / "metadata" / "snap-8.avro").touch()
+    tables.error = CorruptError("damaged", where=str(folder))
+    for _ in range(3):
+        kept.expire(head, 0.0)
+    names = {
+        f"data/{3:020d}-t1-a1-x.parquet",
+        "data/copy-t1-0.parquet",
+        f"data/{3:020d}-t1-a1-lost.parquet",
+        "metadata/snap-7.avro",
+        "metadata/.v4.metadata.json.0a.tmp",
+    }
+    assert tables.swept == [(str(folder), 2, frozenset(str(folder / name) for name in names))]
+    kept = Retention.begin(chain, cast("Any", tables), site, clock_after(head))
+    tables.error = FencedError("taken over")
+    kept.expire(head, 0.0)
+    with pytest.raises(FencedError):
+        kept.expire(head, 0.0)

@@ -1,0 +1,137 @@
+"""Why streams stand still, from the verdicts on reports and from which keepers answer."""
+
+from dataclasses import dataclass, field
+
+from tests.unit.test_repository import log_of, report, tick
+from walsender_bridge.change_log import protocol
+from walsender_bridge.change_log.protocol import LogStatus
+from walsender_bridge.change_log.repository import Repository, Stream
+from walsender_bridge.change_log.stream_faults import AWAY_SECONDS, StreamFaults
+from walsender_bridge.errors import (
+    ConfigError,
+    DivergedError,
+    InvalidReplicaError,
+    TusklineError,
+    UnavailableError,
+)
+
+
+@dataclass
+class Keeper:
+    keeper_id: str = "k"
+    address: str = "grpc://here:1"
+    answers: bool = True
+    heard: bool = True
+    refused: dict[str, TusklineError] = field(default_factory=dict)
+
+
+class Looks:
+    """The faults of a log with streams a and b, whose newest version is 1."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.state: Repository = log_of("a", "b")
+        tick(self.state, report("a", 0, 1, 2), report("b", 0, 1, 2))
+        self.faults = StreamFaults(clock=lambda: self.now)
+
+    def look(self, *keepers: Keeper) -> dict[str, TusklineError]:
+        return self.faults.look(self.state.streams, keepers or (Keeper(),))
+
+
+def test_a_log_that_is_well_has_no_faults() -> None:
+    looks = Looks()
+    reports = [report("a", 1, 3, 1), report("b", 0, 1, 2)]
+    assert looks.faults.note(looks.state.judge(reports)) == reports
+    assert looks.look() == {}
+    assert not looks.faults.diverged
+
+
+def test_a_replica_ahead_of_the_repository_stops_every_stream_by_name() -> None:
+    looks = Looks()
+    well = report("b", 1, 3, 1)
+    assert looks.faults.note(looks.state.judge([report("a", 9, 3, 1), well])) == [well]
+    assert looks.faults.diverged
+    found = looks.look()
+    assert isinstance(found["a"], DivergedError)
+    assert "version 9 was never issued; the newest is 1" in found["a"].what
+    assert "grpc://here:1" in found["a"].where
+    assert "docs/log-lost.md" in found["a"].repair
+    assert isinstance(found["b"], DivergedError)
+    assert "stream a has diverged" in found["b"].what
+    # It stays so while the replica says nothing, and ends when it fits again.
+    looks.faults.note(looks.state.judge([well]))
+    assert looks.faults.diverged
+    looks.faults.note(looks.state.judge([report("a", 1, 3, 0)]))
+    assert looks.look() == {}
+
+
+def test_a_replica_that_does_not_fit_is_its_own_streams_fault_alone() -> None:
+    looks = Looks()
+    looks.faults.note(looks.state.judge([report("a", 1, 4, 1)]))
+    assert not looks.faults.diverged
+    found = looks.look()
+    assert list(found) == ["a"]
+    assert "at version 1 the stream ends at 3, the replica at 4" in found["a"].what
+
+
+def test_no_version_is_issued_before_all_that_have_replicas_were_heard() -> None:
+    looks = Looks()
+    away = Keeper("", "grpc://there:1", answers=False, heard=False)
+    streams = looks.state.streams
+    refusal = looks.faults.refusal(streams, [away])
+    assert isinstance(refusal, UnavailableError)
+    assert refusal.where == "grpc://there:1"
+    assert looks.faults.refusal(streams, [Keeper(), away]) is None, "it has none of the replicas"
+    assert looks.faults.refusal({}, [away]) is None
+    looks.state = log_of("a")
+    other = {"b": Stream(("other",))}
+    assert looks.look(Keeper(), away) == {}
+    assert looks.faults.refusal({**streams, **other}, [Keeper(), away]) is not None
+    # A keeper that lost its identity is known to have: it is that stream's fault alone.
+    assert looks.faults.refusal({**streams, **other}, [Keeper(), Keeper("new")]) is None
+    # A keeper that is only restarted is no fault yet.
+    assert looks.faults.look({**streams, **other}, [Keeper(), away]) == {}
+    looks.now += AWAY_SECONDS
+    found = looks.faults.look({**streams, **other}, [Keeper(), away])
+    assert "has not answered since the repository started" in found["a"].what
+
+
+def test_a_keeper_with_another_id_is_told_the_id_that_it_had() -> None:
+    looks = Looks()
+    keeper = Keeper(keeper_id="x")
+    looks.faults.note(looks.state.judge([report("a", 1, 3, 0, keeper="x")]))
+    found = looks.look(keeper)
+    assert isinstance(found["a"], ConfigError)
+    assert '"keeper_id": "k"' in found["a"].repair
+    # Of stream b it has nothing at all.
+    assert isinstance(found["b"], DivergedError)
+    assert "keeper k has its replica, and is none of the keepers: x at grpc://here:1" in (
+        found["b"].what
+    )
+
+
+def test_a_keeper_that_is_away_is_a_fault_when_that_takes_longer_than_its_restart() -> None:
+    looks = Looks()
+    away = Keeper(answers=False)
+    assert looks.look(away) == {}
+    looks.now = AWAY_SECONDS - 1
+    assert looks.look(away) == {}
+    looks.now = AWAY_SECONDS
+    assert isinstance(looks.look(away)["a"], UnavailableError)
+    assert looks.look() == {}
+    assert looks.look(away) == {}
+
+
+def test_a_commit_that_the_replica_refuses_is_its_streams_fault() -> None:
+    looks = Looks()
+    refusal = InvalidReplicaError("commit 2 does not follow", where="stream b")
+    assert looks.look(Keeper(refused={"b": refusal})) == {"b": refusal}
+
+
+def test_faults_cross_the_wire_and_an_older_repository_tells_none() -> None:
+    record = {"log_id": "l", "version": 1, "forced_version": 0, "streams": {}}
+    assert protocol.load(LogStatus, record).faults == {}
+    fault = DivergedError("it does not fit", where="stream a", repair="mend it")
+    found = protocol.load(LogStatus, {**record, "faults": {"a": fault.to_wire()}}).faults["a"]
+    assert isinstance(found, DivergedError)
+    assert str(found) == str(fault)
