@@ -40,13 +40,21 @@ class Side(Closing):
         """Why what it holds is not what the primary has; None: it is."""
 
     def attach(self) -> None:
-        """Have commits wait for it. It holds everything when this returns."""
+        """Have commits wait for it. It holds everything when this returns.
+
+        It has to be there first: safekeepers that are new form no quorum on a server whose commits wait for one.
+        """
+        self._wait("SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming'")
         execute(self.server, f"ALTER SYSTEM SET synchronous_standby_names = '{self.names}'")
         execute(self.server, "SELECT pg_reload_conf()")
         wanted = (
             f"SELECT count(*) FROM pg_stat_replication WHERE sync_state IN ('sync', 'quorum') AND \
 flush_lsn >= '{ask(self.server, 'SELECT pg_current_wal_flush_lsn()')}'"
         )
+        self._wait(wanted)
+
+    def _wait(self, wanted: str) -> None:
+        """Until so many standbys are there as this side has."""
         deadline = time.monotonic() + _PATIENCE
         while int(ask(self.server, wanted)) < (1 if self.name == "own" else 3):
             if time.monotonic() > deadline:
