@@ -18,6 +18,7 @@ from tests.support.waiting import wait_for
 from tests.support.wal_server import WalServerProcess
 from walsender_bridge.local_server import LocalServer, free_port
 from walsender_bridge.local_server.account import server_account
+from walsender_bridge.proposer.status import without_session
 from walsender_bridge.wire.lsn import parse_lsn
 
 NAME = "tuskline_quorum"
@@ -62,6 +63,8 @@ class QuorumStack:
         self._start(name, **environment)
 
     def _start(self, name: str, **environment: str) -> None:
+        if name == "proposer":  # what the last one said is not what this one does
+            self.status_file.unlink(missing_ok=True)
         with self.log(name).open("ab") as log:
             self.processes[name] = subprocess.Popen(
                 self._command(name),
@@ -188,8 +191,11 @@ class QuorumStack:
             return cursor.fetchall() if cursor.description else []
 
     def status(self) -> dict[str, Any]:
-        """What the proposer says."""
-        found: dict[str, Any] = json.loads(self.status_file.read_text())
+        """What the proposer that was started last says; until it has said anything, what one says without a session."""
+        try:
+            found: dict[str, Any] = json.loads(self.status_file.read_text())
+        except FileNotFoundError:
+            return {**without_session("starting"), "term": 0}
         return found
 
     def make_wal(self, mebibytes: int) -> int:
@@ -203,12 +209,12 @@ class QuorumStack:
     def held(self, number: int) -> int:
         """Up to where the proposer knows a safekeeper to have the WAL; 0 while it is away."""
         found = {each["address"]: each["flush_lsn"] for each in self.status()["safekeepers"]}
-        return parse_lsn(found[self.address(number)] or "0/0")
+        return parse_lsn(found.get(self.address(number)) or "0/0")
 
     def fault(self, number: int) -> str:
         """What the proposer says is wrong with a safekeeper; empty: nothing."""
         found = {each["address"]: each["fault"] for each in self.status()["safekeepers"]}
-        return found[self.address(number)] or ""
+        return found.get(self.address(number)) or ""
 
     def insert(self, number: int, *, timeout_ms: int = 30_000) -> None:
         """One commit, which returns."""

@@ -67,10 +67,14 @@ def contradicts(reply: VoteReply, identity: int, term: int, streaming: Streaming
 def distrusted(peer: Peer) -> list[Effect]:
     """Send a safekeeper away whose disk was rolled back."""
     assert peer.greeting is not None
-    why = (
-        f"the disk of safekeeper {peer.identity:032x} was rolled back: it has forgotten votes and WAL that it had "
-        "acknowledged; give it an empty data directory, and replace it (docs/quorum-lost.md)"
-    )
-    refused = Refused(Refusal.NOT_A_MEMBER, peer.greeting.node_id, why)
+    refused = Refused(Refusal.NOT_A_MEMBER, peer.greeting.node_id, has_forgotten(peer.identity))
     peer.closed()
     return [PeerFault(peer.number, refused), ClosePeer(peer.number)]
+
+
+def has_forgotten(identity: int) -> str:
+    """What is wrong with a safekeeper whose disk was rolled back, and the way out."""
+    return (
+        f"the disk of safekeeper {identity:032x} was rolled back: it has forgotten votes and WAL that it had "
+        "acknowledged; give it an empty data directory, and replace it (docs/quorum-lost.md)"
+    )

@@ -5,10 +5,11 @@ from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any, Final
 
+from walsender_bridge.proposer import identities
 from walsender_bridge.proposer.configured import difference
 from walsender_bridge.proposer.core import Proposer
 from walsender_bridge.proposer.member_changes import Address, MemberChanges
-from walsender_bridge.proposer.peer import PeerState
+from walsender_bridge.proposer.peer import Peer, PeerState
 from walsender_bridge.wire.lsn import format_lsn
 
 _TAKEN: Final = (PeerState.TAKING, PeerState.STREAMING)
@@ -55,7 +56,7 @@ def report(
                 "brought_to": format_lsn(goals[number]) if number in goals else None,
                 "stuck": number in stuck,
                 "reads_from": peer.source if peer.reading is not None else None,
-                "fault": faults.get(number),
+                "fault": faults.get(number) or _of_its_disk(core, peer),
             }
         )
     return {
@@ -80,3 +81,9 @@ def report(
         "end_lsn": format_lsn(streaming.end if streaming else 0),
         "safekeepers": safekeepers,
     }
+
+
+def _of_its_disk(core: Proposer, peer: Peer) -> str | None:
+    """Until a proposer is elected, nothing else says why a connected member makes no majority."""
+    distrusted = core.configuration.distrusted
+    return identities.has_forgotten(peer.identity) if peer.identity in distrusted else None
