@@ -907,6 +907,26 @@ def test_7_a_distrusted_vote_that_came_first_is_no_vote() -> None:
     assert core.phase == "comparing"
 
 
+@pytest.mark.parametrize("compares", [False, True])
+def test_7_who_refuses_its_vote_tells_whom_it_distrusts(compares: bool) -> None:
+    """A proposer of an older timeline was campaigning already when the one in office noticed the rolled-back disk."""
+    core = proposer()
+    for peer in range(3):
+        core.step(PeerReceived(peer, held(peer + 1)))
+    core.step(PeerReceived(0, m.VoteReply(core.node_id, 200, 0, 0, 100, EPOCH_1, MEMBERS)))
+    if compares:
+        core.step(PeerReceived(2, m.VoteReply(core.node_id, 200, 0, 0, 100, EPOCH_1, MEMBERS)))
+        assert core.phase == "comparing"
+    core.step(PeerReceived(1, m.Refused(m.Refusal.OLDER_TIMELINE, m.NodeId(1, 9))))
+    core.step(PeerClosed(1))
+    core.step(PeerConnected(1))
+    distrusting = replace(MEMBERS.stamped(1), generation=2, distrusted=frozenset({1}))
+    core.step(PeerReceived(1, replace(held(2), configuration=distrusting)))
+    assert core.configuration.distrusted == {1}
+    core.step(PeerReceived(2, m.VoteReply(core.node_id, 200, 0, 0, 100, EPOCH_1, MEMBERS)))
+    assert core.phase == "voting"  # the first one's vote is none
+
+
 def test_14_a_disk_that_was_rolled_back_behind_its_vote_is_distrusted() -> None:
     """It knows the term, and has lost the history that it took over in it, or WAL below where the epoch starts."""
     core = proposer()

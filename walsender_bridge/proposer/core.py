@@ -279,13 +279,24 @@ class Proposer:
             return self._greet([peer]) if again else self.office.distrust(peer)
         if self.phase == Phase.GREETING:
             self.membership.learn(greeting.configuration, peer.identity)
-            return self._propose() or (self._stranger(peer) if is_new else [])
+            stranger = identities.stranger(peer, self.configuration) if is_new else []
+            return self._propose() or stranger
         if peer.identity not in self.configuration.everyone:
             peer.rival = None
-            return self._ask(peer)
-        if rivals.in_office(greeting, self.node_id, leads=self.phase == Phase.LEADING):
+            told = self._ask(peer)
+        elif rivals.in_office(greeting, self.node_id, leads=self.phase == Phase.LEADING):
             return self._displaced(StopReason.DISPLACED, greeting.node_id)
-        return self._outvoted(peer, greeting.node_id) or ([] if peer.rival else self._ask(peer))
+        else:
+            told = self._outvoted(peer, greeting.node_id) or ([] if peer.rival else self._ask(peer))
+        return [*told, *self._learn(greeting.configuration, peer.identity)]
+
+    def _learn(self, configuration: Configuration, holder: int) -> list[Effect]:
+        """What a safekeeper holds once votes are asked for, whether it votes or not: whom nobody trusts any more has voted perhaps."""
+        if self.phase not in {Phase.VOTING, Phase.COMPARING}:
+            return []
+        before = self.configuration
+        self.membership.learn(configuration, holder)
+        return self._decide_again() if self.configuration != before else []
 
     def _greetings(self) -> list[m.SafekeeperGreeting]:
         return [peer.greeting for peer in self.peers.values() if peer.greeting]
@@ -321,7 +332,7 @@ class Proposer:
         """For its vote, once, and only a member: nobody else's counts (rule 10)."""
         if peer.state != PeerState.GREETED:
             return []
-        if stranger := self._stranger(peer):
+        if stranger := identities.stranger(peer, self.configuration):
             return stranger
         if peer.identity in self.configuration.distrusted:
             return identities.distrusted(peer)
@@ -329,23 +340,12 @@ class Proposer:
         if peer.greeting is not None and peer.greeting.node_id == self.node_id:
             # It has voted for this process: before its connection broke, or as the member that it is again.
             return [SendMessage(peer.number, m.Resume(self.node_id))]
-        void = (
-            peer.identity in self.refusals.withheld
-            and self.office
-            and self.office.streaming.established
-        )
+        commits = self.office is not None and self.office.streaming.established
+        void = commits and peer.identity in self.refusals.withheld
         purpose = m.Purpose.ABORT if void else self.purpose
         timeline = election.timeline(self._greetings(), self.primary)
         vote = m.Vote(self.node_id, purpose, timeline, self.membership.proposed)
         return [SendMessage(peer.number, vote)]
-
-    def _stranger(self, peer: Peer) -> list[Effect]:
-        assert peer.greeting is not None
-        if peer.identity in self.configuration.everyone:
-            return []
-        detail = f"safekeeper {peer.identity:032x} is not a member"
-        refused = m.Refused(m.Refusal.NOT_A_MEMBER, peer.greeting.node_id, detail)
-        return [PeerFault(peer.number, refused)]
 
     # -- the election -------------------------------------------------------------------------------
 
@@ -359,10 +359,9 @@ class Proposer:
         if self.phase == Phase.LEADING:
             assert self.office is not None
             return self.office.take_over(peer)
-        if self.phase == Phase.COMPARING:
-            return self._compare()
-        self.membership.learn(reply.configuration, peer.identity)
-        return self._decide()
+        if learned := self._learn(reply.configuration, peer.identity):
+            return learned
+        return self._compare() if self.phase == Phase.COMPARING else self._decide()
 
     def _replies(self) -> dict[int, m.VoteReply]:
         """The votes, by identity. One that was given stays given, but who is away cannot be read from."""

@@ -23,6 +23,7 @@ from collections.abc import Iterable
 from walsender_bridge.proposer.effects import ClosePeer, Effect, PeerFault
 from walsender_bridge.proposer.peer import Peer
 from walsender_bridge.proposer.streaming import Streaming
+from walsender_bridge.safekeeper.configuration import Configuration
 from walsender_bridge.safekeeper.messages import NodeId, Refusal, Refused, VoteReply
 
 
@@ -45,6 +46,15 @@ def _objection(peer: Peer, peers: Iterable[Peer]) -> str:
             "give each safekeeper one address, and a copied one an empty data directory"
         )
     return ""
+
+
+def stranger(peer: Peer, configuration: Configuration) -> list[Effect]:
+    """What is wrong with a safekeeper that is no member: its vote counts for nothing (rule 10). Empty: it is one."""
+    assert peer.greeting is not None
+    if peer.identity in configuration.everyone:
+        return []
+    detail = f"safekeeper {peer.identity:032x} is not a member"
+    return [PeerFault(peer.number, Refused(Refusal.NOT_A_MEMBER, peer.greeting.node_id, detail))]
 
 
 def rolled_back(peer: Peer, own: NodeId, streaming: Streaming) -> bool:
