@@ -13,13 +13,14 @@ from pathlib import Path
 import pytest
 
 from tests.support.wal import SMALL, Wal
-from walsender_bridge.errors import ConnectionFailedError
-from walsender_bridge.safekeeper import connection
+from walsender_bridge.errors import ConnectionFailedError, UnavailableError
+from walsender_bridge.safekeeper import connection, control_file, data_dir
 from walsender_bridge.safekeeper import messages as m
 from walsender_bridge.safekeeper.configuration import Configuration
 from walsender_bridge.safekeeper.connection import MOST_CONNECTIONS
 from walsender_bridge.safekeeper.disk import FolderDisk
 from walsender_bridge.safekeeper.driver import SafekeeperDriver
+from walsender_bridge.safekeeper.effects import ControlState, PersistDue
 from walsender_bridge.safekeeper.frames import HEADER_BYTES, decode, encode
 from walsender_bridge.safekeeper.history import EpochEntry, History
 from walsender_bridge.safekeeper.settings import Settings
@@ -203,3 +204,33 @@ def test_one_that_has_greeted_and_says_nothing_is_sent_away_in_time(safekeeper, 
     peer.send(m.Append(1, SEGMENT, SEGMENT, SEGMENT, 0))
     assert peer.answer() == m.AppendAck(1, SEGMENT, SEGMENT), "its silence is the primary's"
     silent.end.close()
+
+
+def test_who_waits_for_room_writes_no_promise_into_another_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An operator gives the full disk's path to another one, which holds another safekeeper's promises."""
+    place, other = tmp_path / "safekeeper", tmp_path / "other"
+    (other / "control").mkdir(parents=True)
+    (other / "lock").touch()
+    control_file.save(FolderDisk(other / "control"), ControlState(11))
+    save = control_file.save
+
+    def full_once(disk: FolderDisk, state: ControlState) -> None:
+        monkeypatch.setattr(control_file, "save", save)
+        place.rename(tmp_path / "away")
+        other.rename(place)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with data_dir.held(place) as holding:
+        settings = Settings(place, "127.0.0.1", 0, tmp_path / "p", still_held=holding.check)
+        driver = SafekeeperDriver(settings)
+        monkeypatch.setattr(control_file, "save", full_once)
+        driver.core.commit_lsn = 1
+        with pytest.raises(UnavailableError, match="not the directory"):
+            driver._handle(PersistDue())
+        with pytest.raises(UnavailableError, match="not the directory"):
+            driver._close()
+    found = control_file.read(FolderDisk(place / "control"))
+    assert found is not None
+    assert found[1].safekeeper == 11

@@ -269,7 +269,7 @@ class SafekeeperDriver:
         keep = self._horizon(readers, None if archived is None else archived.lsn)
         if self.core.taken and keep > self._storage.begin_lsn:
             storage = self._storage
-            until_room(lambda: self._remove_below(storage, keep), self._wait_for_room)
+            self._do(lambda: self._remove_below(storage, keep))
         if self._full:
             self._gave_way = self._storage.begin_lsn
         if self._backfill is not None and self.core.taken and self.core.restart_lsn:
@@ -393,6 +393,9 @@ class SafekeeperDriver:
             _log.info("there is room again")
         return None
 
+    def _do(self, act: Callable[[], object]) -> None:
+        until_room(act, self._wait_for_room, self._settings.still_held)
+
     def _wait_for_room(self, why: str) -> bool:
         """For `until_room`: the spares go first."""
         if self._storage is not None:
@@ -401,8 +404,7 @@ class SafekeeperDriver:
         return not self._stopped
 
     def _persist(self, state: e.ControlState) -> None:
-        self._settings.still_held()
-        until_room(lambda: control_file.save(self._control_disk, state), self._wait_for_room)
+        self._do(lambda: control_file.save(self._control_disk, state))
         if self._storage is None and state.server.system_id:
             self._storage = self._open_storage(state)
         found = history_file(state.history)

@@ -13,14 +13,18 @@ FULL_SECONDS = 0.2
 _log = structlog.get_logger(__name__)
 
 
-def until_room(act: Callable[[], object], meanwhile: Callable[[str], bool]) -> None:
+def until_room(
+    act: Callable[[], object], meanwhile: Callable[[str], bool], may: Callable[[], None]
+) -> None:
     """Do it, as soon as there is room for it; nothing is promised until then.
 
+    `may` is asked before each try, and raises: whoever makes room may put another disk in the full one's place.
     `meanwhile` is called at each failure with what is wrong: it makes room if it can, and says whether to go on
     waiting. Raises `OSError`, of any other kind at once.
     """
     told = False
     while True:
+        may()
         try:
             act()
         except OSError as error:
