@@ -51,6 +51,7 @@ ALL: list[m.Message] = [
     m.VoteReply(ID, 100, 90, 80, 16, HISTORY, JOINT),
     m.Elected(5, 100, 90, True, HISTORY, ONE),
     m.Elected(5, 100, 90, False, History(), Configuration()),
+    m.Elected(5, 100, 90, True, HISTORY, JOINT, ((1, 16), (2, 48))),
     m.AppendAck(5, 1, 2, m.HotStandbyFeedback(700, 1, 600, 1)),
     m.Fetch(5, 10, 20),
     m.Fetched(5, 10, 10),

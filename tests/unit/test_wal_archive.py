@@ -226,6 +226,23 @@ def test_histories_come_before_the_segments_of_their_timeline(tmp_path, wal, url
     }
 
 
+def test_a_history_without_the_earliest_timelines_gives_way_and_stops_nobody(tmp_path, url) -> None:
+    """A safekeeper that was there in time knows more of them than one whose log began later."""
+    first, second = b"1\t0/2000000\tpromotion\n", b"2\t0/2000100\tpromotion\n"
+    for place, text in ((b"late", second), (b"early", first + second), (b"later", second)):
+        wal = tmp_path / place.decode() / "wal"
+        wal.mkdir(parents=True)
+        (wal / "000000030000000000000002").write_bytes(bytes(MIB))
+        (wal / "00000003.history").write_bytes(text)
+        disks = FolderDisk(wal.parent / "archived"), FolderDisk(wal)
+        assert Archive(*disks, MIB, url, node=place.decode()).step(2**63)
+        assert files(url)["00000003.history"] == (second if place == b"late" else first + second)
+    (wal / "00000003.history").write_bytes(b"1\t0/2000000\tpromotion\n2\t0/2000200\tpromotion\n")
+    (wal.parent / "archived" / "archived").unlink()
+    with pytest.raises(DivergedError, match="another file"):
+        Archive(*disks, MIB, url, node="other").step(2**63)
+
+
 def test_a_lost_memory_is_no_loss(tmp_path, storage, url):
     one = archive(tmp_path, url)
     while one.step(4 * MIB):

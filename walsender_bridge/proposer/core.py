@@ -443,6 +443,7 @@ class Proposer:
             self.primary_begin if self.primary else None,
         )
         self.office = office
+        office.ancestors = self.primary.lineage.switches if self.primary else ()
         effects: list[Effect] = [StartStreaming(self.node_id, self.vcl)] if self.primary else []
         for peer in self.peers.values():
             effects += office.take_over(peer) if peer.state == PeerState.VOTED else self._ask(peer)

@@ -29,7 +29,16 @@ from walsender_bridge.safekeeper.history import History, divergence
 class Office:
     """See the module. `history` ends with this term's epoch, which starts at `vcl`."""
 
-    __slots__ = ("feedback", "history", "membership", "peers", "streaming", "term", "vcl")
+    __slots__ = (
+        "ancestors",
+        "feedback",
+        "history",
+        "membership",
+        "peers",
+        "streaming",
+        "term",
+        "vcl",
+    )
 
     def __init__(
         self,
@@ -47,6 +56,8 @@ class Office:
         self.membership = membership
         self.streaming = streaming
         self.feedback = m.HotStandbyFeedback()
+        #: The timelines before the server's, and where it left each.
+        self.ancestors: tuple[tuple[int, int], ...] = ()
 
     @classmethod
     def elected(
@@ -114,6 +125,7 @@ class Office:
             rebuild,
             self.history,
             configuration,
+            self.ancestors,
         )
         return [SendMessage(peer.number, elected)]
 

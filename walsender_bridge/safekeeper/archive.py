@@ -4,7 +4,7 @@ Each file is in the archive once, under PostgreSQL's own name, so a `restore_com
 under a name of this uploader's own and moved, read back and compared by length and CRC-32C, and only then counted.
 A file that is there already is compared instead of written: the other safekeepers archive the same bytes, and so did
 this one before a crash. Another content under that name is never overwritten; it is another cluster's, or a lost
-history, and somebody has to look.
+history, and somebody has to look. Only a timeline's history that lacks the earliest timelines gives way to one that has them.
 
 Only whole segments that end at or below `commit_lsn` are taken: what is not committed may still be cut off.
 `archived_lsn` holds the removal horizon (`horizon.horizon`); it is remembered in a file of its own, which may be
@@ -33,6 +33,7 @@ from walsender_bridge.safekeeper import archive_mark, archived_file, segment_sum
 from walsender_bridge.safekeeper.archived_file import Archived
 from walsender_bridge.safekeeper.disk import Disk
 from walsender_bridge.safekeeper.segments import PARTIAL, PIECE_BYTES
+from walsender_bridge.safekeeper.timelines import says_more
 from walsender_bridge.wire.lsn import format_lsn
 from walsender_bridge.wire.replication import History, parse_history
 from walsender_bridge.wire.wal_page import history_name, parse_segment_name, segment_name
@@ -234,7 +235,7 @@ class Archive:
                 repair="let the safekeeper join as a new member; see what happened to its disk",
             )
         target = f"{self._folder}/{name}"
-        if not self._files.exists(target):
+        if not self._files.exists(target) or self._knows_less(name, target):
             unfinished = f"{target}.{self._node}.tmp"
             try:
                 with self._files.open(unfinished, "wb") as upload:
@@ -257,7 +258,7 @@ class Archive:
                     os.close(descriptor)
         with self._files.open(target, "rb") as stored:
             found = _summary(iter(lambda: stored.read(PIECE_BYTES), b""))
-        if found != expected:
+        if found != expected and not self._knows_more(name, target):
             self._check_held(name)
             raise DivergedError(
                 f"the archive's {name} is another file: {found[0]} bytes, CRC {found[1]:08X},"
@@ -266,10 +267,29 @@ class Archive:
                 repair="see whose it is; give every cluster an archive of its own, and move a wrong file away",
             )
 
+    def _knows_less(self, name: str, target: str) -> bool:
+        """Whether the archive's history of a timeline does not reach as far back as the one that is here."""
+        return _is_history(name) and says_more(self._text(name), self._stored(target))
+
+    def _knows_more(self, name: str, target: str) -> bool:
+        """The reverse."""
+        return _is_history(name) and says_more(self._stored(target), self._text(name))
+
+    def _text(self, name: str) -> bytes:
+        return self._wal.read(name, 0, _LARGEST_HISTORY)
+
+    def _stored(self, target: str) -> bytes:
+        with self._files.open(target, "rb") as stored:
+            return bytes(stored.read(_LARGEST_HISTORY))
+
     def _check_held(self, name: str) -> None:
         """What was read was that file: the hot loop renames one before it writes another over it."""
         if name not in self._wal.names():
             raise FileNotFoundError(f"{name} has been removed meanwhile")
+
+
+def _is_history(name: str) -> bool:
+    return name.endswith(".history")
 
 
 def _timeline_at(lsn: int, history: History) -> int:

@@ -17,10 +17,14 @@ from walsender_bridge.safekeeper.terms import MAX_TERM
 #: Bytes of a refusal's detail.
 MAX_TEXT = 1000
 
+#: Timelines before a server's; of one that has had more nothing is told.
+MAX_ANCESTORS = 1000
+
 #: What follows the members of a configuration.
 _JOINT, _DISTRUSTS = 1, 2
 _SERVER = struct.Struct(">QHI")
 _ENTRY = struct.Struct(">QQI")
+_ANCESTOR = struct.Struct(">IQ")
 _FEEDBACK = struct.Struct(">IIII")
 _E = TypeVar("_E", bound=IntEnum)
 
@@ -79,6 +83,13 @@ class Writer:
         return self._add(
             b"".join(_ENTRY.pack(e.epoch, e.start_lsn, e.timeline) for e in value.entries)
         )
+
+    def ancestors(self, value: tuple[tuple[int, int], ...]) -> Self:
+        """Timelines, and where each was left; nothing at all, if there are none."""
+        if not 0 < len(value) <= MAX_ANCESTORS:
+            return self
+        self.u16(len(value))
+        return self._add(b"".join(_ANCESTOR.pack(*each) for each in value))
 
     def configuration(self, value: Configuration) -> Self:
         """A membership, or two, whose, and whom of them nobody trusts."""
@@ -176,6 +187,13 @@ class Reader:
             return History(tuple(EpochEntry(*fields) for fields in _ENTRY.iter_unpack(data)))
         except TusklineError as error:
             raise MalformedMessageError(error.what) from None
+
+    def ancestors(self) -> tuple[tuple[int, int], ...]:
+        """Timelines, and where each was left."""
+        if self._at == len(self._data):
+            return ()
+        count = self._count(MAX_ANCESTORS)
+        return tuple(_ANCESTOR.iter_unpack(self._take(count * _ANCESTOR.size)))
 
     def configuration(self) -> Configuration:
         """A membership, or two, whose, and whom of them nobody trusts."""

@@ -29,6 +29,7 @@ from walsender_bridge.safekeeper.effects import (
     Effect,
     Event,
     Fence,
+    KeepTimelines,
     NoRoom,
     PersistControl,
     PersistDue,
@@ -265,6 +266,8 @@ class Safekeeper:
             fence=fence,
         )
         self.flush_lsn = self.written_lsn = elected.start_lsn
+        if elected.ancestors:
+            effects = [*effects, KeepTimelines(elected.history, elected.ancestors)]
         return [*effects, self._persist(), Send(conn, self._ack())]
 
     def _point(self, elected: m.Elected, aligned: WalAligned) -> int | None:

@@ -34,6 +34,7 @@ from walsender_bridge.safekeeper.connection import Connection, listen, makes_roo
 from walsender_bridge.safekeeper.core import Safekeeper
 from walsender_bridge.safekeeper.disk import FolderDisk
 from walsender_bridge.safekeeper.frames import decode
+from walsender_bridge.safekeeper.history import History
 from walsender_bridge.safekeeper.horizon import horizon, reserved_lsn
 from walsender_bridge.safekeeper.lending import Lending
 from walsender_bridge.safekeeper.reader_page import ReaderPage
@@ -349,6 +350,8 @@ class SafekeeperDriver:
                 self._publish(lsn)
             case e.PersistControl(state):
                 self._persist(state)
+            case e.KeepTimelines(history, ancestors):
+                self._save_history(history, ancestors)
             case e.AlignWal(flush_lsn, commit_lsn):
                 storage = self._held
                 return e.WalAligned(
@@ -407,9 +410,12 @@ class SafekeeperDriver:
         self._do(lambda: control_file.save(self._control_disk, state))
         if self._storage is None and state.server.system_id:
             self._storage = self._open_storage(state)
-        found = history_file(state.history)
-        if found is not None and self._storage is not None:
-            self._storage.save_history(*found)
+        self._save_history(state.history)
+
+    def _save_history(self, history: History, ancestors: tuple[tuple[int, int], ...] = ()) -> None:
+        found, storage = history_file(history, ancestors), self._storage
+        if found is not None and storage is not None:
+            self._do(lambda: storage.save_history(*found))
 
     def _publish(self, lsn: int) -> None:
         if self._storage is not None:

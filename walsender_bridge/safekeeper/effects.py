@@ -133,6 +133,14 @@ class PersistControl:
     state: ControlState
 
 
+@dataclass(frozen=True, slots=True)
+class KeepTimelines:
+    """Write down, durably, what led to the newest timeline of `history`: `ancestors`, further back than it reaches."""
+
+    history: History
+    ancestors: tuple[tuple[int, int], ...]
+
+
 @value
 class WriteWal:
     """Write the bytes of the `Append` in hand at `lsn`, on `timeline`. Not yet durable.
@@ -227,6 +235,7 @@ class Close:
 
 Effect: TypeAlias = (
     PersistControl
+    | KeepTimelines
     | WriteWal
     | SyncWal
     | AlignWal

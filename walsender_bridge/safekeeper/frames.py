@@ -187,6 +187,7 @@ def _encode_body(message: m.Message) -> bytes:
             kind, term = Kind.ELECTED, message.term
             body.u64(message.start_lsn).u64(message.commit_lsn).u8(message.rebuild)
             body.history(message.history).configuration(message.configuration)
+            body.ancestors(message.ancestors)
         case m.Configure():
             kind, term = Kind.CONFIGURE, message.term
             body.configuration(message.configuration)
@@ -283,6 +284,7 @@ def _decode_body(header: Header, reader: Reader) -> m.Message:
                 rebuild=reader.boolean(),
                 history=reader.history(),
                 configuration=reader.configuration(),
+                ancestors=reader.ancestors(),
             )
         case Kind.CONFIGURE:
             return m.Configure(term, reader.configuration())

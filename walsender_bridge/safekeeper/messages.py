@@ -160,6 +160,9 @@ class Elected:
     `start_lsn` is the divergence point, unless `rebuild`: then the WAL from the safekeeper's own end is to be
     had nowhere any more (or it is new and has none), and its log begins anew at `start_lsn`, which is not
     above `commit_lsn`.
+
+    `ancestors`: the timelines before the source's, oldest first, and where each was left, as far as it knows: the history
+    does not reach back to all of them.
     """
 
     term: int
@@ -168,6 +171,7 @@ class Elected:
     rebuild: bool
     history: History
     configuration: Configuration
+    ancestors: tuple[tuple[int, int], ...] = ()
 
 
 # -- WAL --------------------------------------------------------------------------------------------

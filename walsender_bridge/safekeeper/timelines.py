@@ -16,16 +16,27 @@ def server_history(history: History) -> replication.History:
     return replication.History(timeline, tuple(switches))
 
 
-def history_file(history: History) -> tuple[int, bytes] | None:
+def history_file(
+    history: History, ancestors: tuple[tuple[int, int], ...] = ()
+) -> tuple[int, bytes] | None:
     """(newest timeline, contents of its `.history` file); None for timeline 1, which has none.
 
+    `ancestors`: timelines that a server has left, further back than the log reaches; of others than the log's, none count.
     Lines as the server writes them: `timeline TAB LSN where it was left TAB reason` (PostgreSQL source,
     timeline.c).
     """
     if not history:
         return None
     found = server_history(history)
-    if not found.ancestors:
+    before = tuple(each for each in ancestors if each[0] < found.timeline)
+    known = before if before[len(before) - len(found.ancestors) :] == found.ancestors else ()
+    known = known or found.ancestors
+    if not known:
         return None
-    lines = [f"{timeline}\t{format_lsn(left)}\tpromotion\n" for timeline, left in found.ancestors]
+    lines = [f"{timeline}\t{format_lsn(left)}\tpromotion\n" for timeline, left in known]
     return found.timeline, "".join(lines).encode()
+
+
+def says_more(one: bytes, other: bytes) -> bool:
+    """Whether a `.history` file is another one with earlier timelines before it."""
+    return one.endswith(b"\n" + other)

@@ -36,6 +36,7 @@ from walsender_bridge.safekeeper.disk import BLOCK_BYTES, Disk, File
 from walsender_bridge.safekeeper.position_file import Position
 from walsender_bridge.safekeeper.segment_sums import SegmentSums
 from walsender_bridge.safekeeper.segments import PIECE_BYTES, SegmentFile, Segments, StorageLimits
+from walsender_bridge.safekeeper.timelines import says_more
 from walsender_bridge.wire.lsn import format_lsn
 from walsender_bridge.wire.wal_page import (
     PAGE_BYTES,
@@ -388,10 +389,10 @@ class WalStorage:
     # -- timeline histories -------------------------------------------------------------------------
 
     def save_history(self, timeline: int, content: bytes) -> None:
-        """Keep a timeline's history file, durably. Raises `OSError`."""
-        name = history_name(timeline)
-        if self.history(timeline) != content:
-            record_file.replace(self._disk, name, content)
+        """Keep a timeline's history file, durably, unless the one that is there says more. Raises `OSError`."""
+        held = self.history(timeline)
+        if held is None or not (held == content or says_more(held, content)):
+            record_file.replace(self._disk, history_name(timeline), content)
 
     def history(self, timeline: int) -> bytes | None:
         """The contents of a timeline's history file, if it is here."""

@@ -131,6 +131,8 @@ class SafekeeperHost:
         while events:
             answers: list[e.Event] = []
             for effect in self.core.step(events.popleft()):
+                if isinstance(effect, e.KeepTimelines):
+                    continue  # the simulated disk has no such files
                 if self.world.crashes(effect):
                     self.world.happened[f"crash at {type(effect).__name__}"] += 1
                     if isinstance(effect, e.TruncateWal):

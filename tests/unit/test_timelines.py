@@ -1,0 +1,36 @@
+"""The `.history` file of a log's newest timeline, further back than the log itself reaches."""
+
+from pathlib import Path
+
+from walsender_bridge.safekeeper.disk import FolderDisk
+from walsender_bridge.safekeeper.history import EpochEntry, History
+from walsender_bridge.safekeeper.timelines import history_file
+from walsender_bridge.safekeeper.wal_storage import WalStorage
+from walsender_bridge.wire.wal_page import WalFormat
+
+FIRST, SECOND = b"1\t0/100\tpromotion\n", b"2\t0/200\tpromotion\n"
+ALL = History((EpochEntry(1, 50, 1), EpochEntry(1, 0x100, 2), EpochEntry(2, 0x200, 3)))
+
+
+def test_16_what_the_server_has_left_is_told_though_the_log_began_later() -> None:
+    ancestors = (1, 0x100), (2, 0x200)
+    for history in (ALL, History(ALL.entries[1:]), History(ALL.entries[2:])):
+        assert history_file(history, ancestors) == (3, FIRST + SECOND)
+    assert history_file(History(ALL.entries[2:])) is None
+    assert history_file(History(ALL.entries[1:])) == (3, SECOND)
+
+
+def test_16_what_another_server_has_left_is_not() -> None:
+    assert history_file(ALL, ((1, 0x100), (2, 0x201))) == (3, FIRST + SECOND)
+    assert history_file(History(ALL.entries[:1]), ((1, 0x100),)) is None
+
+
+def test_16_a_history_that_was_cut_off_does_not_replace_the_whole_one(tmp_path: Path) -> None:
+    storage = WalStorage(FolderDisk(tmp_path), WalFormat(16, 7, 1 << 20))
+    for history in (History(ALL.entries[1:]), ALL, History(ALL.entries[1:])):
+        found = history_file(history)
+        assert found is not None
+        storage.save_history(*found)
+    assert storage.history(3) == FIRST + SECOND
+    storage.save_history(3, b"1\t0/100\tpromotion\n2\t0/300\tpromotion\n")
+    assert storage.history(3) != FIRST + SECOND
