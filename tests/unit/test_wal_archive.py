@@ -243,6 +243,18 @@ def test_a_history_without_the_earliest_timelines_gives_way_and_stops_nobody(tmp
         Archive(*disks, MIB, url, node="other").step(2**63)
 
 
+def test_an_earlier_version_that_had_archived_nothing_yet_goes_on(tmp_path, storage, url) -> None:
+    """It wrote down where its first segment begins, and did not say that nothing was put there."""
+    disk = FolderDisk(tmp_path / "data-one")
+    begin = min(file.start for file in storage.segments.all())
+    archived_file.save(disk, url, archived_file.Archived(begin))
+    wal = FolderDisk(tmp_path / "wal")
+    with pytest.raises(UnavailableError, match="not the archive"):
+        Archive(disk, wal, MIB, url, node="one").step(2**63)  # it may have been removed here since
+    assert Archive(disk, wal, MIB, url, node="one", began_lsn=begin).step(2**63)
+    assert files(url)
+
+
 def test_a_lost_memory_is_no_loss(tmp_path, storage, url):
     one = archive(tmp_path, url)
     while one.step(4 * MIB):

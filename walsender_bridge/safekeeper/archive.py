@@ -46,7 +46,7 @@ class Archive:
     """See the module. `archived_lsn`: up to here every segment is in the archive.
 
     `url`: a folder, such as `s3://bucket/wal` or `file:///mnt/archive`. `node`: who uploads, a part of the names
-    of unfinished files. `options` go to fsspec. `wal` is the folder of the segments, which is only read: what is
+    of unfinished files. `began_lsn`: below it there was no WAL ever. `options` go to fsspec. `wal` is the folder of the segments, which is only read: what is
     complete and committed does not change, so this may run in a process of its own. `disk` keeps what was archived.
     """
 
@@ -58,6 +58,7 @@ class Archive:
         url: str,
         *,
         node: str,
+        began_lsn: int = 0,
         options: dict[str, Any] | None = None,
     ) -> None:
         self._disk = disk
@@ -67,6 +68,9 @@ class Archive:
         self._node = node
         self._files, self._folder = fsspec.core.url_to_fs(url, **(options or {}))
         self._archived = archived_file.load(disk, url, mine=True)
+        if not self._archived.mark and 0 < self._archived.lsn == began_lsn:
+            # Earlier versions wrote down from where on they would archive, too.
+            self._archived = replace(self._archived, mark=archive_mark.NOTHING)
 
     @property
     def archived_lsn(self) -> int:

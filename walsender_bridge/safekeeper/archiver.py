@@ -70,6 +70,7 @@ def _open(place: Path, url: str) -> Archive | None:
         state.server.segment_size,
         url,
         node=f"{state.safekeeper:032x}",
+        began_lsn=state.history.entries[0].start_lsn,
     )
 
 
