@@ -1,6 +1,7 @@
 """What an operator's change of the members asks of the proposer, from what the proposer says."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,3 +78,25 @@ def test_12_an_address_that_could_be_any_member_is_waited_for(
     )
     with pytest.raises(UnavailableError, match="2 members have not been heard of"):
         change(given, remove=["b:2"])
+
+
+def test_a_disk_that_was_rolled_back_is_not_put_in_its_own_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its data directory was not emptied: that would change nothing, and be said to be done."""
+    server = {"system_id": 1, "major": 16, "segment_size": 1 << 24}
+    given = files(tmp_path, a=ONE, b=TWO)
+    said = json.loads(given.status.read_text()) | {"server": server}
+    said["membership"]["distrusted"] = [THREE]
+    given.status.write_text(json.dumps(said))
+    three = int(THREE, 16)
+    held = Configuration(2, frozenset({three}), term=1)
+    greeting = SafekeeperGreeting(three, ServerInfo(**server), NodeId(1, 9), held, 0, 0, 1)
+    monkeypatch.setattr(change_members, "greet", lambda *_: greeting)
+    with pytest.raises(UsageError, match=r"rolled back.*give it an empty data directory"):
+        change(given, add=["c:3"], remove=["c:3"])
+    assert not given.members.exists()
+    new = replace(greeting, safekeeper=4)
+    monkeypatch.setattr(change_members, "greet", lambda *_: new)
+    wanted = change(given, add=["c:3"], remove=["c:3"]).members
+    assert wanted == {int(ONE, 16), int(TWO, 16), 4}

@@ -10,7 +10,7 @@ Invariant: `wait` returns only when the membership is settled (`membership.py`):
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 from walsender_bridge import status_file
 from walsender_bridge.errors import DeadlineError, UnavailableError, UsageError
 from walsender_bridge.proposer.greeting import greet
+from walsender_bridge.proposer.identities import has_forgotten
 from walsender_bridge.proposer.member_changes import ChangeState, MemberRequest, parse_address
 from walsender_bridge.safekeeper.messages import ServerInfo
 
@@ -62,6 +63,7 @@ def change(
     members = _identities(membership["members"])
     quorum = int(membership.get("quorum", "0"), 16)
     joining = {address: _identity_at(address, said["server"], quorum) for address in add}
+    _refuse_distrusted(joining, _identities(membership.get("distrusted", ())))
     wanted = (members - leaving) | frozenset(joining.values())
     if not wanted:
         raise UsageError("a quorum needs members", repair="add one before the last one goes")
@@ -111,6 +113,13 @@ def wait(files: ProposerFiles, request: MemberRequest, timeout: float) -> dict[s
         where=str(files.status),
         repair="it goes on by itself if it can begin within an hour; ask again to wait longer",
     )
+
+
+def _refuse_distrusted(joining: Mapping[str, int], distrusted: frozenset[int]) -> None:
+    """It answers where its data directory should have been emptied; to put it in its own place changes nothing."""
+    for address, identity in joining.items():
+        if identity in distrusted:
+            raise UsageError(has_forgotten(identity), where=address, repair="and start it again")
 
 
 def _refuse_unless_under_way(change: dict[str, Any], where: str) -> None:
