@@ -3,6 +3,7 @@
 import json
 import shutil
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -212,6 +213,31 @@ def test_a_damaged_file_of_the_id_is_not_another_quorum(stack, server):
     stack.start("proposer")
     wait_for(stack.is_sync, 60, "the server knows the id")
     insert(server, 3)
+
+
+def test_a_bridge_that_cannot_write_the_id_down_goes_on_with_the_server_s(stack, server):
+    """Its disk is full, or the file cannot be read: each session ended as soon as it was elected, and the next one began."""
+    stack.attach()
+    stack.ask("CREATE SCHEMA tuskline")
+    stack.ask(RECORD)
+    stack.kill("proposer")
+    stack.start("proposer")
+    wait_for(lambda: stack.ask("SELECT name FROM tuskline.made"), 60, "the id is recorded")
+    stack.kill("proposer")
+    stack.quorum_file.unlink()
+    stack.quorum_file.mkdir()
+    stack.start("proposer")
+    wait_for(lambda: term(stack), 60, "a quorum follows")
+    elected = term(stack)
+    for number in range(20):
+        insert(server, number)
+        time.sleep(0.2)
+    assert term(stack) == elected, "nobody ends it"
+    assert stack.is_sync()
+    stack.quorum_file.rmdir()
+    stack.kill("proposer")
+    stack.start("proposer")
+    wait_for(stack.quorum_file.is_file, 60, "it is written again")
 
 
 def waiting_for_quorum(stack: QuorumStack) -> list[tuple[int, str]]:

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NoReturn
 
 import pytest
@@ -77,5 +78,8 @@ def test_a_file_that_cannot_be_read_for_now_is_no_damaged_one(tmp_path, monkeypa
                 with pytest.raises(UnavailableError, match="it is tried again") as refused:
                     attempt()
                 assert refused.value.cause not in _PROPOSER_FINAL
+            # The server has it.
+            errands = SimpleNamespace(ask=lambda *_: None)
+            QuorumRecord(file, "", "", errands, formed=True).settled(KNOWN.quorum)
         assert [path.name for path in tmp_path.iterdir()] == [file.name]
     assert load_file(file) == KNOWN

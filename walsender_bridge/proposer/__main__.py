@@ -80,7 +80,8 @@ class _Process:
                 if not self._served:
                     refuse_smaller(membership, configured, changes.request)
                     self._served = True
-                self._run_session(membership, membership.quorum or draw(settings.quorum_file))
+                quorum = membership.quorum or draw(settings.quorum_file)
+                self._run_session(membership, quorum, formed=known.formed)
             except (ConnectionFailedError, UnavailableError, DeadlineError) as error:
                 _log.warning("session ended", reason=error.what, where=error.where)
                 self._session = None
@@ -92,7 +93,7 @@ class _Process:
                 raise
         self._say(without_session(Phase.STOPPED))
 
-    def _run_session(self, membership: Configuration, quorum: int) -> None:
+    def _run_session(self, membership: Configuration, quorum: int, *, formed: bool) -> None:
         """Raises what ends it, or returns when it was told to stop."""
         patience = self._settings.limits.patience_ticks << min(self._outvoted, _MOST_DOUBLINGS)
         limits = replace(self._settings.limits, patience_ticks=patience)
@@ -102,6 +103,7 @@ class _Process:
             self._tell,
             above=self._heard_term,
             quorum=quorum,
+            formed=formed,
         )
         if self._stopped.is_set():  # while there was no session to tell
             session.stop()

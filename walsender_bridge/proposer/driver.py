@@ -69,7 +69,8 @@ _log = structlog.get_logger(__name__)
 class Session:
     """See the module. `tell(commit_lsn, phase)` hears of every change and tick; `source` stands in for the primary.
 
-    `above`: a term that an earlier session of this process has heard of. `quorum`: the id for a membership without one.
+    `above`: a term that an earlier session of this process has heard of. `quorum`: the id for a membership without one;
+    `formed`: that is recorded.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class Session:
         source: WalSource | None = None,
         above: int = 0,
         quorum: int = 0,
+        formed: bool = False,
     ) -> None:
         """Connects to the primary. Raises what `PrimaryStream` raises."""
         self._settings = settings
@@ -114,7 +116,7 @@ class Session:
             self._older, self._handle, self._send, lambda: self.core.node_id.term, self._feed
         )
         self._quorum_record = QuorumRecord(
-            settings.quorum_file, settings.dsn, settings.slot, self._errands
+            settings.quorum_file, settings.dsn, settings.slot, self._errands, formed=formed
         )
         self._slot = WalSlot(settings.dsn, settings.slot)
         self.core = Proposer(

@@ -169,20 +169,31 @@ def draw(file: Path | None) -> int:
 
 
 class QuorumRecord:
-    """What a session of the bridge's proposer records. A failover has no file, and records nothing."""
+    """What a session of the bridge's proposer records. A failover has no file, and records nothing.
 
-    def __init__(self, file: Path | None, dsn: str, slot: str, errands: Errands) -> None:
+    `formed`: the quorum was recorded when the session began, on the server perhaps: then a bridge that cannot write ends nobody.
+    """
+
+    def __init__(
+        self, file: Path | None, dsn: str, slot: str, errands: Errands, *, formed: bool = False
+    ) -> None:
         self._file = file
         self._dsn = dsn
         self._slot = slot
         self._errands = errands
+        self._formed = formed
 
     def settled(self, quorum: int) -> None:
-        """A majority has the quorum's id on disk. It is durable here on return, and then told to the server."""
+        """A majority has the quorum's id on disk. It is durable here, or on the server, on return; and told to the server."""
         known = Known(quorum, formed=True)
         if self._file is None:
             return
-        _settle(self._file, known)
+        try:
+            _settle(self._file, known)
+        except UnavailableError as error:
+            if not self._formed:
+                raise
+            _log.warning("the quorum's id is on the server alone", reason=error.what)
         self._errands.ask(partial(_tell_server, self._dsn, self._slot, quorum), _told)
 
 
