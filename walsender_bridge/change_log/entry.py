@@ -48,6 +48,8 @@ _FIXED = struct.Struct("<4sHBBHIQQqqIIIQQIII")
 _CRC = struct.Struct("<I")
 _RELATION = struct.Struct("<I16sIIII")
 _COUNTS = attrgetter("relation_id", "schema_hash", "inserts", "updates", "deletes", "truncates")
+#: No relation has this OID; see `PartitionRow`.
+NAMED_OTHERWISE = 0
 #: In the place of a count, in a partition's record.
 _PARTITION = 2**32 - 1
 _PREFIX = bytes(4)
@@ -98,6 +100,8 @@ class PartitionRow:
     """Message `number` is a row of this partition, sent as one of the table with that schema, as all its rows are.
 
     The first one, or the first since something about the partition changed: of others the server tells nothing.
+    `relation_id` is `NAMED_OTHERWISE` in a second record of a partition whose updates and deletes, as it is described
+    there, do not name rows by the table's key.
     """
 
     relation_id: int
