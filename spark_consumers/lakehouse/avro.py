@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from spark_consumers.lakehouse.checksums import read_whole
 from walsender_bridge.errors import CorruptError
 
 _MAGIC = b"Obj\x01"
@@ -21,9 +22,11 @@ _SYNC = 16
 def rows(file: Path) -> list[Any]:
     """All rows of the file. Raises `CorruptError` for what is no such file."""
     try:
-        with file.open("rb") as content:
-            return list(_rows(content))
-    except (ValueError, KeyError, TypeError, IndexError, struct.error, zlib.error) as error:
+        with read_whole(file):
+            # In memory a length that is damaged asks for no more than there is.
+            content = io.BytesIO(file.read_bytes())
+        return list(_rows(content))
+    except (ValueError, LookupError, TypeError, OverflowError, struct.error, zlib.error) as error:
         raise CorruptError(f"not an Avro file: {error}", where=str(file)) from None
 
 

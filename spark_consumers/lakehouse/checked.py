@@ -15,8 +15,8 @@ class Checked:
     """What one writer has compared. Raises `CorruptError`, also for a file that is gone."""
 
     def __init__(self) -> None:
-        #: By file: what the file system said of it then.
-        self._seen: dict[str, tuple[int, ...]] = {}
+        #: By folder and name: what the file system said of the file then.
+        self._seen: dict[Path, dict[str, tuple[int, ...]]] = {}
 
     def snapshot(self, manifest_list: Path) -> None:
         """The manifest list of a snapshot and its manifests: small ones each time, and large ones once."""
@@ -29,10 +29,19 @@ class Checked:
 
     def all_manifests(self, table: Path) -> None:
         """Those of all snapshots, each once for as long as it stays the same file."""
-        for sums in (table / "metadata").glob(".*.avro.crc"):
+        folder, there = table / "metadata", set()
+        for sums in folder.glob(".*.avro.crc"):
             file = checksums.file_of(sums)
             if file is not None:
                 self._once(file)
+                there.add(file.name)
+        # Each epoch makes some, and retention removes as many.
+        for name in self._seen.get(folder, {}).keys() - there:
+            del self._seen[folder][name]
+
+    def forget(self, table: Path) -> None:
+        """Compare all of this table's files again."""
+        self._seen.pop(table / "metadata", None)
 
     def _once(self, file: Path) -> None:
         try:
@@ -42,9 +51,10 @@ class Checked:
                 checksums.check(file)
             return
         known = found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
-        if self._seen.get(str(file)) != known:
+        seen = self._seen.setdefault(file.parent, {})
+        if seen.get(file.name) != known:
             checksums.check(file)
-            self._seen[str(file)] = known
+            seen[file.name] = known
 
 
 def manifests_of(manifest_list: Path) -> Iterator[Path]:

@@ -14,6 +14,7 @@ epoch of many tables would wait for each, unless they are larger than a disk wri
 """
 
 import contextlib
+import errno
 import os
 import struct
 import uuid
@@ -83,11 +84,13 @@ def remove(file: Path) -> None:
 def check(file: Path) -> bool:
     """Compare the whole file with its checksums; False if it has none.
 
-    Raises `CorruptError` for another content, a missing file, or checksums that are damaged themselves.
+    Raises `CorruptError` for another content, a file that is missing or that the disk cannot read, or checksums that are
+    damaged themselves.
     """
     sums = sums_of(file)
     try:
-        told = sums.read_bytes()
+        with read_whole(sums):
+            told = sums.read_bytes()
     except FileNotFoundError:
         if not file.exists():
             raise CorruptError("the file is missing", where=str(file), repair=REPAIR) from None
@@ -101,7 +104,7 @@ def check(file: Path) -> bool:
         raise _damaged(sums, "this is not a checksum file")
     wanted = told[_HEADER.size :]
     try:
-        with file.open("rb") as content:
+        with read_whole(file), file.open("rb") as content:
             place = 0
             for found in _chunks(content, chunk):
                 if wanted[place : place + _SUM.size] != _SUM.pack(found):
@@ -113,6 +116,17 @@ def check(file: Path) -> bool:
     if place != len(wanted):
         raise _damaged(file, "the file is shorter than what was written")
     return True
+
+
+@contextlib.contextmanager
+def read_whole(file: Path) -> Iterator[None]:
+    """A disk that cannot read what it has written is damage of this file, and no other one's: `CorruptError`."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+        raise _damaged(file, f"the disk cannot read it: {error.strerror}") from error
 
 
 def _chunks(content: BinaryIO, size: int) -> Iterator[int]:

@@ -84,6 +84,7 @@ class LoadedTables:
         """The next look loads the table anew."""
         self._loaded.pop(path, None)
         self._metadata.pop(path, None)
+        self._checked.forget(Path(path))
 
     def check(self, path: str, table: Any, snapshot: int) -> None:
         """Verify the manifests of a snapshot, whose bytes go into new ones."""

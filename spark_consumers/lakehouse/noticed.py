@@ -14,6 +14,7 @@ from spark_consumers.lakehouse.manifest import Manifest, TableVersion
 from spark_consumers.lakehouse.shape import Look, Shape, changed, followed, refusal
 from spark_consumers.lakehouse.states import stream_of
 from spark_consumers.lakehouse.table_version import HELD, LEFT, LIVE, STALE
+from walsender_bridge.change_log.entry import NAMED_OTHERWISE
 
 
 def compare(
@@ -78,7 +79,9 @@ def told_of(
         shape = Shape.load(table.shape)
         back = sorted(part.name for part in shape.parts if part.link and part.oid in oids)
         gone = sorted(set(oids) - set(partitions(table)))
-        if back:
+        if NAMED_OTHERWISE in oids:
+            told[name] = "a partition of it had another replica identity than the table has"
+        elif back:
             told[name] = f"its partition {back[0]} had rows, and was attached again without them"
         elif gone and stream_of(name) in looked:
             told[name] = f"its partition with OID {gone[0]} had rows, and was dropped or detached"

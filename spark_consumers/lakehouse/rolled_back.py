@@ -81,8 +81,16 @@ def unasked(head: Manifest, stream: str) -> list[str]:
 
 
 def given_up(head: Manifest, apart: Iterable[str]) -> list[str]:
-    """The streams that are apart, and whose old history is needed by no table any more."""
-    return [stream for stream in apart if not unasked(head, stream)]
+    """The streams that are apart, and whose old history is needed by no table any more.
+
+    Paused tables follow the others, but where all are paused nobody has decided anything.
+    """
+    return [s for s in apart if not unasked(head, s) and not _is_undecided(head, s)]
+
+
+def _is_undecided(head: Manifest, stream: str) -> bool:
+    kept = [t for n, t in head.tables.items() if stream_of(n) == stream and t.state != LEFT]
+    return bool(kept) and not any(table.resync for table in kept)
 
 
 def begin_again(head: Manifest, apart: Mapping[str, str], status: LogStatus) -> Manifest:

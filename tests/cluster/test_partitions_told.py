@@ -33,6 +33,16 @@ DETACH, ATTACH = (
     "ALTER TABLE t ATTACH PARTITION t_b FOR VALUES FROM (200) TO (300)",
 )
 LOOSE = "CREATE TABLE t_b (LIKE t INCLUDING ALL)"
+BY_NOTE, BY_KEY = (
+    "ALTER TABLE t_a REPLICA IDENTITY USING INDEX t_a_note",
+    "ALTER TABLE t_a REPLICA IDENTITY DEFAULT",
+)
+#: What an UPDATE of the key changes is not told by it: the row's old key is not sent.
+NOTED = (
+    "UPDATE t SET note = 'x'",
+    "ALTER TABLE t_a ALTER note SET NOT NULL",
+    "CREATE UNIQUE INDEX t_a_note ON t_a (note)",
+)
 #: What is done before a look and after it, and a word of the reason for another copy, if there is one.
 CASES = (
     ((), (MAKE, FILL, "DROP TABLE t_b"), "was dropped or detached"),
@@ -53,6 +63,9 @@ CASES = (
     ((MAKE,), (FILL,), ""),
     ((LOOSE, ATTACH), (FILL,), ""),
     ((), (LOOSE, ATTACH, "DROP TABLE t_b"), ""),
+    (NOTED, (BY_NOTE, "UPDATE t SET id = 2", BY_KEY), "another replica identity"),
+    ((*NOTED, BY_NOTE, "UPDATE t SET id = 2", BY_KEY), (), "another replica identity"),
+    (NOTED, ("ALTER TABLE t_a REPLICA IDENTITY FULL", "UPDATE t SET id = 2", BY_KEY), ""),
     ((), ("INSERT INTO t VALUES (2)", "UPDATE t SET note = 'x'", "DELETE FROM t WHERE id = 1"), ""),
 )  # fmt: skip
 

@@ -233,6 +233,18 @@ def test_a_partition_is_named_in_the_entry_that_has_its_row(width: int) -> None:
         assert partition_rows(new_state(), *whole, *second) == [(LEAF, row)]
 
 
+def test_a_partition_that_is_described_without_the_key_of_its_root_is_told() -> None:
+    """An UPDATE of the root's key has no old key then, and nothing later says that it lacked one."""
+    (row,) = root_rows(1)
+    leaf = bytearray(schema(LEAF, 0)[-1])
+    at = leaf.index(b"\1id\0")
+    for flags, told in (((1, 0), 1), ((1, 1), 1), ((0, 1), 2), ((0, 0), 1)):
+        leaf[at], leaf[leaf.index(b"mood\0") - 1] = flags
+        sent = [*schema(ROOT, 0), *schema(LEAF, 0)[:-1], bytes(leaf), row]
+        named = partition_rows(new_state(), *pg.transaction(1000, 7, sent))
+        assert named == [(LEAF, row), (entry.NAMED_OTHERWISE, row)][:told], flags
+
+
 def test_tables_that_are_truncated_together_are_no_partitions() -> None:
     described = [*schema(ROOT, 0), *schema(LEAF, 0)]
     sent = [*described, pg.truncate(ROOT, LEAF), *root_rows(1), pg.insert(LEAF, [b"1", b"x"])]

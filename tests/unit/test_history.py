@@ -98,6 +98,19 @@ def test_tables_of_a_stream_that_is_apart_stop_and_keep_their_cut(
     assert rolled_back.hold(before, {"b": "it ends early"}, holds=holds) == before
 
 
+def test_a_history_of_which_all_tables_are_paused_is_given_up_when_one_is_asked_for() -> None:
+    apart = {"a": "it ends early"}
+    for before in (lake(one=PAUSED, two=PAUSED), lake(one=PAUSED, two=LEFT)):
+        head = rolled_back.hold(before, apart, holds=True)
+        # It fits again when the right log is put back, and a table that is resumed then goes on.
+        assert rolled_back.given_up(head, apart) == []
+        assert rolled_back.begin_again(head, apart, log(version=8)) == head
+        asked = states.resync(head, "a.public.one", "asked for")
+        assert rolled_back.given_up(asked, apart) == ["a"]
+    nothing = rolled_back.hold(lake(one=LEFT), apart, holds=True)
+    assert rolled_back.given_up(nothing, apart) == ["a"]
+
+
 def test_the_old_history_is_given_up_when_all_of_its_tables_are_copied_anew() -> None:
     before = lake(one=LIVE, two=PAUSED, three=LEFT)
     apart = {"a": "it ends early"}

@@ -11,6 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
+from spark_consumers.lakehouse import avro
+from spark_consumers.lakehouse.checked import Checked
 from spark_consumers.lakehouse.checksums import CHUNK, SMALL, check, file_of, remove, seal, sums_of
 from spark_consumers.lakehouse.manifest import Manifest, TableVersion, open_chain
 from tests.support import avro_file
@@ -47,6 +49,44 @@ def test_33_a_file_that_was_changed_or_cut_is_told_from_its_checksums(
     file.unlink()
     with pytest.raises(CorruptError, match="missing"):
         check(file)
+
+
+def test_a_file_that_the_disk_cannot_read_is_damaged(tmp_path: Path) -> None:
+    """Otherwise one bad sector in one table ends every attempt to take the whole lake over."""
+    file = tmp_path / "v1.metadata.json"
+    file.write_bytes(b"{}")
+    seal(file)
+    file.unlink()
+    # Its first page is mapped nowhere: reading it is an EIO, as that of a bad sector.
+    file.symlink_to("/proc/self/mem")
+    with pytest.raises(CorruptError, match=r"the disk cannot read it") as found:
+        check(file)
+    assert found.value.where == str(file)
+    with pytest.raises(CorruptError, match=r"the disk cannot read it"):
+        avro.rows(file)
+
+
+def test_a_length_that_is_damaged_is_damage_of_its_file(tmp_path: Path) -> None:
+    """Manifests of older versions have no checksums."""
+    file = tmp_path / "m.avro"
+    for length in (b"\xfe" * 6 + b"\1", b"\xfe" * 8 + b"\1", b"\xfe" * 10 + b"\1"):
+        file.write_bytes(b"Obj\1\2" + length + b"avro.schema")
+        with pytest.raises(CorruptError, match="not an Avro file"):
+            avro.rows(file)
+
+
+def test_what_was_compared_is_remembered_for_as_long_as_it_is_there(tmp_path: Path) -> None:
+    checked, folder = Checked(), tmp_path / "metadata"
+    folder.mkdir()
+    for number in range(5):
+        file = folder / f"{number}.avro"
+        file.write_bytes(b"manifest")
+        seal(file)
+        checked.all_manifests(tmp_path)
+        if number < 3:
+            remove(file)
+    checked.all_manifests(tmp_path)
+    assert sum(map(len, checked._seen.values())) == 2
 
 
 def test_checksums_that_are_damaged_are_named_and_empty_ones_are_none(tmp_path: Path) -> None:

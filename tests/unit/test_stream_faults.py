@@ -1,6 +1,6 @@
 """Why streams stand still, from the verdicts on reports and from which keepers answer."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tests.unit.test_repository import log_of, report, tick
 from walsender_bridge.change_log import protocol
@@ -43,6 +43,37 @@ def test_a_log_that_is_well_has_no_faults() -> None:
     reports = [report("a", 1, 3, 1), report("b", 0, 1, 2)]
     assert looks.faults.note(looks.state.judge(reports)) == reports
     assert looks.look() == {}
+    assert not looks.faults.diverged
+
+
+def test_a_keeper_that_runs_in_a_copy_of_another_is_told_before_all_that_comes_of_it() -> None:
+    """The copy's reports are older: they said that the log was to be put back, and the log was whole."""
+    looks = Looks()
+    looks.faults.note(looks.state.judge([report("a", 1, 3, 1), report("a", 0, 1, 2)]))
+    copy = Keeper(address="grpc://copy:1", refused={"a": InvalidReplicaError("does not follow")})
+    for keepers in ((Keeper(), copy), (copy, Keeper())):
+        fault = looks.look(*keepers)["a"]
+        assert isinstance(fault, ConfigError)
+        assert "grpc://here:1" in fault.what
+        assert "grpc://copy:1" in fault.what
+        assert "both call themselves k" in fault.what
+    copy.answers = False
+    assert looks.faults.note(looks.state.judge([report("a", 1, 3, 1)]))
+    assert looks.look(Keeper(), copy) == {}
+
+
+def test_a_replica_of_a_stream_that_the_repository_has_lost_stops_the_versions() -> None:
+    """The copy that was put back is older than the stream; made again on another keeper, it began with version 1."""
+    for lost in (report("c", 9, 3, 1), report("a", 9, 3, 1, keeper="other")):
+        looks = Looks()
+        assert looks.faults.note(looks.state.judge([lost])) == []
+        assert looks.faults.diverged
+        refusal = looks.faults.refusal(looks.state.streams, [Keeper()])
+        assert isinstance(refusal, DivergedError)
+        assert {type(fault) for fault in looks.look().values()} == {DivergedError}
+    # A replica of another log says nothing of this one.
+    looks = Looks()
+    looks.faults.note(looks.state.judge([replace(report("a", 9, 3, 1), log_id="another")]))
     assert not looks.faults.diverged
 
 

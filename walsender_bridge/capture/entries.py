@@ -9,6 +9,7 @@ from itertools import islice
 from typing import Final
 
 from walsender_bridge.change_log.entry import (
+    NAMED_OTHERWISE,
     PartitionRow,
     build_entry,
     read_header,
@@ -57,10 +58,10 @@ class Entries:
     #: What each relation has now, by OID: the schema's hash, and the schema.
     schema_hashes: dict[int, bytes] = field(default_factory=dict)
     records: dict[int, bytes] = field(default_factory=dict)
-    #: The last Relation message: what it described, and where it came.
-    described: tuple[int, tuple[int, int]] | None = None
+    #: The last Relation message, and where it came.
+    described: tuple[pgoutput.Relation, tuple[int, int]] | None = None
     #: Partitions that were described behind the table as which their rows come: where the next message will be in
-    #: the buffer, the partition's OID, the table's.
+    #: the buffer, the partition's OID (or `NAMED_OTHERWISE`), the table's.
     partitions: list[tuple[int, int, int]] = field(default_factory=list)
     new_schemas: list[bytes] = field(default_factory=list)
     new_entries: list[bytes] = field(default_factory=list)
@@ -93,9 +94,11 @@ class Entries:
         before = self.described
         adjacent = before is not None and before[1] == self._place()
         self.describe(relation.oid, record)
-        if before is not None and adjacent and before[0] != relation.oid:
-            self.partitions.append((len(self.buffer), relation.oid, before[0]))
-        self.described = relation.oid, self._place()
+        if before is not None and adjacent and before[0].oid != relation.oid:
+            root = before[0]
+            told = [relation.oid, NAMED_OTHERWISE][: 1 + _is_named_otherwise(root, relation)]
+            self.partitions += [(len(self.buffer), oid, root.oid) for oid in told]
+        self.described = relation, self._place()
         return relation.oid
 
     def _place(self) -> tuple[int, int]:
@@ -155,3 +158,13 @@ class Entries:
         """Make entries of everything in the buffer."""
         while self.buffer:
             self.cut()
+
+
+def _is_named_otherwise(root: pgoutput.Relation, partition: pgoutput.Relation) -> bool:
+    """Whether the partition's replica identity lacks a column of the root's: an UPDATE of that one has no old key.
+
+    Without any identity it has no updates and deletes: the server refuses them.
+    """
+    key = {column.name for column in root.columns if column.is_key}
+    has_key = any(column.is_key for column in partition.columns)
+    return has_key and any(c.name in key and not c.is_key for c in partition.columns)

@@ -48,8 +48,8 @@ _FIXED = struct.Struct("<4sHBBHIQQqqIIIQQIII")
 _CRC = struct.Struct("<I")
 _RELATION = struct.Struct("<I16sIIII")
 _COUNTS = attrgetter("relation_id", "schema_hash", "inserts", "updates", "deletes", "truncates")
-#: In the place of a count, in a partition's record.
-_PARTITION = 2**32 - 1
+#: In a partition's record: in the place of a count, and of an OID (`PartitionRow`).
+_PARTITION, NAMED_OTHERWISE = 2**32 - 1, 0
 _PREFIX = bytes(4)
 _BEGIN_SIZE = 21
 _COMMIT_SIZE = 26
@@ -98,6 +98,7 @@ class PartitionRow:
     """Message `number` is a row of this partition, sent as one of the table with that schema, as all its rows are.
 
     The first one, or the first since something about the partition changed: of others the server tells nothing.
+    A second record, of `NAMED_OTHERWISE`: its updates and deletes do not name their rows by the table's key.
     """
 
     relation_id: int
@@ -401,9 +402,8 @@ def check(buf: bytes | memoryview) -> EntryHeader:
 def check_follows(header: EntryHeader, previous_crc: int) -> None:
     """Check that the entry was written behind the one with that checksum. Raises `CorruptError`."""
     if header.previous_crc != previous_crc:
-        raise _corrupt(
-            f"it follows an entry with CRC {header.previous_crc:08x}, not {previous_crc:08x}"
-        )
+        told = header.previous_crc
+        raise _corrupt(f"it follows an entry with CRC {told:08x}, not {previous_crc:08x}")
 
 
 def verify(buf: bytes | memoryview, previous_crc: int) -> EntryHeader:

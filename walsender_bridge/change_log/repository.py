@@ -157,7 +157,8 @@ class Consumer:
 class Verdict:
     """Whether a report counts; `reason` if it does not.
 
-    `ahead`: it is of a replica of this log that knows a version that was never issued, so records were lost here.
+    `ahead`: it is of a replica of this log that knows a version that was never issued, so records were lost here:
+    perhaps also the one that made its stream.
     """
 
     report: Report
@@ -242,10 +243,8 @@ class Repository:
         return [Verdict(r, self._fault(r), ahead=self._is_ahead(r)) for r in reports]
 
     def _is_ahead(self, report: Report) -> bool:
-        stream = self.streams.get(report.stream)
-        if stream is None or report.log_id != self.log_id or report.replica not in stream.replicas:
-            return False
-        return report.version > self.version
+        # Also of a stream, or a replica of one, that this repository does not know any more.
+        return report.log_id == self.log_id and report.version > self.version
 
     def _fault(self, report: Report) -> str:
         stream = self.streams.get(report.stream)

@@ -104,10 +104,20 @@ class StreamFaults:
         return found
 
     def _fault(self, stream: str, replica: str, keepers: list[Keeper]) -> TusklineError | None:
-        keeper = next((k for k in keepers if k.keeper_id == replica and k.answers), None)
-        if keeper is None:
+        found = [k for k in keepers if k.keeper_id == replica and k.answers]
+        if not found:
             return self._away_fault(stream, replica, keepers)
         self._away.pop(replica, None)
+        if len(found) > 1:
+            # Their reports are taken for those of one, so what else is said of the replica may be the other's.
+            listed = " and ".join(k.address for k in found)
+            return ConfigError(
+                f"the keepers at {listed} both call themselves {replica}",
+                where=f"stream {stream}",
+                repair="keep the one that runs in the data_dir that the log was written to; stop the other, which runs in a"
+                " copy of that, and take it out of the configuration",
+            )
+        [keeper] = found
         verdict = self._verdicts.get((replica, stream))
         if verdict is not None and verdict.reason:
             return DivergedError(
