@@ -72,7 +72,8 @@ def test_38_a_copy_beyond_the_fork_is_made_once_more_after_the_failover(spark, t
         wait_for(capture.streams, 60, "capture streams")
         insert(primary.dsn(), 1, 3)
         wait_for(lambda: log.committed_lsn() > 0, 30, "it flows")
-        wait_for(lambda: synced(primary, standby), 30, "the slot is on the standby")
+        # A server that found nothing to synchronise looks again after up to 30 s.
+        wait_for(lambda: synced(primary, standby), 90, "the slot is on the standby")
         standby.stop("fast")
         # Nobody but the primary has these, so the log does not show them; the copy has them.
         insert(primary.dsn(), 10, 15)

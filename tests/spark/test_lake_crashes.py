@@ -1,5 +1,6 @@
 """The lake's driver is killed at every stage of an epoch, under load: real processes, SIGKILL."""
 
+import contextlib
 import json
 import os
 import signal
@@ -87,7 +88,11 @@ def test_3_4_5_6_a_driver_killed_anywhere_leaves_whole_epochs(tmp_path, database
 def temporary_files(pid):
     """What a process has open or mapped below the system's temporary folder."""
     mapped = [line.split()[-1] for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
-    opened = [str(fd.readlink()) for fd in Path(f"/proc/{pid}/fd").iterdir()]
+    opened = []
+    for fd in Path(f"/proc/{pid}/fd").iterdir():
+        # It opens and closes files while it is looked at.
+        with contextlib.suppress(FileNotFoundError):
+            opened.append(str(fd.readlink()))
     found = {Path(name) for name in (*mapped, *opened) if name.startswith(tempfile.gettempdir())}
     # A checkout may lie there as well, with the environment and the archive of classes that this runs with.
     own = (Path(sys.prefix), Path(tests.__path__[0]).parent)

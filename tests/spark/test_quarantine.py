@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import time
 from datetime import UTC
 from pathlib import Path
 
@@ -141,7 +140,7 @@ def test_26_rows_that_come_and_go_within_an_epoch_of_many_ranges(pipeline, datab
             "UPDATE bag SET due = 'infinity' WHERE ctid = (SELECT min(ctid) FROM bag)",
         )
         # A commit of the log of its own, so that each is a range.
-        time.sleep(0.25)
+        pipeline.barrier()
     snapshot = check(pipeline)
     assert snapshot.manifest.tables[DOCS].unfit_rows
 

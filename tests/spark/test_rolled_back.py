@@ -130,7 +130,7 @@ def test_a_log_that_was_rolled_back_is_not_followed(machine, tmp_path, has_passe
     else:
         sources = [Source(STREAM, pipeline.database.dsn, PUBLICATION)]
         with pytest.raises(DivergedError, match=r"and epoch .* is published"):
-            flush(str(lake), pipeline.log.address, sources, timeout=5)
+            flush(str(lake), pipeline.log.address, sources, timeout=60)
 
     # The way out: every table is copied as it is now. One of them alone is not enough.
     chain = house._chain  # where requests are left

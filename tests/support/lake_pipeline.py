@@ -1,10 +1,13 @@
 """A lakehouse over one database with capture and log, driven a round at a time."""
 
+import pytest
+
 from spark_consumers import Lakehouse, Source, read
 from spark_consumers.lakehouse.manifest import open_chain
 from tests.support.capture_stack import PUBLICATION, STREAM, CaptureProcess, ChangeLog
 from tests.support.waiting import wait_for
 from walsender_bridge.change_log.client import LogClient
+from walsender_bridge.errors import DeadlineError
 from walsender_bridge.sql import load
 
 TABLES = (
@@ -19,6 +22,16 @@ TABLES = (
     "INSERT INTO bag VALUES (1, '-0', 'three', '{a,NULL}'), (NULL, 'NaN', NULL, NULL)",
 )
 PUBLISHED = ("public.docs", "public.pairs", "public.bag")
+
+
+def unreadable(ask):
+    """What a flush says that fails for want of tables: `ask(seconds)`, which gets more time where no epoch came in it."""
+    for seconds in (2.0, 8.0, 32.0):
+        with pytest.raises(DeadlineError) as found:
+            ask(seconds)
+        if "is published, without" in found.value.what:
+            break
+    return found.value.what
 
 
 class Pipeline:

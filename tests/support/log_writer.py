@@ -2,10 +2,12 @@
 
 import time
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from tests.support import pgoutput_messages as pm
 from tests.support.capture_stack import ChangeLog
 from tests.support.change_entries import Table
+from tests.support.waiting import wait_for
 from walsender_bridge.change_log.client import AppendWriter, LogClient, ReplicaClient
 from walsender_bridge.change_log.entry import build_entry, read_header, schema_hash
 from walsender_bridge.errors import UnavailableError
@@ -21,7 +23,9 @@ class LogWriter:
     def __init__(self, log: ChangeLog, stream: str) -> None:
         self.stream = stream
         self.began = time.time_ns() // 1000
+        self._here = log
         self._log = LogClient(log.address)
+        self._asks = ThreadPoolExecutor(1)
         self._replica = ReplicaClient(_stream_address(self._log, stream))
         self._writer: AppendWriter = self._replica.open_writer(
             stream, self._log.writer_term(stream)
@@ -31,6 +35,7 @@ class LogWriter:
         self._xid = 700
 
     def close(self) -> None:
+        self._asks.shutdown()
         self._writer.close()
         self._replica.close()
         self._log.close()
@@ -65,10 +70,18 @@ class LogWriter:
             )
             self._crc = read_header(data).crc
             built.append(data)
+        self._lsn += pm.COMMIT_RECORD
+        wanted = {self.stream: self._lsn}
+        # Whoever asks only after it was sent may be told the version behind it: the log may have committed it by then.
+        asked = self._asks.submit(self._log.barrier, wanted, 30.0)
+        wait_for(lambda: asked.done() or self._waits_for(wanted), 30, "the barrier waits")
         self._writer.send(built, schemas=[table.record for table in known])
-        end = self._lsn + pm.COMMIT_RECORD
-        self._lsn = end
-        return self._log.barrier({self.stream: end}, 30.0)
+        return asked.result()
+
+    def _waits_for(self, positions: dict[str, int]) -> bool:
+        repository = self._here.repository
+        assert repository is not None
+        return any(each.positions == positions for each in [*repository.barriers.waiting])
 
 
 def _stream_address(log: LogClient, stream: str) -> str:

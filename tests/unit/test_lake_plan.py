@@ -122,8 +122,9 @@ def test_a_limited_copy_is_read_in_smaller_parts():
 
 def test_a_pace_lets_the_next_part_wait():
     stop = threading.Event()
-    pace = _Pace(1e6)
+    # Its time begins with it.
     began = time.monotonic()
+    pace = _Pace(1e6)
     pace.spent(200_000)
     pace.wait(stop)
     assert 0.2 <= time.monotonic() - began < 5

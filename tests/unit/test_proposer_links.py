@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -78,20 +79,21 @@ def test_5_a_connection_that_does_not_stand_is_given_up(made):
     assert [peer for peer, _ in made.silent(now + 6, lambda _peer: True)] == [0]
 
 
-def test_15_one_that_refuses_is_tried_less_and_less_often(made):
+def test_15_one_that_refuses_is_tried_less_and_less_often(made, monkeypatch):
+    now = time.monotonic()
+    monkeypatch.setattr(links, "time", SimpleNamespace(monotonic=lambda: now))
     pauses = []
     for _ in range(8):
-        before = time.monotonic()
         made.refused(0)
-        made.dial(before)
+        made.dial(now)
         assert not made.by_peer
-        pauses.append(round(made._dial_at[0] - before, 2))
+        pauses.append(made._dial_at[0] - now)
     assert pauses == sorted(pauses)
-    assert pauses[0] >= 2 * DIAL_SECONDS
-    assert pauses[-1] == pytest.approx(MOST_DIAL_SECONDS, abs=0.1)
+    assert pauses[0] == pytest.approx(2 * DIAL_SECONDS)
+    assert pauses[-1] == pytest.approx(MOST_DIAL_SECONDS)
     made.settled(0)
     made.refused(0)
-    assert made._dial_at[0] - time.monotonic() < 3 * DIAL_SECONDS
+    assert made._dial_at[0] - now == pytest.approx(2 * DIAL_SECONDS)
 
 
 @pytest.fixture
@@ -118,16 +120,15 @@ def test_34_a_silent_name_server_delays_nobody_and_is_said(named):
     links, answered = named
     now = time.monotonic()
     assert links.dial(now) == []
-    assert time.monotonic() - now < 1
+    assert time.monotonic() - now < 10, "a look-up would have taken 30 s"
     assert set(links.by_peer) == {1}
     (first, why), (third, _) = links.dial(now + 3)
     assert (first, third) == (0, 2)
     assert why == "could not resolve host name silent: the name server does not answer"
     answered.set()
-    wait_for(lambda: links.dial(now + 3) and 0 in links.by_peer, 10, "the name is known")
-    assert [why for _, why in links.dial(now + 3)] == [
-        "could not resolve host name nowhere: [Errno -2] Name or service not known"
-    ]
+    wanted = [(2, "could not resolve host name nowhere: [Errno -2] Name or service not known")]
+    # The two answers come in any order.
+    wait_for(lambda: links.dial(now + 3) == wanted and 0 in links.by_peer, 10, "both are known")
     # Known once, it stays known while nobody answers.
     answered.clear()
     links.drop(0)

@@ -14,6 +14,7 @@ from slot_sync.plan import Candidate, Plan
 from slot_sync.report import Report
 from slot_sync.resolver.observed import Primary, Selection, Upstream
 from slot_sync.shared_look import SharedLook
+from tests.support.waiting import wait_for
 from walsender_bridge.errors import ConnectionFailedError, TusklineError
 
 PRIMARY = Primary(7, 1, False, 1, 160_014, "logical", 0x5000000)
@@ -111,12 +112,13 @@ def test_candidates_look_at_the_same_moments(
         began = time.monotonic()
         thread = threading.Thread(target=controller.watch, args=(stop, reports.append))
         thread.start()
-        time.sleep(1)
+        # A busy machine polls less often: so many looks are waited for, and not a second.
+        wait_for(lambda: len(looks) > 10, 30, "some polls")
+        wait_for(lambda: reports and set(reports[-1].rounds) == set(names), 30, "all report")
         stop.set()
         thread.join(10)
         polls = (time.monotonic() - began) / plan.poll
-    assert set(reports[-1].rounds) == set(names)
-    assert 5 < len(looks) <= polls + 1
+    assert len(looks) <= polls + 1
 
 
 def test_an_upstream_is_asked_once_for_each_connection(monkeypatch: pytest.MonkeyPatch) -> None:

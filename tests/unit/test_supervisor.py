@@ -68,7 +68,12 @@ def test_a_killed_child_is_started_again_and_stopped_at_the_end(tmp_path):
         first = (await asyncio.to_thread(_wait, lambda: _pids(told)))[0]
         os.kill(first, signal.SIGKILL)
         second = (await asyncio.to_thread(_wait, lambda: _pids(told)[1:]))[0]
-        state = read_states(tmp_path, "s")["children"]["c"]
+
+        def restarted():
+            # It may write its number before its supervisor has the processor again.
+            return (state := read_states(tmp_path, "s")["children"]["c"])["pid"] and state
+
+        state = await asyncio.to_thread(_wait, restarted)
         assert state["pid"] == second
         assert state["restarts"] == 1
         assert state["exit_code"] == -signal.SIGKILL

@@ -5,6 +5,7 @@ import multiprocessing
 import select
 import time
 from functools import partial
+from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import pytest
@@ -92,31 +93,36 @@ def _overwrite(path: Path, data: bytes) -> None:
         file.write(data)
 
 
-def _write_many(path: str, seconds: float) -> None:
-    end = time.monotonic() + seconds
+def _write_many(path: str, enough: Event) -> None:
     lsn = 0
     with PositionWriter(Path(path)) as writer:
-        while time.monotonic() < end:
-            lsn += 1
-            writer.publish(made(lsn))
+        while not enough.is_set():
+            for _ in range(100):
+                lsn += 1
+                writer.publish(made(lsn))
 
 
 def test_a_reader_never_sees_half_a_record_of_a_writer_that_does_not_stop(tmp_path: Path) -> None:
     path = tmp_path / "positions"
-    process = multiprocessing.get_context("spawn").Process(
-        target=_write_many, args=(str(path), 1.5)
-    )
+    context = multiprocessing.get_context("spawn")
+    enough = context.Event()
+    process = context.Process(target=_write_many, args=(str(path), enough), daemon=True)
     with PositionReader(path, History) as reader:
         process.start()
-        seen, last = 0, 0
-        while process.is_alive():
-            found = reader.now()
-            if found is not None:
-                assert found.commit_lsn == 3 * found.flush_lsn
-                assert found.flush_lsn >= last
-                seen += found.flush_lsn > last
-                last = found.flush_lsn
-        process.join()
+        seen, last, end = 0, 0, time.monotonic() + 60
+        try:
+            # On a busy machine the two seldom run at the same time, and 1.5 s are not enough.
+            while process.is_alive() and (time.monotonic() < end or seen <= 100):
+                found = reader.now()
+                if found is not None:
+                    end = min(end, time.monotonic() + 1.5)
+                    assert found.commit_lsn == 3 * found.flush_lsn
+                    assert found.flush_lsn >= last
+                    seen += found.flush_lsn > last
+                    last = found.flush_lsn
+        finally:
+            enough.set()
+            process.join()
     print(f"{seen} different records seen of {last}")
     assert process.exitcode == 0
     assert seen > 100

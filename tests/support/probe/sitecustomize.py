@@ -1,7 +1,8 @@
 """Python processes of a Spark job report what they decode: on their path, this file is run at their start.
 
 Each batch that `decode_entries` yields appends a line of JSON to the file TUSKLINE_TEST_PROBE: the process,
-and its ancestors' commands. The decoder waits a moment then, so that a test can kill in the middle.
+and its ancestors' commands. The decoder then waits until there is a file of that name with `.go` behind it, so that
+a test can kill in the middle, however late the other executor comes.
 """
 
 import importlib.abc
@@ -12,11 +13,12 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 _MODULE = "spark_consumers.decode"
-_PAUSE = 0.3
+_LONGEST_WAIT = 300.0
 
 
 def _ancestors() -> list[tuple[int, str]]:
@@ -35,6 +37,14 @@ def _report() -> None:
     target = os.open(os.environ["TUSKLINE_TEST_PROBE"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.write(target, line.encode())
     os.close(target)
+
+
+def _wait() -> None:
+    deadline = time.monotonic() + _LONGEST_WAIT
+    while not Path(os.environ["TUSKLINE_TEST_PROBE"] + ".go").exists():
+        if time.monotonic() > deadline:
+            raise TimeoutError("the test does not let the decoder go on")
+        time.sleep(0.05)
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -62,7 +72,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         def reporting(*arguments: Any, **options: Any) -> Iterator[Any]:
             for batch in decode(*arguments, **options):
                 _report()
-                time.sleep(_PAUSE)
+                _wait()
                 yield batch
 
         module.decode_entries = reporting  # type: ignore[attr-defined]
