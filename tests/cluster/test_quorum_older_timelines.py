@@ -1,6 +1,8 @@
 """A quorum whose log does not reach back to the server's first timeline: who joined late, or was attached late."""
 
 import shutil
+from functools import partial
+from pathlib import Path
 
 import psycopg
 import pytest
@@ -10,6 +12,11 @@ from tests.support.servers import MakeServer
 from tests.support.waiting import wait_for
 from walsender_bridge.local_server import LocalServer
 from walsender_bridge.proposer.change_members import ProposerFiles, change, wait
+
+
+def has_segment(folder: Path) -> bool:
+    """Whether a receiver has a whole segment there."""
+    return any(len(path.name) == 24 for path in folder.iterdir())
 
 
 def onto_the_next_timeline(server: LocalServer) -> None:
@@ -65,8 +72,4 @@ def test_16_a_server_that_has_left_its_first_timeline_is_served_to_readers(
                 quorum.insert(10 + number)
                 quorum.ask("SELECT pg_switch_wal()")
                 quorum.insert(20 + number)
-                wait_for(
-                    lambda folder=folder: any(len(p.name) == 24 for p in folder.iterdir()),
-                    20,
-                    "a segment is received",
-                )
+                wait_for(partial(has_segment, folder), 20, "a segment is received")

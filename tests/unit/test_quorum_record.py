@@ -5,7 +5,7 @@ import json
 import os
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
@@ -79,7 +79,7 @@ def test_a_file_that_cannot_be_read_for_now_is_no_damaged_one(tmp_path, monkeypa
                     attempt()
                 assert refused.value.cause not in _PROPOSER_FINAL
             # The server has it.
-            errands = SimpleNamespace(ask=lambda *_: None)
+            errands: Any = SimpleNamespace(ask=lambda *_: None)
             QuorumRecord(file, "", "", errands, formed=True).settled(KNOWN.quorum)
         assert [path.name for path in tmp_path.iterdir()] == [file.name]
     assert load_file(file) == KNOWN
