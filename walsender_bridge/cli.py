@@ -10,7 +10,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Annotated
 
@@ -21,6 +20,7 @@ from walsender_bridge.commands import (
     attach,
     doctor,
     epochs,
+    flush,
     lake_status,
     lake_verify,
     members,
@@ -70,6 +70,7 @@ for group in (
     attach,
     doctor,
     epochs,
+    flush,
     quarantine,
     quorum,
     run,
@@ -198,28 +199,6 @@ def top(config: ConfigPath = DEFAULT_CONFIG) -> None:
     from walsender_bridge.commands.top import Top
 
     Top(settings).run()
-
-
-@app.command()
-def flush(
-    config: ConfigPath = DEFAULT_CONFIG,
-    timeout: Annotated[float, typer.Option(help="Seconds to wait.")] = 60.0,
-    as_json: AsJson = False,
-) -> None:
-    """Wait until everything committed before this call is readable in the lake, in every published table."""
-    settings = load_config(config)
-    lake = lake_section(settings)
-    from spark_consumers.flush import flush as flush_sources
-    from spark_consumers.lakehouse.sources import Source
-
-    began = time.monotonic()
-    epoch = flush_sources(
-        lake.uri,
-        settings.log_address,
-        [Source(each.name, each.dsn, each.publication_name) for each in settings.source],
-        timeout=timeout,
-    )
-    Output(as_json=as_json).record({"epoch": epoch, "seconds": round(time.monotonic() - began, 3)})
 
 
 @log_app.command("status")
