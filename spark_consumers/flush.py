@@ -9,6 +9,7 @@ an epoch of that version is published, and every published table is in it.
 
 import time
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import psycopg
 
@@ -25,6 +26,9 @@ from walsender_bridge.errors import (
     DeadlineError,
     DivergedError,
     PrivilegeError,
+    TusklineError,
+    UnavailableError,
+    UnknownStreamError,
 )
 from walsender_bridge.sql import load
 from walsender_bridge.wire.bounded import BoundedConnection
@@ -33,6 +37,8 @@ from walsender_bridge.wire.bounded import BoundedConnection
 _TOLD = 10
 _LOOK_AGAIN = 0.1
 _LOOK_AT_SOURCES = 1.0
+#: Seconds between two questions whether waiting is of use.
+_ASK_AGAIN = 2.0
 
 
 def force_barrier(log: str, sources: Mapping[str, str], *, timeout: float = 60.0) -> int:
@@ -40,30 +46,95 @@ def force_barrier(log: str, sources: Mapping[str, str], *, timeout: float = 60.0
 
     Raises `ConfigError` (`init` has not run), `ConnectionFailedError`, `PrivilegeError`, `DeadlineError`, `UnavailableError`.
     """
-    positions = {stream: _write(stream, dsn) for stream, dsn in sources.items()}
     with LogClient(log) as client:
-        return client.barrier(positions, timeout=timeout)
+        return client.barrier(_written(sources), timeout=timeout)
 
 
-def flush(lake: str, log: str, sources: Sequence[Source], *, timeout: float = 60.0) -> int:
+class Parts(Protocol):
+    """What is known of the processes that flush waits for."""
+
+    def starting(self) -> bool:
+        """Whether log and captures run, or are being started: who does not answer yet, or knows no stream yet, will."""
+
+    def hopeless(self) -> TusklineError | None:
+        """Why waiting is of no use; None: what is waited for may come."""
+
+
+class _Patience:
+    """How long is waited, all in all, and whether that is of use."""
+
+    def __init__(self, seconds: float, parts: Parts | None) -> None:
+        self._deadline = time.monotonic() + seconds
+        self._parts = parts
+        self._ask_at = 0.0
+
+    @property
+    def left(self) -> float:
+        """Seconds."""
+        return self._deadline - time.monotonic()
+
+    def check(self) -> None:
+        """Raise what makes waiting useless."""
+        if self._parts is None or time.monotonic() < self._ask_at:
+            return
+        self._ask_at = time.monotonic() + _ASK_AGAIN
+        if error := self._parts.hopeless():
+            raise error
+
+    def barrier(self, log: str, positions: Mapping[str, int]) -> int:
+        """The version that holds the positions."""
+        while True:
+            try:
+                with LogClient(log) as client:
+                    return client.barrier(positions, timeout=max(0.0, min(self.left, _ASK_AGAIN)))
+            except DeadlineError:
+                if self.left <= 0:
+                    raise
+            except (UnknownStreamError, UnavailableError):
+                if self._parts is None or self.left <= 0 or not self._parts.starting():
+                    raise
+                time.sleep(_LOOK_AGAIN)
+            self.check()
+
+    def epoch(self, chain: Chain, version: int) -> Manifest:
+        """The newest epoch, once it is at or past a version."""
+        while True:
+            try:
+                wait = max(0.0, min(self.left, _ASK_AGAIN))
+                return wait_for_epoch(chain.root, version, timeout=wait)
+            except DeadlineError:
+                if self.left <= 0:
+                    raise
+            self.check()
+
+
+def flush(
+    lake: str,
+    log: str,
+    sources: Sequence[Source],
+    *,
+    timeout: float = 60.0,
+    parts: Parts | None = None,
+) -> int:
     """Wait until all that was committed in `sources` before this call is readable in `lake`.
 
     That is an epoch which holds it, and every table that is published now in it, as it is at its source: one that is
     being copied, or cannot follow, is waited for. Tables that somebody has paused are not.
 
-    Returns the epoch (a later one may be published already). `timeout` is in seconds and holds for each of
-    the two waits, the log's and the lake's. Raises what `force_barrier` raises, `UnavailableError`,
+    Returns the epoch (a later one may be published already). `timeout` is in seconds; `parts` may end the wait before
+    it is over, and makes it begin before the log can answer. Raises what `parts` raises, what `force_barrier` raises, `UnavailableError`,
     `PublicationError` when what marks the moment is not published, `DivergedError` when the log is behind the lake, and `DeadlineError` when no epoch came in time, or tables are missing, which it names.
     """
     dsns = {source.stream: source.dsn for source in sources}
     chain = open_chain(lake)
     before = chain.head()
+    patience = _Patience(timeout, parts)
     seen = _look(chain, sources)
     for source in sources:
         if not seen[source.stream].marked:
             raise flush_mark.not_published(source.publication, source.stream)
     wanted = {f"{stream}.{name}" for stream, found in seen.items() for name in found.shapes}
-    version = force_barrier(log, dsns, timeout=timeout)
+    version = patience.barrier(log, _written(dsns))
     if before is not None and version <= before.epoch:
         # An epoch of that number is published, and is of another history than what was just committed.
         raise DivergedError(
@@ -71,20 +142,19 @@ def flush(lake: str, log: str, sources: Sequence[Source], *, timeout: float = 60
             where=log,
             repair="see that `tuskline lake run` is running: it names the tables, and two ways out",
         )
-    deadline = time.monotonic() + timeout
     look_at = 0.0
-    head = wait_for_epoch(lake, version, timeout=timeout)
+    head = patience.epoch(chain, version)
     shown: set[str] = set()
     while missing := {**unreadable(head, wanted), **unshown(head, seen)}:
-        left = deadline - time.monotonic()
-        if left <= 0:
+        if patience.left <= 0:
             raise _unreadable(missing, head.epoch, lake)
+        patience.check()
         copied = {head.copies[name].path for name in missing if name in head.copies}
         if copied - shown:
             # A copy is shown by the first epoch that has passed it, which would come in its own time.
             shown |= copied
-            force_barrier(log, dsns, timeout=left)
-        time.sleep(min(left, _LOOK_AGAIN))
+            patience.barrier(log, _written(dsns))
+        time.sleep(_LOOK_AGAIN)
         head = chain.head() or head
         # A table that is as it was later than we looked is as good: it has what was committed before.
         if time.monotonic() >= look_at and unshown(head, seen):
@@ -109,6 +179,11 @@ def _unreadable(missing: Mapping[str, str], epoch: int, lake: str) -> DeadlineEr
         where=lake,
         repair="see `tuskline table list`; wait longer with --timeout, or pause tables that flush should not wait for",
     )
+
+
+def _written(sources: Mapping[str, str]) -> dict[str, int]:
+    """Where the WAL of each source was before a row was written to it."""
+    return {stream: _write(stream, dsn) for stream, dsn in sources.items()}
 
 
 def _write(stream: str, dsn: str) -> int:

@@ -5,11 +5,11 @@ that `tuskline --help` needs neither Spark nor PostgreSQL's client library.
 """
 
 import dataclasses
+import importlib.metadata
 import os
 import signal
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Annotated
 
@@ -19,6 +19,8 @@ from walsender_bridge import disk_trouble, extras, logs
 from walsender_bridge.commands import (
     attach,
     doctor,
+    epochs,
+    flush,
     lake_status,
     lake_verify,
     members,
@@ -35,11 +37,8 @@ from walsender_bridge.commands import table as table_group
 from walsender_bridge.commands.copy_bars import CopyBars
 from walsender_bridge.commands.options import DEFAULT_CONFIG, AsJson, ConfigPath, lake_section
 from walsender_bridge.config import Config, load_config, remember_flags
-from walsender_bridge.errors import (
-    Cause,
-    TusklineError,
-    UsageError,
-)
+from walsender_bridge.errors import Cause, TusklineError, UsageError
+from walsender_bridge.moments import iso_time
 from walsender_bridge.output import Output
 from walsender_bridge.private import private_folder
 from walsender_bridge.supervisor import exit_with_parent
@@ -50,19 +49,18 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     # Help names sections of the configuration, `[metrics]`: text, and no markup.
     rich_markup_mode=None,
 )
 keeper_app = typer.Typer(help="The service that keeps replicas of the log streams.")
 bridge_app = typer.Typer(help="The service that captures the sources and orders the log.")
 lake_app = typer.Typer(help="The Spark job that publishes epochs.")
-epochs_app = typer.Typer(help="Published epochs of a lake.")
 log_app = typer.Typer(help="The change log.")
 for name, named in (
     ("keeper", keeper_app),
     ("bridge", bridge_app),
     ("lake", lake_app),
-    ("epochs", epochs_app),
     ("log", log_app),
 ):
     app.add_typer(named, name=name, no_args_is_help=True)
@@ -71,6 +69,8 @@ lake_verify.register(lake_app)
 for group in (
     attach,
     doctor,
+    epochs,
+    flush,
     quarantine,
     quorum,
     run,
@@ -84,8 +84,18 @@ for group in (
     group.register(app)
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        Output(as_json=False).line(f"tuskline {importlib.metadata.version('tuskline')}")
+        raise typer.Exit
+
+
 @app.callback()
 def flags(
+    _asked: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Show it, and exit."),
+    ] = False,
     assignments: Annotated[
         list[str] | None,
         typer.Option(
@@ -191,62 +201,6 @@ def top(config: ConfigPath = DEFAULT_CONFIG) -> None:
     Top(settings).run()
 
 
-@app.command()
-def flush(
-    config: ConfigPath = DEFAULT_CONFIG,
-    timeout: Annotated[float, typer.Option(help="Seconds to wait.")] = 60.0,
-    as_json: AsJson = False,
-) -> None:
-    """Wait until everything committed before this call is readable in the lake, in every published table."""
-    settings = load_config(config)
-    lake = lake_section(settings)
-    from spark_consumers.flush import flush as flush_sources
-    from spark_consumers.lakehouse.sources import Source
-
-    began = time.monotonic()
-    epoch = flush_sources(
-        lake.uri,
-        settings.log_address,
-        [Source(each.name, each.dsn, each.publication_name) for each in settings.source],
-        timeout=timeout,
-    )
-    Output(as_json=as_json).record({"epoch": epoch, "seconds": round(time.monotonic() - began, 3)})
-
-
-@epochs_app.command("list")
-def epochs_list(
-    config: ConfigPath = DEFAULT_CONFIG,
-    limit: Annotated[int, typer.Option(help="The newest so many.", min=1)] = 20,
-    as_json: AsJson = False,
-) -> None:
-    """The newest published epochs."""
-    lake = lake_section(load_config(config))
-    from spark_consumers.lakehouse.manifest import open_chain
-
-    chain = open_chain(lake.uri)
-    rows = [
-        {
-            "epoch": manifest.epoch,
-            "link": manifest.link,
-            "term": manifest.term,
-            "published_at": manifest.published_at,
-            "tables": len(manifest.tables),
-        }
-        for manifest in chain.newest(limit)
-    ]
-    Output(as_json=as_json).rows("epochs", rows)
-
-
-@epochs_app.command("show")
-def epochs_show(epoch: int, config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
-    """One epoch: each stream's position and each table's snapshot."""
-    lake = lake_section(load_config(config))
-    from spark_consumers.lakehouse.manifest import open_chain
-
-    manifest = open_chain(lake.uri).at_epoch(epoch)
-    Output(as_json=as_json).record(manifest.to_json())
-
-
 @log_app.command("status")
 def log_status(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
     """The log's version, and each stream's committed end."""
@@ -259,6 +213,7 @@ def log_status(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> 
     for cut in status.streams.values():
         row = dataclasses.asdict(cut)
         row["last_end_lsn"] = format_lsn(cut.last_end_lsn)
+        row["last_commit_time"] = iso_time(cut.last_commit_time / 1e6)
         rows.append({"version": status.version, **row})
     Output(as_json=as_json).rows("streams", rows)
 

@@ -5,16 +5,17 @@ on stdout's last line, and an error is one object on stderr.
 """
 
 import json
+import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from walsender_bridge import logs
 from walsender_bridge.errors import TusklineError
 from walsender_bridge.printable import printable
+from walsender_bridge.table_text import rows_text, value_text
 
 
 class Output:
@@ -31,21 +32,22 @@ class Output:
             print(json.dumps(record), flush=True)
             return
         for name, value in record.items():
-            line = f"{name.replace('_', ' ')}: {printable(str(value), lines=True)}"
-            self.console.print(line, markup=False, highlight=False)
+            shown = printable(value, lines=True) if isinstance(value, str) else value_text(value)
+            print(f"{name.replace('_', ' ')}: {shown}", flush=True)
 
     def rows(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """A list of equal records: a table, or one JSON object `{name: [...]}`."""
+        """A list of equal records: a table below its name, or one JSON object `{name: [...]}`.
+
+        A terminal shows rows that are too wide for it expanded; into a pipe each row is one line. Nothing is cut.
+        """
         if self.as_json:
             print(json.dumps({name: list(rows)}), flush=True)
             return
         if not rows:
-            self.console.print(f"no {name}")
+            print(f"no {name}", flush=True)
             return
-        table = Table(*[str(column).replace("_", " ") for column in rows[0]])
-        for row in rows:
-            table.add_row(*[Text(printable(str(value))) for value in row.values()])
-        self.console.print(table)
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        print("\n".join(rows_text(rows, width)), flush=True)
 
     def line(self, text: str) -> None:
         """One line of a result, whatever the names in it hold."""

@@ -309,7 +309,7 @@ def test_a_server_that_is_away_does_not_keep_up_from_starting(
         tuskline.up()
         words = wait_for(lambda: ill(tuskline), 30, "it says so")
         assert any("capture of shop" in word for word in words)
-        assert "refused" in tuskline.run("status").stdout
+        assert "refused" in tuskline.run("status").stderr
         server.start()
         wait_for(lambda: is_healthy(tuskline), 60, "everything runs")
         assert tuskline.stop_up() == 0

@@ -117,6 +117,8 @@ class Observation:
     quorum: QuorumView | None = None
     #: None: no copies of slots are configured.
     slots: SlotsView | None = None
+    #: Whether there is to be a lake.
+    lake_configured: bool = True
 
     @property
     def ill(self) -> list[str]:
@@ -131,6 +133,9 @@ class Observation:
             f"capture of {source.name} is {source.state}{source.reason}"
             for source in self.sources
             if source.state != "streaming"
+        ]
+        words += [
+            told(f"source {source.name}", source.error) for source in self.sources if source.error
         ]
         words += [
             word
@@ -225,6 +230,7 @@ class Observer(Closing):
             copying=copying,
             quorum=quorum_view.look(settings),
             slots=slots_view.look(settings),
+            lake_configured=settings.lake is not None,
         )
 
     def _source(self, section: SourceSection, process: Process | None) -> SourceView:

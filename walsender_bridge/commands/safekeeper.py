@@ -135,23 +135,17 @@ def _row(each: dict[str, Any]) -> dict[str, Any]:
     return {
         "name": each["name"],
         "state": each["state"],
-        **{name: _known(each[name]) for name in ("term", "epoch", "lag_bytes")},
+        **{name: each[name] for name in ("term", "epoch", "lag_bytes")},
         "wal_mb": _megabytes(each["wal_bytes"]),
         "free_mb": _megabytes(each["free_bytes"]),
-        "readers": len(each["readers"]),
-        "slots": len(each["slots"]),
     }
 
 
 def _positions(each: dict[str, Any]) -> dict[str, Any]:
     """Its LSNs."""
     names = ("begin_lsn", "restart_lsn", "commit_lsn", "flush_lsn")
-    return {"name": each["name"], **{name: _known(each[name]) for name in names}}
+    return {"name": each["name"], **{name: each[name] for name in names}}
 
 
-def _known(value: Any) -> Any:
-    return "-" if value is None else value
-
-
-def _megabytes(value: int | None) -> Any:
-    return _known(None if value is None else value >> 20)
+def _megabytes(value: int | None) -> int | None:
+    return None if value is None else value >> 20

@@ -165,4 +165,4 @@ def _answer(report: "Report", *, as_json: bool) -> None:
 def _row(each: dict[str, Any]) -> dict[str, Any]:
     """What fits on a line."""
     names = ("standby", "slot", "state", "why", "lag_bytes", "age")
-    return {name: "-" if each[name] is None else each[name] for name in names}
+    return {name: each[name] for name in names}

@@ -1,14 +1,23 @@
 """`tuskline status` and `tuskline lag`."""
 
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Final
 
 import typer
 
 from walsender_bridge.commands.options import DEFAULT_CONFIG, AsJson, ConfigPath
 from walsender_bridge.config import load_config
 from walsender_bridge.errors import Cause
+from walsender_bridge.moments import iso_time
 from walsender_bridge.output import Output
+
+#: What a terminal of 80 columns shows of each; `--json` has it all, and what is wrong is said below.
+_COLUMNS: Final = {
+    "processes": ("process", "pid", "state", "restarts", "exit_code", "memory_mb"),
+    "sources": ("source", "state", "server_lsn", "logged_lsn", "confirmed_lsn"),
+    "slots": ("source", "slot", "active", "wal_status", "retained_bytes"),
+    "gate": ("source", "candidate", "standing", "lsn", "lag_bytes"),
+}
 
 
 def register(app: typer.Typer) -> None:
@@ -30,14 +39,17 @@ def status(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None
     else:
         if record["quorum"] is not None and not record["quorum"]["quorum"]:
             output.note(record["ill"][0])
-        for name in ("processes", "sources", "slots", "gate"):
-            if record[name] or name != "gate":
-                output.rows(name, record[name])
+        for name, columns in _COLUMNS.items():
+            rows = [{column: row[column] for column in columns} for row in record[name]]
+            if rows or name != "gate":
+                output.rows(name, rows)
         if seen.slots is not None:
             output.rows("slots kept", seen.slots.rows)
         if record["quorum"] is not None:
             output.record(_short(record["quorum"]))
-        output.record({"log version": record["log"]["version"], **record["lake"]})
+        output.record({"log version": record["log"]["version"]})
+        if record["lake"] is not None:
+            output.record({**record["lake"], "set_aside": list(record["lake"]["set_aside"])})
         for word in record["ill"]:
             output.note(word)
     if record["ill"]:
@@ -108,10 +120,12 @@ def summary(seen: Any) -> dict[str, Any]:
             "version": seen.log and seen.log.version,
             "error": seen.errors["log"].what if "log" in seen.errors else None,
         },
-        "lake": {
+        "lake": None
+        if not seen.lake_configured
+        else {
             "epoch": lake and lake.epoch,
             "term": lake and lake.term,
-            "published_at": lake and lake.published_at,
+            "published_at": lake and iso_time(lake.published_at),
             "tables": len(lake.readable) if lake else 0,
             "set_aside": lake.set_aside if lake else {},
         },
@@ -141,7 +155,10 @@ def lag(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
         output.record({"sources": sources, "tables": tables, "safekeepers": safekeepers})
     else:
         output.rows("sources", sources)
+        why = {each["table"]: each.pop("why") for each in tables}
         output.rows("tables", tables)
+        for name in filter(why.get, why):
+            output.note(f"{name}: {why[name]}")
         if safekeepers:
             output.rows("safekeepers", safekeepers)
 

@@ -47,11 +47,21 @@ def list_tables(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) ->
     chain.identity()
     head = chain.head()
     rows = [] if head is None else table_rows(head, read_status(chain), time.time())
-    if not as_json:
-        for row in rows:
-            copy = row.pop("copy")
-            row["copy"] = f"{copy['pieces_done']}/{copy['pieces']} parts" if copy else ""
-    Output(as_json=as_json).rows("tables", rows)
+    output = Output(as_json=as_json)
+    output.rows("tables", rows if as_json else [_line(row) for row in rows])
+    for row in rows:
+        why = "; ".join(filter(None, (row["reason"], row["resync"])))
+        if why and not as_json:
+            output.note(f"{row['table']}: {why}")
+
+
+def _line(row: dict[str, Any]) -> dict[str, Any]:
+    """What fits on a line."""
+    copy = row["copy"]
+    return {
+        **{name: row[name] for name in ("table", "state", "rows", "unfit_rows", "as_of")},
+        "copy": f"{copy['pieces_done']}/{copy['pieces']} parts" if copy else None,
+    }
 
 
 @table_app.command()

@@ -1,0 +1,74 @@
+"""`tuskline flush`: it waits while its parts are being started, and ends at once when one of them has ended for good."""
+
+import time
+from typing import Annotated, Final
+
+import typer
+
+from walsender_bridge import lifetime, processes, status_file
+from walsender_bridge.commands import lake_status
+from walsender_bridge.commands.options import DEFAULT_CONFIG, AsJson, ConfigPath, lake_section
+from walsender_bridge.config import Config, load_config
+from walsender_bridge.errors import Cause, TusklineError, from_wire
+from walsender_bridge.output import Output
+from walsender_bridge.supervisor import read_states
+
+#: Of what the lake says of itself: what no other try changes.
+_FINAL: Final = (Cause.CONFIG, Cause.LAKE, Cause.DIVERGED)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.command("flush")(flush)
+
+
+def flush(
+    config: ConfigPath = DEFAULT_CONFIG,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait.", min=0)] = 600.0,
+    as_json: AsJson = False,
+) -> None:
+    """Wait until everything committed before this call is readable in the lake, in every published table."""
+    settings = load_config(config)
+    lake = lake_section(settings)
+    from spark_consumers.flush import flush as flush_sources
+    from spark_consumers.lakehouse.sources import Source
+
+    began = time.monotonic()
+    epoch = flush_sources(
+        lake.uri,
+        settings.log_address,
+        [Source(each.name, each.dsn, each.publication_name) for each in settings.source],
+        timeout=timeout,
+        parts=PartsHere(settings),
+    )
+    Output(as_json=as_json).record({"epoch": epoch, "seconds": round(time.monotonic() - began, 3)})
+
+
+class PartsHere:
+    """What the processes on this machine say of themselves."""
+
+    def __init__(self, settings: Config) -> None:
+        self._settings = settings
+        self._began = time.time()
+
+    def starting(self) -> bool:
+        """Whether the log and its captures run here, or are about to."""
+        folder = self._settings.run_dir
+        if lifetime.owner(folder) is not None:
+            return True
+        return processes.alive(read_states(folder, "bridge").get("pid", 0))
+
+    def hopeless(self) -> TusklineError | None:
+        """Why a capture has ended for good, or why the lake cannot go on before somebody has acted."""
+        settings = self._settings
+        children = read_states(settings.run_dir, "bridge").get("children", {})
+        for section in settings.source:
+            told = status_file.read(settings.capture_status(section))
+            if not told.get("error") or told.get("state") != "stopped":
+                continue
+            # What an earlier one said may have been repaired: the one that starts says it again.
+            now = told.get("updated_at", 0.0) >= self._began
+            if now or children.get(f"capture-{section.name}", {}).get("state") == "ended":
+                return from_wire(told["error"])
+        trouble = lake_status.trouble(settings.run_dir, lake_section(settings).uri)
+        return trouble if trouble is not None and trouble.cause in _FINAL else None
