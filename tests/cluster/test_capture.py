@@ -186,6 +186,7 @@ def test_keepalives_are_answered_while_the_keeper_hangs(
                     " '') FROM generate_series(1, 60) i) FROM generate_series(1, 8000) g",
                     [number],
                 )
+            wait_for(lambda: capture.status()["in_flight_bytes"] > 60 << 20, 60, "it is stuck")
             time.sleep(8.0)
             assert connection.execute(query).fetchall() == before
             stuck = capture.status()

@@ -16,7 +16,7 @@ from tests.support.capture_stack import (
     slot_lsn,
     wal_end,
 )
-from tests.support.servers import DEFAULT, Database, MakeServer, each_major
+from tests.support.servers import DEFAULT, Database, MakeServer, drop_slot, each_major
 from tests.support.waiting import wait_for
 from walsender_bridge.errors import Cause
 from walsender_bridge.local_server import LocalServer, by_major
@@ -42,7 +42,7 @@ def test_29_a_slot_that_was_dropped_and_made_again_is_refused(
     capture = CaptureProcess(tmp_path, log, shop.dsn, *TABLES)
     captured(capture, log, shop.dsn, "INSERT INTO orders VALUES (1, 'logged')")
     before = log.replica_status()
-    shop.execute(f"SELECT pg_drop_replication_slot('{SLOT}')")
+    drop_slot(shop, SLOT)
     capture.start()
     assert capture.wait() == Cause.DIVERGED
     assert "the slot is gone" in capture.output.read_text()

@@ -84,7 +84,7 @@ def commits_go_on(quorum: QuorumStack, address: str, told: Callable[[str], bool]
 
     def fault() -> str:
         found = {each["address"]: each["fault"] for each in quorum.status()["safekeepers"]}
-        return found[address] or ""
+        return found.get(address) or ""
 
     wait_for(lambda: told(fault()), 20, f"it is named: {quorum.status()}")
     before = len(load.acknowledged)

@@ -79,7 +79,7 @@ def test_36_a_dead_safekeeper_does_not_fill_the_disks_of_the_others(quorum):
         quorum.kill("safekeeper-2")
         quorum.make_wal(14)
         quorum.insert(1, timeout_ms=60_000)
-        assert quorum.status()["rebuild"]
+        wait_for(lambda: quorum.status()["rebuild"], 10, "it is said")
         assert len(wal_files(quorum, 0)) <= 12
         # It comes back, and is one of the quorum again.
         quorum.start("safekeeper-2")

@@ -94,7 +94,7 @@ def test_34_a_switch_point_inside_a_record_that_crosses_a_segment(
             beyond = held(stack)
             # The gate and the controller have looked at this position for a while.
             seen = len(reports)
-            wait_for(lambda: len(reports) > seen + 15, 30, "there were polls")
+            wait_for(lambda: len(reports) > seen + 15, 60, "there were polls")
             verdict = reports[-1][STANDBY]
             assert verdict.ready, verdict.ill
             shown = log.committed_lsn()

@@ -97,6 +97,5 @@ def test_1_up_keeps_the_slot_of_capture_with_the_least_role(own: SlotStack, tmp_
         pair.standby.start()
         wait_for(healthy, 60, "all is well again")
         assert tuskline.stop_up() == 0
-        assert rows(pair.primary, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'") == [
-            (0,)
-        ]
+        locks = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"
+        wait_for(lambda: rows(pair.primary, locks) == [(0,)], 30, "its sessions have ended")

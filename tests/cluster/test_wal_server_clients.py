@@ -355,7 +355,6 @@ def test_22_garbage_half_messages_and_two_gib_harm_nobody(
     before = resident(wal_server)
     with RawClient(wal_server.port) as silent, RawClient(wal_server.port) as slow:
         silent.send(startup({"user": USER, "replication": "true"})[:9])
-        begun = time.monotonic()
         for _ in range(60):
             with RawClient(wal_server.port) as client:
                 client.send(rng.randbytes(rng.randrange(1, 4000)))
@@ -379,7 +378,7 @@ def test_22_garbage_half_messages_and_two_gib_harm_nobody(
                 pytest.fail("the server took 210 MB of commands whose answers were not read")
         # A byte now and then does not keep a login alive.
         packet = startup({"user": USER, "replication": "true"})
-        dropped = None
+        dropped, begun = None, time.monotonic()
         for byte in packet:
             try:
                 slow.send(bytes([byte]))

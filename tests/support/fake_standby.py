@@ -5,6 +5,8 @@ import threading
 import time
 from typing import Self
 
+from tests.support.waiting import wait_for
+from walsender_bridge.errors import SlotInUseError
 from walsender_bridge.wire.connection import ReplicationConnection
 from walsender_bridge.wire.lsn import format_lsn
 from walsender_bridge.wire.replication import quote_slot, status_update
@@ -27,12 +29,11 @@ class FakeStandby:
     ) -> None:
         self._connection = ReplicationConnection.connect(dsn, replication="true")
         identity = self._connection.identify()
-        self._connection._ask(
+        command = (
             f"START_REPLICATION SLOT {quote_slot(slot)} PHYSICAL {format_lsn(identity.flush_lsn)}"
-            f" TIMELINE {identity.timeline}",
-            30,
-            copies=True,
+            f" TIMELINE {identity.timeline}"
         )
+        wait_for(lambda: self._streams(command), 30, f"slot {slot} is free")
         self._replays = replays
         self.speaks = speaks
         #: What it says that it has; a test sets it.
@@ -48,6 +49,14 @@ class FakeStandby:
         self._ended.set()
         self._thread.join()
         self._connection.close()
+
+    def _streams(self, command: str) -> bool:
+        """Begin to stream; the walsender of whoever did before may have the slot for a moment."""
+        try:
+            self._connection._ask(command, 30, copies=True)
+        except SlotInUseError:
+            return False
+        return True
 
     def _run(self) -> None:
         poll = select.poll()

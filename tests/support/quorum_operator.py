@@ -6,7 +6,7 @@ from pathlib import Path
 import psycopg
 
 from tests.support.attached import Attached, toml
-from tests.support.quorum_stack import NAME, QuorumStack
+from tests.support.quorum_stack import QuorumStack
 from tests.support.waiting import wait_for
 from walsender_bridge.local_server import LocalServer
 
@@ -64,13 +64,7 @@ def waiting(stack: QuorumStack) -> int:
 
 def streams(stack: QuorumStack) -> bool:
     """Whether the proposer has told the server of a quorum."""
-    return bool(
-        stack.ask(
-            "SELECT 1 FROM pg_stat_replication WHERE application_name = %s"
-            " AND pg_current_wal_flush_lsn() - flush_lsn < 1000",
-            NAME,
-        )
-    )
+    return stack.replication("pg_current_wal_flush_lsn() - flush_lsn < 1000") == [(True,)]
 
 
 def names(stack: QuorumStack) -> str:

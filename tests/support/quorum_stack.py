@@ -7,6 +7,8 @@ import socket
 import subprocess
 import sys
 import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
@@ -37,6 +39,8 @@ class QuorumStack:
         self.configured = count
         #: More arguments, by the process's name.
         self.options: dict[str, list[str]] = {}
+        #: When the proposer was started last, in seconds; 0: it is somebody else's.
+        self._proposer_since = 0.0
 
     def __enter__(self) -> Self:
         return self
@@ -65,6 +69,7 @@ class QuorumStack:
     def _start(self, name: str, **environment: str) -> None:
         if name == "proposer":  # what the last one said is not what this one does
             self.status_file.unlink(missing_ok=True)
+            self._proposer_since = time.time()
         with self.log(name).open("ab") as log:
             self.processes[name] = subprocess.Popen(
                 self._command(name),
@@ -174,15 +179,20 @@ class QuorumStack:
         wait_for(self.is_sync, 60, f"the quorum is there: {self.logs()}")
 
     def _streams(self) -> bool:
-        query = "SELECT 1 FROM pg_stat_replication WHERE application_name = %s"
-        return bool(self.ask(query, NAME))
+        return bool(self.replication("true"))
 
     def is_sync(self) -> bool:
         """Whether the proposer is the primary's synchronous standby."""
-        found = self.ask(
-            "SELECT sync_state FROM pg_stat_replication WHERE application_name = %s", NAME
+        return self.replication("sync_state") in ([("sync",)], [("quorum",)])  # by FIRST, or by ANY
+
+    def replication(self, expression: str) -> list[Any]:
+        """Of the proposer that was started last: the walsender of a dead one ends a moment after it."""
+        return self.ask(
+            f"SELECT {expression} FROM pg_stat_replication"
+            " WHERE application_name = %s AND backend_start >= to_timestamp(%s)",
+            NAME,
+            self._proposer_since,
         )
-        return found in ([("sync",)], [("quorum",)])  # by FIRST, or by ANY
 
     def ask(self, query: str, *values: Any) -> list[Any]:
         """A statement; the rows of a query."""
@@ -236,9 +246,13 @@ class QuorumStack:
         return WalServerProcess(data, held, *options)
 
     def segments(self, number: int) -> dict[str, bytes]:
-        """A safekeeper's complete segments."""
-        folder = self.data(number) / "wal"
-        return {p.name: p.read_bytes() for p in folder.iterdir() if len(p.name) == 24}
+        """A safekeeper's complete segments. What goes meanwhile is not there."""
+        found = {}
+        for path in (self.data(number) / "wal").iterdir():
+            if len(path.name) == 24:
+                with suppress(FileNotFoundError):
+                    found[path.name] = path.read_bytes()
+        return found
 
 
 class Load:
@@ -312,11 +326,24 @@ def in_background(server: LocalServer, number: int) -> threading.Thread:
 
 
 def waits(server: LocalServer, number: int) -> threading.Thread:
-    """A commit that has not returned after a second; the thread that it returns in."""
+    """A commit that waits, and has not returned after a second; the thread that it returns in."""
+    before = _waiting(server)
     thread = in_background(server, number)
+    # Until then it may not have reached the server, which on a busy machine looks the same.
+    wait_for(lambda: not thread.is_alive() or _waiting(server) > before, 20, "the commit waits")
     thread.join(1.0)
     assert thread.is_alive(), "the commit returned without a quorum"
     return thread
+
+
+def _waiting(server: LocalServer) -> int:
+    """How many commits wait for a standby."""
+    with psycopg.connect(server.dsn(), autocommit=True) as connection:
+        row = connection.execute(
+            "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+        ).fetchone()
+    assert row is not None
+    return int(row[0])
 
 
 def numbers(server: LocalServer) -> set[int]:

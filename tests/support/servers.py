@@ -132,18 +132,31 @@ def make_server() -> Iterator[MakeServer]:
             server.destroy()
 
 
+def drop_slot(database: Database, name: str) -> None:
+    """Drop a slot of its database: the walsender of a client that has ended has it for a moment still."""
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            database.execute(f"SELECT pg_drop_replication_slot('{name}')")
+        except psycopg.errors.ObjectInUse:
+            assert time.monotonic() < deadline, f"slot {name} is in use"
+            time.sleep(0.02)
+        else:
+            return
+
+
 def _drop(connection: psycopg.Connection, name: str) -> None:
     deadline = time.monotonic() + 30
     while True:
         connection.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [name]
         )
-        connection.execute(
-            "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots"
-            " WHERE database = %s AND NOT active",
-            [name],
-        )
         try:
+            connection.execute(
+                "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots"
+                " WHERE database = %s AND NOT active",
+                [name],
+            )
             connection.execute(sql.SQL("DROP DATABASE {}").format(sql.Identifier(name)))
         except (psycopg.errors.ObjectInUse, psycopg.errors.UndefinedObject):
             # A backend takes a moment to end, and holds its slot until then.
