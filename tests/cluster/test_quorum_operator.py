@@ -18,6 +18,7 @@ from tests.support.quorum_operator import commit, configured, hanging, names, st
 from tests.support.quorum_stack import NAME, QuorumStack, load_server
 from tests.support.servers import DEFAULT, MAJORS_IN_TURN, MakeServer
 from tests.support.waiting import wait_for
+from walsender_bridge.config import load_config
 from walsender_bridge.errors import Cause
 from walsender_bridge.local_server import LocalServer
 from walsender_bridge.wire.lsn import parse_lsn
@@ -76,8 +77,12 @@ def test_28_release_frees_hanging_commits_and_is_recorded_until_the_quorum_is_re
     assert tuskline.json("quorum", "show")["released"]
     for name in stack.names[:2]:
         stack.start(name)
+    # A file that no proposer minds keeps no operator from it, either.
+    record = load_config(tuskline.config).quorum_id_file
+    record.write_bytes(b"damaged")
     told = tuskline.json("quorum", "require")
     assert (told["changed"], told["released"]) == (True, None)
+    record.unlink()
     assert names(stack) == NEEDED
     commit(stack, 5)
     for name in stack.names[:2]:

@@ -1,8 +1,7 @@
 """`tuskline quorum`: whether commits wait for the safekeepers. docs/quorum-lost.md says when to do what."""
 
-import contextlib
 import sys
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,8 +14,11 @@ from walsender_bridge.commands.options import (
     checked_admin,
 )
 from walsender_bridge.config import Config, load_config
-from walsender_bridge.errors import CorruptError, UsageError
+from walsender_bridge.errors import CorruptError, UnavailableError, UsageError
 from walsender_bridge.output import Output
+
+if TYPE_CHECKING:
+    from walsender_bridge.proposer.one_quorum import Known
 
 quorum_app = typer.Typer(
     help="Whether commits wait for the safekeepers: see docs/quorum-lost.md.", no_args_is_help=True
@@ -59,19 +61,19 @@ def require(
     settings = load_config(config)
     from walsender_bridge.attach import quorum as server
     from walsender_bridge.attach import release_record
-    from walsender_bridge.proposer.quorum_record import load_file
 
     wanted = needed_quorum(settings)
+    output = Output(as_json=as_json)
+    known = _recorded(settings, output)
     with server.session(wanted, checked_admin(admin)) as connection:
         changed = server.require_quorum(connection, wanted, timeout=timeout, beside=beside)
-        known = load_file(settings.quorum_id_file)
         if known.formed:
             server.record_id(connection, wanted, known.quorum)
         if release_record.standing(settings.log.data_dir) is not None:
             decision = server.decision(connection, wanted, "require")
             release_record.write(settings.log.data_dir, decision)
         found = _shown(settings, server.facts(connection, wanted))
-    Output(as_json=as_json).record({"changed": changed, **found})
+    output.record({"changed": changed, **found})
 
 
 @quorum_app.command()
@@ -130,14 +132,12 @@ def forget(
     from walsender_bridge.attach import quorum as server
     from walsender_bridge.attach import release_record
     from walsender_bridge.lifetime import refuse_while_up
-    from walsender_bridge.proposer.quorum_record import load_file
 
     wanted = needed_quorum(settings)
     _somebody_is_asked(yes and lossy)
     refuse_while_up(settings.run_dir)
-    quorum = 0
-    with contextlib.suppress(CorruptError):
-        quorum = load_file(settings.quorum_id_file).quorum
+    output = Output(as_json=as_json)
+    quorum = _recorded(settings, output).quorum
     if not yes:
         typer.confirm(
             "Are the safekeepers' data directories gone for good, on all machines?",
@@ -156,7 +156,7 @@ def forget(
         server.forget_id(connection, wanted)
         release_record.write(settings.log.data_dir, decision)
     settings.quorum_id_file.unlink(missing_ok=True)
-    Output(as_json=as_json).record({"forgotten": f"{quorum:032x}" if quorum else None})
+    output.record({"forgotten": f"{quorum:032x}" if quorum else None})
 
 
 def _somebody_is_asked(said: bool) -> None:
@@ -166,6 +166,18 @@ def _somebody_is_asked(said: bool) -> None:
             "it needs to be confirmed, and there is no terminal to ask on",
             repair="read docs/quorum-lost.md; scripts say --yes --yes-i-may-lose-data",
         )
+
+
+def _recorded(settings: Config, output: Output) -> "Known":
+    """The quorum's id as the bridge's file has it. One that cannot be read, now or ever, keeps nobody from deciding."""
+    from walsender_bridge.proposer.one_quorum import Known
+    from walsender_bridge.proposer.quorum_record import load_file
+
+    try:
+        return load_file(settings.quorum_id_file)
+    except (CorruptError, UnavailableError) as error:
+        output.note(f"the quorum's id is not taken from {error.where}: {error.what}")
+        return Known()
 
 
 def _shown(settings: Config, found: dict[str, Any]) -> dict[str, Any]:
