@@ -235,6 +235,52 @@ def test_a_keeper_with_another_id_is_told_and_gets_its_own_back(tmp_path: Path) 
         assert client.status().faults == {}
 
 
+def test_a_keeper_and_its_copy_count_for_nothing_until_one_of_them_is_stopped(
+    tmp_path: Path,
+) -> None:
+    make = EntryMaker()
+    keeper = ReplicaServer(tmp_path / "keeper", "127.0.0.1:0")
+    copied: ReplicaServer | None = None
+    folder = tmp_path / "repository"
+    repository = RepositoryServer(folder, "127.0.0.1:0", keepers=[keeper.address])
+    repository.start()
+    try:
+        with LogClient(repository.address) as client:
+            write(client, make)
+        repository.stop()
+        keeper.stop()
+        shutil.copytree(tmp_path / "keeper", tmp_path / "copy")
+        keeper = ReplicaServer(tmp_path / "keeper", "127.0.0.1:0")
+        copied = ReplicaServer(tmp_path / "copy", "127.0.0.1:0")
+        keepers = [keeper.address, copied.address]
+        repository = RepositoryServer(folder, "127.0.0.1:0", keepers=keepers)
+        repository.start()
+        with LogClient(repository.address) as client:
+            fault = wait_for(lambda: client.status().faults.get(STREAM), 30, "the fault")
+            assert keeper.address in fault.what
+            assert copied.address in fault.what
+            with pytest.raises(DeadlineError):
+                client.barrier({}, 1)
+            held = _records(repository)
+            time.sleep(1)
+            assert _records(repository) == held, "nothing is recorded of either again and again"
+            copied.stop()
+            copied = None
+            wait_for(lambda: not client.status().faults, 30, "the fault ends")
+            write(client, make)
+    finally:
+        repository.stop()
+        keeper.stop()
+        if copied is not None:
+            copied.stop()
+
+
+def _records(repository: RepositoryServer) -> int:
+    with repository._changed:
+        (count,) = repository._store._db.execute("SELECT count(*) FROM record").fetchone()
+    return int(count)
+
+
 def test_a_clock_that_leapt_and_was_set_back_does_not_stop_trimming(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ sent follows from the report that it has just given, so a commit that got lost i
 commits cannot overtake each other.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
@@ -79,23 +80,37 @@ class Keepers:
         """Those that answered last time."""
         return [link for link in self._links if link.keeper_id and link.answers]
 
+    def told_apart(self) -> list[KeeperLink]:
+        """Those that answered last time, and call themselves what no other does that answered, too.
+
+        Two that have one name are a keeper and a copy of it: what one has on its disk, the other may not have.
+        """
+        names = Counter(link.keeper_id for link in self.answering())
+        return [link for link in self.answering() if names[link.keeper_id] == 1]
+
     def ask(self, *, within: float) -> list[Report]:
         """The reports that arrive in time; a keeper that is late is waited for, not asked again."""
         for link in self._links:
             if link.asked is None:
                 link.asked = self._pool.submit(link.report)
         wait([link.asked for link in self._links if link.asked], timeout=within)
-        reports: list[Report] = []
+        told: list[tuple[KeeperLink, list[Report]]] = []
         for link in self._links:
             if link.asked is None or not link.asked.done():
                 continue
             future, link.asked = link.asked, None
             try:
-                reports += future.result()
+                told.append((link, future.result()))
             except TusklineError as error:
                 link.lost(error)
             else:
-                link.answers = link.heard = True
+                link.answers = True
+        apart = self.told_apart()
+        reports: list[Report] = []
+        for link, its in told:
+            if link in apart:
+                link.heard = True
+                reports += its
         return reports
 
     def due(

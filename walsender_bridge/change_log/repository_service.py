@@ -203,8 +203,8 @@ class RepositoryServer:
         self._store.append(record)
 
     def _met(self) -> None:
-        for keeper in self._keepers:
-            if keeper.keeper_id and self._state.keepers.get(keeper.keeper_id) != keeper.address:
+        for keeper in self._keepers.told_apart():
+            if self._state.keepers.get(keeper.keeper_id) != keeper.address:
                 self._record(KeeperSeen(keeper.keeper_id, keeper.address))
 
     def _note(self, reports: Sequence[Report]) -> list[Report]:

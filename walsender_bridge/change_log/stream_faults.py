@@ -68,7 +68,10 @@ class StreamFaults:
             stream = diverged[0].report.stream
             waits = f"stream {stream} has diverged, and no version is issued until it is mended"
             return DivergedError(waits, where=f"stream {stream}", repair=REPAIR)
-        if silent := unheard(streams, keepers):
+        known = list(keepers)
+        if twins := _twins(known):
+            return _twin_fault(twins, "the log's keepers")
+        if silent := unheard(streams, known):
             return UnavailableError(
                 "the keeper has not answered since the repository started, and no version is issued before it has",
                 where=", ".join(keeper.address for keeper in silent),
@@ -109,14 +112,7 @@ class StreamFaults:
             return self._away_fault(stream, replica, keepers)
         self._away.pop(replica, None)
         if len(found) > 1:
-            # Their reports are taken for those of one, so what else is said of the replica may be the other's.
-            listed = " and ".join(k.address for k in found)
-            return ConfigError(
-                f"the keepers at {listed} both call themselves {replica}",
-                where=f"stream {stream}",
-                repair="keep the one that runs in the data_dir that the log was written to; stop the other, which runs in a"
-                " copy of that, and take it out of the configuration",
-            )
+            return _twin_fault(found, f"stream {stream}")
         [keeper] = found
         verdict = self._verdicts.get((replica, stream))
         if verdict is not None and verdict.reason:
@@ -150,6 +146,23 @@ class StreamFaults:
             where=f"stream {stream}",
             repair="see that `tuskline keeper run` runs there, and what it says",
         )
+
+
+def _twins(keepers: Sequence[Keeper]) -> list[Keeper]:
+    """Keepers that have one name: a keeper, and a copy of it."""
+    names = [keeper.keeper_id for keeper in keepers if keeper.answers and keeper.keeper_id]
+    shared = next((name for name in names if names.count(name) > 1), None)
+    return [k for k in keepers if shared is not None and k.keeper_id == shared and k.answers]
+
+
+def _twin_fault(twins: Sequence[Keeper], where: str) -> TusklineError:
+    listed = " and ".join(keeper.address for keeper in twins)
+    return ConfigError(
+        f"the keepers at {listed} both call themselves {twins[0].keeper_id}, and no version is issued meanwhile",
+        where=where,
+        repair="keep the one that runs in the data_dir that the log was written to; stop the other, which runs in a"
+        " copy of that, and take it out of the configuration",
+    )
 
 
 def unheard(streams: Mapping[str, Stream], keepers: Iterable[Keeper]) -> list[Keeper]:
