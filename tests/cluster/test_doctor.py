@@ -86,6 +86,27 @@ def test_the_script_repairs_what_a_plain_role_lacks_and_detach_takes_it_back(
         assert connection.execute(query.encode()).fetchone() == (1,)
 
 
+def test_a_script_for_several_databases_connects_to_each(tmp_path: Path, shop: Database) -> None:
+    name = "it's \\b"
+    quoted = '"it\'s \\b"'
+    shop.execute(f"CREATE DATABASE {quoted}")
+    other = shop.server.dsn(name)
+    for dsn in (shop.dsn, other):
+        with psycopg.connect(dsn, autocommit=True) as connection:
+            connection.execute("CREATE TABLE bare (id int)")
+    section = {"tables": ["public.bare"]}
+    sources = {"shop": {"dsn": shop.dsn, **section}, "till": {"dsn": other, **section}}
+    tuskline = Attached(tmp_path, sources)
+    try:
+        for _ in range(2):
+            run_script(shop.server.dsn(), tuskline.run("doctor", "--fix-sql").stdout)
+        assert tuskline.json("doctor")["errors"] == 0
+    finally:
+        tuskline.json("init")
+        tuskline.json("detach")
+        shop.execute(f"DROP DATABASE {quoted}")
+
+
 def test_keys_that_the_stream_would_not_carry(tmp_path: Path, shop: Database) -> None:
     """A partition that names rows by another index than its table; a column list without a part of the key."""
     shop.execute(

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from walsender_bridge.commands.doctor import _script
 from walsender_bridge.doctor import slots, wal_room
 from walsender_bridge.doctor.finding import Severity
 from walsender_bridge.errors import Cause
@@ -127,6 +128,42 @@ def test_10_a_role_that_lacks_something_is_told_the_grant():
     assert [each.cause for each in found] == [Cause.PRIVILEGE, Cause.PRIVILEGE]
     assert "REPLICATION" in found[0].repair
     assert "pg_read_all_stats" in found[1].repair
+
+
+@pytest.mark.parametrize(
+    ("other", "statement"),
+    [
+        ({"extension": None}, "CREATE EXTENSION tuskline;"),
+        ({"extension": None, "database": "other"}, ""),  # the script is in the primary's
+        ({"extension": None, "available": None}, ""),
+        ({"extension": {"usable": False, "version": "0.1"}}, 'GRANT tuskline_slots TO "keeper";'),
+        ({"extension": {"usable": True, "version": "0.0"}}, "ALTER EXTENSION tuskline UPDATE;"),
+        ({"extension": {"usable": True}, "extension_stranger": "eve"}, ""),
+    ],
+)
+def test_what_sql_can_repair_on_the_primary_is_in_the_script(other, statement):
+    assert of_standby(**other)["extension"].fix == statement
+
+
+def test_a_missing_physical_slot_is_made_by_the_script():
+    made = "SELECT pg_create_physical_replication_slot('standby_a', true);"
+    assert of_primary(slots=[LOGICAL])["physical slot"].fix == made
+
+
+def test_10_the_script_has_each_statement_once_and_connects_where_there_are_several_servers():
+    role = {"name": 'kee"per', "superuser": False, "replication": False, "sees": False}
+    told = [*slots.judge_standby(standby(role=role), facts(), PHYSICAL, "db")]
+    of_slots = ("copies of slots", "host=a user=me password=secret dbname=shop", told * 2)
+    alone = _script([of_slots])
+    assert alone.count('ALTER ROLE "kee""per" REPLICATION;') == 1
+    assert "\\connect" not in alone
+    both = _script([("source shop", "service=shop", told), of_slots, ("source none", "", [])])
+    connects = [line for line in both.splitlines() if line.startswith("\\connect")]
+    assert connects == [
+        "\\connect -reuse-previous=off 'service=shop'",
+        "\\connect -reuse-previous=on 'dbname=shop host=a'",
+    ]
+    assert "secret" not in both
 
 
 def test_15_a_physical_slot_that_is_missing_or_idle_is_shown_by_its_name():

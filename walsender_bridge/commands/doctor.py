@@ -1,6 +1,6 @@
 """`tuskline doctor`: every check on every source and on this machine; exits by the first error's cause."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -44,9 +44,12 @@ def doctor(
         by_source[section.name] += of_capture(settings, section)
     if settings.quorum_source is not None and settings.quorum_source.name in by_source:
         by_source[settings.quorum_source.name] += of_quorum(settings)
-    findings = [each for found in by_source.values() for each in found]
+    parts = [
+        (f"source {s.name}", s.dsn, by_source[s.name]) for s in chosen_sources(settings, source)
+    ]
     if settings.slots is not None and source in {None, settings.slots.source}:
-        findings += of_slots(settings)
+        parts.append(("copies of slots", settings.slots_dsn, of_slots(settings)))
+    findings = [each for _, _, found in parts for each in found]
     findings += [*of_log(settings), *of_machine(settings)]
     output = Output(as_json=as_json)
     if as_json:
@@ -55,9 +58,9 @@ def doctor(
             "warnings": _count(findings, Severity.WARNING),
             "findings": [each.to_json() for each in findings],
         }
-        output.record({**record, "fix_sql": _script(by_source)} if fix_sql else record)
+        output.record({**record, "fix_sql": _script(parts)} if fix_sql else record)
     elif fix_sql:
-        output.text(_script(by_source))
+        output.text(_script(parts))
     else:
         _print(output, findings)
     first = next((each for each in findings if each.severity is Severity.ERROR), None)
@@ -245,18 +248,21 @@ def _count(findings: list[Finding], severity: Severity) -> int:
     return sum(each.severity is severity for each in findings)
 
 
-def _script(by_source: dict[str, list[Finding]]) -> str:
-    from walsender_bridge.doctor.fixes import comment
+def _script(parts: Sequence[tuple[str, str, list[Finding]]]) -> str:
+    """`parts`: what is repaired, the DSN of the server on which, and the findings."""
+    from walsender_bridge.doctor.fixes import comment, connect
 
     lines = ["-- Read it before you run it. It is for psql, as a superuser or the tables' owner."]
-    for name, findings in by_source.items():
-        fixes = [each for each in findings if each.fix]
-        if not fixes:
-            continue
-        lines += ["", comment(f"Source {name}: connect to {fixes[0].where}")]
+    needed = [(name, dsn, [each for each in found if each.fix]) for name, dsn, found in parts]
+    needed = [each for each in needed if each[2]]
+    for name, dsn, fixes in needed:
+        lines += ["", comment(f"For {name}: {fixes[0].where}")]
+        if len(needed) > 1:
+            lines.append(connect(dsn))
         # What mends a synchronous standby that never answers must not wait for it.
         lines += ["SET synchronous_commit = local;"]
-        for each in fixes:
+        # Several candidates may want the same of their primary.
+        for each in {each.fix: each for each in reversed(fixes)}.values():
             lines += ["", comment(f"{each.check}: {each.what}"), each.fix]
     return "\n".join(lines)
 

@@ -17,7 +17,7 @@ class Severity(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a check found. `fix` is SQL for the server at `where`; `cause` is the exit code of an error."""
+    """What a check found. `fix` is SQL for the server at `where`, or for its primary; `cause` is the exit code of an error."""
 
     check: str
     where: str

@@ -5,11 +5,17 @@ one that holds characters which a terminal, an editor or psql could take for mor
 (`U&"..."`, SQL syntax of the standard and of all supported majors).
 """
 
+from typing import Final
+
 from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from walsender_bridge.printable import printable
 from walsender_bridge.sql import load
 from walsender_bridge.wire.relation_name import split_relation
+
+#: Settings of a DSN that are its role's.
+_OF_THE_ROLE: Final = frozenset({"user", "password", "passfile", "application_name", "options"})
 
 
 def fix(text: str, **names: str | int | list[str]) -> str:
@@ -21,6 +27,19 @@ def fix(text: str, **names: str | int | list[str]) -> str:
 def comment(text: str) -> str:
     """A comment of one line, whatever the text holds."""
     return f"-- {printable(text)}"
+
+
+def connect(dsn: str) -> str:
+    r"""Psql's `\connect` to a server, as whoever runs the script: neither user nor password of the DSN."""
+    known = {key: str(value) for key, value in conninfo_to_dict(dsn).items() if value is not None}
+    if "service" not in known and known.get("user"):
+        known.setdefault("dbname", known["user"])
+    text = make_conninfo("", **{k: v for k, v in known.items() if k not in _OF_THE_ROLE})
+    # Between quotes psql takes backslashes as C does; what is not printable has no place in a line.
+    escaped = text.replace("\\", "\\\\").replace("'", "''")
+    # A server that only defaults or a service name must not be overruled by the last connection's.
+    reuse = "on" if {"host", "hostaddr"} & set(known) else "off"
+    return f"\\connect -reuse-previous={reuse} '{printable(escaped)}'"
 
 
 def quoted(name: str) -> str:

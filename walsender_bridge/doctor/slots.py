@@ -12,6 +12,7 @@ import psycopg
 
 from walsender_bridge.doctor import upstream, wal_room
 from walsender_bridge.doctor.finding import Finding, Severity
+from walsender_bridge.doctor.fixes import fix
 from walsender_bridge.errors import Cause, ConnectionFailedError, TusklineError
 from walsender_bridge.sql import load
 from walsender_bridge.wire.bounded import BoundedConnection
@@ -91,7 +92,7 @@ def judge_primary(facts: Facts, physical: set[str], where: str) -> Iterator[Find
     yield from _version(facts, where)
     yield from _wal_level(facts, where)
     yield from _role(facts, where, replication=False)
-    yield from _extension(facts, where)
+    yield from _extension(facts, where, facts["database"])
     if facts["in_recovery"]:
         yield _error("primary", where, "the server is a standby", "name the primary in [slots] dsn")
         return
@@ -107,6 +108,7 @@ def judge_primary(facts: Facts, physical: set[str], where: str) -> Iterator[Find
                 f"there is no physical slot {name}",
                 f"SELECT pg_create_physical_replication_slot('{name}', true)",
                 cause=Cause.SLOT,
+                fix_sql=fix("fix_physical_slot", slot_value=name),
             )
         elif slot.get("wal_status") == "lost":
             yield _error(
@@ -157,15 +159,23 @@ def judge_standby(facts: Facts, primary: Facts | None, slot: str, where: str) ->
     yield from _disk(facts, where)
     yield from _role(facts, where, replication=True)
     # Also where PostgreSQL keeps copies itself: it shows what the proof rests on.
-    yield from _extension(facts, where)
+    yield from _extension(facts, where, primary["database"] if primary is not None else "")
     if settings.get("sync_replication_slots") == "on":
         yield from _native(facts, where)
 
 
 def _error(
-    check: str, where: str, what: str, repair: str, *, cause: Cause = Cause.SERVER_SETTING
+    check: str,
+    where: str,
+    what: str,
+    repair: str,
+    *,
+    cause: Cause = Cause.SERVER_SETTING,
+    fix_sql: str = "",
 ) -> Finding:
-    return Finding(check, where, what, ERROR, repair=repair, cause=cause, prevents=False)
+    return Finding(
+        check, where, what, ERROR, repair=repair, cause=cause, fix=fix_sql, prevents=False
+    )
 
 
 def _failed(where: str, error: TusklineError) -> Finding:
@@ -329,6 +339,7 @@ def _role(facts: Facts, where: str, *, replication: bool) -> Iterator[Finding]:
             f"{name} may not advance slots",
             f"ALTER ROLE {name} REPLICATION, on the primary",
             cause=Cause.PRIVILEGE,
+            fix_sql=fix("fix_replication", role=name),
         )
     if not role["sees"]:
         yield _error(
@@ -337,10 +348,12 @@ def _role(facts: Facts, where: str, *, replication: bool) -> Iterator[Finding]:
             f"{name} does not see who streams from whom",
             f"GRANT pg_read_all_stats TO {name}, on the primary",
             cause=Cause.PRIVILEGE,
+            fix_sql=fix("roles_stats", role=name),
         )
 
 
-def _extension(facts: Facts, where: str) -> Iterator[Finding]:
+def _extension(facts: Facts, where: str, connected: str) -> Iterator[Finding]:
+    """`connected`: the database of the primary in which a script of SQL would run."""
     found = facts["extension"]
     database = facts["database"]
     if facts.get("extension_stranger") is not None:
@@ -360,6 +373,7 @@ def _extension(facts: Facts, where: str) -> Iterator[Finding]:
             "CREATE EXTENSION tuskline there, on the primary"
             if there
             else "build and install it, then CREATE EXTENSION tuskline: docs/extension.md",
+            fix_sql=fix("fix_extension") if there and database == connected else "",
         )
     elif not found["usable"]:
         yield _error(
@@ -368,6 +382,7 @@ def _extension(facts: Facts, where: str) -> Iterator[Finding]:
             f"{facts['role']['name']} may not call the extension tuskline",
             f"GRANT tuskline_slots TO {facts['role']['name']}, on the primary",
             cause=Cause.PRIVILEGE,
+            fix_sql=fix("fix_extension_user", role=facts["role"]["name"]),
         )
     elif found["version"] and facts["available"] and found["version"] != facts["available"]:
         yield Finding(
@@ -376,6 +391,7 @@ def _extension(facts: Facts, where: str) -> Iterator[Finding]:
             f"tuskline {found['version']}, and {facts['available']} is installed",
             WARNING,
             repair="ALTER EXTENSION tuskline UPDATE, on the primary",
+            fix=fix("fix_extension_update") if database == connected else "",
         )
     else:
         yield Finding("extension", where, f"tuskline {found['version'] or 'by its script'}")

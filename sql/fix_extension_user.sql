@@ -1,0 +1,1 @@
+GRANT tuskline_slots TO {role};
