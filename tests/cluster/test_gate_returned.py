@@ -76,7 +76,7 @@ def test_42_an_unrewound_candidate_releases_nothing(
                 return primary.log_tail(500).count("restarted WAL streaming") > 15
 
             wait_for(has_come_often, 30, "it comes again and again")
-            assert f"slot {CANDIDATE}" in holding(capture)
+            wait_for(lambda: f"slot {CANDIDATE}" in holding(capture), 30, "it says why it waits")
         assert log.committed_lsn() == 0
     finally:
         promoted.destroy()
