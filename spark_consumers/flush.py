@@ -46,8 +46,7 @@ def force_barrier(log: str, sources: Mapping[str, str], *, timeout: float = 60.0
 
     Raises `ConfigError` (`init` has not run), `ConnectionFailedError`, `PrivilegeError`, `DeadlineError`, `UnavailableError`.
     """
-    with LogClient(log) as client:
-        return client.barrier(_written(sources), timeout=timeout)
+    return _Patience(timeout, None).barrier(log, _written(sources))
 
 
 class Parts(Protocol):

@@ -23,7 +23,6 @@ class Output:
 
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
-        self.console = Console(soft_wrap=True)
         self.progress = Console(stderr=True, soft_wrap=True)
 
     def record(self, record: Mapping[str, Any]) -> None:

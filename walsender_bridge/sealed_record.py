@@ -11,7 +11,7 @@ _CRC: Final = "crc32c"
 
 def sealed(record: Mapping[str, Any]) -> bytes:
     """The file of a record."""
-    return json.dumps({**record, _CRC: _crc(record)}).encode()
+    return json.dumps({**record, _CRC: crc_of(record)}).encode()
 
 
 def opened(content: bytes) -> dict[str, Any]:
@@ -23,10 +23,11 @@ def opened(content: bytes) -> dict[str, Any]:
     if not isinstance(record, dict):
         raise TypeError("it is no object")
     told = record.pop(_CRC, None)
-    if told is not None and told != _crc(record):
+    if told is not None and told != crc_of(record):
         raise ValueError("its checksum is wrong")
     return record
 
 
-def _crc(record: Mapping[str, Any]) -> int:
+def crc_of(record: Mapping[str, Any]) -> int:
+    """CRC32C of the record's JSON, its members in their order."""
     return int(google_crc32c.value(json.dumps(record).encode()))

@@ -5,7 +5,6 @@ sent follows from the report that it has just given, so a commit that got lost i
 commits cannot overtake each other.
 """
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
@@ -16,6 +15,7 @@ from pyarrow import flight
 from walsender_bridge.change_log import protocol
 from walsender_bridge.change_log.protocol import CommitContext, Report, load, text
 from walsender_bridge.change_log.repository import Stream
+from walsender_bridge.change_log.stream_faults import twins
 from walsender_bridge.errors import TusklineError, from_wire
 
 #: Seconds for a keeper's answer.
@@ -81,12 +81,9 @@ class Keepers:
         return [link for link in self._links if link.keeper_id and link.answers]
 
     def told_apart(self) -> list[KeeperLink]:
-        """Those that answered last time, and call themselves what no other does that answered, too.
-
-        Two that have one name are a keeper and a copy of it: what one has on its disk, the other may not have.
-        """
-        names = Counter(link.keeper_id for link in self.answering())
-        return [link for link in self.answering() if names[link.keeper_id] == 1]
+        """Those that answered last time, and are no `twins`."""
+        copies = twins(self._links)
+        return [link for link in self.answering() if link not in copies]
 
     def ask(self, *, within: float) -> list[Report]:
         """The reports that arrive in time; a keeper that is late is waited for, not asked again."""

@@ -8,13 +8,13 @@ read as they are, and the next write of them adds it.
 import json
 import struct
 from pathlib import Path
-from typing import Any
 
 import google_crc32c
 
 from walsender_bridge.change_log.protocol import CommitContext, Position
 from walsender_bridge.change_log.replica_disk import Durable, IndexRow
 from walsender_bridge.errors import CorruptError, NotSupportedError
+from walsender_bridge.sealed_record import crc_of
 
 #: Of the small record. Format 1 did not know the source's system identifier, format 2 had no checksums.
 FORMAT = 3
@@ -75,12 +75,7 @@ def pack_state(durable: Durable) -> bytes:
         "taken_at": durable.taken_at,
         "system_id": durable.system_id,
     }
-    return json.dumps({**record, "crc": _record_crc(record)}).encode()
-
-
-def _record_crc(record: dict[str, Any]) -> int:
-    crc: int = google_crc32c.value(json.dumps(record).encode())
-    return crc
+    return json.dumps({**record, "crc": crc_of(record)}).encode()
 
 
 def unpack_state(value: bytes, where: Path) -> Durable:
@@ -90,7 +85,7 @@ def unpack_state(value: bytes, where: Path) -> Durable:
         version = record["format"]
         if version in _READABLE:
             crc = record.pop("crc", None)
-            if crc != _record_crc(record) and (crc is not None or version >= _CHECKED_FROM):
+            if crc != crc_of(record) and (crc is not None or version >= _CHECKED_FROM):
                 raise ValueError("it is not what was written (CRC32C)")
             del record["format"]
             context, position = record.pop("context"), record.pop("position")

@@ -10,8 +10,9 @@ repository starts, every keeper that has replicas answers first (`unheard`).
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final, Protocol
+from typing import Final, Protocol, TypeVar
 
 import structlog
 
@@ -43,6 +44,9 @@ class Keeper(Protocol):
     refused: dict[str, TusklineError]
 
 
+_K = TypeVar("_K", bound=Keeper)
+
+
 class StreamFaults:
     """See the module. One thread at a time. `clock` counts seconds."""
 
@@ -57,20 +61,22 @@ class StreamFaults:
     @property
     def diverged(self) -> bool:
         """Some replica knows a version that was never issued."""
-        return any(verdict.ahead for verdict in self._verdicts.values())
+        return self._ahead() is not None
+
+    def _ahead(self) -> Verdict | None:
+        return next((verdict for verdict in self._verdicts.values() if verdict.ahead), None)
 
     def refusal(
         self, streams: Mapping[str, Stream], keepers: Iterable[Keeper]
     ) -> TusklineError | None:
         """Why no version may be issued now, for no stream; None: it may."""
-        diverged = [verdict for verdict in self._verdicts.values() if verdict.ahead]
-        if diverged:
-            stream = diverged[0].report.stream
+        if ahead := self._ahead():
+            stream = ahead.report.stream
             waits = f"stream {stream} has diverged, and no version is issued until it is mended"
             return DivergedError(waits, where=f"stream {stream}", repair=REPAIR)
         known = list(keepers)
-        if twins := _twins(known):
-            return _twin_fault(twins, "the log's keepers")
+        if copies := twins(known):
+            return _twin_fault(copies, "the log's keepers")
         if silent := unheard(streams, known):
             return UnavailableError(
                 "the keeper has not answered since the repository started, and no version is issued before it has",
@@ -148,17 +154,19 @@ class StreamFaults:
         )
 
 
-def _twins(keepers: Sequence[Keeper]) -> list[Keeper]:
-    """Keepers that have one name: a keeper, and a copy of it."""
-    names = [keeper.keeper_id for keeper in keepers if keeper.answers and keeper.keeper_id]
-    shared = next((name for name in names if names.count(name) > 1), None)
-    return [k for k in keepers if shared is not None and k.keeper_id == shared and k.answers]
+def twins(keepers: Iterable[_K]) -> list[_K]:
+    """Keepers that answer and have one name: a keeper, and a running copy of it. What one has on its disk, the other may not."""
+    named = [keeper for keeper in keepers if keeper.answers and keeper.keeper_id]
+    names = Counter(keeper.keeper_id for keeper in named)
+    return [keeper for keeper in named if names[keeper.keeper_id] > 1]
 
 
-def _twin_fault(twins: Sequence[Keeper], where: str) -> TusklineError:
-    listed = " and ".join(keeper.address for keeper in twins)
+def _twin_fault(copies: Sequence[Keeper], where: str) -> TusklineError:
+    """Told is the name that the first of them shares, and who else has it."""
+    name = copies[0].keeper_id
+    listed = " and ".join(keeper.address for keeper in copies if keeper.keeper_id == name)
     return ConfigError(
-        f"the keepers at {listed} both call themselves {twins[0].keeper_id}, and no version is issued meanwhile",
+        f"the keepers at {listed} both call themselves {name}, and no version is issued meanwhile",
         where=where,
         repair="keep the one that runs in the data_dir that the log was written to; stop the other, which runs in a"
         " copy of that, and take it out of the configuration",

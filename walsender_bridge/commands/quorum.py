@@ -24,6 +24,11 @@ quorum_app = typer.Typer(
     help="Whether commits wait for the safekeepers: see docs/quorum-lost.md.", no_args_is_help=True
 )
 
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask the first question.")]
+Lossy = Annotated[
+    bool, typer.Option("--yes-i-may-lose-data", help="Do not ask the second question.")
+]
+
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the command line."""
@@ -80,10 +85,8 @@ def require(
 def release(
     config: ConfigPath = DEFAULT_CONFIG,
     admin: Admin = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask the first question.")] = False,
-    lossy: Annotated[
-        bool, typer.Option("--yes-i-may-lose-data", help="Do not ask the second question.")
-    ] = False,
+    yes: Yes = False,
+    lossy: Lossy = False,
     as_json: AsJson = False,
 ) -> None:
     """Have commits go on without the quorum, also those that hang now. Recorded until `quorum require`."""
@@ -121,10 +124,8 @@ def release(
 def forget(
     config: ConfigPath = DEFAULT_CONFIG,
     admin: Admin = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask the first question.")] = False,
-    lossy: Annotated[
-        bool, typer.Option("--yes-i-may-lose-data", help="Do not ask the second question.")
-    ] = False,
+    yes: Yes = False,
+    lossy: Lossy = False,
     as_json: AsJson = False,
 ) -> None:
     """Give up a quorum whose safekeepers are lost for good: the next `up` forms a new one. Recorded."""
