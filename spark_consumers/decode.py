@@ -114,6 +114,7 @@ def decode_entries(
     columns: Container[str] | None = None,
     as_text: bool = False,
     keep_unfit: Container[str] = (),
+    failed: Callable[[str, Exception], None] | None = None,
     target_bytes: int = TARGET_BYTES,
 ) -> Iterator[ChangeBatch]:
     """Decode a run of entries that starts at a commit boundary.
@@ -121,13 +122,14 @@ def decode_entries(
     `schemas` gives a schema record for its hash. `relations` (names `schema.table`) leaves others out,
     and then entries may be missing that hold none of them; `columns` leaves out columns (of every
     relation). `as_text` gives every column as PostgreSQL's own text. `keep_unfit`: relations whose values that
-    do not fit are NULL, and told by their text (`ChangeBatch.unfit`), instead of an error. Memory: some `target_bytes`, or
-    one entry.
+    do not fit are NULL, and told by their text (`ChangeBatch.unfit`), instead of an error. `failed` is called with a
+    relation whose changes cannot be decoded, and why, instead of raising that; no more of its changes come then. Memory:
+    some `target_bytes`, or one entry.
 
     Raises `MalformedMessageError`, `CorruptError`, `UnsupportedValueError` (a value that the column's
     type cannot hold: table, column and position are named), and what `schemas` raises.
     """
-    decoder = _Decoder(schemas, relations, columns, as_text, keep_unfit)
+    decoder = _Decoder(schemas, relations, columns, as_text, keep_unfit, failed)
     transaction: Transaction | None = None
     expected: int | None = None
     previous: int | None = None
@@ -194,12 +196,15 @@ class _Decoder:
         columns: Container[str] | None,
         as_text: bool,
         keep_unfit: Container[str],
+        failed: Callable[[str, Exception], None] | None,
     ) -> None:
         self._schemas = schemas
         self._relations = relations
         self._columns = columns
         self._as_text = as_text
         self._keep_unfit = keep_unfit
+        self._failed = failed
+        self._failing: set[str] = set()
         self._known: dict[bytes, _Schema] = {}
 
     def can_skip(self, header: EntryHeader) -> bool:
@@ -218,15 +223,26 @@ class _Decoder:
             entry = frames.entry[messages]
             for first, last, digest in _runs(oid, entry, run):
                 schema = self._schema(digest, oid)
-                if self._relations is None or schema.relation.full_name in self._relations:
+                name = schema.relation.full_name
+                if name in self._failing or not (
+                    self._relations is None or name in self._relations
+                ):
+                    continue
+                try:
                     batch = self._batch(frames, messages[first:last], schema, digest)
-                    batch.partitions = [
-                        (p.entry.offset, told.number, told.relation_id)
-                        for p in run
-                        for told in p.partitions
-                        if told.schema_hash == digest
-                    ]
-                    yield batch
+                except Exception as error:
+                    if self._failed is None:
+                        raise
+                    self._failed(name, error)
+                    self._failing.add(name)
+                    continue
+                batch.partitions = [
+                    (p.entry.offset, told.number, told.relation_id)
+                    for p in run
+                    for told in p.partitions
+                    if told.schema_hash == digest
+                ]
+                yield batch
 
     def _schema(self, digest: bytes, oid: int) -> _Schema:
         found = self._known.get(digest)

@@ -8,7 +8,7 @@ an epoch of that version is published, and every published table is in it.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import psycopg
@@ -18,7 +18,7 @@ from spark_consumers.lakehouse.manifest import Chain, Manifest, open_chain, wait
 from spark_consumers.lakehouse.noticed import known, unshown
 from spark_consumers.lakehouse.shape import Look
 from spark_consumers.lakehouse.sources import Source, look
-from spark_consumers.lakehouse.states import unreadable
+from spark_consumers.lakehouse.states import is_undecided, unreadable
 from walsender_bridge.change_log.client import LogClient
 from walsender_bridge.errors import (
     ConfigError,
@@ -37,6 +37,8 @@ from walsender_bridge.wire.bounded import BoundedConnection
 _TOLD = 10
 _LOOK_AGAIN = 0.1
 _LOOK_AT_SOURCES = 1.0
+#: Seconds in which what somebody has just asked for a table that cannot follow may be carried out.
+_UNDECIDED = 10.0
 #: Seconds between two questions whether waiting is of use.
 _ASK_AGAIN = 2.0
 
@@ -114,13 +116,16 @@ def flush(
     *,
     timeout: float = 60.0,
     parts: Parts | None = None,
+    waiting: Callable[[Mapping[str, str]], None] = lambda _: None,
 ) -> int:
     """Wait until all that was committed in `sources` before this call is readable in `lake`.
 
     That is an epoch which holds it, and every table that is published now in it, as it is at its source: one that is
-    being copied, or cannot follow, is waited for. Tables that somebody has paused are not.
+    being copied is waited for, one that cannot follow until somebody acts for ten seconds. Tables that somebody has
+    paused are not.
 
-    Returns the epoch (a later one may be published already). `timeout` is in seconds; `parts` may end the wait before
+    Returns the epoch (a later one may be published already). `timeout` is in seconds; `waiting` is called, again and again, with the tables that are not
+    there yet and why; `parts` may end the wait before
     it is over, and makes it begin before the log can answer. Raises what `parts` raises, what `force_barrier` raises, `UnavailableError`,
     `PublicationError` when what marks the moment is not published, `DivergedError` when the log is behind the lake, and `DeadlineError` when no epoch came in time, or tables are missing, which it names.
     """
@@ -144,10 +149,15 @@ def flush(
     look_at = 0.0
     head = patience.epoch(chain, version)
     shown: set[str] = set()
+    since: dict[str, float] = {}
     while missing := {**unreadable(head, wanted), **unshown(head, seen)}:
-        if patience.left <= 0:
+        undecided = {n for n in missing if n in head.tables and is_undecided(head.tables[n])}
+        since = {name: since.get(name, time.monotonic()) for name in undecided}
+        too_long = any(time.monotonic() - at > _UNDECIDED for at in since.values())
+        if patience.left <= 0 or too_long:
             raise _unreadable(missing, head.epoch, lake)
         patience.check()
+        waiting(missing)
         copied = {head.copies[name].path for name in missing if name in head.copies}
         if copied - shown:
             # A copy is shown by the first epoch that has passed it, which would come in its own time.

@@ -9,7 +9,7 @@ While a `Snapshot` is there, and an hour longer, its epoch does not expire (`lak
 
 import difflib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ from spark_consumers.lakehouse.manifest import (
 )
 from spark_consumers.lakehouse.newest_told import is_lost, lost
 from spark_consumers.lakehouse.reader_leases import lease_on
+from spark_consumers.lakehouse.states import is_behind
 from walsender_bridge.errors import LakeError, NotSupportedError, TrimmedError, UsageError
 from walsender_bridge.wire.relation_name import split_relation
 
@@ -45,10 +46,14 @@ def read(
     epoch: int | None = None,
     as_of: float | None = None,
     live: bool = False,
+    *,
+    allow_stale: bool = False,
 ) -> "Snapshot":
     """All tables of the lake at one epoch: the newest, or that of number `epoch`, or of the time `as_of`.
 
-    `as_of` is in seconds since the Unix epoch: what was the newest then. Raises `LakeError` (no lake, no
+    `as_of` is in seconds since the Unix epoch: what was the newest then. A table that cannot follow has the rows of an
+    earlier epoch, and may lack parts of transactions that others show: it is left out of the snapshot, unless
+    `allow_stale`. Tables that were paused on request, or have left their publication, are in it. Raises `LakeError` (no lake, no
     such epoch), `TrimmedError` (past its retention), `CorruptError`, `NotSupportedError` (`live`).
     """
     if live:
@@ -68,7 +73,7 @@ def read(
             manifest = chain.as_of(as_of)
         else:
             manifest = _newest(chain, seen.get(identity, 0))
-        snapshot = Snapshot(spark, chain.root, manifest)
+        snapshot = Snapshot(spark, chain.root, manifest, allow_stale=allow_stale)
         if lease is not None:
             lease.keep(snapshot, manifest.link)
     seen[identity] = max(seen.get(identity, 0), manifest.epoch)
@@ -116,10 +121,17 @@ class Snapshot(Mapping[str, "DataFrame"]):
     A name is `stream.schema.table`, or a shorter end of it that only one table has.
     """
 
-    def __init__(self, spark: "SparkSession", root: Path, manifest: Manifest) -> None:
+    def __init__(
+        self, spark: "SparkSession", root: Path, manifest: Manifest, *, allow_stale: bool = False
+    ) -> None:
         self._spark = spark
         self._root = root
         self.manifest = manifest
+        self._withheld = (
+            {}
+            if allow_stale
+            else {n: t for n, t in manifest.readable.items() if is_behind(manifest, t)}
+        )
 
     @property
     def epoch(self) -> int:
@@ -133,12 +145,12 @@ class Snapshot(Mapping[str, "DataFrame"]):
 
     @property
     def tables(self) -> list[str]:
-        """The names of all tables, `stream.schema.table`, ordered."""
-        return sorted(self.manifest.readable)
+        """The names of the tables that this snapshot gives, `stream.schema.table`, ordered."""
+        return sorted(self.manifest.readable.keys() - self._withheld.keys())
 
     @property
     def stale(self) -> dict[str, str]:
-        """The tables whose rows are those of an earlier epoch, and why: paused, held, copied anew, or left."""
+        """The tables whose rows are those of an earlier epoch, and why: paused, stale, copied anew, or left."""
         return {
             name: f"as of epoch {table.as_of}: {table.reason or table.state}"
             for name, table in self.manifest.readable.items()
@@ -148,7 +160,7 @@ class Snapshot(Mapping[str, "DataFrame"]):
     def __getitem__(self, name: str) -> "DataFrame":
         """The table as a DataFrame.
 
-        Raises `LakeError` for an unknown or ambiguous name, `TrimmedError` if the epoch has expired,
+        Raises `LakeError` for an unknown or ambiguous name, and for a stale table without `allow_stale`, `TrimmedError` if the epoch has expired,
         `CorruptError` for a file of its metadata that is not what was written.
         """
         from spark_consumers.lakehouse.iceberg_read import read_snapshot
@@ -188,6 +200,14 @@ class Snapshot(Mapping[str, "DataFrame"]):
             raise LakeError(
                 f"{name!r} is ambiguous", where=str(self._root), repair=f"name one of {found}"
             )
+        stale = _matching(name, self._withheld)
+        if stale:
+            raise LakeError(
+                f"the rows are those of epoch {self._withheld[stale[0]].as_of}, not of epoch {self.epoch}: "
+                f"{self._withheld[stale[0]].reason}",
+                where=stale[0],
+                repair="see `tuskline status`; read(..., allow_stale=True) gives these rows",
+            )
         ends = {end: full for full in self.tables for end in _ends(full)}
         close = difflib.get_close_matches(name, ends, n=3, cutoff=0.5)
         nearest = sorted({ends[c] for c in close}) or self.tables[:10]
@@ -199,24 +219,30 @@ class Snapshot(Mapping[str, "DataFrame"]):
         )
 
     def _matches(self, name: str) -> list[str]:
-        tables = self.tables
-        return [name] if name in tables else [t for t in tables if name in _ends(t)]
+        return _matching(name, self.tables)
 
     def register_views(self, prefix: str = "") -> list[str]:
         """Make a temporary view of each table, `prefix_schema_table`; their names.
 
         With several streams the stream is in the name: `prefix_stream_schema_table`. The views stay at this
-        epoch.
+        epoch. A view of a table that this snapshot does not give is dropped: it would be of another epoch.
         """
-        several = len({name.partition(".")[0] for name in self.tables}) > 1
+        several = len({name.partition(".")[0] for name in self.manifest.readable}) > 1
         names = []
-        for full in self.tables:
+        for full in sorted(self.manifest.readable):
             stream, _, relation = full.partition(".")
             parts = [*([stream] if several else []), *split_relation(relation)]
             view = "_".join([prefix, *parts] if prefix else parts).replace(".", "_")
+            if full in self._withheld:
+                self._spark.catalog.dropTempView(view)
+                continue
             self[full].createOrReplaceTempView(f"`{view}`")
             names.append(view)
         return names
+
+
+def _matching(name: str, tables: Collection[str]) -> list[str]:
+    return [name] if name in tables else sorted(t for t in tables if name in _ends(t))
 
 
 def _ends(full: str) -> list[str]:

@@ -139,7 +139,6 @@ def lake_run(config: ConfigPath = DEFAULT_CONFIG) -> None:
     except TusklineError as error:
         lake_status.write(settings.run_dir, error)
         raise
-    lake_status.write(settings.run_dir, None)
     from spark_consumers.lakehouse.pipeline import Lakehouse, Source
     from spark_consumers.scratch import scratch
     from spark_consumers.scratch import settings as scratch_settings
@@ -162,7 +161,7 @@ def lake_run(config: ConfigPath = DEFAULT_CONFIG) -> None:
                     epoch_interval=lake.epoch_interval,
                     retention_seconds=lake.retention,
                     format=lake.format,
-                    hold=lake.failing_table == "hold",
+                    failing_table=lake.failing_table,
                     copy_rate=lake.copy_rate,
                     progress=bars.show,
                     on_unfit_value=lake.on_unfit_value,

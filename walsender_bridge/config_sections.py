@@ -133,12 +133,12 @@ class LakeSection(_Section):
     epoch_interval: float = Field(default=60.0, gt=0)
     #: Seconds that an epoch stays readable after a newer one was published.
     retention: float = Field(default=86_400.0, gt=0)
-    #: What becomes of epochs while a table cannot follow: they wait for it, or go on and name it.
-    failing_table: Literal["hold", "go_on"] = "hold"
+    #: Whether epochs wait for a table that cannot follow: always, while it is being copied again, or never.
+    failing_table: Literal["hold", "wait_for_copy", "go_on"] = "wait_for_copy"
     #: Bytes a second that a copy of tables writes at most; no limit unless set.
     copy_rate: float | None = Field(default=None, gt=0)
     #: What is done with a row that has a value which the lake cannot hold, by `stream.schema.table` and for
-    #: all others as `default`: `fail` (the job stops and names it) or `quarantine` (it is set aside).
+    #: all others as `default`: `fail` (the table stops and names it) or `quarantine` (it is set aside).
     on_unfit_value: dict[str, Literal["fail", "quarantine"]] = {}
     #: Spark's master for `tuskline lake run`; a cluster's own settings win under spark-submit.
     spark_master: str = "local[2]"

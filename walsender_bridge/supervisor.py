@@ -64,6 +64,8 @@ class ChildState:
     restarts: int = 0
     exit_code: int | None = None
     started_at: float = 0.0
+    #: Ends in a row that came within `GOOD_LIFE`.
+    failures: int = 0
 
 
 class Supervisor:
@@ -124,8 +126,9 @@ class Supervisor:
                 await stop.wait()
                 return
             if time.monotonic() - born > GOOD_LIFE:
-                pause = FIRST_PAUSE
+                pause, state.failures = FIRST_PAUSE, 0
             state.restarts += 1
+            state.failures += 1
             _log.warning(
                 "child ended",
                 child=child.name,
@@ -209,6 +212,7 @@ class Supervisor:
                     "restarts": s.restarts,
                     "exit_code": s.exit_code,
                     "started_at": s.started_at,
+                    "failures": s.failures,
                 }
                 for name, s in self.states.items()
             },

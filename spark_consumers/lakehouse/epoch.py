@@ -15,14 +15,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 from zlib import crc32
 
 import pyarrow as pa
 import structlog
 from pyspark.sql import SparkSession
 
-from spark_consumers.lakehouse import noticed
+from spark_consumers.lakehouse import noticed, table_fault
 from spark_consumers.lakehouse.complete import (
     Completed,
     CompleteTask,
@@ -48,6 +48,7 @@ from spark_consumers.lakehouse.stage import (
     run_range,
     total_changes,
 )
+from spark_consumers.lakehouse.table_fault import TableFault, TableFaultsError
 from spark_consumers.lakehouse.table_format import (
     ROW_ID,
     TableFormat,
@@ -56,7 +57,7 @@ from spark_consumers.lakehouse.table_format import (
 from spark_consumers.types import arrow_schema, text_columns
 from walsender_bridge import fail_point
 from walsender_bridge.change_log.client import CutPoint, LogStatus
-from walsender_bridge.errors import CorruptError, TusklineError, from_wire
+from walsender_bridge.errors import CorruptError
 from walsender_bridge.steady_clock import SteadyClock
 from walsender_bridge.wire.pgoutput import Column
 
@@ -138,8 +139,8 @@ class EpochWriter:
 
         `layouts`: for tables (by path) that got columns on the way, which and from where on. `looked`: the streams whose
         sources were looked at since `status` was asked. `everything`: up to the newest version, whatever that costs.
-        Raises `ShapeChangedError` for tables whose changes have another shape, `FencedError` when a newer writer has
-        taken over; whatever is raised, the lake is as it was, and the round can be repeated.
+        Raises `ShapeChangedError` for tables whose changes have another shape, `TableFaultsError` for tables whose changes
+        cannot be applied, `FencedError` when a newer writer has taken over; whatever is raised, the lake is as it was, and the round can be repeated.
         """
         began = time.monotonic()
         self._attempt += 1
@@ -227,12 +228,17 @@ class EpochWriter:
         work = tasks(plan, targets, addresses, late, str(scratch))
         found: dict[str, list[Staged]] = defaultdict(list)
         misfits: list[Misfit] = []
-        for part in self._run(run_range, work):
+        faults: list[TableFault] = []
+        for part in self._run(run_range, work, plan):
             for one in part:
                 if isinstance(one, Misfit):
                     misfits.append(one)
+                elif isinstance(one, TableFault):
+                    faults.append(one)
                 else:
                     found[one.table].append(one)
+        if faults:
+            raise TableFaultsError(faults, plan.tables)
         came = {n: frozenset[int]().union(*(p.partitions for p in ps)) for n, ps in found.items()}
         tables, told = noticed.told_of(plan.tables, came, looked)
         misfits += [Misfit(name, 0, 0, (), frozenset(), reason) for name, reason in told.items()]
@@ -255,7 +261,7 @@ class EpochWriter:
             for name, target in targets.items()
             if target.retry_unfit and target.unfit_files and name not in found
         ]
-        for one in self._run(run_compose, composing):
+        for one in self._run(run_compose, composing, plan):
             found[one.table] = [one]
         return replace(plan, tables=tables), {name: part for name, (part,) in found.items()}
 
@@ -305,18 +311,15 @@ class EpochWriter:
             retry_unfit=table.retry_unfit,
         )
 
-    def _run(self, function: Callable[[_In], _Out], work: Sequence[_In]) -> list[_Out]:
+    def _run(self, function: Callable[[_In], _Out], work: Sequence[_In], plan: Plan) -> list[_Out]:
         """Run the tasks on the executors. An error of ours is raised here as what it was there."""
         if not work:
             return []
         context = self._spark.sparkContext
         # A task of Spark costs more than most of ours: as many as run at the same time are enough.
         slices = min(len(work), context.defaultParallelism)
-        results = context.parallelize(work, slices).map(_told(function)).collect()
-        for kind, result in results:
-            if kind == "error":
-                raise from_wire(result)
-        return [result for _, result in results]
+        done = context.parallelize(work, slices).map(table_fault.told(function)).collect()
+        return table_fault.results(done, plan.tables)
 
     def _write_tables(
         self,
@@ -332,7 +335,7 @@ class EpochWriter:
             list(staged.items()), lambda name, part: self._scan(plan, targets[name], part)
         )
         completed: dict[str, list[Completed]] = defaultdict(list)
-        for one in self._run(run_complete, [task for scan in scans for task in scan]):
+        for one in self._run(run_complete, [task for scan in scans for task in scan], plan):
             completed[one.table].append(one)
         timings.complete = time.monotonic() - began
 
@@ -435,15 +438,3 @@ class EpochWriter:
             publish_seconds=round(timings.publish, 3),
             table_seconds=timings.tables,
         )
-
-
-def _told(function: Callable[[_In], _Out]) -> Callable[[_In], tuple[str, Any]]:
-    """`function` for an executor: our errors come back as values, for Spark would make text of them."""
-
-    def run(task: _In) -> tuple[str, Any]:
-        try:
-            return "done", function(task)
-        except TusklineError as error:
-            return "error", error.to_wire()
-
-    return run

@@ -23,13 +23,17 @@ from typing import BinaryIO
 import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.parquet as pq
+import structlog
 
 from spark_consumers.lakehouse import checksums
 from spark_consumers.lakehouse.table_format import FileInfo
+from spark_consumers.lakehouse.table_version import TableVersion
 from walsender_bridge.errors import CorruptError
 
 _STAGE = re.compile(r"(\d{20})-t(\d+)-a(\d+)")
 _ROW_GROUP = 128 * 1024
+
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,3 +164,14 @@ def orphans(folder: Path, stages: Mapping[int, str]) -> Iterator[Path]:
         # What a task had not finished when it was killed is of no use, whichever stage was published.
         if file.name.startswith(".") or str(stage) != stages[stage.link]:
             yield file
+
+
+def remove_orphans(
+    lake: Path, tables: Mapping[str, TableVersion], links: Mapping[int, Mapping[str, TableVersion]]
+) -> None:
+    """Remove data files of rounds that were not published. `links`: for some links the tables that they name."""
+    for name, table in tables.items():
+        stages = {link: there[name].stage if name in there else "" for link, there in links.items()}
+        for file in list(orphans(lake / table.path, stages)):
+            log.info("orphan removed", file=file.name, table=name)
+            checksums.remove(file)

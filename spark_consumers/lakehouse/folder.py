@@ -12,7 +12,7 @@ import shutil
 from pathlib import Path
 
 from spark_consumers.lakehouse.manifest import local_root
-from walsender_bridge.errors import LakeError, TusklineError
+from walsender_bridge.errors import LakeError, TusklineError, UnavailableError
 
 #: Bytes below which nothing is begun: an epoch's files would fill the disk.
 ROOM = 64 << 20
@@ -67,7 +67,7 @@ def why(error: Exception, lake: str | Path) -> TusklineError:
                 where=_place(error, text) or str(local_root(lake)),
                 repair="make room; the job tries again by itself, and nothing is lost",
             )
-    return LakeError(
+    return UnavailableError(
         f"a round failed: {_first_line(text)}",
         where=str(local_root(lake)),
         repair="the job tries again by itself; its log has the whole error",

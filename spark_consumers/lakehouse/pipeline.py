@@ -15,23 +15,25 @@ from typing import Any
 import structlog
 from pyspark.sql import SparkSession
 
-from spark_consumers.lakehouse import checksums, log_view, rolled_back, states, takeover
+from spark_consumers.lakehouse import log_view, rolled_back, states, takeover
 from spark_consumers.lakehouse.bootstrap import Copier
 from spark_consumers.lakehouse.copies import Copies
 from spark_consumers.lakehouse.departures import departed
 from spark_consumers.lakehouse.epoch import EpochWriter, ShapeChangedError
-from spark_consumers.lakehouse.files import orphans
-from spark_consumers.lakehouse.folder import why
+from spark_consumers.lakehouse.files import remove_orphans
 from spark_consumers.lakehouse.iceberg import IcebergFormat
 from spark_consumers.lakehouse.lake_site import LakeSite
 from spark_consumers.lakehouse.leases import Leases
 from spark_consumers.lakehouse.looks import Looks
 from spark_consumers.lakehouse.manifest import LIVE, Manifest, open_chain
+from spark_consumers.lakehouse.policy import WAIT_FOR_COPY, Policy
 from spark_consumers.lakehouse.presence import Presence
 from spark_consumers.lakehouse.retention import Retention, clock_after
+from spark_consumers.lakehouse.round_failures import RoundFailures
 from spark_consumers.lakehouse.sources import Source
+from spark_consumers.lakehouse.table_fault import TableFaultsError
 from spark_consumers.lakehouse.table_version import RESUMING
-from spark_consumers.lakehouse.table_work import Policy, TableWork
+from spark_consumers.lakehouse.table_work import TableWork
 from walsender_bridge.change_log.client import LogClient, LogStatus
 from walsender_bridge.errors import (
     CorruptError,
@@ -77,8 +79,8 @@ class Lakehouse:
 
     `lake` is the lake's folder, `log` the repository's address. `epoch_interval` and `retention_seconds`
     are in seconds, `max_bytes_per_epoch` in bytes of the log as it is stored, `copy_rate` in bytes a second.
-    `catalog` names the Spark catalog in which users of this session see the tables. `hold`: epochs wait for
-    a table that cannot follow (False: they go on, and name it). `progress` is called with how far each
+    `catalog` names the Spark catalog in which users of this session see the tables. `failing_table`: whether epochs wait for
+    a table that cannot follow (`policy`). `progress` is called with how far each
     table's copy is (`copy_out.Progress`), about ten times a second. `on_unfit_value`: `fail` or `quarantine`, by table
     and as `default`. `failing` is called with why a round has failed, each time, and with None when the next one has not.
     """
@@ -95,7 +97,7 @@ class Lakehouse:
         retention_seconds: float = 86_400.0,
         max_bytes_per_epoch: int = 256 << 20,
         format: str = "iceberg",  # noqa: A002  # the configuration's own word
-        hold: bool = True,
+        failing_table: str = WAIT_FOR_COPY,
         copy_rate: float | None = None,
         progress: Callable[[Mapping[str, Mapping[str, Any]]], None] | None = None,
         on_unfit_value: Mapping[str, str] | None = None,
@@ -126,10 +128,10 @@ class Lakehouse:
         self._began_at = float("-inf")
         self._lake = ""
         self._format: IcebergFormat | None = None
-        self._policy = Policy(hold=hold, copy_rate=copy_rate, keep_paused=retention_seconds)
+        self._policy = Policy(failing_table, copy_rate, keep_paused=retention_seconds)
         self._progress = progress
         self._on_unfit_value = dict(on_unfit_value or {})
-        self._failing = failing or (lambda _: None)
+        self._failures = RoundFailures(self._chain.root, failing or (lambda _: None))
 
     def run(self, stop: threading.Event) -> None:
         """Take over and publish epochs until `stop` is set; while another driver is at work, wait for its end.
@@ -138,7 +140,6 @@ class Lakehouse:
         come, `LakeError` for a lake of another log, and whatever is raised when the JVM is gone.
         """
         pause = _FIRST_PAUSE
-        self._failing(None)
         try:
             while not stop.is_set():
                 try:
@@ -146,11 +147,11 @@ class Lakehouse:
                         stop.wait(_STANDBY)
                         continue
                     self.run_once()
-                    if pause != _FIRST_PAUSE:
-                        pause = _FIRST_PAUSE
-                        self._failing(None)
+                    pause = _FIRST_PAUSE
+                    self._failures.went_well()
                     stop.wait(_TICK)
-                except LakeError:
+                except LakeError as error:
+                    self._failures.ended(error)
                     raise
                 except FencedError as error:
                     if self._writer is not None:
@@ -182,7 +183,7 @@ class Lakehouse:
         status = self._same_history(writer, status, due=due)
         self._look_after_tables(writer, status)
         head = writer.head
-        if self._policy.hold:
+        if self._policy.holds_streams:
             rolled_back.check(head, writer.apart, str(self._chain.root))
         new = status.version > head.epoch
         awaited = writer.tables.awaited(head, status) if new else None
@@ -217,7 +218,7 @@ class Lakehouse:
         writer.apart = log_view.apart(head, status, self._sources, thorough=thorough)
         for stream in writer.apart.keys() - known.keys():
             log.error("the log was rolled back", stream=stream, reason=writer.apart[stream])
-        head = rolled_back.hold(head, writer.apart, holds=self._policy.hold)
+        head = rolled_back.hold(head, writer.apart, holds=self._policy.holds_streams)
         head, lost = log_view.without_lost(head, status)
         if rolled_back.given_up(head, writer.apart) and status.version < head.epoch:
             self._log().raise_version(head.epoch)
@@ -228,7 +229,7 @@ class Lakehouse:
     def _look_after_tables(self, writer: _Writer, status: LogStatus) -> None:
         """Publish what has changed about the tables, and have copied what is to be copied."""
         wanted = writer.tables.step(writer.head, status, self._log(), writer.apart)
-        wanted = rolled_back.hold(wanted, writer.apart, holds=self._policy.hold)
+        wanted = rolled_back.hold(wanted, writer.apart, holds=self._policy.holds_streams)
         changed = self._publish(writer, wanted)
         writer.tables.settled(writer.head)
         writer.tables.start_copies(writer.head, status, self._log())
@@ -269,6 +270,12 @@ class Lakehouse:
         except ShapeChangedError as changed:
             self._publish(writer, tables.reshape(head, changed))
             return None
+        except TableFaultsError as failed:
+            found = failed.by_path()
+            tables.keep_log({fault.table for fault in failed.faults}, head.epoch, self._log())
+            if not self._give_up(writer, found, damaged=False):
+                raise next(iter(found.values())) from None
+            return None
         except (CorruptError, NotSupportedError) as error:
             path = states.path_of(head, self._chain.root, error.where)
             if path is None or not self._give_up(writer, {path: error}):
@@ -277,9 +284,12 @@ class Lakehouse:
         tables.written(head, manifest)
         return manifest
 
-    def _give_up(self, writer: _Writer, errors: Mapping[str, TusklineError]) -> bool:
+    def _give_up(
+        self, writer: _Writer, errors: Mapping[str, TusklineError], *, damaged: bool = True
+    ) -> bool:
         """Have these tables, by path, stop, and the others go on; whether that was news."""
-        writer.damaged |= set(errors)
+        if damaged:
+            writer.damaged |= set(errors)
         return self._publish(writer, writer.tables.give_up(writer.head, errors))
 
     def _after(self, writer: _Writer, manifest: Manifest) -> None:
@@ -293,7 +303,7 @@ class Lakehouse:
         """Go on from this link, which is ours."""
         writer.head = head
         writer.kept.remember(head)
-        self._remove_orphans(head, {head.link: head})
+        remove_orphans(self._chain.root, head.tables, {head.link: head.tables})
 
     # -- taking over ------------------------------------------------------------------------------------
 
@@ -381,19 +391,8 @@ class Lakehouse:
     def _sweep(self, writer: _Writer) -> None:
         """Remove what earlier writers left unfinished. Raises `FencedError` if a later one has come by now."""
         takeover.carry_out(takeover.sweep(writer.head), writer.site.do)
-        recent = {m.link: m for m in self._chain.newest(_RECENT_LINKS)}
-        self._remove_orphans(writer.head, recent)
-
-    def _remove_orphans(self, head: Manifest, links: dict[int, Manifest]) -> None:
-        """Remove data files of rounds that were not published, for these links."""
-        for name, table in head.tables.items():
-            stages = {
-                link: manifest.tables[name].stage if name in manifest.tables else ""
-                for link, manifest in links.items()
-            }
-            for file in list(orphans(self._chain.root / table.path, stages)):
-                log.info("orphan removed", file=file.name, table=name)
-                checksums.remove(file)
+        recent = {m.link: m.tables for m in self._chain.newest(_RECENT_LINKS)}
+        remove_orphans(self._chain.root, writer.head.tables, recent)
 
     # -- the log ----------------------------------------------------------------------------------------
 
@@ -426,8 +425,7 @@ class Lakehouse:
         """Say what happened, and start the next attempt from what is durable."""
         if not self._jvm_is_alive():
             raise error
-        log.warning("round failed", error=str(error)[:2000], again_in_seconds=pause)
-        self._failing(why(error, self._chain.root))
+        self._failures.failed(error, pause)
         self._forget_client()
         if self._writer is not None:
             # A link may have been published although publishing it has failed.

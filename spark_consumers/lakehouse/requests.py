@@ -176,7 +176,7 @@ def finished(head: Manifest, request: Request) -> dict[str, str] | None:
             raise DivergedError(
                 outcome.removeprefix("refused: "), where=name, repair=rolled_back.WAYS_OUT
             )
-        reason = head.set_aside.get(name) if request.kind != PAUSE else None
+        reason = _failure(head, name) if request.kind != PAUSE else None
         if outcome.startswith("refused: ") or reason:
             raise LakeError(
                 reason or outcome.removeprefix("refused: "),
@@ -188,6 +188,14 @@ def finished(head: Manifest, request: Request) -> dict[str, str] | None:
     if request.kind != PAUSE and not all(_follows(head, name) for name in told):
         return None
     return told
+
+
+def _failure(head: Manifest, name: str) -> str | None:
+    """Why a table that was to follow does not, and will not by itself."""
+    table = head.tables.get(name)
+    if name not in head.set_aside and table is not None and states.is_undecided(table):
+        return table.reason
+    return head.set_aside.get(name)
 
 
 def _follows(head: Manifest, name: str) -> bool:

@@ -32,6 +32,7 @@ from spark_consumers.lakehouse.fit import (
     without_copied,
 )
 from spark_consumers.lakehouse.quarantine import UnfitFile
+from spark_consumers.lakehouse.table_fault import TableFault, fault_of
 from spark_consumers.lakehouse.table_format import FileInfo
 from spark_consumers.serial import fold_from_table, fold_to_table
 from walsender_bridge import fail_point
@@ -193,10 +194,10 @@ def composed(first: Fold | BagFold, then: Fold | BagFold) -> Fold | BagFold:
     return compose(first, then)
 
 
-def run_range(task: RangeTask) -> list[Staged | Misfit]:
+def run_range(task: RangeTask) -> list[Staged | Misfit | TableFault]:
     """Read, fold and write. A table with a change that does not fit is told by its misfits instead.
 
-    Raises the log's errors.
+    A table whose changes cannot be applied is told by that fault. Raises the log's errors.
     """
     by_name: dict[str, list[Target]] = defaultdict(list)
     for target in task.targets:
@@ -204,6 +205,14 @@ def run_range(task: RangeTask) -> list[Staged | Misfit]:
             by_name[name].append(target)
     pending: dict[str, _Pending] = {}
     misfits: dict[str, list[Misfit]] = {}
+    faults: dict[str, TableFault] = {}
+
+    def failed(relation: str, error: Exception) -> None:
+        found = [fault_of(target.name, error) for target in by_name[relation]]
+        faults.update({fault.table: fault for fault in found if fault is not None})
+        if None in found:
+            raise error
+
     with ReplicaClient(task.address) as replica:
 
         def schema(digest: bytes) -> bytes:
@@ -211,15 +220,33 @@ def run_range(task: RangeTask) -> list[Staged | Misfit]:
 
         entries = replica.read(task.stream, task.start, task.end, relations=sorted(by_name))
         keeping = {name for name, found in by_name.items() if any(t.keeps_unfit for t in found)}
-        for batch in decode_entries(entries, schema, relations=by_name, keep_unfit=keeping):
+        batches = decode_entries(
+            entries, schema, relations=by_name, keep_unfit=keeping, failed=failed
+        )
+        for batch in batches:
             for target in by_name[batch.relation.full_name]:
-                _take(task.number, target, batch, pending, misfits)
+                if target.name not in faults:
+                    with _caught(target, faults):
+                        _take(task.number, target, batch, pending, misfits)
             fail_point.hit("staging")
-    whole = [table for name, table in pending.items() if name not in misfits]
-    return [
-        *(_stage(task, table) for table in whole),
-        *(m for told in misfits.values() for m in told),
-    ]
+    staged = []
+    for name, table in pending.items():
+        if name not in misfits and name not in faults:
+            with _caught(table.target, faults):
+                staged.append(_stage(task, table))
+    return [*staged, *(m for told in misfits.values() for m in told), *faults.values()]
+
+
+@contextmanager
+def _caught(target: Target, faults: dict[str, TableFault]) -> Iterator[None]:
+    """What goes wrong with this table alone is noted, and the others go on."""
+    try:
+        yield
+    except Exception as error:
+        fault = fault_of(target.name, error)
+        if fault is None:
+            raise
+        faults[fault.table] = fault
 
 
 def _take(

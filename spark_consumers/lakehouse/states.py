@@ -99,19 +99,10 @@ def outdate(head: Manifest, name: str, reason: str, *, holds: bool) -> Manifest:
     return replace(stop(head, name, reason, holds=holds, anew=True), copies=head.copies)
 
 
-def released(head: Manifest) -> Manifest:
-    """No table holds the epochs back any more: by policy they go on without it."""
-    tables = {
-        name: replace(table, state=STALE) if table.state == HELD else table
-        for name, table in head.tables.items()
-    }
-    return replace(head, tables=tables)
-
-
 def pause(head: Manifest, name: str) -> Manifest:
     """The table stops following, as asked; it is not copied either."""
     copies = {n: t for n, t in head.copies.items() if n != name}
-    table = replace(_stopped(head, name, PAUSED), reason="paused")
+    table = replace(_stopped(head, name, PAUSED), reason=PAUSED)
     return replace(head, tables={**head.tables, name: table}, copies=copies)
 
 
@@ -120,7 +111,7 @@ def resume(head: Manifest, name: str, low_offset: int) -> Manifest:
     table = head.tables[name]
     if not table.resync and table.offset < low_offset:
         reason = f"the log was trimmed up to offset {low_offset}, and it stopped at {table.offset}"
-        table = replace(table, reason=reason, resync=reason)
+        table = replace(table, reason=f"{table.reason}; {reason}", resync=reason)
     state = STALE if table.resync else RESUMING
     if table.state == HELD:
         # Epochs have waited for it, so it lacks nothing.
@@ -160,6 +151,17 @@ def unreadable(head: Manifest, names: Collection[str]) -> dict[str, str]:
                 "copied, but not published yet" if name in head.copies else "not copied yet"
             )
     return found
+
+
+def is_behind(head: Manifest, table: TableVersion) -> bool:
+    """Whether the rows are of an earlier epoch without anybody's having asked for that, by a pause or by leaving."""
+    asked = table.state in {LIVE, LEFT} or table.reason.startswith(PAUSED)
+    return not asked and table.as_of != head.epoch
+
+
+def is_undecided(table: TableVersion) -> bool:
+    """Whether the table cannot follow until somebody has acted: no copy of it will take its place."""
+    return table.state in {HELD, STALE} and not table.resync
 
 
 def held(head: Manifest) -> dict[str, TableVersion]:

@@ -7,8 +7,8 @@ epoch that there is: a table's state is durable before anything is done by it. A
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import structlog
@@ -23,15 +23,23 @@ from spark_consumers.lakehouse.leases import Leases
 from spark_consumers.lakehouse.looks import Looks
 from spark_consumers.lakehouse.manifest import Chain, Manifest, TableVersion
 from spark_consumers.lakehouse.origin import Joins, joins
+from spark_consumers.lakehouse.policy import Policy
 from spark_consumers.lakehouse.schema_change import Anew, first_layout, judge, not_plain
 from spark_consumers.lakehouse.shape import Look
 from spark_consumers.lakehouse.sources import Source, columns_now, mark
 from spark_consumers.lakehouse.states import stream_of
 from spark_consumers.lakehouse.status import write_status
+from spark_consumers.lakehouse.table_fault import reason_of
 from spark_consumers.lakehouse.table_version import LIVE, PAUSED, RESUMING
 from walsender_bridge import fail_point
 from walsender_bridge.change_log.client import LogClient, LogStatus
-from walsender_bridge.errors import CorruptError, DivergedError, TrimmedError, TusklineError
+from walsender_bridge.errors import (
+    CorruptError,
+    DivergedError,
+    TrimmedError,
+    TusklineError,
+    UnsupportedValueError,
+)
 from walsender_bridge.steady_clock import SteadyClock
 
 #: After which a copy that failed is tried again, in seconds.
@@ -42,19 +50,6 @@ _NOT_BEGUN = 2.0
 _STATUS = 1.0
 
 log = structlog.get_logger()
-
-
-@dataclass(frozen=True)
-class Policy:
-    """What the configuration says of tables.
-
-    `hold`: epochs wait for a table that cannot follow (otherwise they go on, and name it). `copy_rate`: bytes
-    a second that a copy writes at most. `keep_paused`: seconds for which the log is kept for a paused table.
-    """
-
-    hold: bool = True
-    copy_rate: float | None = None
-    keep_paused: float = 86_400.0
 
 
 class TableWork:
@@ -95,7 +90,7 @@ class TableWork:
         #: The streams whose sources have answered `look_again` with a look that began after it was called.
         self.looked: set[str] = set()
         self._told_at = float("-inf")
-        #: Paused tables for which this writer has a lease.
+        #: Tables that are paused, or stopped by a fault, for which this writer has a lease.
         self._paused: set[str] = set()
 
     # -- one round --------------------------------------------------------------------------------------
@@ -113,8 +108,6 @@ class TableWork:
             self._looks.soon()
         looks = self._look(head)
         changed = without_departed(head, self._sources)
-        if not self._policy.hold:
-            changed = states.released(changed)
         for stream, names in self._published.items():
             changed = states.without(changed, names, stream)
         for request in new:
@@ -134,8 +127,9 @@ class TableWork:
         low = {stream: cut.low_offset for stream, cut in status.streams.items()}
         for name, reason in states.trimmed(changed, low).items():
             log.error("table cannot follow", table=name, reason=reason)
-            changed = states.stop(changed, name, reason, holds=self._policy.hold, anew=False)
-        return changed
+            holds = self._policy.holds(copied_again=False)
+            changed = states.stop(changed, name, reason, holds=holds, anew=False)
+        return self._policy.released(changed, rolled_back.REASON)
 
     def look_again(self, head: Manifest) -> tuple[Manifest, bool]:
         """The head after the sources were looked at, as far as they answer; whether all tables follow as before.
@@ -238,7 +232,8 @@ class TableWork:
             self.layouts.pop(table.path, None)
             self._copy_after.pop(name, None)
             self._copies.drop(name)
-            head = states.stop(head, name, reason, holds=self._policy.hold, anew=True)
+            holds = self._policy.holds(copied_again=True)
+            head = states.stop(head, name, reason, holds=holds, anew=True)
             self._looks.soon()
         return head
 
@@ -258,14 +253,10 @@ class TableWork:
 
     def give_up(self, head: Manifest, errors: Mapping[str, TusklineError]) -> Manifest:
         """The head after the changes of these tables, by path, could not be applied to them."""
-        reasons = {}
-        for path, error in errors.items():
-            folder = str(self._chain.root / path)
-            file = error.where.removeprefix(f"{folder}/") if error.where != folder else ""
-            is_file = file and file != error.where
-            reasons[path] = f"{error.what} ({file})" if is_file else error.what
-            log.error("table cannot follow", path=path, reason=reasons[path])
-        return states.damaged(head, reasons, holds=self._policy.hold)
+        reasons = {path: reason_of(e, str(self._chain.root / path)) for path, e in errors.items()}
+        for path, reason in reasons.items():
+            log.error("table cannot follow", path=path, reason=reason)
+        return states.damaged(head, reasons, holds=self._policy.holds(copied_again=False))
 
     # -- leases -----------------------------------------------------------------------------------------
 
@@ -276,9 +267,18 @@ class TableWork:
                 self._leases.drop(client, self._copy_consumer(stream))
         for name in list(self._paused):
             table = head.tables.get(name)
-            if table is None or table.state not in {PAUSED, RESUMING}:
+            needed = table is not None and (
+                table.state in {PAUSED, RESUMING} or states.is_undecided(table)
+            )
+            if not needed:
                 client.drop_consumer(self._pause_consumer(name))
                 self._paused.discard(name)
+
+    def keep_log(self, names: Iterable[str], version: int, client: LogClient) -> None:
+        """Keep what tables lack that stop at this version: they may be resumed for as long as paused ones."""
+        for name in names:
+            client.register_consumer(self._pause_consumer(name), version, self._policy.keep_paused)
+            self._paused.add(name)
 
     def _needs_log(self, head: Manifest, stream: str) -> bool:
         """Whether a table of the stream is being copied, or copied and not yet shown."""
@@ -307,7 +307,8 @@ class TableWork:
         told: dict[str, str] = {}
         for stream, began, look in looks:
             later = {name for name, at in self._arrived_at.items() if at >= began}
-            head, found = noticed.compare(head, stream, look, later, holds=self._policy.hold)
+            holds = self._policy.holds(copied_again=True)
+            head, found = noticed.compare(head, stream, look, later, holds=holds)
             told |= found
         for name, reason in told.items():
             log.warning("table changed at its source", table=name, reason=reason)
@@ -331,12 +332,8 @@ class TableWork:
             before, after = head.tables.get(name), changed.tables.get(name)
             if before is not None and after is not None and before.state != after.state:
                 if after.state == PAUSED:
-                    # Before the table stops: what it lacks from here on is kept for it.
-                    consumer = self._pause_consumer(name)
-                    # A log that was rolled back may not have come so far.
-                    version = min(head.epoch, status.version)
-                    client.register_consumer(consumer, version, self._policy.keep_paused)
-                    self._paused.add(name)
+                    # Before the table stops. A log that was rolled back may not have come so far.
+                    self.keep_log([name], min(head.epoch, status.version), client)
                 elif after.state in {RESUMING, LIVE}:
                     mark(self._sources[stream_of(name)])
             if after is not None and after.retry_unfit and stream_of(name) in self._sources:
@@ -402,6 +399,8 @@ class TableWork:
 def _undecided(name: str, reason: str) -> TusklineError:
     """The error while a table waits for somebody to decide what becomes of it."""
     kind: type[TusklineError] = TrimmedError if "trimmed" in reason else CorruptError
+    if "on_unfit_value" in reason:
+        kind = UnsupportedValueError
     repair = f"tuskline table resync {name} (or pause it, and epochs go on)"
     if reason.startswith(rolled_back.REASON):
         # The log that the lake was written from is back: otherwise this is said before.

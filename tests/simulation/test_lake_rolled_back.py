@@ -16,6 +16,7 @@ from spark_consumers.history import Around, differs
 from spark_consumers.lakehouse import requests, rolled_back, states
 from spark_consumers.lakehouse.manifest import Manifest, StreamPosition, TableVersion
 from spark_consumers.lakehouse.plan import choose
+from spark_consumers.lakehouse.policy import Policy
 from spark_consumers.lakehouse.rolled_back import mark_of
 from spark_consumers.lakehouse.states import stream_of
 from spark_consumers.lakehouse.table_version import LIVE
@@ -130,7 +131,7 @@ class Lake:
         status = self._same_history(self.log.status())
         self._tables(status)
         if not self.hold:
-            self.head = states.released(self.head)
+            self.head = Policy("go_on").released(self.head, rolled_back.REASON)
         if self.hold and any(rolled_back.unasked(self.head, s) for s in self.apart):
             return
         if status.version > self.head.epoch and self._awaited(status):

@@ -52,7 +52,7 @@ def test_a_driver_that_finds_damaged_tables_opens_the_lake_and_names_them(pipeli
     flip(damaged)
     flip(newest(pipeline, BAG))
     before = pipeline.head().link
-    house = pipeline.lakehouse(hold=False)
+    house = pipeline.lakehouse(failing_table="go_on")
     database.execute("UPDATE docs SET n = n + 1", "UPDATE pairs SET tags = '{5}'")
     shown = pipeline.flush(house)
     assert shown["pairs"].first().tags == [5]
@@ -63,7 +63,7 @@ def test_a_driver_that_finds_damaged_tables_opens_the_lake_and_names_them(pipeli
     # The next driver finds what the first one has found, and has nothing to add.
     last = pipeline.head()
     assert last.link <= before + 4
-    again = pipeline.lakehouse(hold=False)
+    again = pipeline.lakehouse(failing_table="go_on")
     again.run_once()
     assert pipeline.head().tables[DOCS] == table
     links = [link for link in open_chain(pipeline.lake).links() if link.link > last.link]
@@ -78,7 +78,7 @@ def test_a_table_whose_folder_is_gone_holds_the_epochs_until_it_is_copied_anew(p
     pipeline.house.close()
     lost = folder(pipeline, PAIRS)
     lost.rename(pipeline.folder / "elsewhere")
-    house = pipeline.lakehouse()
+    house = pipeline.lakehouse(failing_table="hold")
     database.execute("UPDATE docs SET n = n + 1")
     with pytest.raises(CorruptError, match=rf"holds the epochs back(?s:.)*table resync {PAIRS}"):
         pipeline.flush(house)
@@ -91,7 +91,7 @@ def test_a_table_that_was_restored_goes_on_when_it_is_resumed(pipeline, database
     pipeline.house.close()
     damaged = newest(pipeline, PAIRS)
     good = flip(damaged)
-    house = pipeline.lakehouse()
+    house = pipeline.lakehouse(failing_table="hold")
     database.execute("UPDATE pairs SET tags = '{6}'", "UPDATE docs SET n = n + 1")
     with pytest.raises(CorruptError, match="holds the epochs back"):
         pipeline.flush(house)
@@ -105,7 +105,7 @@ def test_a_table_that_was_restored_goes_on_when_it_is_resumed(pipeline, database
 
 
 def test_a_damaged_data_file_stops_its_table_alone(pipeline, database):
-    house = pipeline.lakehouse(hold=False)
+    house = pipeline.lakehouse(failing_table="go_on")
     pipeline.flush(house)
     for file in folder(pipeline, DOCS).glob("data/*.parquet"):
         flip(file)
@@ -121,7 +121,7 @@ def test_a_damaged_data_file_stops_its_table_alone(pipeline, database):
 
 
 def test_damage_that_comes_after_the_first_write_is_not_built_upon(pipeline, database):
-    house = pipeline.lakehouse(hold=False)
+    house = pipeline.lakehouse(failing_table="go_on")
     database.execute("UPDATE pairs SET tags = '{7}'")
     pipeline.flush(house)
     manifests = [

@@ -134,7 +134,7 @@ def test_by_policy_the_others_go_on_while_a_changed_table_is_copied(
 ):
     """The copy fails for as long as the test wants; epochs go on, and name the table and its epoch."""
     pipeline.house.close()
-    house = pipeline.house = pipeline.lakehouse(hold=False)
+    house = pipeline.house = pipeline.lakehouse(failing_table="go_on")
     monkeypatch.setattr("spark_consumers.lakehouse.table_work._AFTER_FAILURE", 0.1)
     before = pipeline.flush()
     database.execute(

@@ -127,6 +127,7 @@ def _check_every_epoch(spark, lake, first):
 
 def test_19_what_was_trimmed_is_named_with_its_repair(pipeline, database):
     """A paused table whose log is gone is copied anew; a lake whose position is gone says which and how."""
+    pipeline.all_or_nothing()
     docs, bag = f"{STREAM}.public.docs", f"{STREAM}.public.bag"
     chain = open_chain(pipeline.lake)
     paused = requests.ask(chain, "pause", [bag])
@@ -164,6 +165,7 @@ def test_a_table_that_does_not_belong_to_its_log_holds_alone_what_it_must(
     pipeline, database, monkeypatch
 ):
     """Its changes do not follow from one another: it is named; paused, the others go on; resynced, it is whole."""
+    pipeline.all_or_nothing()
     docs, chain = f"{STREAM}.public.docs", open_chain(pipeline.lake)
     tables = pipeline.house._writer.head.tables
     # As if the lake had lost the last epoch of this table alone.

@@ -1,5 +1,7 @@
 """`[lake.on_unfit_value]` as a user meets it: by table, in a job that runs, in `table list` and in /metrics."""
 
+import json
+import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -38,6 +40,17 @@ def counts(tuskline: Attached, table: str) -> tuple[int, int, int]:
     return found[0], found[1], found[2]
 
 
+def ready(tuskline: Attached) -> tuple[int, list[str]]:
+    """What /readyz answers, and why."""
+    try:
+        with urllib.request.urlopen(
+            f"http://{tuskline.metrics_listen}/readyz", timeout=30
+        ) as answer:
+            return answer.status, json.load(answer)["reasons"]
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)["reasons"]
+
+
 @pytest.mark.timeout(400)
 def test_26_the_policy_of_each_table_in_a_job_that_runs(tmp_path: Path, database, spark) -> None:
     database.execute(*SETUP)
@@ -61,28 +74,26 @@ def test_26_the_policy_of_each_table_in_a_job_that_runs(tmp_path: Path, database
         (row, _) = tuskline.json("quarantine", "list")["quarantine"]
         tuskline.json("quarantine", "skip", DOCS, row["row"], "--wait")
         wait_for(lambda: counts(tuskline, DOCS) == (2, 1, 1), 10, "one is given up")
-        # By default nothing is: the lake stays where it is, and says why, until somebody decides.
-        before = read(spark, tuskline.lake).epoch
+        # By default nothing is: the table stops, and says why, until somebody decides; the other goes on.
         database.execute("INSERT INTO bills VALUES (2, 'NaN')", "INSERT INTO docs VALUES (5, 5)")
-        words = wait_for(
-            lambda: (
-                [
-                    word
-                    for word in tuskline.json("status", code=Cause.UNAVAILABLE)["ill"]
-                    if word.startswith("lake: ")
-                ]
-                if tuskline.run("status").returncode
-                else []
-            ),
-            60,
-            "the job says so",
-        )
-        assert "public.bills.price" in words[0]
-        assert "NaN" in words[0]
-        assert read(spark, tuskline.lake).epoch == before
+        refused = tuskline.run("flush", "--timeout", "120", seconds=150)
+        assert refused.returncode == Cause.TIMEOUT, refused.stderr
+        assert f"{BILLS} (stale: " in refused.stderr
+        (word,) = tuskline.json("status", code=Cause.UNAVAILABLE)["ill"]
+        for part in (BILLS, "public.bills.price", "NaN", f"tuskline table resume {BILLS}"):
+            assert part in word
+        wait_for(lambda: ready(tuskline) == (503, [word]), 30, "/readyz says so too")
+        snapshot = read(spark, tuskline.lake)
+        assert (set(snapshot), set(snapshot.stale)) == ({DOCS}, {BILLS})
+        again = tuskline.run("table", "resume", BILLS, "--wait", "--timeout", "80")
+        assert again.returncode == Cause.LAKE, "it has the same value again"
+        assert "public.bills.price" in again.stderr
+        # The way out that `status` names.
         assert tuskline.stop_up() == 0
         tuskline.config.write_text(f'{plain}[lake.on_unfit_value]\ndefault = "quarantine"\n')
         tuskline.up()
+        done = tuskline.run("table", "resume", BILLS, "--wait", "--timeout", "120", seconds=150)
+        assert done.returncode == 0, done.stderr + tuskline.logs()
         wait_for(lambda: tuskline.run("status").returncode == 0, 120, "all is well")
         flush(tuskline)
         wait_for(lambda: counts(tuskline, BILLS) == (1, 1, 0), 10, "it is set aside")

@@ -65,6 +65,12 @@ class Pipeline:
         self.made.append(house)
         return house
 
+    def all_or_nothing(self):
+        """From here on epochs wait for every table."""
+        self.house.run_once()
+        self.house.close()
+        self.house = self.lakehouse(failing_table="hold")
+
     def head(self):
         """The newest link."""
         found = open_chain(self.lake).head()

@@ -7,6 +7,7 @@ import pytest
 from spark_consumers.lakehouse import requests, rolled_back, states
 from spark_consumers.lakehouse.fit import Layout, Misfit
 from spark_consumers.lakehouse.manifest import Manifest, StreamPosition, TableVersion, open_chain
+from spark_consumers.lakehouse.policy import Policy
 from spark_consumers.lakehouse.requests import Request
 from spark_consumers.lakehouse.schema_change import Anew, Extended, first_layout, judge, not_plain
 from spark_consumers.lakehouse.status import table_rows
@@ -187,10 +188,49 @@ def test_34_published_tables_that_do_not_show_the_newest_epoch_are_named():
     assert states.unreadable(made, ["s.a.live", "s.a.paused"]) == {}
 
 
+def test_a_reader_gets_old_rows_only_of_tables_that_somebody_has_paused():
+    start = replace(head(), epoch=90)
+    for state, reason, behind in (
+        ("live", "", False),
+        ("left", "", False),
+        ("paused", "paused", False),
+        ("resuming", "paused", False),
+        ("stale", "paused; the log was trimmed up to offset 9", False),
+        ("stale", "it lost f", True),
+        ("resuming", "it lost f", True),
+        ("held", "it lost f", True),
+    ):
+        found = replace(table(state=state, reason=reason), as_of=89)
+        assert states.is_behind(start, found) == behind
+        assert not states.is_behind(start, replace(found, as_of=90))
+    paused = states.pause(start, A)
+    assert not states.is_behind(paused, states.resume(paused, A, 10**6).tables[A])
+    assert not states.is_behind(paused, states.resync(paused, A, "asked for").tables[A])
+
+
 def test_without_the_policy_nothing_is_held():
     stopped = states.stop(head(), A, "why", holds=True, anew=True)
     assert list(states.held(stopped)) == [A]
-    assert states.held(states.released(stopped)) == {}
+    assert states.held(Policy("go_on").released(stopped, "the log")) == {}
+
+
+def test_epochs_wait_for_a_table_while_it_is_copied_again_and_not_when_that_has_failed():
+    policy = Policy("wait_for_copy")
+    stopped = states.stop(head(), A, "it lost f", holds=policy.holds(copied_again=True), anew=True)
+    assert policy.released(stopped, "the log") == stopped
+    assert list(states.held(stopped)) == [A]
+    failed = policy.released(replace(stopped, set_aside={A: "permission denied"}), "the log")
+    assert failed.tables[A].state == "stale"
+    assert failed.tables[A].resync
+    broken = states.damaged(
+        head(), {head().tables[A].path: "damage"}, holds=policy.holds(copied_again=False)
+    )
+    assert broken.tables[A].state == "stale"
+    assert Policy("hold").holds(copied_again=False)
+    # What an earlier configuration held is released, but for a stream whose log was rolled back.
+    held = states.stop(head(), A, "damage", holds=True, anew=False)
+    assert states.held(policy.released(held, "the log")) == {}
+    assert states.held(policy.released(held, "dam")) == states.held(held)
 
 
 # -- requests -------------------------------------------------------------------------------------------

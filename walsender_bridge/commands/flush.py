@@ -1,6 +1,7 @@
 """`tuskline flush`: it waits while its parts are being started, and ends at once when one of them has ended for good."""
 
 import time
+from collections.abc import Mapping
 from typing import Annotated, Final
 
 import typer
@@ -13,6 +14,8 @@ from walsender_bridge.errors import Cause, TusklineError, from_wire
 from walsender_bridge.output import Output
 from walsender_bridge.supervisor import read_states
 
+#: Seconds between two notes of what is waited for.
+_SAY_AGAIN: Final = 5.0
 #: Of what the lake says of itself: what no other try changes.
 _FINAL: Final = (Cause.CONFIG, Cause.LAKE, Cause.DIVERGED)
 
@@ -33,15 +36,35 @@ def flush(
     from spark_consumers.flush import flush as flush_sources
     from spark_consumers.lakehouse.sources import Source
 
-    began = time.monotonic()
+    began, output = time.monotonic(), Output(as_json=as_json)
     epoch = flush_sources(
         lake.uri,
         settings.log_address,
         [Source(each.name, each.dsn, each.publication_name) for each in settings.source],
         timeout=timeout,
         parts=PartsHere(settings),
+        waiting=_Waiting(output).say,
     )
-    Output(as_json=as_json).record({"epoch": epoch, "seconds": round(time.monotonic() - began, 3)})
+    output.record({"epoch": epoch, "seconds": round(time.monotonic() - began, 3)})
+
+
+class _Waiting:
+    """Names, on standard error, what is waited for, when that changes."""
+
+    def __init__(self, output: Output) -> None:
+        self._output = output
+        self._said: dict[str, str] = {}
+        self._not_before = time.monotonic() + _SAY_AGAIN
+
+    def say(self, missing: Mapping[str, str]) -> None:
+        """Called again and again with the tables that are not there yet, and why."""
+        if time.monotonic() < self._not_before or missing == self._said:
+            return
+        self._not_before = time.monotonic() + _SAY_AGAIN
+        for name, why in sorted(missing.items()):
+            if self._said.get(name) != why:
+                self._output.note(f"waiting for {name}: {why}")
+        self._said = dict(missing)
 
 
 class PartsHere:
@@ -70,5 +93,5 @@ class PartsHere:
             now = told.get("updated_at", 0.0) >= self._began
             if now or children.get(f"capture-{section.name}", {}).get("state") == "ended":
                 return from_wire(told["error"])
-        trouble = lake_status.trouble(settings.run_dir, lake_section(settings).uri)
+        trouble = lake_status.said(settings.run_dir, self._began)
         return trouble if trouble is not None and trouble.cause in _FINAL else None

@@ -37,13 +37,21 @@ def write(run_dir: Path, error: TusklineError | None) -> None:
             draft.unlink(missing_ok=True)
 
 
-def trouble(run_dir: Path, lake: str) -> TusklineError | None:
-    """Why the lake does not go on: what its job said, if that lives or has just ended, or what its disk says."""
+def said(run_dir: Path, since: float) -> TusklineError | None:
+    """What the job said that lives, or said it after `since` (seconds since the Unix epoch)."""
     with contextlib.suppress(OSError, ValueError):
         record = json.loads(_path(run_dir).read_text())
-        just_now = time.time() - record["updated_at"] < _AGAIN_SECONDS
+        just_now = record["updated_at"] >= since
         if record["error"] is not None and (just_now or processes.alive(record["pid"])):
             return from_wire(record["error"])
+    return None
+
+
+def trouble(run_dir: Path, lake: str) -> TusklineError | None:
+    """Why the lake does not go on: what its job said, if that lives or has just ended, or what its disk says."""
+    error = said(run_dir, time.time() - _AGAIN_SECONDS)
+    if error is not None:
+        return error
     from spark_consumers.lakehouse import folder
 
     return folder.lack_of_room(lake)

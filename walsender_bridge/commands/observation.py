@@ -24,20 +24,23 @@ from walsender_bridge.commands import (
     log_trouble,
     quorum_view,
     slots_view,
+    table_trouble,
 )
 from walsender_bridge.commands.quorum_server import QuorumServer
 from walsender_bridge.commands.quorum_view import QuorumView
 from walsender_bridge.commands.slots_view import SlotsView
 from walsender_bridge.config import Config, SourceSection
-from walsender_bridge.errors import TusklineError, UnavailableError
+from walsender_bridge.errors import Cause, TusklineError, UnavailableError
 from walsender_bridge.sql import load
-from walsender_bridge.supervisor import read_states
+from walsender_bridge.supervisor import GOOD_LIFE, read_states
 from walsender_bridge.wire.connection import connection_error, describe, pinned_conninfo
 
 #: Supervisors by the names of their files; `up` is there when the other two are its children.
 SUPERVISORS = ("up", "keeper", "bridge")
 #: Seconds after which a capture that says nothing new counts as hung.
 STALE = 15.0
+#: So many ends in a row are no accident.
+_FAILURES = 3
 #: Seconds between two looks at the replica identities of a source's tables.
 IDENTITY_SECONDS = 10.0
 
@@ -54,6 +57,18 @@ class Process:
     started_at: float
     memory: int = 0
     cpu_seconds: float = 0.0
+    #: How often it has ended in a row, each time within a minute (`supervisor.GOOD_LIFE`).
+    failures: int = 0
+
+    def ill(self, now: float) -> Iterator[str]:
+        """Why it does not run as it should; nothing when it does."""
+        code = self.exit_code
+        known = code in set(Cause) and f", {Cause(code).name.lower().replace('_', ' ')}"
+        ended = f" (exit code {code}{known or ''})" if code is not None else ""
+        if self.state != "running":
+            yield f"process {self.name} is {self.state}{ended}"
+        elif self.failures >= _FAILURES and now - self.started_at < GOOD_LIFE:
+            yield f"process {self.name} ends again and again, {self.failures} times in a row{ended}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +106,12 @@ class SourceView:
 
     @property
     def reason(self) -> str:
-        """Why it has ended for good, to follow its state in a sentence; empty while another attempt may help."""
+        """Why it is not streaming, to follow its state in a sentence; empty while it says nothing."""
         error = self.capture.get("error")
-        if not error or self.state != "stopped":
+        if not error:
             return ""
-        return f": {error['what']}; {error['repair']}"
+        before = ": the one before ended with: " if self.state == "starting" else ": "
+        return f"{before}{error['what']}" + (f"; {error['repair']}" if error["repair"] else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +142,7 @@ class Observation:
         words = self.quorum.ill if self.quorum is not None else []
         words += [word for source in self.sources for word in source.quorum]
         words += self.slots.ill if self.slots is not None else []
-        words += [f"process {p.name} is {p.state}" for p in self.processes if p.state != "running"]
+        words += [word for process in self.processes for word in process.ill(self.at)]
         if not self.processes:
             words.append("nothing runs here")
         words += [
@@ -143,12 +159,7 @@ class Observation:
             if source.state == "streaming"
             for word in gate_view.ill(source.name, source.capture.get("gate"), self.at)
         ]
-        tables = self.lake.tables if self.lake is not None else {}
-        words += [
-            f"table {name} holds the epochs back: {table.reason}"
-            for name, table in tables.items()
-            if table.state == "held"
-        ]
+        words += table_trouble.ill(self.lake)
         words += [
             f"table {name} of source {source.name} has no replica identity: the server refuses its UPDATEs "
             f"and DELETEs; ALTER TABLE {name} REPLICA IDENTITY FULL, or give it a primary key"
@@ -312,4 +323,5 @@ def _process(name: str, pid: int | None, state: str, child: dict[str, Any]) -> P
         started_at=child.get("started_at", 0.0),
         memory=0 if its is None else its.memory,
         cpu_seconds=0.0 if its is None else its.cpu_seconds,
+        failures=child.get("failures", 0),
     )

@@ -1,0 +1,71 @@
+"""What the lake's log says of rounds that fail: each cause once, and once a minute while it lasts."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+
+from spark_consumers.lakehouse.folder import why
+from walsender_bridge.errors import TusklineError
+
+#: Seconds after which a cause that lasts is named again.
+_AGAIN_SECONDS = 60.0
+#: Characters of an error that is not one of ours.
+_DETAIL = 4000
+
+log = structlog.get_logger()
+
+
+class RoundFailures:
+    """Names failures in the log, and to `failing`: with the error each time, and with None once a round has gone well."""
+
+    def __init__(
+        self,
+        lake: Path,
+        failing: Callable[[TusklineError | None], None],
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._lake = lake
+        self._now = now
+        self._failing = failing
+        self._count = 0
+        self._said = ""
+        self._said_at = 0.0
+        #: What an earlier driver said is true until a round has gone well.
+        self._is_well = False
+
+    def failed(self, error: Exception, again_in_seconds: float) -> None:
+        """A round has failed; the next one begins in so many seconds."""
+        self._count += 1
+        self._is_well = False
+        cause, now = why(error, self._lake), self._now()
+        self._failing(cause)
+        if cause.what == self._said and now - self._said_at < _AGAIN_SECONDS:
+            return
+        # Spark's own words are the only trace that there is of a fault in it; they are many lines.
+        detail = "" if isinstance(error, TusklineError) else " ".join(str(error).split())[:_DETAIL]
+        log.warning(
+            "round failed",
+            error=cause.what,
+            where=cause.where,
+            repair=cause.repair,
+            failures=self._count,
+            again_in_seconds=again_in_seconds,
+            **({"detail": detail} if detail and cause.what != self._said else {}),
+        )
+        self._said, self._said_at = cause.what, now
+
+    def ended(self, error: TusklineError) -> None:
+        """The job ends by this error."""
+        self._failing(error)
+
+    def went_well(self) -> None:
+        """A round has succeeded."""
+        if self._is_well:
+            return
+        self._is_well = True
+        self._failing(None)
+        if self._count:
+            log.info("rounds succeed again", failures=self._count)
+        self._count, self._said = 0, ""

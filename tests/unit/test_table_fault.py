@@ -1,0 +1,180 @@
+"""A value or a bug in one table is that table's fault: the others of the same range are staged all the same."""
+
+from pathlib import Path
+from typing import Any, Self
+
+import pyarrow as pa
+import pytest
+
+from spark_consumers.decode import decode_entries
+from spark_consumers.lakehouse import stage, table_fault
+from spark_consumers.lakehouse.fit import Layout
+from spark_consumers.lakehouse.stage import ComposeTask, RangeTask, Staged, Target, run_range
+from spark_consumers.lakehouse.table_fault import TableFault, TableFaultsError
+from spark_consumers.lakehouse.table_version import TableVersion
+from tests.support.change_entries import Entries, Table, cut, insert, transactions
+from walsender_bridge.errors import (
+    Cause,
+    CorruptError,
+    DiskFullError,
+    FencedError,
+    TusklineError,
+    UnsupportedValueError,
+)
+
+DATE, INT = 1082, 23
+BILLS = Table(1, "bills", (("id", INT, -1), ("due", DATE, -1)))
+ORDERS = Table(2, "orders", (("id", INT, -1), ("placed", DATE, -1)))
+NAMES = {"bills": "shop.public.bills", "orders": "shop.public.orders"}
+
+
+def target(folder: Path, table: Table) -> Target:
+    types = {INT: pa.int32(), DATE: pa.date32()}
+    columns = pa.schema([(name, types[oid]) for name, oid, _ in table.columns])
+    return Target(
+        name=NAMES[table.name],
+        relation=f"public.{table.name}",
+        prefix=str(folder / table.name / "data" / "00000000000000000001-t1-a1"),
+        columns=columns,
+        file_schema=columns,
+        key=("id",),
+        start_lsn=0,
+        relation_id=table.oid,
+        layouts=(Layout(0, table.columns),),
+    )
+
+
+def log(*values: tuple[Table, tuple[str, str]]) -> Entries:
+    return cut(list(transactions([[insert(t, row)] for t, row in values], 0x1000)), [BILLS, ORDERS])
+
+
+class Replica:
+    """A keeper's answers, from entries."""
+
+    def __init__(self, entries: Entries) -> None:
+        self.entries = entries
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def read(self, *_: object, **__: object) -> Any:
+        return self.entries.entries
+
+    def schemas(self, _: str, digests: list[bytes]) -> dict[bytes, bytes]:
+        return {digest: self.entries.schemas(digest) for digest in digests}
+
+
+def staged(
+    folder: Path, entries: Entries, monkeypatch: pytest.MonkeyPatch
+) -> dict[str, Staged | TableFault]:
+    """What a range with these entries gives, by table."""
+    for table in (BILLS, ORDERS):
+        (folder / table.name / "data").mkdir(parents=True)
+    monkeypatch.setattr(stage, "ReplicaClient", lambda _: Replica(entries))
+    targets = (target(folder, BILLS), target(folder, ORDERS))
+    whole = frozenset(t.name for t in targets)
+    task = RangeTask("shop", "", 0, 99, 0, 1, str(folder), targets, whole)
+    found: dict[str, Staged | TableFault] = {}
+    for one in run_range(task):
+        assert isinstance(one, Staged | TableFault)
+        found[one.table] = one
+    return found
+
+
+def test_a_value_that_does_not_fit_is_its_tables_fault_and_the_others_are_staged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entries = log(
+        (BILLS, ("1", "2024-01-01")),
+        (ORDERS, ("1", "2024-01-01")),
+        (BILLS, ("2", "-infinity")),
+        (ORDERS, ("2", "2024-01-02")),
+    )
+    found = staged(tmp_path, entries, monkeypatch)
+    orders, bills = found["shop.public.orders"], found["shop.public.bills"]
+    assert isinstance(orders, Staged)
+    assert orders.added == 2
+    assert isinstance(bills, TableFault)
+    assert isinstance(bills.error, UnsupportedValueError)
+    assert "public.bills.due" in bills.error.where
+    for way in (
+        '"shop.public.bills" = "quarantine"',
+        "table resume shop.public.bills",
+        "table resync shop.public.bills",
+    ):
+        assert way in bills.error.repair
+
+
+@pytest.mark.parametrize("place", ["fold", "padded", "write_fold"])
+def test_a_bug_that_one_tables_changes_bring_out_is_its_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    real = getattr(stage, place)
+
+    def broken(first: Any, *rest: Any) -> Any:
+        # `fold` and `padded` get batches, `write_fold` gets the target.
+        batch = first[0] if isinstance(first, list) else first
+        name = getattr(batch, "name", None) or batch.relation.full_name
+        if name.endswith("bills"):
+            raise IndexError("list index out of range")
+        return real(first, *rest)
+
+    monkeypatch.setattr(stage, place, broken)
+    found = staged(
+        tmp_path,
+        log((BILLS, ("1", "2024-01-01")), (ORDERS, ("1", "2024-01-01"))),
+        monkeypatch,
+    )
+    assert isinstance(found["shop.public.orders"], Staged)
+    fault = found["shop.public.bills"]
+    assert isinstance(fault, TableFault)
+    assert "IndexError: list index out of range at test_table_fault.py" in fault.error.what
+    assert fault.error.cause == Cause.INTERNAL
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(28, "No space left"), MemoryError(), DiskFullError("full"), FencedError("x")]
+)
+def test_what_every_table_would_meet_is_no_tables_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def failing(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(stage, "write_fold", failing)
+    with pytest.raises(type(error)):
+        staged(tmp_path, log((BILLS, ("1", "2024-01-01"))), monkeypatch)
+    one = ComposeTask(target(tmp_path, BILLS), (), 1, "", 0)
+    if isinstance(error, TusklineError):
+        assert table_fault.told(failing)(one) == ("error", error.to_wire())
+    else:
+        with pytest.raises(type(error)):
+            table_fault.told(failing)(one)
+
+
+def test_decoding_goes_on_without_a_relation_that_fails() -> None:
+    entries = log((BILLS, ("1", "infinity")), (ORDERS, ("1", "2024-01-01")))
+    failed: list[str] = []
+    batches = decode_entries(
+        entries.entries, entries.schemas, failed=lambda name, _: failed.append(name), target_bytes=1
+    )
+    assert [batch.relation.full_name for batch in batches] == ["public.orders"]
+    assert failed == ["public.bills"]
+
+
+def test_faults_come_back_from_the_executors_as_what_they_were(tmp_path: Path) -> None:
+    def corrupt(_: ComposeTask) -> None:
+        raise CorruptError("its bytes are others", where="/lake/t/data/x.parquet", repair="resync")
+
+    one = ComposeTask(target(tmp_path, BILLS), (), 1, "", 0)
+    version = TableVersion("t", "iceberg", 1, "", ("id",), (), 5, 1, 10, 7, "live")
+    with pytest.raises(TableFaultsError) as raised:
+        table_fault.results([table_fault.told(corrupt)(one)], {one.target.name: version})
+    (error,) = raised.value.by_path().values()
+    assert isinstance(error, CorruptError)
+    assert table_fault.reason_of(error, "/lake/t") == (
+        "its bytes are others (data/x.parquet); resync"
+    )

@@ -1,0 +1,87 @@
+"""What does not follow, or does not run, is named with its cause: in `status`, `/readyz` and their exit code."""
+
+import pytest
+
+from spark_consumers.lakehouse.manifest import Manifest, StreamPosition, TableVersion
+from walsender_bridge.commands.observation import Observation, Process, SourceView
+from walsender_bridge.commands.table_trouble import ill
+
+NAME = "shop.public.a"
+
+
+def manifest(state: str, reason: str = "", resync: str = "", **set_aside: str) -> Manifest:
+    table = TableVersion(
+        *("p", "iceberg", 1, "", ("id",), (), 5, 1, 10, 7, state),
+        reason=reason,
+        resync=resync,
+        as_of=7,
+    )
+    streams = {"shop": StreamPosition(1, 100, 7, 30)}
+    return Manifest(
+        *("lake", 9, 40, 39, 2, 0.0),
+        streams=streams,
+        tables={NAME: table},
+        set_aside={f"shop.public.{name}": reason for name, reason in set_aside.items()},
+    )
+
+
+@pytest.mark.parametrize(
+    ("lake", "words"),
+    [
+        (None, []),
+        (manifest("live"), []),
+        (manifest("resuming"), []),
+        (manifest("left"), []),
+        (manifest("held", "it lost f"), [f"table {NAME} holds the epochs back: it lost f"]),
+        (
+            manifest("stale", "it lost f", "it lost f"),
+            [f"table {NAME} is stale, as of epoch 7: it lost f; it is being copied again"],
+        ),
+        (
+            manifest("stale", "it lost f", "it lost f", a="denied\n  repair: GRANT SELECT"),
+            [
+                f"table {NAME} is stale, as of epoch 7: it lost f",
+                f"table {NAME} was not copied: denied; GRANT SELECT; it is tried again",
+            ],
+        ),
+        (
+            manifest("paused", "paused"),
+            [f"table {NAME} is paused, as of epoch 7; tuskline table resume {NAME}"],
+        ),
+        (
+            manifest("live", b="no key"),
+            ["table shop.public.b was not copied: no key; it is tried again"],
+        ),
+    ],
+)
+def test_each_table_that_does_not_follow_is_named(lake: Manifest | None, words: list[str]) -> None:
+    assert list(ill(lake)) == words
+
+
+def process(state: str, failures: int, started_at: float) -> Process:
+    return Process("lake", 7, state, 9, 17, started_at, failures=failures)
+
+
+def test_a_process_that_ends_again_and_again_is_named_while_it_runs_too() -> None:
+    looping = process("running", 3, 100.0)
+    (word,) = looping.ill(130.0)
+    assert word == "process lake ends again and again, 3 times in a row (exit code 17, lake)"
+    assert not list(looping.ill(161.0)), "a minute of good life"
+    assert not list(process("running", 2, 100.0).ill(101.0))
+    assert list(process("restarting", 1, 100.0).ill(101.0)) == [
+        "process lake is restarting (exit code 17, lake)"
+    ]
+
+
+def test_a_capture_that_does_not_stream_says_why() -> None:
+    error = {"code": "CONNECTION", "what": "connection refused", "where": "", "repair": "start it"}
+    capture = {"state": "waiting", "error": error, "pid": 5, "updated_at": 0.0}
+    view = SourceView("shop", "tuskline_shop", None, capture, None, None)
+    ended = Process("bridge/capture-shop", 7, "running", 0, None, 0.0)
+    again = SourceView("shop", "tuskline_shop", ended, capture, None, None)
+    seen = Observation(0.0, None, [ended], [view, again], None, None)
+    assert "capture of shop is waiting: connection refused; start it" in seen.ill
+    assert (
+        "capture of shop is starting: the one before ended with: connection refused; start it"
+        in seen.ill
+    )
