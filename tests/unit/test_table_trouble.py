@@ -28,7 +28,6 @@ def manifest(state: str, reason: str = "", resync: str = "", **set_aside: str) -
 @pytest.mark.parametrize(
     ("lake", "words"),
     [
-        (None, []),
         (manifest("live"), []),
         (manifest("resuming"), []),
         (manifest("left"), []),
@@ -54,7 +53,7 @@ def manifest(state: str, reason: str = "", resync: str = "", **set_aside: str) -
         ),
     ],
 )
-def test_each_table_that_does_not_follow_is_named(lake: Manifest | None, words: list[str]) -> None:
+def test_each_table_that_does_not_follow_is_named(lake: Manifest, words: list[str]) -> None:
     assert list(ill(lake)) == words
 
 

@@ -159,7 +159,10 @@ class Observation:
             if source.state == "streaming"
             for word in gate_view.ill(source.name, source.capture.get("gate"), self.at)
         ]
-        words += table_trouble.ill(self.lake)
+        if self.lake is not None:
+            words += table_trouble.ill(self.lake)
+        elif self.lake_configured and "lake" not in self.errors:
+            words.append("lake: no epoch is published yet")
         words += [
             f"table {name} of source {source.name} has no replica identity: the server refuses its UPDATEs "
             f"and DELETEs; ALTER TABLE {name} REPLICA IDENTITY FULL, or give it a primary key"

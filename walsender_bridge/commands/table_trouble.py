@@ -5,9 +5,7 @@ from typing import Any
 
 
 def ill(lake: Any) -> Iterator[str]:
-    """A sentence for each table that does not follow. `lake`: the newest manifest, or None."""
-    if lake is None:
-        return
+    """A sentence for each table that does not follow. `lake`: the newest manifest."""
     for name, table in sorted(lake.tables.items()):
         since = f"as of epoch {table.as_of}"
         again = "; it is being copied again" if table.resync and name not in lake.set_aside else ""
