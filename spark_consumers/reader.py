@@ -8,8 +8,10 @@ While a `Snapshot` is there, and an hour longer, its epoch does not expire (`lak
 """
 
 import difflib
+import hashlib
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -221,24 +223,39 @@ class Snapshot(Mapping[str, "DataFrame"]):
     def _matches(self, name: str) -> list[str]:
         return _matching(name, self.tables)
 
-    def register_views(self, prefix: str = "") -> list[str]:
-        """Make a temporary view of each table, `prefix_schema_table`; their names.
+    def register_views(self, prefix: str = "") -> dict[str, str]:
+        """Make a temporary view of each table, `prefix_schema_table`; by the view's name, the table's.
 
-        With several streams the stream is in the name: `prefix_stream_schema_table`. The views stay at this
+        With several streams the stream is in the name: `prefix_stream_schema_table`. Dots become underscores, and where
+        two names are one to Spark, which ignores case, each gets a few characters of its own. The views stay at this
         epoch. A view of a table that this snapshot does not give is dropped: it would be of another epoch.
         """
-        several = len({name.partition(".")[0] for name in self.manifest.readable}) > 1
-        names = []
-        for full in sorted(self.manifest.readable):
-            stream, _, relation = full.partition(".")
-            parts = [*([stream] if several else []), *split_relation(relation)]
-            view = "_".join([prefix, *parts] if prefix else parts).replace(".", "_")
+        made = {}
+        for view, full in view_names(self.manifest.readable, prefix).items():
             if full in self._withheld:
                 self._spark.catalog.dropTempView(view)
                 continue
-            self[full].createOrReplaceTempView(f"`{view}`")
-            names.append(view)
-        return names
+            quoted = view.replace("`", "``")
+            self[full].createOrReplaceTempView(f"`{quoted}`")
+            made[view] = full
+        return made
+
+
+def view_names(tables: Iterable[str], prefix: str = "") -> dict[str, str]:
+    """The names of the views of these tables (`stream.schema.table`), and which table each is of."""
+    split = {full: full.partition(".") for full in sorted(tables)}
+    several = len({stream for stream, _, _ in split.values()}) > 1
+    named = defaultdict(list)
+    for full, (stream, _, relation) in split.items():
+        parts = [*([prefix] if prefix else []), *([stream] if several else [])]
+        view = "_".join([*parts, *split_relation(relation)]).replace(".", "_")
+        named[view.casefold()].append((view, full))
+    found = {}
+    for same in named.values():
+        for view, full in same:
+            mark = hashlib.sha256(full.encode()).hexdigest()[:6]
+            found[view if len(same) == 1 else f"{view}_{mark}"] = full
+    return found
 
 
 def _matching(name: str, tables: Collection[str]) -> list[str]:

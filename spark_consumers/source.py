@@ -46,7 +46,7 @@ from spark_consumers.rows import (
 from spark_consumers.tables import WantedTable, choose_tables, newest_hash, tables_of
 from spark_consumers.types import arrow_schema, spark_schema
 from walsender_bridge.change_log.client import LogClient, LogStatus, ReplicaClient
-from walsender_bridge.errors import SchemaError, UsageError
+from walsender_bridge.errors import SchemaError, UnsupportedValueError, UsageError
 
 NAME = "tuskline"
 OPTIONS = (
@@ -251,7 +251,7 @@ class _Plan:
                 yield from (change_rows(task.stream, batch) for batch in batches)
                 return
             fitting: set[bytes] = set()
-            for batch in batches:
+            for batch in _typed(batches):
                 if batch.schema_hash not in fitting:
                     self._check_columns(replica, task, batch, table_columns(self._shape).names)
                     fitting.add(batch.schema_hash)
@@ -269,6 +269,19 @@ class _Plan:
                 where=f"{task.stream}.{name}, log offset {batch.offset[0]}",
                 repair="start the query anew; its checkpoint stays valid",
             )
+
+
+def _typed(batches: Iterator[ChangeBatch]) -> Iterator[ChangeBatch]:
+    """The batches; a value that its column's type cannot hold names what this format has for that."""
+    try:
+        yield from batches
+    except UnsupportedValueError as error:
+        raise UnsupportedValueError(
+            error.what,
+            where=error.where,
+            repair='leave the column out with .option("columns", ...), or read every value as text with '
+            '.option("mode", "changes")',
+        ) from None
 
 
 class _BatchReader(DataSourceReader):

@@ -283,7 +283,7 @@ def test_readers_get_one_epoch_and_errors_with_names(pipeline, database):
     later = pipeline.flush()
     assert later.epoch > snapshot.epoch
     assert (pinned.count(), later["docs"].count()) == (9, 0)
-    assert snapshot.register_views("old") == [
+    assert list(snapshot.register_views("old")) == [
         "old_public_bag",
         "old_public_docs",
         "old_public_pairs",

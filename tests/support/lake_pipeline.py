@@ -67,9 +67,9 @@ class Pipeline:
 
     def all_or_nothing(self):
         """From here on epochs wait for every table."""
-        self.house.run_once()
         self.house.close()
         self.house = self.lakehouse(failing_table="hold")
+        self.house.run_once()
 
     def head(self):
         """The newest link."""
