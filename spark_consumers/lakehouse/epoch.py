@@ -331,9 +331,8 @@ class EpochWriter:
     ) -> dict[str, TableVersion]:
         """Complete what the tables have to complete, and make each table's write."""
         began = time.monotonic()
-        scans = self._each(
-            list(staged.items()), lambda name, part: self._scan(plan, targets[name], part)
-        )
+        parts = list(staged.items())
+        scans = self._each_of(plan, parts, lambda name, part: self._scan(plan, targets[name], part))
         completed: dict[str, list[Completed]] = defaultdict(list)
         for one in self._run(run_complete, [task for scan in scans for task in scan], plan):
             completed[one.table].append(one)
@@ -348,7 +347,7 @@ class EpochWriter:
                 fail_point.hit("table-written")
             return made
 
-        written = self._each(list(staged.items()), write)
+        written = self._each_of(plan, parts, write)
         return {**plan.tables, **dict(zip(staged, written, strict=True))}
 
     def _scan(self, plan: Plan, target: Target, staged: Staged) -> list[CompleteTask]:
@@ -415,6 +414,15 @@ class EpochWriter:
         done = self._format.write(path, self._term, write)
         count = (0 if staged.truncated else table.rows) + staged.added
         return replace(table, snapshot_id=done.snapshot, stage=done.stage, rows=count)
+
+    def _each_of(
+        self,
+        plan: Plan,
+        work: Sequence[tuple[str, _In]],
+        function: Callable[[str, _In], _Out],
+    ) -> list[_Out]:
+        """As `_each`; raises `TableFaultsError` for tables of the plan."""
+        return table_fault.results(self._each(work, table_fault.guarded(function)), plan.tables)
 
     def _each(
         self, work: Iterable[tuple[str, _In]], function: Callable[[str, _In], _Out]

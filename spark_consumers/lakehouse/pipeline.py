@@ -273,7 +273,7 @@ class Lakehouse:
         except TableFaultsError as failed:
             found = failed.by_path()
             tables.keep_log({fault.table for fault in failed.faults}, head.epoch, self._log())
-            if not self._give_up(writer, found, damaged=False):
+            if not self._give_up(writer, found):
                 raise next(iter(found.values())) from None
             return None
         except (CorruptError, NotSupportedError) as error:
@@ -284,12 +284,10 @@ class Lakehouse:
         tables.written(head, manifest)
         return manifest
 
-    def _give_up(
-        self, writer: _Writer, errors: Mapping[str, TusklineError], *, damaged: bool = True
-    ) -> bool:
+    def _give_up(self, writer: _Writer, errors: Mapping[str, TusklineError]) -> bool:
         """Have these tables, by path, stop, and the others go on; whether that was news."""
-        if damaged:
-            writer.damaged |= set(errors)
+        damage = (CorruptError, NotSupportedError)
+        writer.damaged |= {path for path, error in errors.items() if isinstance(error, damage)}
         return self._publish(writer, writer.tables.give_up(writer.head, errors))
 
     def _after(self, writer: _Writer, manifest: Manifest) -> None:

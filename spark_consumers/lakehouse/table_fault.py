@@ -22,8 +22,9 @@ from walsender_bridge.errors import (
 )
 
 _OF_A_TABLE = (CorruptError, MalformedMessageError, NotSupportedError, UnsupportedValueError)
-#: Of the machine, not of what was computed.
+#: Of the machine, not of what was computed. So is what Spark and its JVM say: they have a disk and memory, too.
 _OF_THE_MACHINE = (OSError, MemoryError)
+_OF_SPARK = ("py4j", "pyspark")
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,8 @@ def fault_of(table: str, error: Exception) -> TableFault | None:
         return TableFault(table, UnsupportedValueError(error.what, where=error.where, repair=ways))
     if isinstance(error, TusklineError):
         return TableFault(table, error) if isinstance(error, _OF_A_TABLE) else None
-    if isinstance(error, _OF_THE_MACHINE):
+    package = type(error).__module__.partition(".")[0]
+    if isinstance(error, _OF_THE_MACHINE) or package in _OF_SPARK:
         return None
     place = traceback.extract_tb(error.__traceback__)[-1:]
     at = f" at {Path(place[0].filename).name}:{place[0].lineno}" if place else ""
@@ -101,8 +103,23 @@ def told(function: Callable[[_Task], _Result]) -> Callable[[_Task], tuple[str, A
     return run
 
 
+def guarded(function: Callable[[str, _Task], _Result]) -> Callable[[str, _Task], tuple[str, Any]]:
+    """`function` of a table's name and a value, in this process: a fault of the table is what it returns."""
+
+    def run(name: str, value: _Task) -> tuple[str, Any]:
+        try:
+            return "done", function(name, value)
+        except Exception as error:
+            fault = fault_of(name, error)
+            if fault is None:
+                raise
+            return "fault", (fault.table, fault.error.to_wire())
+
+    return run
+
+
 def results(told: Sequence[tuple[str, Any]], tables: Mapping[str, TableVersion]) -> list[Any]:
-    """What `told` gave on the executors. Raises what was raised there, faults of tables as `TableFaultsError`."""
+    """What `told` gave on the executors, or `guarded` here. Raises what was raised there, faults of tables as `TableFaultsError`."""
     errors = [value for kind, value in told if kind == "error"]
     if errors:
         raise from_wire(errors[0])

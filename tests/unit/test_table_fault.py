@@ -5,6 +5,7 @@ from typing import Any, Self
 
 import pyarrow as pa
 import pytest
+from py4j.protocol import Py4JError
 
 from spark_consumers.decode import decode_entries
 from spark_consumers.lakehouse import stage, table_fault
@@ -178,3 +179,22 @@ def test_faults_come_back_from_the_executors_as_what_they_were(tmp_path: Path) -
     assert table_fault.reason_of(error, "/lake/t") == (
         "its bytes are others (data/x.parquet); resync"
     )
+
+
+def test_on_the_driver_a_tables_bug_is_its_fault_and_what_spark_says_is_not() -> None:
+    def write(_: str, value: str) -> str:
+        if value == "bug":
+            raise KeyError("c")
+        if value == "spark":
+            raise Py4JError("java.io.IOException: No space left on device")
+        return value
+
+    run = table_fault.guarded(write)
+    version = TableVersion("t", "iceberg", 1, "", ("id",), (), 5, 1, 10, 7, "live")
+    tables = dict.fromkeys(("s.p.a", "s.p.b"), version)
+    assert table_fault.results([run("s.p.a", "fine")], tables) == ["fine"]
+    with pytest.raises(TableFaultsError) as raised:
+        table_fault.results([run("s.p.a", "fine"), run("s.p.b", "bug")], tables)
+    assert [fault.table for fault in raised.value.faults] == ["s.p.b"]
+    with pytest.raises(Py4JError):
+        run("s.p.b", "spark")
