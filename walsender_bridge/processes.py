@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,6 +45,23 @@ def stat(pid: int) -> Stat | None:
         cpu_seconds=ticks / os.sysconf("SC_CLK_TCK"),
         memory=int(fields[21]) * os.sysconf("SC_PAGE_SIZE"),
     )
+
+
+def stats() -> dict[int, Stat]:
+    """The numbers of all processes that run; empty where there is no `/proc`."""
+    numbers = (
+        [int(e.name) for e in Path("/proc").iterdir() if e.name.isdigit()] if _HAS_PROC else []
+    )
+    found = ((number, stat(number)) for number in numbers)
+    return {number: its for number, its in found if its is not None and its.runs}
+
+
+def memory_of(pid: int, running: Mapping[int, Stat], others: Collection[int]) -> int:
+    """Resident bytes of a process and of all below it, such as a driver's JVM; those of `others` are their own."""
+    if pid not in running:
+        return 0
+    below = [n for n, its in running.items() if its.parent == pid and n not in others]
+    return running[pid].memory + sum(memory_of(each, running, others) for each in below)
 
 
 def alive(pid: int) -> bool:

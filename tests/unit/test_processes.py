@@ -42,3 +42,29 @@ def test_a_family_its_numbers_and_its_end():
     assert processes.stat(parent.pid) is None
     assert not processes.alive(parent.pid)
     assert processes.command_line(parent.pid) == ""
+
+
+def test_memory_is_of_a_process_and_what_it_has_started_but_for_those_that_are_listed() -> None:
+    def one(parent: int, memory: int) -> processes.Stat:
+        return processes.Stat("S", parent, 0.0, memory)
+
+    running = {10: one(1, 100), 11: one(10, 10), 12: one(11, 5), 20: one(10, 1000), 21: one(20, 7)}
+    assert processes.memory_of(10, running, {20}) == 115
+    assert processes.memory_of(20, running, {10}) == 1007
+    assert processes.memory_of(99, running, set()) == 0
+
+
+def test_the_memory_of_a_child_counts() -> None:
+    code = "x = bytearray(50 << 20); print('ready', flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
+        try:
+            assert child.stdout is not None
+            child.stdout.readline()
+            running = processes.stats()
+            mine = os.getpid()
+            alone = processes.memory_of(mine, running, {child.pid})
+            assert processes.memory_of(mine, running, set()) - alone > 50 << 20
+        finally:
+            child.kill()

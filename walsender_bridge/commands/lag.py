@@ -97,7 +97,8 @@ def _captured_seconds(
 ) -> float | None:
     if source.state == "streaming" and source.server is not None:
         return source.server["write_lag"] or 0.0
-    return _known(behind, _age(seen, cut))
+    # The WAL of an idle server goes on a little by itself, and nobody can say now since when that is.
+    return _known(behind, _age(seen, cut) if source.server is not None else None)
 
 
 def _known(behind: int | None, seconds: float | None) -> float | None:

@@ -8,7 +8,7 @@ does not answer is an error in its place; a look takes seconds at worst, and nev
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,10 @@ IDENTITY_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process of ours. `state` is `running`, `restarting`, `ended` (for good), `stopped` or `gone`; memory in bytes."""
+    """A process of ours. `state` is `running`, `restarting`, `ended` (for good), `stopped` or `gone`.
+
+    `memory`: resident bytes, with what it has started and is not listed itself (the JVM of `lake`).
+    """
 
     name: str
     pid: int | None
@@ -300,7 +303,7 @@ class Observer(Closing):
 
 
 def _processes(run_dir: Path, up: int | None) -> list[Process]:
-    found = []
+    found, running = [], processes.stats()
     if up is not None:
         found.append(_process("up", up, "running", {}))
     for supervisor in SUPERVISORS:
@@ -310,7 +313,13 @@ def _processes(run_dir: Path, up: int | None) -> list[Process]:
                 child["state"], child["pid"] = "gone", None
             shown = name if supervisor == "up" else f"{supervisor}/{name}"
             found.append(_process(shown, child["pid"], child["state"], child))
-    return found
+    listed = {process.pid for process in found if process.pid is not None}
+    return [
+        process
+        if process.pid is None
+        else replace(process, memory=processes.memory_of(process.pid, running, listed))
+        for process in found
+    ]
 
 
 def _process(name: str, pid: int | None, state: str, child: dict[str, Any]) -> Process:
@@ -324,7 +333,6 @@ def _process(name: str, pid: int | None, state: str, child: dict[str, Any]) -> P
         restarts=child.get("restarts", 0),
         exit_code=child.get("exit_code"),
         started_at=child.get("started_at", 0.0),
-        memory=0 if its is None else its.memory,
         cpu_seconds=0.0 if its is None else its.cpu_seconds,
         failures=child.get("failures", 0),
     )

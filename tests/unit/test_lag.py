@@ -1,0 +1,34 @@
+"""How far behind a stage is, from an observation."""
+
+from walsender_bridge.change_log.client import LogStatus, StreamCut
+from walsender_bridge.commands.lag import of_sources
+from walsender_bridge.commands.observation import Observation, SourceView
+
+COMMITTED = 1_000_000_000_000_000
+
+
+def seconds(server: dict[str, object] | None) -> float | None:
+    """The lag of an idle source's capture an hour after its last change; `server` is what the server says."""
+    capture = {
+        "state": "streaming" if server else "waiting",
+        "error": None,
+        "updated_at": 0.0,
+        # An idle server writes a record of its own now and then.
+        "server_lsn": 1100,
+        **dict.fromkeys(("logged_lsn", "committed_lsn", "confirmed_lsn"), 1000),
+    }
+    view = SourceView("shop", "tuskline_shop", None, capture, server, None)
+    cut = StreamCut("shop", "", 5, 0, 1000, COMMITTED, 1, 1, 0)
+    log = LogStatus("log", 3, 0, {"shop": cut})
+    at = COMMITTED / 1e6 + 3600
+    lag, *_ = of_sources(Observation(at, None, [], [view], log, None))
+    assert (lag.stage, lag.bytes) == ("capture", 100)
+    return lag.seconds
+
+
+def test_the_lag_of_an_idle_source_does_not_jump_when_its_server_stops() -> None:
+    assert seconds(None) is None
+
+
+def test_a_capture_that_does_not_stream_from_a_server_that_runs_is_behind() -> None:
+    assert seconds({"server_lsn": 1100, "write_lag": None, "flush_lag": None}) == 3600.0
