@@ -19,7 +19,15 @@ from tests.support.extension import (
     remove_built,
 )
 from tests.support.servers import DEFAULT
-from tests.support.slot_copies import PUBLICATION, decoded, fields, inspect, rows, running_pair
+from tests.support.slot_copies import (
+    PUBLICATION,
+    decoded,
+    fields,
+    inspect,
+    rows,
+    running_pair,
+    without_background_writer,
+)
 from tests.support.slot_sync import SlotStack, slot_stack
 from tests.support.snapshot_files import lacking
 
@@ -186,6 +194,7 @@ def test_38_a_copy_that_starts_from_anothers_snapshot_writes_complete_ones(
         pair.reserve(COPY, "slow")
         pair.prove(COPY, "slow")
         with ExitStack() as sessions:
+            sessions.enter_context(without_background_writer(pair.primary))
 
             def begun(statement: str) -> psycopg.Connection[Any]:
                 opened = closing(psycopg.connect(pair.primary.dsn()))

@@ -1,6 +1,8 @@
 """A primary and a standby with the extension, and what the tests of slot copies do with them."""
 
+import os
 import re
+import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -152,6 +154,18 @@ def running_pair(major: int, *, fail_points: bool = False, **settings: str) -> I
             yield pair
         finally:
             pair.destroy()
+
+
+@contextmanager
+def without_background_writer(server: LocalServer) -> Iterator[None]:
+    """No records of running transactions but those of checkpoints: the background writer adds one every 15 seconds."""
+    kind = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'background writer'"
+    ((pid,),) = wait_for(lambda: rows(server, kind), 10, "the background writer")
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
 
 
 def rows(server: LocalServer, query: str, *arguments: Any) -> list[tuple[Any, ...]]:
