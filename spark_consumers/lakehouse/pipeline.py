@@ -272,7 +272,9 @@ class Lakehouse:
             return None
         except TableFaultsError as failed:
             found = failed.by_path()
-            tables.keep_log({fault.table for fault in failed.faults}, head.epoch, self._log())
+            # One that was being resumed has its lease, from where it had stopped.
+            live = {n for n, table in head.tables.items() if table.state == LIVE}
+            tables.keep_log(live & failed.names, head.epoch, self._log())
             if not self._give_up(writer, found):
                 raise next(iter(found.values())) from None
             return None

@@ -43,6 +43,11 @@ class TableFaultsError(Exception):
         self.faults = faults
         self.tables = tables
 
+    @property
+    def names(self) -> set[str]:
+        """The tables, `stream.schema.table`."""
+        return {fault.table for fault in self.faults}
+
     def by_path(self) -> dict[str, TusklineError]:
         """The first fault of each table, by the table's path."""
         return {self.tables[fault.table].path: fault.error for fault in reversed(self.faults)}

@@ -73,7 +73,18 @@ def test_a_value_that_was_changed_at_the_source_and_a_copy_are_a_way_out(bills, 
 
 
 def test_setting_such_rows_aside_is_a_way_out_without_a_copy(bills, database):
-    _, stopped = spoil(bills, database)
+    before, stopped = spoil(bills, database)
+
+    def kept():
+        """From which version on the log is kept for a table."""
+        state = bills.log.repository._state.consumers
+        return [consumer.version for name, consumer in state.items() if BILLS in name]
+
+    assert kept() == [before.epoch]
+    with pytest.raises(LakeError, match="infinity"):
+        ask(bills, bills.house, "resume")
+    bills.flush()
+    assert kept() == [before.epoch], "also after it has failed once more"
     bills.house.close()
     house = bills.house = bills.lakehouse(on_unfit_value={BILLS: "quarantine"})
     bills.flush()
