@@ -5,13 +5,12 @@ that `tuskline --help` needs neither Spark nor PostgreSQL's client library.
 """
 
 import dataclasses
-import importlib.metadata
 import os
 import signal
 import sys
 import threading
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,10 +20,8 @@ from walsender_bridge.commands import (
     doctor,
     epochs,
     flush,
-    lake_status,
     lake_verify,
     members,
-    parts,
     quarantine,
     quorum,
     run,
@@ -34,15 +31,21 @@ from walsender_bridge.commands import (
     wait,
 )
 from walsender_bridge.commands import table as table_group
-from walsender_bridge.commands.copy_bars import CopyBars
-from walsender_bridge.commands.options import DEFAULT_CONFIG, AsJson, ConfigPath, lake_section
-from walsender_bridge.config import Config, load_config, remember_flags
+from walsender_bridge.commands.options import (
+    DEFAULT_CONFIG,
+    AsJson,
+    ConfigPath,
+    lake_section,
+    load_config,
+)
 from walsender_bridge.errors import Cause, TusklineError, UsageError
 from walsender_bridge.moments import iso_time
 from walsender_bridge.output import Output
 from walsender_bridge.private import private_folder
-from walsender_bridge.supervisor import exit_with_parent
 from walsender_bridge.wire.lsn import format_lsn
+
+if TYPE_CHECKING:
+    from walsender_bridge.config import Config
 
 app = typer.Typer(
     name="tuskline",
@@ -86,6 +89,8 @@ for group in (
 
 def _version(asked: bool) -> None:
     if asked:
+        import importlib.metadata
+
         Output(as_json=False).line(f"tuskline {importlib.metadata.version('tuskline')}")
         raise typer.Exit
 
@@ -106,33 +111,43 @@ def flags(
     ] = None,
 ) -> None:
     """Committed changes of a running PostgreSQL as consistent tables in Spark."""
-    remember_flags(assignments or [])
+    if assignments:
+        from walsender_bridge.config import remember_flags
+
+        remember_flags(assignments)
 
 
 @keeper_app.command("run")
 def keeper_run(config: ConfigPath = DEFAULT_CONFIG) -> None:
     """Run the keeper until it is told to stop (SIGTERM, SIGINT): log replicas, and safekeepers if configured."""
-    exit_with_parent()
+    _end_with_supervisor()
     settings = _settings(config)
     extras.need("keeper")
+    from walsender_bridge.commands import parts
+
     parts.keeper(settings)
 
 
 @bridge_app.command("run")
 def bridge_run(config: ConfigPath = DEFAULT_CONFIG) -> None:
     """Run the bridge: the metadata repository, one capture for each source, the proposer of the safekeepers."""
-    exit_with_parent()
-    parts.bridge(_settings(config))
+    _end_with_supervisor()
+    settings = _settings(config)
+    from walsender_bridge.commands import parts
+
+    parts.bridge(settings)
 
 
 @lake_app.command("run")
 def lake_run(config: ConfigPath = DEFAULT_CONFIG) -> None:
     """Run the Spark job that keeps the lake: copies tables once, then publishes epochs."""
-    exit_with_parent()
+    _end_with_supervisor()
     settings = _settings(config)
     lake = lake_section(settings)
     extras.need("spark")
     from spark_consumers.lakehouse import folder
+    from walsender_bridge.commands import lake_status
+    from walsender_bridge.commands.copy_bars import CopyBars
 
     try:
         folder.check(lake.uri)
@@ -171,7 +186,13 @@ def lake_run(config: ConfigPath = DEFAULT_CONFIG) -> None:
             spark.stop()
 
 
-def _settings(config: Path) -> Config:
+def _end_with_supervisor() -> None:
+    from walsender_bridge.supervisor import exit_with_parent
+
+    exit_with_parent()
+
+
+def _settings(config: Path) -> "Config":
     """The configuration of a part that runs, which writes its log as it says."""
     settings = load_config(config)
     logs.hand_on(settings.logs.format)
@@ -182,7 +203,7 @@ def _settings(config: Path) -> Config:
 @app.command()
 def metrics(config: ConfigPath = DEFAULT_CONFIG) -> None:
     """Serve /metrics, /healthz and /readyz; `up` does so by itself with [metrics]."""
-    exit_with_parent()
+    _end_with_supervisor()
     settings = _settings(config)
     extras.need("monitor")
     from walsender_bridge.commands.metrics import serve

@@ -4,9 +4,12 @@ Otherwise a part would end with a traceback, and its supervisor would start it a
 """
 
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
-from walsender_bridge.config import Config
 from walsender_bridge.errors import NotSupportedError
+
+if TYPE_CHECKING:
+    from walsender_bridge.config import Config
 
 #: By the name of the extra: the modules of its packages.
 MODULES = {
@@ -27,7 +30,7 @@ def need(extra: str) -> None:
         )
 
 
-def need_for_up(settings: Config) -> None:
+def need_for_up(settings: "Config") -> None:
     """What `up` starts with this configuration. Raises `NotSupportedError`."""
     need("keeper")
     if settings.lake is not None:

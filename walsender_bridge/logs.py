@@ -11,12 +11,13 @@ ends with another exit code.
 import contextlib
 import os
 import sys
-from typing import Final
-
-import structlog
+from typing import TYPE_CHECKING, Final
 
 from walsender_bridge.errors import TusklineError
 from walsender_bridge.printable import printable
+
+if TYPE_CHECKING:
+    import structlog
 
 VARIABLE: Final = "TUSKLINE_LOGS__FORMAT"
 
@@ -29,6 +30,8 @@ def hand_on(form: str) -> None:
 
 def configure() -> None:
     """Set this process up, as the environment says."""
+    import structlog
+
     json = os.environ.get(VARIABLE) == "json"
     renderer: structlog.types.Processor = (
         structlog.processors.JSONRenderer()
@@ -52,14 +55,16 @@ def configure() -> None:
 def say_error(error: TusklineError) -> None:
     """A part's last word: the error that ends it."""
     if os.environ.get(VARIABLE) == "json":
+        import structlog
+
         structlog.get_logger().error("ended", **error.to_wire())
     else:
         say(printable(f"{error}\n", lines=True))
 
 
 def _printable_names(
-    _logger: object, _method: str, event: structlog.types.EventDict
-) -> structlog.types.EventDict:
+    _logger: object, _method: str, event: "structlog.types.EventDict"
+) -> "structlog.types.EventDict":
     """A name or a server's message is data: no terminal obeys it. A traceback keeps its lines."""
     return {
         key: printable(value, lines=key == "exception") if isinstance(value, str) else value

@@ -8,14 +8,16 @@ import json
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-from rich.console import Console
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from walsender_bridge import logs
 from walsender_bridge.errors import TusklineError
 from walsender_bridge.printable import printable
 from walsender_bridge.table_text import rows_text, value_text
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 class Output:
@@ -23,7 +25,13 @@ class Output:
 
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
-        self.progress = Console(stderr=True, soft_wrap=True)
+
+    @cached_property
+    def progress(self) -> "Console":
+        """Standard error for bars, whose library is imported for them alone."""
+        from rich.console import Console
+
+        return Console(stderr=True, soft_wrap=True)
 
     def record(self, record: Mapping[str, Any]) -> None:
         """One result: `name: value` lines, or one JSON object."""

@@ -9,13 +9,9 @@ import os
 import stat
 from pathlib import Path
 
-import structlog
-
 from walsender_bridge.errors import ConfigError
 
 _OTHERS = 0o077
-
-_log = structlog.get_logger(__name__)
 
 
 def is_ours(its: os.stat_result, denied: int) -> bool:
@@ -41,7 +37,9 @@ def private_folder(folder: Path) -> None:
             repair="choose a folder that belongs to this account alone, mode 0700",
         )
     folder.chmod(mode & ~_OTHERS)
-    _log.warning(
+    import structlog
+
+    structlog.get_logger(__name__).warning(
         "other accounts could enter a data folder; its mode was corrected",
         folder=str(folder),
         mode=f"{mode:04o}",

@@ -51,7 +51,7 @@ def test_a_missing_extra_is_one_sentence_and_nothing_starts(
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     # Started by no supervisor: a parent's pipe would be closed here.
-    monkeypatch.setattr("walsender_bridge.cli.exit_with_parent", lambda: None)
+    monkeypatch.setattr("walsender_bridge.supervisor.exit_with_parent", lambda: None)
     result = CliRunner().invoke(app, [*command, "-c", str(config)])
     error = result.exception
     assert isinstance(error, NotSupportedError), result.output

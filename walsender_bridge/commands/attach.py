@@ -1,7 +1,7 @@
 """`tuskline init` and `tuskline detach`."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -13,10 +13,13 @@ from walsender_bridge.commands.options import (
     OneSource,
     checked_admin,
     chosen_sources,
+    load_config,
 )
-from walsender_bridge.config import Config, SourceSection, load_config
 from walsender_bridge.errors import ConfigError
 from walsender_bridge.output import Output
+
+if TYPE_CHECKING:
+    from walsender_bridge.config import Config, SourceSection
 
 
 def register(app: typer.Typer) -> None:
@@ -81,7 +84,7 @@ def detach(
     _say(Output(as_json=as_json), "taken_back", rows)
 
 
-def capture_source(section: SourceSection) -> Any:
+def capture_source(section: "SourceSection") -> Any:
     """The configured source as capture knows it."""
     from walsender_bridge.capture.source import Source
 
@@ -90,7 +93,7 @@ def capture_source(section: SourceSection) -> Any:
     )
 
 
-def needed_quorum(settings: Config) -> Any:
+def needed_quorum(settings: "Config") -> Any:
     """The configured quorum, for `attach.quorum`. Raises `ConfigError` when there is none."""
     section = settings.quorum_source
     if section is None:
@@ -100,7 +103,7 @@ def needed_quorum(settings: Config) -> Any:
     return _quorum(settings, section)
 
 
-def _quorum(settings: Config, section: SourceSection) -> Any:
+def _quorum(settings: "Config", section: "SourceSection") -> Any:
     from walsender_bridge.attach.quorum import Quorum
 
     return Quorum(

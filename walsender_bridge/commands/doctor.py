@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,11 +13,14 @@ from walsender_bridge.commands.options import (
     ConfigPath,
     OneSource,
     chosen_sources,
+    load_config,
 )
-from walsender_bridge.config import Config, LakeSection, SourceSection, load_config
 from walsender_bridge.doctor.finding import Finding, Severity
 from walsender_bridge.errors import Cause, TusklineError, UnsupportedValueError, from_wire
 from walsender_bridge.output import Output
+
+if TYPE_CHECKING:
+    from walsender_bridge.config import Config, LakeSection, SourceSection
 
 
 def register(app: typer.Typer) -> None:
@@ -68,14 +71,14 @@ def doctor(
         raise typer.Exit(int(first.cause))
 
 
-def of_source(section: SourceSection) -> list[Finding]:
+def of_source(section: "SourceSection") -> list[Finding]:
     """The findings about one source and its server."""
     from walsender_bridge.doctor.server import examine
 
     return examine(capture_source(section))
 
 
-def of_gate(settings: Config, section: SourceSection) -> list[Finding]:
+def of_gate(settings: "Config", section: "SourceSection") -> list[Finding]:
     """The findings about the candidates of the source's commit gate; none without any."""
     gate = settings.gate_of(section)
     if not gate.names:
@@ -87,7 +90,7 @@ def of_gate(settings: Config, section: SourceSection) -> list[Finding]:
     return examine_gate(capture_source(section), rule)
 
 
-def of_capture(settings: Config, section: SourceSection) -> list[Finding]:
+def of_capture(settings: "Config", section: "SourceSection") -> list[Finding]:
     """What ended its capture here for good; nothing where none has run."""
     from walsender_bridge import status_file
 
@@ -105,7 +108,7 @@ def of_capture(settings: Config, section: SourceSection) -> list[Finding]:
     return [failed("capture", f"{section.name} ({found.where})", found)]
 
 
-def of_quorum(settings: Config, *, reach: bool = True) -> list[Finding]:
+def of_quorum(settings: "Config", *, reach: bool = True) -> list[Finding]:
     """The findings about the server whose commits wait for safekeepers, and (`reach`) about these; none without any."""
     section = settings.quorum_source
     if section is None:
@@ -158,7 +161,7 @@ def of_quorum(settings: Config, *, reach: bool = True) -> list[Finding]:
     return found
 
 
-def of_slots(settings: Config) -> list[Finding]:
+def of_slots(settings: "Config") -> list[Finding]:
     """The findings about the primary and the failover candidates as keepers of slots; none without `[slots]`."""
     if settings.slots is None:
         return []
@@ -168,7 +171,7 @@ def of_slots(settings: Config) -> list[Finding]:
     return [*slots.examine(settings.slots_dsn, candidates)]
 
 
-def of_log(settings: Config) -> Iterator[Finding]:
+def of_log(settings: "Config") -> Iterator[Finding]:
     """Why the streams of the log stand still, or which of its files here are damaged."""
     from walsender_bridge.change_log.client import LogClient
     from walsender_bridge.commands import log_trouble
@@ -189,7 +192,7 @@ def of_log(settings: Config) -> Iterator[Finding]:
         yield failed("log", trouble.where, trouble)
 
 
-def of_machine(settings: Config) -> list[Finding]:
+def of_machine(settings: "Config") -> list[Finding]:
     """The findings about this machine."""
     from walsender_bridge.doctor import machine
 
@@ -214,7 +217,7 @@ def of_machine(settings: Config) -> list[Finding]:
     return found
 
 
-def _lake(lake: LakeSection) -> Iterator[Finding]:
+def _lake(lake: "LakeSection") -> Iterator[Finding]:
     from spark_consumers.lakehouse import folder
     from walsender_bridge.doctor import machine
     from walsender_bridge.doctor.server import failed

@@ -4,8 +4,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from walsender_bridge.commands.options import DEFAULT_CONFIG, AsJson, ConfigPath, lake_section
-from walsender_bridge.config import load_config
+from walsender_bridge.commands.options import (
+    DEFAULT_CONFIG,
+    AsJson,
+    ConfigPath,
+    lake_section,
+    load_config,
+)
 from walsender_bridge.moments import iso_time
 from walsender_bridge.output import Output
 from walsender_bridge.wire.lsn import format_lsn

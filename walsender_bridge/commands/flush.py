@@ -2,17 +2,22 @@
 
 import time
 from collections.abc import Mapping
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from walsender_bridge import lifetime, processes, status_file
-from walsender_bridge.commands import lake_status
-from walsender_bridge.commands.options import DEFAULT_CONFIG, AsJson, ConfigPath, lake_section
-from walsender_bridge.config import Config, load_config
+from walsender_bridge.commands.options import (
+    DEFAULT_CONFIG,
+    AsJson,
+    ConfigPath,
+    lake_section,
+    load_config,
+)
 from walsender_bridge.errors import Cause, TusklineError, from_wire
 from walsender_bridge.output import Output
-from walsender_bridge.supervisor import read_states
+
+if TYPE_CHECKING:
+    from walsender_bridge.config import Config
 
 #: Seconds between two notes of what is waited for.
 _SAY_AGAIN: Final = 5.0
@@ -70,12 +75,15 @@ class _Waiting:
 class PartsHere:
     """What the processes on this machine say of themselves."""
 
-    def __init__(self, settings: Config) -> None:
+    def __init__(self, settings: "Config") -> None:
         self._settings = settings
         self._began = time.time()
 
     def starting(self) -> bool:
         """Whether the log and its captures run here, or are about to."""
+        from walsender_bridge import lifetime, processes
+        from walsender_bridge.supervisor import read_states
+
         folder = self._settings.run_dir
         if lifetime.owner(folder) is not None:
             return True
@@ -83,6 +91,10 @@ class PartsHere:
 
     def hopeless(self) -> TusklineError | None:
         """Why a capture has ended for good, or why the lake cannot go on before somebody has acted."""
+        from walsender_bridge import status_file
+        from walsender_bridge.commands import lake_status
+        from walsender_bridge.supervisor import read_states
+
         settings = self._settings
         children = read_states(settings.run_dir, "bridge").get("children", {})
         for section in settings.source:

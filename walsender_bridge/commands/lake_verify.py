@@ -1,10 +1,14 @@
 """`tuskline lake verify`: every file of the lake, compared with its checksums."""
 
 import typer
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
-from walsender_bridge.commands.options import DEFAULT_CONFIG, AsJson, ConfigPath, lake_section
-from walsender_bridge.config import load_config
+from walsender_bridge.commands.options import (
+    DEFAULT_CONFIG,
+    AsJson,
+    ConfigPath,
+    lake_section,
+    load_config,
+)
 from walsender_bridge.errors import CorruptError
 from walsender_bridge.output import Output
 
@@ -17,6 +21,8 @@ def register(app: typer.Typer) -> None:
 def lake_verify(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
     """Read every file of the lake and compare it with its checksums; exit with 12 if one is damaged or missing."""
     lake = lake_section(load_config(config))
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
     from spark_consumers.lakehouse.manifest import open_chain
     from spark_consumers.lakehouse.verify import verify
 

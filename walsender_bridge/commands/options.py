@@ -1,12 +1,14 @@
 """Options that many commands share, and what they mean in a configuration."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from walsender_bridge.config import Config, LakeSection, SourceSection, has_password
 from walsender_bridge.errors import ConfigError, LakeError, UsageError
+
+if TYPE_CHECKING:
+    from walsender_bridge.config import Config, LakeSection, SourceSection
 
 DEFAULT_CONFIG = Path("tuskline.toml")
 
@@ -27,7 +29,14 @@ OneSource = Annotated[
 ]
 
 
-def chosen_sources(settings: Config, name: str | None) -> list[SourceSection]:
+def load_config(path: Path) -> "Config":
+    """`config.load_config`, imported when a command runs: `--help` does without its library."""
+    from walsender_bridge import config
+
+    return config.load_config(path)
+
+
+def chosen_sources(settings: "Config", name: str | None) -> "list[SourceSection]":
     """The sources that `--source` means. Raises `ConfigError`."""
     found = [source for source in settings.source if name in {None, source.name}]
     if not found:
@@ -38,7 +47,7 @@ def chosen_sources(settings: Config, name: str | None) -> list[SourceSection]:
     return found
 
 
-def lake_section(settings: Config) -> LakeSection:
+def lake_section(settings: "Config") -> "LakeSection":
     """The configured lake. Raises `LakeError`."""
     if settings.lake is None:
         raise LakeError("no [lake] is configured", repair="add [lake] with a uri to the file")
@@ -47,6 +56,8 @@ def lake_section(settings: Config) -> LakeSection:
 
 def checked_admin(admin: str | None) -> str | None:
     """The value of `--admin`. Raises `UsageError` for a password: arguments are everybody's to read."""
+    from walsender_bridge.config import has_password
+
     if admin is not None and has_password(admin):
         raise UsageError(
             "--admin: a password in an argument can be read by every user of this machine",

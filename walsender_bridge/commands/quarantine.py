@@ -1,15 +1,22 @@
 """`tuskline quarantine`: rows with a value that the lake cannot hold. `retry` and `skip` leave a request."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from walsender_bridge.commands.options import DEFAULT_CONFIG, AsJson, ConfigPath
+from walsender_bridge.commands.options import (
+    DEFAULT_CONFIG,
+    AsJson,
+    ConfigPath,
+    load_config,
+)
 from walsender_bridge.commands.table import Names, Timeout, Wait, asked, full_names, lake_chain
-from walsender_bridge.config import Config, load_config
 from walsender_bridge.errors import UsageError
 from walsender_bridge.output import Output
+
+if TYPE_CHECKING:
+    from walsender_bridge.config import Config
 
 quarantine_app = typer.Typer(
     help="Rows that the lake cannot hold: see docs/quarantine.md.", no_args_is_help=True
@@ -88,7 +95,7 @@ def skip(
 
 
 def _request(
-    settings: Config,
+    settings: "Config",
     kind: str,
     names: Sequence[str],
     rows: Sequence[str],

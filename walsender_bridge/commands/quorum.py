@@ -12,12 +12,13 @@ from walsender_bridge.commands.options import (
     AsJson,
     ConfigPath,
     checked_admin,
+    load_config,
 )
-from walsender_bridge.config import Config, load_config
 from walsender_bridge.errors import CorruptError, UnavailableError, UsageError
 from walsender_bridge.output import Output
 
 if TYPE_CHECKING:
+    from walsender_bridge.config import Config
     from walsender_bridge.proposer.one_quorum import Known
 
 quorum_app = typer.Typer(
@@ -169,7 +170,7 @@ def _somebody_is_asked(said: bool) -> None:
         )
 
 
-def _recorded(settings: Config, output: Output) -> "Known":
+def _recorded(settings: "Config", output: Output) -> "Known":
     """The quorum's id as the bridge's file has it. One that cannot be read, now or ever, keeps nobody from deciding."""
     from walsender_bridge.proposer.one_quorum import Known
     from walsender_bridge.proposer.quorum_record import load_file
@@ -181,7 +182,7 @@ def _recorded(settings: Config, output: Output) -> "Known":
         return Known()
 
 
-def _shown(settings: Config, found: dict[str, Any]) -> dict[str, Any]:
+def _shown(settings: "Config", found: dict[str, Any]) -> dict[str, Any]:
     from walsender_bridge.attach import release_record
     from walsender_bridge.wire.lsn import format_lsn
 

@@ -1,27 +1,27 @@
 """`tuskline up` and `tuskline down`: all parts that a configuration names, under one supervisor."""
 
-import asyncio
 import contextlib
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from walsender_bridge import disk_trouble, extras, lifetime, logs
 from walsender_bridge.commands.attach import needed_quorum, waits
 from walsender_bridge.commands.doctor import of_quorum, of_source
-from walsender_bridge.commands.options import DEFAULT_CONFIG, AsJson, ConfigPath
-from walsender_bridge.commands.parts import refuse_quorum_of_one
-from walsender_bridge.config import Config, load_config
+from walsender_bridge.commands.options import DEFAULT_CONFIG, AsJson, ConfigPath, load_config
 from walsender_bridge.doctor.finding import Severity
 from walsender_bridge.errors import Cause, DeadlineError, TusklineError, from_wire
 from walsender_bridge.output import Output
 from walsender_bridge.private import private_file, private_folder
-from walsender_bridge.supervisor import Child, Supervisor, read_states, stop_on_signals
+
+if TYPE_CHECKING:
+    from walsender_bridge.config import Config
+    from walsender_bridge.supervisor import Child
 
 #: Seconds that a part has to end: longer than its own supervisor gives its children.
 GRACE = 30.0
@@ -49,15 +49,19 @@ def up(
     private_folder(settings.log.data_dir)
     with lifetime.held(settings.run_dir):
         preflight(settings)
+        import asyncio
+
         asyncio.run(_serve(_children(config, settings), settings.run_dir))
 
 
-def preflight(settings: Config) -> None:
+def preflight(settings: "Config") -> None:
     """Raise what another attempt would not mend: `doctor`'s errors, but for a server that is away now, or one table's harm.
 
     What harms one part alone is only told: the others start, for COMMIT may wait for them, and slots keep WAL. Where there
     has been a quorum, that is all but a configuration that would make another one.
     """
+    from walsender_bridge.commands.parts import refuse_quorum_of_one
+
     refuse_quorum_of_one(settings)
     extras.need_for_up(settings)
     for error in _of_one_part(settings):
@@ -83,7 +87,7 @@ def preflight(settings: Config) -> None:
         logs.say_error(error)
 
 
-def _of_one_part(settings: Config) -> Iterator[TusklineError]:
+def _of_one_part(settings: "Config") -> Iterator[TusklineError]:
     """What keeps the lake, or one safekeeper, from running."""
     if settings.lake is not None:
         from spark_consumers.lakehouse import folder
@@ -100,7 +104,9 @@ def _of_one_part(settings: Config) -> Iterator[TusklineError]:
         yield from hosting.refused(places).values()
 
 
-def _children(config: Path, settings: Config) -> list[Child]:
+def _children(config: Path, settings: "Config") -> "list[Child]":
+    from walsender_bridge.supervisor import Child
+
     parts = {"keeper": ["keeper", "run"], "bridge": ["bridge", "run"]}
     if settings.lake is not None:
         parts["lake"] = ["lake", "run"]
@@ -115,13 +121,19 @@ def _children(config: Path, settings: Config) -> list[Child]:
     ]
 
 
-async def _serve(children: list[Child], run_dir: Path) -> None:
+async def _serve(children: "list[Child]", run_dir: Path) -> None:
+    import asyncio
+
+    from walsender_bridge.supervisor import Supervisor, stop_on_signals
+
     stop = asyncio.Event()
     stop_on_signals(stop)
     await Supervisor("up", children, run_dir=run_dir, grace=GRACE).run(stop)
 
 
-def _start_in_background(config: Path, settings: Config) -> None:
+def _start_in_background(config: Path, settings: "Config") -> None:
+    from walsender_bridge.supervisor import read_states
+
     log_file = settings.log.data_dir / "logs" / "up.log"
     private_folder(settings.log.data_dir)
     log_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,14 +1,21 @@
 """`tuskline safekeeper`: how the safekeepers are, and whether what they hold is whole and the same."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from walsender_bridge.commands.options import DEFAULT_CONFIG, AsJson, ConfigPath
-from walsender_bridge.config import Config, load_config
+from walsender_bridge.commands.options import (
+    DEFAULT_CONFIG,
+    AsJson,
+    ConfigPath,
+    load_config,
+)
 from walsender_bridge.errors import Cause, ConfigError
 from walsender_bridge.output import Output
+
+if TYPE_CHECKING:
+    from walsender_bridge.config import Config
 
 safekeeper_app = typer.Typer(help="Safekeepers: WAL on a quorum before COMMIT returns.")
 
@@ -70,7 +77,7 @@ def verify(
         raise typer.Exit(int(report.errors[0].cause))
 
 
-def configured(config: Any) -> Config:
+def configured(config: Any) -> "Config":
     """The configuration, with safekeepers in it. Raises `ConfigError`."""
     settings = load_config(config)
     if not settings.safekeepers.proposed_to:

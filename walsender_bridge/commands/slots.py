@@ -10,16 +10,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from walsender_bridge import logs, status_file
-from walsender_bridge.commands.options import DEFAULT_CONFIG, AsJson, ConfigPath
-from walsender_bridge.config import Config, SlotsSection, load_config
+from walsender_bridge import logs
+from walsender_bridge.commands.options import (
+    DEFAULT_CONFIG,
+    AsJson,
+    ConfigPath,
+    load_config,
+)
 from walsender_bridge.errors import ConfigError, UsageError
 from walsender_bridge.output import Output
-from walsender_bridge.supervisor import exit_with_parent
 
 if TYPE_CHECKING:
     from slot_sync.plan import Plan
     from slot_sync.report import Report
+    from walsender_bridge.config import Config, SlotsSection
 
 slots_app = typer.Typer(
     help="Logical slots on failover candidates: see docs/slots.md.", no_args_is_help=True
@@ -95,6 +99,8 @@ def sync(
     if once == watch:
         raise UsageError("--once or --watch", repair="add one of them")
     from slot_sync.controller import Controller
+    from walsender_bridge import status_file
+    from walsender_bridge.supervisor import exit_with_parent
 
     if watch:
         exit_with_parent()
@@ -114,7 +120,7 @@ def sync(
     settings.slots_status.unlink(missing_ok=True)
 
 
-def configured(settings: Config) -> SlotsSection:
+def configured(settings: "Config") -> "SlotsSection":
     """The section. Raises `ConfigError` without one."""
     if settings.slots is None:
         raise ConfigError(
@@ -124,7 +130,7 @@ def configured(settings: Config) -> SlotsSection:
     return settings.slots
 
 
-def plan(settings: Config, only: str | None = None, max_age: float | None = None) -> "Plan":
+def plan(settings: "Config", only: str | None = None, max_age: float | None = None) -> "Plan":
     """What the configuration says is to be kept where; on the candidate `only`, if it is named."""
     from slot_sync.plan import Candidate, Plan
     from slot_sync.resolver.observed import Selection, Terms

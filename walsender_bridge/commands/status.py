@@ -5,8 +5,12 @@ from typing import Any, Final
 
 import typer
 
-from walsender_bridge.commands.options import DEFAULT_CONFIG, AsJson, ConfigPath
-from walsender_bridge.config import load_config
+from walsender_bridge.commands.options import (
+    DEFAULT_CONFIG,
+    AsJson,
+    ConfigPath,
+    load_config,
+)
 from walsender_bridge.errors import Cause
 from walsender_bridge.moments import iso_time
 from walsender_bridge.output import Output

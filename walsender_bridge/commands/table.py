@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from walsender_bridge.commands.attach import capture_source
-from walsender_bridge.commands.copy_bars import CopyBars
 from walsender_bridge.commands.options import (
     DEFAULT_CONFIG,
     Admin,
@@ -16,13 +15,14 @@ from walsender_bridge.commands.options import (
     ConfigPath,
     checked_admin,
     lake_section,
+    load_config,
 )
-from walsender_bridge.config import Config, load_config
 from walsender_bridge.errors import UsageError
 from walsender_bridge.output import Output
 
 if TYPE_CHECKING:
     from spark_consumers.lakehouse.manifest import Chain
+    from walsender_bridge.config import Config
 
 table_app = typer.Typer(help="The tables of the lake: see docs/tables.md.", no_args_is_help=True)
 
@@ -134,7 +134,13 @@ def resync(
 
 
 def _request(
-    settings: Config, kind: str, names: Sequence[str], *, wait: bool, timeout: float, as_json: bool
+    settings: "Config",
+    kind: str,
+    names: Sequence[str],
+    *,
+    wait: bool,
+    timeout: float,
+    as_json: bool,
 ) -> None:
     rows = asked(lake_chain(settings), kind, names, wait=wait, timeout=timeout, bars=not as_json)
     Output(as_json=as_json).rows("tables", rows)
@@ -153,6 +159,7 @@ def asked(
     """Leave a request at the lake; a record for each table, of its outcome if that is waited for."""
     from spark_consumers.lakehouse import requests
     from spark_consumers.lakehouse.status import read_status
+    from walsender_bridge.commands.copy_bars import CopyBars
 
     request = requests.ask(chain, kind, names, rows)
     told = dict.fromkeys(names, "asked")
@@ -167,7 +174,7 @@ def asked(
     return [{"table": n, "outcome": o, "request": request.id} for n, o in told.items()]
 
 
-def lake_chain(settings: Config) -> "Chain":
+def lake_chain(settings: "Config") -> "Chain":
     """The configured lake's chain. Raises `LakeError`."""
     lake = lake_section(settings)
     from spark_consumers.lakehouse.manifest import open_chain
@@ -175,7 +182,7 @@ def lake_chain(settings: Config) -> "Chain":
     return open_chain(lake.uri)
 
 
-def full_names(settings: Config, names: Sequence[str]) -> list[str]:
+def full_names(settings: "Config", names: Sequence[str]) -> list[str]:
     """`stream.schema.table` for each name. Raises `UsageError`."""
     streams = [source.name for source in settings.source]
     found = []

@@ -11,8 +11,8 @@ from walsender_bridge.commands.options import (
     AsJson,
     ConfigPath,
     checked_admin,
+    load_config,
 )
-from walsender_bridge.config import load_config
 from walsender_bridge.errors import UsageError
 from walsender_bridge.output import Output
 
