@@ -6,9 +6,7 @@ that `tuskline --help` needs neither Spark nor PostgreSQL's client library.
 
 import dataclasses
 import os
-import signal
 import sys
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -143,47 +141,11 @@ def lake_run(config: ConfigPath = DEFAULT_CONFIG) -> None:
     """Run the Spark job that keeps the lake: copies tables once, then publishes epochs."""
     _end_with_supervisor()
     settings = _settings(config)
-    lake = lake_section(settings)
+    lake_section(settings)
     extras.need("spark")
-    from spark_consumers.lakehouse import folder
-    from walsender_bridge.commands import lake_status
-    from walsender_bridge.commands.copy_bars import CopyBars
+    from walsender_bridge.commands import lake_part
 
-    try:
-        folder.check(lake.uri)
-    except TusklineError as error:
-        lake_status.write(settings.run_dir, error)
-        raise
-    from spark_consumers.lakehouse.pipeline import Lakehouse, Source
-    from spark_consumers.scratch import scratch
-    from spark_consumers.scratch import settings as scratch_settings
-    from spark_consumers.session import session, submitted
-
-    stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    signal.signal(signal.SIGINT, lambda *_: stop.set())
-    with scratch(settings.scratch_dir) as place:
-        # Under spark-submit the JVM runs, and has its folders where its own settings say.
-        own = {} if submitted() else scratch_settings(place, lake.spark_master)
-        spark = session("tuskline-lake", master=lake.spark_master, lake=lake.uri, conf=own)
-        try:
-            with CopyBars(shown=sys.stderr.isatty()) as bars:
-                Lakehouse(
-                    spark,
-                    lake.uri,
-                    settings.log_address,
-                    [Source(s.name, s.dsn, s.publication_name) for s in settings.source],
-                    epoch_interval=lake.epoch_interval,
-                    retention_seconds=lake.retention,
-                    format=lake.format,
-                    failing_table=lake.failing_table,
-                    copy_rate=lake.copy_rate,
-                    progress=bars.show,
-                    on_unfit_value=lake.on_unfit_value,
-                    failing=lambda error: lake_status.write(settings.run_dir, error),
-                ).run(stop)
-        finally:
-            spark.stop()
+    lake_part.run(settings)
 
 
 def _end_with_supervisor() -> None:

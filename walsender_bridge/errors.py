@@ -224,7 +224,7 @@ class SnapshotError(TusklineError):
 
 
 class RunningError(TusklineError):
-    """The parts run, and must not for what was asked."""
+    """The parts run, and must not for what was asked, such as a second start."""
 
     cause = Cause.RUNNING
 

@@ -9,6 +9,7 @@ import os
 import stat
 from pathlib import Path
 
+from walsender_bridge import disk_trouble
 from walsender_bridge.errors import ConfigError
 
 _OTHERS = 0o077
@@ -22,9 +23,19 @@ def is_ours(its: os.stat_result, denied: int) -> bool:
 def private_folder(folder: Path) -> None:
     """Make the folder, or close one that others may enter.
 
-    Raises `ConfigError` for a folder of another account, or one that is meant to be shared.
+    Raises `ConfigError` for a folder of another account, one that is meant to be shared, or a file, and what
+    `disk_trouble` names.
     """
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise ConfigError(
+            "it is not a folder",
+            where=str(folder),
+            repair="name a folder, new or empty, as data_dir",
+        ) from None
+    except OSError as error:
+        raise disk_trouble.of(error, folder) from None
     its = folder.stat()
     mode = stat.S_IMODE(its.st_mode)
     if is_ours(its, _OTHERS):

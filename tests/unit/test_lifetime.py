@@ -38,7 +38,7 @@ def holder(tmp_path, request):
 def test_nobody_runs(tmp_path):
     assert lifetime.owner(tmp_path) is None
     assert lifetime.end(tmp_path, 1.0) is None
-    lifetime.refuse_while_up(tmp_path)
+    lifetime.refuse_while_running(tmp_path)
 
 
 def test_one_at_a_time_and_its_pid_is_told(tmp_path, holder):
@@ -46,7 +46,7 @@ def test_one_at_a_time_and_its_pid_is_told(tmp_path, holder):
     with pytest.raises(RunningError, match=f"process {holder.pid}"), lifetime.held(tmp_path):
         pass
     with pytest.raises(RunningError):
-        lifetime.refuse_while_up(tmp_path)
+        lifetime.refuse_while_running(tmp_path)
     assert lifetime.owner(tmp_path) == holder.pid
     assert lifetime.end(tmp_path, 20.0) == holder.pid
     assert lifetime.owner(tmp_path) is None

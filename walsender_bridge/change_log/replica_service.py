@@ -22,6 +22,7 @@ import pyarrow as pa
 import structlog
 from pyarrow import flight
 
+from walsender_bridge import listening
 from walsender_bridge.change_log import fatal, keeper_identity, protocol
 from walsender_bridge.change_log.host import FOREVER, HostedReplica
 from walsender_bridge.change_log.protocol import CommitContext, check_stream, load, number, text
@@ -116,12 +117,11 @@ class ReplicaServer:
             level = _log.error if judgement == Judgement.INVALID else _log.info
             level("replica opened", stream=name, judgement=str(judgement), reason=reason)
         try:
+            listening.check(listen)
             self._flight = _Service(self, listen)
-        except (OSError, pa.ArrowException) as error:
+        except (OSError, pa.ArrowException, ConfigError) as error:
             self._close()
-            raise ConfigError(
-                f"cannot listen: {error}"[:300], where=listen, repair="choose a free port"
-            ) from None
+            raise listening.refused(listen, error) from None
         host = listen.rsplit(":", 1)[0]
         self.address = f"grpc://{host}:{self._flight.port}"
         _log.info("keeper listens", address=self.address, streams=len(self._replicas))

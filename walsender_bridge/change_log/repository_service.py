@@ -23,6 +23,7 @@ import pyarrow as pa
 import structlog
 from pyarrow import flight
 
+from walsender_bridge import listening
 from walsender_bridge.change_log import protocol
 from walsender_bridge.change_log.barriers import Barrier, Barriers
 from walsender_bridge.change_log.keeper_link import Keepers
@@ -113,12 +114,11 @@ class RepositoryServer:
         """Meet the keepers that answer, then listen and tick. Raises `ConfigError`."""
         self._step()
         try:
+            listening.check(self._listen)
             self._flight = _Service(self, self._listen)
-        except (OSError, pa.ArrowException) as error:
+        except (OSError, pa.ArrowException, ConfigError) as error:
             self._store.close()
-            raise ConfigError(
-                f"cannot listen: {error}"[:300], where=self._listen, repair="choose a free port"
-            ) from None
+            raise listening.refused(self._listen, error) from None
         self.address = f"grpc://{self._listen.rsplit(':', 1)[0]}:{self._flight.port}"
         self._thread.start()
         _log.info("repository listens", address=self.address, version=self._state.version)

@@ -68,11 +68,11 @@ def detach(
     """Take back what init or capture made on the servers. The log and the lake stay where they are."""
     from walsender_bridge.attach import detach as leaving
     from walsender_bridge.attach.quorum import detach_quorum
-    from walsender_bridge.lifetime import refuse_while_up
+    from walsender_bridge.lifetime import refuse_while_running
 
     settings = load_config(config)
     admin = checked_admin(admin)
-    refuse_while_up(settings.run_dir)
+    refuse_while_running(settings.run_dir)
     rows: list[dict[str, str]] = []
     # The other way round than init: a role that several databases share was made with the first.
     for section in reversed(chosen_sources(settings, source)):

@@ -2,12 +2,15 @@
 
 import asyncio
 import sys
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Final
 
-from walsender_bridge import freed_memory, in_memory
+from walsender_bridge import freed_memory, in_memory, lifetime, listening, logs
 from walsender_bridge.config import Config
-from walsender_bridge.errors import Cause, ConfigError
+from walsender_bridge.errors import Cause, ConfigError, RunningError, TusklineError
+from walsender_bridge.private import private_folder
 from walsender_bridge.supervisor import Child, Supervisor, stop_on_signals
 
 #: A proposer that ends so was fenced, or would corrupt: it must not come back by itself (rule 5).
@@ -16,6 +19,59 @@ _PROPOSER_FINAL = frozenset(
 )
 #: A capture that ends so met WAL that its server cannot send, now or ever (`wire.row_limit`).
 _CAPTURE_FINAL = frozenset({Cause.UNSUPPORTED_VALUE})
+#: Seconds in which the processes of one that was killed have ended.
+_GONE_SECONDS: Final = 10.0
+#: Seconds in which the kernel has closed the sockets of a process that has ended.
+CLOSED_SECONDS: Final = 1.0
+
+
+@contextmanager
+def alone(part: str, folders: Iterable[Path], *, regardless: bool = False) -> Iterator[None]:
+    """Run this part in these folders, if no other process does. Raises `RunningError`, and what keeps a lock from being made.
+
+    `regardless`: a lock that cannot be made is only reported, because COMMIT may wait for the part.
+    """
+    with ExitStack() as locks:
+        for folder in folders:
+            with _reported(regardless=regardless):
+                locks.enter_context(lifetime.held(folder, part))
+        yield
+
+
+@contextmanager
+def _reported(*, regardless: bool) -> Iterator[None]:
+    """Report an error of the block and go on, if `regardless`."""
+    try:
+        yield
+    except RunningError:
+        raise
+    except TusklineError as error:
+        if not regardless:
+            raise
+        logs.say_error(error)
+
+
+def refuse_while_running(settings: Config) -> None:
+    """Raises `RunningError` while a part runs by itself that `up` would run."""
+    here = ["keeper", "bridge"] + ["lake"] * (settings.lake is not None)
+    places = [("keeper", settings.keeper[0].data_dir), *((part, settings.run_dir) for part in here)]
+    for part, folder in places:
+        lifetime.refuse_while_running(folder, part, seconds=_GONE_SECONDS)
+
+
+def check_keeper(settings: Config) -> None:
+    """Raises what would keep the log's replicas from running here: their folder, or their port."""
+    folder = settings.keeper[0].data_dir
+    private_folder(folder)
+    with alone("keeper", [folder]):
+        _check_port(settings)
+
+
+def _check_port(settings: Config) -> None:
+    keeper = settings.keeper[0]
+    # The process of a keeper that was killed ends a moment later.
+    lifetime.wait_for_lock(keeper.data_dir / "lock", _GONE_SECONDS)
+    listening.check(keeper.listen, seconds=CLOSED_SECONDS)
 
 
 def keeper(settings: Config) -> None:
@@ -23,6 +79,16 @@ def keeper(settings: Config) -> None:
 
     A safekeeper whose data directory cannot be used ends for good; replicas and other safekeepers run (`hosting.prepare`).
     """
+    regardless, folder = bool(settings.safekeepers.local), settings.keeper[0].data_dir
+    with _reported(regardless=regardless):
+        private_folder(folder)
+    with alone("keeper", dict.fromkeys((settings.run_dir, folder)), regardless=regardless):
+        with _reported(regardless=regardless):
+            _check_port(settings)
+        _keeper(settings)
+
+
+def _keeper(settings: Config) -> None:
     from walsender_bridge.safekeeper import hosting
 
     section, keeper = settings.safekeepers, settings.keeper[0]
@@ -39,9 +105,15 @@ def keeper(settings: Config) -> None:
 
 def bridge(settings: Config) -> None:
     """Run the repository, the captures and the proposer, until SIGTERM or SIGINT."""
+    refuse_quorum_of_one(settings)
+    regardless = settings.quorum_source is not None
+    with alone("bridge", [settings.run_dir], regardless=regardless):
+        _bridge(settings)
+
+
+def _bridge(settings: Config) -> None:
     from walsender_bridge.commands.repository_part import RepositoryPart
 
-    refuse_quorum_of_one(settings)
     repository = RepositoryPart(settings)
     repository.start()
     freed_memory.keep_returning()

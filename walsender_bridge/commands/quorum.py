@@ -133,11 +133,11 @@ def forget(
     settings = load_config(config)
     from walsender_bridge.attach import quorum as server
     from walsender_bridge.attach import release_record
-    from walsender_bridge.lifetime import refuse_while_up
+    from walsender_bridge.lifetime import refuse_while_running
 
     wanted = needed_quorum(settings)
     _somebody_is_asked(yes and lossy)
-    refuse_while_up(settings.run_dir)
+    refuse_while_running(settings.run_dir)
     output = Output(as_json=as_json)
     quorum = _recorded(settings, output).quorum
     if not yes:

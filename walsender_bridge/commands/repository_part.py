@@ -4,7 +4,8 @@ Without a proposer, a repository that cannot start ends the bridge, whose superv
 wait for it: the proposer runs, the repository is started again every few seconds, and why it does not run is told in a
 file of the run folder, which `status` reads.
 
-Invariant: of two bridges in one folder one alone runs a proposer, as long as the repository's file can be locked.
+Invariant: of two bridges in one folder one alone runs a proposer, as long as the run folder's lock (`lifetime`) or the
+repository's file can be locked.
 """
 
 import asyncio

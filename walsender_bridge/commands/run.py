@@ -47,7 +47,10 @@ def up(
         return
     logs.hand_on(settings.logs.format)
     private_folder(settings.log.data_dir)
+    from walsender_bridge.commands.parts import refuse_while_running
+
     with lifetime.held(settings.run_dir):
+        refuse_while_running(settings)
         preflight(settings)
         import asyncio
 
@@ -67,6 +70,10 @@ def preflight(settings: "Config") -> None:
     for error in _of_one_part(settings):
         logs.say_error(error)
     quorum = settings.quorum_id_file.exists()
+    for error in _of_the_log(settings):
+        if not quorum:
+            raise error
+        logs.say_error(error)
     found = [finding for section in settings.source for finding in of_source(section)]
     # Nobody is told that safekeepers are away which are started next.
     found += [each for each in of_quorum(settings, reach=False) if each.prevents]
@@ -85,6 +92,21 @@ def preflight(settings: "Config") -> None:
         if finding.prevents and finding.cause not in passing and not quorum:
             raise error
         logs.say_error(error)
+
+
+def _of_the_log(settings: "Config") -> Iterator[TusklineError]:
+    """What keeps the log's replicas, or its repository, from running."""
+    from walsender_bridge import listening
+    from walsender_bridge.commands.parts import CLOSED_SECONDS, check_keeper
+
+    try:
+        check_keeper(settings)
+    except TusklineError as error:
+        yield error
+    try:
+        listening.check(settings.log.listen, seconds=CLOSED_SECONDS)
+    except TusklineError as error:
+        yield error
 
 
 def _of_one_part(settings: "Config") -> Iterator[TusklineError]:
@@ -136,8 +158,9 @@ def _start_in_background(config: Path, settings: "Config") -> None:
 
     log_file = settings.log.data_dir / "logs" / "up.log"
     private_folder(settings.log.data_dir)
-    log_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    private_file(log_file)
+    with disk_trouble.named(log_file):
+        log_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private_file(log_file)
     begun = log_file.stat().st_size if log_file.exists() else 0
     with log_file.open("ab") as log:
         process = subprocess.Popen(

@@ -1,0 +1,53 @@
+"""Whether an address can be listened on, asked before a service is made: gRPC prints lines of its own when it cannot."""
+
+import socket
+import time
+
+from walsender_bridge.errors import ConfigError
+
+
+def check(address: str, *, seconds: float = 0.0) -> None:
+    """Listen on `host:port` for a moment (port 0: any). Raises `ConfigError` when that is not possible for `seconds`."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            _listen(address)
+        except ConfigError:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(0.05)
+        else:
+            return
+
+
+def _listen(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+    except (OSError, ValueError, OverflowError) as error:
+        raise refused(address, error) from None
+    failed = []
+    for family, kind, protocol, _, place in found:
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(place)
+                probe.listen()
+            except OSError as error:
+                failed.append(error)
+            else:
+                # A service listens where it can: one of a name's addresses will do.
+                return
+    raise refused(address, failed[0])
+
+
+def refused(address: str, error: Exception) -> ConfigError:
+    """The error of an address where a service cannot listen."""
+    if isinstance(error, ConfigError):
+        return error
+    reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    return ConfigError(
+        f"cannot listen: {reason[:300]}",
+        where=address,
+        repair="end the program that listens there, or choose another `listen`",
+    )
