@@ -3,10 +3,10 @@
 What is not known, or empty, is `-` or nothing: no reader has to know how Python writes it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rich.cells import cell_len
+from rich.cells import cell_len, set_cell_size
 
 from walsender_bridge.printable import printable
 
@@ -51,11 +51,14 @@ def _is_number(value: Any) -> bool:
 
 
 def _line(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> str:
-    padded = []
-    for text, width, ends in zip(cells, widths, right, strict=True):
+    return f" {' | '.join(_padded(cells, widths, right))}".rstrip()
+
+
+def _padded(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> Iterator[str]:
+    """As many cells as there are widths."""
+    for text, width, ends in zip(cells, widths, right, strict=False):
         blank = " " * (width - cell_len(text))
-        padded.append(f"{blank}{text}" if ends else f"{text}{blank}")
-    return f" {' | '.join(padded)}".rstrip()
+        yield f"{blank}{text}" if ends else f"{text}{blank}"
 
 
 def _expanded(titles: Sequence[str], cells: Sequence[Sequence[str]]) -> list[str]:
@@ -67,3 +70,19 @@ def _expanded(titles: Sequence[str], cells: Sequence[Sequence[str]]) -> list[str
         for title, text in zip(titles, row, strict=True):
             lines.append(f"{title}{' ' * (wide - cell_len(title))} | {text}".rstrip())
     return lines
+
+
+def columns_text(titles: Sequence[str], rows: Sequence[Sequence[object]], width: int) -> list[str]:
+    """A line of titles and one for each row, for a screen: without the last columns where they do not fit, cut at `width`."""
+    cells = [[*titles], *([value_text(value) for value in row] for row in rows)]
+    widths = [max(map(cell_len, column)) for column in zip(*cells, strict=True)]
+    while len(widths) > 1 and sum(widths) + 2 * (len(widths) - 1) > width:
+        widths.pop()
+    right = [all(map(_is_number, column)) for column in zip(*rows, strict=True)]
+    right = right or [False] * len(titles)
+    return [_cut("  ".join(_padded(row, widths, right)).rstrip(), width) for row in cells]
+
+
+def _cut(text: str, width: int) -> str:
+    """The text in `width` cells, with `…` where something is missing."""
+    return text if cell_len(text) <= width else f"{set_cell_size(text, width - 1).rstrip()}…"
