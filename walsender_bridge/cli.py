@@ -8,7 +8,7 @@ import dataclasses
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -37,12 +37,13 @@ from walsender_bridge.commands.options import (
     load_config,
 )
 from walsender_bridge.errors import Cause, TusklineError, UsageError
-from walsender_bridge.moments import iso_time
+from walsender_bridge.moments import with_iso_times
 from walsender_bridge.output import Output
 from walsender_bridge.private import private_folder
 from walsender_bridge.wire.lsn import format_lsn
 
 if TYPE_CHECKING:
+    from walsender_bridge.change_log.protocol import LogStatus
     from walsender_bridge.config import Config
 
 app = typer.Typer(
@@ -183,6 +184,18 @@ def top(config: ConfigPath = DEFAULT_CONFIG) -> None:
     Top(settings).run()
 
 
+def log_rows(status: "LogStatus") -> list[dict[str, Any]]:
+    """A row for each stream of the log. Pure."""
+    return [
+        {
+            "version": status.version,
+            **with_iso_times(dataclasses.asdict(cut), "last_commit_time", unit=1e-6),
+            "last_end_lsn": format_lsn(cut.last_end_lsn),
+        }
+        for cut in status.streams.values()
+    ]
+
+
 @log_app.command("status")
 def log_status(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
     """The log's version, and each stream's committed end."""
@@ -191,13 +204,7 @@ def log_status(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> 
 
     with LogClient(settings.log_address) as log:
         status = log.status()
-    rows = []
-    for cut in status.streams.values():
-        row = dataclasses.asdict(cut)
-        row["last_end_lsn"] = format_lsn(cut.last_end_lsn)
-        row["last_commit_time"] = iso_time(cut.last_commit_time / 1e6)
-        rows.append({"version": status.version, **row})
-    Output(as_json=as_json).rows("streams", rows)
+    Output(as_json=as_json).rows("streams", log_rows(status))
 
 
 @app.command()

@@ -1,6 +1,8 @@
 """Times as people and programs read them: ISO 8601, UTC. Pure."""
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
+from typing import Any
 
 
 def iso_time(seconds: float | None) -> str | None:
@@ -9,3 +11,9 @@ def iso_time(seconds: float | None) -> str | None:
         return None
     moment = datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
     return moment.replace("+00:00", "Z")
+
+
+def with_iso_times(record: Mapping[str, Any], *names: str, unit: float = 1.0) -> dict[str, Any]:
+    """The record with these of its times, numbers of `unit` seconds, as `iso_time` writes them; those it lacks stay away."""
+    times = {name: record[name] for name in names if name in record}
+    return {**record, **{n: None if t is None else iso_time(t * unit) for n, t in times.items()}}

@@ -138,7 +138,12 @@ def test_a_small_screen_has_the_first_columns():
 
 
 def test_a_slot_that_is_not_proven_has_no_age():
-    row: dict[str, Any] = {"slot": "app", "standby": "near", "state": "SUSPECT", "reason": "not_heard"}
+    row: dict[str, Any] = {
+        "slot": "app",
+        "standby": "near",
+        "state": "SUSPECT",
+        "reason": "not_heard",
+    }
     row |= {"age": None, "lag_bytes": None}
     told = {"ill": [], "standbys": [], "slots": [{**row, "expected": False}]}
     lines = shown(observation(slots=SlotsView(told)), 80, 24)

@@ -13,6 +13,7 @@ from walsender_bridge.commands.options import (
 )
 from walsender_bridge.commands.table import Names, Timeout, Wait, asked, full_names, lake_chain
 from walsender_bridge.errors import UsageError
+from walsender_bridge.moments import with_iso_times
 from walsender_bridge.output import Output
 
 if TYPE_CHECKING:
@@ -54,7 +55,9 @@ def list_rows(
         if name in known
         for row in islice(rows_of(chain.root, name, known[name]), limit)
     ]
-    Output(as_json=as_json).rows("quarantine", rows if as_json else [_line(row) for row in rows])
+    Output(as_json=as_json).rows(
+        "quarantine", [shown(row) for row in rows] if as_json else [_line(row) for row in rows]
+    )
 
 
 @quarantine_app.command()
@@ -112,6 +115,11 @@ def _request(
     Output(as_json=as_json).rows(
         "tables", [{**each, "waiting_rows": left.get(each["table"], 0)} for each in told]
     )
+
+
+def shown(row: dict[str, Any]) -> dict[str, Any]:
+    """A row for `--json`, with its commit time, microseconds, as ISO 8601. Pure."""
+    return with_iso_times(row, "commit_time", unit=1e-6)
 
 
 def _line(row: dict[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from walsender_bridge.commands.options import (
     load_config,
 )
 from walsender_bridge.errors import Cause, ConfigError
+from walsender_bridge.moments import with_iso_times
 from walsender_bridge.output import Output
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ def summary(seen: Any) -> dict[str, Any]:
             **{name: told.get(name) for name in ("commit_lsn", "end_lsn", "queue_bytes")},
             "lag_bytes": seen.lag_bytes,
             "membership": told.get("membership"),
-            "change": told.get("change"),
+            "change": with_iso_times(told["change"], "asked_at") if told.get("change") else None,
             "error": (told.get("error") or {}).get("what"),
         },
         "safekeepers": [_safekeeper(each) for each in seen.safekeepers],

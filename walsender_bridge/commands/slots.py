@@ -160,7 +160,9 @@ def _answer(report: "Report", *, as_json: bool) -> None:
     output = Output(as_json=as_json)
     record = report.to_json()
     if as_json:
-        output.record(record)
+        from walsender_bridge.commands import slots_view
+
+        output.record(slots_view.shown(record))
     else:
         output.rows("slots", [_row(each) for each in record["slots"]])
         for word in (*record["ill"], *record["not_known"]):

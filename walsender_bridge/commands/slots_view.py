@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from walsender_bridge import processes, status_file
 from walsender_bridge.config import Config
+from walsender_bridge.moments import with_iso_times
 
 #: Seconds, besides a few polls, after which what it said is no longer taken for now.
 STALE: Final = 15.0
@@ -50,6 +51,23 @@ class SlotsView:
             }
             for each in self.told.get("slots", ())
         ]
+
+
+def shown(told: Mapping[str, Any]) -> dict[str, Any]:
+    """A report (`slot_sync.report`) for `--json`, with times as ISO 8601. Pure."""
+    if not told:
+        return {}
+    return {
+        **with_iso_times(told, "updated_at"),
+        "standbys": [with_iso_times(each, "at") for each in told["standbys"]],
+        "slots": [
+            # The standby's clock counts microseconds.
+            {**each, "evidence": with_iso_times(each["evidence"], "proven_at", unit=1e-6)}
+            if "evidence" in each
+            else each
+            for each in told["slots"]
+        ],
+    }
 
 
 def look(settings: Config) -> SlotsView | None:

@@ -74,7 +74,7 @@ def _short(quorum: dict[str, Any]) -> dict[str, Any]:
 
 def summary(seen: Any) -> dict[str, Any]:
     """An observation as plain values."""
-    from walsender_bridge.commands import safekeeper
+    from walsender_bridge.commands import safekeeper, slots_view
     from walsender_bridge.wire.lsn import format_lsn
 
     lake = seen.lake
@@ -119,7 +119,7 @@ def summary(seen: Any) -> dict[str, Any]:
         ],
         "gate": [row for source in seen.sources for row in _gate(source)],
         "quorum": None if seen.quorum is None else safekeeper.summary(seen.quorum),
-        "slot_copies": None if seen.slots is None else dict(seen.slots.told),
+        "slot_copies": None if seen.slots is None else slots_view.shown(seen.slots.told),
         "log": {
             "version": seen.log and seen.log.version,
             "error": seen.errors["log"].what if "log" in seen.errors else None,

@@ -18,6 +18,7 @@ from walsender_bridge.commands.options import (
     load_config,
 )
 from walsender_bridge.errors import UsageError
+from walsender_bridge.moments import with_iso_times
 from walsender_bridge.output import Output
 
 if TYPE_CHECKING:
@@ -48,11 +49,17 @@ def list_tables(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) ->
     head = chain.head()
     rows = [] if head is None else table_rows(head, read_status(chain), time.time())
     output = Output(as_json=as_json)
-    output.rows("tables", rows if as_json else [_line(row) for row in rows])
+    output.rows("tables", [shown(row) for row in rows] if as_json else [_line(row) for row in rows])
     for row in rows:
         why = "; ".join(filter(None, (row["reason"], row["resync"])))
         if why and not as_json:
             output.note(f"{row['table']}: {why}")
+
+
+def shown(row: dict[str, Any]) -> dict[str, Any]:
+    """A row for `--json`, with times as ISO 8601. Pure."""
+    copy = row["copy"]
+    return {**row, "copy": None if copy is None else with_iso_times(copy, "began_at")}
 
 
 def _line(row: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,115 @@
+"""What `--json` shows: LSNs as PostgreSQL writes them, times as ISO 8601, in every command that has any."""
+
+import re
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from spark_consumers.lakehouse.manifest import Manifest, StreamPosition
+from walsender_bridge import cli
+from walsender_bridge.change_log.protocol import LogStatus, StreamCut
+from walsender_bridge.commands import epochs, quarantine, safekeeper, slots_view, status, table
+from walsender_bridge.commands.observation import Observation, SourceView
+from walsender_bridge.commands.quorum_view import QuorumView
+from walsender_bridge.commands.slots_view import SlotsView
+
+NOW = 1_800_000_000.25
+ISO = "2027-01-15T08:00:00.250Z"
+MICROSECONDS = int(NOW * 1e6)
+LSN = 0x1_0000_0A28
+_TIME = re.compile(r"(^|_)(at|time)$")
+_IS_LSN = re.compile(r"[0-9A-F]{1,8}/[0-9A-F]{1,8}")
+_IS_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
+
+
+def values(record: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Each value that is no list and no object, with the name that it has."""
+    if isinstance(record, dict):
+        for key, value in record.items():
+            yield from values(value, key)
+    elif isinstance(record, list | tuple):
+        for value in record:
+            yield from values(value, name)
+    else:
+        yield name, record
+
+
+def log() -> LogStatus:
+    cut = StreamCut("shop", "grpc://127.0.0.1:1", 9, 9, LSN, MICROSECONDS, 1, 1, 100)
+    return LogStatus("id", 12, 11, {"shop": cut})
+
+
+def slot_report() -> dict[str, Any]:
+    evidence = {"proven_at": MICROSECONDS, "age": 5, "flush_lsn": "1/A28"}
+    slot = {"standby": "near", "slot": "app", "state": "READY", "safe": True, "expected": True}
+    slot |= {"reason": "proven", "why": "", "repair": "", "age": 1.5, "lag_bytes": 0}
+    return {
+        "updated_at": NOW,
+        "pid": 1,
+        "ill": [],
+        "standbys": [{"standby": "near", "at": NOW}],
+        "slots": [{**slot, "evidence": evidence}],
+    }
+
+
+def quorum() -> QuorumView:
+    change = {"state": "asked", "why": "", "asked_at": NOW}
+    return QuorumView({"commit_lsn": "1/A28", "updated_at": NOW, "change": change}, True, ())
+
+
+def observation() -> Observation:
+    lsns = {f"{name}_lsn": LSN for name in ("server", "logged", "committed", "confirmed")}
+    capture: dict[str, Any] = {"state": "streaming", "updated_at": time.time(), **lsns}
+    capture["gate"] = {
+        "stuck_since": None,
+        "open": False,
+        "quorum_lsn": LSN,
+        "candidates": [{"slot": "near", "standing": "counted", "held_lsn": LSN, "away": ""}],
+    }
+    server = {"active": True, "wal_status": "reserved", "retained_bytes": 7, "server_lsn": LSN}
+    source = SourceView("shop", "tuskline_shop", None, capture, server, None)
+    slots = SlotsView(slot_report())
+    return Observation(NOW, 1, [], [source], log(), manifest(), quorum=quorum(), slots=slots)
+
+
+def manifest() -> Manifest:
+    streams = {"shop": StreamPosition(offset=1, lsn=LSN, commit_time=MICROSECONDS, timeline=1)}
+    return Manifest("lake", 1, 1, 0, 1, NOW, steady_at=5.0, streams=streams)
+
+
+def table_row() -> dict[str, Any]:
+    return {"table": "shop.public.orders", "copy": {"began_at": NOW, "rows": 1}}
+
+
+def unfit_row() -> dict[str, Any]:
+    return {"table": "shop.public.orders", "lsn": "1/A28", "commit_time": MICROSECONDS}
+
+
+VIEWS = {
+    "status": lambda: status.summary(observation()),
+    "safekeeper status": lambda: safekeeper.summary(quorum()),
+    "slots status": lambda: slots_view.shown(slot_report()),
+    "epochs show": lambda: epochs.shown(manifest()),
+    "log status": lambda: cli.log_rows(log()),
+    "table list": lambda: table.shown(table_row()),
+    "quarantine list": lambda: quarantine.shown(unfit_row()),
+}
+
+
+@pytest.mark.parametrize("command", VIEWS)
+def test_lsns_and_times_are_those_of_people(command):
+    found = [*values(VIEWS[command]())]
+    times = [value for name, value in found if _TIME.search(name) and value is not None]
+    lsns = [value for name, value in found if name.endswith("lsn") and value is not None]
+    assert ISO in times or command == "status"
+    assert all(isinstance(value, str) and _IS_TIME.fullmatch(value) for value in times), times
+    assert all(isinstance(value, str) and _IS_LSN.fullmatch(value) for value in lsns), lsns
+
+
+def test_a_time_that_is_not_known_stays_so():
+    assert table.shown({**table_row(), "copy": None})["copy"] is None
+    assert table.shown({**table_row(), "copy": {"began_at": 0.0}})["copy"] == {"began_at": None}
+    assert quarantine.shown({**unfit_row(), "commit_time": None})["commit_time"] is None
+    assert slots_view.shown({}) == {}
