@@ -46,7 +46,10 @@ def observation(
         published_at=NOW - 7,
         streams={},
         set_aside={},
-        tables={name: SimpleNamespace(state="live", rows=12_345, reason="") for name in names},
+        tables={
+            name: SimpleNamespace(state="live", rows=12_345, reason="", as_of=0, resync="")
+            for name in names
+        },
     )
     return Observation(
         NOW,
