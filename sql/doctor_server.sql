@@ -17,14 +17,24 @@ SELECT jsonb_build_object(
                              - restart_lsn)::bigint) FROM pg_replication_slots)),
     'slots_used', (SELECT count(*) FROM pg_replication_slots),
     'senders_used', (SELECT count(*) FROM pg_stat_replication),
-    'role', (SELECT jsonb_build_object('name', rolname, 'superuser', rolsuper, 'replication', rolreplication)
-             FROM pg_roles WHERE rolname = current_user),
-    'may_create', has_database_privilege(current_database(), 'CREATE'),
+    'role', (SELECT jsonb_build_object(
+                 'name', %(role)s::text, 'there', bool_or(true) IS NOT NULL,
+                 'superuser', coalesce(bool_or(rolsuper), false), 'login', coalesce(bool_or(rolcanlogin), false),
+                 'replication', coalesce(bool_or(rolreplication OR rolsuper), false),
+                 -- A role that is not there yet will have what everybody has.
+                 'connect', coalesce(bool_or(has_database_privilege(r.oid, current_database(), 'CONNECT')),
+                                     has_database_privilege('public'::name, current_database(), 'CONNECT')),
+                 'groups', coalesce(jsonb_agg(g.name) FILTER (WHERE g.name IS NOT NULL), '[]'))
+             FROM pg_roles AS r
+             LEFT JOIN LATERAL (
+                 SELECT o.rolname AS name FROM pg_roles AS o WHERE pg_has_role(r.oid, o.oid, 'MEMBER')) AS g ON true
+             WHERE rolname = %(role)s),
+    'may_create', coalesce((SELECT has_database_privilege(oid, current_database(), 'CREATE')
+                            FROM pg_roles WHERE rolname = %(role)s), false),
     'prepared', (SELECT coalesce(jsonb_agg(gid ORDER BY prepared), '[]') FROM pg_prepared_xacts
                  WHERE database = current_database()),
     'oldest_seconds', (SELECT extract(epoch FROM now() - min(xact_start))::bigint FROM pg_stat_activity
                        WHERE backend_xid IS NOT NULL AND pid <> pg_backend_pid()),
-    'publication', (SELECT to_jsonb(p) FROM pg_publication AS p WHERE p.pubname = %(publication)s),
     'published', (SELECT coalesce(jsonb_agg(jsonb_build_array(schemaname, tablename)), '[]') FROM pg_publication_tables
                   WHERE pubname = %(publication)s),
     'slots', (SELECT coalesce(jsonb_agg(to_jsonb(s)), '[]') FROM pg_replication_slots AS s

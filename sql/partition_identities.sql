@@ -4,9 +4,9 @@ WITH RECURSIVE roots AS (
     SELECT c.oid
     FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
     WHERE c.relkind = 'p' AND c.relpersistence = 'p'
-      AND CASE WHEN cardinality(%(tables)s::text[]) > 0
-               THEN (n.nspname::text, c.relname::text) IN (SELECT * FROM unnest(%(schemas)s::text[], %(tables)s::text[]))
-               ELSE NOT c.relispartition END
+      AND CASE WHEN %(all)s THEN NOT c.relispartition
+               ELSE (n.nspname::text, c.relname::text) IN (SELECT * FROM unnest(%(schemas)s::text[], %(tables)s::text[]))
+          END
 ), parts AS (
     SELECT r.oid AS root, i.inhrelid AS oid FROM roots AS r JOIN pg_inherits AS i ON i.inhparent = r.oid
     UNION ALL

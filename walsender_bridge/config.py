@@ -16,6 +16,7 @@ from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from walsender_bridge import in_memory
+from walsender_bridge.capture.table_choice import Choice
 from walsender_bridge.config_sections import (
     CandidateSection,
     GateSection,
@@ -29,6 +30,7 @@ from walsender_bridge.config_sections import (
     SourceSection,
 )
 from walsender_bridge.errors import ConfigError, NotSupportedError, UsageError
+from walsender_bridge.wire.relation_name import relation_name, split_relation
 
 __all__ = [
     "RESERVED",
@@ -225,12 +227,14 @@ def _check_tables(config: Config, where: str) -> None:
     if config.lake is None:
         return
     streams = [source.name for source in config.source]
-    known = ["default", *(f"{s.name}.{table}" for s in config.source for table in s.tables)]
+    choices = {source.name: Choice.of(source.tables) for source in config.source}
+    named = [(s, names) for s, choice in choices.items() for names in choice.named]
+    known = ["default", *(f"{stream}.{relation_name(*names)}" for stream, names in named)]
     for name in config.lake.on_unfit_value:
         stream, _, rest = name.partition(".")
-        listed = [source for source in config.source if source.name == stream and source.tables]
-        fits = name == "default" or (stream in streams and "." in rest)
-        if fits and not (listed and name not in known):
+        if name == "default" or (
+            stream in streams and "." in rest and choices[stream].means(*split_relation(rest))
+        ):
             continue
         near = _nearest(name, known) or _nearest(name, [f"{s}.{name}" for s in streams])
         raise ConfigError(

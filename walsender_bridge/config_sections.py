@@ -12,6 +12,8 @@ from pydantic import (
     model_validator,
 )
 
+from walsender_bridge.capture.table_choice import Choice
+
 #: A stream's name is a folder name, a Flight path and an Iceberg namespace, so it is kept plain.
 StreamName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,39}$")]
 SlotName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9_]{1,63}$")]
@@ -87,7 +89,8 @@ class SourceSection(_Section):
     #: libpq's own ways: a URI, `key=value` pairs, `service=`; a password is better in `.pgpass`. Of several hosts the
     #: one is meant that takes writes.
     dsn: str
-    #: `schema.table` names; empty means every ordinary table of the database.
+    #: `schema.table`, with `*` for any characters, and `!` before what is excluded (`capture.table_choice`); nothing that
+    #: includes means every table that can be published.
     tables: tuple[str, ...] = ()
     slot: SlotName | None = None
     publication: str | None = None
@@ -105,6 +108,12 @@ class SourceSection(_Section):
         from walsender_bridge.wire.hosts import primary_dsn
 
         return primary_dsn(dsn)
+
+    @field_validator("tables")
+    @classmethod
+    def _are_patterns(cls, tables: tuple[str, ...]) -> tuple[str, ...]:
+        Choice.of(tables)
+        return tables
 
     @property
     def slot_name(self) -> str:

@@ -18,6 +18,7 @@ from tests.support.servers import MAJORS_IN_TURN, Database
 from tests.support.waiting import wait_for
 from walsender_bridge import lifetime
 from walsender_bridge.attach import init as attaching
+from walsender_bridge.capture import publication
 from walsender_bridge.capture import source as source_module
 from walsender_bridge.capture.source import Source
 from walsender_bridge.errors import Cause, ConfigError, DeadlineError, PublicationError
@@ -365,10 +366,10 @@ def test_a_table_that_takes_anothers_name_is_checked_before_it_is_published(
         "CREATE TABLE bare (id int)",
         "INSERT INTO bare VALUES (1)",
     )
-    publish = source_module._publish
+    publish = publication._publish
 
     def renamed(connection: psycopg.Connection[Any], text: str, *given: Any) -> None:
-        if text != "publication_via_root":
+        if text in {"publication_create", "publication_add"}:
             database.execute("ALTER TABLE orders RENAME TO old; ALTER TABLE bare RENAME TO orders")
         publish(connection, text, *given)
 
@@ -376,7 +377,7 @@ def test_a_table_that_takes_anothers_name_is_checked_before_it_is_published(
         before = server_state(database.dsn)
         source = Source("shop", database.dsn, "s", "p", tables)
         with monkeypatch.context() as patch:
-            patch.setattr(source_module, "_publish", renamed)
+            patch.setattr(publication, "_publish", renamed)
             with (
                 source_module.connect(source) as connection,
                 pytest.raises(PublicationError, match=r"replica identity: public\.orders"),

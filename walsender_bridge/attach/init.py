@@ -1,8 +1,8 @@
 """`tuskline init`: make what a source needs on its server, and record it (`record`).
 
-Whatever is there already is adopted as it is, so doing it again makes nothing. Two ways: the source's own
-role makes everything that it may, or an administrator does (`admin`), who also makes the source's role and
-grants it what capture and the copy need, table by table, and no more.
+Whatever is there already is adopted as it is, so doing it again makes nothing but what `tables` have come to mean since.
+Two ways: the source's own role makes everything that it may, or an administrator does (`admin`), who also makes the source's
+role and grants it what capture and the copy need, table by table, and no more.
 
 Server settings and tables are never changed: what they lack is an error, with the SQL that mends it.
 """
@@ -15,11 +15,15 @@ from typing import Any
 import psycopg
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
+from psycopg.rows import dict_row
 
 from walsender_bridge.attach.login import Login, login_of
 from walsender_bridge.attach.record import Made, Record
+from walsender_bridge.capture import publication
 from walsender_bridge.capture import source as capture
-from walsender_bridge.capture.source import FLUSH_TABLE, Source
+from walsender_bridge.capture.publication import FLUSH_TABLE
+from walsender_bridge.capture.source import Source
+from walsender_bridge.capture.table_choice import Chosen
 from walsender_bridge.errors import ConfigError, PrivilegeError, SlotInUseError, UntrustedError
 from walsender_bridge.sql import load
 from walsender_bridge.wire.connection import ReplicationConnection
@@ -43,6 +47,9 @@ def init(source: Source, admin: str | None = None) -> list[Made]:
         with capture.connect(maker) as connection:
             before = _recorded(connection, source)
             capture.prepare(connection, source)
+            with connection.transaction():
+                record = Record(connection, source.slot, source.dsn)
+                publication.bring_up(connection, source, record)
             if admin is not None:
                 _prepare_role(connection, source)
             _make_slot(connection, source)
@@ -56,6 +63,12 @@ def init(source: Source, admin: str | None = None) -> list[Made]:
             repair="tuskline init --admin user=..., or let an administrator run what "
             "`tuskline doctor --fix-sql` prints",
         ) from None
+
+
+def withdraw(source: Source, admin: str | None = None) -> list[str]:
+    """Take the tables out of a publication of ours that `tables` do not mean any more; their names. `admin` as for `init`."""
+    with capture.connect(as_admin(source, admin)) as connection:
+        return publication.withdraw(connection, source)
 
 
 def as_admin(source: Source, admin: str | None) -> Source:
@@ -91,7 +104,8 @@ def _prepare_role(connection: psycopg.Connection[Any], source: Source) -> None:
         if found is None:
             connection.execute(
                 sql.SQL(load("roles")).format(
-                    role=sql.Identifier(login.user), password=_secret(connection, login)
+                    role=sql.Identifier(login.user),
+                    password=sql.Literal(verifier(connection, login)),
                 )
             )
             record.add(Made("role", login.user))
@@ -112,12 +126,20 @@ def _prepare_role(connection: psycopg.Connection[Any], source: Source) -> None:
             record.add(made)
 
 
-def _secret(connection: psycopg.Connection[Any], login: Login) -> sql.Literal:
-    """The password as the server keeps it, so that no log of statements shows it."""
+def verifier(
+    connection: psycopg.Connection[Any], login: Login, *, scram: bool = False
+) -> str | None:
+    """The password as the server keeps it, so that no log of statements shows it.
+
+    `scram`: also where the server would keep an MD5 hash, with which anybody could log in.
+    """
     if not login.password:
-        return sql.Literal(None)
-    digest = connection.pgconn.encrypt_password(login.password.encode(), login.user.encode())
-    return sql.Literal(digest.decode())
+        return None
+    algorithm = b"scram-sha-256" if scram else None
+    digest = connection.pgconn.encrypt_password(
+        login.password.encode(), login.user.encode(), algorithm
+    )
+    return digest.decode()
 
 
 def _lacking(connection: psycopg.Connection[Any], source: Source, role: str) -> Iterator[Made]:
@@ -127,7 +149,8 @@ def _lacking(connection: psycopg.Connection[Any], source: Source, role: str) -> 
     if row is not None and not row[2]:
         yield Made("database", connection.info.dbname, "CONNECT", role)
     row = connection.execute(load("attach_own").encode(), names).fetchone()
-    reachable, readable, writable = row or (False, False, False)
+    assert row is not None
+    reachable, readable, writable, _ = row
     if not reachable:
         yield Made("schema", _FLUSH[0], "USAGE", role)
     if not readable:
@@ -135,7 +158,8 @@ def _lacking(connection: psycopg.Connection[Any], source: Source, role: str) -> 
     if not writable:
         yield Made("table", FLUSH_TABLE, "UPDATE", role)
     schemas: set[str] = set()
-    for table in wanted_tables(connection, source.tables, role):
+    tables = copied(publication.survey(connection, source))
+    for table in wanted_tables(connection, tables, role):
         if not table["reachable"] and table["schema"] not in schemas:
             schemas.add(table["schema"])
             yield Made("schema", table["schema"], "USAGE", role)
@@ -143,18 +167,22 @@ def _lacking(connection: psycopg.Connection[Any], source: Source, role: str) -> 
             yield Made("table", table["full_name"], "SELECT", role)
 
 
+def copied(chosen: Chosen) -> list[str]:
+    """The tables that the role has to read: what is meant, and what is published beside that."""
+    return [table.name for table in (*chosen.wanted, *chosen.others)]
+
+
 def wanted_tables(
     connection: psycopg.Connection[Any], tables: Iterable[str], role: str
 ) -> list[dict[str, Any]]:
-    """The tables of a source and their partitions, as sql/attach_tables.sql tells them.
+    """These tables and their partitions, as sql/attach_tables.sql describes them.
 
     `full_name` is the table's, `root` that of the named table it belongs to, both as `relation_name` writes them.
     """
     named = [split_relation(name) for name in tables]
     wanted = {"schemas": [s for s, _ in named], "tables": [t for _, t in named], "role": role}
-    cursor = connection.execute(load("attach_tables").encode(), wanted)
-    columns = [column.name for column in cursor.description or ()]
-    found = [dict(zip(columns, row, strict=True)) for row in cursor]
+    with connection.cursor(row_factory=dict_row) as cursor:
+        found = cursor.execute(load("attach_tables").encode(), wanted).fetchall()
     for table in found:
         table["root"] = relation_name(table.pop("root_schema"), table.pop("root_name"))
         table["full_name"] = relation_name(table["schema"], table["name"])

@@ -8,6 +8,7 @@ from walsender_bridge.attach.init import as_admin, init, wanted_tables
 from walsender_bridge.attach.record import Made
 from walsender_bridge.capture import source as capture
 from walsender_bridge.capture.source import Source
+from walsender_bridge.capture.table_choice import entry_for
 from walsender_bridge.errors import PrivilegeError, PublicationError, UntrustedError
 from walsender_bridge.sql import load
 from walsender_bridge.wire.relation_name import split_relation
@@ -28,7 +29,7 @@ def add_table(source: Source, table: str, admin: str | None = None) -> list[Made
                 repair="tuskline init",
             )
     try:
-        made = init(replace(source, tables=(table,)), admin)
+        made = init(replace(source, tables=(entry_for(*split_relation(table)),)), admin)
     except UntrustedError:
         raise
     except PrivilegeError as error:

@@ -20,7 +20,7 @@ from typing import Any
 import psycopg
 import structlog
 
-from walsender_bridge.capture import core, source
+from walsender_bridge.capture import core, source, table_watch
 from walsender_bridge.capture.events import (
     Acknowledged,
     Append,
@@ -206,6 +206,7 @@ class Capture:
             walsender.start_logical(own.slot, [own.publication], streaming=streaming)
             self._broken_in_stream = False
             files.open()
+            stack.enter_context(table_watch.watched(here))
             self._status.state("streaming")
             _log.info(
                 "streaming",

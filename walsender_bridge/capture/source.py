@@ -13,20 +13,18 @@ Otherwise the stream has diverged. Nothing is skipped or repaired here. What `ju
 the cluster that ran on by itself past the log's end, shows in what it sends again: `overlap.py`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import psycopg
-from psycopg import sql
 
 from walsender_bridge.attach import own_tables
 from walsender_bridge.attach.record import Made, Record
+from walsender_bridge.capture import publication
 from walsender_bridge.errors import (
-    ConfigError,
     NotSupportedError,
-    PublicationError,
     ServerSettingError,
     SlotError,
     SlotInUseError,
@@ -40,20 +38,15 @@ from walsender_bridge.wire.connection import (
     server_error,
 )
 from walsender_bridge.wire.lsn import format_lsn, parse_lsn
-from walsender_bridge.wire.relation_name import relation_name, split_relation
 from walsender_bridge.wire.replication import History, SystemIdentity
 
-#: The table that a flush writes to; published with the others.
-FLUSH_TABLE = "tuskline.flush"
 #: Oldest server that pgoutput and this code are tested with: its version number.
 OLDEST_VERSION = 110000
-#: The first version that publishes partitions through their root.
-VIA_ROOT_VERSION = 130000
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A database to capture. `tables` are `schema.table` (`relation_name`); none means all of them."""
+    """A database to capture. `tables`: see `table_choice`; none means all that can be published."""
 
     name: str
     dsn: str
@@ -199,120 +192,10 @@ def prepare(connection: psycopg.Connection[Any], source: Source) -> None:
         record = Record(connection, source.slot, source.dsn)
         if not has_schema:
             record.add(Made("schema", "tuskline"))
-        _prepare_publication(connection, source, version, record)
+        publication.make_or_adopt(connection, source, record)
         if _find_slot(connection, source) is None:
             # Before it is there: a crash in between leaves a record too many, not a slot too many.
             record.add(Made("slot", source.slot))
-
-
-def _prepare_publication(
-    connection: psycopg.Connection[Any], source: Source, version: int, record: Record
-) -> None:
-    names = {"publication": source.publication}
-    found = connection.execute(load("source_publication").encode(), names).fetchone()
-    if found is None:
-        tables = _checked_tables(connection, source, source.tables)
-        if source.tables:
-            _publish(connection, "publication_create", source, [*tables, FLUSH_TABLE])
-        else:
-            _publish(connection, "publication_create_all", source, [])
-        # Once more: another table may have taken a name before it was published, which locks it until the commit.
-        _checked_tables(connection, source, source.tables)
-        if version >= VIA_ROOT_VERSION:
-            _check_partitions(connection, source)
-            _publish(connection, "publication_via_root", source, [])
-        record.add(Made("publication", source.publication))
-        return
-    facts: dict[str, Any] = found[0]
-    missing = [op for op in ("insert", "update", "delete", "truncate") if not facts[f"pub{op}"]]
-    if missing:
-        raise PublicationError(
-            f"publication {source.publication!r} leaves out {', '.join(missing)}",
-            where=source.where,
-            repair="ALTER PUBLICATION ... SET (publish = 'insert, update, delete, truncate')",
-        )
-    rows = connection.execute(load("source_published").encode(), names).fetchall()
-    published = {relation_name(*row) for row in rows}
-    absent = [name for name in (*source.tables, FLUSH_TABLE) if name not in published]
-    if absent:
-        own = [name for name in absent if name != FLUSH_TABLE]
-        if own:
-            _checked_tables(connection, source, tuple(own))
-        _publish(connection, "publication_add", source, absent)
-        if own:
-            _checked_tables(connection, source, tuple(own))
-        for name in absent:
-            record.add(Made("published", name, grantee=source.publication))
-
-
-def _checked_tables(
-    connection: psycopg.Connection[Any], source: Source, tables: tuple[str, ...]
-) -> list[str]:
-    """The tables, if publishing them is possible and breaks no application."""
-    named = [split_relation(name) for name in tables]
-    wanted = {"schemas": [schema for schema, _ in named], "tables": [name for _, name in named]}
-    found = connection.execute(load("source_tables").encode(), wanted).fetchall()
-    rows = [(relation_name(schema, name), *judged) for schema, name, *judged in found]
-    unknown = sorted(set(tables) - {name for name, _, _ in rows})
-    if unknown:
-        raise ConfigError(
-            f"no such table: {', '.join(unknown)}",
-            where=source.where,
-            repair="write schema.table as the server spells it",
-        )
-    unfit = [name for name, publishable, _ in rows if not publishable]
-    if unfit:
-        raise PublicationError(
-            f"not an ordinary, logged table: {', '.join(unfit)}",
-            where=source.where,
-            repair="leave it out of `tables`",
-        )
-    bare = sorted({name for _, _, unidentified in rows for name in unidentified})
-    if bare:
-        raise PublicationError(
-            f"without a replica identity: {', '.join(bare)}; once published, their UPDATEs and "
-            "DELETEs would be refused",
-            where=source.where,
-            repair="; ".join(f"ALTER TABLE {name} REPLICA IDENTITY FULL" for name in bare),
-        )
-    return [name for name, _, _ in rows]
-
-
-def partitions_named_otherwise(
-    connection: psycopg.Connection[Any], tables: Sequence[str]
-) -> list[tuple[str, str, str]]:
-    """Partitions, and the tables whose rows they would name by other columns if published through them.
-
-    Of these tables, or of all; third, the partition as SQL writes it. Before 13 nothing is published so.
-    """
-    if connection.info.server_version < VIA_ROOT_VERSION:
-        return []
-    named = [split_relation(name) for name in tables]
-    wanted = {"schemas": [schema for schema, _ in named], "tables": [name for _, name in named]}
-    rows = connection.execute(load("partition_identities").encode(), wanted).fetchall()
-    return [(relation_name(*row[:2]), relation_name(*row[2:4]), row[4]) for row in rows]
-
-
-def _check_partitions(connection: psycopg.Connection[Any], source: Source) -> None:
-    """Raises `PublicationError` for partitions by whose updates no row of their table would be found."""
-    found = partitions_named_otherwise(connection, source.tables)
-    if found:
-        raise PublicationError(
-            f"another replica identity than the table that it is published through: {', '.join(name for name, *_ in found)}",
-            where=source.where,
-            repair="; ".join(f"ALTER TABLE {name} REPLICA IDENTITY FULL" for *_, name in found),
-        )
-
-
-def _publish(
-    connection: psycopg.Connection[Any], text: str, source: Source, tables: Sequence[str]
-) -> None:
-    names = [sql.Identifier(*split_relation(name)) for name in tables]
-    connection.execute(
-        sql.SQL(load(text)).format(
-            publication=sql.Identifier(source.publication), tables=sql.SQL(", ").join(names)
-        )
-    )
 
 
 def _row(connection: psycopg.Connection[Any], text: str) -> tuple[Any, ...]:

@@ -49,6 +49,7 @@ def init(
     rows: list[dict[str, str]] = []
     for section in chosen_sources(settings, source):
         made = attaching.init(capture_source(section), admin)
+        gone = attaching.withdraw(capture_source(section), admin)
         if settings.gate_of(section).names:
             made += attach_gate(capture_source(section), admin)
         if section is settings.quorum_source:
@@ -56,6 +57,8 @@ def init(
             made += attach_quorum(wanted, admin)
             output.note(waits(wanted, admin))
         rows += [{"source": section.name, "made": str(each)} for each in made]
+        without = f"publication {section.publication_name} without table"
+        rows += [{"source": section.name, "made": f"{without} {name}"} for name in gone]
     _say(output, "made", rows)
 
 

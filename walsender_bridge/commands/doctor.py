@@ -9,9 +9,11 @@ import typer
 from walsender_bridge.commands.attach import capture_source, needed_quorum
 from walsender_bridge.commands.options import (
     DEFAULT_CONFIG,
+    Admin,
     AsJson,
     ConfigPath,
     OneSource,
+    checked_admin,
     chosen_sources,
     load_config,
 )
@@ -31,6 +33,7 @@ def register(app: typer.Typer) -> None:
 def doctor(
     config: ConfigPath = DEFAULT_CONFIG,
     source: OneSource = None,
+    admin: Admin = None,
     fix_sql: Annotated[
         bool,
         typer.Option(
@@ -39,14 +42,20 @@ def doctor(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """What is not ready on the servers and on this machine, and how it is repaired."""
+    """Say what is not ready on the servers and on this machine, and how it is repaired.
+
+    With --admin also before there is the role that a DSN names.
+    """
     settings = load_config(config)
-    by_source = {section.name: of_source(section) for section in chosen_sources(settings, source)}
+    admin = checked_admin(admin)
+    by_source = {
+        section.name: of_source(section, admin) for section in chosen_sources(settings, source)
+    }
     for section in chosen_sources(settings, source):
-        by_source[section.name] += of_gate(settings, section)
+        by_source[section.name] += of_gate(settings, section, admin)
         by_source[section.name] += of_capture(settings, section)
     if settings.quorum_source is not None and settings.quorum_source.name in by_source:
-        by_source[settings.quorum_source.name] += of_quorum(settings)
+        by_source[settings.quorum_source.name] += of_quorum(settings, admin=admin)
     parts = [
         (f"source {s.name}", s.dsn, by_source[s.name]) for s in chosen_sources(settings, source)
     ]
@@ -71,14 +80,14 @@ def doctor(
         raise typer.Exit(int(first.cause))
 
 
-def of_source(section: "SourceSection") -> list[Finding]:
+def of_source(section: "SourceSection", admin: str | None = None) -> list[Finding]:
     """The findings about one source and its server."""
     from walsender_bridge.doctor.server import examine
 
-    return examine(capture_source(section))
+    return examine(capture_source(section), admin)
 
 
-def of_gate(settings: "Config", section: "SourceSection") -> list[Finding]:
+def of_gate(settings: "Config", section: "SourceSection", admin: str | None = None) -> list[Finding]:
     """The findings about the candidates of the source's commit gate; none without any."""
     gate = settings.gate_of(section)
     if not gate.names:
@@ -87,7 +96,7 @@ def of_gate(settings: "Config", section: "SourceSection") -> list[Finding]:
     from walsender_bridge.doctor.server import examine_gate
 
     rule = Rule(gate.names, bool(gate.members), on_missing=gate.on_missing)
-    return examine_gate(capture_source(section), rule)
+    return examine_gate(capture_source(section), rule, admin)
 
 
 def of_capture(settings: "Config", section: "SourceSection") -> list[Finding]:
@@ -108,7 +117,7 @@ def of_capture(settings: "Config", section: "SourceSection") -> list[Finding]:
     return [failed("capture", f"{section.name} ({found.where})", found)]
 
 
-def of_quorum(settings: "Config", *, reach: bool = True) -> list[Finding]:
+def of_quorum(settings: "Config", *, reach: bool = True, admin: str | None = None) -> list[Finding]:
     """The findings about the server whose commits wait for safekeepers, and (`reach`) about these; none without any."""
     section = settings.quorum_source
     if section is None:
@@ -123,6 +132,7 @@ def of_quorum(settings: "Config", *, reach: bool = True) -> list[Finding]:
         settings.safekeepers.proposed_to if reach else (),
         settings.safekeepers.max_laggard_bytes,
         status_file.read(settings.proposer_status),
+        admin,
     )
     seen = quorum_view.look(settings)
     found += [

@@ -16,6 +16,7 @@ import psycopg
 from psycopg.rows import dict_row
 
 from walsender_bridge import disk_trouble, lifetime, processes, status_file
+from walsender_bridge.attach import table_notes
 from walsender_bridge.change_log.client import LogClient, LogStatus
 from walsender_bridge.closing import Closing
 from walsender_bridge.commands import (
@@ -26,6 +27,7 @@ from walsender_bridge.commands import (
     slots_view,
     table_trouble,
 )
+from walsender_bridge.commands.attach import capture_source
 from walsender_bridge.commands.quorum_server import QuorumServer
 from walsender_bridge.commands.quorum_view import QuorumView
 from walsender_bridge.commands.slots_view import SlotsView
@@ -41,8 +43,8 @@ SUPERVISORS = ("up", "keeper", "bridge")
 STALE = 15.0
 #: So many ends in a row are no accident.
 _FAILURES = 3
-#: Seconds between two looks at the replica identities of a source's tables.
-IDENTITY_SECONDS = 10.0
+#: Seconds between two looks at a source's tables.
+TABLES_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,8 @@ class SourceView:
     unidentified: tuple[str, ...] = ()
     #: What the server says of the quorum that is not as it should be.
     quorum: tuple[str, ...] = ()
+    #: What somebody with more rights has to see to (`attach.table_notes`).
+    notes: tuple[str, ...] = ()
 
     @property
     def state(self) -> str:
@@ -138,6 +142,11 @@ class Observation:
     slots: SlotsView | None = None
     #: Whether there is to be a lake.
     lake_configured: bool = True
+
+    @property
+    def notes(self) -> list[str]:
+        """What everything runs without, and somebody should know, in words."""
+        return [note for source in self.sources for note in source.notes]
 
     @property
     def ill(self) -> list[str]:
@@ -189,8 +198,8 @@ class Observer(Closing):
     def __init__(self, settings: Config) -> None:
         self._settings = settings
         self._connections: dict[str, psycopg.Connection[dict[str, Any]]] = {}
-        #: By source: tables without a replica identity, and when that was asked (monotonic seconds).
-        self._unidentified: dict[str, tuple[float, tuple[str, ...]]] = {}
+        #: By source: when its tables were looked at (monotonic seconds), those without a replica identity, and the notes.
+        self._tables: dict[str, tuple[float, tuple[str, ...], tuple[str, ...]]] = {}
         self._quorum = QuorumServer(settings)
 
     def close(self) -> None:
@@ -258,27 +267,30 @@ class Observer(Closing):
             with self._connection(section) as connection:
                 names = {"slot": section.slot_name}
                 server = connection.execute(load("observe_source").encode(), names).fetchone()
-                self._look_at_identity(section, connection)
+                self._look_at_tables(section, connection)
                 if section is self._settings.quorum_source:
                     quorum = self._quorum.look(connection)
         except TusklineError as error:
             failure = error
-        _, unidentified = self._unidentified.get(section.name, (0.0, ()))
+        _, unidentified, notes = self._tables.get(section.name, (0.0, (), ()))
         return SourceView(
             *(section.name, section.slot_name, process, capture, server, failure, unidentified),
             tuple(quorum),
+            notes,
         )
 
-    def _look_at_identity(
+    def _look_at_tables(
         self, section: SourceSection, connection: psycopg.Connection[dict[str, Any]]
     ) -> None:
-        """See which published tables have lost it; less often than the rest, for it is asked of every table."""
-        asked_at, _ = self._unidentified.get(section.name, (float("-inf"), ()))
-        if time.monotonic() - asked_at < IDENTITY_SECONDS:
+        """See what became of the tables; less often than the rest, for it is asked of every table."""
+        asked_at, *_ = self._tables.get(section.name, (float("-inf"), (), ()))
+        if time.monotonic() - asked_at < TABLES_SECONDS:
             return
         names = {"publication": section.publication_name}
         rows = connection.execute(load("published_unidentified").encode(), names).fetchall()
-        self._unidentified[section.name] = (time.monotonic(), tuple(row["name"] for row in rows))
+        unidentified = tuple(row["name"] for row in rows)
+        notes = table_notes.notes(connection, capture_source(section))
+        self._tables[section.name] = (time.monotonic(), unidentified, notes)
 
     @contextmanager
     def _connection(self, section: SourceSection) -> Iterator[psycopg.Connection[dict[str, Any]]]:

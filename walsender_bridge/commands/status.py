@@ -54,7 +54,7 @@ def status(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None
         output.record({"log version": record["log"]["version"]})
         if record["lake"] is not None:
             output.record({**record["lake"], "set_aside": list(record["lake"]["set_aside"])})
-        for word in record["ill"]:
+        for word in (*record["ill"], *record["notes"]):
             output.note(word)
     if record["ill"]:
         raise typer.Exit(int(Cause.UNAVAILABLE))
@@ -81,6 +81,7 @@ def summary(seen: Any) -> dict[str, Any]:
     return {
         "healthy": not seen.ill,
         "ill": seen.ill,
+        "notes": seen.notes,
         "up": seen.up,
         "processes": [
             {

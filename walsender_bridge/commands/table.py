@@ -84,6 +84,8 @@ def add(
     settings = load_config(config)
     admin = checked_admin(admin)
     from walsender_bridge.attach.table import add_table
+    from walsender_bridge.capture.table_choice import Choice
+    from walsender_bridge.wire.relation_name import split_relation
 
     names = full_names(settings, tables)
     for name in names:
@@ -91,7 +93,7 @@ def add(
         section = next(source for source in settings.source if source.name == stream)
         for made in add_table(capture_source(section), table, admin):
             Output(as_json=as_json).note(f"made: {made}")
-        if section.tables and table not in section.tables:
+        if not Choice.of(section.tables).means(*split_relation(table)):
             Output(as_json=as_json).note(
                 f"add {table!r} to `tables` of source {stream!r} in {config}, too"
             )

@@ -5,11 +5,13 @@ one that holds characters which a terminal, an editor or psql could take for mor
 (`U&"..."`, SQL syntax of the standard and of all supported majors).
 """
 
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from walsender_bridge.attach.record import OF_ONE_SOURCE, Made
 from walsender_bridge.printable import printable
 from walsender_bridge.sql import load
 from walsender_bridge.wire.relation_name import split_relation
@@ -18,9 +20,17 @@ from walsender_bridge.wire.relation_name import split_relation
 _OF_THE_ROLE: Final = frozenset({"user", "password", "passfile", "application_name", "options"})
 
 
-def fix(text: str, **names: str | int | list[str]) -> str:
-    """The statements of `sql/<text>.sql` with names filled in: `a.b` is a table, a list several of them."""
+def fix(text: str, *, alone: Sequence[str] = (), **names: str | int | list[str] | None) -> str:
+    """The statements of `sql/<text>.sql` with names filled in: `a.b` is a table, a list several of them.
+
+    `alone`: tables to add to `tables` without those that inherit from them.
+    """
     filled = {key: _composed(key, value) for key, value in names.items()}
+    if alone:
+        single = [_checked(f"ONLY {relation(name)}") for name in alone]
+        filled["tables"] = sql.SQL(", ").join(
+            [*([filled["tables"]] if names["tables"] else []), *single]
+        )
     return sql.SQL(load(text)).format(**filled).as_string(None).strip()
 
 
@@ -54,10 +64,28 @@ def relation(name: str) -> str:
     return ".".join(quoted(part) for part in split_relation(name))
 
 
-def _composed(key: str, value: str | int | list[str]) -> sql.Composable:
-    if isinstance(value, int):
+def block(statements: Iterable[str]) -> str:
+    """These in one transaction, which fails where another role's code could run with the rights of this one."""
+    begun = ["BEGIN;", "SET LOCAL search_path = pg_catalog, pg_temp;", fix("fix_guard")]
+    return "\n".join([*begun, *statements, "COMMIT;"])
+
+
+def recorded(made: Made, slot: str) -> str:
+    """What has `tuskline detach` take this back; `slot`: of the source."""
+    return fix(
+        "fix_made",
+        slot_value=slot if made.kind in OF_ONE_SOURCE else "",
+        kind_value=made.kind,
+        name_value=made.name,
+        privilege_value=made.privilege,
+        grantee_value=made.grantee,
+    )
+
+
+def _composed(key: str, value: str | int | list[str] | None) -> sql.Composable:
+    if value is None or isinstance(value, int):
         return sql.Literal(value)
-    if key.endswith("value"):
+    if key.endswith("value") or key == "password":
         return _literal(value) if isinstance(value, str) else sql.Literal(value)
     if isinstance(value, list):
         return sql.SQL(", ").join(_checked(relation(name)) for name in value)

@@ -8,31 +8,45 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import psycopg
+
 from walsender_bridge.attach import own_tables
-from walsender_bridge.attach.init import wanted_tables
+from walsender_bridge.attach.init import as_admin, copied, verifier, wanted_tables
+from walsender_bridge.attach.login import login_of
 from walsender_bridge.attach.quorum import Quorum, facts, session
+from walsender_bridge.capture import publication
 from walsender_bridge.capture import source as capture
 from walsender_bridge.capture.gate import Rule
 from walsender_bridge.capture.source import Source
-from walsender_bridge.doctor import gate, safekeepers, settings, tables, wal_room
+from walsender_bridge.doctor import gate, host_based, safekeepers, settings, tables, wal_room
 from walsender_bridge.doctor import quorum as quorum_settings
 from walsender_bridge.doctor.finding import Finding, Severity
-from walsender_bridge.errors import TusklineError, UntrustedError
+from walsender_bridge.errors import AuthenticationError, TusklineError, UntrustedError
 from walsender_bridge.proposer.primary import PrimaryStream
 from walsender_bridge.sql import load
 from walsender_bridge.wire.connection import ReplicationConnection
 from walsender_bridge.wire.relation_name import relation_name
 
 
-def examine(source: Source) -> list[Finding]:
-    """Everything there is to say about the source; a server that cannot be reached is one finding."""
+def examine(source: Source, admin: str | None = None) -> list[Finding]:
+    """Everything there is to say about the source; a server that cannot be reached is one finding.
+
+    `admin`: asked as an administrator (`attach.init`), also before there is the source's role.
+    """
     where = f"{source.name} ({source.where})"
     try:
-        facts, found, untrusted = _ask(source)
+        facts, found, untrusted = _ask(source, admin)
+    except AuthenticationError as error:
+        told = failed("connection", where, error)
+        hint = "if its role is not there yet: tuskline doctor --admin user=..., and tuskline init --admin user=..."
+        return [replace(told, repair=f"{error.repair}; {hint}" if admin is None else error.repair)]
     except TusklineError as error:
         return [failed("connection", where, error)]
     findings = [Finding("connection", where, f"PostgreSQL {facts['version_text']}")]
-    findings += _walsender(source, where)
+    if facts["role"]["there"]:
+        findings += _walsender(source, where)
+    else:
+        findings += host_based.judge(facts, where)
     findings += settings.judge(facts, source, where)
     findings += tables.judge(facts, found, source, where)
     if untrusted is not None:
@@ -47,13 +61,22 @@ def examine_quorum(
     addresses: Sequence[str],
     max_laggard_bytes: int,
     told: Mapping[str, Any],
+    admin: str | None = None,
 ) -> list[Finding]:
-    """The server as the quorum's, and the safekeepers at `addresses`, if any. `told`: the proposer's status, or nothing."""
+    """The server as the quorum's, and the safekeepers at `addresses`, if any. `told`: the proposer's status, or nothing.
+
+    `admin` as for `examine`.
+    """
     where = f"{quorum.source.name} ({quorum.where})"
     findings = [*safekeepers.proposer(told, where)]
     try:
-        with session(quorum) as connection:
+        with session(quorum, admin) as connection:
             found = facts(connection, quorum)
+            found |= _of_role(connection, quorum.source, admin)
+            if not found.get("there", True):
+                asked_for = {**found, "hba": _rules(connection), "database": ""}
+                findings += host_based.judge(asked_for, where, physical=True)
+                addresses = ()
         findings += quorum_settings.judge(found, quorum, where, max_laggard_bytes)
         if found["in_recovery"] or not addresses:
             return findings
@@ -65,17 +88,30 @@ def examine_quorum(
     return [*findings, *safekeepers.judge(answers, server, primary, where)]
 
 
-def examine_gate(source: Source, rule: Rule) -> list[Finding]:
-    """Whether the candidates of its commit gate can be waited for."""
+def examine_gate(source: Source, rule: Rule, admin: str | None = None) -> list[Finding]:
+    """Whether the candidates of its commit gate can be waited for. `admin` as for `examine`."""
     where = f"{source.name} ({source.where})"
     try:
-        with capture.connect(source) as connection:
+        with capture.connect(as_admin(source, admin)) as connection:
             names = {"slots": list(rule.candidates)}
             row = connection.execute(load("gate_slots").encode(), names).fetchone()
             assert row is not None
+            found = {**row[0], **_of_role(connection, source, admin)}
     except TusklineError as error:
         return [failed(gate.CHECK, where, error)]
-    return [*gate.judge(row[0], rule, where)]
+    return [*gate.judge(found, rule, where)]
+
+
+def _of_role(
+    connection: psycopg.Connection[Any], source: Source, admin: str | None
+) -> dict[str, Any]:
+    """What the source's role may, where an administrator is connected."""
+    if admin is None:
+        return {}
+    names = {"role": login_of(source.dsn).user}
+    row = connection.execute(load("doctor_role").encode(), names).fetchone()
+    assert row is not None
+    return dict(row[0])
 
 
 def failed(check: str, where: str, error: TusklineError) -> Finding:
@@ -84,31 +120,48 @@ def failed(check: str, where: str, error: TusklineError) -> Finding:
 
 
 def _ask(
-    source: Source,
+    source: Source, admin: str | None
 ) -> tuple[dict[str, Any], list[dict[str, Any]], UntrustedError | None]:
     """What the server says of itself and of the tables, and whose schema `tuskline` is, where that must not be used."""
-    names = {"publication": source.publication, "slot": source.slot}
-    with capture.connect(source) as connection:
+    login = None if admin is None else login_of(source.dsn)
+    with capture.connect(as_admin(source, admin)) as connection:
+        role = connection.info.user if login is None else login.user
+        names = {"publication": source.publication, "slot": source.slot, "role": role}
         row = connection.execute(load("doctor_server").encode(), names).fetchone()
         assert row is not None
         facts: dict[str, Any] = row[0]
         facts["disk"]["free"] = wal_room.free_bytes(facts["disk"])
-        role = facts["role"]["name"]
+        if login is not None and not facts["role"]["there"]:
+            facts["role"]["secret"] = verifier(connection, login, scram=True)
+        facts["hba"] = _rules(connection)
+        facts["publication"] = publication.facts(connection, source)
         own = connection.execute(load("attach_own").encode(), {"role": role}).fetchone()
         assert own is not None
-        facts["own"] = dict(zip(("reachable", "readable", "writable"), own, strict=True))
+        rights = ("reachable", "readable", "writable", "recordable")
+        facts["own"] = dict(zip(rights, own, strict=True))
         refused = connection.execute(load("published_unidentified").encode(), names).fetchall()
         facts["refused"] = [name for (name,) in refused]
-        facts["misnamed"] = capture.partitions_named_otherwise(connection, source.tables)
+        facts["chosen"] = publication.survey(connection, source)
+        tables = copied(facts["chosen"])
+        facts["misnamed"] = publication.partitions_named_otherwise(connection, tables)
         unsent = connection.execute(load("published_unsent").encode(), names).fetchall()
         facts["unsent"] = [
             (relation_name(schema, table), columns) for schema, table, columns in unsent
         ]
+        found = wanted_tables(connection, tables, role)
         try:
             own_tables.check(connection, source.dsn)
         except UntrustedError as error:
-            return facts, wanted_tables(connection, source.tables, role), error
-        return facts, wanted_tables(connection, source.tables, role), None
+            return facts, found, error
+        return facts, found, None
+
+
+def _rules(connection: psycopg.Connection[Any]) -> list[tuple[Any, ...]]:
+    """The rules of pg_hba.conf; none where the session may not read them."""
+    try:
+        return connection.execute(load("doctor_hba").encode()).fetchall()
+    except psycopg.errors.InsufficientPrivilege:
+        return []
 
 
 def _walsender(source: Source, where: str) -> list[Finding]:

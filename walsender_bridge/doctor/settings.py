@@ -1,12 +1,13 @@
 """Judgement on a server's settings, role and slots, from the facts of sql/doctor_server.sql."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+from walsender_bridge.attach.record import Made
 from walsender_bridge.capture.source import OLDEST_VERSION, Source
 from walsender_bridge.doctor import wal_room
 from walsender_bridge.doctor.finding import Finding, Severity
-from walsender_bridge.doctor.fixes import fix
+from walsender_bridge.doctor.fixes import block, comment, fix, recorded
 from walsender_bridge.doctor.unsafe_versions import faults_of
 from walsender_bridge.errors import Cause
 
@@ -125,7 +126,9 @@ def _room(facts: Facts, source: Source, where: str) -> Iterator[Finding]:
 
 def _role(facts: Facts, where: str) -> Iterator[Finding]:
     role = facts["role"]
-    if role["superuser"]:
+    if not role["there"]:
+        yield _no_role(facts, where)
+    elif role["superuser"]:
         yield Finding(
             "role",
             where,
@@ -134,18 +137,56 @@ def _role(facts: Facts, where: str) -> Iterator[Finding]:
             repair="name a role of Tuskline's own in the DSN and run `tuskline init --admin "
             f"user={role['name']}`, which makes it with what it needs",
         )
-    elif role["replication"]:
+    elif role["replication"] and role["login"]:
         yield Finding("role", where, f"{role['name']} may replicate")
     else:
         yield Finding(
             "role",
             where,
-            f"{role['name']} may not replicate",
+            f"{role['name']} may not {'replicate' if role['login'] else 'log in'}",
             ERROR,
-            repair=f"ALTER ROLE {role['name']} REPLICATION",
+            repair=f"ALTER ROLE {role['name']} LOGIN REPLICATION",
             fix=fix("fix_role", role=role["name"]),
             cause=Cause.PRIVILEGE,
         )
+    if not role["connect"]:
+        connect = Made("database", facts["database"], "CONNECT", role["name"])
+        yield Finding(
+            "privileges",
+            where,
+            f"{role['name']} may not connect to database {facts['database']}",
+            ERROR,
+            repair="tuskline init --admin user=..., or GRANT CONNECT",
+            fix=in_record(
+                facts, [fix("roles_database", name=connect.name, role=role["name"])], connect
+            ),
+            cause=Cause.PRIVILEGE,
+        )
+
+
+def _no_role(facts: Facts, where: str) -> Finding:
+    role = facts["role"]
+    made = fix("roles", role=role["name"], password=role["secret"])
+    if role["secret"] is None:
+        made += "\n" + comment(
+            f"The DSN has no password for it; in psql: \\password {role['name']}"
+        )
+    return Finding(
+        "role",
+        where,
+        f"role {role['name']} is not there yet",
+        ERROR,
+        repair="tuskline init --admin user=..., which makes it",
+        fix=in_record(facts, [made], Made("role", role["name"])),
+        cause=Cause.PRIVILEGE,
+    )
+
+
+def in_record(facts: Facts, statements: Sequence[str], *made: Made, slot: str = "") -> str:
+    """The statements, and what they make in the record if there is one that a superuser may write to."""
+    if not facts["own"]["recordable"]:
+        return "\n".join(statements)
+    return block([*statements, *(recorded(each, slot) for each in made)])
 
 
 def _encoding(facts: Facts, where: str) -> Iterator[Finding]:

@@ -1,15 +1,17 @@
-"""Judgement on a source's publication and tables, from the facts of sql/attach_tables.sql."""
+"""Judgement on a source's tables, from the facts of sql/attach_tables.sql."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from walsender_bridge.capture.source import FLUSH_TABLE, Source
+from walsender_bridge.attach.record import Made
+from walsender_bridge.capture.publication import FLUSH_TABLE
+from walsender_bridge.capture.source import Source
+from walsender_bridge.capture.table_choice import Chosen
+from walsender_bridge.doctor import publication
 from walsender_bridge.doctor.finding import Finding, Severity
-from walsender_bridge.doctor.fixes import fix
-from walsender_bridge.doctor.settings import Facts, own_slot
+from walsender_bridge.doctor.fixes import block, fix, recorded
+from walsender_bridge.doctor.settings import Facts, in_record, own_slot
 from walsender_bridge.errors import Cause
-from walsender_bridge.sql import load
-from walsender_bridge.wire.relation_name import relation_name
 
 OK, WARNING, ERROR = Severity.OK, Severity.WARNING, Severity.ERROR
 Table = dict[str, Any]
@@ -17,8 +19,8 @@ Table = dict[str, Any]
 
 def judge(facts: Facts, tables: Sequence[Table], source: Source, where: str) -> Iterator[Finding]:
     """All findings about what is published and copied."""
-    roots = {table["root"] for table in tables}
-    unknown = sorted(set(source.tables) - roots)
+    chosen: Chosen = facts["chosen"]
+    unknown = sorted(chosen.unknown)
     if unknown:
         yield Finding(
             "tables",
@@ -28,8 +30,9 @@ def judge(facts: Facts, tables: Sequence[Table], source: Source, where: str) -> 
             repair="write schema.table as the server spells it",
             cause=Cause.CONFIG,
         )
+    named = {table.name for table in chosen.named}
     unsent = [table for table in tables if not table["publishable"]]
-    unfit = sorted({t["root"] for t in unsent if t["root"] == _name(t) and source.tables})
+    unfit = sorted({t["root"] for t in unsent if t["root"] == _name(t) and t["root"] in named})
     if unfit:
         yield Finding(
             "tables",
@@ -43,14 +46,15 @@ def judge(facts: Facts, tables: Sequence[Table], source: Source, where: str) -> 
         if table["root"] != _name(table):
             yield _unlogged(table, where)
     if not unknown and not unfit:
-        yield Finding("tables", where, f"{len(roots)} tables")
+        yield Finding("tables", where, f"{len(chosen.wanted)} tables")
+    yield from publication.left_out(chosen, where)
     good = [table for table in tables if table["publishable"]]
     yield from _identity(facts, good, where)
     yield from _keys(facts, where)
     yield from _security(facts, good, where)
     yield from _generated(facts, good, where)
-    yield from _publication(facts, good, source, where)
-    yield from _privileges(facts, good, where)
+    yield from publication.judge(facts, good, source, where)
+    yield from _privileges(facts, good, source, where)
 
 
 def _unlogged(table: Table, where: str) -> Finding:
@@ -155,115 +159,38 @@ def _generated(facts: Facts, tables: Sequence[Table], where: str) -> Iterator[Fi
         yield Finding("generated columns", where, "sent" if columns else "none")
 
 
-def _publication(
+def _privileges(
     facts: Facts, tables: Sequence[Table], source: Source, where: str
 ) -> Iterator[Finding]:
-    found, name = facts["publication"], source.publication
-    if found is None:
-        slot = own_slot(facts, source)
-        if slot is not None:
-            yield Finding(
-                "publication",
-                where,
-                f"{name} is gone, and its slot is there: no change can be decoded without it",
-                ERROR,
-                repair="make it again; changes since it went are refused, and the source starts over",
-                fix=_create(facts, tables, source),
-                cause=Cause.PUBLICATION,
-            )
-        elif _may_make(facts, tables, source):
-            yield Finding(
-                "publication", where, f"{name} is not there yet", repair="`tuskline init` makes it"
-            )
-        else:
-            yield Finding(
-                "publication",
-                where,
-                f"{name} is not there, and {facts['role']['name']} may not make it",
-                ERROR,
-                repair="tuskline init --admin user=...",
-                fix=_create(facts, tables, source),
-                cause=Cause.PRIVILEGE,
-            )
-        return
-    left_out = [op for op in ("insert", "update", "delete", "truncate") if not found[f"pub{op}"]]
-    if left_out:
-        yield Finding(
-            "publication",
-            where,
-            f"{name} leaves out {', '.join(left_out)}",
-            ERROR,
-            repair="publish all four",
-            fix=fix("fix_operations", publication=name),
-            cause=Cause.PUBLICATION,
-        )
-    wanted = {*source.tables, FLUSH_TABLE} if source.tables else {FLUSH_TABLE}
-    absent = sorted(wanted - {relation_name(*names) for names in facts["published"]})
-    if absent:
-        yield Finding(
-            "publication",
-            where,
-            f"{name} lacks {', '.join(absent)}",
-            WARNING,
-            repair="`tuskline init` adds them",
-            fix=fix("publication_add", publication=name, tables=absent),
-        )
-    if not left_out and not absent:
-        yield Finding("publication", where, f"{name} has {len(facts['published'])} tables")
-
-
-def _may_make(facts: Facts, tables: Sequence[Table], source: Source) -> bool:
-    if facts["role"]["superuser"]:
-        return True
-    owns = all(table["owned"] for table in tables if table["root"] == _name(table))
-    return bool(facts["may_create"] and source.tables and owns)
-
-
-def _create(facts: Facts, tables: Sequence[Table], source: Source) -> str:
-    """The statements that init would run, the record included: in one transaction, which ends with the guard's error."""
-    texts = ["BEGIN;", "SET LOCAL search_path = pg_catalog, pg_temp;"]
-    texts += [load(text).strip() for text in ("flush", "fix_guard", "flush_row")]
-    if source.tables:
-        names = [name for name in source.tables if any(t["root"] == name for t in tables)]
-        texts.append(
-            fix(
-                "publication_create",
-                publication=source.publication,
-                tables=[*names, FLUSH_TABLE],
-            )
-        )
-    else:
-        texts.append(fix("publication_create_all", publication=source.publication))
-    if facts["version"] >= 130_000:
-        texts.append(fix("publication_via_root", publication=source.publication))
-    texts.append(fix("fix_record", slot_value=source.slot, publication_value=source.publication))
-    texts.append("COMMIT;")
-    return "\n".join(texts)
-
-
-def _privileges(facts: Facts, tables: Sequence[Table], where: str) -> Iterator[Finding]:
     role, own = facts["role"]["name"], facts["own"]
-    grants = [
-        fix("roles_schema", name=schema, role=role)
-        for schema in sorted({table["schema"] for table in tables if not table["reachable"]})
-    ]
-    unread = [_name(table) for table in tables if not (table["readable"] and table["reachable"])]
-    grants += [
-        fix("roles_table", relation=_name(table), role=role)
-        for table in tables
-        if not table["readable"]
-    ]
-    if unread:
-        yield Finding(
-            "privileges",
-            where,
-            f"{role} may not read {', '.join(unread)}: the copy would fail",
-            ERROR,
-            repair="tuskline init --admin user=..., or GRANT SELECT",
-            fix="\n".join(grants),
-            cause=Cause.PRIVILEGE,
-        )
     attached = facts["publication"] is not None
+    # What is not published yet has no copy that could fail.
+    pending = {table.name for table in facts["chosen"].wanted if attached and not table.published}
+    lacking = [table for table in tables if not (table["readable"] and table["reachable"])]
+    unread = [table for table in lacking if table["root"] not in pending]
+    # The script makes the record before it comes to this.
+    created = not (attached or publication.may_make(facts, tables))
+    for some, harm, severity in (
+        (unread, "the copy would fail", ERROR),
+        (
+            [table for table in lacking if table not in unread],
+            "the copy would fail, once it is published",
+            WARNING,
+        ),
+    ):
+        if some:
+            yield Finding(
+                "privileges",
+                where,
+                f"{role} may not read {', '.join(_name(table) for table in some)}: {harm}",
+                severity,
+                repair="tuskline init --admin user=..., or GRANT SELECT",
+                fix=_grants(facts, some, source.slot, created=created),
+                cause=Cause.PRIVILEGE,
+                # Once it has run, the others go on.
+                prevents=own_slot(facts, source) is None,
+            )
+    needed = publication.flush_grants(role)
     if attached and not (own["reachable"] and own["writable"] and own["readable"]):
         yield Finding(
             "privileges",
@@ -271,14 +198,21 @@ def _privileges(facts: Facts, tables: Sequence[Table], where: str) -> Iterator[F
             f"{role} may not write to {FLUSH_TABLE}: `tuskline flush` would fail",
             ERROR,
             repair="tuskline init --admin user=..., or GRANT UPDATE",
-            fix="\n".join(
-                [
-                    fix("roles_schema", name="tuskline", role=role),
-                    fix("roles_table", relation=FLUSH_TABLE, role=role),
-                    fix("roles_flush", relation=FLUSH_TABLE, role=role),
-                ]
-            ),
+            fix=in_record(facts, publication.granted(needed), *needed),
             cause=Cause.PRIVILEGE,
         )
     elif not unread:
         yield Finding("privileges", where, f"{role} may read every table")
+
+
+def _grants(facts: Facts, tables: Sequence[Table], slot: str, *, created: bool) -> str:
+    role = facts["role"]["name"]
+    schemas = sorted({table["schema"] for table in tables if not table["reachable"]})
+    grants = [Made("schema", schema, "USAGE", role) for schema in schemas]
+    grants += [
+        Made("table", _name(table), "SELECT", role) for table in tables if not table["readable"]
+    ]
+    statements = publication.granted(grants)
+    if created:
+        return block([*statements, *(recorded(made, slot) for made in grants)])
+    return in_record(facts, statements, *grants)

@@ -1,1 +1,0 @@
-CREATE PUBLICATION {publication} FOR ALL TABLES;

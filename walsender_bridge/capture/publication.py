@@ -1,0 +1,310 @@
+"""A source's publication: made or adopted, and kept to what the source's `tables` mean (`table_choice`).
+
+One that Tuskline has made says so in its comment. To that, tables are added as they come to fit, and one that loses its
+replica identity is taken out, since the server refuses its UPDATEs; `init` takes out what `tables` do not mean any more, too.
+One that somebody else has made sends what it sends: only what `tables` name or match is added to it. Adding a table takes
+the rights of its owner and of the publication's: a role that has them not leaves it to whoever has.
+
+A table is locked by publishing it, until the commit; so it is judged once more then, and nothing can change that before.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+import psycopg
+import structlog
+from psycopg import sql
+from psycopg.rows import tuple_row
+
+from walsender_bridge.attach.record import Made, Record
+from walsender_bridge.capture.table_choice import Choice, Chosen, Found, choose
+from walsender_bridge.errors import ConfigError, PrivilegeError, PublicationError
+from walsender_bridge.sql import load
+from walsender_bridge.wire.relation_name import relation_name, split_relation
+
+if TYPE_CHECKING:
+    from walsender_bridge.capture.source import Source
+
+#: The table that a flush writes to; published with the others.
+FLUSH_TABLE: Final = "tuskline.flush"
+#: The first version that publishes partitions through their root.
+VIA_ROOT_VERSION: Final = 130000
+
+Connection = psycopg.Connection[Any]
+
+_log = structlog.get_logger(__name__)
+
+
+def facts(connection: Connection, source: "Source") -> dict[str, Any] | None:
+    """The publication as sql/source_publication.sql describes it; None: there is none."""
+    names = {"publication": source.publication}
+    rows = _rows(connection, "source_publication", names)
+    return dict(rows[0][0]) if rows else None
+
+
+def survey(connection: Connection, source: "Source") -> Chosen:
+    """What the source's `tables` mean in its database now."""
+    choice = Choice.of(source.tables)
+    names = choice.named
+    wanted = {
+        "schemas": [schema for schema, _ in names],
+        "tables": [table for _, table in names],
+        "publication": source.publication,
+    }
+    rows = _rows(connection, "source_tables", wanted)
+    misnamed: dict[str, list[str]] = {}
+    for _, root, quoted in partitions_named_otherwise(connection, None):
+        misnamed.setdefault(root, []).append(quoted)
+    tables = [_found(row) for row in rows]
+    tables = [replace(each, misnamed=tuple(misnamed.get(each.name, ()))) for each in tables]
+    return choose(choice, tables, connection.info.server_version // 10_000)
+
+
+def _rows(connection: Connection, text: str, names: dict[str, Any]) -> list[tuple[Any, ...]]:
+    with connection.cursor(row_factory=tuple_row) as cursor:
+        return cursor.execute(load(text).encode(), names).fetchall()
+
+
+def _found(row: Sequence[Any]) -> Found:
+    values: Any = (tuple(each) if isinstance(each, list) else each for each in row)
+    return Found(*values)
+
+
+def is_kept(found: dict[str, Any], choice: Choice) -> bool:
+    """Whether tables are added to this publication as they come to fit."""
+    return choice.follows and not found["puballtables"] and (found["ours"] or not choice.is_default)
+
+
+# -- what init and each session of capture do -----------------------------------------------------------
+
+
+def make_or_adopt(connection: Connection, source: "Source", record: Record) -> None:
+    """Make the publication, or add to one that is there what `tables` name one by one.
+
+    Raises `PublicationError`, `ConfigError`, `PrivilegeError`.
+    """
+    connection.execute(load("publication_lock_timeout").encode())
+    found = facts(connection, source)
+    if found is None:
+        _make(connection, source)
+        record.add(Made("publication", source.publication))
+        return
+    missing = [op for op in ("insert", "update", "delete", "truncate") if not found[f"pub{op}"]]
+    if missing:
+        raise PublicationError(
+            f"publication {source.publication!r} leaves out {', '.join(missing)}",
+            where=source.where,
+            repair="ALTER PUBLICATION ... SET (publish = 'insert, update, delete, truncate')",
+        )
+    names = {"publication": source.publication}
+    rows = _rows(connection, "source_published", names)
+    has_flush = FLUSH_TABLE in {relation_name(*row) for row in rows}
+    chosen = survey(connection, source)
+    absent = [table for table in chosen.named if not table.published]
+    _check_named(connection, source, chosen, absent)
+    added = [*(each.name for each in absent), *([] if has_flush else [FLUSH_TABLE])]
+    if added:
+        _publish(connection, "publication_add", source, added)
+        _check_again(connection, source, absent, ())
+    for name in added:
+        record.add(Made("published", name, grantee=source.publication))
+
+
+def _make(connection: Connection, source: "Source") -> None:
+    chosen = survey(connection, source)
+    _check_named(connection, source, chosen, chosen.named)
+    _check_owned(connection, source, chosen.fit)
+    named = [*(table.name for table in chosen.named), FLUSH_TABLE]
+    _publish(connection, "publication_create", source, named, [t.name for t in chosen.fit])
+    # Once more: another table may have taken a name before it was published, which locks it until the commit.
+    _check_again(connection, source, chosen.named, chosen.fit)
+    _publish(connection, "publication_comment", source)
+    if connection.info.server_version >= VIA_ROOT_VERSION:
+        _publish(connection, "publication_via_root", source)
+
+
+def bring_up(connection: Connection, source: "Source", record: Record) -> None:
+    """Add all that `tables` match and that fits, in the transaction of the caller. Raises `PrivilegeError`."""
+    found = facts(connection, source)
+    if found is None or not is_kept(found, Choice.of(source.tables)):
+        return
+    fit = [table for table in survey(connection, source).fit if not table.published]
+    if not fit:
+        return
+    _check_owned(connection, source, fit)
+    connection.execute(load("publication_lock_timeout").encode())
+    _publish(connection, "publication_add", source, (), [table.name for table in fit])
+    _check_again(connection, source, (), fit)
+    for table in fit:
+        record.add(Made("published", table.name, grantee=source.publication))
+
+
+def withdraw(connection: Connection, source: "Source") -> list[str]:
+    """Take out of a publication of ours what `tables` do not mean, or the server refuses UPDATEs of; which tables."""
+    found = facts(connection, source)
+    if found is None or not found["ours"] or found["puballtables"]:
+        return []
+    chosen = survey(connection, source)
+    names = sorted({table.name for table in (*chosen.unmeant, *chosen.harmed)})
+    if names:
+        with connection.transaction():
+            connection.execute(load("publication_lock_timeout").encode())
+            _publish(connection, "publication_remove", source, (), names)
+    return names
+
+
+# -- what goes on while capture runs --------------------------------------------------------------------
+
+
+def follow(connection: Connection, source: "Source") -> None:
+    """Add what has come to fit, and take out what has lost its replica identity, as far as the role may.
+
+    One by one: a table that somebody else has locked is left for the next time.
+    """
+    found = facts(connection, source)
+    if found is None or not found["owned"] or not is_kept(found, Choice.of(source.tables)):
+        return
+    chosen = survey(connection, source)
+    for table in chosen.fit:
+        if not table.published and table.owned:
+            _change(connection, source, table, "publication_add", records=not found["ours"])
+    for table in chosen.harmed if found["ours"] else ():
+        _change(connection, source, table, "publication_remove")
+
+
+def _change(
+    connection: Connection, source: "Source", table: Found, text: str, *, records: bool = False
+) -> None:
+    try:
+        with connection.transaction():
+            connection.execute(load("publication_lock_timeout").encode())
+            _publish(connection, text, source, (), [table.name])
+            if text == "publication_add":
+                _check_again(connection, source, (), [table])
+            if records:
+                record = Record(connection, source.slot, source.dsn)
+                record.add(Made("published", table.name, grantee=source.publication))
+    except (
+        PublicationError,
+        psycopg.errors.LockNotAvailable,
+        psycopg.errors.UndefinedTable,
+    ) as error:
+        _log.warning(
+            "publication not changed", source=source.name, table=table.name, error=str(error)
+        )
+    else:
+        _log.info("publication changed", source=source.name, table=table.name, by=text)
+
+
+# -- checks ---------------------------------------------------------------------------------------------
+
+
+def _check_named(
+    connection: Connection, source: "Source", chosen: Chosen, tables: Iterable[Found]
+) -> None:
+    """Raise for a table that is named and is not there, or whose publishing would break an application."""
+    tables = list(tables)
+    if chosen.unknown:
+        raise ConfigError(
+            f"no such table: {', '.join(chosen.unknown)}",
+            where=source.where,
+            repair="write schema.table as the server spells it",
+        )
+    unfit = [table.name for table in tables if table.kind not in {"r", "p"} or not table.logged]
+    if unfit:
+        raise PublicationError(
+            f"not an ordinary, logged table: {', '.join(unfit)}",
+            where=source.where,
+            repair="leave it out of `tables`",
+        )
+    bare = sorted({name for table in tables for name in (*table.bare, *table.children)})
+    if bare:
+        raise PublicationError(
+            f"without a replica identity: {', '.join(bare)}; once published, their UPDATEs and "
+            "DELETEs would be refused",
+            where=source.where,
+            repair="; ".join(f"ALTER TABLE {name} REPLICA IDENTITY FULL" for name in bare),
+        )
+    generated = sorted({column for table in tables for column in table.generated})
+    if generated:
+        raise PublicationError(
+            f"generated columns, which are not sent, in a replica identity: {', '.join(generated)}; from PostgreSQL 18 on "
+            "UPDATEs and DELETEs would be refused once they are published",
+            where=source.where,
+            repair="give the table a primary key without them",
+        )
+    _check_partitions(connection, source, [table.name for table in tables])
+
+
+def _check_partitions(connection: Connection, source: "Source", tables: Sequence[str]) -> None:
+    """Raise `PublicationError` for partitions by whose updates no row of their table would be found."""
+    found = partitions_named_otherwise(connection, tables)
+    if found:
+        raise PublicationError(
+            f"another replica identity than the table that it is published through: {', '.join(name for name, *_ in found)}",
+            where=source.where,
+            repair="; ".join(f"ALTER TABLE {name} REPLICA IDENTITY FULL" for *_, name in found),
+        )
+
+
+def _check_owned(connection: Connection, source: "Source", tables: Iterable[Found]) -> None:
+    foreign = [table.name for table in tables if not table.owned]
+    if foreign:
+        raise PrivilegeError(
+            f"role {connection.info.user} does not own {', '.join(foreign)}",
+            where=source.where,
+            repair="an owner of the tables and of the publication adds them",
+        )
+
+
+def _check_again(
+    connection: Connection, source: "Source", named: Iterable[Found], fit: Iterable[Found]
+) -> None:
+    """Raise unless these tables may still be published; they are locked by now."""
+    chosen = survey(connection, source)
+    again = {table.name for table in named}
+    _check_named(connection, source, chosen, [t for t in chosen.named if t.name in again])
+    changed = {table.name for table in fit} - {table.name for table in chosen.fit}
+    if changed:
+        raise PublicationError(
+            f"changed while it was published: {', '.join(sorted(changed))}",
+            where=source.where,
+            repair="do it again",
+        )
+
+
+def partitions_named_otherwise(
+    connection: Connection, tables: Sequence[str] | None
+) -> list[tuple[str, str, str]]:
+    """Partitions, and the tables whose rows they would name by other columns if published through them.
+
+    Of these tables, or of all (None); third, the partition as SQL writes it. Before 13 nothing is published so.
+    """
+    if connection.info.server_version < VIA_ROOT_VERSION:
+        return []
+    named = [split_relation(name) for name in tables or ()]
+    wanted = {
+        "schemas": [schema for schema, _ in named],
+        "tables": [name for _, name in named],
+        "all": tables is None,
+    }
+    rows = _rows(connection, "partition_identities", wanted)
+    return [(relation_name(*row[:2]), relation_name(*row[2:4]), row[4]) for row in rows]
+
+
+def _publish(
+    connection: Connection,
+    text: str,
+    source: "Source",
+    tables: Sequence[str] = (),
+    alone: Sequence[str] = (),
+) -> None:
+    """`alone`: without the tables that inherit from them, each of which is judged by itself."""
+    names: list[sql.Composable] = [sql.Identifier(*split_relation(name)) for name in tables]
+    names += [sql.SQL("ONLY {}").format(sql.Identifier(*split_relation(name))) for name in alone]
+    connection.execute(
+        sql.SQL(load(text)).format(
+            publication=sql.Identifier(source.publication), tables=sql.SQL(", ").join(names)
+        )
+    )

@@ -1,0 +1,188 @@
+"""Judgement on a source's publication: what is in it, what could be, and what must not. Pure."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from walsender_bridge.attach.record import Made
+from walsender_bridge.capture.publication import FLUSH_TABLE, is_kept
+from walsender_bridge.capture.source import Source
+from walsender_bridge.capture.table_choice import Choice, Chosen
+from walsender_bridge.doctor.finding import Finding, Severity
+from walsender_bridge.doctor.fixes import block, comment, fix, recorded
+from walsender_bridge.doctor.settings import Facts, own_slot
+from walsender_bridge.errors import Cause
+from walsender_bridge.sql import load
+from walsender_bridge.wire.relation_name import relation_name
+
+OK, WARNING, ERROR = Severity.OK, Severity.WARNING, Severity.ERROR
+CHECK = "publication"
+Table = dict[str, Any]
+
+
+def left_out(chosen: Chosen, where: str) -> Iterator[Finding]:
+    """The tables that a pattern matches, or the default, and that are not published; entries that match nothing."""
+    for entry in chosen.idle:
+        yield Finding(
+            "tables",
+            where,
+            f"the entry {entry!r} of `tables` matches no table that could be published",
+            WARNING,
+            repair="correct it, or take it out; partitions are matched by the name of their partitioned table",
+        )
+    for each in chosen.left_out:
+        if each.table.published:
+            # What that does to it is said elsewhere.
+            continue
+        yield Finding(
+            "tables left out",
+            where,
+            f"{each.table.name} {each.reason}",
+            WARNING,
+            repair=f"{each.repair}{f', {each.cost}' if each.cost else ''}; or exclude it in `tables`",
+            # What has a price is not for a script to decide.
+            fix=comment(f"{each.repair};"),
+        )
+
+
+def judge(facts: Facts, tables: Sequence[Table], source: Source, where: str) -> Iterator[Finding]:
+    """All findings about the publication. `tables`: rows of sql/attach_tables.sql."""
+    found = facts["publication"]
+    if found is None:
+        yield _absent(facts, tables, source, where)
+        return
+    chosen: Chosen = facts["chosen"]
+    choice, name = Choice.of(source.tables), source.publication
+    left = [op for op in ("insert", "update", "delete", "truncate") if not found[f"pub{op}"]]
+    if left:
+        yield Finding(
+            CHECK,
+            where,
+            f"{name} leaves out {', '.join(left)}",
+            ERROR,
+            repair="publish all four",
+            fix=fix("fix_operations", publication=name),
+            cause=Cause.PUBLICATION,
+        )
+    yield from _of_others(found, choice, source, where)
+    sent = {relation_name(*names) for names in facts["published"]}
+    named = [table.name for table in chosen.named if not table.published]
+    named += [] if FLUSH_TABLE in sent else [FLUSH_TABLE]
+    fit = [t.name for t in chosen.fit if not t.published] if is_kept(found, choice) else []
+    if named or fit:
+        yield Finding(
+            CHECK,
+            where,
+            f"{name} lacks {', '.join([*named, *fit])}",
+            WARNING,
+            repair="`tuskline init` adds them, with --admin if the role may not",
+            fix=fix("publication_add", publication=name, tables=named, alone=fit),
+        )
+    if found["ours"] and chosen.unmeant:
+        yield Finding(
+            CHECK,
+            where,
+            f"{name} has {', '.join(t.name for t in chosen.unmeant)}, which `tables` do not mean",
+            WARNING,
+            repair="`tuskline init` takes them out; or add them to `tables`",
+        )
+    if not left and not named and not fit:
+        yield Finding(CHECK, where, f"{name} has {len(facts['published'])} tables")
+
+
+def _of_others(found: Facts, choice: Choice, source: Source, where: str) -> Iterator[Finding]:
+    """A publication that Tuskline does not keep stays as it is, and may publish what it should not."""
+    kinds = {"all tables": found["puballtables"], "whole schemas": found["schemas"]}
+    whole = [kind for kind, is_so in kinds.items() if is_so]
+    if whole:
+        yield Finding(
+            CHECK,
+            where,
+            f"{source.publication} was not made by this version, and publishes {' and '.join(whole)}: a table that is made"
+            " there without a replica identity has its UPDATEs and DELETEs refused",
+            WARNING,
+            repair="move to a publication of Tuskline's own (docs/tables.md, Which tables)",
+        )
+    elif choice.is_default and not found["ours"]:
+        yield Finding(
+            CHECK,
+            where,
+            f"{source.publication} was not made by Tuskline, which adds no tables to it unless `tables` mean them",
+        )
+
+
+def _absent(facts: Facts, tables: Sequence[Table], source: Source, where: str) -> Finding:
+    name = source.publication
+    if own_slot(facts, source) is not None:
+        return Finding(
+            CHECK,
+            where,
+            f"{name} is gone, and its slot is there: no change can be decoded without it",
+            ERROR,
+            repair="make it again; changes since it went are refused, and the source starts over",
+            fix=_create(facts, source),
+            cause=Cause.PUBLICATION,
+        )
+    if may_make(facts, tables):
+        return Finding(CHECK, where, f"{name} is not there yet", repair="`tuskline init` makes it")
+    return Finding(
+        CHECK,
+        where,
+        f"{name} is not there, and {facts['role']['name']} may not make it",
+        ERROR,
+        repair="tuskline init --admin user=...",
+        fix=_create(facts, source),
+        cause=Cause.PRIVILEGE,
+    )
+
+
+def may_make(facts: Facts, tables: Sequence[Table]) -> bool:
+    """Whether the source's role may make a publication of what is meant."""
+    if facts["role"]["superuser"]:
+        return True
+    wanted = {table.name for table in facts["chosen"].wanted}
+    owns = all(table["owned"] for table in tables if table["full_name"] in wanted)
+    return bool(facts["may_create"] and owns)
+
+
+def _create(facts: Facts, source: Source) -> str:
+    """The statements that `init --admin` would run, the record included, in one transaction.
+
+    Neither the role nor what it may read: those are findings of their own.
+    """
+    chosen: Chosen = facts["chosen"]
+    role, name = facts["role"]["name"], source.publication
+    texts = [load("flush").strip(), fix("fix_guard"), load("flush_row").strip()]
+    named = [*(table.name for table in chosen.named), FLUSH_TABLE]
+    fit = [table.name for table in chosen.fit]
+    texts.append(fix("publication_create", publication=name, tables=named, alone=fit))
+    texts.append(fix("publication_comment", publication=name))
+    if facts["version"] >= 130_000:
+        texts.append(fix("publication_via_root", publication=name))
+    made = [Made("schema", "tuskline"), Made("publication", name), Made("slot", source.slot)]
+    if not facts["role"]["there"]:
+        made.append(Made("role", role))
+    if not facts["role"]["connect"]:
+        made.append(Made("database", facts["database"], "CONNECT", role))
+    if not facts["role"]["superuser"]:
+        made += flush_grants(role)
+        texts += granted(flush_grants(role))
+    return block([*texts, *(recorded(each, source.slot) for each in made)])
+
+
+def flush_grants(role: str) -> list[Made]:
+    """What the role needs of the schema of ours."""
+    return [
+        Made("schema", "tuskline", "USAGE", role),
+        Made("table", FLUSH_TABLE, "SELECT", role),
+        Made("table", FLUSH_TABLE, "UPDATE", role),
+    ]
+
+
+def granted(grants: Sequence[Made]) -> list[str]:
+    """The statements that grant these."""
+    found = []
+    for made in grants:
+        text = "roles_flush" if made.privilege == "UPDATE" else f"roles_{made.kind}"
+        key = "relation" if made.kind == "table" else "name"
+        found.append(fix(text, role=made.grantee, **{key: made.name}))
+    return found
