@@ -50,7 +50,7 @@ def entries(tuskline: Attached) -> int:
 def test_a_lost_replica_identity_is_named_with_its_repair_and_stops_nobody_else(
     tmp_path: Path, shop: Database
 ) -> None:
-    # FOR ALL TABLES, so that a partition is published by itself on every major.
+    # The user's own publication, from which nothing is taken out; FOR ALL TABLES also has partitions on every major.
     shop.execute(
         "CREATE TABLE parts (id int PRIMARY KEY) PARTITION BY RANGE (id)",
         "CREATE TABLE parts_low PARTITION OF parts FOR VALUES FROM (0) TO (10)",
@@ -60,6 +60,7 @@ def test_a_lost_replica_identity_is_named_with_its_repair_and_stops_nobody_else(
         "CREATE UNIQUE INDEX named_by_name ON named (name)",
         "ALTER TABLE named REPLICA IDENTITY USING INDEX named_by_name",
         "INSERT INTO orders VALUES (1, 'x')",
+        "CREATE PUBLICATION tuskline_shop FOR ALL TABLES",
     )
     with Attached(tmp_path, {"shop": {"dsn": shop.dsn}}, metrics=True) as tuskline:
         tuskline.json("init")

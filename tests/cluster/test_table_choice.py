@@ -12,6 +12,7 @@ from tests.support.servers import MAJORS_IN_TURN, Database
 from tests.support.waiting import wait_for
 from walsender_bridge.attach.detach import detach
 from walsender_bridge.attach.init import init, withdraw
+from walsender_bridge.attach.new_tables import offered
 from walsender_bridge.attach.table import add_table
 from walsender_bridge.capture import publication
 from walsender_bridge.capture import source as capture
@@ -307,6 +308,29 @@ def test_what_the_role_may_not_publish_is_named_with_its_sql(
     init(source, admin)
     assert notes() == []
     assert not [each for each in examine(source) if each.severity is Severity.ERROR]
+    detach(source, admin)
+
+
+@each_major
+def test_init_offers_what_lets_the_role_read_tables_that_are_made_later(
+    shop: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    role, admin = f"reader_{shop.name}", "user=postgres"
+    dsn = shop.server.dsn(shop.name, user=role, password=SECRET)
+    monkeypatch.setenv("PGPASSWORD", str(conninfo_to_dict(shop.dsn)["password"]))
+    source = source_of(shop, dsn=dsn)
+    init(source, admin)
+    statements = offered(source, admin)
+    has_group = shop.server.installation.major >= 14
+    assert [each.split(" ")[0] for each in statements] == ["GRANT"] * has_group + ["ALTER"]
+    assert offered(source_of(shop, "public.orders", dsn=dsn), admin) == []
+    for statement in statements:
+        shop.execute(statement, "DROP TABLE IF EXISTS late", "CREATE TABLE late (id int)")
+        with psycopg.connect(dsn) as connection:
+            connection.execute("SELECT FROM late")
+        assert offered(source, admin) == []
+        shop.execute(*([f"REVOKE pg_read_all_data FROM {role}"] if has_group else []))
+    shop.execute(f"DROP OWNED BY {role}")
     detach(source, admin)
 
 

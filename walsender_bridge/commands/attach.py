@@ -36,10 +36,11 @@ def init(
 ) -> None:
     """Make what the sources need on their servers: publication, slot, flush table; with --admin the role.
 
-    With [safekeepers] also what the quorum needs; commits wait for it once the proposer runs. With [gate] candidates and
+    Run again, it brings the publication up to `tables`. With [safekeepers] also what the quorum needs; commits wait for it once the proposer runs. With [gate] candidates and
     --admin the role may see what streams from their slots.
     """
     from walsender_bridge.attach import init as attaching
+    from walsender_bridge.attach.new_tables import offered
     from walsender_bridge.attach.quorum import attach_quorum
     from walsender_bridge.attach.sight import attach_gate
 
@@ -50,6 +51,8 @@ def init(
     for section in chosen_sources(settings, source):
         made = attaching.init(capture_source(section), admin)
         gone = attaching.withdraw(capture_source(section), admin)
+        for statement in offered(capture_source(section), admin):
+            output.note(f"{section.name}: so that tables made later can be copied: {statement}")
         if settings.gate_of(section).names:
             made += attach_gate(capture_source(section), admin)
         if section is settings.quorum_source:

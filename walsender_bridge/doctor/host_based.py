@@ -83,7 +83,7 @@ def _fits_client(
         return True
     try:
         network = ipaddress.ip_network(
-            f"{address}/{mask}" if ":" not in str(address) else _six(address, mask)
+            f"{address}/{mask}" if ":" not in str(address) else _six(address, mask), strict=False
         )
     except ValueError:
         return None

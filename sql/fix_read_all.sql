@@ -1,0 +1,1 @@
+GRANT pg_read_all_data TO {role};
