@@ -5,7 +5,7 @@ import pytest
 from walsender_bridge.doctor.host_based import decides
 
 ALL = ["all"]
-V4, V4_MASK = "10.0.0.0", "255.255.255.0"
+V4, V4_MASK = "10.7.3.0", "255.255.255.0"
 
 
 def rule(
@@ -16,7 +16,7 @@ def rule(
     mask: str | None = V4_MASK,
     method: str = "scram-sha-256",
     error: str | None = None,
-    client: str | None = "10.0.0.7/32",
+    client: str | None = "10.7.3.7/32",
 ) -> tuple[object, ...]:
     return (1, kind, databases, roles, address, mask, method, error, client)
 
@@ -33,7 +33,7 @@ def rule(
         ([rule(roles=["bob"], method="reject"), rule()], False, "allowed"),
         ([rule(roles=["+staff"])], False, "allowed"),
         ([rule(roles=["+others"])], False, "refused"),
-        ([rule(address="10.0.1.0")], False, "refused"),
+        ([rule(address="10.7.4.0")], False, "refused"),
         ([rule(address="all", mask=None)], False, "allowed"),
         ([rule(address="db.example.com", mask=None)], False, "unknown"),
         ([rule(kind="hostssl"), rule()], False, "unknown"),

@@ -274,9 +274,11 @@ def _script(parts: Sequence[tuple[str, str, list[Finding]]]) -> str:
             lines.append(connect(dsn))
         # What mends a synchronous standby that never answers must not wait for it.
         lines += ["SET synchronous_commit = local;"]
-        # Several candidates may want the same of their primary; what comes later may be in need of what comes before.
-        first = {each.fix: each for each in reversed(fixes)}
-        for each in (each for each in fixes if first[each.fix] is each):
+        # Several candidates may want the same of their primary; what comes later may need what comes before.
+        once: dict[str, Finding] = {}
+        for each in fixes:
+            once.setdefault(each.fix, each)
+        for each in once.values():
             lines += ["", comment(f"{each.check}: {each.what}"), each.fix]
     return "\n".join(lines)
 
