@@ -3,7 +3,7 @@
 One that Tuskline has made says so in its comment. To that, tables are added as they come to fit, and one that loses its
 replica identity is taken out, since the server refuses its UPDATEs; `init` takes out what `tables` do not mean any more, too.
 One that somebody else has made sends what it sends: only what `tables` name or match is added to it. Adding a table takes
-the rights of its owner and of the publication's: a role that has them not leaves it to whoever has.
+the rights of its owner and of the publication's: a role without them adds nothing, and `status` and `doctor` name the table.
 
 A table is locked by publishing it, until the commit; so it is judged once more then, and nothing can change that before.
 """
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 FLUSH_TABLE: Final = "tuskline.flush"
 #: The first version that publishes partitions through their root.
 VIA_ROOT_VERSION: Final = 130000
+#: So many names are in an error.
+_SHOWN: Final = 10
 
 Connection = psycopg.Connection[Any]
 
@@ -251,8 +253,9 @@ def _check_partitions(connection: Connection, source: "Source", tables: Sequence
 def _check_owned(connection: Connection, source: "Source", tables: Iterable[Found]) -> None:
     foreign = [table.name for table in tables if not table.owned]
     if foreign:
+        more = f" and {len(foreign) - _SHOWN} more" if len(foreign) > _SHOWN else ""
         raise PrivilegeError(
-            f"role {connection.info.user} does not own {', '.join(foreign)}",
+            f"role {connection.info.user} does not own {', '.join(foreign[:_SHOWN])}{more}",
             where=source.where,
             repair="an owner of the tables and of the publication adds them",
         )
