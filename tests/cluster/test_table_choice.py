@@ -7,7 +7,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from tests.support.attached import Attached, run_script
-from tests.support.capture_stack import CaptureProcess, ChangeLog
+from tests.support.capture_stack import CaptureProcess, ChangeLog, wal_end
 from tests.support.servers import MAJORS_IN_TURN, Database
 from tests.support.waiting import wait_for
 from walsender_bridge.attach.detach import detach
@@ -167,6 +167,30 @@ def test_capture_publishes_a_new_table_while_it_runs(
         wait_for(lambda: "public.late" in published(shop), 60, "the new table is published")
         shop.execute("INSERT INTO late VALUES (20261123)")
         wait_for(lambda: any(b"20261123" in m for m in log.messages()), 30, "its rows arrive")
+        assert capturing.stop() == 0
+
+
+@each_major
+def test_a_source_moves_from_all_tables_to_a_publication_of_ours(
+    tmp_path: Path, log: ChangeLog, shop: Database
+) -> None:
+    """The way of docs/tables.md: the slot is past the moment at which the other publication was made."""
+    shop.execute("CREATE PUBLICATION tuskline_shop FOR ALL TABLES", "CREATE TABLE bare (id int)")
+    with CaptureProcess(tmp_path, log, shop.dsn) as capturing:
+        wait_for(capturing.streams, 30, "capture streams")
+        shop.execute("INSERT INTO orders VALUES (1, 'before')")
+        init(Source("shop", shop.dsn, "tuskline_shop", "tuskline_own"))
+        with shop.connect() as connection:
+            made = wal_end(connection)
+        shop.execute("UPDATE tuskline.flush SET token = token + 1")
+        wait_for(lambda: capturing.status()["confirmed_lsn"] > made, 30, "the slot is past it")
+        assert capturing.stop() == 0
+        capturing.options = ["--publication", "tuskline_own"]
+        capturing.start()
+        wait_for(capturing.streams, 30, "it streams from the other publication")
+        shop.execute("DROP PUBLICATION tuskline_shop", "INSERT INTO orders VALUES (2, '20261123')")
+        wait_for(lambda: any(b"20261123" in m for m in log.messages()), 30, "changes arrive")
+        shop.execute("INSERT INTO bare VALUES (1)", "UPDATE bare SET id = 2")
         assert capturing.stop() == 0
 
 
