@@ -87,7 +87,9 @@ def of_source(section: "SourceSection", admin: str | None = None) -> list[Findin
     return examine(capture_source(section), admin)
 
 
-def of_gate(settings: "Config", section: "SourceSection", admin: str | None = None) -> list[Finding]:
+def of_gate(
+    settings: "Config", section: "SourceSection", admin: str | None = None
+) -> list[Finding]:
     """The findings about the candidates of the source's commit gate; none without any."""
     gate = settings.gate_of(section)
     if not gate.names:
