@@ -67,6 +67,7 @@ def test_a_process_that_ends_again_and_again_is_named_while_it_runs_too() -> Non
     assert word == "process lake ends again and again, 3 times in a row (exit code 17, lake)"
     assert not list(looping.ill(161.0)), "a minute of good life"
     assert not list(process("running", 2, 100.0).ill(101.0))
+    assert list(process("gone", 1, 100.0).ill(101.0)) == ["process lake is gone"]
     assert list(process("restarting", 1, 100.0).ill(101.0)) == [
         "process lake is restarting (exit code 17, lake)"
     ]

@@ -71,7 +71,8 @@ class Process:
         known = code in set(Cause) and f", {Cause(code).name.lower().replace('_', ' ')}"
         ended = f" (exit code {code}{known or ''})" if code is not None else ""
         if self.state != "running":
-            yield f"process {self.name} is {self.state}{ended}"
+            # What is gone has not been seen to end: the code is that of an earlier end.
+            yield f"process {self.name} is {self.state}{'' if self.state == 'gone' else ended}"
         elif self.failures >= _FAILURES and now - self.started_at < GOOD_LIFE:
             yield f"process {self.name} ends again and again, {self.failures} times in a row{ended}"
 
