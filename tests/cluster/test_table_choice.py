@@ -23,6 +23,7 @@ from walsender_bridge.config import load_config
 from walsender_bridge.doctor.finding import Finding, Severity
 from walsender_bridge.doctor.server import examine
 from walsender_bridge.errors import PrivilegeError, PublicationError
+from walsender_bridge.sql import load
 
 SECRET = "planted-secret-3e80"
 
@@ -120,6 +121,34 @@ def test_a_named_table_whose_updates_would_be_refused_is_not_published(shop: Dat
         with pytest.raises(PublicationError, match="generated columns"):
             init(source_of(shop, "public.made"))
     assert published(shop) == set()
+
+
+@pytest.mark.parametrize("pg_server", [18], indirect=True, ids="pg{}".format)
+def test_a_table_whose_new_generated_column_has_its_updates_refused_is_taken_out(
+    shop: Database,
+) -> None:
+    source = source_of(shop)
+    init(source)
+    shop.execute("CREATE TABLE whole (id int)", "ALTER TABLE whole REPLICA IDENTITY FULL")
+    follow(source)
+    assert "public.whole" in published(shop)
+    for kind in ("STORED", "VIRTUAL"):
+        shop.execute(
+            "INSERT INTO whole VALUES (1)",
+            f"ALTER TABLE whole ADD twice int GENERATED ALWAYS AS (id * 2) {kind}",
+        )
+        with pytest.raises(psycopg.errors.InvalidColumnReference):
+            shop.execute("UPDATE whole SET id = 2")
+        with shop.connect() as connection:
+            names = {"publication": source.publication}
+            refused = connection.execute(load("published_unidentified").encode(), names).fetchall()
+        assert refused == [("public.whole",)]
+        follow(source)
+        assert "public.whole" not in published(shop)
+        shop.execute("UPDATE whole SET id = 2", "ALTER TABLE whole DROP twice")
+        follow(source)
+        assert "public.whole" in published(shop)
+    detach(source)
 
 
 def test_tables_are_published_as_they_come_to_fit_and_taken_out_without_a_key(

@@ -234,7 +234,7 @@ def _check_named(
             f"generated columns, which are not sent, in a replica identity: {', '.join(generated)}; from PostgreSQL 18 on "
             "UPDATEs and DELETEs would be refused once they are published",
             where=source.where,
-            repair="give the table a primary key without them",
+            repair="give the table a primary key without them, and REPLICA IDENTITY DEFAULT",
         )
     _check_partitions(connection, source, [table.name for table in tables])
 

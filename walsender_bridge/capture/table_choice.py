@@ -161,12 +161,16 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A table that a pattern matches and that is not published: why, and what would change that at which cost."""
+    """A table that a pattern matches and that is not published: why, and what would change that at which cost.
+
+    `harms`: while it is published, the server refuses its UPDATEs and DELETEs.
+    """
 
     table: Found
     reason: str
     repair: str
     cost: str = ""
+    harms: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +179,7 @@ class Chosen:
 
     `named`: the tables that are named one by one; `unknown`: those of them that are not there. `fit`: what patterns match
     and can be published. `idle`: entries that match nothing. `others`: what is published beside all that. `unmeant`: what has
-    an entry in the publication, and is not meant. `harmed`: what is published, matched, and lacks a replica identity.
+    an entry in the publication, and is not meant. `harmed`: what is published, matched, and has its UPDATEs refused by that.
     """
 
     named: tuple[Found, ...]
@@ -189,7 +193,7 @@ class Chosen:
     @property
     def harmed(self) -> tuple[Found, ...]:
         """See the class."""
-        return tuple(each.table for each in self.left_out if each.table.member and each.table.bare)
+        return tuple(each.table for each in self.left_out if each.table.member and each.harms)
 
     @property
     def wanted(self) -> tuple[Found, ...]:
@@ -284,6 +288,7 @@ def _misfit(table: Found, major: int) -> LeftOut | None:
             else f"has partitions without a replica identity: {', '.join(table.bare)}",
             "; ".join(f"ALTER TABLE {name} REPLICA IDENTITY FULL" for name in table.bare),
             "which writes the whole old row to the WAL with each UPDATE and DELETE; a primary key costs less",
+            harms=True,
         )
     return _misfit_of_key(table, major)
 
@@ -305,6 +310,7 @@ def _misfit_of_key(table: Found, major: int) -> LeftOut | None:
         return LeftOut(
             table,
             f"has generated columns in its replica identity, which are not sent{refused}: {', '.join(table.generated)}",
-            "give it a primary key without them",
+            "give it a primary key without them, and REPLICA IDENTITY DEFAULT",
+            harms=major >= _GENERATED_MAJOR,
         )
     return None
