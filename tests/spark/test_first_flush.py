@@ -1,5 +1,6 @@
 """`tuskline flush` beside a start and a failure: the README's order of commands, and an end that is said at once."""
 
+import contextlib
 import time
 
 import psycopg
@@ -7,7 +8,17 @@ import psycopg
 from spark_consumers import read
 from tests.support.attached import Attached
 from tests.support.servers import MakeServer
+from tests.support.waiting import wait_for
 from walsender_bridge.errors import Cause
+
+
+def is_dropped(connection: psycopg.Connection) -> bool:
+    """Whether the slot is gone; its walsender is ended, and capture may come back before the drop."""
+    connection.execute("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots")
+    with contextlib.suppress(psycopg.errors.ObjectInUse):
+        connection.execute("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots")
+        return True
+    return False
 
 
 def test_flush_right_after_up_in_the_background_waits_for_the_first_copies(
@@ -30,13 +41,8 @@ def test_flush_right_after_up_in_the_background_waits_for_the_first_copies(
             assert read(spark, str(tuskline.lake))["public.orders"].count() == 1000
             # What cannot come is not waited for.
             with psycopg.connect(server.dsn(), autocommit=True) as connection:
-                connection.execute(
-                    "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots"
-                )
                 connection.execute("DROP PUBLICATION tuskline_shop")
-                connection.execute(
-                    "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots"
-                )
+                wait_for(lambda: is_dropped(connection), 60, "the slot is free and dropped")
             began = time.monotonic()
             failed = tuskline.run("flush", "--json", seconds=240)
             assert failed.returncode in {Cause.PUBLICATION, Cause.SLOT, Cause.DIVERGED}, (

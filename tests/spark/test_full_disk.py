@@ -84,14 +84,16 @@ def test_a_disk_that_fills_is_named_and_nothing_is_lost_once_there_is_room(
             with psycopg.connect(database.dsn) as connection:
                 count = connection.execute("SELECT count(*) FROM one").fetchone()
             assert count == (20_000,)
-            # A driver that is started anew on a full disk says the same before it starts Spark.
-            assert "make room" in tuskline.error_plain("lake", "run", code=Cause.LAKE)
             ballast.unlink()
             done = tuskline.run("flush", "--timeout", "120")
             assert done.returncode == 0, done.stderr + tuskline.logs()
             wait_for(lambda: tuskline.run("status").returncode == 0, 60, "all is well again")
             wait_for(lambda: reasons(tuskline) == [], 30, "/readyz too")
             assert tuskline.stop_up() == 0
+            # A driver that is started on a full disk says the same before it starts Spark.
+            fill(ballast)
+            assert "make room" in tuskline.error_plain("lake", "run", code=Cause.LAKE)
+            ballast.unlink()
         assert_equal(database.dsn, read(spark, lake))
         assert_no_orphans(spark, lake)
         assert not list(lake.rglob("*.tmp"))

@@ -11,8 +11,10 @@ from collections.abc import Iterator
 from functools import cache
 from urllib.parse import urlsplit
 
+import psycopg
 import pytest
 
+from tests.support.waiting import wait_for
 from walsender_bridge.wire.connection import describe
 
 IMAGE = os.environ.get("TUSKLINE_TEST_POSTGRES_IMAGE", "postgres:16")
@@ -55,4 +57,13 @@ def container_dsn() -> Iterator[str]:
     with made.with_command(f"postgres {_SETTINGS}") as running:
         dsn = running.get_connection_url(driver=None)
         print(f"container: {IMAGE} at {describe(dsn)}")
+        # The image's own start makes the database with a server that it then stops: what answers inside
+        # the container may not answer on the port yet.
+        wait_for(lambda: _answers(dsn), 120, "the container's server answers on its port")
         yield dsn
+
+
+def _answers(dsn: str) -> bool:
+    with contextlib.suppress(psycopg.OperationalError), psycopg.connect(dsn, connect_timeout=10):
+        return True
+    return False
