@@ -15,6 +15,9 @@ tells the two histories apart, for a position of version V at an offset:
 - the first commit behind it has a version greater than V.
 
 Commits are immutable, so what fits once fits until the log is restored again.
+
+A stream whose source was reattached begins another history at `history_start` (`change_log.restart`), under offsets
+that were never used: what was read below it has no continuation, whatever else fits.
 """
 
 from dataclasses import dataclass
@@ -52,6 +55,11 @@ def around(replica: ReplicaClient, mark: Mark, cut: StreamCut, version: int) -> 
     return Around(replica.cut_before(cut.stream, behind[0].version), behind[0])
 
 
+def was_reattached(mark: Mark, cut: StreamCut | None) -> bool:
+    """Whether the stream has begun another history since the position was taken."""
+    return cut is not None and mark.offset < cut.history_start
+
+
 def differs(
     version: int, mark: Mark, status: LogStatus, stream: str, found: Around | None
 ) -> str | None:
@@ -61,6 +69,11 @@ def differs(
         return f"it is at version {status.version}, and version {version} was read from it"
     if cut is None:
         return f"it has no stream {stream}"
+    if was_reattached(mark, cut):
+        return (
+            f"stream {stream} begins another history at offset {cut.history_start}, since its source was reattached, and "
+            f"was read up to {mark.offset}"
+        )
     if mark.offset > cut.end_offset:
         return f"stream {stream} ends at offset {cut.end_offset}, and was read up to {mark.offset}"
     if mark.offset == cut.end_offset:

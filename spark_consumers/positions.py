@@ -12,7 +12,7 @@ from itertools import groupby, pairwise
 from operator import itemgetter
 from typing import Any
 
-from spark_consumers.history import Mark, around, differs
+from spark_consumers.history import Mark, around, differs, was_reattached
 from spark_consumers.tables import WantedTable
 from walsender_bridge.change_log.client import (
     CutPoint,
@@ -118,10 +118,9 @@ class LogReader(Closing):
         return Position(status.log_id, status.version, ends, last)
 
     def oldest(self, status: LogStatus) -> Position:
-        """Before everything that is still kept."""
-        return Position(
-            status.log_id, 0, {name: max(c.low_offset, 1) for name, c in status.streams.items()}
-        )
+        """Before everything that is still kept, of each stream's present history."""
+        first = {n: max(c.low_offset, c.history_start) for n, c in status.streams.items()}
+        return Position(status.log_id, 0, first)
 
     def at(self, status: LogStatus, version: int) -> Position:
         """The cut at `version` (its end). Raises `TrimmedError` where that is gone."""
@@ -159,6 +158,8 @@ class LogReader(Closing):
         for stream in sorted(set(position.streams) & set(status.streams)):
             mark = Mark(position.streams[stream], position.ends.get(stream))
             cut = status.streams[stream]
+            if was_reattached(mark, cut):
+                raise reattached(cut, mark.offset, self.address)
             found = around(self.replica(cut.address), mark, cut, status.version)
             if why := differs(position.version, mark, status, stream, found):
                 raise DivergedError(
@@ -169,9 +170,14 @@ class LogReader(Closing):
                 )
 
     def check_kept(self, status: LogStatus, position: Position) -> None:
-        """Raise `TrimmedError` if something behind the position has been trimmed."""
+        """Raise `TrimmedError` if something behind the position has been trimmed.
+
+        `DivergedError` if what is behind it is another history, as the source was reattached.
+        """
         for name, cut in status.streams.items():
             first = position.streams.get(name, 1)
+            if was_reattached(Mark(first), cut):
+                raise reattached(cut, first, self.address)
             if first < cut.low_offset:
                 raise trimmed(name, cut.low_offset, f"offset {first}", self.address)
 
@@ -314,6 +320,16 @@ def split(
     if bounds[-1] < last:
         bounds.append(last)
     return list(pairwise(bounds))
+
+
+def reattached(cut: StreamCut, offset: int, where: str) -> DivergedError:
+    """The error for what the log cannot go on from, because the source was reattached."""
+    return DivergedError(
+        f"the source {cut.stream} was reattached: its stream begins another history at offset {cut.history_start}, and "
+        f"offset {offset} was asked for",
+        where=where,
+        repair="begin again from a snapshot with a new checkpoint: changes between the two histories are not in the log",
+    )
 
 
 def trimmed(stream: str, low: int, asked: str, where: str) -> TrimmedError:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from spark_consumers.history import around, differs
 from spark_consumers.lakehouse.manifest import Chain, Manifest, TableVersion
 from spark_consumers.lakehouse.plan import Plan, begin, position_of
-from spark_consumers.lakehouse.rolled_back import mark_of, mark_of_copy
+from spark_consumers.lakehouse.rolled_back import mark_of, mark_of_copy, why_apart
 from spark_consumers.lakehouse.states import stream_of
 from spark_consumers.tables import relation_of
 from walsender_bridge.change_log.client import CutPoint, LogStatus, ReplicaClient
@@ -28,7 +28,7 @@ def apart(
         if thorough and cut is not None:
             with ReplicaClient(cut.address) as replica:
                 commits = around(replica, mark, cut, status.version)
-        if why := differs(head.epoch, mark, status, stream, commits):
+        if why := why_apart(head, status, stream, commits):
             found[stream] = why
     return found
 

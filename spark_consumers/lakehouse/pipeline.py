@@ -217,7 +217,7 @@ class Lakehouse:
         thorough = due or bool(known or head.copies or states.held(head))
         writer.apart = log_view.apart(head, status, self._sources, thorough=thorough)
         for stream in writer.apart.keys() - known.keys():
-            log.error("the log was rolled back", stream=stream, reason=writer.apart[stream])
+            log.error("another history in the log", stream=stream, reason=writer.apart[stream])
         head = rolled_back.hold(head, writer.apart, holds=self._policy.holds_streams)
         head, lost = log_view.without_lost(head, status)
         if rolled_back.given_up(head, writer.apart) and status.version < head.epoch:

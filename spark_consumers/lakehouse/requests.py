@@ -101,7 +101,7 @@ def carry_out(
     for name in request.tables:
         why = apart.get(states.stream_of(name))
         if why is not None and _needs_log(head, request.kind, name):
-            outcome[name] = f"refused: {rolled_back.REASON}{why}"
+            outcome[name] = f"refused: {why}"
         else:
             head, outcome[name] = _one(head, request.kind, name, published, low_offsets)
     return answered(head, request, outcome, now)

@@ -12,13 +12,17 @@ a stream is *apart* from the lake:
 A copy that is not shown yet may be ahead of the lake's cut, so it has a mark of its own: if the log has lost that
 place, the copy is dropped, and made once more.
 
+A stream whose source was reattached (`history.was_reattached`) is apart as well, but somebody has decided already: all
+its tables are copied again by themselves, and the lake takes the log's cut at once. Copies that were under way are
+dropped, as they may end before the new slot begins.
+
 An epoch never goes back, so the log first skips the versions that the lake has used (`LogClient.raise_version`).
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from spark_consumers.history import Mark
+from spark_consumers.history import Around, Mark, differs, was_reattached
 from spark_consumers.lakehouse import states
 from spark_consumers.lakehouse.manifest import Manifest, StreamPosition, TableVersion
 from spark_consumers.lakehouse.plan import position_of
@@ -28,6 +32,7 @@ from walsender_bridge.change_log.client import LogStatus
 from walsender_bridge.errors import DivergedError
 
 REASON = "the log was rolled back: "
+REATTACHED = "its source was reattached, so changes may be missing in the log"
 WAYS_OUT = (
     "tuskline table resync of every table of its stream copies them as they are now; or restore the log that the lake"
     " was written from, and ask again"
@@ -37,6 +42,17 @@ WAYS_OUT = (
 def mark_of(position: StreamPosition) -> Mark:
     """The lake's cut of a stream."""
     return Mark(position.offset, (position.lsn, position.commit_time))
+
+
+def why_apart(
+    head: Manifest, status: LogStatus, stream: str, found: Around | None = None
+) -> str | None:
+    """Why the stream is apart from the lake, which has a cut of it; None: it is not, as far as `found` shows."""
+    mark = mark_of(head.streams[stream])
+    if was_reattached(mark, status.streams.get(stream)):
+        return REATTACHED
+    why = differs(head.epoch, mark, status, stream, found)
+    return why and REASON + why
 
 
 def marked(copy: TableVersion, status: LogStatus, stream: str) -> TableVersion:
@@ -62,11 +78,12 @@ def hold(head: Manifest, apart: Mapping[str, str], *, holds: bool) -> Manifest:
         stream = stream_of(name)
         if stream not in apart or table.state in {PAUSED, LEFT}:
             continue
-        asked = bool(table.resync)
-        if table.state in {LIVE, RESUMING} or not (asked or table.reason.startswith(REASON)):
+        asked, decided = bool(table.resync), apart[stream] == REATTACHED
+        known = asked or (table.reason.startswith(REASON) and not decided)
+        if table.state in {LIVE, RESUMING} or not known:
             # The reason stays the first one: what is found later only differs in its figures.
-            reason = table.resync or REASON + apart[stream]
-            head = states.stop(head, name, reason, holds=holds, anew=asked)
+            reason = table.resync or apart[stream]
+            head = states.stop(head, name, reason, holds=holds, anew=asked or decided)
     copies = {name: copy for name, copy in head.copies.items() if stream_of(name) not in apart}
     return replace(head, copies=copies)
 
@@ -80,12 +97,17 @@ def unasked(head: Manifest, stream: str) -> list[str]:
     )
 
 
-def given_up(head: Manifest, apart: Iterable[str]) -> list[str]:
+def given_up(head: Manifest, apart: Mapping[str, str]) -> list[str]:
     """The streams that are apart, and whose old history is needed by no table any more.
 
-    Paused tables follow the others, but where all are paused nobody has decided anything.
+    Paused tables follow the others, but where all are paused nobody has decided anything, unless the source was
+    reattached.
     """
-    return [s for s in apart if not unasked(head, s) and not _is_undecided(head, s)]
+    return [
+        stream
+        for stream, why in apart.items()
+        if not unasked(head, stream) and (why == REATTACHED or not _is_undecided(head, stream))
+    ]
 
 
 def _is_undecided(head: Manifest, stream: str) -> bool:
@@ -104,7 +126,7 @@ def begin_again(head: Manifest, apart: Mapping[str, str], status: LogStatus) -> 
         streams[stream] = position_of(cut)
         for name, table in head.tables.items():
             if stream_of(name) == stream and table.state != LEFT:
-                tables[name] = replace(table, resync=table.resync or REASON + apart[stream])
+                tables[name] = replace(table, resync=table.resync or apart[stream])
     return replace(head, streams=streams, tables=tables)
 
 
@@ -119,7 +141,7 @@ def check(head: Manifest, apart: Mapping[str, str], where: str) -> None:
     for stream, why in apart.items():
         if names := unasked(head, stream):
             raise DivergedError(
-                f"{REASON}{why}; what the lake has of {stream} is another history than the log's",
+                f"{why}; what the lake has of {stream} is another history than the log's",
                 where=where,
                 repair=f"tuskline table resync {' '.join(names)} copies them as they are now; or restore the log "
                 "that the lake was written from, and resume them (tuskline table resume)",

@@ -1,6 +1,6 @@
-"""Source and log are restored from a snapshot while the lake is not: no table is live with rows of another history.
+"""Source and log are restored while the lake is not, or the source is reattached: no live table has another history's rows.
 
-The lake's own decisions (`history`, `rolled_back`, `plan`, `states`, `requests`) over a source and a log in memory. The log
+After a reattachment the source has changes that the log never gets. The lake's own decisions (`history`, `rolled_back`, `plan`, `states`, `requests`) over a source and a log in memory. The log
 has two streams; a commit of it sets one row of one table. After each step: what a live table shows is what the log's
 history has at the epoch. With a part of the rule taken out, some run breaks that.
 """
@@ -12,12 +12,12 @@ from unittest import mock
 
 import pytest
 
-from spark_consumers.history import Around, differs
+from spark_consumers import history
+from spark_consumers.history import Around
 from spark_consumers.lakehouse import requests, rolled_back, states
 from spark_consumers.lakehouse.manifest import Manifest, StreamPosition, TableVersion
 from spark_consumers.lakehouse.plan import choose
 from spark_consumers.lakehouse.policy import Policy
-from spark_consumers.lakehouse.rolled_back import mark_of
 from spark_consumers.lakehouse.states import stream_of
 from spark_consumers.lakehouse.table_version import LIVE
 from walsender_bridge.change_log.client import CutPoint, LogStatus, StreamCut
@@ -34,10 +34,14 @@ class ViolationError(Exception):
 
 @dataclass(frozen=True)
 class Commit:
-    """A commit of the log: where it ends, and what it changed (table, key, value)."""
+    """A commit of the log: where it ends, and what it changed (table, key, value).
+
+    `is_restart`: it begins another history, and the change is none of the log: it came while there was no slot.
+    """
 
     point: CutPoint
     change: tuple[str, int, int]
+    is_restart: bool = False
 
 
 @dataclass
@@ -54,15 +58,28 @@ class Log:
         found = self.commits[stream_of(table)]
         end = (found[-1].point.end_offset if found else 1) + 1
         # LSNs of the two histories meet again and again.
-        point = CutPoint(self.version, end, end, 10 * end, now)
-        found.append(Commit(point, (table, key, value)))
+        lsn = 10 * (end - self.history_start(stream_of(table)) + 1)
+        found.append(Commit(CutPoint(self.version, end, end, lsn, now), (table, key, value)))
+
+    def reattach(self, table: str, key: int, value: int) -> None:
+        """Another history, after a change that the log does not get."""
+        self.version += 1
+        found = self.commits[stream_of(table)]
+        end = (found[-1].point.end_offset if found else 1) + 1
+        point = CutPoint(self.version, end, end, 0, 0)
+        found.append(Commit(point, (table, key, value), is_restart=True))
+
+    def history_start(self, stream: str) -> int:
+        ends = (c.point.end_offset for c in self.commits[stream] if c.is_restart)
+        return max(ends, default=1)
 
     def status(self) -> LogStatus:
         cuts = {}
         for stream, found in self.commits.items():
             at = found[-1].point if found else CutPoint(0, 1, 0, 0, 0)
             cuts[stream] = StreamCut(
-                stream, "", at.end_offset, 0, at.last_end_lsn, at.last_commit_time, 1, 1, 0
+                *(stream, "", at.end_offset, 0, at.last_end_lsn, at.last_commit_time, 1, 1, 0),
+                self.history_start(stream),
             )
         return LogStatus("log", self.version, 0, cuts)
 
@@ -79,7 +96,7 @@ class Log:
         return Around(points[place - 1] if place else None, behind[0])
 
     def rows(self, table: str, until: int) -> dict[int, int]:
-        """The table as of this offset of its stream."""
+        """The table as of this offset of its stream, in the source."""
         rows = {}
         for commit in self.commits[stream_of(table)]:
             name, key, value = commit.change
@@ -111,6 +128,10 @@ class Lake:
         table = self.random.choice(TABLES)
         self.log.commit(table, self.random.randint(1, 5), self.now, now=self.now)
 
+    def reattach(self) -> None:
+        self.now += 1
+        self.log.reattach(self.random.choice(TABLES), self.random.randint(1, 5), self.now)
+
     def snapshot(self) -> None:
         self.snapshots.append(copy.deepcopy(self.log))
 
@@ -141,8 +162,7 @@ class Lake:
         self.apart = {}
         for stream, position in self.head.streams.items():
             found = self.log.around(stream, position.offset)
-            why = differs(self.head.epoch, mark_of(position), status, stream, found)
-            if why:
+            if why := rolled_back.why_apart(self.head, status, stream, found):
                 self.apart[stream] = why
         head = rolled_back.hold(self.head, self.apart, holds=self.hold)
         head = replace(
@@ -159,7 +179,7 @@ class Lake:
         if marked is None:
             return True
         found = self.log.around(stream, marked[1].offset)
-        return not differs(*marked, status, stream, found)
+        return not history.differs(*marked, status, stream, found)
 
     def _tables(self, status: LogStatus) -> None:
         head = self.head
@@ -201,7 +221,8 @@ class Lake:
             rows = dict(self.rows[table.path])
             for commit in self.log.commits[stream]:
                 at, (changed, key, value) = commit.point.end_offset, commit.change
-                if changed == name and start < at <= plan.streams[stream].offset:
+                followed = start < at <= plan.streams[stream].offset and not commit.is_restart
+                if changed == name and followed:
                     rows[key] = value
             path = str(next(self.paths))
             self.rows[path] = rows
@@ -228,6 +249,7 @@ class Lake:
     def run(self) -> int:
         """Steps by chance; how many epochs were published. Then it can be brought back, as the errors say."""
         steps = [*[self.commit] * 8, *[self.look] * 8, self.snapshot, self.restore, self.ask]
+        steps += [self.reattach]
         epochs = 0
         for _ in range(STEPS):
             before = self.head.epoch
@@ -274,8 +296,8 @@ def _begins_where_it_may(head, apart, status):
 
 _begin_again = rolled_back.begin_again
 MUTANTS = {
-    "the log's identity is enough": (None, "differs", _only_the_identity),
-    "offset and version are enough": (None, "differs", _only_positions),
+    "the log's identity is enough": (rolled_back, "differs", _only_the_identity),
+    "offset and version are enough": (rolled_back, "differs", _only_positions),
     "tables are not stopped": (rolled_back, "hold", lambda head, _, holds: head),
     "the cut stays the old history's": (rolled_back, "begin_again", _stays),
     "tables go on from offsets of the old history": (
@@ -293,6 +315,15 @@ def runs(seed: int, holds: tuple[bool, ...]) -> int:
         print(f"seed {number}")
         epochs += sum(Lake(number, hold=hold).run() for hold in holds)
     return epochs
+
+
+def test_the_simulation_finds_a_stream_that_goes_on_after_a_reattachment(seed: int) -> None:
+    blind = [
+        mock.patch.object(place, "was_reattached", return_value=False)
+        for place in (history, rolled_back)
+    ]
+    with blind[0], blind[1], pytest.raises(ViolationError):
+        runs(seed, (True, False))
 
 
 def test_the_simulation_finds_copies_that_are_not_looked_at() -> None:

@@ -62,7 +62,7 @@ def golden_chain() -> dict[str, bytes]:
     whole = build(WHOLE)
     middle = build(MIDDLE, previous_crc=entry.read_header(whole).crc)
     marker = build(
-        [], previous_crc=entry.read_header(middle).crc, kind=entry.EntryKind.MARKER, timeline=4
+        [], previous_crc=entry.read_header(middle).crc, kind=entry.EntryKind.RESTART, timeline=4
     )
     return {"entry-v1-whole": whole, "entry-v1-middle": middle, "entry-v1-marker": marker}
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from spark_consumers.history import Around, Mark, differs
+from spark_consumers.history import Around, Mark, differs, was_reattached
 from spark_consumers.lakehouse import rolled_back, states
 from spark_consumers.lakehouse.manifest import Manifest, StreamPosition, TableVersion
 from spark_consumers.lakehouse.table_version import HELD, LEFT, LIVE, PAUSED, RESUMING, STALE
@@ -12,6 +12,10 @@ from walsender_bridge.errors import ConfigError, DivergedError
 
 MARK = Mark(20, (200, 2_000))
 BEFORE, FIRST = CutPoint(7, 20, 0, 200, 2_000), CutPoint(9, 25, 0, 250, 2_500)
+
+
+EARLY = {"a": "the log was rolled back: it ends early"}
+LATE = {"a": "the log was rolled back: it ends late"}
 
 
 def log(version: int = 9, end: int = 30, lsn: int = 300, time: int = 3_000) -> LogStatus:
@@ -86,20 +90,20 @@ def test_tables_of_a_stream_that_is_apart_stop_and_keep_their_cut(
     holds: bool, stopped: str
 ) -> None:
     before = lake(one=LIVE, two=PAUSED, three=LEFT, four=RESUMING)
-    head = rolled_back.hold(before, {"a": "it ends early"}, holds=holds)
+    head = rolled_back.hold(before, EARLY, holds=holds)
     assert states_of(head) == [stopped, PAUSED, LEFT, STALE]
     assert head.tables["a.public.one"].reason == "the log was rolled back: it ends early"
     assert (head.streams, head.copies) == (before.streams, {})
     # What is found later, with other figures, is no news; and it is undecided whose it is.
-    assert rolled_back.hold(head, {"a": "it ends late"}, holds=holds) == head
-    assert rolled_back.begin_again(head, {"a": "it ends early"}, log()) == head
+    assert rolled_back.hold(head, LATE, holds=holds) == head
+    assert rolled_back.begin_again(head, EARLY, log()) == head
     with pytest.raises(DivergedError, match=r"resync a.public.four a.public.one copies"):
-        rolled_back.check(head, {"a": "it ends early"}, "lake")
-    assert rolled_back.hold(before, {"b": "it ends early"}, holds=holds) == before
+        rolled_back.check(head, EARLY, "lake")
+    assert rolled_back.hold(before, {"b": EARLY["a"]}, holds=holds) == before
 
 
 def test_a_history_of_which_all_tables_are_paused_is_given_up_when_one_is_asked_for() -> None:
-    apart = {"a": "it ends early"}
+    apart = EARLY
     for before in (lake(one=PAUSED, two=PAUSED), lake(one=PAUSED, two=LEFT)):
         head = rolled_back.hold(before, apart, holds=True)
         # It fits again when the right log is put back, and a table that is resumed then goes on.
@@ -113,7 +117,7 @@ def test_a_history_of_which_all_tables_are_paused_is_given_up_when_one_is_asked_
 
 def test_the_old_history_is_given_up_when_all_of_its_tables_are_copied_anew() -> None:
     before = lake(one=LIVE, two=PAUSED, three=LEFT)
-    apart = {"a": "it ends early"}
+    apart = EARLY
     head = rolled_back.hold(before, apart, holds=True)
     asked = states.resync(head, "a.public.one", "asked for")
     rolled_back.check(asked, apart, "lake")
@@ -125,3 +129,47 @@ def test_the_old_history_is_given_up_when_all_of_its_tables_are_copied_anew() ->
     assert made.streams["a"] == StreamPosition(1, 300, 3_000, 30)
     assert [bool(table.resync) for table in made.tables.values()] == [True, True, False]
     assert rolled_back.without(log(), apart).streams == {}
+
+
+REATTACHED = StreamCut("a", "", 30, 0, 300, 3_000, 1, 1, 0, 22)
+
+
+def reattached(version: int = 9) -> LogStatus:
+    return LogStatus("log", version, 0, {"a": REATTACHED})
+
+
+@pytest.mark.parametrize(("offset", "is_apart"), [(1, True), (20, True), (21, True), (22, False)])
+def test_what_was_read_below_the_new_beginning_has_no_continuation(
+    offset: int, is_apart: bool
+) -> None:
+    # Whatever else fits: nothing was committed behind it, or what was is trimmed.
+    why = differs(8, Mark(offset), reattached(), "a", None)
+    assert (why is not None) == is_apart
+    assert was_reattached(Mark(offset), REATTACHED) == is_apart
+    if why is not None:
+        assert "begins another history at offset 22" in why
+
+
+@pytest.mark.parametrize("tables", [{"one": LIVE, "two": PAUSED, "three": LEFT}, {"one": PAUSED}])
+def test_the_tables_of_a_source_that_was_reattached_are_copied_again_by_themselves(
+    tables: dict[str, str],
+) -> None:
+    before = lake(**tables)
+    why = rolled_back.why_apart(before, reattached(), "a")
+    assert why == rolled_back.REATTACHED
+    held = rolled_back.hold(before, {"a": why}, holds=True)
+    assert held.copies == {}
+    rolled_back.check(held, {"a": why}, "lake")
+    assert rolled_back.hold(held, {"a": why}, holds=True) == held
+    assert rolled_back.given_up(held, {"a": why}) == ["a"]
+    made = rolled_back.begin_again(held, {"a": why}, reattached())
+    assert made.streams["a"] == StreamPosition(1, 300, 3_000, 30)
+    assert all(t.resync == why for t in made.tables.values() if t.state != LEFT)
+    assert rolled_back.why_apart(made, reattached(), "a") is None
+
+
+def test_a_table_that_waited_for_a_decision_is_copied_again_with_the_others() -> None:
+    undecided = rolled_back.hold(lake(one=LIVE), EARLY, holds=True)
+    assert not undecided.tables["a.public.one"].resync
+    head = rolled_back.hold(undecided, {"a": rolled_back.REATTACHED}, holds=True)
+    assert head.tables["a.public.one"].resync == rolled_back.REATTACHED

@@ -266,7 +266,7 @@ def test_each_request_has_its_answer(kind, name, word):
 @pytest.mark.parametrize(("kind", "name"), [("resume", A), ("add", NEW), ("retry", A)])
 def test_what_needs_a_log_that_was_rolled_back_is_refused_at_once(kind, name):
     """It would be undone by the same look, and whoever waits for it would wait for ever."""
-    apart = {"shop": "it is at version 5, and version 9 was read from it"}
+    apart = {"shop": f"{rolled_back.REASON}it is at version 5, and version 9 was read from it"}
     start = rolled_back.hold(head(), apart, holds=True)
     made = ask(start, kind, name, apart=apart)
     assert made.tables == start.tables

@@ -63,10 +63,13 @@ _IS_ROW[[_I, _U, _D]] = True
 
 
 class EntryKind(IntEnum):
-    """What an entry is. Values from 4 are reserved for prepared transactions."""
+    """What an entry is. Values from 4 are reserved for prepared transactions.
+
+    RESTART: the source was reattached. What follows is another history than what came before, with LSNs of its own.
+    """
 
     DATA = 1
-    MARKER = 2
+    RESTART = 2
     SNAPSHOT_MARK = 3
 
 

@@ -399,13 +399,16 @@ class HostedReplica:
         return None if row is None else cut_point(row)
 
     def transactions_after(self, timeline: int, lsn: int, limit: int) -> list[tuple[int, int, int]]:
-        """(end LSN, xid, commit time) of written transactions behind `lsn`, committed or not."""
+        """(end LSN, xid, commit time) of written transactions of the present history behind `lsn`, committed or not."""
         with self._lock:
             core = self._healthy()
             core.check_readable()
             start, stop = core.current.committed_end, core.tail.end_offset
+            place = core.tail.whole.history_start, lsn
         with self._looking():
-            row = self._store.first_commit_where(lambda r: r.position.end_lsn > lsn)
+            row = self._store.first_commit_where(
+                lambda r: (r.position.history_start, r.position.end_lsn) > place
+            )
             if row is not None:
                 start = row.context.local_offset
             found = (

@@ -99,6 +99,7 @@ class Position:
     `end_offset`: the next local offset. `end_lsn` and `commit_time` (microseconds): of that
     transaction. `latest_time`: the greatest commit time up to there. `timeline`: of that entry.
     `bytes_total`: of all entries up to there since the first. `crc`: of that entry, for the chain.
+    `history_start`: the local offset where the present history begins, behind the newest RESTART entry.
     """
 
     end_offset: int = 1
@@ -108,6 +109,7 @@ class Position:
     timeline: int = 0
     bytes_total: int = 0
     crc: int = 0
+    history_start: int = 1
 
 
 #: Where every stream starts.
@@ -179,7 +181,8 @@ class StreamCut:
     """Where a version cuts one stream: everything below `end_offset` (local, exclusive) is in it.
 
     `address`: the replica to read from. `last_end_lsn`, `last_commit_time` (microseconds), `timeline`:
-    of the last transaction below the cut. `low_offset`: the first that is still kept.
+    of the last transaction below the cut. `low_offset`: the first that is still kept. `history_start`: the first
+    since the source was reattached last (1: it never was); nothing that was read below it goes on above it.
     """
 
     stream: str
@@ -191,6 +194,7 @@ class StreamCut:
     timeline: int
     low_offset: int
     bytes_total: int
+    history_start: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,8 +295,8 @@ def load(kind: type[_T], record: Mapping[str, Any]) -> _T:
     """
     values: dict[str, Any] = {}
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]  # a dataclass, by contract
-        if field.name == "faults" and field.name not in record:
-            # The repository is of an older version, which tells none.
+        if field.name in {"faults", "history_start"} and field.name not in record:
+            # Of an older version, which knows none.
             continue
         try:
             value = record[field.name]

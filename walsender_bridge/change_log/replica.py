@@ -43,6 +43,7 @@ from walsender_bridge.change_log.replica_disk import (
     judge,
     tail_at,
 )
+from walsender_bridge.change_log.restart import is_restart
 from walsender_bridge.errors import (
     DivergedError,
     FencedError,
@@ -242,24 +243,19 @@ class Replica:
         """Entries, the schemas that they are the first to need, and what the writer knows.
 
         Nothing changes if anything is wrong. Raises `MalformedMessageError`, `CorruptError`, or
-        `DivergedError` for another `system_id` than the stream has: the first one stays.
+        `DivergedError` for another `system_id` than the stream has: the first one stays until a RESTART (`restart`).
         """
         self._move(Event.APPEND)
-        system_id = system_id or self.current.system_id
-        if self.current.system_id not in {None, system_id}:
-            raise DivergedError(
-                f"the stream is of system {self.current.system_id}, not {system_id}",
-                where=f"stream {self.durable.stream}",
-            )
         effects: list[Effect] = []
         known: set[bytes] = set()
         for record in schemas:
             name = pgoutput.parse_relation(split_schema_record(record)[0]).full_name
             effects.append(PutSchema(schema_hash(record), record, name))
             known.add(schema_hash(record))
-        tails = [self.tail]
+        tails, headers = [self.tail], []
         for data in entries:
             header = verify(data, tails[-1].crc)
+            headers.append(header)
             for relation in header.relations:
                 if relation.schema_hash not in known | self._schemas:
                     raise MalformedMessageError(
@@ -268,11 +264,19 @@ class Replica:
                     )
             effects.append(PutEntry(tails[-1].end_offset, data))
             tails.append(tails[-1].extended(header, len(data)))
+        committed_end = self.current.committed_end
+        restarts = is_restart(headers, self.tail, committed_end, confirm_to, system_id)
+        system_id = system_id or self.current.system_id
+        if not restarts and self.current.system_id not in {None, system_id}:
+            raise DivergedError(
+                f"the stream is of system {self.current.system_id}, not {system_id}",
+                where=f"stream {self.durable.stream}",
+            )
         self._schemas |= known
         for tail in tails[1:]:
             self._extend(tail)
         confirmed = self.current.confirmed_to
-        if confirm_to is not None and (confirmed is None or confirm_to > confirmed):
+        if confirm_to is not None and (restarts or confirmed is None or confirm_to > confirmed):
             confirmed = confirm_to
         told = (confirmed, system_id)
         idle = not effects and told == (self.current.confirmed_to, self.current.system_id)

@@ -8,7 +8,7 @@ only the durable low watermark tells a loss from a trim. Nothing is removed by a
 from dataclasses import dataclass
 from enum import StrEnum
 
-from walsender_bridge.change_log.entry import EntryHeader
+from walsender_bridge.change_log.entry import EntryHeader, EntryKind
 from walsender_bridge.change_log.protocol import START, CommitContext, Position
 from walsender_bridge.errors import MalformedMessageError
 from walsender_bridge.wire.lsn import MAX_LSN, format_lsn
@@ -193,7 +193,16 @@ class Tail:
             )
         end, total = self.end_offset + 1, self.bytes_total + size
         whole = self.whole
-        if header.ends_transaction:
+        if header.kind == EntryKind.RESTART:
+            # As at the start of a stream: LSNs of the next history may lie anywhere.
+            whole = Position(
+                end,
+                latest_time=whole.latest_time,
+                bytes_total=total,
+                crc=header.crc,
+                history_start=end,
+            )
+        elif header.ends_transaction:
             time = header.last_commit_time
             whole = Position(
                 end,
@@ -203,6 +212,7 @@ class Tail:
                 header.timeline,
                 total,
                 header.crc,
+                whole.history_start,
             )
         return Tail(end, header.crc, total, header.timeline, whole)
 

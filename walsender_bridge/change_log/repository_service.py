@@ -260,6 +260,7 @@ class RepositoryServer:
             "timeline": commit.position.timeline,
             "low_offset": report.low_offset if report else 1,
             "bytes_total": commit.position.bytes_total,
+            "history_start": commit.position.history_start,
         }
 
     def status(self, request: Mapping[str, Any]) -> dict[str, Any]:

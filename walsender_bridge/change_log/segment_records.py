@@ -16,12 +16,15 @@ from walsender_bridge.change_log.replica_disk import Durable, IndexRow
 from walsender_bridge.errors import CorruptError, NotSupportedError
 from walsender_bridge.sealed_record import crc_of
 
-#: Of the small record. Format 1 did not know the source's system identifier, format 2 had no checksums.
-FORMAT = 3
-_READABLE = (1, 2, FORMAT)
+#: Of the small record. Format 1 did not know the source's system identifier, format 2 had no checksums, format 3 did not
+#: know where the present history begins.
+FORMAT = 4
+_READABLE = (1, 2, 3, FORMAT)
 _CHECKED_FROM = 3
 _KEY = struct.Struct(">Q")
-_ROW = struct.Struct("<QQQQQqQQqqIQI")
+_ROW = struct.Struct("<QQQQQqQQqqIQIQ")
+#: Of earlier versions, for which each stream was one history.
+_ROW_OF_ONE_HISTORY = struct.Struct("<QQQQQqQQqqIQI")
 _CRC = struct.Struct("<I")
 
 
@@ -44,16 +47,19 @@ def pack_row(row: IndexRow) -> bytes:
     packed = _ROW.pack(
         *(c.version, c.local_offset, c.global_offset, c.length, row.size, row.taken_at),
         *(p.end_offset, p.end_lsn, p.commit_time, p.latest_time, p.timeline, p.bytes_total, p.crc),
+        p.history_start,
     )
     return packed + _CRC.pack(google_crc32c.value(packed))
 
 
 def unpack_row(value: bytes | memoryview, where: str) -> IndexRow:
     """The row of such a value. Raises `CorruptError`."""
-    packed, crc = bytes(value[: _ROW.size]), bytes(value[_ROW.size :])
-    if len(packed) != _ROW.size or (crc and crc != _CRC.pack(google_crc32c.value(packed))):
+    form = _ROW if len(value) >= _ROW.size else _ROW_OF_ONE_HISTORY
+    packed, crc = bytes(value[: form.size]), bytes(value[form.size :])
+    wrong = crc != _CRC.pack(google_crc32c.value(packed))
+    if len(packed) != form.size or (wrong and (crc or form is _ROW)):
         raise CorruptError("a commit's row is not what was written (CRC32C)", where=where)
-    version, local, global_, length, size, taken_at, *position = _ROW.unpack(packed)
+    version, local, global_, length, size, taken_at, *position = form.unpack(packed)
     context = CommitContext(version, local, global_, length)
     return IndexRow(context, size, Position(*position), taken_at)
 

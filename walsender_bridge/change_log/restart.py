@@ -1,0 +1,52 @@
+"""The RESTART entry: where a stream leaves the history that it was written from, because its source was reattached. Pure.
+
+After a lost slot, or on another cluster, what the server sends does not continue the stream. `tuskline reattach` makes a
+new slot and appends this entry, in one durable step with the slot's position and the cluster's system identifier. What
+follows is a stream as if it were new, with LSNs of its own, except that offsets and versions go on: an offset never has
+two meanings, and whoever has read up to one below `history_start` finds by comparing two numbers that nothing here
+continues what it has (`spark_consumers.history`). Tables are then copied again.
+
+The entry stands alone behind what is committed. An uncommitted tail before it would be of a history that has no
+continuation: nobody has seen it, and it is cut off first.
+"""
+
+from collections.abc import Sequence
+
+from walsender_bridge.change_log.entry import Codec, EntryHeader, EntryKind, build_entry
+from walsender_bridge.change_log.replica_disk import Tail
+from walsender_bridge.errors import MalformedMessageError
+
+
+def build_restart(previous_crc: int) -> bytes:
+    """The entry, behind one with this checksum."""
+    return build_entry(
+        [],
+        timeline=0,
+        previous_crc=previous_crc,
+        schema_hashes={},
+        kind=EntryKind.RESTART,
+        codec=Codec.NONE,
+    )
+
+
+def is_restart(
+    headers: Sequence[EntryHeader],
+    tail: Tail,
+    committed_end: int,
+    confirm_to: tuple[int, int] | None,
+    system_id: int | None,
+) -> bool:
+    """Whether these entries, to be appended behind `tail`, are a RESTART. Raises `MalformedMessageError` for a wrong one."""
+    if all(header.kind != EntryKind.RESTART for header in headers):
+        return False
+    if len(headers) != 1 or confirm_to is None or system_id is None:
+        raise MalformedMessageError(
+            "a RESTART entry comes alone, with the new slot's position and the system identifier",
+            where=f"entry {tail.end_offset}",
+        )
+    if tail.end_offset != committed_end:
+        raise MalformedMessageError(
+            f"a RESTART entry, and only {committed_end} is committed",
+            where=f"entry {tail.end_offset}",
+        )
+    return True
