@@ -123,6 +123,10 @@ class SlotInUseError(SlotError):
     """Somebody else streams from the slot: perhaps a walsender that has not noticed that we died."""
 
 
+class LostSlotError(SlotError):
+    """A slot that the server has invalidated: it sends nothing any more."""
+
+
 class PublicationError(TusklineError):
     """A publication is missing or does not fit."""
 

@@ -136,7 +136,7 @@ def test_a_wrong_one_changes_nothing(stream: Stream) -> None:
     entry = build_restart(stream.make.crc)
     for words in ({}, {"system_id": OTHER}, {"confirm_to": (1, 1)}):
         with pytest.raises(MalformedMessageError, match="RESTART entry comes alone"):
-            stream.append(entry, **words)  # type: ignore[arg-type]  # each is one of its own
+            stream.append(entry, **words)
     following = replace_crc(stream.make, read_header(entry).crc)
     with pytest.raises(MalformedMessageError, match="comes alone"):
         stream.append(entry, following.whole(), confirm_to=(1, 1), system_id=OTHER)

@@ -41,7 +41,7 @@ def detach(source: Source, admin: str | None = None) -> list[Made]:
                 _act_as_owner(connection, record, source)
                 found = record.own()
                 if any(made.kind == "slot" for made in found):
-                    _drop_slot(connection, source)
+                    drop_slot(connection, source)
                 for made in found:
                     _take_back(connection, made)
                 record.forget()
@@ -72,7 +72,8 @@ def _act_as_owner(connection: psycopg.Connection[Any], record: Record, source: S
         ) from None
 
 
-def _drop_slot(connection: psycopg.Connection[Any], source: Source) -> None:
+def drop_slot(connection: psycopg.Connection[Any], source: Source) -> None:
+    """Drop the source's slot if it is there. Raises `SlotInUseError` if somebody streams from it for long."""
     deadline = time.monotonic() + _SLOT_SECONDS
     while True:
         try:

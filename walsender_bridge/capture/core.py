@@ -446,5 +446,5 @@ def _not_in_order(state: State, commit_lsn: int, end_lsn: int) -> DivergedError:
         f"a transaction whose commit record is {format_lsn(commit_lsn)} to {format_lsn(end_lsn)} does"
         f" not follow the log, which ends at {format_lsn(state.received_lsn)}",
         where="walsender",
-        repair="the log and the server have different histories; a source under a new name starts over",
+        repair="the log and the server have different histories: `tuskline reattach --force` begins again from the server",
     )

@@ -189,5 +189,6 @@ class Joining:
         return DivergedError(
             f"stream {self.source.name} has diverged: {fork.reason}\n  {listed}",
             where=f"{self.source.where}, slot {self.source.slot}",
-            repair="nothing was skipped; give the source a new name, and it starts from the server as it is now",
+            repair=f"nothing was skipped; `tuskline reattach {self.source.name}` begins again from the server as it is now, "
+            "with a new copy of its tables",
         )

@@ -90,7 +90,7 @@ class Overlap:
             "a copy, or was restored from one, and ran on by itself",
             where="walsender",
             repair="nothing was skipped; name the server that the log was written from in the DSN, or "
-            "give the source a new name: it then starts from the server as it is now",
+            "`tuskline reattach --force` begins again from the server as it is now, with a new copy of its tables",
         )
 
 

@@ -24,6 +24,7 @@ from walsender_bridge.attach import own_tables
 from walsender_bridge.attach.record import Made, Record
 from walsender_bridge.capture import publication
 from walsender_bridge.errors import (
+    LostSlotError,
     NotSupportedError,
     ServerSettingError,
     SlotError,
@@ -212,7 +213,8 @@ def _find_slot(connection: psycopg.Connection[Any], source: Source) -> dict[str,
 def slot_position(connection: psycopg.Connection[Any], source: Source) -> int | None:
     """What the slot is confirmed to (an LSN), or None when there is none.
 
-    Raises `SlotError` if the slot is not one that capture can use, or is in use.
+    Raises `SlotError` if the slot is not one that capture can use, `LostSlotError` if it is of no use any more,
+    `SlotInUseError` if it is in use.
     """
     slot = _find_slot(connection, source)
     if slot is None:
@@ -232,10 +234,10 @@ def slot_position(connection: psycopg.Connection[Any], source: Source) -> int | 
             repair="choose another slot name, and let Tuskline create the slot",
         )
     if slot.get("wal_status") == "lost" or slot["confirmed_flush_lsn"] is None:
-        raise SlotError(
+        raise LostSlotError(
             "the server has removed WAL that the slot needs",
             where=where,
-            repair="raise max_slot_wal_keep_size; a source under a new name starts over",
+            repair=f"tuskline reattach {source.name}, and a greater max_slot_wal_keep_size",
         )
     if slot["active"]:
         raise SlotInUseError(

@@ -1,0 +1,186 @@
+"""Sources whose stream cannot go on: named with the cause, and one command goes on under the same names."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from spark_consumers import read
+from spark_consumers.lakehouse.manifest import Manifest, open_chain
+from tests.support.attached import Attached
+from tests.support.servers import MakeServer
+from tests.support.waiting import wait_for
+from walsender_bridge.errors import Cause
+from walsender_bridge.local_server.server import LocalServer
+
+SLOT = "tuskline_shop"
+
+
+def sql(server: LocalServer, database: str, *statements: str) -> None:
+    with psycopg.connect(server.dsn(database), autocommit=True) as connection:
+        for statement in statements:
+            connection.execute(statement)
+
+
+def free_slot(server: LocalServer) -> None:
+    """End whoever streams from the slot, and drop it."""
+
+    def gone() -> bool:
+        with psycopg.connect(server.dsn("shop"), autocommit=True) as connection:
+            names = {"slot": SLOT}
+            connection.execute(
+                "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = %(slot)s",
+                names,
+            )
+            try:
+                connection.execute("SELECT pg_drop_replication_slot(%(slot)s)", names)
+            except psycopg.errors.ObjectInUse:
+                return False
+            return True
+
+    wait_for(gone, 60, "the slot is free and dropped")
+
+
+def head(tuskline: Attached) -> Manifest:
+    found = open_chain(tuskline.lake).head()
+    assert found is not None
+    return found
+
+
+def ill(tuskline: Attached) -> str:
+    """What `status` says is wrong, in one line."""
+    done = tuskline.run("status")
+    assert done.returncode in {0, Cause.UNAVAILABLE}, done.stderr
+    return " ".join(done.stderr.split()) if done.returncode else ""
+
+
+class Shop:
+    """Two databases of one server in one lake; `shop` is the one that things happen to."""
+
+    def __init__(self, tuskline: Attached, server: LocalServer, spark: object) -> None:
+        self.tuskline, self.server, self.spark = tuskline, server, spark
+        self.changes = 0
+
+    def change(self) -> None:
+        """Rows of each kind of change, in both databases."""
+        self.changes += 1
+        n = self.changes
+        sql(
+            self.server,
+            "shop",
+            f"INSERT INTO orders SELECT g, {n} FROM generate_series({100 * n}, {100 * n + 9}) AS g",
+            f"UPDATE orders SET note = {n} WHERE id % 3 = 0",
+            f"DELETE FROM orders WHERE id = {100 * n + 5}",
+        )
+        sql(self.server, "billing", f"INSERT INTO bills VALUES ({n})")
+
+    def healthy(self) -> None:
+        """Changes of both databases arrive, and nothing is wrong."""
+        self.change()
+        done = self.tuskline.run("flush", "--timeout", "150", seconds=200)
+        assert done.returncode == 0, done.stderr + self.tuskline.logs()
+        snapshot = read(self.spark, str(self.tuskline.lake))
+        for table in ("shop.public.orders", "billing.public.bills"):
+            database, _, name = table.partition(".")
+            with psycopg.connect(self.server.dsn(database)) as connection:
+                expected = connection.execute(f"SELECT * FROM {name} ORDER BY id").fetchall()
+            assert sorted(map(tuple, snapshot[table].collect())) == expected
+            assert snapshot.manifest.tables[table].rows == len(expected)
+        wait_for(lambda: not ill(self.tuskline), 60, "all is well")
+
+    def reattached(self, cause: str, *options: str) -> None:
+        """The cause is named with the command; it is followed, and only this source is copied again."""
+        wait_for(lambda: cause in ill(self.tuskline), 90, f"{cause}\n{self.tuskline.logs()}")
+        assert "tuskline reattach shop" in ill(self.tuskline)
+        before = head(self.tuskline)
+        looked = self.tuskline.json("reattach", "--dry-run", *options)["reattached"]
+        assert [row["source"] for row in looked] == ["shop"]
+        assert cause in looked[0]["reason"]
+        done = self.tuskline.json("reattach", "shop", *options)
+        assert done["reattached"] == looked
+        self.healthy()
+        after = head(self.tuskline)
+        assert after.epoch > before.epoch
+        assert copied(before, after) == {"shop.public.orders"}
+        assert self.tuskline.json("reattach", *options)["reattached"] == []
+
+
+def copied(before: Manifest, after: Manifest) -> set[str]:
+    """The tables that have another copy."""
+    paths = {name: table.path for name, table in before.tables.items()}
+    return {name for name, table in after.tables.items() if paths[name] != table.path}
+
+
+def dropped(shop: Shop) -> None:
+    free_slot(shop.server)
+    shop.change()
+
+
+def made_by_hand(shop: Shop) -> None:
+    free_slot(shop.server)
+    shop.change()
+    sql(shop.server, "shop", f"SELECT pg_create_logical_replication_slot('{SLOT}', 'pgoutput')")
+
+
+def detached(shop: Shop) -> None:
+    assert shop.tuskline.stop_up() == 0
+    shop.tuskline.json("detach", "--source", "shop")
+    shop.change()
+    shop.tuskline.up()
+
+
+def invalidated(shop: Shop) -> None:
+    assert shop.tuskline.stop_up() == 0
+    sql(
+        shop.server,
+        "shop",
+        "ALTER SYSTEM SET max_slot_wal_keep_size = '1MB'",
+        "SELECT pg_reload_conf()",
+    )
+
+    def lost() -> bool:
+        sql(shop.server, "shop", "SELECT pg_switch_wal()", "CHECKPOINT")
+        shop.change()
+        with psycopg.connect(shop.server.dsn("shop")) as connection:
+            row = connection.execute(
+                f"SELECT wal_status FROM pg_replication_slots WHERE slot_name = '{SLOT}'"
+            ).fetchone()
+        return row == ("lost",)
+
+    wait_for(lost, 120, "the slot is lost")
+    sql(shop.server, "shop", "ALTER SYSTEM RESET max_slot_wal_keep_size", "SELECT pg_reload_conf()")
+    shop.tuskline.up()
+
+
+STATES: dict[str, tuple[Callable[[Shop], None], str]] = {
+    "dropped": (dropped, "the slot is gone"),
+    "made by hand": (made_by_hand, "the slot was made anew or moved"),
+    "detached": (detached, "the slot is gone"),
+    "invalidated": (invalidated, "the server has removed WAL that the slot needs"),
+}
+
+
+@pytest.mark.timeout(900)
+def test_a_source_that_cannot_go_on_begins_again_under_its_name(
+    tmp_path: Path, make_server: MakeServer, spark
+) -> None:
+    server = make_server(fsync="off", max_wal_size="32MB", min_wal_size="32MB")
+    server.start()
+    sql(server, "postgres", "CREATE DATABASE shop", "CREATE DATABASE billing")
+    sql(server, "shop", "CREATE TABLE orders (id int PRIMARY KEY, note int)")
+    sql(server, "billing", "CREATE TABLE bills (id int PRIMARY KEY)")
+    sources = {name: {"dsn": server.dsn(name)} for name in ("shop", "billing")}
+    with Attached(tmp_path, sources, lake=True) as tuskline:
+        tuskline.json("init")
+        tuskline.up()
+        shop = Shop(tuskline, server, spark)
+        shop.healthy()
+        assert tuskline.json("reattach")["reattached"] == []
+        for name, (happens, cause) in STATES.items():
+            began = time.monotonic()
+            happens(shop)
+            shop.reattached(cause)
+            print(f"{name}: {time.monotonic() - began:.1f} s")
+        assert tuskline.stop_up() == 0

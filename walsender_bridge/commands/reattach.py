@@ -1,0 +1,76 @@
+"""`tuskline reattach`: go on after a lost slot, on another cluster, or with another log."""
+
+from typing import Annotated
+
+import typer
+
+from walsender_bridge.commands.attach import capture_source
+from walsender_bridge.commands.options import (
+    DEFAULT_CONFIG,
+    Admin,
+    AsJson,
+    ConfigPath,
+    checked_admin,
+    chosen_sources,
+    load_config,
+)
+from walsender_bridge.output import Output
+
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Only say which sources cannot go on, and why.")
+]
+Force = Annotated[
+    bool, typer.Option("--force", help="Also sources that go on, as far as can be seen.")
+]
+Sources = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[SOURCE...]", help="Names of sources; all by default.", show_default=False
+    ),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.command("reattach")(reattach)
+
+
+def reattach(
+    sources: Sources = None,
+    config: ConfigPath = DEFAULT_CONFIG,
+    admin: Admin = None,
+    force: Force = False,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+) -> None:
+    """Let sources that cannot go on begin again under the same names, with a new copy of their tables.
+
+    After a slot or a publication was lost, on another server, after `detach` and `init`, or when the log was removed. The
+    log has to run (`tuskline up`). Sources that go on are left as they are.
+    """
+    from walsender_bridge.attach import reattach as attaching
+    from walsender_bridge.change_log.client import LogClient
+
+    settings = load_config(config)
+    admin = checked_admin(admin)
+    output = Output(as_json=as_json)
+    if sources:
+        chosen = [each for name in sources for each in chosen_sources(settings, name)]
+    else:
+        chosen = [*settings.source]
+    rows: list[dict[str, str]] = []
+    with LogClient(settings.log_address) as log:
+        for section in chosen:
+            source = capture_source(section)
+            why = attaching.reason(source, log, admin)
+            if why is None and not force:
+                continue
+            if not dry_run:
+                attaching.reattach(source, log, admin)
+            rows.append({"source": section.name, "reason": why or "--force"})
+    if rows or as_json:
+        output.rows("reattached", rows)
+    if not rows:
+        output.note("nothing to do: each source goes on")
+    elif not dry_run:
+        output.note("its tables are copied again; `tuskline flush` waits for them")
