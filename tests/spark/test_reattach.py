@@ -6,6 +6,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from pyspark.sql import SparkSession
 
 from spark_consumers import read
 from spark_consumers.lakehouse.manifest import Manifest, open_chain
@@ -59,7 +60,7 @@ def ill(tuskline: Attached) -> str:
 class Shop:
     """Two databases of one server in one lake; `shop` is the one that things happen to."""
 
-    def __init__(self, tuskline: Attached, server: LocalServer, spark: object) -> None:
+    def __init__(self, tuskline: Attached, server: LocalServer, spark: SparkSession) -> None:
         self.tuskline, self.server, self.spark = tuskline, server, spark
         self.changes = 0
 
