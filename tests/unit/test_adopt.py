@@ -79,7 +79,7 @@ def test_a_request_of_another_kind_names_no_log(chain):
 
 
 def test_a_request_that_has_its_answer_is_not_carried_out_again(chain):
-    made = adopt.request(chain.root, "new")
+    made = requests.ask(chain, requests.ADOPT, (), log_id="new")
     # The driver died before it removed the file; then the old log was put back, and asked for.
     newest = head(log_id="old", answered={made.id: {"at": 0.0, "kind": "adopt", "tables": {}}})
     with pytest.raises(LakeError, match=r"this lake is of old\n"):
