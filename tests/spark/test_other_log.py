@@ -1,6 +1,7 @@
 """The log's data is removed, and a new log answers: the lake goes on with it when asked, in its folder, under its names."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import psycopg
@@ -16,7 +17,7 @@ from tests.support.lake_check import assert_equal, assert_no_orphans
 from tests.support.servers import Database
 from tests.support.waiting import wait_for
 from walsender_bridge.change_log.client import LogClient
-from walsender_bridge.errors import Cause, LakeError
+from walsender_bridge.errors import Cause, LakeError, UnavailableError
 
 #: Where the old log is when its data is removed: no epoch of the new one may have a smaller number.
 VERSION = 5000
@@ -123,10 +124,12 @@ def test_a_lake_goes_on_with_a_log_that_was_made_anew(tmp_path, database, spark)
         asked = adopt.request(tuskline.lake, new)
         assert asked is not None
         adopt.request(tuskline.lake, new)
-        told = requests.wait(open_chain(tuskline.lake), asked, timeout=240)
+        # Waits for what the lake is asked for, too.
+        flushed = tuskline.run("flush", seconds=240)
+        assert flushed.returncode == 0, flushed.stderr + tuskline.logs()
+        told = requests.wait(open_chain(tuskline.lake), asked, timeout=60)
         assert told == {f"{STREAM}.public.orders": f"is copied anew: {adopt.REASON}"}
         assert "signal=SIGKILL" in tuskline.output.read_text()
-        assert tuskline.run("flush", seconds=240).returncode == 0, tuskline.logs()
         after = head(tuskline.lake)
         assert after.epoch > before.epoch
         assert set(after.tables) == set(before.tables)
@@ -192,6 +195,19 @@ def test_a_driver_under_which_the_log_is_replaced_takes_the_new_one_on(pipeline)
     assert after.epoch > before.epoch
     assert_equal(database.dsn, after)
     assert_no_orphans(pipeline.spark, pipeline.lake)
-    # Its leases are the new log's.
+    # Its lease is at the new log.
     consumers = pipeline.log.repository._state.consumers
     assert consumers[f"lake-{after.manifest.lake}"].version == after.epoch
+
+
+def test_an_epoch_that_was_read_while_the_log_was_replaced_is_not_published(pipeline, monkeypatch):
+    pipeline.database.execute("INSERT INTO bag VALUES (7)")
+    pipeline.barrier()
+    before, client = pipeline.head(), pipeline.house._log.client
+    answers = [client.status(), replace(client.status(), log_id="another")]
+    with monkeypatch.context() as patched:
+        patched.setattr(client, "status", lambda: answers.pop(0))
+        with pytest.raises(UnavailableError, match="the log is another"):
+            pipeline.house.run_once(force=True)
+    assert pipeline.head() == before
+    assert_equal(pipeline.database.dsn, pipeline.flush())
