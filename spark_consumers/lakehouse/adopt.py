@@ -41,7 +41,7 @@ from spark_consumers.lakehouse.plan import position_of
 from spark_consumers.lakehouse.requests import Request
 from spark_consumers.lakehouse.table_version import LEFT, PAUSED
 from walsender_bridge.change_log.client import LogStatus
-from walsender_bridge.errors import LakeError, UnavailableError
+from walsender_bridge.errors import LakeError, TusklineError, UnavailableError
 
 #: Why a table is copied anew.
 REASON = "the lake goes on with another log"
@@ -81,6 +81,18 @@ def wanted(chain: Chain, head: Manifest | None, log_id: str) -> list[Request]:
     if not any(one.log_id == log_id for one in waiting):
         raise _of_another_log(str(chain.root), known, log_id, waiting)
     return waiting
+
+
+def trouble(lake: str | Path, log_id: str) -> TusklineError | None:
+    """Why the lake's driver cannot go on with the log that answers; None if it can, or has published nothing yet."""
+    chain = open_chain(lake)
+    try:
+        head = chain.head()
+        if head is not None:
+            wanted(chain, head, log_id)
+    except TusklineError as error:
+        return error
+    return None
 
 
 def _of_another_log(where: str, known: str, log_id: str, waiting: Sequence[Request]) -> LakeError:

@@ -73,7 +73,7 @@ def carried_out(pipeline, request):
     return wait_for(done, 120, f"the request to {request.kind}")
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_a_lake_goes_on_with_a_log_that_was_made_anew(tmp_path, database, spark):
     database.execute(
         "CREATE TABLE orders (id int PRIMARY KEY)",
@@ -120,6 +120,8 @@ def test_a_lake_goes_on_with_a_log_that_was_made_anew(tmp_path, database, spark)
         assert flushed.returncode == Cause.LAKE, flushed.stderr
         assert f"the log is {new}, this lake is of {old}" in flushed.stderr
         assert head(tuskline.lake) == before
+        looked = " ".join(tuskline.run("doctor").stdout.split())
+        assert f"this lake is of {old}" in looked
 
         asked = adopt.request(tuskline.lake, new)
         assert asked is not None

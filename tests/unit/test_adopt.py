@@ -101,6 +101,18 @@ def test_the_newest_link_says_of_which_log_the_lake_is(chain):
     assert adopt.wanted(chain, newest, "old")
 
 
+def test_what_doctor_says(chain, tmp_path):
+    assert adopt.trouble(tmp_path / "nowhere", "new") is None
+    assert adopt.trouble(chain.root, "new") is None
+    chain.publish(replace(head(), link=1), None)
+    found = adopt.trouble(chain.root, "new")
+    assert found is not None
+    assert found.what == "the log is new, this lake is of old"
+    assert adopt.trouble(chain.root, "old") is None
+    adopt.request(chain.root, "new")
+    assert adopt.trouble(chain.root, "new") is None
+
+
 def test_a_request_needs_a_lake(tmp_path):
     with pytest.raises(LakeError, match="no lake"):
         adopt.request(tmp_path, "new")
