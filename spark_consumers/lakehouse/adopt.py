@@ -18,6 +18,8 @@ Why no epoch shows rows of the old history with changes of the new one, or the o
 - A copy is taken on by a writer alone that took over at the new log: a driver that was at work when the log changed ends its
   copies, and takes over like any other (`Lakehouse`). Its rows are the source's, and it is shown where a cut of the new log
   has passed its LSN.
+- An epoch is read from one log: before it is published the log's id is asked for once more (`LogAccess.unchanged`), and a
+  log that answers after everything was read was not replaced before.
 - Of two drivers the one that publishes counts. A driver that still has the old log cannot publish behind the link, for
   its term is over; one that would take over finds in the link of which log the lake is. If it published before, the link
   is after that, and stops the tables that it had.

@@ -1,5 +1,6 @@
 """A lake goes on with another log: when somebody asks for exactly that one, and with every table copied anew."""
 
+import itertools
 from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
@@ -158,6 +159,18 @@ def test_every_table_that_is_to_follow_is_copied_anew(holds):
     resumed = states.resume(made, "a.public.paused", 0)
     assert resumed.tables["a.public.paused"].state == STALE
     assert "a.public.paused" in states.wanted_copies(resumed, resumed.tables)
+
+
+def test_whatever_is_asked_for_no_table_follows_before_it_was_copied():
+    kinds = (requests.ADD, requests.PAUSE, requests.RESUME, requests.RESYNC, requests.RETRY)
+    after = adopted(head(), log())
+    names = tuple(after.tables)
+    for asked in itertools.product(kinds, repeat=3):
+        made = after
+        for number, kind in enumerate(asked):
+            one = Request(str(number), kind, names)
+            made = requests.carry_out(made, one, names, {"a": 1}, 0.0, {})
+        assert not {table.state for table in made.tables.values()} & {LIVE, RESUMING}, asked
 
 
 def test_the_answer_says_what_is_copied_and_is_done_when_that_follows():
