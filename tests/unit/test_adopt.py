@@ -133,9 +133,8 @@ def test_links_of_format_4_name_no_log(chain):
 
 @pytest.mark.parametrize("holds", [True, False])
 def test_every_table_that_is_to_follow_is_copied_anew(holds):
-    before = head(
-        copies={"a.public.live": table(COPIED)}, set_aside={"a.public.stale": "permission denied"}
-    )
+    copies = {f"a.public.{name}": table(COPIED) for name in (LIVE, LEFT, "new")}
+    before = head(copies=copies, set_aside={"a.public.stale": "permission denied"})
     made = adopted(before, log(), holds=holds)
     found = {name.rpartition(".")[2]: table for name, table in made.tables.items()}
     assert {name: table.state for name, table in found.items()} == {
