@@ -14,6 +14,7 @@ from typing import Protocol
 import psycopg
 
 from spark_consumers import flush_mark
+from spark_consumers.lakehouse import adopt
 from spark_consumers.lakehouse.manifest import Chain, Manifest, open_chain, wait_for_epoch
 from spark_consumers.lakehouse.noticed import known, unshown
 from spark_consumers.lakehouse.shape import Look
@@ -127,7 +128,7 @@ def flush(
     Returns the epoch (a later one may be published already). `timeout` is in seconds; `waiting` is called, again and again, with the tables that are not
     there yet and why; `parts` may end the wait before
     it is over, and makes it begin before the log can answer. Raises what `parts` raises, what `force_barrier` raises, `UnavailableError`,
-    `PublicationError` when what marks the moment is not published, `DivergedError` when the log is behind the lake, and `DeadlineError` when no epoch came in time, or tables are missing, which it names.
+    `PublicationError` when what marks the moment is not published, `DivergedError` when the log is behind the lake, `LakeError` when it is another than the lake's, and `DeadlineError` when no epoch came in time, or tables are missing, which it names.
     """
     dsns = {source.stream: source.dsn for source in sources}
     chain = open_chain(lake)
@@ -139,13 +140,18 @@ def flush(
             raise flush_mark.not_published(source.publication, source.stream)
     wanted = {f"{stream}.{name}" for stream, found in seen.items() for name in found.shapes}
     version = patience.barrier(log, _written(dsns))
-    if before is not None and version <= before.epoch:
+    while before is not None and version <= before.epoch:
         # An epoch of that number is published, and is of another history than what was just committed.
-        raise DivergedError(
-            f"the log was rolled back: it issued version {version}, and epoch {before.epoch} is published",
-            where=log,
-            repair="see that `tuskline lake run` is running: it names the tables, and two ways out",
-        )
+        _check_awaited(chain, before, log, version)
+        if patience.left <= 0:
+            raise DeadlineError(
+                "the lake does not go on with the log that answers yet",
+                where=lake,
+                repair="see that `tuskline lake run` is running, or wait longer with --timeout",
+            )
+        patience.check()
+        time.sleep(_LOOK_AGAIN)
+        version = patience.barrier(log, _written(dsns))
     look_at = 0.0
     head = patience.epoch(chain, version)
     shown: set[str] = set()
@@ -178,6 +184,19 @@ def _look(chain: Chain, sources: Sequence[Source], head: Manifest | None = None)
         source.stream: look(source, known(head, source.stream) if head is not None else ())
         for source in sources
     }
+
+
+def _check_awaited(chain: Chain, before: Manifest, log: str, version: int) -> None:
+    """Raise why waiting is of no use, unless the lake is asked to go on with this log, which skips such versions then."""
+    with LogClient(log) as client:
+        log_id = client.status().log_id
+    if adopt.log_of(chain, before) == log_id:
+        raise DivergedError(
+            f"the log was rolled back: it issued version {version}, and epoch {before.epoch} is published",
+            where=log,
+            repair="see that `tuskline lake run` is running: it names the tables, and two ways out",
+        )
+    adopt.wanted(chain, chain.head(), log_id)
 
 
 def _unreadable(missing: Mapping[str, str], epoch: int, lake: str) -> DeadlineError:

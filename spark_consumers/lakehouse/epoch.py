@@ -49,11 +49,7 @@ from spark_consumers.lakehouse.stage import (
     total_changes,
 )
 from spark_consumers.lakehouse.table_fault import TableFault, TableFaultsError
-from spark_consumers.lakehouse.table_format import (
-    ROW_ID,
-    TableFormat,
-    TableWrite,
-)
+from spark_consumers.lakehouse.table_format import ROW_ID, TableFormat, TableWrite
 from spark_consumers.types import arrow_schema, text_columns
 from walsender_bridge import fail_point
 from walsender_bridge.change_log.client import CutPoint, LogStatus
@@ -99,7 +95,10 @@ class ShapeChangedError(Exception):
 
 
 class EpochWriter:
-    """Writes epochs into one lake, for the term that began with link `head`."""
+    """Writes epochs into one lake, for the term that began with link `head`.
+
+    `unchanged` is called before an epoch is published: it raises if what was read may be of another log (`adopt`).
+    """
 
     def __init__(
         self,
@@ -110,6 +109,7 @@ class EpochWriter:
         *,
         clock: SteadyClock,
         max_bytes: int,
+        unchanged: Callable[[LogStatus], None],
         on_unfit_value: Mapping[str, str] | None = None,
     ) -> None:
         self._spark = spark
@@ -118,6 +118,7 @@ class EpochWriter:
         self._term = head.term
         self._clock = clock
         self._pace = Pace(max_bytes)
+        self._unchanged = unchanged
         self._on_unfit_value = on_unfit_value or {}
         self._attempt = 0
         #: By the table's path and schema hash.
@@ -178,6 +179,7 @@ class EpochWriter:
                 seconds=round(time.monotonic() - began, 3),
             )
             fail_point.hit("before-manifest")
+            self._unchanged(status)
             self._chain.publish(manifest, head)
             self._pace.published(plan)
         finally:

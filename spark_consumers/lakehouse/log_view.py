@@ -5,13 +5,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from spark_consumers.history import around, differs
-from spark_consumers.lakehouse.manifest import Chain, Manifest, TableVersion
+from spark_consumers.lakehouse.manifest import Manifest, TableVersion
 from spark_consumers.lakehouse.plan import Plan, begin, position_of
 from spark_consumers.lakehouse.rolled_back import mark_of, mark_of_copy, why_apart
 from spark_consumers.lakehouse.states import stream_of
 from spark_consumers.tables import relation_of
 from walsender_bridge.change_log.client import CutPoint, LogStatus, ReplicaClient
-from walsender_bridge.errors import LakeError
 
 
 def apart(
@@ -47,17 +46,6 @@ def without_lost(head: Manifest, status: LogStatus) -> tuple[Manifest, set[str]]
             lost.add(name)
     copies = {name: copy for name, copy in head.copies.items() if name not in lost}
     return replace(head, copies=copies), {stream_of(name) for name in lost}
-
-
-def check_log(chain: Chain, status: LogStatus) -> None:
-    """Raise `LakeError` if the lake is of another log."""
-    known = chain.identity()["log_id"]
-    if status.log_id != known:
-        raise LakeError(
-            f"the log is {status.log_id}, this lake is of {known}",
-            where=str(chain.root),
-            repair="name another folder for the lake, or attach the log that wrote it",
-        )
 
 
 def first_link(lake: str, status: LogStatus, steady_at: float) -> Manifest:

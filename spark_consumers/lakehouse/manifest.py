@@ -80,7 +80,7 @@ class Manifest:
     name that the round's data files carry. `tables` is keyed by `stream.schema.table`; so is `copies`: what
     was copied and is not shown yet, beside the table that it replaces, if there is one. `set_aside` says
     why a table is not in the lake, or why its copy failed. `answered`: requests that were carried out, by
-    their ids (`requests`).
+    their ids (`requests`). `log_id`: the log that the lake is of, if it is not the one in `lake.json` any more (`adopt`).
     """
 
     lake: str
@@ -99,6 +99,7 @@ class Manifest:
     set_aside: dict[str, str] = field(default_factory=dict)
     copies: dict[str, TableVersion] = field(default_factory=dict)
     answered: dict[str, dict[str, Any]] = field(default_factory=dict)
+    log_id: str = ""
 
     @property
     def rows(self) -> int:
@@ -199,9 +200,9 @@ class Chain:
         self.staging = self._state / "staging"
 
     def initialise(self, log_id: str, table_format: str) -> str:
-        """Make this folder a lake of that change log, or check that it is one; the lake's UUID.
+        """Make this folder a lake of that change log, or find that it is one, of whatever log (`adopt`); the lake's UUID.
 
-        Raises `LakeError` if it belongs to another log or holds another format.
+        Raises `LakeError` if it holds another format.
         """
         made = {
             "format_version": FORMAT_VERSION,
@@ -214,13 +215,12 @@ class Chain:
         # Whether we made it or found it, what counts is what is there.
         create_exclusively(where, dump(made))
         found = load(where)
-        for name, wanted in (("log_id", log_id), ("format", table_format)):
-            if found.get(name) != wanted:
-                raise LakeError(
-                    f"this lake's {name} is {found.get(name)!r}, not {wanted!r}",
-                    where=str(self.root),
-                    repair="name another folder for the lake, or attach the one that wrote it",
-                )
+        if found.get("format") != table_format:
+            raise LakeError(
+                f"this lake's format is {found.get('format')!r}, not {table_format!r}",
+                where=str(self.root),
+                repair="name another folder for the lake",
+            )
         lake: str = found["lake"]
         return lake
 

@@ -8,14 +8,14 @@ with growing pauses, for as long as no newer writer has come (`FencedError` ends
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import structlog
 from pyspark.sql import SparkSession
 
-from spark_consumers.lakehouse import log_view, rolled_back, states, takeover
+from spark_consumers.lakehouse import adopt, log_view, rolled_back, states, takeover
 from spark_consumers.lakehouse.bootstrap import Copier
 from spark_consumers.lakehouse.copies import Copies
 from spark_consumers.lakehouse.departures import departed
@@ -24,17 +24,19 @@ from spark_consumers.lakehouse.files import remove_orphans
 from spark_consumers.lakehouse.iceberg import IcebergFormat
 from spark_consumers.lakehouse.lake_site import LakeSite
 from spark_consumers.lakehouse.leases import Leases
+from spark_consumers.lakehouse.log_access import LogAccess
 from spark_consumers.lakehouse.looks import Looks
 from spark_consumers.lakehouse.manifest import LIVE, Manifest, open_chain
 from spark_consumers.lakehouse.policy import WAIT_FOR_COPY, Policy
 from spark_consumers.lakehouse.presence import Presence
+from spark_consumers.lakehouse.requests import Request
 from spark_consumers.lakehouse.retention import Retention, clock_after
 from spark_consumers.lakehouse.round_failures import RoundFailures
 from spark_consumers.lakehouse.sources import Source
 from spark_consumers.lakehouse.table_fault import TableFaultsError
 from spark_consumers.lakehouse.table_version import RESUMING
 from spark_consumers.lakehouse.table_work import TableWork
-from walsender_bridge.change_log.client import LogClient, LogStatus
+from walsender_bridge.change_log.client import LogStatus
 from walsender_bridge.errors import (
     CorruptError,
     FencedError,
@@ -110,12 +112,11 @@ class Lakehouse:
         self.catalog = catalog
         self._spark = spark
         self._chain = open_chain(lake)
-        self._address = log
         self._sources = {source.stream: source for source in sources}
+        self._log = LogAccess(log, self._sources)
         self._interval = epoch_interval
         self._retention = retention_seconds
         self._max_bytes = max_bytes_per_epoch
-        self._client: LogClient | None = None
         self._leases = Leases()
         self._looks = Looks(sources)
         self._presence = Presence(self._chain.root / "_tuskline")
@@ -137,7 +138,7 @@ class Lakehouse:
         """Take over and publish epochs until `stop` is set; while another driver is at work, wait for its end.
 
         Outlives what restarts: log, PostgreSQL, a full disk. Raises `FencedError` when a newer writer has
-        come, `LakeError` for a lake of another log, and whatever is raised when the JVM is gone.
+        come, `LakeError` for a lake of another log that it is not to go on with (`adopt`), and whatever is raised when the JVM is gone.
         """
         pause = _FIRST_PAUSE
         try:
@@ -174,12 +175,14 @@ class Lakehouse:
             # Nothing else would tell while there is nothing to write.
             raise UnavailableError("its JVM is gone", where="lake", repair="start the driver again")
         writer = self._writer or self._take_over()
-        status = self._status()
-        log_view.check_log(self._chain, status)
+        status = self._log.status()
+        if adopt.wanted(self._chain, writer.head, status.log_id):
+            self._forget(writer)
+            return None
         head, now = writer.head, time.monotonic()
         due = force or now - self._began_at >= self._interval or status.forced_version > head.epoch
         if status.version >= head.epoch:
-            self._leases.renew(self._log(), now)
+            self._leases.renew(self._log.client, now)
         status = self._same_history(writer, status, due=due)
         self._look_after_tables(writer, status)
         head = writer.head
@@ -209,7 +212,7 @@ class Lakehouse:
             self._writer.tables.close()
         self._looks.close()
         self._presence.close()
-        self._forget_client()
+        self._log.close()
 
     def _same_history(self, writer: _Writer, status: LogStatus, *, due: bool) -> LogStatus:
         """The log without the streams that the lake must not follow any more (`rolled_back`), which are held."""
@@ -221,18 +224,18 @@ class Lakehouse:
         head = rolled_back.hold(head, writer.apart, holds=self._policy.holds_streams)
         head, lost = log_view.without_lost(head, status)
         if rolled_back.given_up(head, writer.apart) and status.version < head.epoch:
-            self._log().raise_version(head.epoch)
+            self._log.client.raise_version(head.epoch)
         writer.tables.drop_copies({*writer.apart, *lost})
         self._publish(writer, rolled_back.begin_again(head, writer.apart, status))
         return rolled_back.without(status, writer.apart)
 
     def _look_after_tables(self, writer: _Writer, status: LogStatus) -> None:
         """Publish what has changed about the tables, and have copied what is to be copied."""
-        wanted = writer.tables.step(writer.head, status, self._log(), writer.apart)
+        wanted = writer.tables.step(writer.head, status, self._log.client, writer.apart)
         wanted = rolled_back.hold(wanted, writer.apart, holds=self._policy.holds_streams)
         changed = self._publish(writer, wanted)
         writer.tables.settled(writer.head)
-        writer.tables.start_copies(writer.head, status, self._log())
+        writer.tables.start_copies(writer.head, status, self._log.client)
         writer.tables.tell(writer.head, changed=changed)
 
     def _publish(self, writer: _Writer, wanted: Manifest) -> bool:
@@ -274,7 +277,7 @@ class Lakehouse:
             found = failed.by_path()
             # One that was being resumed has its lease, from where it had stopped.
             live = {n for n, table in head.tables.items() if table.state == LIVE}
-            tables.keep_log(live & failed.names, head.epoch, self._log())
+            tables.keep_log(live & failed.names, head.epoch, self._log.client)
             if not self._give_up(writer, found):
                 raise next(iter(found.values())) from None
             return None
@@ -319,7 +322,7 @@ class Lakehouse:
 
     def _take_over(self) -> _Writer:
         """Fence every earlier writer, in the chain first and then in each table."""
-        status = self._status()
+        status = self._log.status()
         self._lake = self._chain.initialise(status.log_id, IcebergFormat.name)
         self._format = IcebergFormat(self._spark, self._lake)
         site = LakeSite(self._chain, self._format)
@@ -329,10 +332,13 @@ class Lakehouse:
         def propose(before: Manifest | None) -> Manifest:
             nonlocal clock
             clock = clock_after(before)
+            asked = adopt.wanted(self._chain, before, status.log_id)
             if before is None:
                 head = log_view.first_link(self._lake, status, clock.now())
             else:
                 head = before.next(clock.now(), term=before.term + 1)
+            if asked:
+                head = self._with_another_log(head, asked)
             self._presence.claim(head.term)
             return head
 
@@ -361,6 +367,20 @@ class Lakehouse:
         self._writer = writer
         return writer
 
+    def _with_another_log(self, link: Manifest, asked: Sequence[Request]) -> Manifest:
+        """The takeover's link, from which on the lake is of the log that answers (`adopt`)."""
+        status = self._log.raised(link.epoch)
+        holds = self._policy.holds(copied_again=True)
+        made = adopt.adopted(link, status, self._sources, asked, holds=holds)
+        log.warning("the lake goes on with another log", log=status.log_id, epoch=link.epoch)
+        return made
+
+    def _forget(self, writer: _Writer) -> None:
+        """End this writer: a takeover goes on with another log, and nothing that this one has is of that."""
+        writer.tables.close()
+        self._writer = self._taking = None
+        self._leases = Leases()
+
     def _new_writer(self, head: Manifest, site: LakeSite, clock: SteadyClock) -> _Writer:
         assert self._format is not None
         epochs = EpochWriter(
@@ -370,15 +390,15 @@ class Lakehouse:
             head,
             clock=clock,
             max_bytes=self._max_bytes,
+            unchanged=self._log.unchanged,
             on_unfit_value=self._on_unfit_value,
         )
         copier = Copier(self._spark, self._chain.root, self._format, self._on_unfit_value)
-        copies = Copies(copier)
         tables = TableWork(
             self._chain,
             self._lake,
             self._sources,
-            copies,
+            Copies(copier),
             self._leases,
             self._looks,
             self._policy,
@@ -396,28 +416,12 @@ class Lakehouse:
 
     # -- the log ----------------------------------------------------------------------------------------
 
-    def _log(self) -> LogClient:
-        if self._client is None:
-            self._client = LogClient(self._address)
-        return self._client
-
-    def _status(self) -> LogStatus:
-        """The log's status, of this lake's streams only."""
-        status = self._log().status()
-        ours = {s: cut for s, cut in status.streams.items() if s in self._sources}
-        return replace(status, streams=ours)
-
-    def _forget_client(self) -> None:
-        if self._client is not None:
-            self._client.close()
-            self._client = None
-
     def _lease(self, head: Manifest) -> None:
         """Let the log keep what is not published; a lease that fails is renewed with the next look."""
         try:
-            self._leases.hold(self._log(), f"lake-{self._lake}", head.epoch, time.monotonic())
+            self._leases.hold(self._log.client, f"lake-{self._lake}", head.epoch, time.monotonic())
             if self._writer is not None:
-                self._writer.tables.release(head, self._log())
+                self._writer.tables.release(head, self._log.client)
         except TusklineError as error:
             log.warning("no lease at the log", error=str(error))
 
@@ -426,7 +430,7 @@ class Lakehouse:
         if not self._jvm_is_alive():
             raise error
         self._failures.failed(error, pause)
-        self._forget_client()
+        self._log.close()
         if self._writer is not None:
             # A link may have been published although publishing it has failed.
             head = self._chain.head()

@@ -30,7 +30,9 @@ from walsender_bridge.errors import DeadlineError, DivergedError, LakeError, Usa
 ADD, PAUSE, RESUME, RESYNC = "add", "pause", "resume", "resync"
 #: About rows that are set aside.
 RETRY, SKIP = "retry", "skip"
-KINDS = (ADD, PAUSE, RESUME, RESYNC, RETRY, SKIP)
+#: About the whole lake: it goes on with another log (`adopt`).
+ADOPT = "adopt"
+KINDS = (ADD, PAUSE, RESUME, RESYNC, RETRY, SKIP, ADOPT)
 #: Seconds for which an answer is kept, so that whoever waits for it finds it.
 _KEPT = 3600.0
 _LOOK_AGAIN = 0.1
@@ -42,23 +44,25 @@ log = structlog.get_logger()
 class Request:
     """One request: `kind` of `KINDS`, and tables by `stream.schema.table`. Its id orders it by time.
 
-    `rows`: ids of rows that are set aside (`SKIP`; none means all of them).
+    `rows`: ids of rows that are set aside (`SKIP`; none means all of them). `log_id`: the log that is meant (`ADOPT`).
     """
 
     id: str
     kind: str
     tables: tuple[str, ...]
     rows: tuple[str, ...] = ()
+    log_id: str = ""
 
 
-def ask(chain: Chain, kind: str, tables: Collection[str], rows: Collection[str] = ()) -> Request:
+def ask(
+    chain: Chain, kind: str, tables: Collection[str], rows: Collection[str] = (), log_id: str = ""
+) -> Request:
     """Leave a request at the lake, durably. Raises `LakeError` if there is no lake, `UsageError`."""
     if kind not in KINDS:
         raise UsageError(f"{kind!r} is no request", repair=f"one of {', '.join(KINDS)}")
     chain.identity()
-    request = Request(
-        f"{time.time_ns():020d}-{uuid.uuid4().hex[:12]}", kind, tuple(tables), tuple(rows)
-    )
+    name = f"{time.time_ns():020d}-{uuid.uuid4().hex[:12]}"
+    request = Request(name, kind, tuple(tables), tuple(rows), log_id)
     folder = _folder(chain)
     folder.mkdir(parents=True, exist_ok=True)
     create_exclusively(folder / f"{request.id}.json", json.dumps(asdict(request)).encode())
@@ -70,8 +74,13 @@ def waiting(chain: Chain) -> Iterator[Request]:
     for path in sorted(_folder(chain).glob("[0-9]*.json")):
         try:
             record = json.loads(path.read_bytes())
-            rows = tuple(record.get("rows", ()))
-            yield Request(str(record["id"]), str(record["kind"]), tuple(record["tables"]), rows)
+            yield Request(
+                str(record["id"]),
+                str(record["kind"]),
+                tuple(record["tables"]),
+                tuple(record.get("rows", ())),
+                str(record.get("log_id", "")),
+            )
         except FileNotFoundError:
             continue
         except (ValueError, KeyError, TypeError) as error:

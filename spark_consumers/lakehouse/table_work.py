@@ -13,7 +13,7 @@ from typing import Any
 
 import structlog
 
-from spark_consumers.lakehouse import noticed, requests, rolled_back, states, unfit_rows
+from spark_consumers.lakehouse import adopt, noticed, requests, rolled_back, states, unfit_rows
 from spark_consumers.lakehouse.bootstrap import CopyRequest
 from spark_consumers.lakehouse.copies import Copies, NotBegun, Result
 from spark_consumers.lakehouse.departures import without_departed
@@ -325,6 +325,10 @@ class TableWork:
     ) -> Manifest:
         if request.kind == requests.SKIP:
             return self._skip(head, request)
+        if request.kind == requests.ADOPT:
+            # The lake is of the log that answers: there is nothing to do, or it is refused.
+            log.info("request carried out", kind=request.kind, log=request.log_id)
+            return adopt.answered(head, request, status.log_id, self._clock.now(), {})
         names = {name for found in self._published.values() for name in found}
         low = {stream: cut.low_offset for stream, cut in status.streams.items()}
         changed = requests.carry_out(head, request, names, low, self._clock.now(), apart)

@@ -1,6 +1,7 @@
-"""Source and log are restored while the lake is not, or the source is reattached: no live table has another history's rows.
+"""The log is restored or replaced, or a source reattached: no table is live with rows of another history.
 
-After a reattachment the source has changes that the log never gets. The lake's own decisions (`history`, `rolled_back`, `plan`, `states`, `requests`) over a source and a log in memory. The log
+After a reattachment the source has changes that the log never gets. The lake's own decisions (`history`, `rolled_back`,
+`adopt`, `plan`, `states`, `requests`) over a source and a log in memory. The log
 has two streams; a commit of it sets one row of one table. After each step: what a live table shows is what the log's
 history has at the epoch. With a part of the rule taken out, some run breaks that.
 """
@@ -14,12 +15,12 @@ import pytest
 
 from spark_consumers import history
 from spark_consumers.history import Around
-from spark_consumers.lakehouse import requests, rolled_back, states
+from spark_consumers.lakehouse import adopt, requests, rolled_back, states
 from spark_consumers.lakehouse.manifest import Manifest, StreamPosition, TableVersion
 from spark_consumers.lakehouse.plan import choose
 from spark_consumers.lakehouse.policy import Policy
 from spark_consumers.lakehouse.states import stream_of
-from spark_consumers.lakehouse.table_version import LIVE
+from spark_consumers.lakehouse.table_version import LIVE, PAUSED
 from walsender_bridge.change_log.client import CutPoint, LogStatus, StreamCut
 
 TABLES = ("a.public.t", "a.public.u", "b.public.t")
@@ -46,9 +47,13 @@ class Commit:
 
 @dataclass
 class Log:
-    """A log and what it was written from; `restore` brings back all of it. Nothing is trimmed."""
+    """A log and what it was written from; `restore` brings back all of it. Nothing is trimmed.
 
-    clock: int = 0
+    `log_id`: an earlier log has another one. `base`: the source's rows when this log was made, by table.
+    """
+
+    log_id: str = "0"
+    base: dict[str, dict[int, int]] = field(default_factory=dict)
     version: int = 0
     commits: dict[str, list[Commit]] = field(default_factory=lambda: {"a": [], "b": []})
 
@@ -81,7 +86,7 @@ class Log:
                 *(stream, "", at.end_offset, 0, at.last_end_lsn, at.last_commit_time, 1, 1, 0),
                 self.history_start(stream),
             )
-        return LogStatus("log", self.version, 0, cuts)
+        return LogStatus(self.log_id, self.version, 0, cuts)
 
     def behind(self, stream: str, offset: int) -> list[CutPoint]:
         return [c.point for c in self.commits[stream] if c.point.end_offset > offset]
@@ -97,7 +102,7 @@ class Log:
 
     def rows(self, table: str, until: int) -> dict[int, int]:
         """The table as of this offset of its stream, in the source."""
-        rows = {}
+        rows = dict(self.base.get(table, {}))
         for commit in self.commits[stream_of(table)]:
             name, key, value = commit.change
             if name == table and commit.point.end_offset <= until:
@@ -108,8 +113,9 @@ class Log:
 class Lake:
     """The lake's loop, a look at a time, without files: rows by path."""
 
-    def __init__(self, seed: int, *, hold: bool) -> None:
+    def __init__(self, seed: int, *, hold: bool, replaces: bool = False) -> None:
         self.random = random.Random(seed)
+        self.replaces, self.adopted = replaces, 0
         self.log, self.hold = Log(), hold
         self.now = 0
         self.snapshots: list[Log] = []
@@ -119,7 +125,8 @@ class Lake:
         self.apart: dict[str, str] = {}
         status = self.log.status()
         streams = {s: StreamPosition(0, 0, 0, 1) for s in status.streams}
-        self.head = Manifest("lake", 1, 0, 0, 1, 0.0, streams=streams)
+        self.head = Manifest("lake", 1, 0, 0, 1, 0.0, streams=streams, log_id=self.log.log_id)
+        self.to_adopt: list[requests.Request] = []
 
     # -- what happens around it ---------------------------------------------------------------------
 
@@ -139,6 +146,19 @@ class Lake:
         if self.snapshots:
             self.log = copy.deepcopy(self.random.choice(self.snapshots))
 
+    def replace(self) -> None:
+        """The log's data is removed: another log answers, and the source has gone on."""
+        base = {}
+        for table in TABLES:
+            self.now += 1
+            base[table] = {**self.log.rows(table, 10**9), self.random.randint(1, 5): self.now}
+        self.log = Log(str(next(self.paths)), base)
+
+    def ask_adoption(self) -> None:
+        self.to_adopt.append(
+            requests.Request(str(next(self.paths)), requests.ADOPT, (), log_id=self.log.log_id)
+        )
+
     def ask(self) -> None:
         kind = self.random.choice(
             [requests.RESYNC, requests.RESYNC, requests.RESUME, requests.PAUSE]
@@ -149,6 +169,8 @@ class Lake:
     # -- a look, as `Lakehouse.run_once` --------------------------------------------------------------
 
     def look(self) -> None:
+        if not self._of_this_log():
+            return
         status = self._same_history(self.log.status())
         self._tables(status)
         if not self.hold:
@@ -157,6 +179,19 @@ class Lake:
             return
         if status.version > self.head.epoch and self._awaited(status):
             self._epoch(status)
+
+    def _of_this_log(self) -> bool:
+        """As `adopt.wanted`, and the takeover that follows; False where the driver ends."""
+        log_id = self.log.log_id
+        if self.head.log_id != log_id:
+            if not any(one.log_id == log_id for one in self.to_adopt):
+                return False
+            self.log.version = max(self.log.version, self.head.epoch)
+            status, asked = self.log.status(), self.to_adopt
+            self.head = adopt.adopted(self.head, status, ("a", "b"), asked, holds=self.hold)
+            self.adopted += 1
+        self.to_adopt = []
+        return True
 
     def _same_history(self, status: LogStatus) -> LogStatus:
         self.apart = {}
@@ -250,6 +285,8 @@ class Lake:
         """Steps by chance; how many epochs were published. Then it can be brought back, as the errors say."""
         steps = [*[self.commit] * 8, *[self.look] * 8, self.snapshot, self.restore, self.ask]
         steps += [self.reattach]
+        if self.replaces:
+            steps += [self.replace, self.ask_adoption, self.ask_adoption]
         epochs = 0
         for _ in range(STEPS):
             before = self.head.epoch
@@ -260,6 +297,7 @@ class Lake:
 
     def _brought_back(self) -> None:
         everything = requests.Request("last", requests.RESYNC, TABLES)
+        self.ask_adoption()
         self.look()
         self.asked.append(everything)
         for _ in range(60):
@@ -294,6 +332,30 @@ def _begins_where_it_may(head, apart, status):
     return replace(made, tables=head.tables)
 
 
+_adopted = adopt.adopted
+#: A log is taken on without a part of this: the head before, and what it should become. That the cut is the old log's would
+#: be found as if the log had been rolled back.
+_PARTS = {
+    "tables that are copied anew": lambda before, after: replace(after, tables=before.tables),
+    "paused ones among them": lambda before, after: replace(
+        after,
+        tables={
+            **after.tables,
+            **{name: t for name, t in before.tables.items() if t.state == PAUSED},
+        },
+    ),
+    "copies that are dropped": lambda before, after: replace(after, copies=before.copies),
+}
+
+
+def _without(part):
+    def adopted(link, status, sources, asked, *, holds):
+        return part(link, _adopted(link, status, sources, asked, holds=holds))
+
+    return adopted
+
+
+ADOPTIONS = {name: _without(part) for name, part in _PARTS.items()}
 _begin_again = rolled_back.begin_again
 MUTANTS = {
     "the log's identity is enough": (rolled_back, "differs", _only_the_identity),
@@ -308,12 +370,16 @@ MUTANTS = {
 }
 
 
-def runs(seed: int, holds: tuple[bool, ...]) -> int:
+def runs(seed: int, holds: tuple[bool, ...], *, replaces: bool = False) -> int:
     """Epochs of as many runs as there are seeds."""
-    epochs = 0
+    epochs, adopted = 0, 0
     for number in range(seed, seed + SEEDS):
         print(f"seed {number}")
-        epochs += sum(Lake(number, hold=hold).run() for hold in holds)
+        for hold in holds:
+            lake = Lake(number, hold=hold, replaces=replaces)
+            epochs += lake.run()
+            adopted += lake.adopted
+    assert not replaces or adopted > SEEDS
     return epochs
 
 
@@ -337,6 +403,28 @@ def test_the_simulation_finds_copies_that_are_not_looked_at() -> None:
 @pytest.mark.parametrize("hold", [True, False], ids=["hold", "go on"])
 def test_no_table_is_live_with_rows_of_another_history(hold: bool, seed: int) -> None:
     assert runs(seed, (hold,)) > 10 * SEEDS
+
+
+@pytest.mark.parametrize("hold", [True, False], ids=["hold", "go on"])
+def test_no_table_is_live_with_rows_of_another_log(hold: bool, seed: int) -> None:
+    # Nothing is published before somebody asks for the log that answers.
+    assert runs(seed, (hold,), replaces=True) > 5 * SEEDS
+
+
+def many_runs(seed: int) -> None:
+    """As few pause a table, replace the log and resume the table before they do anything else with it."""
+    for later in range(0, 10 * SEEDS, SEEDS):
+        runs(seed + later, (True, False), replaces=True)
+
+
+@pytest.mark.parametrize("name", ADOPTIONS)
+def test_the_simulation_finds_a_log_that_is_taken_on_without(name: str, seed: int) -> None:
+    with (
+        mock.patch.object(adopt, "adopted", ADOPTIONS[name]),
+        pytest.raises((ViolationError, AssertionError)) as found,
+    ):
+        many_runs(seed)
+    print(found.value)
 
 
 @pytest.mark.parametrize("name", MUTANTS)

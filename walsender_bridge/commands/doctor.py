@@ -184,7 +184,7 @@ def of_slots(settings: "Config") -> list[Finding]:
 
 
 def of_log(settings: "Config") -> Iterator[Finding]:
-    """Why the streams of the log stand still, or which of its files here are damaged."""
+    """Why the streams of the log stand still, or which of its files here are damaged; a lake that is of another log."""
     from walsender_bridge.change_log.client import LogClient
     from walsender_bridge.commands import log_trouble
     from walsender_bridge.doctor import log as files
@@ -202,6 +202,12 @@ def of_log(settings: "Config") -> Iterator[Finding]:
     trouble = log_trouble.damaged(status)
     if trouble is not None:
         yield failed("log", trouble.where, trouble)
+    if settings.lake is not None:
+        from spark_consumers.lakehouse import adopt
+
+        error = adopt.trouble(settings.lake.uri, status.log_id)
+        if error is not None:
+            yield failed("lake", error.where, error)
 
 
 def of_machine(settings: "Config") -> list[Finding]:
