@@ -89,8 +89,7 @@ class Overlap:
             f"{utc(self.commit_time)}, and the server's history does not fit it: {reason}. The server is "
             "a copy, or was restored from one, and ran on by itself",
             where="walsender",
-            repair="nothing was skipped; name the server that the log was written from in the DSN, or "
-            "give the source a new name: it then starts from the server as it is now",
+            repair="nothing was skipped; name the server that the log was written from in the DSN, or tuskline reattach",
         )
 
 
