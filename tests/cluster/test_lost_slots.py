@@ -1,6 +1,8 @@
 """A stream that cannot go on: capture, `doctor` and `init` each say why, and make nothing that would hide it."""
 
+import re
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +19,17 @@ from tests.support.capture_stack import (
     check_equal,
     make_tables,
 )
-from tests.support.servers import Database, MakeServer, drop_slot, majors
+from tests.support.servers import DEFAULT, Database, MakeServer, drop_slot, majors
 from tests.support.waiting import wait_for
-from walsender_bridge.errors import Cause
-from walsender_bridge.local_server import LocalServer
+from walsender_bridge.attach.init import init
+from walsender_bridge.commands.attach import capture_source, known_of
+from walsender_bridge.commands.doctor import of_source
+from walsender_bridge.config import load_config
+from walsender_bridge.doctor.finding import Severity
+from walsender_bridge.errors import Cause, TusklineError
+from walsender_bridge.local_server import LocalServer, by_major
 
+LSN = re.compile(r"[0-9A-F]+/[0-9A-F]+")
 TABLES = ("public.orders", "public.audit")
 REATTACH = "tuskline reattach shop"
 
@@ -72,24 +80,30 @@ class Place:
 
     def doctor(self, cause: Cause) -> dict[str, Any]:
         """The first error that `doctor` finds; it is the same while the log does not run."""
-        found = self._doctor(cause)
-        self.log.stop_repository()
-        assert self._doctor(cause) == found
-        self.log.start_repository()
-        return found
-
-    def _doctor(self, cause: Cause) -> dict[str, Any]:
         report = self.tuskline.json("doctor", code=cause)
         errors = [each for each in report["findings"] if each["severity"] == "error"]
-        found: dict[str, Any] = errors[0]
-        return found
+        first: dict[str, Any] = errors[0]
+        self.log.stop_repository()
+        settings = load_config(self.tuskline.config)
+        (section,) = settings.source
+        found = of_source(section, None, partial(known_of, settings, section))
+        again = next(each for each in found if each.severity is Severity.ERROR)
+        # The end of the server's WAL goes forward.
+        assert LSN.sub("N", str(again.to_json())) == LSN.sub("N", str(first))
+        self.log.start_repository()
+        return first
 
     def init_refused(self, dsn: str, cause: Cause) -> dict[str, Any]:
         """The error of `init`, which makes nothing; it is the same while the log does not run."""
         before = server_state(dsn)
         error: dict[str, Any] = self.tuskline.error("init", code=cause)
         self.log.stop_repository()
-        assert self.tuskline.error("init", code=cause) == error
+        settings = load_config(self.tuskline.config)
+        (section,) = settings.source
+        known = known_of(settings, section)
+        with pytest.raises(TusklineError) as caught:
+            init(capture_source(section), None, known and known.log)
+        assert (caught.value.what, caught.value.cause) == (error["what"], cause)
         self.log.start_repository()
         assert difference(before, server_state(dsn)) == []
         return error
@@ -288,10 +302,20 @@ def started(tmp_path: Path, log: ChangeLog, server: LocalServer) -> Place:
 def test_another_cluster_is_named_before_all_that_it_lacks(
     place: Place, tmp_path: Path, log: ChangeLog, shop: Database, make_server: MakeServer
 ) -> None:
-    other = make_server(fsync="off")
-    other.start()
-    # Its tables are not there yet, either.
-    dsn = other.dsn()
+    beside = make_server(fsync="off").folder.resolve()
+    # Not a copy of the clusters that tests share, which all have one identifier; and it has no tables yet.
+    other = LocalServer.create(
+        by_major()[DEFAULT],
+        beside.with_name("another"),
+        settings={"fsync": "off"},
+        template_cache=beside.with_name("another-template"),
+    )
+    with other:
+        other.start()
+        refused_there(place, tmp_path, log, shop.dsn, other.dsn())
+
+
+def refused_there(place: Place, tmp_path: Path, log: ChangeLog, own: str, dsn: str) -> None:
     there = Place(tmp_path / "there", log, dsn)
     shutil.copy(place.capture.status_file, there.capture.status_file)
     before = server_state(dsn)
@@ -300,7 +324,7 @@ def test_another_cluster_is_named_before_all_that_it_lacks(
     refused = there.refused(Cause.DIVERGED)
     for told in (found, error, refused):
         assert "stream shop has diverged: the log was written from the cluster" in told["what"]
-        for identifier in (system_id(shop.dsn), system_id(dsn)):
+        for identifier in (system_id(own), system_id(dsn)):
             assert identifier in told["what"]
         assert told["repair"].endswith(REATTACH)
     assert difference(before, server_state(dsn)) == []
