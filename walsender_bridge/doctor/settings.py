@@ -229,8 +229,8 @@ def _retention(facts: Facts, where: str) -> Iterator[Finding]:
         yield Finding(
             "max_slot_wal_keep_size",
             where,
-            f"{keep} MB: a bridge that is down for longer than that lasts loses its slot, and the "
-            "source has to start over",
+            f"{keep} MB: a bridge that is down for longer than that lasts loses its slot, and all "
+            "tables are copied again",
             WARNING,
             repair="set it to what the server's disk can spare",
             fix=fix("fix_keep_size", name="max_slot_wal_keep_size", value="16GB"),
@@ -244,7 +244,7 @@ def _retention(facts: Facts, where: str) -> Iterator[Finding]:
         yield Finding(
             "idle_replication_slot_timeout",
             where,
-            f"a bridge that is down for {seconds:.0f} s loses its slot, and the source starts over",
+            f"a bridge that is down for {seconds:.0f} s loses its slot, and all tables are copied again",
             WARNING,
             repair="set it to 0, or to longer than the bridge may ever be down",
             fix=fix("fix_keep_size", name="idle_replication_slot_timeout", value="0"),
