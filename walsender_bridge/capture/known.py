@@ -22,13 +22,13 @@ class Known:
     behind: bool = False
 
 
-def ask(address: str, written: Path, stream: str) -> Known | None:
-    """What the log at `address` has of the stream, or else capture's status file; None: neither knows of it."""
+def ask(address: str, written: Path | None, stream: str) -> Known | None:
+    """What the log at `address` has of the stream, or else capture's status file `written`; None: neither knows of it."""
     try:
         with LogClient(address, timeout=_ANSWER_SECONDS) as log:
             position = of_log(log, stream)
     except TusklineError:
-        return of_file(status_file.read(written))
+        return None if written is None else of_file(status_file.read(written))
     return None if position is None else Known(position)
 
 

@@ -104,7 +104,10 @@ def known_of(settings: "Config", section: "SourceSection") -> Any:
     """What the log, or capture's status file, has of the source's stream (`capture.known.Known`), or None."""
     from walsender_bridge.capture import known
 
-    return known.ask(settings.log_address, settings.capture_status(section), section.name)
+    # What capture wrote is about the log that is beside it: a new one has no history.
+    has_log = (settings.log.data_dir / "repository.sqlite").exists()
+    written = settings.capture_status(section) if has_log else None
+    return known.ask(settings.log_address, written, section.name)
 
 
 def needed_quorum(settings: "Config") -> Any:
