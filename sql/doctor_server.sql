@@ -4,6 +4,7 @@ SELECT jsonb_build_object(
     'version', current_setting('server_version_num')::int,
     'version_text', current_setting('server_version'),
     'database', current_database(),
+    'system_id', (SELECT system_identifier::text FROM pg_control_system()),
     'encoding', current_setting('server_encoding'),
     'in_recovery', pg_is_in_recovery(),
     'settings', (

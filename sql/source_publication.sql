@@ -1,6 +1,7 @@
 -- A publication as one JSON object: which columns there are depends on the server's version. Beside them: whether Tuskline
 -- has made it, whether the session may act as its owner, whether it publishes schemas (15 and later).
 SELECT to_jsonb(p) || jsonb_build_object(
+    'oid', p.oid::bigint,
     'ours', coalesce(obj_description(p.oid, 'pg_publication') LIKE 'Belongs to Tuskline%%', false),
     'owned', pg_has_role(p.pubowner, 'USAGE'),
     'schemas', EXISTS (

@@ -1,11 +1,11 @@
 """Capture and its slot and publication: made, adopted, refused; a log is never continued by guess."""
 
-import shutil
 from pathlib import Path
 
 import psycopg
 import pytest
 
+from tests.support import old_files
 from tests.support.capture_stack import (
     PUBLICATION,
     SLOT,
@@ -70,8 +70,7 @@ def test_29_a_server_that_lost_what_the_log_has_is_refused_and_listed(
     capture = CaptureProcess(tmp_path, log, server.dsn(), *TABLES)
     captured(capture, log, server.dsn())
     server.stop()
-    old = server.data_dir.with_name("old")
-    shutil.copytree(server.data_dir, old, copy_function=_copy)
+    old = old_files.keep(server)
     server.start()
     captured(
         capture,
@@ -82,9 +81,7 @@ def test_29_a_server_that_lost_what_the_log_has_is_refused_and_listed(
     with psycopg.connect(server.dsn()) as connection:
         xids = [xid for (xid,) in connection.execute("SELECT pad FROM orders").fetchall()]
     server.stop()
-    shutil.rmtree(server.data_dir)
-    old.rename(server.data_dir)
-    _give(server.data_dir, server.folder.resolve())
+    old_files.bring_back(server, old)
     server.start()
     capture.start()
     assert capture.wait() == Cause.DIVERGED
@@ -109,8 +106,7 @@ def test_29_a_copy_of_the_server_that_ran_on_by_itself_is_refused(
     capture = CaptureProcess(tmp_path, log, server.dsn(), *TABLES)
     captured(capture, log, server.dsn(), "INSERT INTO orders VALUES (1, 'both')")
     server.stop()
-    old = server.data_dir.with_name("old")
-    shutil.copytree(server.data_dir, old, copy_function=_copy)
+    old = old_files.keep(server)
     server.start()
     if idle:
         capture.start()
@@ -125,9 +121,7 @@ def test_29_a_copy_of_the_server_that_ran_on_by_itself_is_refused(
         captured(capture, log, server.dsn(), "INSERT INTO orders VALUES (2, 'the original')")
     before = log.replica_status()
     server.stop()
-    shutil.rmtree(server.data_dir)
-    old.rename(server.data_dir)
-    _give(server.data_dir, server.folder.resolve())
+    old_files.bring_back(server, old)
     server.start()
     with psycopg.connect(server.dsn(), autocommit=True) as connection:
         # The same timeline; its WAL soon reaches past everything that the log knows.
@@ -186,18 +180,6 @@ def test_29_another_cluster_further_ahead_with_an_older_slot_is_refused(
         assert "system identifier" in capture.output.read_text()
     after = log.replica_status()
     assert (after.end_offset, after.confirmed_to) == (before.end_offset, before.confirmed_to)
-
-
-def _copy(source: str, target: str) -> str:
-    return str(shutil.copy2(source, target))
-
-
-def _give(folder: Path, like: Path) -> None:
-    """The copy belongs to the server's account, as the original did."""
-    owner = like.stat()
-    for path in (folder, *folder.rglob("*")):
-        shutil.chown(path, owner.st_uid, owner.st_gid)
-    folder.chmod(0o700)
 
 
 @each_major

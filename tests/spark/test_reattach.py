@@ -95,6 +95,9 @@ class Shop:
         """The cause is named with the command; it is followed, and only this source is copied again."""
         wait_for(lambda: cause in ill(self.tuskline), 90, f"{cause}\n{self.tuskline.logs()}")
         assert "tuskline reattach shop" in ill(self.tuskline)
+        doctor = self.tuskline.run("doctor")
+        assert doctor.returncode != 0
+        assert "tuskline reattach shop" in doctor.stdout + doctor.stderr
         before = head(self.tuskline)
         looked = self.tuskline.json("reattach", "--dry-run", *options)["reattached"]
         assert [row["source"] for row in looked] == ["shop"]

@@ -1,6 +1,7 @@
 """`tuskline init`: make what a source needs on its server, and record it (`record`).
 
 Whatever is there already is adopted as it is, so doing it again makes nothing but what `tables` have come to mean since.
+But what a stream with a history lacks is not made again here: a new slot would skip what was committed meanwhile, in silence.
 Two ways: the source's own role makes everything that it may, or an administrator does (`admin`), who also makes the source's
 role and grants it what capture and the copy need, table by table, and no more.
 
@@ -18,11 +19,11 @@ from psycopg.conninfo import make_conninfo
 from psycopg.rows import dict_row
 
 from walsender_bridge.attach.login import Login, login_of
-from walsender_bridge.attach.record import Made, Record
+from walsender_bridge.attach.record import MADE_TABLE, Made, Record
 from walsender_bridge.capture import publication
 from walsender_bridge.capture import source as capture
 from walsender_bridge.capture.publication import FLUSH_TABLE
-from walsender_bridge.capture.source import Source
+from walsender_bridge.capture.source import LogPosition, Source
 from walsender_bridge.capture.table_choice import Chosen
 from walsender_bridge.errors import ConfigError, PrivilegeError, SlotInUseError, UntrustedError
 from walsender_bridge.sql import load
@@ -35,16 +36,20 @@ SLOT_SECONDS = 60.0
 _FLUSH = split_relation(FLUSH_TABLE)
 
 
-def init(source: Source, admin: str | None = None) -> list[Made]:
+def init(source: Source, admin: str | None = None, log: LogPosition | None = None) -> list[Made]:
     """Make what `source` lacks on its server; what was made, in order.
 
     `admin`: what a libpq connection string of an administrator has otherwise than the source's
-    (`user=postgres`). Raises the errors of `capture.source.prepare`, `SlotError`, `PrivilegeError`, and
-    `DeadlineError` when transactions that run keep the slot from being made.
+    (`user=postgres`). `log`: where the source's stream stands, as far as it is known: then nothing at all is made on another
+    cluster (`DivergedError`), or where its slot is gone or was invalidated (`SlotError`). Raises the errors of
+    `capture.source.prepare`, `SlotError`, `PrivilegeError`, and `DeadlineError` when transactions that run keep the slot from
+    being made.
     """
     maker = as_admin(source, admin)
     try:
         with capture.connect(maker) as connection:
+            capture.check_cluster(connection, source, log)
+            capture.check_slot_kept(connection, source, log)
             before = _recorded(connection, source)
             capture.prepare(connection, source)
             with connection.transaction():
@@ -52,8 +57,10 @@ def init(source: Source, admin: str | None = None) -> list[Made]:
                 publication.bring_up(connection, source, record)
             if admin is not None:
                 _prepare_role(connection, source)
-            _make_slot(connection, source)
-            return [made for made in _recorded(connection, source) if made not in before]
+            slot = [Made("slot", source.slot)] if _make_slot(connection, source) else []
+            found = [made for made in _recorded(connection, source) if made not in before]
+            # Its row may be from one that was there before, or the record not this role's to read.
+            return found + [made for made in slot if made not in found]
     except UntrustedError:
         raise
     except PrivilegeError as error:
@@ -150,13 +157,16 @@ def _lacking(connection: psycopg.Connection[Any], source: Source, role: str) -> 
         yield Made("database", connection.info.dbname, "CONNECT", role)
     row = connection.execute(load("attach_own").encode(), names).fetchone()
     assert row is not None
-    reachable, readable, writable, _ = row
+    reachable, readable, writable, _, told = row
     if not reachable:
         yield Made("schema", _FLUSH[0], "USAGE", role)
     if not readable:
         yield Made("table", FLUSH_TABLE, "SELECT", role)
     if not writable:
         yield Made("table", FLUSH_TABLE, "UPDATE", role)
+    if not told:
+        # Which publication its slot began with.
+        yield Made("table", MADE_TABLE, "SELECT", role)
     schemas: set[str] = set()
     tables = copied(publication.survey(connection, source))
     for table in wanted_tables(connection, tables, role):
@@ -198,16 +208,17 @@ def identifier(made: Made) -> sql.Identifier:
 # -- the slot -------------------------------------------------------------------------------------------
 
 
-def _make_slot(connection: psycopg.Connection[Any], source: Source) -> None:
-    """Make the slot as the source's role unless it is there: it will be the one that streams from it."""
+def _make_slot(connection: psycopg.Connection[Any], source: Source) -> bool:
+    """Make the slot as the source's role unless it is there: it will be the one that streams from it. Whether it was made."""
     try:
         if capture.slot_position(connection, source) is not None:
-            return
+            return False
     except SlotInUseError:
         # Capture runs already.
-        return
+        return False
     with _walsender(source) as walsender:
         walsender.create_slot(source.slot, timeout=SLOT_SECONDS)
+    return True
 
 
 @contextmanager

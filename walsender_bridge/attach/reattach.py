@@ -17,11 +17,11 @@ from typing import Any
 import psycopg
 
 from walsender_bridge.attach.detach import drop_slot
-from walsender_bridge.attach.init import as_admin
-from walsender_bridge.attach.init import init as attach
-from walsender_bridge.attach.record import Made
+from walsender_bridge.attach.init import as_admin, init
+from walsender_bridge.attach.record import Made, Record
+from walsender_bridge.capture import known, publication
 from walsender_bridge.capture import source as capture
-from walsender_bridge.capture.source import LogPosition, Source
+from walsender_bridge.capture.source import Source
 from walsender_bridge.change_log.client import LogClient, ReplicaClient
 from walsender_bridge.change_log.restart import build_restart
 from walsender_bridge.errors import (
@@ -43,38 +43,32 @@ _ATTEMPTS = 10
 
 
 def reason(source: Source, log: LogClient, admin: str | None = None) -> str | None:
-    """Why the source's stream cannot go on; None: it can, or it has not begun yet.
+    """Why the source's stream cannot go on; None: it can as far as is seen, or it has not begun yet.
 
     `admin` as for `init`: on another cluster the source's role may be missing. Raises what keeps it from being found out.
     """
-    source = as_admin(source, admin)
-    cut = log.status().streams.get(source.name)
-    if cut is None:
+    position = known.of_log(log, source.name)
+    if position is None or not position.begun:
         return None
-    with ReplicaClient(cut.address) as replica:
-        status = replica.stream_status(source.name)
-    # What is not committed yet nobody has seen: capture cuts it off by itself.
-    position = LogPosition(
-        cut.timeline if status.committed_end_lsn else 0,
-        status.committed_end_lsn,
-        status.confirmed_to,
-        status.system_id,
-    )
-    with capture.connect(source) as connection:
-        identity, history = _identity(connection, source)
-        if status.system_id not in {None, identity.system_id}:
-            # Whatever else is missing there, it is for this.
-            fork = capture.judge(position, None, identity, history)
-            assert fork is not None
+    seen = as_admin(source, admin)
+    with capture.connect(seen) as connection:
+        identity, history = _identity(connection, seen)
+        # On another cluster everything else that is missing is so for this.
+        fork = capture.judge(position, 0, identity, history)
+        if fork is not None:
             return fork.reason
         try:
-            confirmed = capture.slot_position(connection, source)
-        except SlotInUseError:
-            return None
+            confirmed = capture.slot_position(connection, seen)
         except LostSlotError as error:
             return error.what
-    fork = capture.judge(position, confirmed, identity, history)
-    return fork.reason if fork is not None else None
+        except SlotInUseError:
+            confirmed = 0
+        fork = capture.judge(position, confirmed, identity, history)
+        if fork is not None:
+            return fork.reason
+        record = Record(connection, source.slot, source.dsn)
+        found = publication.facts(connection, seen)
+        return publication.recorded_fault(connection, seen, record, found) or None
 
 
 def reattach(source: Source, log: LogClient, admin: str | None = None) -> list[Made]:
@@ -84,7 +78,7 @@ def reattach(source: Source, log: LogClient, admin: str | None = None) -> list[M
     """
     with capture.connect(as_admin(source, admin)) as connection:
         _drop_slot(connection, source)
-    made = attach(source, admin)
+    made = init(source, admin)
     with capture.connect(source) as connection:
         identity, _ = _identity(connection, source)
         confirmed = capture.slot_position(connection, source)

@@ -4,7 +4,8 @@ Invariant: what detach takes back was made by Tuskline. A thing and its record a
 (a slot, which no transaction holds) the record comes first and may stand for nothing.
 
 What one source alone uses (slot, publication, tables added to a publication that was there) is recorded
-under its slot. What all sources of a database share (schema, role, grants) is recorded under no slot, and
+under its slot; so is the OID of its publication, also of one that was there: under the same name another one could take its
+place, and what was committed meanwhile is missing. What all sources of a database share (schema, role, grants) is recorded under no slot, and
 is taken back with the last of them.
 
 Who may write the record could name in it what is not ours. So whoever takes back acts as the record's owner
@@ -24,12 +25,16 @@ from walsender_bridge.sql import load
 
 #: Kinds that belong to one source; the others belong to all sources of the database.
 OF_ONE_SOURCE: Final = (
-    *("slot", "publication", "published"),
+    *("slot", "publication", "published", "publication oid"),
     # What the quorum of safekeepers needs, under the slot that keeps WAL for them (`quorum`); the last for gates, too.
     *("setting", "physical slot", "member", "quorum"),
 )
+#: The table itself.
+MADE_TABLE: Final = "tuskline.made"
 #: The kind whose name is the id of the quorum that the server's commits are on, in hexadecimal.
 QUORUM: Final = "quorum"
+#: The kind of a row that says which publication a slot began with, `grantee` its OID. Nothing is made by it, or taken back.
+PUBLICATION_OID: Final = "publication oid"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +94,22 @@ class Record:
 
     def own(self) -> list[Made]:
         """What was made for this source alone."""
-        return self._list(self._slot)
+        return [made for made in self._list(self._slot) if made.kind != PUBLICATION_OID]
+
+    def publication_oid(self, name: str) -> int | None:
+        """The OID of the publication that the source's slot began with; None: not recorded, or not this role's to read."""
+        if not self.readable:
+            return None
+        found = [m for m in self._list(self._slot) if (m.kind, m.name) == (PUBLICATION_OID, name)]
+        return int(found[0].grantee) if found and found[0].grantee.isdecimal() else None
+
+    def keep_publication_oid(self, name: str, oid: int) -> None:
+        """Record it, in place of another, as far as the role may."""
+        if not self._writable or self.publication_oid(name) == oid:
+            return
+        with self.held():
+            self._ask("made_forget_kind", slot=self._slot, kind=PUBLICATION_OID, name=name)
+            self.add(Made(PUBLICATION_OID, name, grantee=str(oid)))
 
     def shared(self) -> list[Made]:
         """What all sources of this database use."""

@@ -20,7 +20,7 @@ from typing import Any
 import psycopg
 import structlog
 
-from walsender_bridge.capture import core, source, table_watch
+from walsender_bridge.capture import core, known, source, table_watch
 from walsender_bridge.capture.events import (
     Acknowledged,
     Append,
@@ -42,6 +42,8 @@ from walsender_bridge.errors import (
     ConnectionFailedError,
     DeadlineError,
     DiskFullError,
+    DivergedError,
+    PublicationError,
     SlotInUseError,
     TusklineError,
     UnavailableError,
@@ -175,7 +177,12 @@ class Capture:
         self._status.state("connecting")
         with ExitStack() as stack:
             connection = stack.enter_context(source.connect(own))
-            source.prepare(connection, own)
+            log = stack.enter_context(LogClient(self._log_address))
+            logged = known.of_log(log, own.name)
+            self._status.begin(logged)
+            source.check_cluster(connection, own, logged)
+            goes_on = logged is not None and logged.begun
+            published = source.prepare(connection, own, goes_on=goes_on)
             slot_confirmed = source.slot_position(connection, own)
             # Of several hosts, the one that was just asked: each connection could go to another.
             here = replace(own, dsn=same_server(own.dsn, connection))
@@ -183,7 +190,6 @@ class Capture:
             walsender = stack.enter_context(
                 ReplicationConnection.connect(here.dsn, application_name=name)
             )
-            log = stack.enter_context(LogClient(self._log_address))
             address = log.create_stream(own.name).address
             replica = stack.enter_context(ReplicaClient(address))
             joining = Joining(own, walsender, log, replica, partial(self._check, connection))
@@ -206,8 +212,8 @@ class Capture:
             walsender.start_logical(own.slot, [own.publication], streaming=streaming)
             self._broken_in_stream = False
             files.open()
-            stack.enter_context(table_watch.watched(here))
-            self._status.state("streaming")
+            tables = stack.enter_context(table_watch.watched(here, published))
+            self._status.streaming(joined.identity.system_id)
             _log.info(
                 "streaming",
                 source=own.name,
@@ -216,18 +222,22 @@ class Capture:
                 lsn=format_lsn(state.confirmed[1]),
                 in_progress=streaming,
             )
+            wal_end = WalEnd(connection, own.where)
             try:
-                wal_end = WalEnd(connection, own.where)
-                self._stream(walsender, handover, files, state, wal_end, watch)
+                self._stream(walsender, handover, files, state, wal_end, watch, tables)
             except ConnectionFailedError:
                 self._broken_in_stream = len(state.streams) > 0
                 raise
+            except (PublicationError, DivergedError) as error:
+                raise source.cannot_go_on(own, error) from None
             except UnsupportedValueError as error:
                 if not streaming:
                     raise
                 # A transaction in progress may yet be rolled back; one that has committed is sent again.
                 self._broken_in_stream = True
                 raise UnavailableError(error.what, where=error.where, repair=error.repair) from None
+            finally:
+                self._status.progress(state, wal_end.lsn, watch.told(), behind=False)
 
     def _check(self, connection: psycopg.Connection[Any]) -> None:
         """While a slot is made: is it still wanted, and is the server only slow or does it not run?"""
@@ -243,6 +253,7 @@ class Capture:
         state: core.State,
         wal_end: WalEnd,
         watch: Watch,
+        tables: table_watch.Look,
     ) -> None:
         """The poll loop: the walsender's socket, and the waker for acknowledgements, the gate and `stop`."""
         poll = select.poll()
@@ -292,13 +303,13 @@ class Capture:
             if now >= published_at + core.REPORT_SECONDS:
                 published_at = now
                 wal_end.refresh()
-                self._status.progress(state, wal_end.lsn, watch.told())
+                self._status.progress(state, wal_end.lsn, watch.told(), behind=True)
                 self._check_keeper(state, now)
+                tables.check()
             if 0 < len(payloads) < MANY:
                 time.sleep(LOADED_GATHER_SECONDS if loaded else GATHER_SECONDS)
             if payloads:
                 loaded = len(payloads) >= MANY
-        self._status.progress(state, wal_end.lsn, watch.told())
 
     def _check_keeper(self, state: core.State, now: float) -> None:
         since = state.waiting_since

@@ -6,6 +6,10 @@ One that somebody else has made sends what it sends: only what `tables` name or 
 the rights of its owner and of the publication's: a role without them adds nothing, and `status` and `doctor` name the table.
 
 A table is locked by publishing it, until the commit; so it is judged once more then, and nothing can change that before.
+
+A slot's changes are looked up in the publication as it was at each of them. While there was none of that name, the server
+refuses to decode them (before 18), or leaves them out and only warns (from 18 on). So a slot goes on with the publication that
+it began with, by its OID, and never with another one that has taken its name (`other_than_recorded`).
 """
 
 from collections.abc import Iterable, Sequence
@@ -78,20 +82,112 @@ def is_kept(found: dict[str, Any], choice: Choice) -> bool:
     return choice.follows and not found["puballtables"] and (found["ours"] or not choice.is_default)
 
 
+# -- is it the one that the slot began with? ------------------------------------------------------------
+
+
+def other_than_recorded(
+    name: str, oid: int | None, recorded: int | None, *, began: bool, now_called: str | None = None
+) -> str:
+    """Why a slot that is there cannot go on with its publication; empty: it can.
+
+    `oid`: of the publication of this name now, None: there is none. `recorded`: of the one that the slot began with, None: not
+    known. `began`: whether the slot surely had one. `now_called`: another name that the recorded one has now.
+    """
+    if recorded in {None, oid} and (oid is not None or not began):
+        return ""
+    if now_called is not None:
+        fate = f"renamed to {now_called!r}"
+    else:
+        fate = "dropped" if oid is None else "dropped and made again"
+    return f"publication {name!r} was {fate}: what was committed meanwhile is missing"
+
+
+def reattach(source: "Source") -> str:
+    """The repair of a stream that cannot go on."""
+    return f"tuskline reattach {source.name}"
+
+
+def not_sent(source: "Source", error: PublicationError) -> PublicationError:
+    """The error of a server that misses a publication for changes which it was to send."""
+    if error.repair == reattach(source):
+        return error
+    what = f"publication {source.publication!r} was not there when changes were committed, which the server cannot send: {error.what}"
+    return PublicationError(what, where=source.where, repair=reattach(source))
+
+
+def recorded_fault(
+    connection: Connection, source: "Source", record: Record, found: dict[str, Any] | None
+) -> str:
+    """`other_than_recorded` of the source's slot, which is there, as far as the record can be read. `found`: `facts`."""
+    name = source.publication
+    recorded = record.publication_oid(name)
+    began = recorded is not None or (record.readable and Made("publication", name) in record.own())
+    oid = None if found is None else found["oid"]
+    return other_than_recorded(
+        name, oid, recorded, began=began, now_called=_called(connection, recorded)
+    )
+
+
+def check_same(connection: Connection, source: "Source", oid: int) -> None:
+    """Raise `PublicationError` unless the source's publication still is the one with this OID."""
+    found = facts(connection, source)
+    now = None if found is None else found["oid"]
+    called = _called(connection, oid)
+    why = other_than_recorded(source.publication, now, oid, began=True, now_called=called)
+    if why:
+        raise PublicationError(why, where=source.where, repair=reattach(source))
+
+
+def _called(connection: Connection, oid: int | None) -> str | None:
+    rows = _rows(connection, "publication_name", {"oid": oid})
+    return str(rows[0][0]) if rows else None
+
+
 # -- what init and each session of capture do -----------------------------------------------------------
 
 
-def make_or_adopt(connection: Connection, source: "Source", record: Record) -> None:
-    """Make the publication, or add to one that is there what `tables` name one by one.
+def renew(connection: Connection, source: "Source", record: Record) -> int:
+    """Make the publication unless it is there, for a slot that is made after it; its OID, which is recorded.
 
-    Raises `PublicationError`, `ConfigError`, `PrivilegeError`.
+    In the transaction of the caller. Raises what `make_or_adopt` raises.
+    """
+    return make_or_adopt(connection, source, record)
+
+
+def make_or_adopt(
+    connection: Connection,
+    source: "Source",
+    record: Record,
+    *,
+    has_slot: bool = False,
+    goes_on: bool = False,
+) -> int:
+    """Make the publication, or add to one that is there what `tables` name one by one; its OID, which is recorded.
+
+    `has_slot`: there is a slot, which has to go on with the publication that it began with. `goes_on`: and a log of its
+    changes, so it had one. Raises `PublicationError`, `ConfigError`, `PrivilegeError`.
     """
     connection.execute(load("publication_lock_timeout").encode())
     found = facts(connection, source)
+    if has_slot:
+        why = recorded_fault(connection, source, record, found)
+        if not why and found is None and goes_on:
+            why = other_than_recorded(source.publication, None, None, began=True)
+        if why:
+            raise PublicationError(why, where=source.where, repair=reattach(source))
     if found is None:
         _make(connection, source)
         record.add(Made("publication", source.publication))
-        return
+        found = facts(connection, source)
+        assert found is not None
+    else:
+        _adopt(connection, source, record, found)
+    oid = int(found["oid"])
+    record.keep_publication_oid(source.publication, oid)
+    return oid
+
+
+def _adopt(connection: Connection, source: "Source", record: Record, found: dict[str, Any]) -> None:
     missing = [op for op in ("insert", "update", "delete", "truncate") if not found[f"pub{op}"]]
     if missing:
         raise PublicationError(

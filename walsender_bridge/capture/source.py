@@ -9,14 +9,16 @@ log; its rules are the only ones by which a session may start:
 - the server's timelines contain `confirmed_to` and the end of the log, and its WAL reaches both: what
   the log holds happened there too.
 
+The cluster is compared before anything else is looked at: on another one the rest is missing as well, and must not be made.
+
 Otherwise the stream has diverged. Nothing is skipped or repaired here. What `judge` cannot see, a copy of
 the cluster that ran on by itself past the log's end, shows in what it sends again: `overlap.py`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import psycopg
 
@@ -24,8 +26,10 @@ from walsender_bridge.attach import own_tables
 from walsender_bridge.attach.record import Made, Record
 from walsender_bridge.capture import publication
 from walsender_bridge.errors import (
+    DivergedError,
     LostSlotError,
     NotSupportedError,
+    PublicationError,
     ServerSettingError,
     SlotError,
     SlotInUseError,
@@ -73,6 +77,11 @@ class LogPosition:
     confirmed_to: tuple[int, int] | None
     system_id: int | None = None
 
+    @property
+    def begun(self) -> bool:
+        """Whether the stream has a history, which a slot has to continue."""
+        return self.confirmed_to is not None or self.last_end_lsn > 0
+
 
 @dataclass(frozen=True, slots=True)
 class Fork:
@@ -88,13 +97,7 @@ def judge(
 ) -> Fork | None:
     """None if the slot continues the log; `slot_confirmed` is None when there is no such slot."""
     if log.system_id not in {None, identity.system_id}:
-        return Fork(
-            f"the log was written from the cluster with system identifier {log.system_id}, and the "
-            f"server's is {identity.system_id}: another cluster, or this one after pg_upgrade or a "
-            "restore from a dump",
-            log.timeline,
-            0,
-        )
+        return Fork(_other_cluster(log.system_id, identity.system_id), log.timeline, 0)
     if log.confirmed_to is None:
         if log.last_end_lsn:
             reason = "the log holds transactions, but not what the slot was confirmed to"
@@ -119,11 +122,7 @@ def judge(
             identity.flush_lsn,
         )
     if slot_confirmed is None:
-        return Fork(
-            f"the slot is gone; the log was confirmed to {format_lsn(confirmed)}",
-            timeline,
-            confirmed,
-        )
+        return Fork(gone(log), timeline, confirmed)
     if slot_confirmed > confirmed:
         return Fork(
             f"the slot starts at {format_lsn(slot_confirmed)}, the log was confirmed to "
@@ -133,6 +132,38 @@ def judge(
             confirmed,
         )
     return None
+
+
+def _other_cluster(logged: int | None, found: int) -> str:
+    return (
+        f"the log was written from the cluster with system identifier {logged}, and the server's is {found}: another cluster, "
+        "or this one after pg_upgrade or a restore from a dump"
+    )
+
+
+def gone(log: LogPosition) -> str:
+    """What to say of a slot that is not there."""
+    confirmed = log.confirmed_to
+    return "the slot is gone" + (
+        f"; the log was confirmed to {format_lsn(confirmed[1])}" if confirmed else ""
+    )
+
+
+#: What has made a slot useless, as the server calls it (17 and later), in words.
+_INVALIDATED: Final = {
+    "wal_level_insufficient": "wal_level was below logical",
+    "idle_timeout": "nobody read from it for longer than idle_replication_slot_timeout",
+    "rows_removed": "the server has removed rows of its catalogs that it needs",
+}
+
+
+def lost(slot: Mapping[str, Any]) -> str:
+    """Why the server can send nothing from this slot any more; empty: it can. `slot`: as sql/source_slot.sql has it."""
+    reason = slot.get("invalidation_reason")
+    removed = slot.get("wal_status") == "lost" or slot["confirmed_flush_lsn"] is None
+    if slot["plugin"] != "pgoutput" or not (reason or removed):
+        return ""
+    return _INVALIDATED.get(reason or "", "the server has removed WAL that it needs")
 
 
 # -- what talks to the server -----------------------------------------------------------------------
@@ -159,11 +190,63 @@ def connect(source: Source) -> Iterator[psycopg.Connection[Any]]:
         raise server_error(error.sqlstate, text, source.where) from None
 
 
-def prepare(connection: psycopg.Connection[Any], source: Source) -> None:
-    """Check the server, and make or adopt the publication and the flush table.
+def check_cluster(
+    connection: psycopg.Connection[Any], source: Source, log: LogPosition | None
+) -> None:
+    """Raise `DivergedError` on another cluster than the one that the log was written from, if that is known."""
+    if log is None or log.system_id is None:
+        return
+    (found,) = _row(connection, "system_id")
+    if int(found) != log.system_id:
+        raise other_cluster(source, log.system_id, int(found))
 
-    Raises `ServerSettingError`, `NotSupportedError`, `PublicationError`, `ConfigError` (no such
-    table), `PrivilegeError`.
+
+def cannot_go_on(
+    source: Source, error: PublicationError | DivergedError
+) -> PublicationError | DivergedError:
+    """An error of what was streamed, with the source that it is about, and its repair."""
+    if isinstance(error, PublicationError):
+        return publication.not_sent(source, error)
+    return DivergedError(
+        error.what,
+        where=f"{source.where}, slot {source.slot}",
+        repair="nothing was skipped; name the server that the log was written from in the DSN, or, if the stream is to go on from "
+        f"this server: {publication.reattach(source)} --force",
+    )
+
+
+def other_cluster(source: Source, logged: int, found: int) -> DivergedError:
+    """The error of a server of another cluster than the log's; both by their system identifiers."""
+    return DivergedError(
+        f"stream {source.name} has diverged: {_other_cluster(logged, found)}",
+        where=source.where,
+        repair=f"correct the DSN, or, if the stream is to go on from this server: {publication.reattach(source)}",
+    )
+
+
+def check_slot_kept(
+    connection: psycopg.Connection[Any], source: Source, log: LogPosition | None
+) -> None:
+    """Raise `SlotError` if the stream has a history, and the slot that has to continue it is gone, or was invalidated."""
+    if log is None or not log.begun:
+        return
+    slot = _find_slot(connection, source)
+    why = gone(log) if slot is None else lost(slot)
+    if why:
+        raise SlotError(
+            f"{why}: what was committed since is missing",
+            where=f"{source.where}, slot {source.slot}",
+            repair=publication.reattach(source),
+        )
+
+
+def prepare(
+    connection: psycopg.Connection[Any], source: Source, *, goes_on: bool = False
+) -> int | None:
+    """Check the server, make or adopt the publication and the flush table; the publication's OID.
+
+    `goes_on`: the log's stream has a history. Then nothing is made where the slot is gone or was invalidated, and no OID known.
+    Raises `ServerSettingError`, `NotSupportedError`, `PublicationError`, `ConfigError` (no such table), `PrivilegeError`.
     """
     version = connection.info.server_version
     if version < OLDEST_VERSION:
@@ -183,6 +266,9 @@ def prepare(connection: psycopg.Connection[Any], source: Source) -> None:
         raise NotSupportedError(
             "the server is a standby", where=source.where, repair="name the primary in the DSN"
         )
+    slot = _find_slot(connection, source)
+    if goes_on and (slot is None or lost(slot)):
+        return None
     with connection.transaction():
         own_tables.check(connection, source.dsn)
         if not has_tables:
@@ -193,10 +279,12 @@ def prepare(connection: psycopg.Connection[Any], source: Source) -> None:
         record = Record(connection, source.slot, source.dsn)
         if not has_schema:
             record.add(Made("schema", "tuskline"))
-        publication.make_or_adopt(connection, source, record)
-        if _find_slot(connection, source) is None:
+        kept = slot is not None and not lost(slot)
+        oid = publication.make_or_adopt(connection, source, record, has_slot=kept, goes_on=goes_on)
+        if slot is None:
             # Before it is there: a crash in between leaves a record too many, not a slot too many.
             record.add(Made("slot", source.slot))
+    return oid
 
 
 def _row(connection: psycopg.Connection[Any], text: str) -> tuple[Any, ...]:
@@ -233,11 +321,12 @@ def slot_position(connection: psycopg.Connection[Any], source: Source) -> int | 
             where=where,
             repair="choose another slot name, and let Tuskline create the slot",
         )
-    if slot.get("wal_status") == "lost" or slot["confirmed_flush_lsn"] is None:
+    why = lost(slot)
+    if why:
         raise LostSlotError(
-            "the server has removed WAL that the slot needs",
+            f"the slot is lost: {why}",
             where=where,
-            repair=f"tuskline reattach {source.name}, and a greater max_slot_wal_keep_size",
+            repair=publication.reattach(source),
         )
     if slot["active"]:
         raise SlotInUseError(

@@ -5,7 +5,9 @@ Keys: `source`, `pid`, `state` (`connecting`, `streaming`, `waiting`, `stopped`)
 WAL), `received_lsn`, `logged_lsn`, `committed_lsn`, `confirmed_lsn` (end LSNs, as integers), `lag_bytes`
 (`server_lsn` - `confirmed_lsn`), `transactions` and `messages` (of this session), `in_flight_bytes`,
 `spooled_bytes` (of transactions in progress, on disk), `updated_at` (seconds since the Unix epoch), `gate`. A
-position that is not known yet is 0.
+position that is not known yet is 0. `system_id`: of the cluster that the log was written from, null until it is known;
+`behind`: the slot may have been confirmed to more than `confirmed_lsn` since. These two, `timeline`, `committed_lsn` and
+`confirmed_lsn` are kept from one process to the next.
 
 `gate` is null without a commit gate; else `open` (no candidate is left to wait for), `position_lsn` (what ends at or below
 may be shown), `holding` (why more waits than that, in words), `stuck_since` (when it began to wait without anything
@@ -13,15 +15,19 @@ passing, or null), `quorum_lsn` (of the safekeepers; null without) and `candidat
 """
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import psycopg
 from psycopg import pq
 
 from walsender_bridge import status_file
 from walsender_bridge.capture.core import State
+from walsender_bridge.capture.source import LogPosition
 from walsender_bridge.errors import ConnectionFailedError, TusklineError
 from walsender_bridge.sql import load
+
+#: What outlives the process that wrote it: where the stream stands, also while neither the log nor capture runs.
+_KEPT: Final = ("system_id", "behind", "timeline", "committed_lsn", "confirmed_lsn")
 
 
 class StatusFile:
@@ -35,6 +41,8 @@ class StatusFile:
             "error": None,
             "timeline": 0,
             "gate": None,
+            "system_id": None,
+            "behind": False,
             **dict.fromkeys(
                 ("server_lsn", "received_lsn", "logged_lsn", "committed_lsn", "confirmed_lsn"), 0
             ),
@@ -42,17 +50,38 @@ class StatusFile:
                 ("lag_bytes", "transactions", "messages", "in_flight_bytes", "spooled_bytes"), 0
             ),
         }
+        before = {} if path is None else status_file.read(path)
+        self._record |= {key: before[key] for key in _KEPT if key in before}
 
     def state(self, name: str, error: TusklineError | None = None) -> None:
         """A change of state, and why."""
         self._write(state=name, error=None if error is None else error.to_wire())
 
-    def progress(self, session: State, server_lsn: int, gate: dict[str, Any] | None) -> None:
-        """How far a streaming session is, and its gate."""
+    def begin(self, log: LogPosition | None) -> None:
+        """What the log has when a session begins; None: nothing yet."""
+        log = log or LogPosition(0, 0, None)
+        timeline, confirmed = log.confirmed_to or (log.timeline, 0)
+        self._write(
+            system_id=log.system_id,
+            behind=False,
+            timeline=timeline,
+            committed_lsn=log.last_end_lsn,
+            confirmed_lsn=confirmed,
+        )
+
+    def streaming(self, system_id: int) -> None:
+        """A session streams from now on, from the cluster with this system identifier."""
+        self._write(state="streaming", error=None, system_id=system_id, behind=True)
+
+    def progress(
+        self, session: State, server_lsn: int, gate: dict[str, Any] | None, *, behind: bool
+    ) -> None:
+        """How far a streaming session is, and its gate. `behind`: it goes on."""
         confirmed = session.confirmed[1]
         server_lsn = max(server_lsn, session.received_lsn, session.idle_lsn)
         self._write(
             timeline=session.timeline,
+            behind=behind,
             gate=gate,
             server_lsn=server_lsn,
             received_lsn=session.received_lsn,

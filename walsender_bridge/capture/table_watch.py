@@ -1,7 +1,9 @@
 """Looks at the catalog while capture streams, on a thread of its own: tables that come to fit are published (`publication`).
 
 Nothing waits for it, and no failure of it ends a session: what could not be changed is tried again with the next look, and
-`status` and `doctor` name what the role may not change.
+`status` and `doctor` name what the role may not change. But a session ends whose publication is not the one that it began
+with: from 18 on the server leaves out what is committed while there is none, and only warns. The first look comes after the
+walsender has started, since the publication may have gone between the session's own look and that.
 """
 
 import threading
@@ -14,7 +16,7 @@ import structlog
 from walsender_bridge.capture import publication, source
 from walsender_bridge.capture.source import Source
 from walsender_bridge.capture.table_choice import Choice
-from walsender_bridge.errors import TusklineError
+from walsender_bridge.errors import PublicationError, TusklineError
 
 #: Seconds between two looks.
 LOOK_SECONDS: Final = 10.0
@@ -24,29 +26,56 @@ _END_SECONDS: Final = 1.0
 _log = structlog.get_logger(__name__)
 
 
+class Look:
+    """What the thread has found so far."""
+
+    def __init__(self) -> None:
+        self.fault: PublicationError | None = None
+
+    def check(self) -> None:
+        """Raise the `PublicationError` that ends the session, if there is one."""
+        if self.fault is not None:
+            raise self.fault
+
+
 @contextmanager
-def watched(here: Source) -> Iterator[None]:
-    """Look at the catalog from now on until the session ends. `here`: with a DSN of the server that it streams from."""
-    if not Choice.of(here.tables).follows:
-        yield
-        return
-    ended = threading.Event()
-    thread = threading.Thread(target=_run, args=(here, ended), name="tables", daemon=True)
+def watched(here: Source, oid: int | None) -> Iterator[Look]:
+    """Look at the catalog from now on until the session ends. `here`: with a DSN of the server that it streams from.
+
+    `oid`: of the publication that the session began with.
+    """
+    look, ended = Look(), threading.Event()
+    arguments = (here, oid, look, ended)
+    thread = threading.Thread(target=_run, args=arguments, name="tables", daemon=True)
     thread.start()
     try:
-        yield
+        yield look
     finally:
         ended.set()
         thread.join(_END_SECONDS)
 
 
-def _run(here: Source, ended: threading.Event) -> None:
+def _run(here: Source, oid: int | None, look: Look, ended: threading.Event) -> None:
+    follows = Choice.of(here.tables).follows
     while not ended.is_set():
         try:
             with source.connect(here) as connection:
                 while not ended.is_set():
-                    publication.follow(connection, here)
+                    _look(connection, here, oid, look)
+                    if look.fault is not None:
+                        return
+                    if follows:
+                        publication.follow(connection, here)
                     ended.wait(LOOK_SECONDS)
         except TusklineError as error:
             _log.warning("tables not seen", source=here.name, error=str(error))
             ended.wait(LOOK_SECONDS)
+
+
+def _look(connection: publication.Connection, here: Source, oid: int | None, look: Look) -> None:
+    if oid is None:
+        return
+    try:
+        publication.check_same(connection, here, oid)
+    except PublicationError as error:
+        look.fault = error

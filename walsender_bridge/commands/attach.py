@@ -49,7 +49,8 @@ def init(
     output = Output(as_json=as_json)
     rows: list[dict[str, str]] = []
     for section in chosen_sources(settings, source):
-        made = attaching.init(capture_source(section), admin)
+        known = known_of(settings, section)
+        made = attaching.init(capture_source(section), admin, known and known.log)
         gone = attaching.withdraw(capture_source(section), admin)
         for statement in offered(capture_source(section), admin):
             output.note(f"{section.name}: so that tables made later can be copied: {statement}")
@@ -97,6 +98,16 @@ def capture_source(section: "SourceSection") -> Any:
     return Source(
         section.name, section.dsn, section.slot_name, section.publication_name, section.tables
     )
+
+
+def known_of(settings: "Config", section: "SourceSection") -> Any:
+    """What the log, or capture's status file, has of the source's stream (`capture.known.Known`), or None."""
+    from walsender_bridge.capture import known
+
+    # What capture wrote is about the log that is beside it: a new one has no history.
+    has_log = (settings.log.data_dir / "repository.sqlite").exists()
+    written = settings.capture_status(section) if has_log else None
+    return known.ask(settings.log_address, written, section.name)
 
 
 def needed_quorum(settings: "Config") -> Any:

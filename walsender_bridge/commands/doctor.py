@@ -1,12 +1,13 @@
 """`tuskline doctor`: every check on every source and on this machine; exits by the first error's cause."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from walsender_bridge.commands.attach import capture_source, needed_quorum
+from walsender_bridge.commands.attach import capture_source, known_of, needed_quorum
 from walsender_bridge.commands.options import (
     DEFAULT_CONFIG,
     Admin,
@@ -18,10 +19,11 @@ from walsender_bridge.commands.options import (
     load_config,
 )
 from walsender_bridge.doctor.finding import Finding, Severity
-from walsender_bridge.errors import Cause, TusklineError, UnsupportedValueError, from_wire
+from walsender_bridge.errors import Cause, TusklineError, from_wire
 from walsender_bridge.output import Output
 
 if TYPE_CHECKING:
+    from walsender_bridge.capture.known import Known
     from walsender_bridge.config import Config, LakeSection, SourceSection
 
 
@@ -49,11 +51,12 @@ def doctor(
     settings = load_config(config)
     admin = checked_admin(admin)
     by_source = {
-        section.name: of_source(section, admin) for section in chosen_sources(settings, source)
+        section.name: of_source(section, admin, partial(known_of, settings, section))
+        for section in chosen_sources(settings, source)
     }
     for section in chosen_sources(settings, source):
         by_source[section.name] += of_gate(settings, section, admin)
-        by_source[section.name] += of_capture(settings, section)
+        by_source[section.name] += of_capture(settings, section, by_source[section.name])
     if settings.quorum_source is not None and settings.quorum_source.name in by_source:
         by_source[settings.quorum_source.name] += of_quorum(settings, admin=admin)
     parts = [
@@ -80,11 +83,15 @@ def doctor(
         raise typer.Exit(int(first.cause))
 
 
-def of_source(section: "SourceSection", admin: str | None = None) -> list[Finding]:
-    """The findings about one source and its server."""
+def of_source(
+    section: "SourceSection",
+    admin: str | None = None,
+    known: "Callable[[], Known | None]" = lambda: None,
+) -> list[Finding]:
+    """The findings about one source and its server. `known`: says where its stream stands."""
     from walsender_bridge.doctor.server import examine
 
-    return examine(capture_source(section), admin)
+    return examine(capture_source(section), admin, known)
 
 
 def of_gate(
@@ -101,17 +108,21 @@ def of_gate(
     return examine_gate(capture_source(section), rule, admin)
 
 
-def of_capture(settings: "Config", section: "SourceSection") -> list[Finding]:
-    """What ended its capture here for good; nothing where none has run."""
+def of_capture(
+    settings: "Config", section: "SourceSection", others: Sequence[Finding] = ()
+) -> list[Finding]:
+    """What ended its capture here for good, unless it is among `others`; nothing where none has run."""
     from walsender_bridge import status_file
 
     told = status_file.read(settings.capture_status(section))
     error = told.get("error")
-    if (
-        not error
-        or told.get("state") != "stopped"
-        or error["code"] != UnsupportedValueError.cause.name
-    ):
+    if not error or told.get("state") != "stopped":
+        return []
+    # A server that is asked now does not show in what it sent again that its history is another one.
+    sent = error["code"] == Cause.DIVERGED.name and told.get("received_lsn")
+    if sent and any(each.cause is Cause.DIVERGED for each in others):
+        return []
+    if not sent and error["code"] != Cause.UNSUPPORTED_VALUE.name:
         return []
     from walsender_bridge.doctor.server import failed
 

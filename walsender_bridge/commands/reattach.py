@@ -1,6 +1,6 @@
 """`tuskline reattach`: go on after a lost slot, on another cluster, or with another log."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,6 +15,9 @@ from walsender_bridge.commands.options import (
     load_config,
 )
 from walsender_bridge.output import Output
+
+if TYPE_CHECKING:
+    from walsender_bridge.config import Config
 
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Only say which sources cannot go on, and why.")
@@ -68,9 +71,25 @@ def reattach(
             if not dry_run:
                 attaching.reattach(source, log, admin)
             rows.append({"source": section.name, "reason": why or "--force"})
+        rows += _lake(settings, log.status().log_id, dry_run=dry_run)
     if rows or as_json:
         output.rows("reattached", rows)
     if not rows:
         output.note("nothing to do: each source goes on")
     elif not dry_run:
-        output.note("its tables are copied again; `tuskline flush` waits for them")
+        output.note("their tables are copied again; `tuskline flush` waits for them")
+
+
+def _lake(settings: "Config", log_id: str, *, dry_run: bool) -> list[dict[str, str]]:
+    """Have the lake go on with this log, if it is of another one."""
+    if settings.lake is None:
+        return []
+    from spark_consumers.lakehouse import adopt
+
+    trouble = adopt.trouble(settings.lake.uri, log_id)
+    if trouble is None:
+        return []
+    if not dry_run and adopt.request(settings.lake.uri, log_id) is None:
+        # The lake is of this log, and has another fault.
+        raise trouble
+    return [{"source": "[lake]", "reason": trouble.what}]

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from walsender_bridge.attach.record import Made
-from walsender_bridge.capture.publication import FLUSH_TABLE, is_kept
+from walsender_bridge.attach.record import MADE_TABLE, Made
+from walsender_bridge.capture.publication import FLUSH_TABLE, is_kept, reattach
 from walsender_bridge.capture.source import Source
 from walsender_bridge.capture.table_choice import Choice, Chosen
 from walsender_bridge.doctor.finding import Finding, Severity
@@ -47,8 +47,10 @@ def left_out(chosen: Chosen, where: str) -> Iterator[Finding]:
 def judge(facts: Facts, tables: Sequence[Table], source: Source, where: str) -> Iterator[Finding]:
     """All findings about the publication. `tables`: rows of sql/attach_tables.sql."""
     found = facts["publication"]
+    if facts["other_publication"]:
+        yield _dropped(facts["other_publication"], source, where)
     if found is None:
-        yield _absent(facts, tables, source, where)
+        yield from _absent(facts, tables, source, where)
         return
     chosen: Chosen = facts["chosen"]
     choice, name = Choice.of(source.tables), source.publication
@@ -110,21 +112,31 @@ def _of_others(found: Facts, choice: Choice, source: Source, where: str) -> Iter
         )
 
 
-def _absent(facts: Facts, tables: Sequence[Table], source: Source, where: str) -> Finding:
+def _dropped(why: str, source: Source, where: str) -> Finding:
+    """No SQL: made again by hand it would only look like the one that the slot began with."""
+    return Finding(
+        CHECK,
+        where,
+        why,
+        ERROR,
+        repair=reattach(source),
+        cause=Cause.PUBLICATION,
+        # The log is needed for the repair, and other sources go on.
+        prevents=False,
+    )
+
+
+def _absent(facts: Facts, tables: Sequence[Table], source: Source, where: str) -> Iterator[Finding]:
     name = source.publication
     if own_slot(facts, source) is not None:
-        return Finding(
-            CHECK,
-            where,
-            f"{name} is gone, and its slot is there: no change can be decoded without it",
-            ERROR,
-            repair="make it again; changes since it went are refused, and the source starts over",
-            fix=_create(facts, source),
-            cause=Cause.PUBLICATION,
-        )
+        if not facts["other_publication"]:
+            what = f"{name} is gone, and its slot is there: no change can be decoded without it"
+            yield _dropped(what, source, where)
+        return
     if may_make(facts, tables):
-        return Finding(CHECK, where, f"{name} is not there yet", repair="`tuskline init` makes it")
-    return Finding(
+        yield Finding(CHECK, where, f"{name} is not there yet", repair="`tuskline init` makes it")
+        return
+    yield Finding(
         CHECK,
         where,
         f"{name} is not there, and {facts['role']['name']} may not make it",
@@ -166,7 +178,8 @@ def _create(facts: Facts, source: Source) -> str:
     if not facts["role"]["superuser"]:
         made += flush_grants(role)
         texts += granted(flush_grants(role))
-    return block([*texts, *(recorded(each, source.slot) for each in made)])
+    texts += [recorded(each, source.slot) for each in made]
+    return block([*texts, fix("fix_publication_oid", slot_value=source.slot, name_value=name)])
 
 
 def flush_grants(role: str) -> list[Made]:
@@ -175,7 +188,13 @@ def flush_grants(role: str) -> list[Made]:
         Made("schema", "tuskline", "USAGE", role),
         Made("table", FLUSH_TABLE, "SELECT", role),
         Made("table", FLUSH_TABLE, "UPDATE", role),
+        record_grant(role),
     ]
+
+
+def record_grant(role: str) -> Made:
+    """What it needs to see which publication its slot began with."""
+    return Made("table", MADE_TABLE, "SELECT", role)
 
 
 def granted(grants: Sequence[Made]) -> list[str]:

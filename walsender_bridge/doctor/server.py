@@ -4,7 +4,7 @@
 `safekeepers` what `examine_quorum` heard.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,11 +14,21 @@ from walsender_bridge.attach import own_tables
 from walsender_bridge.attach.init import as_admin, copied, verifier, wanted_tables
 from walsender_bridge.attach.login import login_of
 from walsender_bridge.attach.quorum import Quorum, facts, session
+from walsender_bridge.attach.record import Record
 from walsender_bridge.capture import publication
 from walsender_bridge.capture import source as capture
 from walsender_bridge.capture.gate import Rule
+from walsender_bridge.capture.known import Known
 from walsender_bridge.capture.source import Source
-from walsender_bridge.doctor import gate, host_based, safekeepers, settings, tables, wal_room
+from walsender_bridge.doctor import (
+    gate,
+    host_based,
+    safekeepers,
+    settings,
+    stream,
+    tables,
+    wal_room,
+)
 from walsender_bridge.doctor import quorum as quorum_settings
 from walsender_bridge.doctor.finding import Finding, Severity
 from walsender_bridge.errors import AuthenticationError, TusklineError, UntrustedError
@@ -28,10 +38,15 @@ from walsender_bridge.wire.connection import ReplicationConnection
 from walsender_bridge.wire.relation_name import relation_name
 
 
-def examine(source: Source, admin: str | None = None) -> list[Finding]:
+def examine(
+    source: Source,
+    admin: str | None = None,
+    known: Callable[[], Known | None] = lambda: None,
+) -> list[Finding]:
     """Everything there is to say about the source; a server that cannot be reached is one finding.
 
-    `admin`: asked as an administrator (`attach.init`), also before there is the source's role.
+    `admin`: asked as an administrator (`attach.init`), also before there is the source's role. `known`: says where its stream
+    stands (`capture.known`).
     """
     where = f"{source.name} ({source.where})"
     try:
@@ -43,10 +58,19 @@ def examine(source: Source, admin: str | None = None) -> list[Finding]:
     except TusklineError as error:
         return [failed("connection", where, error)]
     findings = [Finding("connection", where, f"PostgreSQL {facts['version_text']}")]
+    # The slot goes forward while this looks: it is asked for before what the log has, and the end of the WAL after that.
+    position, server = known(), None
     if facts["role"]["there"]:
-        findings += _walsender(source, where)
+        tried, server = _walsender(source, where)
+        findings += tried
     else:
         findings += host_based.judge(facts, where)
+    diverged = [*stream.judge(facts, position, server, source, where)]
+    if any(each.check == stream.CLUSTER for each in diverged):
+        # All the rest is said of a server that is not the source's.
+        return [findings[0], *diverged]
+    findings += diverged
+    facts["begun"] = position is not None and position.log.begun
     findings += settings.judge(facts, source, where)
     findings += tables.judge(facts, found, source, where)
     if untrusted is not None:
@@ -137,7 +161,7 @@ def _ask(
         facts["publication"] = publication.facts(connection, source)
         own = connection.execute(load("attach_own").encode(), {"role": role}).fetchone()
         assert own is not None
-        rights = ("reachable", "readable", "writable", "recordable")
+        rights = ("reachable", "readable", "writable", "recordable", "told")
         facts["own"] = dict(zip(rights, own, strict=True))
         refused = connection.execute(load("published_unidentified").encode(), names).fetchall()
         facts["refused"] = [name for (name,) in refused]
@@ -149,8 +173,14 @@ def _ask(
             (relation_name(schema, table), columns) for schema, table, columns in unsent
         ]
         found = wanted_tables(connection, tables, role)
+        facts["other_publication"] = ""
         try:
             own_tables.check(connection, source.dsn)
+            if settings.own_slot(facts, source) is not None:
+                record = Record(connection, source.slot, source.dsn)
+                facts["other_publication"] = publication.recorded_fault(
+                    connection, source, record, facts["publication"]
+                )
         except UntrustedError as error:
             return facts, found, error
         return facts, found, None
@@ -164,12 +194,13 @@ def _rules(connection: psycopg.Connection[Any]) -> list[tuple[Any, ...]]:
         return []
 
 
-def _walsender(source: Source, where: str) -> list[Finding]:
-    """Whether the role is let in to replicate: pg_hba.conf and REPLICATION, tried and not guessed."""
+def _walsender(source: Source, where: str) -> tuple[list[Finding], stream.Server | None]:
+    """Whether the role is let in to replicate: pg_hba.conf and REPLICATION, tried and not guessed. And the server's history."""
     try:
         name = f"tuskline-doctor-{source.name}"
         with ReplicationConnection.connect(source.dsn, application_name=name) as walsender:
-            walsender.identify()
+            identity = walsender.identify()
+            found = stream.Server(identity, walsender.history(identity.timeline))
     except TusklineError as error:
-        return [failed("replication connection", where, error)]
-    return [Finding("replication connection", where, "a walsender answers")]
+        return [failed("replication connection", where, error)], None
+    return [Finding("replication connection", where, "a walsender answers")], found

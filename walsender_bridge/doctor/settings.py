@@ -4,7 +4,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from walsender_bridge.attach.record import Made
-from walsender_bridge.capture.source import OLDEST_VERSION, Source
+from walsender_bridge.capture.publication import reattach
+from walsender_bridge.capture.source import OLDEST_VERSION, Source, lost
 from walsender_bridge.doctor import wal_room
 from walsender_bridge.doctor.finding import Finding, Severity
 from walsender_bridge.doctor.fixes import block, comment, fix, recorded
@@ -228,8 +229,8 @@ def _retention(facts: Facts, where: str) -> Iterator[Finding]:
         yield Finding(
             "max_slot_wal_keep_size",
             where,
-            f"{keep} MB: a bridge that is down for longer than that lasts loses its slot, and the "
-            "source has to start over",
+            f"{keep} MB: a bridge that is down for longer than that lasts loses its slot, and all "
+            "tables are copied again",
             WARNING,
             repair="set it to what the server's disk can spare",
             fix=fix("fix_keep_size", name="max_slot_wal_keep_size", value="16GB"),
@@ -243,7 +244,7 @@ def _retention(facts: Facts, where: str) -> Iterator[Finding]:
         yield Finding(
             "idle_replication_slot_timeout",
             where,
-            f"a bridge that is down for {seconds:.0f} s loses its slot, and the source starts over",
+            f"a bridge that is down for {seconds:.0f} s loses its slot, and all tables are copied again",
             WARNING,
             repair="set it to 0, or to longer than the bridge may ever be down",
             fix=fix("fix_keep_size", name="idle_replication_slot_timeout", value="0"),
@@ -279,7 +280,7 @@ def _transactions(facts: Facts, source: Source, where: str) -> Iterator[Finding]
 
 def _slots(facts: Facts, source: Source, where: str) -> Iterator[Finding]:
     own = own_slot(facts, source)
-    if own is None:
+    if own is None and not facts["begun"]:
         yield Finding(
             "slot",
             where,
@@ -287,11 +288,12 @@ def _slots(facts: Facts, source: Source, where: str) -> Iterator[Finding]:
             repair="`tuskline init` makes it",
         )
     for slot in facts["slots"]:
-        yield _slot(facts, slot, where, own=slot is own)
+        yield _slot(facts, slot, source, where)
 
 
-def _slot(facts: Facts, slot: Facts, where: str, *, own: bool) -> Finding:
+def _slot(facts: Facts, slot: Facts, source: Source, where: str) -> Finding:
     name, status = slot["slot_name"], slot.get("wal_status")
+    own = name == source.slot
     bad = ERROR if own else WARNING
     if own and (
         slot["plugin"] != "pgoutput"
@@ -308,17 +310,17 @@ def _slot(facts: Facts, slot: Facts, where: str, *, own: bool) -> Finding:
             repair="choose another slot name",
             cause=Cause.SLOT,
         )
-    if status == "lost" or slot.get("invalidation_reason"):
-        why = slot.get("invalidation_reason") or "the server has removed WAL that it needs"
+    why = lost(slot)
+    if why:
         return Finding(
             "slot",
             where,
             f"{name} is lost: {why}",
             bad,
-            repair="a source under a new name starts over; drop this slot"
-            if own
-            else "drop it if nobody needs it",
+            repair=reattach(source) if own else "drop it if nobody needs it",
             cause=Cause.SLOT,
+            # The log is needed for the repair, and other sources go on.
+            prevents=False,
         )
     held = (facts["held_bytes"] or {}).get(name, 0)
     told = f"{name} holds {held / _MEGABYTE:.1f} MB of WAL"

@@ -201,6 +201,16 @@ def _privileges(
             fix=in_record(facts, publication.granted(needed), *needed),
             cause=Cause.PRIVILEGE,
         )
+    elif attached and not own["told"]:
+        told = publication.record_grant(role)
+        yield Finding(
+            "privileges",
+            where,
+            f"{role} may not read {told.name}: a publication that is dropped and made again is not noticed while capture is down",
+            WARNING,
+            repair="tuskline init --admin user=..., or GRANT SELECT",
+            fix=in_record(facts, publication.granted([told]), told),
+        )
     elif not unread:
         yield Finding("privileges", where, f"{role} may read every table")
 

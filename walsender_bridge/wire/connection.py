@@ -417,8 +417,7 @@ def server_error(sqlstate: str, text: str, where: str) -> TusklineError:
             return PublicationError(
                 line,
                 where=where,
-                repair="make it again if it is gone; changes from before then cannot be decoded: tuskline down, tuskline"
-                " detach, and attach again under another source name",
+                repair="tuskline reattach: changes from before it was made cannot be decoded, also if it is made again",
             )
         case "42704":
             return SlotError(line, where=where, repair="see pg_replication_slots")

@@ -1,0 +1,70 @@
+"""Judgement on whether the source's slot continues its stream, as capture will find it when it starts. Pure."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from walsender_bridge.capture.known import Known
+from walsender_bridge.capture.publication import reattach
+from walsender_bridge.capture.source import Source, gone, lost, other_cluster
+from walsender_bridge.capture.source import judge as fork
+from walsender_bridge.doctor.finding import Finding, Severity
+from walsender_bridge.doctor.settings import Facts, own_slot
+from walsender_bridge.errors import Cause
+from walsender_bridge.wire.lsn import parse_lsn
+from walsender_bridge.wire.replication import History, SystemIdentity
+
+CHECK: Final = "stream"
+#: The check that finds a server of another cluster.
+CLUSTER: Final = "cluster"
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """What a walsender says of its server."""
+
+    identity: SystemIdentity
+    history: History
+
+
+def judge(
+    facts: Facts, known: Known | None, server: Server | None, source: Source, where: str
+) -> Iterator[Finding]:
+    """Nothing for a stream without a history. `server`: None where the role cannot replicate."""
+    if known is None or not known.log.begun:
+        return
+    logged, found = known.log.system_id, int(facts["system_id"])
+    if logged not in {None, found}:
+        error = other_cluster(source, logged, found)
+        yield _diverged(CLUSTER, where, error.what, error.repair)
+        return
+    slot = own_slot(facts, source)
+    why = gone(known.log) if slot is None else ""
+    if server is not None:
+        found_fork = fork(known.log, _confirmed(slot, known), server.identity, server.history)
+        why = found_fork.reason if found_fork else ""
+    if why:
+        what = f"stream {source.name} has diverged: {why}"
+        yield _diverged(CHECK, where, what, reattach(source))
+
+
+def _confirmed(slot: Facts | None, known: Known) -> int | None:
+    """What the slot may be judged by: one in use goes forward, and one that is lost is named as that."""
+    if slot is None:
+        return None
+    if known.behind or slot["active"] or slot["plugin"] != "pgoutput" or lost(slot):
+        return 0
+    return parse_lsn(slot["confirmed_flush_lsn"])
+
+
+def _diverged(check: str, where: str, what: str, repair: str) -> Finding:
+    return Finding(
+        check,
+        where,
+        what,
+        Severity.ERROR,
+        repair=repair,
+        cause=Cause.DIVERGED,
+        # The log is needed for the repair, and other sources go on.
+        prevents=False,
+    )
