@@ -162,7 +162,7 @@ STATES: dict[str, tuple[Callable[[Shop], None], str]] = {
     "dropped": (dropped, "the slot is gone"),
     "made by hand": (made_by_hand, "the slot was made anew or moved"),
     "detached": (detached, "the slot is gone"),
-    "invalidated": (invalidated, "the server has removed WAL that the slot needs"),
+    "invalidated": (invalidated, "the server has removed WAL that it needs"),
 }
 
 
