@@ -220,10 +220,10 @@ CASES = {
     "slot of another plugin": Case(*FOREIGN_SLOT, slot_of_another_plugin),
     "publication gone": Case(
         Cause.PUBLICATION,
-        "tuskline_shop is gone",
-        "make it again",
+        "'tuskline_shop' was dropped",
+        "tuskline reattach shop",
         publication_gone,
-        ("doctor", "up"),
+        TRY,
     ),
     "no replica identity": Case(
         Cause.PUBLICATION,

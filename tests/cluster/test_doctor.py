@@ -80,7 +80,7 @@ def test_the_script_repairs_what_a_plain_role_lacks_and_detach_takes_it_back(
         script = tuskline.run("doctor", "--fix-sql").stdout
         run_script(shop.dsn, script)
     assert tuskline.json("doctor")["errors"] == 0
-    assert {row["made"] for row in tuskline.json("init")["made"]} == set()
+    assert {row["made"] for row in tuskline.json("init")["made"]} == {"slot tuskline_shop"}
     with shop.connect() as connection:
         query = "SELECT count(*) FROM pg_replication_slots WHERE slot_name = 'tuskline_shop'"
         assert connection.execute(query.encode()).fetchone() == (1,)
@@ -208,6 +208,9 @@ def test_slots_that_are_not_ours_or_lost(tmp_path: Path, make_server: MakeServer
         connection.execute("SELECT pg_drop_replication_slot('tuskline_shop')")
         connection.execute("DROP PUBLICATION tuskline_shop")
         connection.execute("SELECT pg_create_logical_replication_slot('tuskline_shop', 'pgoutput')")
+        report = tuskline.json("doctor", code=Cause.PUBLICATION)
+        assert "was dropped" in findings(report, "error")["publication"][0]
+        connection.execute("DELETE FROM tuskline.made")
         report = tuskline.json("doctor", code=Cause.PUBLICATION)
         assert "no change can be decoded" in findings(report, "error")["publication"][0]
 
