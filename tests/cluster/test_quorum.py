@@ -90,7 +90,7 @@ def test_4_a_second_proposer_displaces_the_first_which_says_who(quorum):
     quorum.insert(1)
     first = quorum.processes.pop("proposer")
     quorum.start("proposer")
-    assert first.wait(timeout=30) == 11, quorum.logs()
+    assert first.wait(timeout=90) == 11, quorum.logs()
     assert "displaced" in quorum.log("proposer").read_text()
     wait_for(quorum.is_sync, 30, "the second is the standby")
     quorum.insert(2)

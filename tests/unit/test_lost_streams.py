@@ -129,7 +129,7 @@ def test_what_the_server_or_its_stream_says_has_the_source_and_its_repair() -> N
     other = cannot_go_on(SOURCE, DivergedError("it does not fit", where="walsender"))
     assert isinstance(other, DivergedError)
     assert "db.example" in other.where
-    assert other.repair.endswith(REATTACH)
+    assert other.repair.endswith(f"{REATTACH} --force")
 
 
 def test_doctor_tells_what_only_the_stream_has_shown(tmp_path: Path) -> None:

@@ -68,5 +68,6 @@ def test_what_leans_on_libraries_passes_at_the_lower_bounds(lowest: Path) -> Non
     files = [f"tests/unit/{name}.py" for name in _TESTS]
     # An old version may use what the newest one of another library has deprecated.
     plain = ("-p", "no:cacheprovider", "-q", "-m", "not long", "-W", "default::DeprecationWarning")
-    done = _run(lowest, "-m", "pytest", *plain, *files, cwd=ROOT)
+    # Typer's oldest version brings rich for every command.
+    done = _run(lowest, "-m", "pytest", *plain, "-k", "not nothing_heavy", *files, cwd=ROOT)
     assert done.returncode == 0, done.stdout[-3000:]

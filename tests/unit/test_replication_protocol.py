@@ -227,4 +227,4 @@ def test_a_refused_command_has_its_cause(code: str, text: str, kind: type[Tuskli
 def test_a_publication_that_was_made_again_decodes_nothing_from_before() -> None:
     """Up to 17 pgoutput looks it up as of each change, so to make it again is not enough."""
     error = server_error("42704", 'publication "p" does not exist', "h")
-    assert "another source name" in error.repair
+    assert "tuskline reattach" in error.repair

@@ -146,14 +146,6 @@ def _called(connection: Connection, oid: int | None) -> str | None:
 # -- what init and each session of capture do -----------------------------------------------------------
 
 
-def renew(connection: Connection, source: "Source", record: Record) -> int:
-    """Make the publication unless it is there, for a slot that is made after it; its OID, which is recorded.
-
-    In the transaction of the caller. Raises what `make_or_adopt` raises.
-    """
-    return make_or_adopt(connection, source, record)
-
-
 def make_or_adopt(
     connection: Connection,
     source: "Source",
