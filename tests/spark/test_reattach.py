@@ -17,6 +17,7 @@ from walsender_bridge.errors import Cause
 from walsender_bridge.local_server.server import LocalServer
 
 SLOT = "tuskline_shop"
+TABLES = {"shop": "shop.public.orders", "billing": "billing.public.bills"}
 
 
 def sql(server: LocalServer, database: str, *statements: str) -> None:
@@ -83,7 +84,7 @@ class Shop:
         done = self.tuskline.run("flush", "--timeout", "150", seconds=200)
         assert done.returncode == 0, done.stderr + self.tuskline.logs()
         snapshot = read(self.spark, str(self.tuskline.lake))
-        for table in ("shop.public.orders", "billing.public.bills"):
+        for table in TABLES.values():
             database, _, name = table.partition(".")
             with psycopg.connect(self.server.dsn(database)) as connection:
                 expected = connection.execute(f"SELECT * FROM {name} ORDER BY id").fetchall()
@@ -91,24 +92,24 @@ class Shop:
             assert snapshot.manifest.tables[table].rows == len(expected)
         wait_for(lambda: not ill(self.tuskline), 60, "all is well")
 
-    def reattached(self, cause: str, *options: str) -> None:
-        """The cause is named with the command; it is followed, and only this source is copied again."""
+    def reattached(self, cause: str, *sources: str) -> None:
+        """The cause is named with the command; it is followed, and only these sources are copied again."""
         wait_for(lambda: cause in ill(self.tuskline), 90, f"{cause}\n{self.tuskline.logs()}")
         assert "tuskline reattach shop" in ill(self.tuskline)
         doctor = self.tuskline.run("doctor")
         assert doctor.returncode != 0
         assert "tuskline reattach shop" in doctor.stdout + doctor.stderr
         before = head(self.tuskline)
-        looked = self.tuskline.json("reattach", "--dry-run", *options)["reattached"]
-        assert [row["source"] for row in looked] == ["shop"]
-        assert cause in looked[0]["reason"]
-        done = self.tuskline.json("reattach", "shop", *options)
+        looked = self.tuskline.json("reattach", "--dry-run")["reattached"]
+        assert [row["source"] for row in looked] == [*sources]
+        assert all(cause in row["reason"] for row in looked)
+        done = self.tuskline.json("reattach", *sources)
         assert done["reattached"] == looked
         self.healthy()
         after = head(self.tuskline)
         assert after.epoch > before.epoch
-        assert copied(before, after) == {"shop.public.orders"}
-        assert self.tuskline.json("reattach", *options)["reattached"] == []
+        assert copied(before, after) == {TABLES[source] for source in sources}
+        assert self.tuskline.json("reattach")["reattached"] == []
 
 
 def copied(before: Manifest, after: Manifest) -> set[str]:
@@ -135,6 +136,11 @@ def detached(shop: Shop) -> None:
     shop.tuskline.up()
 
 
+def unpublished(shop: Shop) -> None:
+    sql(shop.server, "shop", f"DROP PUBLICATION {SLOT}")
+    shop.change()
+
+
 def invalidated(shop: Shop) -> None:
     assert shop.tuskline.stop_up() == 0
     sql(
@@ -158,33 +164,43 @@ def invalidated(shop: Shop) -> None:
     shop.tuskline.up()
 
 
-STATES: dict[str, tuple[Callable[[Shop], None], str]] = {
-    "dropped": (dropped, "the slot is gone"),
-    "made by hand": (made_by_hand, "the slot was made anew or moved"),
-    "detached": (detached, "the slot is gone"),
-    "invalidated": (invalidated, "the server has removed WAL that it needs"),
+STATES: dict[str, tuple[Callable[[Shop], None], str, *tuple[str, ...]]] = {
+    "dropped": (dropped, "the slot is gone", "shop"),
+    "made by hand": (made_by_hand, "the slot was made anew or moved", "shop"),
+    "detached": (detached, "the slot is gone", "shop"),
+    # The limit is the server's, for all slots.
+    "invalidated": (invalidated, "the server has removed WAL that it needs", *TABLES),
+    "no publication": (unpublished, "publication 'tuskline_shop' was dropped", "shop"),
 }
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(["made by hand"], id="one state"),
+        pytest.param([*STATES], id="each state", marks=pytest.mark.long),
+    ],
+)
 def test_a_source_that_cannot_go_on_begins_again_under_its_name(
-    tmp_path: Path, make_server: MakeServer, spark
+    tmp_path: Path, make_server: MakeServer, spark, names: list[str]
 ) -> None:
     server = make_server(fsync="off", max_wal_size="32MB", min_wal_size="32MB")
     server.start()
     sql(server, "postgres", "CREATE DATABASE shop", "CREATE DATABASE billing")
     sql(server, "shop", "CREATE TABLE orders (id int PRIMARY KEY, note int)")
     sql(server, "billing", "CREATE TABLE bills (id int PRIMARY KEY)")
-    sources = {name: {"dsn": server.dsn(name)} for name in ("shop", "billing")}
-    with Attached(tmp_path, sources, lake=True) as tuskline:
+    databases = {name: {"dsn": server.dsn(name)} for name in TABLES}
+    with Attached(tmp_path, databases, lake=True) as tuskline:
         tuskline.json("init")
         tuskline.up()
         shop = Shop(tuskline, server, spark)
         shop.healthy()
         assert tuskline.json("reattach")["reattached"] == []
-        for name, (happens, cause) in STATES.items():
+        for name in names:
+            happens, cause, *sources = STATES[name]
             began = time.monotonic()
             happens(shop)
-            shop.reattached(cause)
+            shop.reattached(cause, *sources)
             print(f"{name}: {time.monotonic() - began:.1f} s")
         assert tuskline.stop_up() == 0
