@@ -131,6 +131,16 @@ def test_what_it_says_survives_a_crash_before_and_after_its_commit(stream: Strea
     assert stream.commit().position.history_start == 5
 
 
+def test_it_is_a_commit_of_its_own_whatever_was_written_behind_it(stream: Stream) -> None:
+    stream.restart()
+    stream.make.lsn = 0x200
+    stream.append(stream.make.whole(), stream.make.whole())
+    lengths = [stream.commit().length for _ in range(2)]
+    assert lengths == [1, 2]
+    ends = [cut.end_offset for cut in stream.host.plan(1, 99, None, None)]
+    assert ends == [3, 4, 6]
+
+
 def test_a_wrong_one_changes_nothing(stream: Stream) -> None:
     before = stream.host.status()
     entry = build_restart(stream.make.crc)

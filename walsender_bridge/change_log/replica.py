@@ -308,6 +308,9 @@ class Replica:
                 if end.end_lsn > self.current.gate_lsn:
                     break
                 position = end
+                if end.history_start == end.end_offset:
+                    # A RESTART is a commit of its own: readers begin behind it, where a commit ends.
+                    break
         start = self.current.committed_end
         return Report(
             replica,
