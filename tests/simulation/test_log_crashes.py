@@ -4,7 +4,7 @@ A writer per stream sends numbered transactions as capture does: it goes on behi
 LSN. Crashes hit between the effects of a transaction of the store, before and after its commit, within
 a roll and within a trim; answers get lost; the repository restarts from its records. Whatever happens:
 what was acknowledged and whole is there, every transaction is committed once and in order, versions
-grow, and every restart finds a valid replica. A repository that was put back from a copy issues no version that a
+grow, and every restart finds a valid replica. Now and then the source is reattached: LSNs begin again, offsets go on. A repository that was put back from a copy issues no version that a
 replica knows.
 """
 
@@ -22,8 +22,9 @@ from walsender_bridge.change_log.host import HostedReplica
 from walsender_bridge.change_log.protocol import Report
 from walsender_bridge.change_log.replica_disk import Judgement
 from walsender_bridge.change_log.repository import Created, Record, Repository, StreamCreated, Tick
+from walsender_bridge.change_log.restart import build_restart
 from walsender_bridge.change_log.stream_faults import StreamFaults
-from walsender_bridge.errors import TusklineError
+from walsender_bridge.errors import InvalidReplicaError, TusklineError
 
 STREAMS = ("a", "b")
 FOREVER = 2**62
@@ -165,6 +166,8 @@ class Simulation:
                     known[each.offset] = each.data
 
     def trim(self) -> None:
+        # A crash in the last tick may have come before what it published was read.
+        self.check_readable()
         stream = self.choose.choice(STREAMS)
         limit = self.repository.trim_limit(stream, self.now)
         self.hosts[stream].trim(self.choose.randint(1, limit), FOREVER)
@@ -179,8 +182,10 @@ class Simulation:
                     self.writers[self.choose.choice(STREAMS)].act()
                 elif action < 0.9:
                     self.tick()
-                elif action < 0.95:
+                elif action < 0.94:
                     self.trim()
+                elif action < 0.95:
+                    self.writers[self.choose.choice(STREAMS)].reattach()
                 elif action < 0.97:
                     self.restart_repository()
                 else:
@@ -214,7 +219,10 @@ class Writer:
         self.simulation = simulation
         self.stream = stream
         self.choose = simulation.choose
-        self.rows: list[list[bytes]] = []
+        self.rows: dict[tuple[int, int], list[bytes]] = {}
+        #: How many transactions each earlier history has, and where the present one begins.
+        self.ended: list[int] = []
+        self.history_start = 1
         self.open = False
         self.taking_over = False
         self.term = 0
@@ -222,16 +230,43 @@ class Writer:
         self.pieces: list[list[bytes]] = []
         self.acknowledged: dict[int, bytes] = {}
 
-    def transaction(self, number: int) -> list[bytes]:
-        while len(self.rows) <= number:
+    def transaction(self, number: int, history: int | None = None) -> list[bytes]:
+        key = len(self.ended) if history is None else history, number
+        if key not in self.rows:
             size, count = self.choose.choice(((10, 1), (10, 3), (3000, 6), (20_000, 2)))
-            self.rows.append(
-                [pg.insert(ACCOUNTS, [self.choose.randbytes(size)]) for _ in range(count)]
-            )
-        return pg.transaction(0x1000 + 0x100 * number, 700 + number, self.rows[number])
+            self.rows[key] = [
+                pg.insert(ACCOUNTS, [self.choose.randbytes(size)]) for _ in range(count)
+            ]
+        return pg.transaction(0x1000 + 0x100 * number, 700 + number, self.rows[key])
 
     def expected(self) -> list[bytes]:
-        return [m for n in range(self.sent) for m in self.transaction(n)]
+        counts = [*self.ended, self.sent]
+        return [
+            m for h, sent in enumerate(counts) for n in range(sent) for m in self.transaction(n, h)
+        ]
+
+    def reattach(self) -> None:
+        """As `attach.reattach`: what is not committed goes, then the RESTART entry."""
+        self._take_over()
+        host = self.simulation.hosts[self.stream]
+        # No more may be committed, and what is on its way has to have arrived.
+        host.append(self.session, [], [], None, 0)
+        report = host.report("k")
+        assert report is not None
+        host.commit(self.simulation.repository.streams[self.stream].missed(report.version))
+        end = host.status().committed_end
+        if host._core.tail.whole.history_start > end:
+            # Not committed yet: it is never cut off.
+            with pytest.raises(InvalidReplicaError, match="RESTART"):
+                host.cut_tail(self.term, end)
+            return
+        self.acknowledged = {o: data for o, data in self.acknowledged.items() if o < end}
+        host.cut_tail(self.term, end)
+        self._take_over()
+        entry_of = build_restart(self.crc)
+        self.open = False
+        host.append(self.session, [entry_of], [], (1, 0x10), 0, 7)
+        self.acknowledged[self.end] = entry_of
 
     def _take_over(self) -> None:
         host = self.simulation.hosts[self.stream]
@@ -241,6 +276,11 @@ class Writer:
         self.taking_over = False
         self.open = True
         self.crc = status.last_crc
+        whole = host._core.tail.whole
+        if whole.history_start != self.history_start:
+            assert whole.history_start > self.history_start
+            self.history_start = whole.history_start
+            self.ended.append(self.sent)
         self.forget_unfinished(status.end_offset)
         self.end = status.end_offset
         # As capture: go on behind the last transaction that the log has.

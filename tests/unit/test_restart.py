@@ -20,7 +20,12 @@ from walsender_bridge.change_log.protocol import (
 from walsender_bridge.change_log.replica_disk import IndexRow
 from walsender_bridge.change_log.repository import report_to_json
 from walsender_bridge.change_log.restart import build_restart
-from walsender_bridge.errors import CorruptError, DivergedError, MalformedMessageError
+from walsender_bridge.errors import (
+    CorruptError,
+    DivergedError,
+    InvalidReplicaError,
+    MalformedMessageError,
+)
 
 CLUSTER, OTHER = 7_001, 7_002
 
@@ -139,6 +144,18 @@ def test_it_is_a_commit_of_its_own_whatever_was_written_behind_it(stream: Stream
     assert lengths == [1, 2]
     ends = [cut.end_offset for cut in stream.host.plan(1, 99, None, None)]
     assert ends == [3, 4, 6]
+
+
+def test_it_is_not_cut_off_with_an_uncommitted_tail(stream: Stream) -> None:
+    stream.restart()
+    stream.make.lsn = 0x200
+    stream.append(stream.make.whole())
+    term = stream.host.status().term
+    with pytest.raises(InvalidReplicaError, match="RESTART entry before 4 is not committed"):
+        stream.host.cut_tail(term, 3)
+    stream.commit()
+    stream.host.cut_tail(term, 4)
+    assert stream.host.status().end_offset == 4
 
 
 def test_a_wrong_one_changes_nothing(stream: Stream) -> None:

@@ -43,7 +43,7 @@ from walsender_bridge.change_log.replica_disk import (
     judge,
     tail_at,
 )
-from walsender_bridge.change_log.restart import is_restart
+from walsender_bridge.change_log.restart import check_cut, is_restart
 from walsender_bridge.errors import (
     DivergedError,
     FencedError,
@@ -225,6 +225,7 @@ class Replica:
                 f"its tail is to be cut at {end}, and it has committed up to {self.current.committed_end}",
                 where=f"stream {self.durable.stream}",
             )
+        check_cut(self.tail, self.current.position)
         self._move(Event.CUT_TAIL)
         if self.tail.end_offset == end:
             return []

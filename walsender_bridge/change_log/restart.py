@@ -7,14 +7,17 @@ two meanings, and whoever has read up to one below `history_start` finds by comp
 continues what it has (`spark_consumers.history`). Tables are then copied again.
 
 The entry stands alone behind what is committed. An uncommitted tail before it would be of a history that has no
-continuation: nobody has seen it, and it is cut off first.
+continuation: nobody has seen it, and it is cut off first. The entry itself is never cut off: the position and the cluster
+that came with it would then seem to continue the history before it, and what committed in between would be missing in
+silence. No gate holds it back, so it is committed by itself, and as a commit of its own: readers begin behind it.
 """
 
 from collections.abc import Sequence
 
 from walsender_bridge.change_log.entry import Codec, EntryHeader, EntryKind, build_entry
+from walsender_bridge.change_log.protocol import Position
 from walsender_bridge.change_log.replica_disk import Tail
-from walsender_bridge.errors import MalformedMessageError
+from walsender_bridge.errors import InvalidReplicaError, MalformedMessageError
 
 
 def build_restart(previous_crc: int) -> bytes:
@@ -50,3 +53,13 @@ def is_restart(
             where=f"entry {tail.end_offset}",
         )
     return True
+
+
+def check_cut(tail: Tail, committed: Position) -> None:
+    """Raise `InvalidReplicaError` if there is a RESTART in the uncommitted tail, which is to be cut off."""
+    if tail.whole.history_start > committed.history_start:
+        raise InvalidReplicaError(
+            f"the RESTART entry before {tail.whole.history_start} is not committed yet",
+            where=f"entry {tail.end_offset}",
+            repair="try again; it is committed by itself while the log runs",
+        )
