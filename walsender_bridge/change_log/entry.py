@@ -63,10 +63,7 @@ _IS_ROW[[_I, _U, _D]] = True
 
 
 class EntryKind(IntEnum):
-    """What an entry is. Values from 4 are reserved for prepared transactions.
-
-    RESTART: the source was reattached. What follows is another history than what came before, with LSNs of its own.
-    """
+    """What an entry is (RESTART: see `restart`). Values from 4 are reserved for prepared transactions."""
 
     DATA = 1
     RESTART = 2
