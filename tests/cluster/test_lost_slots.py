@@ -128,11 +128,19 @@ MAKE = f"CREATE PUBLICATION {PUBLICATION} FOR TABLE orders, audit, tuskline.flus
 @pytest.mark.parametrize(
     ("statements", "fate"),
     [
-        ([f"DROP PUBLICATION {PUBLICATION}"], "dropped"),
-        ([f"DROP PUBLICATION {PUBLICATION}", MAKE], "dropped and made again"),
-        ([f"ALTER PUBLICATION {PUBLICATION} RENAME TO other"], "renamed to 'other'"),
+        pytest.param(
+            [f"DROP PUBLICATION {PUBLICATION}"], "dropped", id="dropped", marks=pytest.mark.long
+        ),
+        pytest.param(
+            [f"DROP PUBLICATION {PUBLICATION}", MAKE], "dropped and made again", id="made again"
+        ),
+        pytest.param(
+            [f"ALTER PUBLICATION {PUBLICATION} RENAME TO other"],
+            "renamed to 'other'",
+            id="renamed",
+            marks=pytest.mark.long,
+        ),
     ],
-    ids=["dropped", "made again", "renamed"],
 )
 def test_a_publication_that_went_while_capture_was_down(
     place: Place, shop: Database, statements: list[str], fate: str
@@ -148,7 +156,13 @@ def test_a_publication_that_went_while_capture_was_down(
 
 
 @before_and_after_18
-@pytest.mark.parametrize("again", [[], [MAKE]], ids=["dropped", "made again"])
+@pytest.mark.parametrize(
+    "again",
+    [
+        pytest.param([], id="dropped", marks=pytest.mark.long),
+        pytest.param([MAKE], id="made again"),
+    ],
+)
 def test_a_publication_that_goes_while_capture_streams(
     place: Place, shop: Database, again: list[str]
 ) -> None:

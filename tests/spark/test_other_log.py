@@ -73,6 +73,7 @@ def carried_out(pipeline, request):
     return wait_for(done, 120, f"the request to {request.kind}")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_lake_goes_on_with_a_log_that_was_made_anew(tmp_path, database, spark):
     database.execute(
