@@ -18,9 +18,10 @@ import psycopg
 
 from walsender_bridge.attach.detach import drop_slot
 from walsender_bridge.attach.init import as_admin, init
-from walsender_bridge.attach.record import Made, Record
+from walsender_bridge.attach.record import Record
 from walsender_bridge.capture import known, publication
 from walsender_bridge.capture import source as capture
+from walsender_bridge.capture.joining import settle
 from walsender_bridge.capture.source import Source
 from walsender_bridge.change_log.client import LogClient, ReplicaClient
 from walsender_bridge.change_log.restart import build_restart
@@ -71,14 +72,14 @@ def reason(source: Source, log: LogClient, admin: str | None = None) -> str | No
         return publication.recorded_fault(connection, seen, record, found) or None
 
 
-def reattach(source: Source, log: LogClient, admin: str | None = None) -> list[Made]:
-    """Make publication and slot again, and begin another history in the log; what was made.
+def reattach(source: Source, log: LogClient, admin: str | None = None) -> None:
+    """Make publication and slot again, and begin another history in the log.
 
     `admin` as for `init`. Raises `SlotInUseError` while somebody streams from the slot, and the errors of `init`.
     """
     with capture.connect(as_admin(source, admin)) as connection:
         _drop_slot(connection, source)
-    made = init(source, admin)
+    init(source, admin)
     with capture.connect(source) as connection:
         identity, _ = _identity(connection, source)
         confirmed = capture.slot_position(connection, source)
@@ -94,7 +95,6 @@ def reattach(source: Source, log: LogClient, admin: str | None = None) -> list[M
             time.sleep(0.2)
         else:
             break
-    return made
 
 
 def _drop_slot(connection: psycopg.Connection[Any], source: Source) -> None:
@@ -113,17 +113,15 @@ def _restart(source: Source, log: LogClient, confirm_to: tuple[int, int], system
         with _writer(replica, log, name) as writer:
             uncommitted = writer.status.end_offset > writer.status.committed_end
             if uncommitted:
-                # No more of it may be committed, and what is on its way has to have arrived.
-                writer.send([], gate_lsn=0)
-                _acknowledged(writer)
-                log.barrier({}, ANSWER_SECONDS)
+                settle(writer, log, ANSWER_SECONDS)
                 end = replica.stream_status(name).committed_end
                 replica.cut_tail(name, writer.term, end)
         with _writer(replica, log, name) as writer:
             offset = writer.status.end_offset
             entry = build_restart(writer.status.last_crc)
             writer.send([entry], confirm_to=confirm_to, gate_lsn=0, system_id=system_id)
-            _acknowledged(writer)
+            if writer.next_ack(ANSWER_SECONDS) is None:
+                raise UnavailableError("the keeper does not answer", where=writer.address)
     deadline = time.monotonic() + ANSWER_SECONDS
     while log.status().streams[name].history_start <= offset:
         if time.monotonic() > deadline:
@@ -142,11 +140,6 @@ def _writer(replica: ReplicaClient, log: LogClient, name: str) -> Iterator[Any]:
         yield writer
     finally:
         writer.close()
-
-
-def _acknowledged(writer: Any) -> None:
-    if writer.next_ack(ANSWER_SECONDS) is None:
-        raise UnavailableError("the keeper does not answer", where=writer.address)
 
 
 def _identity(

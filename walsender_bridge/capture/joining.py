@@ -19,6 +19,7 @@ import structlog
 
 from walsender_bridge.capture import core, source
 from walsender_bridge.capture.overlap import Overlap, utc
+from walsender_bridge.capture.publication import reattach
 from walsender_bridge.capture.source import Fork, LogPosition, Source
 from walsender_bridge.capture.spool import Streams
 from walsender_bridge.change_log.client import AppendWriter, LogClient, ReplicaClient
@@ -33,6 +34,17 @@ ANSWER_SECONDS = 120.0
 LISTED = 20
 
 _log = structlog.get_logger(__name__)
+
+
+def settle(writer: AppendWriter, log: LogClient, seconds: float) -> None:
+    """Have no more of the stream committed, and what is on its way arrive: then its tail may be cut off.
+
+    Raises `UnavailableError` if the keeper does not answer in `seconds`, `DeadlineError` if the repository does not.
+    """
+    writer.send([], gate_lsn=0)
+    if writer.next_ack(seconds) is None:
+        raise UnavailableError("the keeper does not answer", where=writer.address)
+    log.barrier({}, seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +115,7 @@ class Joining:
     ) -> bool:
         """Whether the slot continues what is committed; then the tail behind that has been cut off."""
         name = self.source.name
-        writer.send([], gate_lsn=0)
-        if writer.next_ack(ANSWER_SECONDS) is None:
-            raise UnavailableError("the keeper does not answer", where=writer.address)
-        self.log.barrier({}, ANSWER_SECONDS)
+        settle(writer, self.log, ANSWER_SECONDS)
         cut, status = self.log.status().streams[name], self.replica.stream_status(name)
         committed = LogPosition(
             cut.timeline if status.committed_end_lsn else 0,
@@ -189,6 +198,6 @@ class Joining:
         return DivergedError(
             f"stream {self.source.name} has diverged: {fork.reason}\n  {listed}",
             where=f"{self.source.where}, slot {self.source.slot}",
-            repair=f"nothing was skipped; `tuskline reattach {self.source.name}` begins again from the server as it is now, "
+            repair=f"nothing was skipped; `{reattach(self.source)}` begins again from the server as it is now, "
             "with a new copy of its tables",
         )

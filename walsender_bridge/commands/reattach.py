@@ -1,5 +1,6 @@
 """`tuskline reattach`: go on after a lost slot, on another cluster, or with another log."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -57,10 +58,8 @@ def reattach(
     settings = load_config(config)
     admin = checked_admin(admin)
     output = Output(as_json=as_json)
-    if sources:
-        chosen = [each for name in sources for each in chosen_sources(settings, name)]
-    else:
-        chosen = [*settings.source]
+    names: Sequence[str | None] = sources or [None]
+    chosen = [section for name in names for section in chosen_sources(settings, name)]
     rows: list[dict[str, str]] = []
     with LogClient(settings.log_address) as log:
         for section in chosen:
