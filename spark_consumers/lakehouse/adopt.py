@@ -86,12 +86,11 @@ def wanted(chain: Chain, head: Manifest | None, log_id: str) -> list[Request]:
 
 
 def trouble(lake: str | Path, log_id: str) -> TusklineError | None:
-    """Why the lake's driver cannot go on with the log that answers; None if it can, or has published nothing yet."""
+    """Why the lake's driver cannot go on with the log that answers; None if it can, or there is no lake yet."""
     chain = open_chain(lake)
     try:
-        head = chain.head()
-        if head is not None:
-            wanted(chain, head, log_id)
+        if chain.exists():
+            wanted(chain, chain.head(), log_id)
     except TusklineError as error:
         return error
     return None

@@ -44,8 +44,14 @@ from spark_consumers.lakehouse.takeover import folder_of
 from spark_consumers.snapshot import ExportedSnapshot, PublishedTable, reading
 from spark_consumers.snapshot_source import PARTITION_BYTES, SnapshotSource
 from spark_consumers.types import arrow_schema, spark_schema, text_columns, told_type
+from walsender_bridge import errors
 from walsender_bridge.change_log.client import ReplicaClient, StreamCut
-from walsender_bridge.errors import NotSupportedError, TusklineError, UnavailableError
+from walsender_bridge.errors import (
+    NotSupportedError,
+    TusklineError,
+    UnavailableError,
+    UnsupportedValueError,
+)
 from walsender_bridge.sql import load
 
 log = structlog.get_logger()
@@ -222,7 +228,7 @@ def checked(shape: Shape, later: Shape | None, where: str) -> Shape:
     """
     changes = later and (texts_changed(shape, later) or texts_changed(later, shape))
     if changes:
-        raise UnavailableError(changes, where=where, repair="it is tried again")
+        raise UnavailableError(changes, where=where)
     refused = refusal(shape)
     if refused is not None:
         raise NotSupportedError(refused.reason, where=where, repair=refused.repair)
@@ -284,9 +290,19 @@ def _remove_others(folder: Path, term: int, wanted: Collection[str]) -> None:
 
 
 def _copy_error(name: str, error: Exception) -> TusklineError:
+    """What Spark made of an executor's error, as an error of this table."""
     text = str(error).strip().splitlines()
     # Spark wraps what an executor raised between stack traces; an exception begins a line with its class.
     named = [line for line in text if re.match(r"[\w.]+: .", line)]
-    return UnavailableError(
-        (named or text or [type(error).__name__])[-1][:500], where=name, repair="it is tried again"
+    line = (named or text or [type(error).__name__])[-1][:500]
+    if (own := re.match(rf"{errors.__name__}\.(\w+): (.+)", line)) is None:
+        return UnavailableError(line, where=name)
+    kind, what = own.groups()
+    if kind != UnsupportedValueError.__name__:
+        return UnavailableError(what, where=name)
+    return UnsupportedValueError(
+        what,
+        where=name,
+        repair=f'change the value at the source, or set such rows aside ([lake.on_unfit_value] "{name}" = "quarantine", '
+        "start `lake run` again)",
     )

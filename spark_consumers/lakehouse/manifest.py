@@ -224,16 +224,19 @@ class Chain:
         lake: str = found["lake"]
         return lake
 
+    def exists(self) -> bool:
+        """Whether a lake is here."""
+        return (self._state / "lake.json").exists()
+
     def identity(self) -> dict[str, Any]:
         """What `lake.json` says. Raises `LakeError` if this is no lake, `CorruptError`."""
-        where = self._state / "lake.json"
-        if not where.exists():
+        if not self.exists():
             raise LakeError(
                 "no lake is here",
                 where=str(self.root),
                 repair="name the folder that `tuskline lake run` writes",
             )
-        return load(where)
+        return load(self._state / "lake.json")
 
     def numbers(self) -> list[int]:
         """The numbers of the links that are there, ascending."""

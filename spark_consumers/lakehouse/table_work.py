@@ -379,7 +379,14 @@ class TableWork:
             self._copy_after[name] = time.monotonic() + _NOT_BEGUN
             return head
         if isinstance(result, TusklineError):
-            log.warning("table not copied", table=name, error=str(result))
+            log.warning(
+                "table not copied",
+                table=name,
+                error=result.what,
+                where=result.where,
+                repair=result.repair,
+                again_in_seconds=_AFTER_FAILURE,
+            )
             self._copy_after[name] = time.monotonic() + _AFTER_FAILURE
             return replace(head, set_aside={**set_aside, name: str(result)})
         if not states.wanted_copies(head, {name}):

@@ -104,11 +104,13 @@ def test_the_newest_link_says_of_which_log_the_lake_is(chain):
 
 def test_what_doctor_says(chain, tmp_path):
     assert adopt.trouble(tmp_path / "nowhere", "new") is None
-    assert adopt.trouble(chain.root, "new") is None
-    chain.publish(replace(head(), link=1), None)
-    found = adopt.trouble(chain.root, "new")
-    assert found is not None
-    assert found.what == "the log is new, this lake is of old"
+    # Also of a lake that nothing was published in.
+    for links in (0, 1):
+        if links:
+            chain.publish(replace(head(), link=1), None)
+        found = adopt.trouble(chain.root, "new")
+        assert found is not None
+        assert found.what == "the log is new, this lake is of old"
     assert adopt.trouble(chain.root, "old") is None
     adopt.request(chain.root, "new")
     assert adopt.trouble(chain.root, "new") is None

@@ -153,6 +153,7 @@ class Capture:
                         slot=self._source.slot,
                         error=error.what,
                         where=error.where,
+                        repair=error.repair,
                         again=pause,
                     )
                     self._sleep(pause)

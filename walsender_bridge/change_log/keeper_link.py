@@ -5,6 +5,7 @@ sent follows from the report that it has just given, so a commit that got lost i
 commits cannot overtake each other.
 """
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
@@ -22,6 +23,8 @@ from walsender_bridge.errors import TusklineError, from_wire
 _ANSWER = 5.0
 #: Commits that one call carries to a replica that was away for long.
 _MOST_COMMITS = 1000
+#: Seconds that a keeper has to start, beside its bridge, before its silence is a warning.
+_STARTING = 10.0
 
 _log = structlog.get_logger(__name__)
 
@@ -42,6 +45,9 @@ class KeeperLink:
         #: Newest version sent to each stream since the keeper last failed to answer.
         self.sent: dict[str, int] = {}
         self._flight = flight.FlightClient(self.address, generic_options=protocol.CHANNEL_OPTIONS)
+        self._began = time.monotonic()
+        #: Its silence has been reported.
+        self._warned = False
 
     def call(self, action: str, **fields: Any) -> dict[str, Any]:
         """One action. Raises what the keeper raised, or `UnavailableError`."""
@@ -50,13 +56,17 @@ class KeeperLink:
     def report(self) -> list[Report]:
         """The reports of its replicas."""
         answer = self.call("report")
-        self.keeper_id = text(answer, "keeper")
+        self.keeper_id, self._warned = text(answer, "keeper"), False
         return [load(Report, report) for report in answer["reports"]]
 
     def lost(self, error: TusklineError) -> None:
         """It did not answer."""
-        if self.answers:
-            _log.warning("keeper does not answer", keeper=self.address, error=error.what)
+        starts = not self.keeper_id and time.monotonic() - self._began < _STARTING
+        if not self._warned and not starts:
+            _log.warning(
+                "keeper does not answer", keeper=self.address, error=error.what, repair=error.repair
+            )
+            self._warned = True
         self.answers = False
         self.sent.clear()
         self.refused.clear()

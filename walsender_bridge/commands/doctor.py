@@ -48,6 +48,8 @@ def doctor(
 
     With --admin also before there is the role that a DSN names.
     """
+    from walsender_bridge.commands import doctor_parts
+
     settings = load_config(config)
     admin = checked_admin(admin)
     by_source = {
@@ -66,6 +68,9 @@ def doctor(
         parts.append(("copies of slots", settings.slots_dsn, of_slots(settings)))
     findings = [each for _, _, found in parts for each in found]
     findings += [*of_log(settings), *of_machine(settings)]
+    findings += [*doctor_parts.of_ports(settings), *doctor_parts.of_processes(settings)]
+    # What a job said when it ended may be what a look at its folder says, too.
+    findings = [*dict.fromkeys(findings)]
     output = Output(as_json=as_json)
     if as_json:
         record = {
@@ -195,9 +200,9 @@ def of_slots(settings: "Config") -> list[Finding]:
 
 
 def of_log(settings: "Config") -> Iterator[Finding]:
-    """Why the streams of the log stand still, or which of its files here are damaged; a lake that is of another log."""
+    """Why the streams of the log stand still, or which of its files here are damaged; why the lake does."""
     from walsender_bridge.change_log.client import LogClient
-    from walsender_bridge.commands import log_trouble
+    from walsender_bridge.commands import doctor_parts, log_trouble
     from walsender_bridge.doctor import log as files
     from walsender_bridge.doctor.server import failed
 
@@ -207,18 +212,14 @@ def of_log(settings: "Config") -> Iterator[Finding]:
             status = log.status()
     except TusklineError:
         yield from files.repository(settings.log.data_dir / "repository.sqlite")
+        yield from doctor_parts.of_lake(settings, None)
         return
     for fault in status.faults.values():
         yield failed("log", fault.where, fault)
     trouble = log_trouble.damaged(status)
     if trouble is not None:
         yield failed("log", trouble.where, trouble)
-    if settings.lake is not None:
-        from spark_consumers.lakehouse import adopt
-
-        error = adopt.trouble(settings.lake.uri, status.log_id)
-        if error is not None:
-            yield failed("lake", error.where, error)
+    yield from doctor_parts.of_lake(settings, status.log_id)
 
 
 def of_machine(settings: "Config") -> list[Finding]:

@@ -241,7 +241,7 @@ class Observer(Closing):
             except TusklineError as error:
                 errors["lake"] = error
         up = lifetime.owner(settings.run_dir)
-        running = _processes(settings.run_dir, up)
+        running = seen_processes(settings.run_dir, up)
         by_name = {process.name: process for process in running}
         return Observation(
             at=time.time(),
@@ -315,7 +315,8 @@ class Observer(Closing):
             raise UnavailableError(str(error.diag.message_primary), where=where) from None
 
 
-def _processes(run_dir: Path, up: int | None) -> list[Process]:
+def seen_processes(run_dir: Path, up: int | None) -> list[Process]:
+    """The processes that run here, or have run; `up`: the pid of the `up` that runs."""
     found, running = [], processes.stats()
     if up is not None:
         found.append(_process("up", up, "running", {}))

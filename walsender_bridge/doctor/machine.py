@@ -19,6 +19,17 @@ def examine(folders: dict[str, Path]) -> Iterator[Finding]:
     for name, folder in folders.items():
         # An unreadable parent is as good as none: the next one tells why.
         place = next(each for each in (folder, *folder.parents) if each.is_dir())
+        file = next((each for each in (folder, *folder.parents) if each.is_file()), None)
+        if file is not None:
+            yield Finding(
+                "folder",
+                name,
+                f"{file} is not a folder",
+                Severity.ERROR,
+                repair="name a folder, new or empty, as data_dir",
+                cause=Cause.CONFIG,
+            )
+            continue
         if not os.access(place, os.W_OK | os.X_OK):
             yield Finding(
                 "folder",

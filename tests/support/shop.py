@@ -1,0 +1,111 @@
+"""Two databases of one server that are kept in one lake, and what a person sees who looks after it."""
+
+import json
+import urllib.error
+import urllib.request
+from typing import Any
+
+import psycopg
+from pyspark.sql import SparkSession
+
+from spark_consumers import read
+from spark_consumers.lakehouse.manifest import Manifest, open_chain
+from tests.support.attached import Attached
+from tests.support.waiting import wait_for
+from walsender_bridge.errors import Cause
+from walsender_bridge.local_server.server import LocalServer
+
+SLOT = "tuskline_shop"
+TABLES = {"shop": "shop.public.orders", "billing": "billing.public.bills"}
+
+
+def sql(server: LocalServer, database: str, *statements: str) -> None:
+    with psycopg.connect(server.dsn(database), autocommit=True) as connection:
+        for statement in statements:
+            connection.execute(statement.encode())
+
+
+def make_databases(server: LocalServer) -> dict[str, dict[str, object]]:
+    """The databases with their tables; the configuration's sources."""
+    sql(server, "postgres", "CREATE DATABASE shop", "CREATE DATABASE billing")
+    sql(server, "shop", "CREATE TABLE orders (id int PRIMARY KEY, note int)")
+    sql(server, "billing", "CREATE TABLE bills (id int PRIMARY KEY)")
+    return {name: {"dsn": server.dsn(name)} for name in TABLES}
+
+
+def copied(before: Manifest, after: Manifest) -> set[str]:
+    """The tables that have another copy."""
+    paths = {name: table.path for name, table in before.tables.items()}
+    return {name for name, table in after.tables.items() if paths.get(name) != table.path}
+
+
+class Shop:
+    """`shop` is the database that things happen to; `billing` is to go on meanwhile."""
+
+    def __init__(self, tuskline: Attached, server: LocalServer, spark: SparkSession) -> None:
+        self.tuskline, self.server, self.spark = tuskline, server, spark
+        self.changes = 0
+
+    def change(self) -> None:
+        """Rows of each kind of change, in both databases."""
+        self.changes += 1
+        n = self.changes
+        sql(
+            self.server,
+            "shop",
+            f"INSERT INTO orders SELECT g, {n} FROM generate_series({100 * n}, {100 * n + 9}) AS g",
+            f"UPDATE orders SET note = {n} WHERE id % 3 = 0",
+            f"DELETE FROM orders WHERE id = {100 * n + 5}",
+        )
+        sql(self.server, "billing", f"INSERT INTO bills VALUES ({n})")
+
+    def head(self) -> Manifest:
+        found = open_chain(self.tuskline.lake).head()
+        assert found is not None
+        return found
+
+    def flush(self) -> None:
+        """Changes of both databases arrive."""
+        self.change()
+        done = self.tuskline.run("flush", "--timeout", "150", seconds=200)
+        assert done.returncode == 0, done.stderr + self.tuskline.logs()
+
+    def rows_of(self, table: str) -> list[tuple[Any, ...]]:
+        """What the server has, of a table by its name in the lake."""
+        database, _, name = table.partition(".")
+        with psycopg.connect(self.server.dsn(database)) as connection:
+            return connection.execute(f"SELECT * FROM {name} ORDER BY 1".encode()).fetchall()
+
+    def healthy(self) -> None:
+        """The tables are equal, and nothing is wrong."""
+        self.flush()
+        snapshot = read(self.spark, str(self.tuskline.lake))
+        for table in snapshot:
+            expected = self.rows_of(table)
+            assert sorted(map(tuple, snapshot[table].collect())) == expected
+            assert snapshot.manifest.tables[table].rows == len(expected)
+        assert set(snapshot) >= {*TABLES.values()}
+        wait_for(lambda: not self.ill(), 60, "all is well")
+
+    def ill(self) -> str:
+        """What `status` says is wrong, in one line."""
+        done = self.tuskline.run("status")
+        assert done.returncode in {0, Cause.UNAVAILABLE}, done.stderr
+        return " ".join(done.stderr.split()) if done.returncode else ""
+
+    def doctor(self) -> str:
+        """What `doctor` says where it finds an error, in one line; empty where it finds none."""
+        done = self.tuskline.run("doctor")
+        return " ".join((done.stdout + done.stderr).split()) if done.returncode else ""
+
+    def unready(self) -> str:
+        """Why /readyz does not answer 200, in one line; empty when it does, or nobody answers."""
+        url = f"http://{self.tuskline.metrics_listen}/readyz"
+        try:
+            with urllib.request.urlopen(url, timeout=30):
+                return ""
+        except urllib.error.HTTPError as error:
+            with error:
+                return " ".join(json.load(error)["reasons"])
+        except OSError:
+            return ""

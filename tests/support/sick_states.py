@@ -1,0 +1,368 @@
+"""Fifteen ways in which an installation gets sick, what has to be said of each, and the hint followed to the letter.
+
+Each state begins in health and ends in it. `cause` and `hint` are words that a person has to find in every place of
+`places`: what `status` says (as text and in JSON), /readyz, `doctor`, and the first line of the log that is a warning or
+worse since it happened. `follow` does what the hint says, and no more.
+"""
+
+import json
+import socket
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+import psycopg
+
+from tests.support import old_files
+from tests.support.attached import Attached
+from tests.support.servers import DEFAULT
+from tests.support.shop import SLOT, TABLES, Shop, make_databases, sql
+from tests.support.small_disk import fill
+from tests.support.waiting import wait_for
+from walsender_bridge.errors import Cause
+from walsender_bridge.local_server import LocalServer, by_major
+
+EVERYWHERE = ("status", "status --json", "readyz", "doctor", "log")
+
+
+@dataclass
+class Sick:
+    """One installation while it is in a state."""
+
+    shop: Shop
+    #: Where its log was as long as when the state began.
+    logged: int = 0
+    #: What is undone at the end, whatever happens.
+    undo: ExitStack = field(default_factory=ExitStack)
+    #: What a command that was refused said, for states that a command meets.
+    refused: str = ""
+
+    @property
+    def tuskline(self) -> Attached:
+        return self.shop.tuskline
+
+    @property
+    def server(self) -> LocalServer:
+        return self.shop.server
+
+    def first_line(self) -> str:
+        """The first line of the log since then that is a warning or worse, without its field names."""
+        with self.tuskline.output.open(errors="replace") as file:
+            file.seek(self.logged)
+            for line in file:
+                try:
+                    record = json.loads(line)
+                except ValueError:
+                    continue
+                if record.get("level") in {"warning", "error", "critical"}:
+                    return " ".join(str(record).split())
+        return ""
+
+    def said(self, place: str) -> str:
+        """What a person reads there, in one line; empty while nothing is wrong."""
+        match place:
+            case "status":
+                return self.shop.ill()
+            case "status --json":
+                done = self.tuskline.run("status", "--json")
+                record = json.loads(done.stdout.splitlines()[-1])
+                assert (done.returncode == 0) == record["healthy"]
+                return " ".join(record["ill"])
+            case "readyz":
+                return self.shop.unready()
+            case "doctor":
+                return self.shop.doctor()
+            case "log":
+                return self.first_line()
+            case "command":
+                return self.refused
+        raise AssertionError(place)
+
+
+@dataclass(frozen=True)
+class State:
+    happens: Callable[[Sick], None]
+    cause: str
+    hint: str
+    follow: Callable[[Sick], None]
+    places: tuple[str, ...] = EVERYWHERE
+
+
+def run(sick: Sick, *words: str) -> None:
+    done = sick.tuskline.run(*words, seconds=200)
+    assert done.returncode == 0, done.stderr + sick.tuskline.logs()
+
+
+def again(sick: Sick, **env: str) -> None:
+    """As `tuskline down`, and `up`."""
+    assert sick.tuskline.stop_up() == 0
+    sick.tuskline.up(env)
+
+
+def reattach(sick: Sick) -> None:
+    run(sick, "reattach", "shop")
+
+
+# -- tables -----------------------------------------------------------------------------------------------
+
+ORDERS = TABLES["shop"]
+
+
+def not_copied(sick: Sick) -> None:
+    sql(
+        sick.server,
+        "shop",
+        "CREATE TABLE prices (id int PRIMARY KEY, price numeric(10,2))",
+        "INSERT INTO prices VALUES (1, 1), (2, 'NaN')",
+    )
+    run(sick, "init")
+
+
+def corrected(sick: Sick) -> None:
+    """The value is changed at the source; the copy is tried again by itself."""
+    sql(sick.server, "shop", "UPDATE prices SET price = 2 WHERE id = 2")
+
+
+def paused(sick: Sick) -> None:
+    run(sick, "table", "pause", ORDERS, "--wait")
+
+
+def resumed(sick: Sick) -> None:
+    run(sick, "table", "resume", ORDERS, "--wait")
+
+
+def suspended(sick: Sick) -> None:
+    sql(
+        sick.server,
+        "shop",
+        "CREATE TABLE bonds (id int PRIMARY KEY, price numeric(10,2))",
+        "INSERT INTO bonds VALUES (1, 1)",
+    )
+    run(sick, "init")
+    wait_for(lambda: "shop.public.bonds" in sick.shop.head().readable, 120, "the table is there")
+    sql(sick.server, "shop", "INSERT INTO bonds VALUES (2, 'NaN')")
+
+
+def copied_again(sick: Sick) -> None:
+    sql(sick.server, "shop", "UPDATE bonds SET price = 2 WHERE id = 2")
+    run(sick, "table", "resync", "shop.public.bonds", "--wait")
+
+
+# -- parts, a server, a disk -------------------------------------------------------------------------------
+
+
+def configure_lake(sick: Sick, name: str) -> None:
+    """The configuration names this folder, beside the one that it has named."""
+    lake = sick.tuskline.lake
+    text = sick.tuskline.config.read_text()
+    sick.tuskline.lake = lake.with_name(name)
+    sick.tuskline.config.write_text(text.replace(f'/{lake.name}"', f'/{name}"'))
+    again(sick)
+
+
+def foreign_folder(sick: Sick) -> None:
+    """The configuration names a folder with somebody's files for the lake."""
+    files = sick.tuskline.lake.with_name("files")
+    files.mkdir()
+    (files / "letter.txt").write_text("somebody's own")
+    configure_lake(sick, files.name)
+
+
+def new_folder(sick: Sick) -> None:
+    configure_lake(sick, "second")
+
+
+def server_stopped(sick: Sick) -> None:
+    sick.server.stop("fast")
+
+
+def server_started(sick: Sick) -> None:
+    sick.server.start()
+
+
+def full_disk(sick: Sick) -> None:
+    ballast = sick.tuskline.lake / "tables" / "ballast"
+    sick.undo.callback(ballast.unlink)
+    fill(ballast)
+    sick.shop.change()
+
+
+def made_room(sick: Sick) -> None:
+    sick.undo.close()
+
+
+# -- slot, publication, history, log -----------------------------------------------------------------------
+
+
+def free_slot(sick: Sick) -> None:
+    """End whoever streams from the slot, and drop it."""
+
+    def gone() -> bool:
+        with psycopg.connect(sick.server.dsn("shop"), autocommit=True) as connection:
+            names = {"slot": SLOT}
+            connection.execute(
+                "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = %(slot)s",
+                names,
+            )
+            try:
+                connection.execute("SELECT pg_drop_replication_slot(%(slot)s)", names)
+            except psycopg.errors.ObjectInUse:
+                return False
+            return True
+
+    wait_for(gone, 60, "the slot is free and dropped")
+
+
+def slot_dropped(sick: Sick) -> None:
+    free_slot(sick)
+    sick.shop.change()
+
+
+def unpublished(sick: Sick) -> None:
+    sql(sick.server, "shop", f"DROP PUBLICATION {SLOT}")
+    sick.shop.change()
+
+
+def restored(sick: Sick) -> None:
+    """The server's files of before the last changes, which the log has."""
+    sick.server.stop("fast")
+    old = old_files.keep(sick.server)
+    sick.server.start()
+    sick.shop.flush()
+    sick.server.stop("fast")
+    old_files.bring_back(sick.server, old)
+    sick.server.start()
+
+
+def other_server(sick: Sick) -> None:
+    """Another cluster, with tables of the same names, where the DSN points to."""
+    folder = sick.server.folder.resolve()
+    # Not a copy of the clusters that tests share, which all have one identifier.
+    other = LocalServer.create(
+        by_major()[DEFAULT],
+        folder.with_name("another"),
+        settings={"fsync": "off"},
+        auth="trust",
+        template_cache=folder.with_name("another-template"),
+    )
+    sick.server.stop("fast")
+    other.port = sick.server.port
+    sick.shop.server = other
+    other.start()
+    make_databases(other)
+    sick.shop.change()
+
+
+def detached(sick: Sick) -> None:
+    assert sick.tuskline.stop_up() == 0
+    run(sick, "detach", "--source", "shop")
+    sick.shop.change()
+    run(sick, "init")
+    sick.tuskline.up()
+
+
+def log_removed(sick: Sick) -> None:
+    """As docs/log-lost.md says it."""
+    assert sick.tuskline.stop_up() == 0
+    old = sick.tuskline.directory / "old"
+    old.mkdir()
+    log, keeper = sick.tuskline.directory / "log", sick.tuskline.directory / "keeper"
+    for path in [*log.glob("repository.sqlite*"), keeper / "keeper.json", keeper / "streams"]:
+        path.rename(old / path.name)
+    sick.shop.change()
+    sick.tuskline.up()
+
+
+def reattached(sick: Sick) -> None:
+    run(sick, "reattach", "shop")
+
+
+def all_reattached(sick: Sick) -> None:
+    run(sick, "reattach")
+
+
+# -- a command that is refused -----------------------------------------------------------------------------
+
+
+def second_up(sick: Sick) -> None:
+    sick.refused = sick.tuskline.error_plain("up", code=Cause.RUNNING)
+
+
+def downed(sick: Sick) -> None:
+    process, sick.tuskline.process = sick.tuskline.process, None
+    assert process is not None
+    run(sick, "down")
+    assert process.wait(60) == 0
+    sick.tuskline.up()
+
+
+def port_taken(sick: Sick) -> None:
+    assert sick.tuskline.stop_up() == 0
+    port = int(sick.tuskline.log_listen.rpartition(":")[2])
+    sick.undo.enter_context(socket.create_server(("127.0.0.1", port)))
+    sick.refused = sick.tuskline.error_plain("up", code=Cause.CONFIG)
+
+
+def port_free(sick: Sick) -> None:
+    sick.undo.close()
+    sick.tuskline.up()
+
+
+def file_for_folder(sick: Sick) -> None:
+    assert sick.tuskline.stop_up() == 0
+    keeper = sick.tuskline.directory / "keeper"
+    aside = keeper.rename(keeper.with_name("aside"))
+    keeper.write_text("a file")
+
+    def back() -> None:
+        keeper.unlink()
+        aside.rename(keeper)
+
+    sick.undo.callback(back)
+    sick.refused = sick.tuskline.error_plain("up", code=Cause.CONFIG)
+
+
+REATTACH = "tuskline reattach"
+STATES = {
+    "a part restarts": State(
+        foreign_folder,
+        "is not empty and holds no lake",
+        "name a new or empty folder for the lake",
+        new_folder,
+    ),
+    "a failed copy": State(not_copied, "public.prices", "quarantine", corrected),
+    "a paused table": State(
+        # What somebody has asked for is no warning in the log.
+        *(paused, "is paused", f"tuskline table resume {ORDERS}", resumed, EVERYWHERE[:-1]),
+    ),
+    "a suspended table": State(
+        suspended, "public.bonds.price", "tuskline table resync shop.public.bonds", copied_again
+    ),
+    "no connection": State(
+        server_stopped, "Connection refused", "see that the server runs", server_started
+    ),
+    "a full disk": State(full_disk, "full", "make room", made_room),
+    "a lost slot": State(slot_dropped, "the slot is gone", REATTACH, reattached),
+    "no publication": State(
+        unpublished, "publication 'tuskline_shop' was dropped", REATTACH, reattached
+    ),
+    "a restored server": State(restored, "it was restored or replaced", REATTACH, all_reattached),
+    "another server": State(
+        other_server, "the log was written from the cluster", REATTACH, all_reattached
+    ),
+    "detach and init": State(detached, "the slot was made anew or moved", REATTACH, reattached),
+    "a removed log": State(log_removed, "this lake is of", REATTACH, all_reattached),
+    "a second up": State(
+        second_up, "`tuskline up` runs already", "tuskline down", downed, ("command",)
+    ),
+    "a taken port": State(
+        port_taken,
+        "cannot listen: Address already in use",
+        "end the program that listens there",
+        port_free,
+        ("command", "doctor"),
+    ),
+    "a file for a folder": State(
+        file_for_folder, "is not a folder", "name", port_free, ("command", "doctor")
+    ),
+}

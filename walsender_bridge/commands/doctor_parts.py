@@ -1,0 +1,84 @@
+"""What `doctor` finds in the parts of one configuration on this machine: their ports, their processes, the lake's tables."""
+
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from walsender_bridge import lifetime, listening
+from walsender_bridge.commands import lake_status, table_trouble
+from walsender_bridge.doctor.finding import Finding, Severity
+from walsender_bridge.doctor.server import failed
+from walsender_bridge.errors import Cause, ConfigError, TusklineError
+
+if TYPE_CHECKING:
+    from walsender_bridge.config import Config
+
+
+def of_ports(settings: "Config") -> Iterator[Finding]:
+    """The addresses where a part that does not run now could not listen."""
+    places = [("bridge", settings.log.listen, settings.run_dir)]
+    places += [("keeper", keeper.listen, keeper.data_dir) for keeper in settings.keeper]
+    if settings.metrics is not None:
+        places.append(("metrics", settings.metrics.listen, settings.run_dir))
+    for part, address, folder in places:
+        if lifetime.owner(settings.run_dir) or lifetime.owner(folder, part):
+            continue
+        try:
+            listening.check(address)
+        except ConfigError as error:
+            yield failed(f"address of the {part}", address, error)
+
+
+def of_processes(settings: "Config") -> Iterator[Finding]:
+    """The processes that end again and again, or have ended for good; nothing where none runs."""
+    from walsender_bridge.commands.observation import seen_processes
+
+    now = time.time()
+    up = lifetime.owner(settings.run_dir)
+    for process in seen_processes(settings.run_dir, up) if up is not None else ():
+        for what in process.ill(now):
+            yield Finding(
+                "process",
+                "this machine",
+                what,
+                Severity.ERROR,
+                repair="its log says why; `tuskline status` shows how often it was started",
+                cause=Cause.UNAVAILABLE,
+                prevents=False,
+            )
+
+
+def of_lake(settings: "Config", log_id: str | None) -> Iterator[Finding]:
+    """Why the lake does not go on, and which of its tables do not. `log_id`: of the log, if it answers."""
+    if settings.lake is None:
+        return
+    from spark_consumers.lakehouse import adopt
+    from spark_consumers.lakehouse.manifest import open_chain
+
+    uri = settings.lake.uri
+    errors: list[TusklineError] = []
+    with suppress(TusklineError):
+        # What cannot be read is told by those who look at the folder.
+        head = open_chain(uri).head()
+        for each in table_trouble.troubles(head) if head is not None else ():
+            yield _of_table(each)
+    if log_id is not None:
+        errors += filter(None, [adopt.trouble(uri, log_id)])
+    errors += filter(None, [lake_status.trouble(settings.run_dir, uri)])
+    for what in dict.fromkeys(error.what for error in errors):
+        error = next(each for each in errors if each.what == what)
+        yield failed("lake", error.where or str(Path(uri)), error)
+
+
+def _of_table(trouble: table_trouble.Trouble) -> Finding:
+    return Finding(
+        "table",
+        trouble.table,
+        trouble.what,
+        Severity.ERROR,
+        repair=trouble.repair,
+        cause=Cause.LAKE,
+        prevents=False,
+    )
