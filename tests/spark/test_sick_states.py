@@ -38,7 +38,7 @@ def named(sick: Sick, state: State, place: str) -> None:
 
     def is_named() -> bool:
         nonlocal said
-        said = sick.said(place)
+        said = sick.said(place, state)
         return state.cause in said and state.hint in said
 
     try:

@@ -7,7 +7,7 @@ worse since it happened. `follow` does what the hint says, and no more.
 
 import json
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -45,8 +45,8 @@ class Sick:
     def server(self) -> LocalServer:
         return self.shop.server
 
-    def first_line(self) -> str:
-        """The first line of the log since then that is a warning or worse, without its field names."""
+    def first_line(self, levels: Collection[str]) -> str:
+        """The first line of the log since then that has one of the levels."""
         with self.tuskline.output.open(errors="replace") as file:
             file.seek(self.logged)
             for line in file:
@@ -54,11 +54,11 @@ class Sick:
                     record = json.loads(line)
                 except ValueError:
                     continue
-                if record.get("level") in {"warning", "error", "critical"}:
+                if record.get("level") in levels:
                     return " ".join(str(record).split())
         return ""
 
-    def said(self, place: str) -> str:
+    def said(self, place: str, state: "State") -> str:
         """What a person reads there, in one line; empty while nothing is wrong."""
         match place:
             case "status":
@@ -73,7 +73,7 @@ class Sick:
             case "doctor":
                 return self.shop.doctor()
             case "log":
-                return self.first_line()
+                return self.first_line(state.levels)
             case "command":
                 return self.refused
         raise AssertionError(place)
@@ -86,6 +86,8 @@ class State:
     hint: str
     follow: Callable[[Sick], None]
     places: tuple[str, ...] = EVERYWHERE
+    #: The levels of its first line in the log: where the test ends connections, as to drop a slot takes, that is warned of.
+    levels: frozenset[str] = frozenset({"warning", "error"})
 
 
 def run(sick: Sick, *words: str) -> None:
@@ -323,6 +325,7 @@ def file_for_folder(sick: Sick) -> None:
 
 
 REATTACH = "tuskline reattach"
+ERRORS = frozenset({"error"})
 STATES = {
     "a part restarts": State(
         foreign_folder,
@@ -339,16 +342,20 @@ STATES = {
         suspended, "public.bonds.price", "tuskline table resync shop.public.bonds", copied_again
     ),
     "no connection": State(
-        server_stopped, "Connection refused", "see that the server runs", server_started
+        server_stopped, "connection", "see that the server runs", server_started
     ),
     "a full disk": State(full_disk, "full", "make room", made_room),
-    "a lost slot": State(slot_dropped, "the slot is gone", REATTACH, reattached),
+    "a lost slot": State(slot_dropped, "the slot is gone", REATTACH, reattached, levels=ERRORS),
     "no publication": State(
         unpublished, "publication 'tuskline_shop' was dropped", REATTACH, reattached
     ),
-    "a restored server": State(restored, "it was restored or replaced", REATTACH, all_reattached),
+    "a restored server": State(restored, "restored", REATTACH, all_reattached, levels=ERRORS),
     "another server": State(
-        other_server, "the log was written from the cluster", REATTACH, all_reattached
+        other_server,
+        "the log was written from the cluster",
+        REATTACH,
+        all_reattached,
+        levels=ERRORS,
     ),
     "detach and init": State(detached, "the slot was made anew or moved", REATTACH, reattached),
     "a removed log": State(log_removed, "this lake is of", REATTACH, all_reattached),

@@ -1,7 +1,8 @@
 """`tuskline reattach`: go on after a lost slot, on another cluster, or with another log."""
 
+import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -15,10 +16,15 @@ from walsender_bridge.commands.options import (
     chosen_sources,
     load_config,
 )
+from walsender_bridge.errors import Cause
 from walsender_bridge.output import Output
 
 if TYPE_CHECKING:
-    from walsender_bridge.config import Config
+    from walsender_bridge.change_log.client import LogClient
+    from walsender_bridge.config import Config, SourceSection
+
+#: Seconds in which a capture that is just being started says whether it streams.
+_CAPTURE_SECONDS: Final = 5.0
 
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Only say which sources cannot go on, and why.")
@@ -64,7 +70,7 @@ def reattach(
     with LogClient(settings.log_address) as log:
         for section in chosen:
             source = capture_source(section)
-            why = attaching.reason(source, log, admin)
+            why = attaching.reason(source, log, admin) or _of_capture(settings, section, log)
             if why is None and not force:
                 continue
             if not dry_run:
@@ -77,6 +83,25 @@ def reattach(
         output.note("nothing to do: each source goes on")
     elif not dry_run:
         output.note("their tables are copied again; `tuskline flush` waits for them")
+
+
+def _of_capture(settings: "Config", section: "SourceSection", log: "LogClient") -> str | None:
+    """Why its capture stopped here, where only what the server sends shows that its history is another one."""
+    from walsender_bridge import status_file
+    from walsender_bridge.capture import known
+
+    deadline = time.monotonic() + _CAPTURE_SECONDS
+    while True:
+        told = status_file.read(settings.capture_status(section))
+        # One that ends again and again is being started now and then.
+        if told.get("state") in {None, "stopped", "streaming"} or time.monotonic() > deadline:
+            break
+        time.sleep(0.1)
+    error, position = told.get("error"), known.of_log(log, section.name)
+    if not error or error["code"] != Cause.DIVERGED.name or position is None:
+        return None
+    # What it said of a history that the log has no more is over.
+    return str(error["what"]) if told["committed_lsn"] == position.last_end_lsn else None
 
 
 def _lake(settings: "Config", log_id: str, *, dry_run: bool) -> list[dict[str, str]]:
