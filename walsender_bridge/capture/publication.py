@@ -17,10 +17,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
-import structlog
 from psycopg import sql
 from psycopg.rows import tuple_row
 
+from walsender_bridge import logs
 from walsender_bridge.attach.record import Made, Record
 from walsender_bridge.capture.table_choice import Choice, Chosen, Found, choose
 from walsender_bridge.errors import ConfigError, PrivilegeError, PublicationError
@@ -39,7 +39,7 @@ _SHOWN: Final = 10
 
 Connection = psycopg.Connection[Any]
 
-_log = structlog.get_logger(__name__)
+_log = logs.logger(__name__)
 
 
 def facts(connection: Connection, source: "Source") -> dict[str, Any] | None:

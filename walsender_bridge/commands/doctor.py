@@ -196,15 +196,13 @@ def of_slots(settings: "Config") -> list[Finding]:
 
 def of_log(settings: "Config") -> Iterator[Finding]:
     """Why the streams of the log stand still, or which of its files here are damaged; a lake that is of another log."""
-    from walsender_bridge.change_log.client import LogClient
     from walsender_bridge.commands import log_trouble
     from walsender_bridge.doctor import log as files
     from walsender_bridge.doctor.server import failed
 
     yield from files.keepers(keeper.data_dir for keeper in settings.keeper)
     try:
-        with LogClient(settings.log_address, timeout=3.0) as log:
-            status = log.status()
+        status = log_trouble.look(settings)
     except TusklineError:
         yield from files.repository(settings.log.data_dir / "repository.sqlite")
         return
