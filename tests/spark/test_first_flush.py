@@ -65,3 +65,22 @@ def test_flush_without_anything_that_runs_fails_at_once(tmp_path, make_server: M
         error = tuskline.error("flush", code=Cause.UNAVAILABLE)
         assert time.monotonic() - began < 60
         assert tuskline.log_listen in error["where"]
+
+
+def test_flush_right_after_create_table_has_the_table(tmp_path, make_server: MakeServer, spark):
+    server = make_server(fsync="off")
+    server.start()
+    with psycopg.connect(server.dsn(), autocommit=True) as connection:
+        connection.execute("CREATE TABLE orders (id int PRIMARY KEY)")
+        with Attached(tmp_path, {"shop": {"dsn": server.dsn()}}, lake=True) as tuskline:
+            tuskline.json("init")
+            tuskline.up()
+            flushed = tuskline.run("flush", seconds=240)
+            assert flushed.returncode == 0, flushed.stderr + tuskline.logs()
+            # Several, so that capture's own look does not come just before each of the flushes.
+            for name in ("first", "second", "third"):
+                connection.execute(f"CREATE TABLE {name} (id int PRIMARY KEY)")
+                connection.execute(f"INSERT INTO {name} SELECT generate_series(1, 7)")
+                tuskline.json("flush")
+                assert read(spark, str(tuskline.lake))[f"shop.public.{name}"].count() == 7
+            assert tuskline.stop_up() == 0
