@@ -173,7 +173,7 @@ def test_34_published_tables_that_do_not_show_the_newest_epoch_are_named():
     made = head(
         tables=tables,
         copies={"s.a.copied": table(), "s.a.left": table()},
-        set_aside={"s.a.refused": "permission denied\n  repair: ..."},
+        set_aside={"s.a.refused": "permission denied\nHINT:  ..."},
     )
     asked = [*tables, "s.a.copied", "s.a.refused", "s.a.new"]
     assert states.unreadable(made, asked) == {

@@ -304,6 +304,6 @@ def _print(output: Output, findings: list[Finding]) -> None:
     for each in findings:
         output.line(f"{each.severity.name.lower():8} {each.where}: {each.check}: {each.what}")
         if each.repair and each.severity is not Severity.OK:
-            output.line(f"{'':8} repair: {each.repair}")
+            output.line(f"{'':8} HINT:  {each.repair}")
     errors, warnings = _count(findings, Severity.ERROR), _count(findings, Severity.WARNING)
     output.note(f"{errors} errors, {warnings} warnings")

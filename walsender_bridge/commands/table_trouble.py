@@ -1,7 +1,12 @@
 """Which tables of the lake do not show the newest epoch, and why, as `status`, `top` and `/readyz` name them. Pure."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
+
+from walsender_bridge.errors import HINT
+
+#: How lakes have it that an earlier version wrote.
+_OLDER_HINT: Final = "\n  repair: "
 
 
 def ill(lake: Any) -> Iterator[str]:
@@ -16,6 +21,6 @@ def ill(lake: Any) -> Iterator[str]:
         elif table.state == "paused":
             yield f"table {name} is paused, {since}; tuskline table resume {name}"
     for name, reason in sorted(lake.set_aside.items()):
-        what, _, repair = reason.partition("\n  repair: ")
+        what, _, repair = reason.replace(_OLDER_HINT, HINT).partition(HINT)
         way = f"; {repair.strip()}" if repair else ""
         yield f"table {name} was not copied: {what.strip()}{way}; it is tried again"
