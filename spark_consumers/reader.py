@@ -152,7 +152,7 @@ class Snapshot(Mapping[str, "DataFrame"]):
 
     @property
     def stale(self) -> dict[str, str]:
-        """The tables whose rows are those of an earlier epoch, and why: paused, stale, copied anew, or left."""
+        """The tables whose rows are those of an earlier epoch, and why: paused, stale, copied again, or left."""
         return {
             name: f"as of epoch {table.as_of}: {table.reason or table.state}"
             for name, table in self.manifest.readable.items()

@@ -12,8 +12,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field, ValidationError
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from walsender_bridge import in_memory
 from walsender_bridge.capture.table_choice import Choice
@@ -51,16 +50,15 @@ __all__ = [
 
 #: Sections of parts that this version does not have.
 RESERVED = ("tls",)
+_PREFIX = "TUSKLINE_"
 #: What `--set` said, as a JSON object in the environment: the processes that are started here see it too.
 FLAGS_VARIABLE = "TUSKLINE_FLAGS"
 
 
-class Config(BaseSettings):
+class Config(BaseModel):
     """The whole configuration. Load it with `load_config`."""
 
-    model_config = SettingsConfigDict(
-        env_prefix="TUSKLINE_", env_nested_delimiter="__", extra="forbid", frozen=True
-    )
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
     log: LogSection
     source: tuple[SourceSection, ...] = Field(min_length=1)
@@ -73,19 +71,6 @@ class Config(BaseSettings):
     #: None: no endpoint is served.
     metrics: MetricsSection | None = None
     logs: LogsSection = LogsSection()
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """The environment before the file (which arrives as init values)."""
-        del settings_cls, dotenv_settings, file_secret_settings
-        return env_settings, init_settings
 
     @property
     def log_address(self) -> str:
@@ -165,23 +150,6 @@ class Config(BaseSettings):
     def run_dir(self) -> Path:
         """Where the supervisors say what they run (see `supervisor`)."""
         return self.log.data_dir / "run"
-
-
-class _Whole(Config):
-    """A configuration that is complete: the environment has had its say."""
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """The values that are given."""
-        del settings_cls, env_settings, dotenv_settings, file_secret_settings
-        return (init_settings,)
 
 
 def _nearest(word: str, known: list[str]) -> str:
@@ -358,6 +326,17 @@ def has_password(dsn: str) -> bool:
         return "password" in dsn.lower()
 
 
+def _with_environment(values: dict[str, Any]) -> Config:
+    """The file's values, with those of `TUSKLINE_*`. Raises pydantic's `ValidationError`."""
+    names = tuple(f"{_PREFIX}{name}".upper() for name in Config.model_fields)
+    if not any(name.upper().startswith(names) for name in os.environ):
+        return Config(**values)
+    # Its library takes longer to import than the file takes to read.
+    from walsender_bridge.config_environment import FromEnvironment
+
+    return FromEnvironment(**values)
+
+
 def _with_flags(config: Config, where: str) -> Config:
     flags = json.loads(os.environ.get(FLAGS_VARIABLE, "{}"))
     if not flags:
@@ -366,7 +345,7 @@ def _with_flags(config: Config, where: str) -> Config:
     for key, value in flags.items():
         _assign(values, key, value)
     try:
-        return _Whole(**values)
+        return Config(**values)
     except ValidationError as error:
         raise _explain(error, f"{where} with --set") from None
 
@@ -414,7 +393,7 @@ def load_config(path: Path) -> Config:
             )
     _resolve(path.resolve().parent, values)
     try:
-        config = Config(**values)
+        config = _with_environment(values)
     except ValidationError as error:
         raise _explain(error, where) from None
     config = _with_flags(config, where)

@@ -6,7 +6,7 @@ server's error is raised again at the client as the same class (`from_wire`).
 """
 
 from enum import IntEnum
-from typing import ClassVar
+from typing import ClassVar, Final
 
 
 class Cause(IntEnum):
@@ -42,6 +42,10 @@ class Cause(IntEnum):
     DISK_FULL = 28
 
 
+#: What stands before the repair, where an error is written for people: as PostgreSQL writes it.
+HINT: Final = "\nHINT:  "
+
+
 class TusklineError(Exception):
     """An error with its place and its repair.
 
@@ -58,7 +62,7 @@ class TusklineError(Exception):
 
     def __str__(self) -> str:
         text = f"{self.where}: {self.what}" if self.where else self.what
-        return f"{text}\n  repair: {self.repair}" if self.repair else text
+        return f"{text}{HINT}{self.repair}" if self.repair else text
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (type(self), self.what, self.where, self.repair)

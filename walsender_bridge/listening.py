@@ -1,4 +1,7 @@
-"""Whether an address can be listened on, asked before a service is made: gRPC prints lines of its own when it cannot."""
+"""Whether an address can be listened on, asked before a service is made: gRPC prints lines of its own when it cannot.
+
+And whether a service listens there, asked before gRPC is imported.
+"""
 
 import socket
 import time
@@ -18,6 +21,18 @@ def check(address: str, *, seconds: float = 0.0) -> None:
             time.sleep(0.05)
         else:
             return
+
+
+def is_refused(address: str, *, seconds: float) -> bool:
+    """Whether connections to `host:port` are refused: no service listens. Other failures are for its client to name."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=seconds):
+            return False
+    except ConnectionRefusedError:
+        return True
+    except (OSError, ValueError, OverflowError):
+        return False
 
 
 def _listen(address: str) -> None:

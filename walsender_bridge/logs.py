@@ -11,13 +11,14 @@ ends with another exit code.
 import contextlib
 import os
 import sys
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from walsender_bridge.errors import TusklineError
 from walsender_bridge.printable import printable
 
 if TYPE_CHECKING:
     import structlog
+    from structlog.typing import FilteringBoundLogger
 
 VARIABLE: Final = "TUSKLINE_LOGS__FORMAT"
 
@@ -50,6 +51,21 @@ def configure() -> None:
         ],
         logger_factory=structlog.WriteLoggerFactory(_StandardError()),  # type: ignore[arg-type]  # no more is used
     )
+
+
+def logger(name: str) -> "FilteringBoundLogger":
+    """`structlog.get_logger`, whose library is imported with the first line: commands that write none do without it."""
+    return cast("FilteringBoundLogger", _Logger(name))
+
+
+class _Logger:
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, method: str) -> Any:
+        import structlog
+
+        return getattr(structlog.get_logger(self._name), method)
 
 
 def say_error(error: TusklineError) -> None:

@@ -65,8 +65,11 @@ class Output:
         print(printable(text, lines=True), flush=True)
 
     def note(self, text: str) -> None:
-        """A line of progress, on stderr."""
-        self.progress.print(printable(text), markup=False, highlight=False)
+        """A line of progress, on stderr; above the bars, if there are any."""
+        if "progress" in self.__dict__:
+            self.progress.print(printable(text), markup=False, highlight=False)
+        else:
+            logs.say(printable(text) + "\n")
 
     def error(self, error: TusklineError) -> None:
         """An error, on stderr: its sentence and its repair, or one JSON object. A disk that takes none changes no exit code."""

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import structlog
+from walsender_bridge import logs
 
-_log = structlog.get_logger(__name__)
+_log = logs.logger(__name__)
 #: Files that could not be written when it was last tried.
 _untold: set[Path] = set()
 

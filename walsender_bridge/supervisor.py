@@ -25,9 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import structlog
-
-from walsender_bridge import status_file
+from walsender_bridge import logs, status_file
 from walsender_bridge.private import private_file
 
 PARENT_FD = "TUSKLINE_PARENT_FD"
@@ -39,7 +37,7 @@ GOOD_LIFE = 60.0
 #: Seconds between two tries to write the states.
 AGAIN_SECONDS = 1.0
 
-_log = structlog.get_logger(__name__)
+_log = logs.logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ anew. The lake's driver ends then (`LakeError`), until a request (`requests`) na
 its takeover takes that log on, in the one link that also has its answer:
 
 - the link names the log;
-- every table that was to follow is stopped, and copied anew; a paused one is copied anew when it is resumed. One that
+- every table that was to follow is stopped, and copied again; a paused one is copied again when it is resumed. One that
   has left stays as it is. What was copied and is not shown yet is dropped;
 - each stream's cut is the new log's own. A stream that the log does not have yet is waited for;
 - the epoch stays as it is: the log first skips the versions up to it, so that each later epoch has a greater one.
@@ -14,7 +14,7 @@ its takeover takes that log on, in the one link that also has its answer:
 Why no epoch shows rows of the old history with changes of the new one, or the other way round:
 
 - A table gets changes while it is live, or when it is shown first or again: as a copy, or `resuming`. The link leaves
-  none in these states. A table that has to be copied anew gets into none of them but by a copy, whatever is asked for.
+  none in these states. A table that has to be copied again gets into none of them but by a copy, whatever is asked for.
 - A copy is taken on by a writer alone that took over at the new log: a driver that was at work when the log changed ends its
   copies, and takes over like any other (`Lakehouse`). Its rows are the source's, and it is shown where a cut of the new log
   has passed its LSN.
@@ -45,7 +45,7 @@ from spark_consumers.lakehouse.table_version import LEFT, PAUSED
 from walsender_bridge.change_log.client import LogStatus
 from walsender_bridge.errors import LakeError, TusklineError, UnavailableError
 
-#: Why a table is copied anew.
+#: Why a table is copied again.
 REASON = "the lake goes on with another log"
 
 
@@ -102,7 +102,7 @@ def _of_another_log(where: str, known: str, log_id: str, waiting: Sequence[Reque
         f"the log is {log_id}, this lake is of {known}"
         + (f"; it was asked to go on with {others}, which does not answer" if others else ""),
         where=where,
-        repair="tuskline reattach: the lake goes on with this log, and copies its tables anew under the same names;"
+        repair="tuskline reattach: the lake goes on with this log, and copies its tables again under the same names;"
         " or put the log back that wrote the lake",
     )
 
@@ -138,7 +138,7 @@ def adopted(
             link = replace(link, tables={**link.tables, name: paused})
         elif table.state != LEFT:
             link = states.stop(link, name, REASON, holds=holds, anew=True)
-            outcome[name] = f"is copied anew: {REASON}"
+            outcome[name] = f"is copied again: {REASON}"
     streams = {stream: position_of(cut) for stream, cut in status.streams.items()}
     link = replace(link, log_id=status.log_id, streams=streams, copies={}, set_aside={})
     for one in asked:

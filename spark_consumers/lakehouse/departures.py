@@ -2,7 +2,7 @@
 
 They stay readable as they were at the last epoch that the source was part of, in the state `left`, like tables
 that have left their publication. Nothing holds the log for the source from then on, so its stream has no
-position in the lake: if it is named again, it begins where the log is then, and its tables are copied anew.
+position in the lake: if it is named again, it begins where the log is then, and its tables are copied again.
 """
 
 from collections.abc import Collection

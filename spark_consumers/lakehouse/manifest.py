@@ -118,7 +118,7 @@ class Manifest:
 
     @property
     def written(self) -> list[TableVersion]:
-        """Those that a writer may come to write: a table that has left is copied anew if it comes back."""
+        """Those that a writer may come to write: a table that has left is copied again if it comes back."""
         return [table for table in self.versions if table.state != LEFT]
 
     def to_json(self) -> dict[str, Any]:

@@ -150,7 +150,7 @@ def _one(
         return replace(head, set_aside=again), "is copied"
     if kind == RESYNC:
         made = states.resync(head, name, "asked for")
-        return replace(made, set_aside=again), "is copied anew"
+        return replace(made, set_aside=again), "is copied again"
     if table is None:
         return head, "refused: it is not in the lake"
     if kind == RETRY:
@@ -168,7 +168,7 @@ def _one(
         return head, f"refused: it is {table.state}" if table.state == LEFT else "follows already"
     made = states.resume(head, name, low_offsets.get(states.stream_of(name), 0))
     anew = made.tables[name].resync
-    return made, f"is copied anew: {anew}" if anew else "follows again"
+    return made, f"is copied again: {anew}" if anew else "follows again"
 
 
 def finished(head: Manifest, request: Request) -> dict[str, str] | None:

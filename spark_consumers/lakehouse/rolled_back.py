@@ -6,8 +6,8 @@ a stream is *apart* from the lake:
 - its tables stop, with the reason; what was copied and not shown is dropped. The cut stays as it is: should the right
   log come back, it fits again, and `table resume` lets a table go on;
 - nothing of the stream is planned or copied while it is apart;
-- when every table that is to follow was asked to be copied anew, the lake gives the old history up: the cut becomes
-  the log's own, and no table goes on from an offset of the old one. A paused table is copied anew when it is resumed.
+- when every table that is to follow was asked to be copied again, the lake gives the old history up: the cut becomes
+  the log's own, and no table goes on from an offset of the old one. A paused table is copied again when it is resumed.
 
 A copy that is not shown yet may be ahead of the lake's cut, so it has a mark of its own: if the log has lost that
 place, the copy is dropped, and made once more.
@@ -89,7 +89,7 @@ def hold(head: Manifest, apart: Mapping[str, str], *, holds: bool) -> Manifest:
 
 
 def unasked(head: Manifest, stream: str) -> list[str]:
-    """The tables of the stream that are to follow, and that nobody has asked to be copied anew."""
+    """The tables of the stream that are to follow, and that nobody has asked to be copied again."""
     return sorted(
         name
         for name, table in head.tables.items()

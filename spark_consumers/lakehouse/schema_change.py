@@ -4,7 +4,7 @@ A Relation message carries neither attribute numbers nor defaults: a rename look
 a default fills old rows without a word. So one kind of change is followed in place: columns that came at
 the end, nullable, without a default (the catalog is asked, `added_plainly`). Old rows then hold NULL
 there, which is what the lake's files without that column read as. Everything else is a table of its own: it
-is copied anew, alone.
+is copied again, alone.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -27,7 +27,7 @@ class Extended:
 
 @dataclass(frozen=True, slots=True)
 class Anew:
-    """The table has to be copied anew."""
+    """The table has to be copied again."""
 
     reason: str
 

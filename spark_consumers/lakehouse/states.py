@@ -20,7 +20,7 @@ def stream_of(name: str) -> str:
 
 
 def wanted_copies(head: Manifest, published: Collection[str]) -> set[str]:
-    """The published tables that have to be copied: new, come back, or to be copied anew."""
+    """The published tables that have to be copied: new, come back, or to be copied again."""
     return {name for name in published if name not in head.copies and _wants(head.tables.get(name))}
 
 
@@ -47,7 +47,7 @@ def without(head: Manifest, published: Collection[str], stream: str) -> Manifest
 
 
 def stop(head: Manifest, name: str, reason: str, *, holds: bool, anew: bool) -> Manifest:
-    """The table cannot follow any more. `holds`: epochs wait for it; `anew`: it is copied anew.
+    """The table cannot follow any more. `holds`: epochs wait for it; `anew`: it is copied again.
 
     A table that did not follow before holds nothing back. What was copied of it and not shown is dropped.
     """
@@ -67,7 +67,7 @@ def stop(head: Manifest, name: str, reason: str, *, holds: bool, anew: bool) -> 
 def damaged(head: Manifest, reasons: Mapping[str, str], *, holds: bool) -> Manifest:
     """The head without the tables, by path, whose files are damaged, and why.
 
-    A copy that is not shown yet is made once more; a table cannot follow until it is restored or copied anew, as
+    A copy that is not shown yet is made once more; a table cannot follow until it is restored or copied again, as
     it may have been asked for already.
     """
     copies = {name: copy for name, copy in head.copies.items() if copy.path not in reasons}
@@ -89,9 +89,9 @@ def path_of(head: Manifest, lake: Path, where: str) -> str | None:
 
 
 def outdate(head: Manifest, name: str, reason: str, *, holds: bool) -> Manifest:
-    """The table lacks something that no change has told, and is copied anew; see `stop`. A copy of it stays.
+    """The table lacks something that no change has told, and is copied again; see `stop`. A copy of it stays.
 
-    A table that is paused stays so, and is copied anew when it is resumed.
+    A table that is paused stays so, and is copied again when it is resumed.
     """
     table = head.tables[name]
     if table.state == PAUSED:
@@ -107,7 +107,7 @@ def pause(head: Manifest, name: str) -> Manifest:
 
 
 def resume(head: Manifest, name: str, low_offset: int) -> Manifest:
-    """The table follows again: from where it stopped, if the log has that (`low_offset`), or copied anew."""
+    """The table follows again: from where it stopped, if the log has that (`low_offset`), or copied again."""
     table = head.tables[name]
     if not table.resync and table.offset < low_offset:
         reason = f"the log was trimmed up to offset {low_offset}, and it stopped at {table.offset}"
@@ -122,7 +122,7 @@ def resume(head: Manifest, name: str, low_offset: int) -> Manifest:
 
 
 def resync(head: Manifest, name: str, reason: str) -> Manifest:
-    """The table is copied anew. It goes on as it is until the copy is shown, or stays as it is if it stopped."""
+    """The table is copied again. It goes on as it is until the copy is shown, or stays as it is if it stopped."""
     copies = {n: t for n, t in head.copies.items() if n != name}
     tables = dict(head.tables)
     if name in tables:

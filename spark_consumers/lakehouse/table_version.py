@@ -8,7 +8,7 @@ A table of an epoch is in one of these states (docs/tables.md):
 | `paused` | the epoch `as_of`: somebody asked for it | go on without its changes |
 | `resuming` | the epoch `as_of`, and of the next one again | go on |
 | `held` | the epoch `as_of`: it cannot follow | wait for it |
-| `stale` | the epoch `as_of`: it cannot follow, or is copied anew after a pause | go on without its changes |
+| `stale` | the epoch `as_of`: it cannot follow, or is copied again after a pause | go on without its changes |
 | `left` | the epoch `as_of`: it is no longer in the publication | go on |
 
 A copy that is not shown yet has the state `copied`; it stands beside the table, in `Manifest.copies`.
@@ -56,7 +56,7 @@ class TableVersion:
     when it was last seen to follow (`Shape.dump`; empty: no look since an earlier version wrote it).
 
     `layout`: PostgreSQL's columns (none in a table of format 1 that was not copied since). `as_of`: the epoch
-    whose rows it has (0: this one). `reason`: why it does not follow. `resync`: why it is copied anew.
+    whose rows it has (0: this one). `reason`: why it does not follow. `resync`: why it is copied again.
 
     `unfit_rows` of the source's rows are not among its `rows`, because they have a value that the lake cannot
     hold (`quarantine`); `skipped_rows` of these are given up by name. `unfit_files`, relative to `path`, has

@@ -160,7 +160,7 @@ class TableWork:
                 self._arrived_at[name] = time.monotonic()
 
     def start_copies(self, head: Manifest, status: LogStatus, client: LogClient) -> None:
-        """Have copied what is published and not in the lake, or is to be copied anew."""
+        """Have copied what is published and not in the lake, or is to be copied again."""
         now = time.monotonic()
         for stream, names in self._published.items():
             if stream not in head.streams or stream not in status.streams:
@@ -238,7 +238,7 @@ class TableWork:
         return head
 
     def _extend(self, name: str, table: TableVersion, misfits: Sequence[Misfit]) -> str | None:
-        """Take new columns as they are; otherwise why the table has to be copied anew."""
+        """Take new columns as they are; otherwise why the table has to be copied again."""
         known = self.layouts.get(table.path, first_layout(table))
         verdict = judge(table, known, misfits)
         if isinstance(verdict, Anew):

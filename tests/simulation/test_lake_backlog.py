@@ -66,7 +66,7 @@ class GrowingLog:
 
 
 def begun(log: GrowingLog, state: str) -> Manifest:
-    """A lake at the log's beginning, with one table that is to be copied anew."""
+    """A lake at the log's beginning, with one table that is to be copied again."""
     table = TableVersion(
         "old", "iceberg", 1, "", ("id",), (), 0, 1, 0, 1, state, timeline=1, resync="asked for"
     )

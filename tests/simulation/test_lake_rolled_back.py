@@ -336,7 +336,7 @@ _adopted = adopt.adopted
 #: A log is taken on without a part of this: the head before, and what it should become. That the cut is the old log's would
 #: be found as if the log had been rolled back.
 _PARTS = {
-    "tables that are copied anew": lambda before, after: replace(after, tables=before.tables),
+    "tables that are copied again": lambda before, after: replace(after, tables=before.tables),
     "paused ones among them": lambda before, after: replace(
         after,
         tables={

@@ -4,11 +4,15 @@ import contextlib
 import time
 
 import psycopg
+import pytest
 
 from spark_consumers import read
+from spark_consumers.lakehouse.manifest import open_chain
 from tests.support.attached import Attached
 from tests.support.servers import MakeServer
 from tests.support.waiting import wait_for
+from walsender_bridge import logs
+from walsender_bridge.commands.flush import flush
 from walsender_bridge.errors import Cause
 
 
@@ -65,3 +69,27 @@ def test_flush_without_anything_that_runs_fails_at_once(tmp_path, make_server: M
         error = tuskline.error("flush", code=Cause.UNAVAILABLE)
         assert time.monotonic() - began < 60
         assert tuskline.log_listen in error["where"]
+
+
+def test_flush_right_after_create_table_has_the_table(
+    tmp_path, make_server: MakeServer, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv(logs.VARIABLE, "console")  # which the command hands on
+    server = make_server(fsync="off")
+    server.start()
+    with psycopg.connect(server.dsn(), autocommit=True) as connection:
+        connection.execute("CREATE TABLE orders (id int PRIMARY KEY)")
+        with Attached(tmp_path, {"shop": {"dsn": server.dsn()}}, lake=True) as tuskline:
+            tuskline.json("init")
+            tuskline.up()
+            # In this process: capture's own look could come while another one starts.
+            flush(tuskline.config, timeout=240)
+            for name in ("first", "second"):
+                connection.execute(f"CREATE TABLE {name} (id int PRIMARY KEY)")
+                connection.execute(f"INSERT INTO {name} SELECT generate_series(1, 7)")
+                flush(tuskline.config, timeout=240)
+                head = open_chain(tuskline.lake).head()
+                assert head is not None
+                assert f"shop.public.{name}" in head.tables
+                assert head.tables[f"shop.public.{name}"].rows == 7
+            assert tuskline.stop_up() == 0

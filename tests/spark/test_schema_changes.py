@@ -1,4 +1,4 @@
-"""Tables that change their shape: taken as they are or copied anew, alone, and never seen in part."""
+"""Tables that change their shape: taken as they are or copied again, alone, and never seen in part."""
 
 import pytest
 from pyspark.errors import AnalysisException
@@ -14,7 +14,7 @@ BAG, DOCS, PAIRS = (f"{STREAM}.public.{name}" for name in ("bag", "docs", "pairs
 
 
 def paths(pipeline):
-    """Where each table of the newest link is: a table that is copied anew gets a place of its own."""
+    """Where each table of the newest link is: a table that is copied again gets a place of its own."""
     return {name: table.path for name, table in pipeline.head().tables.items()}
 
 

@@ -1,4 +1,4 @@
-"""Tables come, pause, go on and are copied anew, through the command line, while the others go on."""
+"""Tables come, pause, go on and are copied again, through the command line, while the others go on."""
 
 import json
 import threading
@@ -126,7 +126,7 @@ def _check_every_epoch(spark, lake, first):
 
 
 def test_19_what_was_trimmed_is_named_with_its_repair(pipeline, database):
-    """A paused table whose log is gone is copied anew; a lake whose position is gone says which and how."""
+    """A paused table whose log is gone is copied again; a lake whose position is gone says which and how."""
     pipeline.all_or_nothing()
     docs, bag = f"{STREAM}.public.docs", f"{STREAM}.public.bag"
     chain = open_chain(pipeline.lake)
@@ -156,7 +156,7 @@ def test_19_what_was_trimmed_is_named_with_its_repair(pipeline, database):
 
     wait_for(all_live, 60, "the copies")
     told = {a["tables"].get(bag) for a in pipeline.head().answered.values()} - {None}
-    assert any("copied anew: the log was trimmed" in str(answer) for answer in told)
+    assert any("copied again: the log was trimmed" in str(answer) for answer in told)
     assert pipeline.head().tables[docs].path != held.tables[docs].path
     assert_equal(database.dsn, pipeline.flush())
 
@@ -221,7 +221,7 @@ def test_a_copy_that_is_not_allowed_stops_nobody(pipeline, database, monkeypatch
             return "permission denied" in pipeline.head().set_aside.get(closed, "")
 
         wait_for(told, 60, "the refusal in the manifest")
-        # A live table that is copied anew goes on as it is.
+        # A live table that is copied again goes on as it is.
         requests.ask(open_chain(pipeline.lake), "resync", [f"{STREAM}.public.docs"])
 
         def both():

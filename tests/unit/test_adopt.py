@@ -1,4 +1,4 @@
-"""A lake goes on with another log: when somebody asks for exactly that one, and with every table copied anew."""
+"""A lake goes on with another log: when somebody asks for exactly that one, and with every table copied again."""
 
 import itertools
 from dataclasses import replace

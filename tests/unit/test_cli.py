@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import os
 import re
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import typer
 
 from walsender_bridge import cli
 from walsender_bridge.errors import Cause
+from walsender_bridge.local_server import free_port
 
 
 def _run(*arguments, cwd):
@@ -34,7 +36,7 @@ def test_no_configuration_is_its_own_exit_code(tmp_path, command):
     done = _run(*command, cwd=tmp_path)
     assert done.returncode == Cause.CONFIG
     assert "tuskline.toml" in done.stderr
-    assert "repair: name it with --config" in done.stderr
+    assert "\nHINT:  name it with --config" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -80,8 +82,8 @@ HEAVY = {
 }
 
 
-@pytest.mark.parametrize("words", [["--help"], ["--version"]])
-def test_help_and_version_import_nothing_heavy(words):
+def _imported(words, cwd):
+    """The exit code of a command, and the modules that it has imported at its end."""
     script = (
         "import atexit, json, sys\n"
         "atexit.register(lambda: print(json.dumps([*sys.modules]), file=sys.stderr))\n"
@@ -90,11 +92,38 @@ def test_help_and_version_import_nothing_heavy(words):
         "main()"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=cwd,
+        # What another test here has set for the processes that it starts.
+        env={name: value for name, value in os.environ.items() if not name.startswith("TUSKLINE_")},
     )
-    imported = set(json.loads(done.stderr))
+    return done.returncode, set(json.loads(done.stderr.splitlines()[-1]))
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"]])
+def test_help_and_version_import_nothing_heavy(words, tmp_path):
+    code, imported = _imported(words, tmp_path)
+    assert code == 0
     assert "walsender_bridge.commands.status" in imported
     assert sorted(HEAVY & imported) == []
+
+
+def test_status_imports_no_client_of_a_log_that_does_not_run(tmp_path):
+    (tmp_path / "tuskline.toml").write_text(
+        f'[log]\ndata_dir = "log"\nlisten = "127.0.0.1:{free_port()}"\n'
+        f'[lake]\nuri = "lake"\n[[keeper]]\nlisten = "127.0.0.1:{free_port()}"\ndata_dir = "k"\n'
+        f'[[source]]\nname = "s"\ndsn = "host=127.0.0.1 port={free_port()}"\n'
+    )
+    code, imported = _imported(["status"], tmp_path)
+    assert code == Cause.UNAVAILABLE
+    assert "walsender_bridge.commands.observation" in imported
+    # It connects to the sources: their client library, which has asyncio, and a checked configuration.
+    needed = {"asyncio", "logging", "psycopg", "pydantic", "ssl"}
+    assert sorted((HEAVY - needed) & imported) == []
 
 
 def test_a_full_folder_is_not_used_by_the_demo(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 from spark_consumers import versions
 from spark_consumers.lakehouse import folder
 from walsender_bridge.doctor import machine
-from walsender_bridge.doctor.finding import Severity
+from walsender_bridge.doctor.finding import Severity, counted
 from walsender_bridge.doctor.fixes import fix
 from walsender_bridge.doctor.unsafe_versions import FAULTS, faults_of
 from walsender_bridge.errors import LakeError
@@ -86,6 +86,10 @@ def test_a_lake_folder_that_is_somebody_elses(tmp_path):
         folder.check(tmp_path / "mine")
     (tmp_path / "_tuskline").mkdir()
     assert folder.check(tmp_path) > 0
+
+
+def test_one_table_is_no_plural():
+    assert [counted(n, "table") for n in (0, 1, 2)] == ["0 tables", "1 table", "2 tables"]
 
 
 def test_names_in_repairs_are_quoted():

@@ -173,7 +173,7 @@ def test_34_published_tables_that_do_not_show_the_newest_epoch_are_named():
     made = head(
         tables=tables,
         copies={"s.a.copied": table(), "s.a.left": table()},
-        set_aside={"s.a.refused": "permission denied\n  repair: ..."},
+        set_aside={"s.a.refused": "permission denied\nHINT:  ..."},
     )
     asked = [*tables, "s.a.copied", "s.a.refused", "s.a.new"]
     assert states.unreadable(made, asked) == {
@@ -247,7 +247,7 @@ def ask(start, kind, *names, published=(A, B, NEW), low=1, apart=()):
         ("pause", A, "is paused"),
         ("pause", NEW, "refused: it is not in the lake"),
         ("resume", A, "follows already"),
-        ("resync", A, "is copied anew"),
+        ("resync", A, "is copied again"),
         ("resync", "shop.public.none", "refused: it is in no publication"),
         ("add", NEW, "is copied"),
         ("add", A, "is in the lake already"),
@@ -294,7 +294,7 @@ def test_a_request_is_finished_when_the_lake_shows_it():
     with pytest.raises(LakeError, match="permission denied"):
         requests.finished(replace(asked, set_aside={A: "permission denied"}), request)
     shown = replace(asked, tables={**asked.tables, A: table(path="new")})
-    assert requests.finished(shown, request) == {A: "is copied anew"}
+    assert requests.finished(shown, request) == {A: "is copied again"}
 
 
 def test_old_answers_go():

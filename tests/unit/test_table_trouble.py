@@ -37,11 +37,15 @@ def manifest(state: str, reason: str = "", resync: str = "", **set_aside: str) -
             [f"table {NAME} is stale, as of epoch 7: it lost f; it is being copied again"],
         ),
         (
-            manifest("stale", "it lost f", "it lost f", a="denied\n  repair: GRANT SELECT"),
+            manifest("stale", "it lost f", "it lost f", a="denied\nHINT:  GRANT SELECT"),
             [
                 f"table {NAME} is stale, as of epoch 7: it lost f",
                 f"table {NAME} was not copied: denied; GRANT SELECT; it is tried again",
             ],
+        ),
+        (
+            manifest("live", a="denied\n  repair: GRANT SELECT"),  # an earlier version wrote it
+            ["table shop.public.a was not copied: denied; GRANT SELECT; it is tried again"],
         ),
         (
             manifest("paused", "paused"),

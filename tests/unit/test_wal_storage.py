@@ -332,7 +332,7 @@ def test_9_no_room_for_a_segment_is_an_error_no_ack_and_it_goes_on(wal, seed):
     disk.capacity = MIB + 300_000
     storage.write(storage.write_lsn, wal.piece(2 * MIB - 5000, 2 * MIB + 9000), 1)
     for _ in range(3):
-        with pytest.raises(DiskFullError, match=r"(?s)no more WAL is taken.*repair: make room"):
+        with pytest.raises(DiskFullError, match=r"(?s)no more WAL is taken.*HINT:  make room"):
             storage.flush()
         # What fits is durable, and no byte more was told.
         assert storage.flush_lsn == 2 * MIB

@@ -17,10 +17,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
-import structlog
 from psycopg import sql
 from psycopg.rows import tuple_row
 
+from walsender_bridge import logs
 from walsender_bridge.attach.record import Made, Record
 from walsender_bridge.capture.table_choice import Choice, Chosen, Found, choose
 from walsender_bridge.errors import ConfigError, PrivilegeError, PublicationError
@@ -39,7 +39,7 @@ _SHOWN: Final = 10
 
 Connection = psycopg.Connection[Any]
 
-_log = structlog.get_logger(__name__)
+_log = logs.logger(__name__)
 
 
 def facts(connection: Connection, source: "Source") -> dict[str, Any] | None:
@@ -247,25 +247,31 @@ def withdraw(connection: Connection, source: "Source") -> list[str]:
 # -- what goes on while capture runs --------------------------------------------------------------------
 
 
-def follow(connection: Connection, source: "Source") -> None:
+def follow(connection: Connection, source: "Source") -> list[str]:
     """Add what has come to fit, and take out what has lost its replica identity, as far as the role may.
 
-    One by one: a table that somebody else has locked is left for the next time.
+    One by one: a table that somebody else has locked is left for the next time. Returns the names of those to be added
+    that were left.
     """
     found = facts(connection, source)
     if found is None or not found["owned"] or not is_kept(found, Choice.of(source.tables)):
-        return
+        return []
     chosen = survey(connection, source)
-    for table in chosen.fit:
-        if not table.published and table.owned:
-            _change(connection, source, table, "publication_add", records=not found["ours"])
+    left = [
+        table.name
+        for table in chosen.fit
+        if not table.published and table.owned
+        if not _change(connection, source, table, "publication_add", records=not found["ours"])
+    ]
     for table in chosen.harmed if found["ours"] else ():
         _change(connection, source, table, "publication_remove")
+    return left
 
 
 def _change(
     connection: Connection, source: "Source", table: Found, text: str, *, records: bool = False
-) -> None:
+) -> bool:
+    """Whether the table is as it should be now."""
     try:
         with connection.transaction():
             connection.execute(load("publication_lock_timeout").encode())
@@ -275,6 +281,8 @@ def _change(
             if records:
                 record = Record(connection, source.slot, source.dsn)
                 record.add(Made("published", table.name, grantee=source.publication))
+    except psycopg.errors.DuplicateObject:
+        return True  # capture and `flush` may both add it
     except (
         PublicationError,
         psycopg.errors.LockNotAvailable,
@@ -283,8 +291,9 @@ def _change(
         _log.warning(
             "publication not changed", source=source.name, table=table.name, error=str(error)
         )
-    else:
-        _log.info("publication changed", source=source.name, table=table.name, by=text)
+        return False
+    _log.info("publication changed", source=source.name, table=table.name, by=text)
+    return True
 
 
 # -- checks ---------------------------------------------------------------------------------------------

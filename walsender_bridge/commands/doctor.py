@@ -18,7 +18,7 @@ from walsender_bridge.commands.options import (
     chosen_sources,
     load_config,
 )
-from walsender_bridge.doctor.finding import Finding, Severity
+from walsender_bridge.doctor.finding import Finding, Severity, counted
 from walsender_bridge.errors import Cause, TusklineError, from_wire
 from walsender_bridge.output import Output
 
@@ -201,15 +201,13 @@ def of_slots(settings: "Config") -> list[Finding]:
 
 def of_log(settings: "Config") -> Iterator[Finding]:
     """Why the streams of the log stand still, or which of its files here are damaged; why the lake does."""
-    from walsender_bridge.change_log.client import LogClient
     from walsender_bridge.commands import doctor_parts, log_trouble
     from walsender_bridge.doctor import log as files
     from walsender_bridge.doctor.server import failed
 
     yield from files.keepers(keeper.data_dir for keeper in settings.keeper)
     try:
-        with LogClient(settings.log_address, timeout=3.0) as log:
-            status = log.status()
+        status = log_trouble.look(settings)
     except TusklineError:
         yield from files.repository(settings.log.data_dir / "repository.sqlite")
         yield from doctor_parts.of_lake(settings, None)
@@ -307,6 +305,6 @@ def _print(output: Output, findings: list[Finding]) -> None:
     for each in findings:
         output.line(f"{each.severity.name.lower():8} {each.where}: {each.check}: {each.what}")
         if each.repair and each.severity is not Severity.OK:
-            output.line(f"{'':8} repair: {each.repair}")
+            output.line(f"{'':8} HINT:  {each.repair}")
     errors, warnings = _count(findings, Severity.ERROR), _count(findings, Severity.WARNING)
-    output.note(f"{errors} errors, {warnings} warnings")
+    output.note(f"{counted(errors, 'error')}, {counted(warnings, 'warning')}")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from walsender_bridge import logs
 from walsender_bridge.commands.options import (
     DEFAULT_CONFIG,
     AsJson,
@@ -13,12 +14,22 @@ from walsender_bridge.commands.options import (
     lake_section,
     load_config,
 )
-from walsender_bridge.errors import Cause, TusklineError, from_wire
+from walsender_bridge.errors import (
+    AuthenticationError,
+    Cause,
+    ConnectionFailedError,
+    DeadlineError,
+    TusklineError,
+    UnavailableError,
+    from_wire,
+)
 from walsender_bridge.output import Output
 
 if TYPE_CHECKING:
-    from walsender_bridge.config import Config
+    from walsender_bridge.config import Config, SourceSection
 
+#: Seconds between two tries to publish a table that is locked.
+_LOOK_AGAIN: Final = 0.5
 #: Seconds between two notes of what is waited for.
 _SAY_AGAIN: Final = 5.0
 #: Of what the lake says of itself: what no other try changes.
@@ -42,15 +53,45 @@ def flush(
     from spark_consumers.lakehouse.sources import Source
 
     began, output = time.monotonic(), Output(as_json=as_json)
+    logs.hand_on(settings.logs.format)
+    for section in settings.source:
+        for note in publish_new(section, began + timeout):
+            output.note(note)
     epoch = flush_sources(
         lake.uri,
         settings.log_address,
         [Source(each.name, each.dsn, each.publication_name) for each in settings.source],
-        timeout=timeout,
+        timeout=max(0.0, began + timeout - time.monotonic()),
         parts=PartsHere(settings),
         waiting=_Waiting(output).say,
     )
     output.record({"epoch": epoch, "seconds": round(time.monotonic() - began, 3)})
+
+
+def publish_new(section: "SourceSection", deadline: float) -> tuple[str, ...]:
+    """Publish what capture would publish with its next look, as it would; the notes of what stays out of the lake.
+
+    `deadline`: of `time.monotonic`. Raises `DeadlineError` for a table that is locked until then. A server that cannot be
+    reached is none of this: the flush itself names it.
+    """
+    from walsender_bridge.attach import table_notes
+    from walsender_bridge.capture import publication, source
+    from walsender_bridge.commands.attach import capture_source
+
+    here = capture_source(section)
+    try:
+        with source.connect(here) as connection:
+            while left := publication.follow(connection, here):
+                if time.monotonic() >= deadline:
+                    raise DeadlineError(
+                        f"not published yet: {', '.join(left)}",
+                        where=here.where,
+                        repair="end the transactions that lock them, or wait longer with --timeout",
+                    )
+                time.sleep(_LOOK_AGAIN)
+            return table_notes.notes(connection, here)
+    except (ConnectionFailedError, AuthenticationError, UnavailableError):
+        return ()
 
 
 class _Waiting:

@@ -60,5 +60,5 @@ def lake_verify(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) ->
     raise CorruptError(
         f"{len(found.errors)} files or snapshots of the lake are damaged or missing",
         where=lake.uri,
-        repair="restore them from a backup, or copy their tables anew: tuskline table resync",
+        repair="restore them from a backup, or copy their tables again: tuskline table resync",
     )

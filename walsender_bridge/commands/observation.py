@@ -6,18 +6,18 @@ does not answer is an error in its place; a look takes seconds at worst, and nev
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psycopg
 from psycopg.rows import dict_row
 
 from walsender_bridge import disk_trouble, lifetime, processes, status_file
 from walsender_bridge.attach import table_notes
-from walsender_bridge.change_log.client import LogClient, LogStatus
 from walsender_bridge.closing import Closing
 from walsender_bridge.commands import (
     gate_view,
@@ -36,6 +36,9 @@ from walsender_bridge.errors import Cause, TusklineError, UnavailableError
 from walsender_bridge.sql import load
 from walsender_bridge.supervisor import GOOD_LIFE, read_states
 from walsender_bridge.wire.connection import connection_error, describe, pinned_conninfo
+
+if TYPE_CHECKING:
+    from walsender_bridge.change_log.client import LogStatus
 
 #: Supervisors by the names of their files; `up` is there when the other two are its children.
 SUPERVISORS = ("up", "keeper", "bridge")
@@ -133,7 +136,7 @@ class Observation:
     up: int | None
     processes: list[Process]
     sources: list[SourceView]
-    log: LogStatus | None
+    log: "LogStatus | None"
     lake: Any | None
     errors: dict[str, TusklineError] = field(default_factory=dict)
     copying: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -213,8 +216,7 @@ class Observer(Closing):
         settings, errors = self._settings, dict[str, TusklineError]()
         status: LogStatus | None = None
         try:
-            with LogClient(settings.log_address, timeout=3.0) as log:
-                status = log.status()
+            status = log_trouble.look(settings)
             trouble = log_trouble.damaged(status)
             if trouble is not None:
                 errors["log"] = trouble
@@ -247,10 +249,7 @@ class Observer(Closing):
             at=time.time(),
             up=up,
             processes=running,
-            sources=[
-                self._source(section, by_name.get(f"bridge/capture-{section.name}"))
-                for section in settings.source
-            ],
+            sources=self._sources(by_name),
             log=status,
             lake=manifest,
             errors=errors,
@@ -259,6 +258,16 @@ class Observer(Closing):
             slots=slots_view.look(settings),
             lake_configured=settings.lake is not None,
         )
+
+    def _sources(self, running: Mapping[str, Process]) -> list[SourceView]:
+        """All at once: servers that do not answer take the time of one."""
+
+        def look(section: SourceSection) -> SourceView:
+            return self._source(section, running.get(f"bridge/capture-{section.name}"))
+
+        sections = self._settings.source
+        with ThreadPoolExecutor(len(sections)) as pool:
+            return [*pool.map(look, sections)]
 
     def _source(self, section: SourceSection, process: Process | None) -> SourceView:
         capture = status_file.read(self._settings.capture_status(section))

@@ -10,13 +10,14 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from walsender_bridge import in_memory, processes, status_file
-from walsender_bridge.config import Config
-from walsender_bridge.safekeeper import hosting
 from walsender_bridge.supervisor import read_states
 from walsender_bridge.wire.lsn import parse_lsn
+
+if TYPE_CHECKING:
+    from walsender_bridge.config import Config
 
 #: Seconds after which what a process said of itself is no longer taken for now.
 STALE: Final = 5.0
@@ -251,11 +252,13 @@ class QuorumView:
         return f"{following} of {len(self.safekeepers)} safekeepers follow"
 
 
-def look(settings: Config) -> QuorumView | None:
+def look(settings: "Config") -> QuorumView | None:
     """What is seen now; None: no safekeepers are configured. Reads a few small files."""
     section = settings.safekeepers
     if not section.proposed_to:
         return None
+    from walsender_bridge.safekeeper import hosting
+
     proposer = status_file.read(settings.proposer_status)
     told = {each["address"]: each for each in proposer.get("safekeepers", ())}
     by_identity = {each["safekeeper"]: each for each in told.values() if each.get("safekeeper")}

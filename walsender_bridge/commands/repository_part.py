@@ -8,16 +8,18 @@ Invariant: of two bridges in one folder one alone runs a proposer, as long as th
 repository's file can be locked.
 """
 
-import asyncio
 import contextlib
-import sqlite3
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from walsender_bridge import logs, processes, status_file
-from walsender_bridge.change_log.repository_service import RepositoryServer
-from walsender_bridge.config import Config
 from walsender_bridge.errors import ConfigError, TusklineError, UnavailableError, from_wire
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from walsender_bridge.change_log.repository_service import RepositoryServer
+    from walsender_bridge.config import Config
 
 _PAUSE: Final = 5.0
 
@@ -25,7 +27,7 @@ _PAUSE: Final = 5.0
 class RepositoryPart:
     """Start it, `keep` it while the supervisor runs, stop it."""
 
-    def __init__(self, settings: Config) -> None:
+    def __init__(self, settings: "Config") -> None:
         self._settings = settings
         self._server: RepositoryServer | None = None
         self._said = ""
@@ -42,8 +44,10 @@ class RepositoryPart:
                 raise
             self._tell(error)
 
-    async def keep(self, stop: asyncio.Event) -> None:
+    async def keep(self, stop: "asyncio.Event") -> None:
         """Start it again until it runs."""
+        import asyncio
+
         while self._server is None and not stop.is_set():
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), _PAUSE)
@@ -72,7 +76,11 @@ class RepositoryPart:
             self._server.stop()
         _file(self._settings.run_dir).unlink(missing_ok=True)
 
-    def _started(self) -> RepositoryServer:
+    def _started(self) -> "RepositoryServer":
+        import sqlite3
+
+        from walsender_bridge.change_log.repository_service import RepositoryServer
+
         settings = self._settings
         try:
             server = RepositoryServer(

@@ -136,7 +136,7 @@ def resync(
     timeout: Timeout = 600.0,
     as_json: AsJson = False,
 ) -> None:
-    """Copy tables anew, beside their old versions, which stay readable until the new ones are whole."""
+    """Copy tables again, beside their old versions, which stay readable until the new ones are whole."""
     settings = load_config(config)
     names = full_names(settings, tables)
     _request(settings, "resync", names, wait=wait, timeout=timeout, as_json=as_json)

@@ -2,7 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
+
+from walsender_bridge.errors import HINT
+
+#: How lakes have it that an earlier version wrote.
+_OLDER_HINT: Final = "\n  repair: "
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +31,7 @@ def troubles(lake: Any) -> Iterator[Trouble]:
         elif table.state == "paused":
             yield Trouble(name, f"is paused, {since}", f"tuskline table resume {name}")
     for name, reason in sorted(lake.set_aside.items()):
-        what, _, repair = reason.partition("\n  repair: ")
+        what, _, repair = reason.replace(_OLDER_HINT, HINT).partition(HINT)
         what = what.strip().removeprefix(f"{name}: ")
         again = "it is tried again"
         way = f"{repair.strip()}; {again}" if repair else again

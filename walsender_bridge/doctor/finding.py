@@ -19,6 +19,11 @@ class Severity(IntEnum):
 _VERIFIER = re.compile(r"SCRAM-SHA-256\$[^']*")
 
 
+def counted(count: int, noun: str) -> str:
+    """`1 table`, `2 tables`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """What a check found. `fix` is SQL for the server at `where`, or for its primary; `cause` is the exit code of an error."""

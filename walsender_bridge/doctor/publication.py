@@ -7,7 +7,7 @@ from walsender_bridge.attach.record import MADE_TABLE, Made
 from walsender_bridge.capture.publication import FLUSH_TABLE, is_kept, reattach
 from walsender_bridge.capture.source import Source
 from walsender_bridge.capture.table_choice import Choice, Chosen
-from walsender_bridge.doctor.finding import Finding, Severity
+from walsender_bridge.doctor.finding import Finding, Severity, counted
 from walsender_bridge.doctor.fixes import block, comment, fix, recorded
 from walsender_bridge.doctor.settings import Facts, own_slot
 from walsender_bridge.errors import Cause
@@ -88,7 +88,7 @@ def judge(facts: Facts, tables: Sequence[Table], source: Source, where: str) -> 
             repair="`tuskline init` takes them out; or add them to `tables`",
         )
     if not left and not named and not fit:
-        yield Finding(CHECK, where, f"{name} has {len(facts['published'])} tables")
+        yield Finding(CHECK, where, f"{name} has {counted(len(facts['published']), 'table')}")
 
 
 def _of_others(found: Facts, choice: Choice, source: Source, where: str) -> Iterator[Finding]:

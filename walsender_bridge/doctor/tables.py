@@ -8,7 +8,7 @@ from walsender_bridge.capture.publication import FLUSH_TABLE
 from walsender_bridge.capture.source import Source
 from walsender_bridge.capture.table_choice import Chosen
 from walsender_bridge.doctor import publication
-from walsender_bridge.doctor.finding import Finding, Severity
+from walsender_bridge.doctor.finding import Finding, Severity, counted
 from walsender_bridge.doctor.fixes import block, fix, recorded
 from walsender_bridge.doctor.settings import Facts, in_record, own_slot
 from walsender_bridge.errors import Cause
@@ -46,7 +46,7 @@ def judge(facts: Facts, tables: Sequence[Table], source: Source, where: str) -> 
         if table["root"] != _name(table):
             yield _unlogged(table, where)
     if not unknown and not unfit:
-        yield Finding("tables", where, f"{len(chosen.wanted)} tables")
+        yield Finding("tables", where, counted(len(chosen.wanted), "table"))
     yield from publication.left_out(chosen, where)
     good = [table for table in tables if table["publishable"]]
     yield from _identity(facts, good, where)

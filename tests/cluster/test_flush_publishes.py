@@ -1,0 +1,103 @@
+"""`tuskline flush` right after CREATE TABLE: it publishes what capture would publish with its next look."""
+
+import threading
+import time
+
+import psycopg
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+
+from tests.support.servers import Database
+from walsender_bridge.attach.detach import detach
+from walsender_bridge.attach.init import init
+from walsender_bridge.capture import publication
+from walsender_bridge.capture import source as capture
+from walsender_bridge.commands.attach import capture_source
+from walsender_bridge.commands.flush import publish_new
+from walsender_bridge.config import SourceSection
+from walsender_bridge.errors import DeadlineError
+
+SECRET = "planted-secret-3e80"
+
+
+def section_of(dsn: str) -> SourceSection:
+    return SourceSection(name="shop", dsn=dsn)
+
+
+def published(database: Database) -> set[str]:
+    with database.connect() as connection:
+        query = "SELECT tablename FROM pg_publication_tables WHERE pubname = 'tuskline_shop'"
+        return {name for (name,) in connection.execute(query.encode()).fetchall()}
+
+
+def soon() -> float:
+    return time.monotonic() + 60
+
+
+def test_a_new_table_is_published_before_the_flush_waits(shop: Database) -> None:
+    section = section_of(shop.dsn)
+    init(capture_source(section))
+    assert publish_new(section, soon()) == ()
+    shop.execute("CREATE TABLE late (id int PRIMARY KEY)", "CREATE TABLE bare (id int)")
+    (note,) = publish_new(section, soon())
+    assert "late" in published(shop)
+    assert "public.bare left out" in note
+    detach(capture_source(section))
+
+
+def test_a_new_table_that_is_locked_is_waited_for_and_named(shop: Database) -> None:
+    section = section_of(shop.dsn)
+    init(capture_source(section))
+    shop.execute("CREATE TABLE late (id int PRIMARY KEY)")
+    with shop.connect() as other:
+        with other.transaction():
+            other.execute("LOCK TABLE late")
+            with pytest.raises(DeadlineError, match=r"public\.late"):
+                publish_new(section, time.monotonic())
+        assert publish_new(section, soon()) == ()
+    assert "late" in published(shop)
+    detach(capture_source(section))
+
+
+def test_capture_and_flush_may_publish_the_same_table_at_once(shop: Database) -> None:
+    section = section_of(shop.dsn)
+    source = capture_source(section)
+    init(source)
+    shop.execute("CREATE TABLE late (id int PRIMARY KEY)")
+    left: list[list[str]] = []
+
+    def look_of_capture() -> None:
+        with capture.connect(source) as connection:
+            left.append(publication.follow(connection, source))
+
+    with shop.connect() as other:
+        waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+        with other.transaction():
+            other.execute("ALTER PUBLICATION tuskline_shop ADD TABLE ONLY late")
+            thread = threading.Thread(target=look_of_capture)
+            thread.start()
+            with shop.connect() as watcher:
+                while watcher.execute(waiting).fetchone() == (0,) and thread.is_alive():
+                    time.sleep(0.05)
+        thread.join(60)
+    assert left == [[]]
+    detach(source)
+
+
+def test_a_table_that_the_role_may_not_publish_is_named_and_not_waited_for(
+    shop: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    role, admin = f"flushing_{shop.name}", "user=postgres"
+    section = section_of(shop.server.dsn(shop.name, user=role, password=SECRET))
+    monkeypatch.setenv("PGPASSWORD", str(conninfo_to_dict(shop.dsn)["password"]))
+    init(capture_source(section), admin)
+    shop.execute("CREATE TABLE late (id int PRIMARY KEY)")
+    (note,) = publish_new(section, soon())
+    assert "public.late could be published" in note
+    assert "late" not in published(shop)
+    detach(capture_source(section), admin)
+
+
+def test_a_server_that_does_not_answer_is_left_to_the_flush_itself(shop: Database) -> None:
+    dsn = psycopg.conninfo.make_conninfo(shop.dsn, host="127.0.0.1", port=1)
+    assert publish_new(section_of(dsn), soon()) == ()

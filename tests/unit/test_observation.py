@@ -1,0 +1,30 @@
+"""A look at everything: what is asked of servers is asked of all at once."""
+
+import threading
+
+import psycopg
+
+from walsender_bridge.commands import observation
+from walsender_bridge.config import load_config
+from walsender_bridge.local_server import free_port
+
+
+def test_sources_are_asked_at_once_and_listed_in_their_order(tmp_path, monkeypatch):
+    sections = "".join(
+        f'[[source]]\nname = "{name}"\ndsn = "host=127.0.0.1 dbname={name}"\n' for name in "cab"
+    )
+    (tmp_path / "tuskline.toml").write_text(
+        f'[log]\ndata_dir = "log"\nlisten = "127.0.0.1:{free_port()}"\n'
+        f'[[keeper]]\nlisten = "127.0.0.1:1"\ndata_dir = "k"\n{sections}'
+    )
+    all_ask = threading.Barrier(3, timeout=30)
+
+    def no_answer(*_: object, **__: object) -> None:
+        all_ask.wait()
+        raise psycopg.OperationalError("timeout expired")
+
+    monkeypatch.setattr(psycopg, "connect", no_answer)
+    with observation.Observer(load_config(tmp_path / "tuskline.toml")) as observer:
+        seen = observer.look()
+    assert [source.name for source in seen.sources] == ["c", "a", "b"]
+    assert all(source.error is not None for source in seen.sources)
