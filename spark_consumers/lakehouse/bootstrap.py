@@ -293,7 +293,7 @@ def _copy_error(name: str, error: Exception) -> TusklineError:
     """What Spark made of an executor's error, as an error of this table."""
     text = str(error).strip().splitlines()
     # Spark wraps what an executor raised between stack traces; an exception begins a line with its class.
-    named = [line for line in text if re.match(r"[\w.]+: .", line)]
+    named = [line for line in text if re.match(r"[\w.]+(Error|Exception): .", line)]
     line = (named or text or [type(error).__name__])[-1][:500]
     if (own := re.match(rf"{errors.__name__}\.(\w+): (.+)", line)) is None:
         return UnavailableError(line, where=name)

@@ -1,0 +1,105 @@
+"""What `doctor` finds in the parts: ports that others have, processes that end, tables of the lake that do not follow."""
+
+import socket
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from spark_consumers.lakehouse.manifest import (
+    Manifest,
+    StreamPosition,
+    TableVersion,
+    open_chain,
+)
+from walsender_bridge import lifetime, status_file
+from walsender_bridge.commands import doctor_parts, lake_status
+from walsender_bridge.config import Config, load_config
+from walsender_bridge.doctor import machine
+from walsender_bridge.errors import Cause, LakeError
+from walsender_bridge.local_server import free_port
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Config:
+    path = tmp_path / "tuskline.toml"
+    path.write_text(
+        f"""
+[log]
+data_dir = "log"
+listen = "127.0.0.1:{free_port()}"
+[[keeper]]
+data_dir = "keeper"
+listen = "127.0.0.1:{free_port()}"
+[[source]]
+name = "shop"
+dsn = "host=127.0.0.1 port=1"
+[lake]
+uri = "{tmp_path}/lake"
+[metrics]
+listen = "127.0.0.1:{free_port()}"
+"""
+    )
+    return load_config(path)
+
+
+def test_a_port_that_another_program_has_is_named(settings: Config) -> None:
+    assert list(doctor_parts.of_ports(settings)) == []
+    assert settings.metrics is not None
+    for address in (settings.log.listen, settings.keeper[0].listen, settings.metrics.listen):
+        with socket.create_server(("127.0.0.1", int(address.rpartition(":")[2]))):
+            (found,) = doctor_parts.of_ports(settings)
+            assert (found.where, found.cause) == (address, Cause.CONFIG)
+            assert found.what == "cannot listen: Address already in use"
+            assert found.repair
+            # It is ours then.
+            with lifetime.held(settings.run_dir):
+                assert list(doctor_parts.of_ports(settings)) == []
+
+
+def test_a_process_that_ends_again_and_again_is_named_while_up_runs(settings: Config) -> None:
+    settings.run_dir.mkdir(parents=True)
+    child = {"pid": None, "state": "restarting", "restarts": 9, "exit_code": int(Cause.LAKE)}
+    status_file.write(settings.run_dir / "up.json", {"children": {"lake": child}})
+    assert list(doctor_parts.of_processes(settings)) == []
+    with lifetime.held(settings.run_dir):
+        (found,) = doctor_parts.of_processes(settings)
+    assert found.what == "process lake is restarting (exit code 17, lake)"
+    assert not found.prevents
+
+
+def test_a_table_that_does_not_follow_is_named_with_the_way_out(settings: Config) -> None:
+    assert settings.lake is not None
+    assert list(doctor_parts.of_lake(settings, None)) == []
+    chain = open_chain(settings.lake.uri)
+    chain.initialise("log", "iceberg")
+    table = TableVersion(*("p", "iceberg", 1, "", ("id",), (), 5, 1, 10, 7, "paused"), as_of=7)
+    head = Manifest(
+        *("lake", 9, 1, 0, 2, 0.0),
+        streams={"shop": StreamPosition(1, 100, 7, 30)},
+        tables={"shop.public.a": table, "shop.public.b": replace(table, path="q", state="live")},
+        set_aside={"shop.public.c": "shop.public.c: permission denied\nHINT:  GRANT SELECT"},
+    )
+    chain.publish(head, None)
+    found = list(doctor_parts.of_lake(settings, "log"))
+    assert [(each.where, each.what, each.repair) for each in found] == [
+        ("shop.public.a", "is paused, as of epoch 7", "tuskline table resume shop.public.a"),
+        (
+            "shop.public.c",
+            "was not copied: permission denied",
+            "GRANT SELECT; it is tried again",
+        ),
+    ]
+    (other,) = [each for each in doctor_parts.of_lake(settings, "other") if each.check == "lake"]
+    assert "this lake is of log" in other.what
+    # Also what its job said, once.
+    lake_status.write(settings.run_dir, LakeError(other.what, where=other.where))
+    told = [each for each in doctor_parts.of_lake(settings, "other") if each.check == "lake"]
+    assert len(told) == 1
+
+
+def test_a_file_in_the_place_of_a_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "keeper").write_text("a file")
+    for folder in (tmp_path / "keeper", tmp_path / "keeper" / "below"):
+        (found,) = machine.examine({"[[keeper]] data_dir": folder})
+        assert (found.cause, found.what) == (Cause.CONFIG, f"{tmp_path}/keeper is not a folder")

@@ -1,0 +1,47 @@
+"""What the log says of a keeper that does not answer: nothing while it starts beside its bridge, then once."""
+
+import pytest
+import structlog
+
+from walsender_bridge.change_log import keeper_link
+from walsender_bridge.change_log.keeper_link import KeeperLink
+from walsender_bridge.errors import UnavailableError
+
+ERROR = UnavailableError("does not answer", repair="see that it runs there")
+
+
+@pytest.fixture
+def link(monkeypatch: pytest.MonkeyPatch) -> KeeperLink:
+    """A keeper of a bridge that was started at second 0; `_now` is the time."""
+    monkeypatch.setattr(keeper_link.time, "monotonic", lambda: 0.0)
+    return KeeperLink("grpc://127.0.0.1:1")
+
+
+def warnings(link: KeeperLink, monkeypatch: pytest.MonkeyPatch, now: float) -> int:
+    monkeypatch.setattr(keeper_link.time, "monotonic", lambda: now)
+    with structlog.testing.capture_logs() as logs:
+        link.lost(ERROR)
+    assert not link.answers
+    assert all(line["repair"] == ERROR.repair for line in logs)
+    return len(logs)
+
+
+def test_a_keeper_that_starts_is_not_warned_of(
+    link: KeeperLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert [warnings(link, monkeypatch, now) for now in (0.1, 5, 9.9)] == [0, 0, 0]
+
+
+def test_one_that_never_answers_is_warned_of_once(
+    link: KeeperLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert [warnings(link, monkeypatch, now) for now in (1, 10.1, 11, 100)] == [0, 1, 0, 0]
+
+
+def test_one_that_has_answered_is_warned_of_at_once_and_each_time(
+    link: KeeperLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link, "call", lambda _: {"keeper": "k", "reports": []})
+    for now in (1.0, 2.0):
+        link.report()
+        assert [warnings(link, monkeypatch, now) for _ in range(2)] == [1, 0]
