@@ -3,7 +3,6 @@
 import pytest
 import structlog
 
-from walsender_bridge.change_log import keeper_link
 from walsender_bridge.change_log.keeper_link import KeeperLink
 from walsender_bridge.errors import UnavailableError
 
@@ -13,12 +12,12 @@ ERROR = UnavailableError("does not answer", repair="see that it runs there")
 @pytest.fixture
 def link(monkeypatch: pytest.MonkeyPatch) -> KeeperLink:
     """A keeper of a bridge that was started at second 0; `_now` is the time."""
-    monkeypatch.setattr(keeper_link.time, "monotonic", lambda: 0.0)
+    monkeypatch.setattr("walsender_bridge.change_log.keeper_link.time.monotonic", lambda: 0.0)
     return KeeperLink("grpc://127.0.0.1:1")
 
 
 def warnings(link: KeeperLink, monkeypatch: pytest.MonkeyPatch, now: float) -> int:
-    monkeypatch.setattr(keeper_link.time, "monotonic", lambda: now)
+    monkeypatch.setattr("walsender_bridge.change_log.keeper_link.time.monotonic", lambda: now)
     with structlog.testing.capture_logs() as logs:
         link.lost(ERROR)
     assert not link.answers
