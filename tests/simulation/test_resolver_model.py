@@ -32,7 +32,7 @@ def test_19_no_sequence_makes_a_broken_copy_ready(scope: str, start) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(7200)
 @pytest.mark.parametrize(("scope", "start"), SEARCHES, ids=NAMES)
 def test_19_no_sequence_of_eight_events_makes_a_broken_copy_ready(scope: str, start) -> None:
     assert len(explored(scope, start, WHOLE_LENGTH).seen) > 100
