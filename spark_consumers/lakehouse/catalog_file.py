@@ -53,6 +53,11 @@ _ENTRIES = (
     "SELECT rowid, table_namespace, table_name, metadata_location, iceberg_type"
     " FROM iceberg_tables WHERE catalog_name = ?"
 )
+#: What is not of a catalog that another program is just making, a table at a time.
+_OTHERS = (
+    "SELECT 1 FROM sqlite_master"
+    " WHERE type = 'table' AND name NOT IN ('iceberg_tables', 'iceberg_namespace_properties') LIMIT 1"
+)
 _INSERT = (
     "INSERT INTO iceberg_tables (catalog_name, table_namespace, table_name,"
     " metadata_location, previous_metadata_location, iceberg_type) VALUES (?, ?, ?, ?, ?, ?)"
@@ -139,7 +144,7 @@ class CatalogFile:
 def _columns(connection: sqlite3.Connection) -> frozenset[str]:
     """Those of the table of entries; none in an empty file."""
     found = frozenset(row[1] for row in connection.execute("PRAGMA table_info(iceberg_tables)"))
-    if not found and connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone():
+    if not found and connection.execute(_OTHERS).fetchone():
         raise _UnusableError("it is another database")
     if found and not found >= _NEEDED:
         raise _UnusableError(f"iceberg_tables lacks {', '.join(sorted(_NEEDED - found))}")

@@ -19,6 +19,7 @@ from spark_consumers.lakehouse.manifest import LEFT, Manifest, TableVersion, ope
 from spark_consumers.lakehouse.other_engines import TableNames
 from spark_consumers.lakehouse.takeover import name_of
 from spark_consumers.lakehouse.verify import verify
+from walsender_bridge import fail_point
 from walsender_bridge.errors import CorruptError
 
 ORDERS, ITEMS = Name("shop.public", "orders"), Name("shop.public", "items")
@@ -162,6 +163,25 @@ def test_a_name_gives_the_newest_copy_and_goes_with_its_table(lake):
     assert list(lake.entries()) == list(lake.links()) == ["items"]
 
 
+def test_no_reader_sees_two_epochs(lake, monkeypatch):
+    names = lake.names()
+    names.follow(lake.publish(orders="orders%t1-ab 1", items="items%t1-cd 1"))
+    before, seen = lake.entries(), []
+    hit = fail_point.hit
+
+    def look(place: str) -> None:
+        seen.append((place, lake.entries()))
+        hit(place)
+
+    monkeypatch.setattr(fail_point, "hit", look)
+    names.follow(lake.publish(orders="orders%t1-ef 7", late="late%t1-cd 2"))
+    assert seen == [("catalog-written", before)]
+    assert lake.entries() == {
+        "orders": "orders%t1-ef/metadata/v7.metadata.json",
+        "late": "late%t1-cd/metadata/v2.metadata.json",
+    }
+
+
 def test_a_table_that_read_shows_keeps_its_name_though_it_follows_no_more(lake):
     names, link = lake.names(), lake.publish(orders="orders%t1-ab 1")
     names.follow(link)
@@ -281,16 +301,22 @@ def test_a_driver_that_slept_puts_nothing_older_back(lake, monkeypatch, moment):
 
 
 @pytest.mark.parametrize(
-    "kind", ["no database", "damaged", "another database", "other columns", "a folder"]
+    "kind",
+    # The pages of both tables and of their keys.
+    [
+        *("no database", *(f"damaged page {number}" for number in (2, 3, 4, 5))),
+        *("another database", "other columns", "a folder"),
+    ],
 )
 def test_a_file_that_is_no_catalog_is_kept_aside_and_made_again(lake, kind):
     file, names = lake.root / "catalog.db", lake.names()
     names.follow(lake.publish(orders="orders%t1-ab 1", items="items%t1-cd 1"))
     if kind == "no database":
         file.write_bytes(b"precious" * 1000)
-    elif kind == "damaged":
+    elif kind.startswith("damaged"):
         content = bytearray(file.read_bytes())
-        content[4096:8192] = bytes(4096)
+        end = int(kind[-1]) * 4096
+        content[end - 4096 : end] = bytes(4096)
         file.write_bytes(content)
     else:
         file.unlink()
@@ -302,7 +328,7 @@ def test_a_file_that_is_no_catalog_is_kept_aside_and_made_again(lake, kind):
             )
     there = file.read_bytes() if file.is_file() else None
     # It belongs to that file, and would be applied to the new one.
-    Path(f"{file}-journal").write_bytes(b"")
+    Path(f"{file}-journal").write_bytes(b"of a folder" if kind == "a folder" else b"")
     with capture_logs() as logged:
         names.follow(lake.publish(orders="orders%t1-ab 2", items="items%t1-cd 1"))
     assert [line["event"] for line in logged] == ["catalog made again"]
@@ -312,7 +338,10 @@ def test_a_file_that_is_no_catalog_is_kept_aside_and_made_again(lake, kind):
     }
     kept = lake.root / "catalog.db.1.bad"
     assert kept.exists()
-    assert there is None or kept.read_bytes() == there
+    if there is None:
+        assert Path(f"{kept}-journal").read_bytes() == b"of a folder"
+    else:
+        assert kept.read_bytes() == there
 
 
 def test_a_file_that_pyiceberg_made_is_used(lake):
@@ -330,6 +359,13 @@ def test_a_file_that_pyiceberg_made_is_used(lake):
         ]
     finally:
         reader.close()
+
+
+def test_a_catalog_that_another_program_is_just_making_is_used(lake):
+    lake.row(catalog_file._PROPERTIES)
+    lake.names().follow(lake.publish(orders="orders%t1-ab 1"))
+    assert list(lake.entries()) == ["orders"]
+    assert not list(lake.root.glob("catalog.db.*"))
 
 
 def test_a_catalog_of_iceberg_s_first_schema_gets_the_column_that_it_lacks(lake):
