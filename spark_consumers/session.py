@@ -114,6 +114,14 @@ def session(
     return builder.getOrCreate()
 
 
+def is_alive(spark: SparkSession) -> bool:
+    """Whether the session's JVM is there."""
+    try:
+        return not spark._jsc.sc().isStopped()  # noqa: SLF001  # no public way
+    except Exception:
+        return False
+
+
 def submitted() -> bool:
     """Whether spark-submit runs this program: the JVM is its, and the session begins in it."""
     return _SUBMITTED in os.environ

@@ -11,8 +11,7 @@ import shutil
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
@@ -32,6 +31,7 @@ from spark_consumers.lakehouse.complete import (
     removed,
     run_complete,
 )
+from spark_consumers.lakehouse.concurrently import each
 from spark_consumers.lakehouse.files import Stage, write_data
 from spark_consumers.lakehouse.fit import Layout, Misfit
 from spark_consumers.lakehouse.log_view import aliases, late_commits, new_commits
@@ -53,12 +53,9 @@ from spark_consumers.lakehouse.table_format import ROW_ID, TableFormat, TableWri
 from spark_consumers.types import arrow_schema, text_columns
 from walsender_bridge import fail_point
 from walsender_bridge.change_log.client import CutPoint, LogStatus
-from walsender_bridge.errors import CorruptError
 from walsender_bridge.steady_clock import SteadyClock
 from walsender_bridge.wire.pgoutput import Column
 
-#: Tables that are committed at the same time.
-_THREADS = 4
 #: A table is rewritten without its files of deletes when there are more than this, and more for each
 #: further `_COMPACT_BYTES` of data: then the rewriting stays a small part of the work. Tables differ by up
 #: to as much again, so that they do not all come due in one epoch.
@@ -124,8 +121,6 @@ class EpochWriter:
         #: By the table's path and schema hash.
         self._schemas: dict[tuple[str, str], tuple[pa.Schema, pa.Schema]] = {}
         self._wrote_one = threading.Event()
-        #: What plain readers see of each table folder: the takeover has shown what there was.
-        self._shown = {table.path: table.snapshot_id for table in head.versions}
 
     def write(
         self,
@@ -188,22 +183,6 @@ class EpochWriter:
         timings.publish = time.monotonic() - began - timings.stage - timings.write
         self._tell(manifest, timings, time.monotonic() - began)
         return manifest
-
-    def show(self, manifest: Manifest) -> None:
-        """Let readers of the plain tables see what was published: all that they do not see yet, also of earlier epochs."""
-
-        def show(name: str, table: TableVersion) -> None:
-            try:
-                self._format.show(self._path(table), self._term, table.snapshot_id)
-            except CorruptError as error:
-                # It is held as soon as it is to be written again.
-                log.warning("table is damaged", table=name, error=str(error))
-            self._shown[table.path] = table.snapshot_id
-
-        readable = manifest.readable.items()
-        unseen = [(n, t) for n, t in readable if self._shown.get(t.path) != t.snapshot_id]
-        if unseen:
-            self._each(unseen, show)
 
     def _path(self, table: TableVersion) -> str:
         return str(self._chain.root / table.path)
@@ -423,16 +402,8 @@ class EpochWriter:
         work: Sequence[tuple[str, _In]],
         function: Callable[[str, _In], _Out],
     ) -> list[_Out]:
-        """As `_each`; raises `TableFaultsError` for tables of the plan."""
-        return table_fault.results(self._each(work, table_fault.guarded(function)), plan.tables)
-
-    def _each(
-        self, work: Iterable[tuple[str, _In]], function: Callable[[str, _In], _Out]
-    ) -> list[_Out]:
-        """Call the function for each, several at a time; all are waited for before an error is raised."""
-        with ThreadPoolExecutor(_THREADS, thread_name_prefix="table") as pool:
-            futures = [pool.submit(function, name, value) for name, value in work]
-        return [future.result() for future in futures]
+        """As `each`; raises `TableFaultsError` for tables of the plan."""
+        return table_fault.results(each(work, table_fault.guarded(function)), plan.tables)
 
     def _tell(self, manifest: Manifest, timings: Timings, seconds: float) -> None:
         log.info(

@@ -293,6 +293,13 @@ class IcebergFormat:
 
         self._commit(path, change)
 
+    @of_table
+    def metadata_file(self, path: str, snapshot: int) -> Path | None:
+        """The newest metadata file; None if its `main` is another snapshot."""
+        table = self._tables.current(path)
+        main = table.operations().current().ref("main")
+        return newest(table) if main is not None and main.snapshotId() == snapshot else None
+
     def expire(self, path: str, term: int, kept: Collection[int]) -> int:
         """Drop snapshots that are not `kept`, not the head of a branch and not tagged by a user.
 

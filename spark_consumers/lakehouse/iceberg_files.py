@@ -48,6 +48,11 @@ def version_of(metadata: Path) -> int:
     return int(metadata.name.removeprefix("v").partition(".")[0])
 
 
+def following(metadata: Path) -> Path:
+    """The metadata file of the next version."""
+    return metadata.with_name(f"v{version_of(metadata) + 1}.metadata.json")
+
+
 def refs_in(path: str) -> dict[str, Ref]:
     """The branches and tags of the table in a folder, by its newest metadata that is JSON; none if it has none."""
     for file in sorted(

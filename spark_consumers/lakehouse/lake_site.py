@@ -7,7 +7,7 @@ from typing import Any
 
 import structlog
 
-from spark_consumers.lakehouse import checksums, takeover
+from spark_consumers.lakehouse import checksums, table_links, takeover
 from spark_consumers.lakehouse.manifest import Chain, Manifest
 from spark_consumers.lakehouse.table_format import TableFormat
 from spark_consumers.lakehouse.takeover import Kind, Left
@@ -71,20 +71,22 @@ class LakeSite:
         for kind, pattern in (
             (Kind.LINK_DRAFT, "_tuskline/epochs/.*.tmp"),
             (Kind.STAGING, "_tuskline/staging/*"),
-            # Also without metadata: a task may write into a folder that was removed.
-            (Kind.TABLE, "tables/*/*/*"),
         ):
             for path in self._chain.root.glob(pattern):
                 yield Left(kind, self._relative(path))
+        # Also without metadata: a task may write into a folder that was removed.
+        for path in table_links.folders(self._chain.root):
+            yield Left(Kind.TABLE, self._relative(path))
         yield from self._unfit()
 
     def _unfit(self) -> Iterator[Left]:
-        for path in self._chain.root.glob("tables/*/*/*/unfit/*"):
-            sealed = checksums.file_of(path)
-            if sealed is not None and sealed.exists():
-                # These go with their file.
-                continue
-            yield Left(Kind.UNFIT, self._relative(path), self._relative(path.parent.parent))
+        for table in table_links.folders(self._chain.root):
+            for path in table.glob("unfit/*"):
+                sealed = checksums.file_of(path)
+                if sealed is not None and sealed.exists():
+                    # These go with their file.
+                    continue
+                yield Left(Kind.UNFIT, self._relative(path), self._relative(table))
 
     def _relative(self, path: Path) -> str:
         return str(path.relative_to(self._chain.root))

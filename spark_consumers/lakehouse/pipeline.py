@@ -27,6 +27,7 @@ from spark_consumers.lakehouse.leases import Leases
 from spark_consumers.lakehouse.log_access import LogAccess
 from spark_consumers.lakehouse.looks import Looks
 from spark_consumers.lakehouse.manifest import LIVE, Manifest, open_chain
+from spark_consumers.lakehouse.other_engines import OtherEngines
 from spark_consumers.lakehouse.policy import WAIT_FOR_COPY, Policy
 from spark_consumers.lakehouse.presence import Presence
 from spark_consumers.lakehouse.requests import Request
@@ -36,6 +37,7 @@ from spark_consumers.lakehouse.sources import Source
 from spark_consumers.lakehouse.table_fault import TableFaultsError
 from spark_consumers.lakehouse.table_version import RESUMING
 from spark_consumers.lakehouse.table_work import TableWork
+from spark_consumers.session import is_alive
 from walsender_bridge.change_log.client import LogStatus
 from walsender_bridge.errors import (
     CorruptError,
@@ -70,6 +72,7 @@ class _Writer:
     tables: TableWork
     site: LakeSite
     kept: Retention
+    engines: OtherEngines
     #: Paths of tables that were damaged: before one is written again, it is taken over.
     damaged: set[str] = field(default_factory=set)
     #: Streams of which the log has another history than the lake, and why (`rolled_back`).
@@ -171,7 +174,7 @@ class Lakehouse:
 
         The first one takes over, whoever is at work. Returns what was published. What `run` would try again is raised here.
         """
-        if not self._jvm_is_alive():
+        if not is_alive(self._spark):
             # Nothing else would tell while there is nothing to write.
             raise UnavailableError("its JVM is gone", where="lake", repair="start the driver again")
         writer = self._writer or self._take_over()
@@ -192,7 +195,7 @@ class Lakehouse:
         awaited = writer.tables.awaited(head, status) if new else None
         if awaited is None or not (due or awaited):
             # What could not be shown after its epoch; mostly there is nothing.
-            writer.epochs.show(head)
+            writer.engines.show(head)
             return None
         wanted, follow = writer.tables.look_again(writer.head)
         self._publish(writer, wanted)
@@ -298,7 +301,7 @@ class Lakehouse:
     def _after(self, writer: _Writer, manifest: Manifest) -> None:
         self._adopt(writer, manifest)
         self._lease(manifest)
-        writer.epochs.show(manifest)
+        writer.engines.show(manifest)
         if writer.kept.is_due(self._retention):
             writer.kept.expire(writer.head, self._retention)
 
@@ -406,7 +409,8 @@ class Lakehouse:
             self._progress,
         )
         kept = Retention.begin(self._chain, self._format, site, clock)
-        return _Writer(head, epochs, tables, site, kept)
+        engines = OtherEngines(self._chain, self._format, head)
+        return _Writer(head, epochs, tables, site, kept, engines)
 
     def _sweep(self, writer: _Writer) -> None:
         """Remove what earlier writers left unfinished. Raises `FencedError` if a later one has come by now."""
@@ -427,7 +431,7 @@ class Lakehouse:
 
     def _failed(self, error: Exception, pause: float) -> None:
         """Say what happened, and start the next attempt from what is durable."""
-        if not self._jvm_is_alive():
+        if not is_alive(self._spark):
             raise error
         self._failures.failed(error, pause)
         self._log.close()
@@ -442,9 +446,3 @@ class Lakehouse:
                 ) from error
             if head is not None and head.link > self._writer.head.link:
                 self._adopt(self._writer, head)
-
-    def _jvm_is_alive(self) -> bool:
-        try:
-            return not self._spark._jsc.sc().isStopped()  # noqa: SLF001  # no public way
-        except Exception:
-            return False

@@ -10,6 +10,7 @@ writer of a higher term has taken the table over (`FencedError`), and repeating 
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -90,6 +91,9 @@ class TableFormat(Protocol):
 
     def show(self, path: str, term: int, snapshot: int) -> None:
         """Let readers of the plain table see `snapshot`."""
+
+    def metadata_file(self, path: str, snapshot: int) -> Path | None:
+        """The file by which other engines open the table; None if readers of the plain table see another snapshot."""
 
     def expire(self, path: str, term: int, kept: Collection[int]) -> int:
         """Drop all snapshots but `kept`, and the files that no snapshot needs; how many files."""

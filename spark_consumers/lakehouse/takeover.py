@@ -32,6 +32,7 @@ ATTEMPTS = 20
 LEASE = 15.0
 
 _TERM = re.compile(r"%t(\d+)-[0-9a-f]+$|^\.?\d{20}-t(\d+)-a|^\.?(?:copy|skip)-t(\d+)-")
+_COPY = re.compile(r"%t\d+-[0-9a-f]+$")
 _LINK_DRAFT = re.compile(r"\.(\d{20})\.json\.")
 
 
@@ -184,6 +185,11 @@ def carry_out(steps: Steps[_T], do: Callable[[Effect], Any]) -> _T:
 def folder_of(path: str, term: int, token: str) -> str:
     """The folder of a new copy: no other copy ever has it. `token` is hexadecimal, drawn for this one."""
     return f"{path}%t{term}-{token}"
+
+
+def name_of(path: str) -> str:
+    """The path that `folder_of` got; the path itself if it is no folder of a copy."""
+    return _COPY.sub("", path)
 
 
 def term_of(path: str) -> int:

@@ -16,6 +16,7 @@ from spark_consumers.lakehouse.iceberg_files import local
 from spark_consumers.lakehouse.manifest import Chain, Manifest
 from spark_consumers.lakehouse.newest_told import Told, is_lost, lost
 from spark_consumers.lakehouse.table_format import ROW_ID
+from spark_consumers.lakehouse.table_links import folders
 from walsender_bridge.errors import CorruptError, TusklineError
 
 #: Which file (relative to the lake), how many of how many.
@@ -75,13 +76,13 @@ def _told(chain: Chain, found: Found) -> Told | None:
 
 def _files(root: Path) -> Iterator[Path]:
     """The files of all tables, and those that checksums say were there."""
-    for folder in ("metadata", "data", "unfit"):
-        for file in root.glob(f"tables/*/*/*/{folder}/*"):
-            sealed = checksums.file_of(file)
-            if sealed is not None and not sealed.exists():
-                yield sealed
-            elif not file.name.startswith(".") and file.name != "version-hint.text":
-                yield file
+    places = [table / name for table in folders(root) for name in ("metadata", "data", "unfit")]
+    for file in (file for place in places for file in place.glob("*")):
+        sealed = checksums.file_of(file)
+        if sealed is not None and not sealed.exists():
+            yield sealed
+        elif not file.name.startswith(".") and file.name != "version-hint.text":
+            yield file
 
 
 def _verify_file(file: Path, found: Found) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from spark_consumers.lakehouse import checksums, plan, requests
 from spark_consumers.lakehouse.manifest import Manifest, open_chain
+from spark_consumers.lakehouse.table_links import folders
 from spark_consumers.lakehouse.unfit_rows import rows_of
 from tests.support.capture_stack import STREAM
 from tests.support.lake_pipeline import Pipeline
@@ -196,7 +197,7 @@ def test_26_a_round_that_is_repeated_sets_nothing_aside_twice(pipeline, database
         for table in manifest.tables.values()
         for file in table.unfit_files
     }
-    found = {str(file) for file in pipeline.lake.glob("tables/*/*/*/unfit/*")}
+    found = {str(file) for table in folders(pipeline.lake) for file in table.glob("unfit/*")}
     assert found == named | {str(checksums.sums_of(Path(file))) for file in named}
 
 

@@ -8,6 +8,7 @@ import psycopg
 from spark_consumers.lakehouse.checksums import sums_of
 from spark_consumers.lakehouse.iceberg import IcebergFormat
 from spark_consumers.lakehouse.manifest import open_chain
+from spark_consumers.lakehouse.table_links import folders
 from walsender_bridge.demo.compare import comparable, difference, postgres_rows, shape_of
 
 
@@ -42,9 +43,10 @@ def assert_no_orphans(spark, lake):
     for path, snapshot in snapshots:
         for file in tables.scan(str(chain.root / path), snapshot):
             wanted |= {file.path, *file.deletes}
-    sealed = set(map(str, chain.root.glob("tables/*/*/*/data/.*.crc")))
+    places = [table / "data" for table in folders(chain.root)]
+    sealed = {str(file) for place in places for file in place.glob(".*.crc")}
     assert sealed == {str(sums_of(Path(file))) for file in wanted}
-    found = {str(file) for file in chain.root.glob("tables/*/*/*/data/*")} - sealed
+    found = {str(file) for place in places for file in place.glob("*")} - sealed
     assert found - wanted == set()
     assert wanted - found == set()
     assert not list(chain.staging.glob("*"))
