@@ -42,8 +42,16 @@ def copied(before: Manifest, after: Manifest) -> set[str]:
 class Shop:
     """`shop` is the database that things happen to; `billing` is to go on meanwhile."""
 
-    def __init__(self, tuskline: Attached, server: LocalServer, spark: SparkSession) -> None:
+    def __init__(
+        self,
+        tuskline: Attached,
+        server: LocalServer,
+        spark: SparkSession,
+        servers: list[LocalServer],
+    ) -> None:
+        """`servers`: those that are destroyed when the installation ends."""
         self.tuskline, self.server, self.spark = tuskline, server, spark
+        self.servers = servers
         self.changes = 0
 
     def change(self) -> None:
@@ -109,3 +117,22 @@ class Shop:
                 return " ".join(json.load(error)["reasons"])
         except OSError:
             return ""
+
+
+def free_slot(shop: Shop) -> None:
+    """End whoever streams from the slot, and drop it."""
+
+    def gone() -> bool:
+        with psycopg.connect(shop.server.dsn("shop"), autocommit=True) as connection:
+            names = {"slot": SLOT}
+            connection.execute(
+                "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = %(slot)s",
+                names,
+            )
+            try:
+                connection.execute("SELECT pg_drop_replication_slot(%(slot)s)", names)
+            except psycopg.errors.ObjectInUse:
+                return False
+            return True
+
+    wait_for(gone, 60, "the slot is free and dropped")

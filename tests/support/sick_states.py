@@ -11,12 +11,10 @@ from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-import psycopg
-
 from tests.support import old_files
 from tests.support.attached import Attached
 from tests.support.servers import DEFAULT
-from tests.support.shop import SLOT, TABLES, Shop, make_databases, sql
+from tests.support.shop import SLOT, TABLES, Shop, copied, free_slot, make_databases, sql
 from tests.support.small_disk import fill
 from tests.support.waiting import wait_for
 from walsender_bridge.errors import Cause
@@ -95,14 +93,10 @@ def run(sick: Sick, *words: str) -> None:
     assert done.returncode == 0, done.stderr + sick.tuskline.logs()
 
 
-def again(sick: Sick, **env: str) -> None:
+def again(sick: Sick) -> None:
     """As `tuskline down`, and `up`."""
     assert sick.tuskline.stop_up() == 0
-    sick.tuskline.up(env)
-
-
-def reattach(sick: Sick) -> None:
-    run(sick, "reattach", "shop")
+    sick.tuskline.up()
 
 
 # -- tables -----------------------------------------------------------------------------------------------
@@ -196,27 +190,8 @@ def made_room(sick: Sick) -> None:
 # -- slot, publication, history, log -----------------------------------------------------------------------
 
 
-def free_slot(sick: Sick) -> None:
-    """End whoever streams from the slot, and drop it."""
-
-    def gone() -> bool:
-        with psycopg.connect(sick.server.dsn("shop"), autocommit=True) as connection:
-            names = {"slot": SLOT}
-            connection.execute(
-                "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = %(slot)s",
-                names,
-            )
-            try:
-                connection.execute("SELECT pg_drop_replication_slot(%(slot)s)", names)
-            except psycopg.errors.ObjectInUse:
-                return False
-            return True
-
-    wait_for(gone, 60, "the slot is free and dropped")
-
-
 def slot_dropped(sick: Sick) -> None:
-    free_slot(sick)
+    free_slot(sick.shop)
     sick.shop.change()
 
 
@@ -247,11 +222,13 @@ def other_server(sick: Sick) -> None:
         auth="trust",
         template_cache=folder.with_name("another-template"),
     )
+    sick.shop.servers.append(other)
+    with other:
+        make_databases(other)
     sick.server.stop("fast")
     other.port = sick.server.port
     sick.shop.server = other
     other.start()
-    make_databases(other)
     sick.shop.change()
 
 
@@ -276,7 +253,11 @@ def log_removed(sick: Sick) -> None:
 
 
 def reattached(sick: Sick) -> None:
+    before = sick.shop.head()
     run(sick, "reattach", "shop")
+    sick.shop.flush()
+    after = sick.shop.head()
+    assert copied(before, after) == {name for name in after.tables if name.startswith("shop.")}
 
 
 def all_reattached(sick: Sick) -> None:
