@@ -27,12 +27,12 @@ from spark_consumers.lakehouse.manifest import Chain, Manifest
 from spark_consumers.lakehouse.table_version import LEFT, LIVE, PAUSED, RESUMING
 from walsender_bridge.errors import DeadlineError, DivergedError, LakeError, UsageError
 
-ADD, PAUSE, RESUME, RESYNC = "add", "pause", "resume", "resync"
+ADD, PAUSE, RESUME, RESYNC, DROP = "add", "pause", "resume", "resync", "drop"
 #: About rows that are set aside.
 RETRY, SKIP = "retry", "skip"
 #: About the whole lake: it goes on with another log (`adopt`).
 ADOPT = "adopt"
-KINDS = (ADD, PAUSE, RESUME, RESYNC, RETRY, SKIP, ADOPT)
+KINDS = (ADD, PAUSE, RESUME, RESYNC, DROP, RETRY, SKIP, ADOPT)
 #: Seconds for which an answer is kept, so that whoever waits for it finds it.
 _KEPT = 3600.0
 _LOOK_AGAIN = 0.1
@@ -153,6 +153,8 @@ def _one(
         return replace(made, set_aside=again), "is copied again"
     if table is None:
         return head, "refused: it is not in the lake"
+    if kind == DROP:
+        return _dropped(head, name)
     if kind == RETRY:
         if not table.unfit_files:
             return head, "has no row that is set aside"
@@ -171,6 +173,17 @@ def _one(
     return made, f"is copied again: {anew}" if anew else "follows again"
 
 
+def _dropped(head: Manifest, name: str) -> tuple[Manifest, str]:
+    """The head without a table that has left. One that follows its source would be copied again at once."""
+    if (state := head.tables[name].state) != LEFT:
+        return (
+            head,
+            f"refused: it is {state}; only a table that has left its publication is dropped",
+        )
+    tables = {n: table for n, table in head.tables.items() if n != name}
+    return replace(head, tables=tables), "is dropped"
+
+
 def finished(head: Manifest, request: Request) -> dict[str, str] | None:
     """What became of the request's tables, once nothing is left to be done; None before that.
 
@@ -185,7 +198,7 @@ def finished(head: Manifest, request: Request) -> dict[str, str] | None:
             raise DivergedError(
                 outcome.removeprefix("refused: "), where=name, repair=rolled_back.WAYS_OUT
             )
-        reason = _failure(head, name) if request.kind != PAUSE else None
+        reason = _failure(head, name) if request.kind not in {PAUSE, DROP} else None
         if outcome.startswith("refused: ") or reason:
             raise LakeError(
                 reason or outcome.removeprefix("refused: "),
@@ -194,7 +207,7 @@ def finished(head: Manifest, request: Request) -> dict[str, str] | None:
             )
     if request.kind in {RETRY, SKIP}:
         return None if any(head.tables[name].retry_unfit for name in told) else told
-    if request.kind != PAUSE and not all(_follows(head, name) for name in told):
+    if request.kind not in {PAUSE, DROP} and not all(_follows(head, name) for name in told):
         return None
     return told
 

@@ -1,10 +1,13 @@
 """Tables that change their shape: taken as they are or copied again, alone, and never seen in part."""
 
+import gc
+
 import pytest
 from pyspark.errors import AnalysisException
 
 from spark_consumers import read
 from spark_consumers.lakehouse import epoch as epoch_module
+from spark_consumers.lakehouse import requests
 from spark_consumers.lakehouse.manifest import open_chain
 from tests.support.capture_stack import PUBLICATION, STREAM
 from tests.support.lake_check import assert_equal, assert_no_orphans
@@ -127,6 +130,23 @@ def test_14_a_renamed_table_leaves_under_its_old_name_and_comes_under_the_new(pi
     assert after.manifest.tables[DOCS].as_of == before.epoch
     assert {row.title for row in after["papers"].collect()} >= {"renamed"}
     assert sorted(row.id for row in after["docs"].collect()) == list(range(1, 10))
+    # What is obsolete goes when it is asked for: at once from the next epoch, its files with the last one that has it.
+    folder = pipeline.lake / after.manifest.tables[DOCS].path
+    requests.ask(open_chain(pipeline.lake), "drop", [DOCS])
+    dropped = pipeline.flush()
+    assert DOCS not in dropped.manifest.tables
+    assert read(pipeline.spark, pipeline.lake, epoch=before.epoch)["docs"].count() == 9
+    assert folder.is_dir()
+    del after, before
+    gc.collect()
+    wait_for(lambda: expired(pipeline, folder), 60, "its files are gone")
+    assert_equal(database.dsn, pipeline.flush())
+
+
+def expired(pipeline, folder):
+    """Whether the folder is gone, after what no reader holds has expired."""
+    pipeline.house._writer.kept.expire(pipeline.head(), 0.0)
+    return not folder.exists()
 
 
 def test_by_policy_the_others_go_on_while_a_changed_table_is_copied(

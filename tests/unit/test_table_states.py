@@ -252,6 +252,9 @@ def ask(start, kind, *names, published=(A, B, NEW), low=1, apart=()):
         ("add", NEW, "is copied"),
         ("add", A, "is in the lake already"),
         ("add", "shop.public.none", "refused: it is in no publication"),
+        ("drop", NEW, "refused: it is not in the lake"),
+        # It would be copied again at once.
+        ("drop", A, "refused: it is live; only a table that has left"),
     ],
 )
 def test_each_request_has_its_answer(kind, name, word):
@@ -297,6 +300,16 @@ def test_a_request_is_finished_when_the_lake_shows_it():
     assert requests.finished(shown, request) == {A: "is copied again"}
 
 
+@pytest.mark.parametrize("published", [(B, NEW), (A, B, NEW)], ids=["gone", "back"])
+def test_a_table_that_has_left_is_dropped(published):
+    """Also one that is published again: it comes back as a new table."""
+    start = head(tables={A: table(state="left"), B: table()})
+    made = ask(start, "drop", A, published=published)
+    assert set(made.tables) == {B}
+    assert requests.finished(made, Request("1", "drop", (A,))) == {A: "is dropped"}
+    assert ask(made, "drop", A).answered["1"]["tables"][A].startswith("refused: it is not in")
+
+
 def test_old_answers_go():
     start = head(answered={"0": {"at": 0.0}, "9": {"at": 3000.0}})
     made = requests.carry_out(start, Request("1", "pause", (A,)), (), {}, 3700.0, {})
@@ -309,7 +322,7 @@ def test_requests_are_kept_in_order_until_they_are_forgotten(tmp_path):
         requests.ask(chain, "pause", [A])
     chain.initialise("log", "iceberg")
     with pytest.raises(UsageError):
-        requests.ask(chain, "drop", [A])
+        requests.ask(chain, "truncate", [A])
     made = [requests.ask(chain, kind, [A]) for kind in ("pause", "resume", "resync")]
     assert list(requests.waiting(chain)) == made
     requests.forget(chain, made[0])

@@ -1,4 +1,4 @@
-"""`tuskline table`: list, add, pause, resume, resync. Each but `list` leaves a request at the lake."""
+"""`tuskline table`: list, add, pause, resume, resync, drop. Each but `list` leaves a request at the lake."""
 
 import sys
 import time
@@ -140,6 +140,26 @@ def resync(
     settings = load_config(config)
     names = full_names(settings, tables)
     _request(settings, "resync", names, wait=wait, timeout=timeout, as_json=as_json)
+
+
+@table_app.command()
+def drop(
+    tables: Names,
+    config: ConfigPath = DEFAULT_CONFIG,
+    wait: Wait = False,
+    timeout: Timeout = 600.0,
+    as_json: AsJson = False,
+) -> None:
+    """Remove tables that have left their publication from the lake, with their names for other engines.
+
+    Epochs before show them until they are past [lake] retention; then their files are removed.
+    """
+    settings = load_config(config)
+    head = lake_chain(settings).head()
+    # Its source may have left the configuration.
+    known = {name for name in tables if head is not None and name in head.tables}
+    names = [name if name in known else full_names(settings, [name])[0] for name in tables]
+    _request(settings, "drop", names, wait=wait, timeout=timeout, as_json=as_json)
 
 
 def _request(
