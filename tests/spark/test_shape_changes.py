@@ -169,7 +169,7 @@ FOLLOWED = {
 SOME = (
     *("leaf_truncated", "leaf_dropped", "leaf_attached", "swapped", "list_grown", "out_and_in"),
     *("label_of_array", "leaf_made", "leaf_came_and_went", "emptied"),
-    *("column_again", "columns_swapped", "name_taken", "expression_dropped"),
+    *("column_again", "name_taken"),
 )
 
 
