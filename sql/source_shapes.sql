@@ -7,7 +7,7 @@ WITH RECURSIVE publication AS (
                      CASE WHEN p.pubdelete THEN 'delete' END, CASE WHEN p.pubtruncate THEN 'truncate' END) AS operations
     FROM pg_publication AS p WHERE p.pubname = %(publication)s
 ), sent AS (
-    SELECT n.nspname, c.relname, c.oid, c.relkind, c.relfilenode,
+    SELECT n.nspname, c.relname, c.oid, c.relkind, c.relfilenode, c.relnatts,
            CASE WHEN c.relkind = 'f' THEN 'foreign' WHEN c.relpersistence <> 'p' THEN 'unlogged' ELSE '' END AS unlogged,
            to_jsonb(t) ->> 'rowfilter' AS row_filter,
            CASE WHEN jsonb_typeof(to_jsonb(t) -> 'attnames') = 'array' THEN to_jsonb(t) -> 'attnames' END AS names
@@ -86,6 +86,13 @@ SELECT s.nspname, s.relname, jsonb_build_object(
     'columns', (
         SELECT jsonb_agg(jsonb_build_array(a.attnum, a.attname, a.atttypid::bigint, a.xmin::text) ORDER BY a.attnum)
         FROM pg_attribute AS a WHERE a.attrelid = s.oid AND a.attnum > 0 AND NOT a.attisdropped),
+    'natts', s.relnatts,
+    'generated', (
+        SELECT coalesce(jsonb_agg(a.attnum ORDER BY a.attnum), '[]')
+        FROM pg_attribute AS a
+        WHERE a.attrelid = s.oid AND a.attnum > 0 AND NOT a.attisdropped AND to_jsonb(a) ->> 'attgenerated' <> ''
+          -- Before 18 a publication sends none.
+          AND NOT coalesce(b.facts ? 'pubgencols' AND s.names ? a.attname::text, false)),
     'filled', (
         SELECT jsonb_agg(a.attnum)
         FROM pg_attribute AS a JOIN pg_type AS t ON t.oid = a.atttypid

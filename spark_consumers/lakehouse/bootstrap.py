@@ -291,7 +291,8 @@ def _remove_others(folder: Path, term: int, wanted: Collection[str]) -> None:
 
 def _copy_error(name: str, error: Exception) -> TusklineError:
     """What Spark made of an executor's error, as an error of this table."""
-    text = str(error).strip().splitlines()
+    # What the driver's own Java raises stands behind a colon.
+    text = [line.removeprefix(": ") for line in str(error).strip().splitlines()]
     # Spark wraps what an executor raised between stack traces; an exception begins a line with its class.
     named = [line for line in text if re.match(r"[\w.]+(Error|Exception): .", line)]
     line = (named or text or [type(error).__name__])[-1][:500]

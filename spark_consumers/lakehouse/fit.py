@@ -6,6 +6,7 @@ Runs on the executors, beside `stage`. A change that does not fit is never folde
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +16,14 @@ from spark_consumers.lakehouse.table_format import ROW_ID
 from spark_consumers.lakehouse.table_version import Column
 from spark_consumers.types import arrow_schema
 from walsender_bridge.wire.pgoutput import INSERT, Relation
+
+#: Names of Iceberg's own columns: Spark reads no table that has one of them.
+_RESERVED: Final = frozenset(
+    {
+        *("_file", "_pos", "_deleted", "_spec_id", "_partition"),
+        *("_row_id", "_last_updated_sequence_number"),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +81,9 @@ def unusable(names: Collection[str], key: Collection[str]) -> str | None:
         return "it has no column that is sent, so its rows cannot be told apart or counted"
     if not key and ROW_ID in names:
         return f"it has no key, and its column {ROW_ID!r} has the name by which the lake tells its rows apart"
+    for name in names:
+        if name in _RESERVED:
+            return f"its column {name!r} has the name of a column of Iceberg's own, so Spark could not read it"
     return None
 
 

@@ -11,7 +11,15 @@ from dataclasses import replace
 
 from spark_consumers.lakehouse import states
 from spark_consumers.lakehouse.manifest import Manifest, TableVersion
-from spark_consumers.lakehouse.shape import Look, Shape, changed, followed, refusal
+from spark_consumers.lakehouse.shape import (
+    Look,
+    Shape,
+    changed,
+    followed,
+    others_by_now,
+    refusal,
+    sent_names,
+)
 from spark_consumers.lakehouse.states import stream_of
 from spark_consumers.lakehouse.table_version import HELD, LEFT, LIVE, STALE
 from walsender_bridge.change_log.entry import NAMED_OTHERWISE
@@ -101,7 +109,8 @@ def outdated(table: TableVersion, now: Shape, look: Look) -> str | None:
         return "the table was dropped and another was made under its name"
     reason = None
     if table.shape:
-        reason = changed(Shape.load(table.shape), now, look.empty)
+        before = Shape.load(table.shape)
+        reason = changed(before, now, look.empty) or _added_since(table, before, now)
     elif now.file == 0:
         # Whatever happened to its partitions since it was copied, the stream has told nothing of it.
         reason = "an earlier version copied it, which did not follow its partitions"
@@ -109,6 +118,15 @@ def outdated(table: TableVersion, now: Shape, look: Look) -> str | None:
     if reason is None and refused is not None:
         reason = f"{refused.reason}: {refused.repair}"
     return reason
+
+
+def _added_since(table: TableVersion, before: Shape, now: Shape) -> str | None:
+    """Why columns that the lake took from the stream before any look had shown them are not what they were."""
+    names = [name for name, _, _ in table.layout]
+    added = [name for name in names if name not in sent_names(before)]
+    if added and (others_by_now(names, now) or not set(names) <= set(sent_names(now))):
+        return f"its column {added[0]!r} was added, and is another one by now"
+    return None
 
 
 def known(head: Manifest, stream: str) -> set[int]:

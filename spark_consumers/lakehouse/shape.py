@@ -53,6 +53,8 @@ class Shape:
     `members`: by which entries the table is in the publication. `column_list`, `row_filter`: their text, if there are
     any. `labels`: of the enums in its columns, each its OID, text and row version; `composites`: of the composite types
     OID, name and attributes. `filled`: numbers of the columns in which a row may have a value that no change has told.
+    `natts`: the greatest number that a column has had (0: not known). `generated`: numbers of the generated columns that
+    the publication does not send.
     `via_root`: whether the publication sends partitions as the table that they are of. `unlogged`: `unlogged` or
     `foreign`, if changes of its rows are not in the WAL.
     """
@@ -73,6 +75,8 @@ class Shape:
     filled: tuple[int, ...] = ()
     via_root: bool = False
     unlogged: str = ""
+    natts: int = 0
+    generated: tuple[int, ...] = ()
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Self:
@@ -89,6 +93,7 @@ class Shape:
                 "unsent": tuple(record["unsent"]),
                 "members": tuple(record["members"] or ()),
                 "filled": tuple(record.get("filled") or ()),
+                "generated": tuple(record.get("generated") or ()),
                 "parts": tuple(
                     Part(**{**part, "identity": _names(part.get("identity"))})
                     for part in record["parts"] or ()
@@ -222,6 +227,9 @@ def _columns(before: Shape, now: Shape) -> str | None:
     """
     old, new = _sent(before), _sent(now)
     for number, (name, kind, _) in old.items():
+        if number in now.generated:
+            # An earlier version took it for one that is sent.
+            continue
         if number not in new:
             return f"it lost {name}"
         if new[number][0] != name:
@@ -229,8 +237,12 @@ def _columns(before: Shape, now: Shape) -> str | None:
         if new[number][1] != kind:
             return f"it has another type for {name}"
     for number, (name, _, version) in new.items():
+        if number in before.generated:
+            return f"its column {name!r} is generated no more"
         if number not in old and number in now.filled:
             return f"its column {name!r} was added with a default, or NOT NULL"
+        if number not in old and _was_dropped(range(before.natts + 1, number), before, now):
+            return f"its column {name!r} was added, after another one that was dropped again"
         if now.file == before.file:
             continue
         if number not in old:
@@ -238,6 +250,22 @@ def _columns(before: Shape, now: Shape) -> str | None:
         if old[number][2] != version:
             return f"its rows were rewritten: its column {name!r} was altered"
     return None
+
+
+def _was_dropped(numbers: range, before: Shape, now: Shape) -> bool:
+    """Whether a column of these numbers is gone: the stream may have sent its values under a name that is another one's now."""
+    return before.natts > 0 and not set(numbers) <= {number for number, *_ in now.columns}
+
+
+def others_by_now(names: Sequence[str], now: Shape) -> bool:
+    """Whether columns that the stream has sent in this order have given their names to others."""
+    sent = sent_names(now)
+    return set(names) <= set(sent) and list(names) != sent[: len(names)]
+
+
+def sent_names(shape: Shape) -> list[str]:
+    """The names of the columns that the publication sends, in their order."""
+    return [name for _, (name, _, _) in sorted(_sent(shape).items())]
 
 
 def _lent(before: Shape, now: Shape) -> str | None:
@@ -261,7 +289,7 @@ def _sent(shape: Shape) -> dict[int, tuple[str, int, str]]:
     return {
         number: (name, kind, version)
         for number, name, kind, version in shape.columns
-        if listed is None or str(number) in listed
+        if (listed is None or str(number) in listed) and number not in shape.generated
     }
 
 

@@ -25,7 +25,7 @@ from spark_consumers.lakehouse.manifest import Chain, Manifest, TableVersion
 from spark_consumers.lakehouse.origin import Joins, joins
 from spark_consumers.lakehouse.policy import Policy
 from spark_consumers.lakehouse.schema_change import Anew, first_layout, judge, not_plain
-from spark_consumers.lakehouse.shape import Look
+from spark_consumers.lakehouse.shape import Look, Shape, others_by_now
 from spark_consumers.lakehouse.sources import Source, columns_now, mark
 from spark_consumers.lakehouse.states import stream_of
 from spark_consumers.lakehouse.status import write_status
@@ -245,6 +245,9 @@ class TableWork:
             return verdict.reason
         catalog = columns_now(self._sources[stream_of(name)], table.relation_id)
         reason = not_plain(verdict.added, catalog)
+        names = [column for column, _, _ in verdict.layouts[-1].columns]
+        if table.shape and others_by_now(names, Shape.load(table.shape)):
+            reason = f"its column {verdict.added[0][0]!r} was added, and is another one by now"
         if reason is None:
             added = [column for column, _, _ in verdict.added]
             log.info("table got columns", table=name, columns=added)

@@ -60,6 +60,11 @@ STEPS = (
     ("plain", ("ALTER TABLE plain DROP e",), "lost e"),
     (
         "plain",
+        ("ALTER TABLE plain ADD g int", "ALTER TABLE plain DROP g", "ALTER TABLE plain ADD g int"),
+        "dropped again",
+    ),
+    (
+        "plain",
         ("ALTER PUBLICATION p DROP TABLE plain", "ALTER PUBLICATION p ADD TABLE plain"),
         "out",
     ),
@@ -170,6 +175,28 @@ def test_each_change_shows_and_nothing_else_does(database):
         assert changed(now, now) is None
         # An idle look finds what it found before.
         assert look(source).shapes[f"public.{table}"].dump() == now.dump()
+
+
+@each_major
+def test_a_generated_column_that_becomes_an_ordinary_one_has_values_that_were_not_sent(database):
+    major = database.server.installation.major
+    if major < 13:
+        pytest.skip("DROP EXPRESSION is there since 13")
+    database.execute(
+        "CREATE TABLE plain (id int PRIMARY KEY, g int GENERATED ALWAYS AS (id * 2) STORED)",
+        "CREATE PUBLICATION p FOR TABLE plain",
+    )
+    source = _source(database)
+    before = look(source).shapes["public.plain"]
+    assert before.generated == (2,)
+    if major >= 18:
+        database.execute("ALTER PUBLICATION p SET (publish_generated_columns = stored)")
+        assert look(source).shapes["public.plain"].generated == ()
+        database.execute("ALTER PUBLICATION p SET (publish_generated_columns = none)")
+        before = look(source).shapes["public.plain"]
+    database.execute("ALTER TABLE plain ALTER g DROP EXPRESSION")
+    now = look(source).shapes["public.plain"]
+    assert "'g' is generated no more" in str(changed(before, now))
 
 
 @pytest.mark.parametrize("pg_server", [16], indirect=True)

@@ -111,6 +111,42 @@ NOTICED = {
         ("ALTER TYPE {t}_pair ADD ATTRIBUTE z int",),
         "composite type",
     ),
+    "column_again": (
+        PLAIN,
+        (
+            "ALTER TABLE {t} ADD c int",
+            "UPDATE {t} SET c = 7 WHERE id < 4",
+            "ALTER TABLE {t} DROP c",
+            "ALTER TABLE {t} ADD c int",
+        ),
+        "dropped again",
+    ),
+    "columns_swapped": (
+        PLAIN,
+        (
+            "ALTER TABLE {t} ADD c int, ADD d int",
+            "UPDATE {t} SET c = 1, d = 2 WHERE id < 4",
+            "BEGIN; ALTER TABLE {t} RENAME c TO e; ALTER TABLE {t} RENAME d TO c; ALTER TABLE {t} RENAME e TO d; COMMIT",
+        ),
+        "another one by now",
+    ),
+    "name_taken": (
+        PLAIN,
+        (
+            "ALTER TABLE {t} ADD c int",
+            "UPDATE {t} SET c = 7 WHERE id < 4",
+            "BEGIN; ALTER TABLE {t} RENAME c TO d; ALTER TABLE {t} ADD c int; COMMIT",
+        ),
+        "another one by now",
+    ),
+    "expression_dropped": (
+        (
+            "CREATE TABLE {t} (id int PRIMARY KEY, g int GENERATED ALWAYS AS (id * 2) STORED)",
+            "INSERT INTO {t} VALUES (1), (2)",
+        ),
+        ("ALTER TABLE {t} ALTER g DROP EXPRESSION", "INSERT INTO {t} VALUES (3, 1)"),
+        "generated no more",
+    ),
     "rewritten": (PLAIN, ("ALTER TABLE {t} ALTER note TYPE text USING note || '!'",), "rewritten"),
 }
 #: As above, and nothing has to be copied.
@@ -133,6 +169,7 @@ FOLLOWED = {
 SOME = (
     *("leaf_truncated", "leaf_dropped", "leaf_attached", "swapped", "list_grown", "out_and_in"),
     *("label_of_array", "leaf_made", "leaf_came_and_went", "emptied"),
+    *("column_again", "name_taken"),
 )
 
 

@@ -102,6 +102,7 @@ def again(sick: Sick) -> None:
 # -- tables -----------------------------------------------------------------------------------------------
 
 ORDERS = TABLES["shop"]
+REATTACH = "tuskline reattach"
 
 
 def not_copied(sick: Sick) -> None:
@@ -236,7 +237,8 @@ def detached(sick: Sick) -> None:
     assert sick.tuskline.stop_up() == 0
     run(sick, "detach", "--source", "shop")
     sick.shop.change()
-    run(sick, "init")
+    # Nor is a slot made that would hide what is missing.
+    assert REATTACH in sick.tuskline.error_plain("init", code=Cause.SLOT)
     sick.tuskline.up()
 
 
@@ -305,7 +307,6 @@ def file_for_folder(sick: Sick) -> None:
     sick.refused = sick.tuskline.error_plain("up", code=Cause.CONFIG)
 
 
-REATTACH = "tuskline reattach"
 ERRORS = frozenset({"error"})
 STATES = {
     "a part restarts": State(
@@ -338,8 +339,8 @@ STATES = {
         all_reattached,
         levels=ERRORS,
     ),
-    "detach and init": State(detached, "the slot was made anew or moved", REATTACH, reattached),
-    "a removed log": State(log_removed, "this lake is of", REATTACH, all_reattached),
+    "detach and init": State(detached, "the slot is gone", REATTACH, reattached),
+    "a removed log": State(log_removed, "this lake is of", REATTACH, all_reattached, levels=ERRORS),
     "a second up": State(
         second_up, "`tuskline up` runs already", "tuskline down", downed, ("command",)
     ),

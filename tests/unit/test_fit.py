@@ -101,6 +101,17 @@ def test_columns_that_the_lake_cannot_keep_are_no_table(names, word):
     assert bool(unusable(names, ("id",))) is not bool(names)
 
 
+def test_a_column_with_a_name_of_icebergs_own_is_refused_since_spark_reads_no_such_table():
+    for name in ("_file", "_pos", "_deleted", "_spec_id", "_partition", "_row_id"):
+        columns = (Column("id", 23, -1, is_key=True), Column(name, 25, -1, is_key=False))
+        copied = PublishedTable("public", "t", 7, "r", "d", columns, ("id",), None, ())
+        with pytest.raises(
+            NotSupportedError, match=f"'{name}' has the name of a column of Iceberg"
+        ):
+            usable_key(copied)
+    assert unusable(("id", "pos", "_POS", "_change_type"), ("id",)) is None
+
+
 @pytest.mark.parametrize("table", ["x/../../../planted/y", "a" * 63, "plain", "nul\x01"])
 def test_scratch_files_have_names_that_no_table_chooses(table):
     names = [f"{stream}.public.{table}" for stream in ("shop", "bank")]

@@ -13,6 +13,7 @@ from spark_consumers.lakehouse.shape import (
     Shape,
     changed,
     names_rows,
+    others_by_now,
     refusal,
 )
 
@@ -34,7 +35,8 @@ TREE = Shape(
     composites=((95, "pair", "1:23 2:23"),),
     parts=(A, MIDDLE, B),
 )
-PLAIN = replace(TREE, file=10, parts=())
+PLAIN = replace(TREE, file=10, parts=(), natts=2)
+GENERATED = replace(PLAIN, generated=(2,))
 NEWER = (3, "x", 23, "691")
 NEW = Part(40, 10, "710", 40, "public.n", ("id",))
 
@@ -71,10 +73,14 @@ def tree(*parts):
         # What filled the new column is not there to be seen any more.
         (replace(PLAIN, file=12, columns=(*PLAIN.columns, NEWER)), "rewritten or truncated"),
         (replace(PLAIN, file=12, columns=(*PLAIN.columns, NEWER), filled=(3,)), "with a default"),
+        # Column 3 came and went: its values may have come under the name of the one that is there.
+        (replace(PLAIN, natts=4, columns=(*PLAIN.columns, (4, "x", 23, "692"))), "dropped again"),
+        (replace(GENERATED, generated=()), "'mood' is generated no more"),
     ],
 )
 def test_what_a_table_lacks_is_said(now, word):
-    assert word in str(changed(PLAIN, now))
+    before = GENERATED if "generated" in word else PLAIN
+    assert word in str(changed(before, now))
 
 
 @pytest.mark.parametrize(
@@ -82,7 +88,9 @@ def test_what_a_table_lacks_is_said(now, word):
     [
         PLAIN,
         replace(PLAIN, file=12),
-        replace(PLAIN, columns=(*PLAIN.columns, (3, "x", 23, "691"))),
+        replace(PLAIN, natts=4, columns=(*PLAIN.columns, NEWER, (4, "y", 23, "692"))),
+        replace(PLAIN, natts=4, columns=(*PLAIN.columns, NEWER)),
+        GENERATED,
         replace(PLAIN, columns=((1, "id", 23, "691"), PLAIN.columns[1])),
         replace(PLAIN, filled=(1, 2)),
         replace(PLAIN, members=("schema 8", "table 6")),
@@ -93,6 +101,40 @@ def test_what_a_table_lacks_is_said(now, word):
 )
 def test_what_the_stream_tells_or_nobody_sees_is_no_change(now):
     assert changed(PLAIN, now) is None
+
+
+@pytest.mark.parametrize(
+    ("sent", "names", "others"),
+    [
+        (("id", "mood", "x"), ("x", "y"), False),
+        (("id", "mood", "x", "y"), ("x", "y"), False),
+        (("id", "mood", "x", "y"), ("y", "x"), True),
+        (("id", "mood", "x"), ("y", "x"), True),
+        # Of what the shape does not have, another look tells.
+        (("id", "mood", "z"), ("x", "y"), False),
+    ],
+)
+def test_added_columns_are_others_once_their_names_have_moved(sent, names, others):
+    added = ((3, names[0], 23, "691"), (4, names[1], 23, "691"))
+    now = replace(PLAIN, columns=(*PLAIN.columns, *added))
+    assert others_by_now(sent, now) == others
+
+
+@pytest.mark.parametrize(
+    ("names", "word"),
+    [
+        (("id", "mood"), ""),
+        (("id", "mood", "x"), ""),
+        (("id", "mood", "x", "y"), ""),
+        (("id", "mood", "y"), "'y' was added"),
+        (("id", "mood", "z"), "'z' was added"),
+    ],
+)
+def test_columns_that_the_lake_took_unseen_are_compared_by_the_next_look(names, word):
+    layout = tuple((name, 23, -1) for name in names)
+    now = replace(PLAIN, columns=(*PLAIN.columns, NEWER, (4, "y", 23, "691")), natts=4)
+    found = noticed.outdated(version(PLAIN, layout=layout), now, Look({}, frozenset()))
+    assert word in str(found) if word else found is None
 
 
 @pytest.mark.parametrize(

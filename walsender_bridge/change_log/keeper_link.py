@@ -24,7 +24,7 @@ _ANSWER = 5.0
 #: Commits that one call carries to a replica that was away for long.
 _MOST_COMMITS = 1000
 #: Seconds that a keeper has to start, beside its bridge, before its silence is a warning.
-_STARTING = 10.0
+_STARTING = 30.0
 
 _log = structlog.get_logger(__name__)
 
