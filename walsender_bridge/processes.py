@@ -64,6 +64,17 @@ def memory_of(pid: int, running: Mapping[int, Stat], others: Collection[int]) ->
     return running[pid].memory + sum(memory_of(each, running, others) for each in below)
 
 
+def suspended_of(pid: int, running: Mapping[int, Stat], others: Collection[int]) -> int | None:
+    """The first of a process and all below it that a signal or a debugger keeps from running; those of `others` are their own."""
+    if pid not in running:
+        return None
+    if running[pid].state in {"T", "t"}:
+        return pid
+    below = (n for n, its in running.items() if its.parent == pid and n not in others)
+    found = (suspended_of(each, running, others) for each in below)
+    return next((each for each in found if each is not None), None)
+
+
 def alive(pid: int) -> bool:
     """Whether it runs; a zombie does not."""
     if _HAS_PROC:

@@ -1,4 +1,7 @@
-"""What the lake's log says of rounds that fail: each cause once, and once a minute while it lasts."""
+"""What the lake's log says of rounds that fail: each cause once, and once a minute while it lasts.
+
+That a round has gone well is said again and again too, for a job that hangs says nothing.
+"""
 
 import time
 from collections.abc import Callable
@@ -11,6 +14,8 @@ from walsender_bridge.errors import TusklineError
 
 #: Seconds after which a cause that lasts is named again.
 _AGAIN_SECONDS = 60.0
+#: Seconds after which it is said again that rounds go well.
+_WELL_SECONDS = 5.0
 #: Characters of an error that is not one of ours.
 _DETAIL = 4000
 
@@ -18,7 +23,7 @@ log = structlog.get_logger()
 
 
 class RoundFailures:
-    """Names failures in the log, and to `failing`: with the error each time, and with None once a round has gone well."""
+    """Names failures in the log, and to `failing`: with the error each time, and with None while rounds go well."""
 
     def __init__(
         self,
@@ -34,6 +39,7 @@ class RoundFailures:
         self._said_at = 0.0
         #: What an earlier driver said is true until a round has gone well.
         self._is_well = False
+        self._well_at = 0.0
 
     def failed(self, error: Exception, again_in_seconds: float) -> None:
         """A round has failed; the next one begins in so many seconds."""
@@ -62,9 +68,10 @@ class RoundFailures:
 
     def went_well(self) -> None:
         """A round has succeeded."""
-        if self._is_well:
+        now = self._now()
+        if self._is_well and now - self._well_at < _WELL_SECONDS:
             return
-        self._is_well = True
+        self._is_well, self._well_at = True, now
         self._failing(None)
         if self._count:
             log.info("rounds succeed again", failures=self._count)

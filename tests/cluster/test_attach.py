@@ -98,6 +98,20 @@ def test_what_init_makes_detach_takes_back_and_nothing_else(tmp_path: Path, shop
     assert tuskline.json("detach")["taken_back"] == []
 
 
+def test_detach_names_what_it_leaves_for_its_record_is_lost(tmp_path: Path, shop: Database) -> None:
+    """A slot that nobody reads from keeps WAL until the server's disk is full."""
+    tuskline = Attached(tmp_path, {"shop": {"dsn": shop.dsn, "tables": TABLES}})
+    tuskline.json("init")
+    shop.execute("DROP SCHEMA tuskline CASCADE")
+    done = tuskline.run("detach")
+    assert done.returncode == 0, done.stderr
+    assert "as it should be" not in done.stderr
+    ways = [line.rpartition("uses it: ")[2] for line in done.stderr.splitlines()]
+    assert len(ways) == 2, done.stderr
+    shop.execute(*ways)
+    assert "nothing to do" in tuskline.run("detach").stderr
+
+
 @each_major
 def test_an_administrator_makes_a_role_that_may_do_no_more_than_it_needs(
     tmp_path: Path, shop: Database, role: str

@@ -66,6 +66,25 @@ def test_the_job_s_word_counts_while_it_lives(tmp_path):
     assert lake_status.trouble(run_dir, lake) is None
 
 
+def test_a_job_that_lives_and_says_nothing_any_more_hangs(tmp_path):
+    run_dir, lake = tmp_path / "run", str(tmp_path)
+    lake_status.write(run_dir, None)
+    path = run_dir / "lake.status.json"
+    record = json.loads(path.read_text())
+    silent = record["updated_at"] - lake_status.HUNG_SECONDS - 1
+    path.write_text(json.dumps({**record, "updated_at": silent}))
+    found = lake_status.trouble(run_dir, lake)
+    assert found is not None
+    assert found.cause == Cause.UNAVAILABLE
+    assert "has not come to the end of a round for 30" in found.what
+    assert str(os.getpid()) in found.where
+    # What one wrote that has ended is no sign of anything.
+    with subprocess.Popen(["true"]) as gone:
+        pass
+    path.write_text(json.dumps({**record, "updated_at": silent, "pid": gone.pid}))
+    assert lake_status.trouble(run_dir, lake) is None
+
+
 def test_a_disk_without_room_is_told_without_the_job(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=folder.ROOM - 1))
     found = lake_status.trouble(tmp_path / "run", str(tmp_path))

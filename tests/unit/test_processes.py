@@ -68,3 +68,14 @@ def test_the_memory_of_a_child_counts() -> None:
             assert processes.memory_of(mine, running, set()) - alone > 50 << 20
         finally:
             child.kill()
+
+
+def test_a_process_is_suspended_if_one_below_it_is_that_is_not_listed_itself() -> None:
+    def one(parent: int, state: str) -> processes.Stat:
+        return processes.Stat(state, parent, 0.0, 0)
+
+    running = {10: one(1, "S"), 11: one(10, "S"), 12: one(11, "T"), 20: one(1, "t")}
+    assert processes.suspended_of(10, running, set()) == 12
+    assert processes.suspended_of(10, running, {11}) is None
+    assert processes.suspended_of(20, running, set()) == 20
+    assert processes.suspended_of(99, running, set()) is None

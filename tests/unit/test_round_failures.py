@@ -43,3 +43,16 @@ def test_what_an_earlier_driver_said_is_true_until_a_round_has_gone_well(tmp_pat
     assert len(said) == 1
     again.went_well()
     assert said[1:] == [None]
+
+
+def test_that_rounds_go_well_is_said_again_for_one_that_hangs_says_nothing(tmp_path: Path) -> None:
+    now = 100.0
+    said: list[TusklineError | None] = []
+    failures = RoundFailures(tmp_path, said.append, lambda: now)
+    failures.went_well()
+    now += 4
+    failures.went_well()
+    assert said == [None]
+    now += 2
+    failures.went_well()
+    assert said == [None, None]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 
-from walsender_bridge.commands.observation import Observation, Process, SourceView
+from walsender_bridge.commands.observation import SILENT, Observation, Process, SourceView
 from walsender_bridge.commands.slots_view import SlotsView
 from walsender_bridge.commands.top_view import screen
 from walsender_bridge.errors import ConnectionFailedError
@@ -151,3 +151,16 @@ def test_a_slot_that_is_not_proven_has_no_age():
     told = {"ill": [], "standbys": [], "slots": [{**row, "expected": False}]}
     lines = shown(observation(slots=SlotsView(told)), 80, 24)
     assert "app   near       SUSPECT  -    -       not_heard" in lines
+
+
+def test_a_session_whose_server_sends_nothing_is_named_and_so_is_a_process_that_is_suspended():
+    seen = observation(lake=False)
+    assert seen.ill == []
+    seen.sources[0].capture["silent_seconds"] = SILENT - 1
+    assert seen.ill == []
+    seen.sources[0].capture["silent_seconds"] = SILENT + 1
+    (silent,) = seen.ill
+    assert silent.startswith("the server has sent shop nothing for 121 s, and has WAL to send")
+    assert "slot tuskline_shop" in silent
+    one = Process("lake", 100, "running", 0, None, 0.0, suspended=101)
+    assert list(one.ill(NOW)) == ["process lake is suspended; kill -CONT 101"]

@@ -12,7 +12,8 @@ from psycopg import sql
 
 from walsender_bridge.attach import sight
 from walsender_bridge.attach.init import as_admin, identifier
-from walsender_bridge.attach.record import Made, Record
+from walsender_bridge.attach.record import MADE_TABLE, Made, Record
+from walsender_bridge.capture import publication
 from walsender_bridge.capture import source as capture
 from walsender_bridge.capture.source import Source
 from walsender_bridge.errors import ConfigError, PrivilegeError, SlotInUseError
@@ -55,6 +56,20 @@ def detach(source: Source, admin: str | None = None) -> list[Made]:
                 "then detach again",
             ) from None
         return found
+
+
+def left_behind(source: Source, admin: str | None = None) -> list[str]:
+    """What goes on under the source's names, in words: it was there before, or the record of it is lost. `admin` as for `init`."""
+    why = f"by the record ({MADE_TABLE}) it was not made by Tuskline. If nobody else uses it:"
+    found = []
+    with capture.connect(as_admin(source, admin)) as connection:
+        if capture.has_slot(connection, source):
+            drop = f"SELECT pg_drop_replication_slot('{source.slot}')"
+            found.append(f"slot {source.slot} is still there, and WAL is kept for it: {why} {drop}")
+        if publication.facts(connection, source) is not None:
+            name = sql.Identifier(source.publication).as_string(None)
+            found.append(f"publication {name} is still there: {why} DROP PUBLICATION {name}")
+    return [f"{source.where}: {each}" for each in found]
 
 
 def _act_as_owner(connection: psycopg.Connection[Any], record: Record, source: Source) -> None:

@@ -262,6 +262,7 @@ class Capture:
         poll.register(walsender, select.POLLIN)
         socket, watched = walsender.fileno(), select.POLLIN
         sent, published_at, loaded = True, 0.0, False
+        heard_at = time.monotonic()
         while not self._stopped:
             wanted = (select.POLLIN if state.reading else 0) | (0 if sent else select.POLLOUT)
             if wanted != watched:
@@ -301,10 +302,18 @@ class Capture:
             _perform(effects, walsender, handover, files)
             watch.want(state.logged_lsn)
             sent = walsender.flush()
+            if (
+                payloads
+                or not state.reading
+                or wal_end.lsn <= max(state.received_lsn, state.idle_lsn)
+            ):
+                heard_at = now
             if now >= published_at + core.REPORT_SECONDS:
                 published_at = now
                 wal_end.refresh()
-                self._status.progress(state, wal_end.lsn, watch.told(), behind=True)
+                self._status.progress(
+                    state, wal_end.lsn, watch.told(), behind=True, silent=now - heard_at
+                )
                 self._check_keeper(state, now)
                 tables.check()
             if 0 < len(payloads) < MANY:

@@ -298,6 +298,12 @@ def _find_slot(connection: psycopg.Connection[Any], source: Source) -> dict[str,
     return None if row is None else dict(row[0])
 
 
+def has_slot(connection: psycopg.Connection[Any], source: Source) -> bool:
+    """Whether there is a slot of the source's name for this database, of whatever use it is."""
+    slot = _find_slot(connection, source)
+    return slot is not None and slot["database"] == connection.info.dbname
+
+
 def slot_position(connection: psycopg.Connection[Any], source: Source) -> int | None:
     """What the slot is confirmed to (an LSN), or None when there is none.
 

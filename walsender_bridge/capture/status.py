@@ -4,7 +4,8 @@ Keys: `source`, `pid`, `state` (`connecting`, `streaming`, `waiting`, `stopped`)
 `where`, `repair`; null when all is well), `timeline`, the LSNs `server_lsn` (durable end of the server's
 WAL), `received_lsn`, `logged_lsn`, `committed_lsn`, `confirmed_lsn` (end LSNs, as integers), `lag_bytes`
 (`server_lsn` - `confirmed_lsn`), `transactions` and `messages` (of this session), `in_flight_bytes`,
-`spooled_bytes` (of transactions in progress, on disk), `updated_at` (seconds since the Unix epoch), `gate`. A
+`spooled_bytes` (of transactions in progress, on disk), `silent_seconds` (since the server sent anything, while it has WAL
+that it has not sent; 0: it sends, or has nothing to send), `updated_at` (seconds since the Unix epoch), `gate`. A
 position that is not known yet is 0. `system_id`: of the cluster that the log was written from, null until it is known;
 `behind`: the slot may have been confirmed to more than `confirmed_lsn` since. These two, `timeline`, `committed_lsn` and
 `confirmed_lsn` are kept from one process to the next.
@@ -46,6 +47,7 @@ class StatusFile:
             **dict.fromkeys(
                 ("server_lsn", "received_lsn", "logged_lsn", "committed_lsn", "confirmed_lsn"), 0
             ),
+            "silent_seconds": 0.0,
             **dict.fromkeys(
                 ("lag_bytes", "transactions", "messages", "in_flight_bytes", "spooled_bytes"), 0
             ),
@@ -74,9 +76,15 @@ class StatusFile:
         self._write(state="streaming", error=None, system_id=system_id, behind=True)
 
     def progress(
-        self, session: State, server_lsn: int, gate: dict[str, Any] | None, *, behind: bool
+        self,
+        session: State,
+        server_lsn: int,
+        gate: dict[str, Any] | None,
+        *,
+        behind: bool,
+        silent: float = 0.0,
     ) -> None:
-        """How far a streaming session is, and its gate. `behind`: it goes on."""
+        """How far a streaming session is, and its gate. `behind`: it goes on. `silent`: seconds."""
         confirmed = session.confirmed[1]
         server_lsn = max(server_lsn, session.received_lsn, session.idle_lsn)
         self._write(
@@ -92,6 +100,7 @@ class StatusFile:
             transactions=session.transactions,
             messages=session.messages,
             in_flight_bytes=session.in_flight_bytes,
+            silent_seconds=silent,
             spooled_bytes=session.streams.held,
         )
 

@@ -81,6 +81,7 @@ def detach(
     admin = checked_admin(admin)
     refuse_while_running(settings.run_dir)
     rows: list[dict[str, str]] = []
+    left: list[str] = []
     # The other way round than init: a role that several databases share was made with the first.
     for section in reversed(chosen_sources(settings, source)):
         # First of all commits have to return: nobody answers them any more. Its record is asked, not the
@@ -88,7 +89,12 @@ def detach(
         taken = detach_quorum(_quorum(settings, section), admin)
         taken += leaving.detach(capture_source(section), admin)
         rows += [{"source": section.name, "taken_back": str(each)} for each in taken]
-    _say(Output(as_json=as_json), "taken_back", rows)
+        left += leaving.left_behind(capture_source(section), admin)
+    output = Output(as_json=as_json)
+    if rows or as_json or not left:
+        _say(output, "taken_back", rows)
+    for each in left:
+        output.note(each)
 
 
 def capture_source(section: "SourceSection") -> Any:

@@ -1,7 +1,8 @@
-"""What a lake job says of itself beside its manifests: that it cannot start, or that its rounds fail, and why.
+"""What a lake job says of itself beside its manifests: that it cannot start, or that its rounds fail, and why, or go well.
 
 One JSON file in the run folder, replaced as a whole: `pid`, `updated_at` (seconds since the Unix epoch), `error`
-(`code`, `what`, `where`, `repair`; null when all is well). It is not in the lake, for a full disk there is what it
+(`code`, `what`, `where`, `repair`; null when all is well). A job that is well says so every few seconds, so one that lives
+and has been silent for long hangs. It is not in the lake, for a full disk there is what it
 most often has to tell of. It is no promise: what cannot be written is left out, and a look at the lake itself
 (`trouble`) tells of a full disk without it.
 """
@@ -13,10 +14,12 @@ import time
 from pathlib import Path
 
 from walsender_bridge import processes
-from walsender_bridge.errors import TusklineError, from_wire
+from walsender_bridge.errors import TusklineError, UnavailableError, from_wire
 
 #: Seconds within which a job that cannot start is started again, and says so again.
 _AGAIN_SECONDS = 60.0
+#: Seconds after which a round that has not come to its end is told. One of a large backlog takes a while.
+HUNG_SECONDS = 300.0
 
 
 def write(run_dir: Path, error: TusklineError | None) -> None:
@@ -48,13 +51,28 @@ def said(run_dir: Path, since: float) -> TusklineError | None:
 
 
 def trouble(run_dir: Path, lake: str) -> TusklineError | None:
-    """Why the lake does not go on: what its job said, if that lives or has just ended, or what its disk says."""
-    error = said(run_dir, time.time() - _AGAIN_SECONDS)
+    """Why the lake does not go on: what its job said, if that lives or has just ended, or does not say any more, or its disk."""
+    now = time.time()
+    error = said(run_dir, now - _AGAIN_SECONDS) or _hung(run_dir, now)
     if error is not None:
         return error
     from spark_consumers.lakehouse import folder
 
     return folder.lack_of_room(lake)
+
+
+def _hung(run_dir: Path, now: float) -> TusklineError | None:
+    """That the job lives, was well, and has said nothing for too long."""
+    with contextlib.suppress(OSError, ValueError):
+        record = json.loads(_path(run_dir).read_text())
+        silent, pid = now - record["updated_at"], record["pid"]
+        if record["error"] is None and silent > HUNG_SECONDS and processes.alive(pid):
+            return UnavailableError(
+                f"its job has not come to the end of a round for {silent:.0f} s",
+                where=f"process {pid}",
+                repair="see what it and its JVM wait for; if they hang, kill it: `tuskline up` starts another, and nothing is lost",
+            )
+    return None
 
 
 def _path(run_dir: Path) -> Path:

@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 SUPERVISORS = ("up", "keeper", "bridge")
 #: Seconds after which a capture that says nothing new counts as hung.
 STALE = 15.0
+#: Seconds after which a server that has WAL, and sends nothing of it, is told.
+SILENT = 120.0
 #: So many ends in a row are no accident.
 _FAILURES = 3
 #: Seconds between two looks at a source's tables.
@@ -67,6 +69,8 @@ class Process:
     cpu_seconds: float = 0.0
     #: How often it has ended in a row, each time within a minute (`supervisor.GOOD_LIFE`).
     failures: int = 0
+    #: What keeps it from working: itself, or one that it has started, while a signal or a debugger has it stopped.
+    suspended: int | None = None
 
     def ill(self, now: float) -> Iterator[str]:
         """Why it does not run as it should; nothing when it does."""
@@ -76,6 +80,8 @@ class Process:
         if self.state != "running":
             # What is gone has not been seen to end: the code is that of an earlier end.
             yield f"process {self.name} is {self.state}{'' if self.state == 'gone' else ended}"
+        elif self.suspended is not None:
+            yield f"process {self.name} is suspended; kill -CONT {self.suspended}"
         elif self.failures >= _FAILURES and now - self.started_at < GOOD_LIFE:
             yield f"process {self.name} ends again and again, {self.failures} times in a row{ended}"
 
@@ -114,6 +120,18 @@ class SourceView:
         if told == "streaming" and time.time() - self.capture["updated_at"] > STALE:
             return "hung"
         return told
+
+    @property
+    def silent(self) -> str:
+        """That a session is there, and its server has sent nothing for long; empty: it sends."""
+        seconds = self.capture.get("silent_seconds", 0.0)
+        if self.state != "streaming" or seconds < SILENT:
+            return ""
+        return (
+            f"the server has sent {self.name} nothing for {seconds:.0f} s, and has WAL to send: its walsender decodes a "
+            f"transaction of that length, or hangs; see wait_event of the active_pid of slot {self.slot}. If it hangs: "
+            "SELECT pg_terminate_backend(active_pid), and nothing is lost"
+        )
 
     @property
     def reason(self) -> str:
@@ -166,6 +184,7 @@ class Observation:
             for source in self.sources
             if source.state != "streaming"
         ]
+        words += [source.silent for source in self.sources if source.silent]
         words += [
             told(f"source {source.name}", source.error) for source in self.sources if source.error
         ]
@@ -340,7 +359,11 @@ def seen_processes(run_dir: Path, up: int | None) -> list[Process]:
     return [
         process
         if process.pid is None
-        else replace(process, memory=processes.memory_of(process.pid, running, listed))
+        else replace(
+            process,
+            memory=processes.memory_of(process.pid, running, listed),
+            suspended=processes.suspended_of(process.pid, running, listed),
+        )
         for process in found
     ]
 
