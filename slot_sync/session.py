@@ -15,12 +15,8 @@ from walsender_bridge.closing import Closing
 from walsender_bridge.errors import DeadlineError, ServerSettingError, TusklineError
 from walsender_bridge.sql import load
 from walsender_bridge.wire.bounded import BoundedConnection
-from walsender_bridge.wire.connection import (
-    connection_error,
-    describe,
-    pinned_conninfo,
-    server_error,
-)
+from walsender_bridge.wire.connection import describe, pinned_conninfo
+from walsender_bridge.wire.refusals import connection_error, server_error
 
 #: Seconds that a client waits longer than it told the server to: for the answer's way.
 _WAY: Final = 2.0

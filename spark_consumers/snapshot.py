@@ -21,15 +21,10 @@ from walsender_bridge.closing import Closing
 from walsender_bridge.errors import PublicationError, SnapshotError, TusklineError, UsageError
 from walsender_bridge.sql import load
 from walsender_bridge.wire.bounded import BoundedConnection
-from walsender_bridge.wire.connection import (
-    ReplicationConnection,
-    connection_error,
-    describe,
-    pinned_conninfo,
-    server_error,
-)
+from walsender_bridge.wire.connection import ReplicationConnection, describe, pinned_conninfo
 from walsender_bridge.wire.hosts import for_reading, one_server
 from walsender_bridge.wire.pgoutput import Column
+from walsender_bridge.wire.refusals import connection_error, server_error
 from walsender_bridge.wire.relation_name import relation_name, split_relation
 
 #: A reader's transactions see one snapshot and change nothing; a long copy is not ended by a setting of

@@ -16,6 +16,7 @@ from tests.support.capture_stack import (
     CaptureProcess,
     ChangeLog,
     check_equal,
+    content,
     make_tables,
 )
 from tests.support.servers import DEFAULT, Database, MakeServer, drop_slot, majors
@@ -297,6 +298,31 @@ def test_init_after_detach_does_not_begin_a_history_again(place: Place, shop: Da
     place.log.start_repository()
     assert "the slot was made anew or moved" in place.refused(Cause.DIVERGED)["what"]
     assert "the slot was made anew or moved" in place.doctor(Cause.DIVERGED)["what"]
+
+
+@before_and_after_18
+def test_a_publication_that_was_renamed_and_renamed_back_between_two_looks(
+    place: Place, shop: Database
+) -> None:
+    """No look sees it: 15 refuses to decode what was committed meanwhile, 18 leaves it out, and only warns."""
+    shop.execute(
+        f"ALTER PUBLICATION {PUBLICATION} RENAME TO other",
+        "INSERT INTO orders VALUES (2, 'without')",
+        f"ALTER PUBLICATION other RENAME TO {PUBLICATION}",
+        "INSERT INTO orders VALUES (3, 'with')",
+    )
+    for _ in range(2):
+        error = place.refused(Cause.PUBLICATION)
+        assert "was not there when changes were committed" in error["what"]
+        assert error["repair"] == REATTACH
+    (row,) = place.tuskline.json("reattach")["reattached"]
+    assert row == {"source": "shop", "reason": error["what"]}
+    # What was committed before is in the new copy of the tables.
+    place.capture.start()
+    wait_for(place.capture.streams, 60, "capture streams")
+    shop.execute("INSERT INTO orders VALUES (4, 'again')")
+    wait_for(lambda: 4 in content(place.log).keys["orders"], 60, "the log goes on")
+    assert place.capture.stop() == 0
 
 
 # -- the server -----------------------------------------------------------------------------------------

@@ -20,16 +20,11 @@ from walsender_bridge.errors import (
     UsageError,
 )
 from walsender_bridge.wire import replication
-from walsender_bridge.wire.connection import (
-    PINNED_OPTIONS,
-    connection_error,
-    describe,
-    pinned_conninfo,
-    server_error,
-)
+from walsender_bridge.wire.connection import PINNED_OPTIONS, describe, pinned_conninfo
 from walsender_bridge.wire.hosts import primary_dsn
 from walsender_bridge.wire.lsn import MAX_LSN
 from walsender_bridge.wire.pgoutput import POSTGRES_EPOCH
+from walsender_bridge.wire.refusals import connection_error, server_error
 from walsender_bridge.wire.replication import History
 
 

@@ -36,13 +36,9 @@ from walsender_bridge.errors import (
 )
 from walsender_bridge.sql import load
 from walsender_bridge.wire.bounded import BoundedConnection
-from walsender_bridge.wire.connection import (
-    connection_error,
-    describe,
-    pinned_conninfo,
-    server_error,
-)
+from walsender_bridge.wire.connection import describe, pinned_conninfo
 from walsender_bridge.wire.lsn import format_lsn, parse_lsn
+from walsender_bridge.wire.refusals import connection_error, server_error
 from walsender_bridge.wire.replication import History, SystemIdentity
 
 #: Oldest server that pgoutput and this code are tested with: its version number.

@@ -35,7 +35,8 @@ from walsender_bridge.config import Config, SourceSection
 from walsender_bridge.errors import Cause, TusklineError, UnavailableError
 from walsender_bridge.sql import load
 from walsender_bridge.supervisor import GOOD_LIFE, read_states
-from walsender_bridge.wire.connection import connection_error, describe, pinned_conninfo
+from walsender_bridge.wire.connection import describe, pinned_conninfo
+from walsender_bridge.wire.refusals import connection_error
 
 if TYPE_CHECKING:
     from walsender_bridge.change_log.client import LogStatus

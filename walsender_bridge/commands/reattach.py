@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 #: Seconds in which a capture that is just being started says whether it streams.
 _CAPTURE_SECONDS: Final = 5.0
+#: By which its capture ends for good.
+_FOR_GOOD: Final = {Cause.DIVERGED.name, Cause.PUBLICATION.name}
 
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Only say which sources cannot go on, and why.")
@@ -86,7 +88,7 @@ def reattach(
 
 
 def _of_capture(settings: "Config", section: "SourceSection", log: "LogClient") -> str | None:
-    """Why its capture stopped here, where only what the server sends shows that its history is another one."""
+    """Why its capture stopped here, where only what the server sends shows that it cannot go on."""
     from walsender_bridge import status_file
     from walsender_bridge.capture import known
 
@@ -98,7 +100,7 @@ def _of_capture(settings: "Config", section: "SourceSection", log: "LogClient") 
             break
         time.sleep(0.1)
     error, position = told.get("error"), known.of_log(log, section.name)
-    if not error or error["code"] != Cause.DIVERGED.name or position is None:
+    if not error or error["code"] not in _FOR_GOOD or position is None:
         return None
     # What it said of a history that the log has no more is over.
     return str(error["what"]) if told["committed_lsn"] == position.last_end_lsn else None

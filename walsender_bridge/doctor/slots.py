@@ -16,12 +16,8 @@ from walsender_bridge.doctor.fixes import fix
 from walsender_bridge.errors import Cause, ConnectionFailedError, TusklineError
 from walsender_bridge.sql import load
 from walsender_bridge.wire.bounded import BoundedConnection
-from walsender_bridge.wire.connection import (
-    connection_error,
-    describe,
-    pinned_conninfo,
-    server_error,
-)
+from walsender_bridge.wire.connection import describe, pinned_conninfo
+from walsender_bridge.wire.refusals import connection_error, server_error
 
 OK, WARNING, ERROR = Severity.OK, Severity.WARNING, Severity.ERROR
 Facts = dict[str, Any]

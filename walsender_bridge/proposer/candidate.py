@@ -19,7 +19,8 @@ from walsender_bridge.proposer.wal_source import StandbyStream
 from walsender_bridge.safekeeper.messages import ServerInfo
 from walsender_bridge.sql import load
 from walsender_bridge.wire.bounded import BoundedConnection
-from walsender_bridge.wire.connection import connection_error, describe, server_error
+from walsender_bridge.wire.connection import describe
+from walsender_bridge.wire.refusals import connection_error, server_error
 
 #: From this major on a standby takes another `primary_conninfo` with a reload.
 _RELOADS = 13

@@ -7,8 +7,8 @@ from psycopg import pq
 
 from walsender_bridge.errors import ConnectionFailedError, MalformedMessageError, TusklineError
 from walsender_bridge.proposer.primary import PrimaryStream
-from walsender_bridge.wire.connection import server_error
 from walsender_bridge.wire.lsn import parse_lsn
+from walsender_bridge.wire.refusals import server_error
 
 
 class LibpqCopy:

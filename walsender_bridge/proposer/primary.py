@@ -27,10 +27,10 @@ from walsender_bridge.wire.connection import (
     ReplicationConnection,
     describe,
     pinned_conninfo,
-    server_error,
 )
 from walsender_bridge.wire.dsn import parameters
 from walsender_bridge.wire.lsn import format_lsn
+from walsender_bridge.wire.refusals import server_error
 from walsender_bridge.wire.replication import quote_slot, start_physical
 
 #: For a command; VACUUM FULL of a catalog keeps its lock until the quorum has its COMMIT.

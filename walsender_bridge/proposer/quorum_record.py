@@ -39,12 +39,8 @@ from walsender_bridge.safekeeper.disk import FolderDisk
 from walsender_bridge.sealed_record import opened, sealed
 from walsender_bridge.sql import load
 from walsender_bridge.wire.bounded import BoundedConnection
-from walsender_bridge.wire.connection import (
-    ANSWER_SECONDS,
-    describe,
-    pinned_conninfo,
-    server_error,
-)
+from walsender_bridge.wire.connection import ANSWER_SECONDS, describe, pinned_conninfo
+from walsender_bridge.wire.refusals import server_error
 
 _log = structlog.get_logger(__name__)
 _FORGET = "find the proposer of the other one; docs/quorum-lost.md says how to give up a quorum"

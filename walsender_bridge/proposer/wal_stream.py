@@ -21,8 +21,8 @@ from walsender_bridge.closing import Closing
 from walsender_bridge.errors import ConnectionFailedError, MalformedMessageError, TusklineError
 from walsender_bridge.proposer.copy_both import LibpqCopy
 from walsender_bridge.proposer.primary import PrimaryStream
-from walsender_bridge.wire.connection import server_error
 from walsender_bridge.wire.lsn import format_lsn, parse_lsn
+from walsender_bridge.wire.refusals import server_error
 from walsender_bridge.wire.replication import (
     KEEPALIVE,
     XLOG_DATA,

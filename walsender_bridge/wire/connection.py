@@ -22,21 +22,17 @@ from psycopg.conninfo import make_conninfo
 
 from walsender_bridge.closing import Closing
 from walsender_bridge.errors import (
-    AuthenticationError,
     ConfigError,
     ConnectionFailedError,
     DeadlineError,
-    PrivilegeError,
     PublicationError,
-    ServerSettingError,
-    SlotError,
-    SlotInUseError,
     TusklineError,
     UnavailableError,
 )
 from walsender_bridge.wire import replication
 from walsender_bridge.wire.dsn import parameters
 from walsender_bridge.wire.lsn import parse_lsn
+from walsender_bridge.wire.refusals import connection_error, left_out, one_line, server_error
 from walsender_bridge.wire.replication import History, Row, SystemIdentity
 from walsender_bridge.wire.row_limit import unsendable_row
 
@@ -100,6 +96,9 @@ class ReplicationConnection(Closing):
         self.where = where
         #: The stream has ended; its error is for the next `receive`.
         self._over = False
+        #: What the server has left out of the stream; nothing behind it may be used.
+        self._left_out: PublicationError | None = None
+        pgconn.notice_handler = self._noticed
 
     @classmethod
     def connect(
@@ -117,7 +116,6 @@ class ReplicationConnection(Closing):
             text = pgconn.get_error_message()
             pgconn.finish()
             raise connection_error(text, where)
-        pgconn.notice_handler = None
         pgconn.nonblocking = 1
         return cls(pgconn, where)
 
@@ -232,7 +230,8 @@ class ReplicationConnection(Closing):
         """What has arrived: CopyData payloads, in order; about `RECEIVE_BYTES` at most. Never blocks.
 
         Raises the server's error when it ended the stream, `ConnectionFailedError` when it is gone;
-        what arrived before that is returned first.
+        what arrived before that is returned first. `PublicationError` when the server has left changes out, at once and
+        for good: the same changes are sent again, and the server warns again, until they are confirmed.
         """
         if self._over:
             raise self._ended()
@@ -252,9 +251,11 @@ class ReplicationConnection(Closing):
                     break
         except psycopg.OperationalError as error:
             # libpq keeps the error: the next call raises it again, after these have been used.
-            if payloads:
+            if payloads and self._left_out is None:
                 return payloads
-            raise self._broken(str(error)) from None
+            raise self._left_out or self._broken(str(error)) from None
+        if self._left_out is not None:
+            raise self._left_out
         if size < 0:
             if not payloads:
                 raise self._ended()
@@ -339,6 +340,11 @@ class ReplicationConnection(Closing):
         too_large = unsendable_row(code, text, context, self.where)
         return too_large or server_error(code, text, self.where)
 
+    def _noticed(self, result: pq.abc.PGresult) -> None:
+        """A warning arrives in the order of the stream."""
+        code, text, _ = (_text(result.error_field(each)) or "" for each in _ERROR_FIELDS)
+        self._left_out = self._left_out or left_out(code, text, self.where)
+
     def _ended(self) -> TusklineError:
         result = self._pgconn.get_result()
         if result is not None and result.status == pq.ExecStatus.FATAL_ERROR:
@@ -347,7 +353,7 @@ class ReplicationConnection(Closing):
 
     def _broken(self, text: str) -> ConnectionFailedError:
         return ConnectionFailedError(
-            f"the connection broke: {_one_line(text)}",
+            f"the connection broke: {one_line(text)}",
             where=self.where,
             repair="see that the server runs; the stream goes on when it is back",
         )
@@ -355,93 +361,3 @@ class ReplicationConnection(Closing):
 
 def _text(value: bytes | None) -> str | None:
     return None if value is None else value.decode("utf-8", "replace")
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())[:400]
-
-
-# -- what a server's refusal means ----------------------------------------------------------------------
-
-#: Parts of the text of a refused connection. libpq keeps no SQLSTATE for these; a server that answers
-#: in another language ends as `ConnectionFailedError`, with its text.
-_CONNECTION_TEXTS: tuple[tuple[tuple[str, ...], type[TusklineError], str], ...] = (
-    (
-        ("password", "SASL", "pg_hba.conf", 'role "', "authentication"),
-        AuthenticationError,
-        "correct the user and password (.pgpass, PGPASSWORD, service file), or allow it in pg_hba.conf",
-    ),
-    (
-        ("must be superuser or replication role", "permission denied to start WAL sender"),
-        PrivilegeError,
-        "ALTER ROLE ... REPLICATION",
-    ),
-    (
-        ("max_wal_senders", "number of requested standby connections"),
-        ServerSettingError,
-        "raise max_wal_senders and restart the server",
-    ),
-    (("permission denied for database",), PrivilegeError, "GRANT CONNECT ON DATABASE ... TO ..."),
-)
-
-
-def connection_error(text: str, where: str) -> TusklineError:
-    """The error that libpq's text about a failed connection means."""
-    line = _one_line(text)
-    if "does not exist" in line and 'database "' in line:
-        return ConfigError(
-            f"no such database: {line}", where=where, repair="correct dbname in the DSN"
-        )
-    # The more special text first: a missing REPLICATION also speaks of a "role".
-    for parts, kind, repair in sorted(
-        _CONNECTION_TEXTS, key=lambda row: row[1] is AuthenticationError
-    ):
-        if any(part in line for part in parts):
-            return kind(line, where=where, repair=repair)
-    return ConnectionFailedError(
-        line, where=where, repair="see that the server runs and that host and port are right"
-    )
-
-
-def server_error(sqlstate: str, text: str, where: str) -> TusklineError:
-    """The error that a server's refusal of a command means (PostgreSQL documentation, appendix A)."""
-    line = _one_line(text)
-    match sqlstate:
-        case "42501":
-            return PrivilegeError(line, where=where, repair="grant the role what it lacks")
-        case "55006":
-            return SlotInUseError(
-                line, where=where, repair="stop the other consumer; each stream needs its own slot"
-            )
-        case "42704" if "publication" in line:
-            return PublicationError(
-                line,
-                where=where,
-                repair="tuskline reattach: changes from before it was made cannot be decoded, also if it is made again",
-            )
-        case "42704":
-            return SlotError(line, where=where, repair="see pg_replication_slots")
-        case "42710":
-            return SlotError(line, where=where, repair="choose another slot name")
-        case "55000" if "wal_level" in line:
-            return ServerSettingError(
-                line, where=where, repair="set wal_level = logical and restart the server"
-            )
-        case "53400":
-            return ServerSettingError(
-                line, where=where, repair="raise max_replication_slots and restart the server"
-            )
-        case "55P03":
-            return UnavailableError(
-                line,
-                where=where,
-                repair="it is tried again; SELECT pid, mode, relation::regclass FROM pg_locks WHERE NOT granted OR mode ="
-                " 'AccessExclusiveLock' names what is locked, and by whom",
-            )
-        case "55000" | "58P01":
-            return SlotError(
-                line,
-                where=where,
-                repair="the slot has lost WAL: see wal_status in pg_replication_slots",
-            )
-    return ConnectionFailedError(f"{line} (SQLSTATE {sqlstate})", where=where)

@@ -13,8 +13,9 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from walsender_bridge.errors import ConfigError
 from walsender_bridge.wire.bounded import BoundedConnection
-from walsender_bridge.wire.connection import connection_error, describe, pinned_conninfo
+from walsender_bridge.wire.connection import describe, pinned_conninfo
 from walsender_bridge.wire.dsn import parameters
+from walsender_bridge.wire.refusals import connection_error
 
 
 def primary_dsn(dsn: str) -> str:
