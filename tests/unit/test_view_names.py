@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -44,7 +45,7 @@ class FakeSpark:
     """A session's temporary views, without regard to case as in Spark."""
 
     def __init__(self):
-        self.views = {}
+        self.views: dict[str, int] = {}
         self.catalog = SimpleNamespace(
             dropTempView=lambda view: self.views.pop(view.casefold(), None)
         )
@@ -57,7 +58,7 @@ class FakeSpark:
 
 
 def test_views_of_an_earlier_snapshot_do_not_stay_beside_those_of_a_later_one(monkeypatch):
-    spark = FakeSpark()
+    spark: Any = FakeSpark()
     monkeypatch.setattr(Snapshot, "__getitem__", lambda self, _: spark.frame(self.epoch))
     shown = [
         ["shop.public.orders", "shop.public.bag"],
@@ -68,7 +69,7 @@ def test_views_of_an_earlier_snapshot_do_not_stay_beside_those_of_a_later_one(mo
         ["shop.public.ORDERS"],
     ]
     for epoch, tables in enumerate(shown):
-        link = SimpleNamespace(readable=dict.fromkeys(tables), epoch=epoch)
+        link: Any = SimpleNamespace(readable=dict.fromkeys(tables), epoch=epoch)
         made = Snapshot(spark, Path("/lake"), link, allow_stale=True).register_views("now")
         assert spark.views == {view.casefold(): epoch for view in made}
         assert sorted(made.values()) == sorted(tables)
