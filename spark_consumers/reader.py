@@ -40,6 +40,8 @@ _LOOK_AGAIN = 0.1
 
 #: For each Spark application and lake the newest epoch that it has read.
 _seen: "WeakKeyDictionary[Any, dict[str, int]]" = WeakKeyDictionary()
+#: For each Spark session the views that were registered, by lake and prefix.
+_views: "WeakKeyDictionary[Any, dict[tuple[Path, str], set[str]]]" = WeakKeyDictionary()
 
 
 def read(
@@ -228,17 +230,20 @@ class Snapshot(Mapping[str, "DataFrame"]):
 
         With several streams the stream is in the name: `prefix_stream_schema_table`. Dots become underscores, and where
         two names are one to Spark, which ignores case, each gets a few characters of its own. The views stay at this
-        epoch. A view of a table that this snapshot does not give is dropped: it would be of another epoch.
+        epoch. Views of an earlier snapshot that this one does not make again are dropped: they would be of another epoch.
         """
-        made = {}
-        for view, full in view_names(self.manifest.readable, prefix).items():
-            if full in self._withheld:
-                self._spark.catalog.dropTempView(view)
-                continue
+        readable = view_names(self.manifest.readable, prefix)
+        names = {view: full for view, full in readable.items() if full not in self._withheld}
+        known = _views.setdefault(self._spark, {}).setdefault((self._root, prefix), set())
+        # First, as Spark ignores case. A table may have had another name before: a stream, or one of its name, came.
+        for view in (known | readable.keys()) - names.keys():
+            self._spark.catalog.dropTempView(view)
+            known.discard(view)
+        for view, full in names.items():
+            known.add(view)
             quoted = view.replace("`", "``")
             self[full].createOrReplaceTempView(f"`{quoted}`")
-            made[view] = full
-        return made
+        return names
 
 
 def view_names(tables: Iterable[str], prefix: str = "") -> dict[str, str]:

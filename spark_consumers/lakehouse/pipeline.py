@@ -430,7 +430,7 @@ class Lakehouse:
             log.warning("no lease at the log", error=str(error))
 
     def _failed(self, error: Exception, pause: float) -> None:
-        """Say what happened, and start the next attempt from what is durable."""
+        """Say what happened, and start the next attempt from what is durable: a newest link that is lost may be given up."""
         if not is_alive(self._spark):
             raise error
         self._failures.failed(error, pause)
@@ -446,3 +446,5 @@ class Lakehouse:
                 ) from error
             if head is not None and head.link > self._writer.head.link:
                 self._adopt(self._writer, head)
+            elif not self._chain.has(self._writer.head.link) and self._chain.told() is None:
+                self._forget(self._writer)

@@ -11,21 +11,28 @@ chain has both (`Manifest.answered`). Only then is the file removed. So
 `carry_out` decides, without disk or clock.
 """
 
-import json
 import threading
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import structlog
 
 from spark_consumers.lakehouse import rolled_back, states
 from spark_consumers.lakehouse.exclusive import create_exclusively
 from spark_consumers.lakehouse.manifest import Chain, Manifest
+from spark_consumers.lakehouse.sealed_json import dump, load
 from spark_consumers.lakehouse.table_version import LEFT, LIVE, PAUSED, RESUMING
-from walsender_bridge.errors import DeadlineError, DivergedError, LakeError, UsageError
+from walsender_bridge.errors import (
+    CorruptError,
+    DeadlineError,
+    DivergedError,
+    LakeError,
+    UsageError,
+)
 
 ADD, PAUSE, RESUME, RESYNC, DROP = "add", "pause", "resume", "resync", "drop"
 #: About rows that are set aside.
@@ -36,6 +43,8 @@ KINDS = (ADD, PAUSE, RESUME, RESYNC, DROP, RETRY, SKIP, ADOPT)
 #: Seconds for which an answer is kept, so that whoever waits for it finds it.
 _KEPT = 3600.0
 _LOOK_AGAIN = 0.1
+#: The ending of a file that is no request.
+_ASIDE = ".corrupt"
 
 log = structlog.get_logger()
 
@@ -65,7 +74,7 @@ def ask(
     request = Request(name, kind, tuple(tables), tuple(rows), log_id)
     folder = _folder(chain)
     folder.mkdir(parents=True, exist_ok=True)
-    create_exclusively(folder / f"{request.id}.json", json.dumps(asdict(request)).encode())
+    create_exclusively(folder / f"{request.id}.json", dump(asdict(request)))
     return request
 
 
@@ -73,19 +82,29 @@ def waiting(chain: Chain) -> Iterator[Request]:
     """The requests that are there, in the order in which they were made. What is none is put aside by name."""
     for path in sorted(_folder(chain).glob("[0-9]*.json")):
         try:
-            record = json.loads(path.read_bytes())
-            yield Request(
-                str(record["id"]),
-                str(record["kind"]),
-                tuple(record["tables"]),
-                tuple(record.get("rows", ())),
-                str(record.get("log_id", "")),
-            )
+            yield _request(load(path), path.stem)
         except FileNotFoundError:
             continue
-        except (ValueError, KeyError, TypeError) as error:
-            aside = path.rename(path.with_suffix(".corrupt"))
+        except (CorruptError, OSError, ValueError, KeyError, TypeError) as error:
+            # One that cannot be read must not hold up the others, or the epochs.
+            aside = path.rename(path.with_suffix(_ASIDE))
             log.warning("not a request", file=str(aside), error=str(error))
+
+
+def _request(record: Mapping[str, Any], name: str) -> Request:
+    """The request in a file of this name. Raises `ValueError`, `KeyError`, `TypeError`."""
+    lists = record["tables"], record.get("rows", [])
+    texts = record["id"], record["kind"], record.get("log_id", "")
+    if not all(isinstance(found, list) for found in lists):
+        raise TypeError("its tables or rows are not lists")
+    if not all(isinstance(text, str) for text in [*texts, *lists[0], *lists[1]]):
+        raise TypeError("it has a member of another type")
+    if record["id"] != name:
+        # It would be answered under another name than it is forgotten by, and be carried out again.
+        raise ValueError(f"it is request {record['id']}")
+    if record["kind"] not in KINDS:
+        raise ValueError(f"{record['kind']!r} is no request")
+    return Request(*texts[:2], tuple(lists[0]), tuple(lists[1]), texts[2])
 
 
 def forget(chain: Chain, request: Request) -> None:
@@ -237,7 +256,8 @@ def wait(
 ) -> dict[str, str]:
     """Wait until a request is carried out, and what it asks for is readable; what became of each table.
 
-    `timeout` is in seconds; `looking` is called whenever the chain is looked at. Raises `DeadlineError`, and `LakeError` for what was refused or failed.
+    `timeout` is in seconds; `looking` is called whenever the chain is looked at. Raises `DeadlineError`, `CorruptError` for
+    a request that could not be read, and `LakeError` for what was refused or failed.
     """
     stop = stop or threading.Event()
     deadline = time.monotonic() + timeout
@@ -247,6 +267,13 @@ def wait(
         done = finished(head, request) if head is not None else None
         if done is not None:
             return done
+        aside = _folder(chain) / f"{request.id}{_ASIDE}"
+        if aside.exists():
+            raise CorruptError(
+                f"the request to {request.kind} could not be read, and was put aside",
+                where=str(aside),
+                repair="make the request again, so that the user of `tuskline lake run` may read it",
+            )
         left = deadline - time.monotonic()
         # As with epochs: the writer is another process, on a disk that tells nobody.
         if left <= 0 or stop.wait(min(left, _LOOK_AGAIN)):

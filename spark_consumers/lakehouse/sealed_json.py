@@ -15,7 +15,10 @@ FORMAT_VERSION = 5
 _CRC = "crc"
 _SEALED_FROM = 3
 
-REPAIR = "restore the file from a backup; the lake cannot be read past it"
+REPAIR = (
+    "restore the file from a backup; or, if it is in _tuskline/epochs and there is no backup, move it away: its epoch is lost, "
+    "and the lake goes on with the others"
+)
 
 
 def dump(record: dict[str, Any]) -> bytes:

@@ -1,5 +1,6 @@
 """One table's files are damaged or gone: it is held by its name, and nothing is built on them; the others go on."""
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -157,3 +158,24 @@ def test_a_writer_whose_newest_link_is_lost_says_so_and_goes_on_when_it_is_back(
     assert "is lost" in str(verify(chain, lambda *_: None).errors[0])
     newest.write_bytes(kept)
     assert_equal(database.dsn, pipeline.flush())
+
+
+def test_a_writer_whose_lost_link_is_given_up_goes_on_from_what_is_left(pipeline, database):
+    database.execute("UPDATE docs SET n = n + 1")
+    pipeline.flush()
+    chain, before = open_chain(pipeline.lake), pipeline.head()
+    Path(chain.where(before)).unlink()
+    database.execute("UPDATE docs SET n = n + 1")
+    with pytest.raises(CorruptError, match=r"remove _tuskline/newest\.json"):
+        pipeline.flush()
+    (pipeline.lake / "_tuskline" / "newest.json").unlink()
+    stop = threading.Event()
+    running = threading.Thread(target=pipeline.house.run, args=(stop,))
+    running.start()
+    try:
+        wait_for(lambda: pipeline.head().epoch > before.epoch, 60, "an epoch")
+    finally:
+        stop.set()
+        running.join()
+    assert pipeline.head().term > before.term
+    assert_equal(database.dsn, read(pipeline.spark, pipeline.lake))

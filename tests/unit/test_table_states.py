@@ -1,5 +1,6 @@
 """What becomes of tables: states, requests and schema changes, decided without disk or Spark."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,13 @@ from spark_consumers.lakehouse.policy import Policy
 from spark_consumers.lakehouse.requests import Request
 from spark_consumers.lakehouse.schema_change import Anew, Extended, first_layout, judge, not_plain
 from spark_consumers.lakehouse.status import table_rows
-from walsender_bridge.errors import DeadlineError, DivergedError, LakeError, UsageError
+from walsender_bridge.errors import (
+    CorruptError,
+    DeadlineError,
+    DivergedError,
+    LakeError,
+    UsageError,
+)
 
 A, B, NEW = "shop.public.a", "shop.public.b", "shop.public.new"
 ID, TEXT, MORE = ("id", 23, -1), ("t", 25, -1), ("m", 23, -1)
@@ -333,6 +340,40 @@ def test_requests_are_kept_in_order_until_they_are_forgotten(tmp_path):
     assert torn.with_suffix(".corrupt").exists()
     with pytest.raises(DeadlineError, match="not carried out yet; it stays"):
         requests.wait(chain, made[1], timeout=0.0)
+
+
+DAMAGED = {
+    "a kind that is none": {"kind": "resumf"},
+    "the id of another": {"id": "2"},
+    "a table that is no text": {"tables": [None]},
+    "tables that are no list": {"tables": A},
+    "a checksum of another content": {"crc": 1},
+}
+
+
+@pytest.mark.parametrize("change", DAMAGED.values(), ids=DAMAGED)
+def test_a_request_that_is_damaged_is_put_aside_and_changes_nothing(tmp_path, change):
+    chain = open_chain(tmp_path)
+    chain.initialise("log", "iceberg")
+    file = tmp_path / "_tuskline" / "requests" / "1.json"
+    file.parent.mkdir()
+    whole = {"id": "1", "kind": "resume", "tables": [A]}
+    file.write_text(json.dumps(whole))
+    # Earlier versions made them without a checksum.
+    assert list(requests.waiting(chain)) == [Request("1", "resume", (A,))]
+    file.write_text(json.dumps({**whole, **change}))
+    assert list(requests.waiting(chain)) == []
+    assert file.with_suffix(".corrupt").exists()
+    with pytest.raises(CorruptError, match="put aside"):
+        requests.wait(chain, Request("1", "resume", (A,)), timeout=0.0)
+
+
+def test_a_request_that_cannot_be_read_holds_up_no_other(tmp_path):
+    chain = open_chain(tmp_path)
+    chain.initialise("log", "iceberg")
+    made = requests.ask(chain, "pause", [A])
+    (tmp_path / "_tuskline" / "requests" / "0.json").mkdir()
+    assert list(requests.waiting(chain)) == [made]
 
 
 def test_what_a_list_shows():

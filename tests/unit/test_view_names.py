@@ -1,9 +1,13 @@
 """Every table gets a view of its own, whatever its name."""
 
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_consumers.reader import view_names
+from spark_consumers.reader import Snapshot, view_names
 from walsender_bridge.wire.relation_name import relation_name
 
 
@@ -35,3 +39,37 @@ def test_no_view_takes_anothers_place(tables):
     found = view_names(full)
     assert sorted(found.values()) == sorted(full)
     assert len({view.casefold() for view in found}) == len(full)
+
+
+class FakeSpark:
+    """A session's temporary views, without regard to case as in Spark."""
+
+    def __init__(self):
+        self.views: dict[str, int] = {}
+        self.catalog = SimpleNamespace(
+            dropTempView=lambda view: self.views.pop(view.casefold(), None)
+        )
+
+    def frame(self, epoch):
+        def make(quoted):
+            self.views[quoted.strip("`").casefold()] = epoch
+
+        return SimpleNamespace(createOrReplaceTempView=make)
+
+
+def test_views_of_an_earlier_snapshot_do_not_stay_beside_those_of_a_later_one(monkeypatch):
+    spark: Any = FakeSpark()
+    monkeypatch.setattr(Snapshot, "__getitem__", lambda self, _: spark.frame(self.epoch))
+    shown = [
+        ["shop.public.orders", "shop.public.bag"],
+        # `orders` gets another name, as another table has that name to Spark.
+        ["shop.public.orders", "shop.public.Orders", "shop.public.bag"],
+        # Every name gets its stream.
+        ["shop.public.orders", "bank.public.moves"],
+        ["shop.public.ORDERS"],
+    ]
+    for epoch, tables in enumerate(shown):
+        link: Any = SimpleNamespace(readable=dict.fromkeys(tables), epoch=epoch)
+        made = Snapshot(spark, Path("/lake"), link, allow_stale=True).register_views("now")
+        assert spark.views == {view.casefold(): epoch for view in made}
+        assert sorted(made.values()) == sorted(tables)
