@@ -28,7 +28,7 @@ def not_published(publication: str, where: str) -> PublicationError:
     return PublicationError(
         f"publication {publication} does not send {TABLE}, which marks moments in the log",
         where=where,
-        repair="tuskline init, which adds it",
+        repair="tuskline init, which adds it; with --admin user=... if the role may not",
     )
 
 

@@ -68,7 +68,7 @@ def test_flush_does_not_wait_for_a_change_that_is_not_published(
     shop.execute("ALTER PUBLICATION tuskline_shop SET TABLE orders")
     with pytest.raises(PublicationError, match=r"does not send tuskline\.flush") as caught:
         flush(str(tmp_path / "lake"), "grpc://127.0.0.1:1", [source])
-    assert caught.value.repair == "tuskline init, which adds it"
+    assert caught.value.repair.startswith("tuskline init, which adds it")
     with capture_logs() as told:
         sources.mark(source)
     assert "does not send tuskline.flush" in told[0]["error"]
