@@ -84,7 +84,7 @@ class State:
     hint: str
     follow: Callable[[Sick], None]
     places: tuple[str, ...] = EVERYWHERE
-    #: The levels of its first line in the log: where the test ends connections, as to drop a slot takes, that is warned of.
+    #: The levels of its first line in the log: where the test ends connections, or the parts, that is warned of.
     levels: frozenset[str] = frozenset({"warning", "error"})
 
 
@@ -314,6 +314,7 @@ STATES = {
         "is not empty and holds no lake",
         "name a new or empty folder for the lake",
         new_folder,
+        levels=ERRORS,
     ),
     "a failed copy": State(not_copied, "public.prices", "quarantine", corrected),
     "a paused table": State(
