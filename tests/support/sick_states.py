@@ -53,7 +53,7 @@ class Sick:
                 except ValueError:
                     continue
                 if record.get("level") in levels:
-                    return " ".join(str(record).split())
+                    return " ".join(" ".join(map(str, record.values())).split())
         return ""
 
     def said(self, place: str, state: "State") -> str:
@@ -329,9 +329,7 @@ STATES = {
     ),
     "a full disk": State(full_disk, "full", "make room", made_room),
     "a lost slot": State(slot_dropped, "the slot is gone", REATTACH, reattached, levels=ERRORS),
-    "no publication": State(
-        unpublished, "publication 'tuskline_shop' was dropped", REATTACH, reattached
-    ),
+    "no publication": State(unpublished, "publication 'tuskline_shop' was ", REATTACH, reattached),
     "a restored server": State(restored, "restored", REATTACH, all_reattached, levels=ERRORS),
     "another server": State(
         other_server,
