@@ -1,10 +1,12 @@
 """What `doctor` finds in the parts of one configuration on this machine: their ports, their processes, the lake's tables."""
 
 import time
+import urllib.request
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
+from http.client import HTTPException
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from walsender_bridge import lifetime, listening
 from walsender_bridge.commands import lake_status, table_trouble
@@ -14,6 +16,9 @@ from walsender_bridge.errors import Cause, ConfigError, TusklineError
 
 if TYPE_CHECKING:
     from walsender_bridge.config import Config
+
+#: Seconds in which a part of ours answers.
+_ANSWER_SECONDS: Final = 3.0
 
 
 def of_ports(settings: "Config") -> Iterator[Finding]:
@@ -28,7 +33,29 @@ def of_ports(settings: "Config") -> Iterator[Finding]:
         try:
             listening.check(address)
         except ConfigError as error:
-            yield failed(f"address of the {part}", address, error)
+            if not _is_ours(part, address):
+                yield failed(f"address of the {part}", address, error)
+
+
+def _is_ours(part: str, address: str) -> bool:
+    """Whether what listens there is such a part, which another configuration or account runs."""
+    from walsender_bridge.change_log.client import LogClient
+    from walsender_bridge.change_log.keeper_link import KeeperLink
+
+    try:
+        match part:
+            case "bridge":
+                with LogClient(f"grpc://{address}", timeout=_ANSWER_SECONDS) as log:
+                    log.status()
+            case "keeper":
+                with closing(KeeperLink(f"grpc://{address}")) as keeper:
+                    keeper.report()
+            case _:
+                with urllib.request.urlopen(f"http://{address}/healthz", timeout=_ANSWER_SECONDS):
+                    pass
+    except (TusklineError, OSError, HTTPException):
+        return False
+    return True
 
 
 def of_processes(settings: "Config") -> Iterator[Finding]:
