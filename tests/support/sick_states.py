@@ -51,6 +51,9 @@ class Sick:
                 try:
                     record = json.loads(line)
                 except ValueError:
+                    # The last word of `lake run` is a command's: the error, and its hint on the next line.
+                    if line.startswith("error: ") and "error" in levels:
+                        return " ".join((line + next(file, "")).split())
                     continue
                 if record.get("level") in levels:
                     return " ".join(" ".join(map(str, record.values())).split())
@@ -338,7 +341,7 @@ STATES = {
         all_reattached,
         levels=ERRORS,
     ),
-    "detach and init": State(detached, "the slot is gone", REATTACH, reattached),
+    "detach and init": State(detached, "the slot is gone", REATTACH, reattached, levels=ERRORS),
     "a removed log": State(log_removed, "this lake is of", REATTACH, all_reattached, levels=ERRORS),
     "a second up": State(
         second_up, "`tuskline up` runs already", "tuskline down", downed, ("command",)
