@@ -35,6 +35,8 @@ from walsender_bridge.errors import (
 )
 
 ADD, PAUSE, RESUME, RESYNC, DROP = "add", "pause", "resume", "resync", "drop"
+#: Done with the link that has the answer.
+_AT_ONCE = frozenset({PAUSE, DROP})
 #: About rows that are set aside.
 RETRY, SKIP = "retry", "skip"
 #: About the whole lake: it goes on with another log (`adopt`).
@@ -217,7 +219,7 @@ def finished(head: Manifest, request: Request) -> dict[str, str] | None:
             raise DivergedError(
                 outcome.removeprefix("refused: "), where=name, repair=rolled_back.WAYS_OUT
             )
-        reason = _failure(head, name) if request.kind not in {PAUSE, DROP} else None
+        reason = _failure(head, name) if request.kind not in _AT_ONCE else None
         if outcome.startswith("refused: ") or reason:
             raise LakeError(
                 reason or outcome.removeprefix("refused: "),
@@ -226,7 +228,7 @@ def finished(head: Manifest, request: Request) -> dict[str, str] | None:
             )
     if request.kind in {RETRY, SKIP}:
         return None if any(head.tables[name].retry_unfit for name in told) else told
-    if request.kind not in {PAUSE, DROP} and not all(_follows(head, name) for name in told):
+    if request.kind not in _AT_ONCE and not all(_follows(head, name) for name in told):
         return None
     return told
 

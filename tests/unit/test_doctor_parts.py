@@ -12,35 +12,17 @@ from spark_consumers.lakehouse.manifest import (
     TableVersion,
     open_chain,
 )
+from tests.support.parts_config import configuration
 from walsender_bridge import lifetime, status_file
 from walsender_bridge.commands import doctor_parts, lake_status
 from walsender_bridge.config import Config, load_config
 from walsender_bridge.doctor import machine
 from walsender_bridge.errors import Cause, LakeError
-from walsender_bridge.local_server import free_port
 
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Config:
-    path = tmp_path / "tuskline.toml"
-    path.write_text(
-        f"""
-[log]
-data_dir = "log"
-listen = "127.0.0.1:{free_port()}"
-[[keeper]]
-data_dir = "keeper"
-listen = "127.0.0.1:{free_port()}"
-[[source]]
-name = "shop"
-dsn = "host=127.0.0.1 port=1"
-[lake]
-uri = "{tmp_path}/lake"
-[metrics]
-listen = "127.0.0.1:{free_port()}"
-"""
-    )
-    return load_config(path)
+    return load_config(configuration(tmp_path, lake=True, metrics=True))
 
 
 def test_a_port_that_another_program_has_is_named(settings: Config) -> None:

@@ -8,31 +8,15 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from tests.support.parts_config import configuration
 from walsender_bridge.cli import app
 from walsender_bridge.errors import NotSupportedError
 from walsender_bridge.extras import MODULES
-from walsender_bridge.local_server import free_port
 
 
 @pytest.fixture
 def config(tmp_path: Path) -> Path:
-    path = tmp_path / "tuskline.toml"
-    path.write_text(
-        f"""
-[log]
-data_dir = "log"
-listen = "127.0.0.1:{free_port()}"
-[[keeper]]
-data_dir = "keeper"
-listen = "127.0.0.1:{free_port()}"
-[[source]]
-name = "shop"
-dsn = "host=127.0.0.1 port={free_port()}"
-[lake]
-uri = "lake"
-"""
-    )
-    return path
+    return configuration(tmp_path, lake=True)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from tests.support.parts_config import configuration
 from tests.support.small_disk import mounted
 from tests.support.waiting import wait_for
 from walsender_bridge import lifetime, supervisor
@@ -18,28 +19,8 @@ from walsender_bridge.cli import app
 from walsender_bridge.commands import lake_part, parts
 from walsender_bridge.config import Config, load_config
 from walsender_bridge.errors import Cause, RunningError, TusklineError
-from walsender_bridge.local_server import free_port
 
 PARTS = ("keeper", "bridge", "lake")
-
-
-def configuration(folder: Path, *, lake: bool = False) -> Path:
-    path = folder / "tuskline.toml"
-    path.write_text(
-        f"""
-[log]
-data_dir = "log"
-listen = "127.0.0.1:{free_port()}"
-[[keeper]]
-data_dir = "keeper"
-listen = "127.0.0.1:{free_port()}"
-[[source]]
-name = "shop"
-dsn = "host=127.0.0.1 port={free_port()}"
-"""
-        + '[lake]\nuri = "lake"\n' * lake
-    )
-    return path
 
 
 @pytest.fixture(autouse=True)

@@ -5,7 +5,6 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from http.client import HTTPException
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from walsender_bridge import lifetime, listening
@@ -85,18 +84,20 @@ def of_lake(settings: "Config", log_id: str | None) -> Iterator[Finding]:
     from spark_consumers.lakehouse.manifest import open_chain
 
     uri = settings.lake.uri
-    errors: list[TusklineError] = []
     with suppress(TusklineError):
         # What cannot be read is told by those who look at the folder.
         head = open_chain(uri).head()
         for each in table_trouble.troubles(head) if head is not None else ():
             yield _of_table(each)
-    if log_id is not None:
-        errors += filter(None, [adopt.trouble(uri, log_id)])
-    errors += filter(None, [lake_status.trouble(settings.run_dir, uri)])
-    for what in dict.fromkeys(error.what for error in errors):
-        error = next(each for each in errors if each.what == what)
-        yield failed("lake", error.where or str(Path(uri)), error)
+    errors = [
+        None if log_id is None else adopt.trouble(uri, log_id),
+        lake_status.trouble(settings.run_dir, uri),
+    ]
+    told: set[str] = set()
+    for error in errors:
+        if error is not None and error.what not in told:
+            told.add(error.what)
+            yield failed("lake", error.where or uri, error)
 
 
 def _of_table(trouble: table_trouble.Trouble) -> Finding:

@@ -11,7 +11,9 @@ import contextlib
 import json
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from walsender_bridge import processes
 from walsender_bridge.errors import TusklineError, UnavailableError, from_wire
@@ -42,36 +44,45 @@ def write(run_dir: Path, error: TusklineError | None) -> None:
 
 def said(run_dir: Path, since: float) -> TusklineError | None:
     """What the job said that lives, or said it after `since` (seconds since the Unix epoch)."""
-    with contextlib.suppress(OSError, ValueError):
-        record = json.loads(_path(run_dir).read_text())
-        just_now = record["updated_at"] >= since
-        if record["error"] is not None and (just_now or processes.alive(record["pid"])):
-            return from_wire(record["error"])
-    return None
+    record = _read(run_dir)
+    return None if record is None else _told(record, since)
 
 
 def trouble(run_dir: Path, lake: str) -> TusklineError | None:
     """Why the lake does not go on: what its job said, if that lives or has just ended, or does not say any more, or its disk."""
-    now = time.time()
-    error = said(run_dir, now - _AGAIN_SECONDS) or _hung(run_dir, now)
-    if error is not None:
+    record, now = _read(run_dir), time.time()
+    error = record and (_told(record, now - _AGAIN_SECONDS) or _hung(record, now))
+    if error:
         return error
     from spark_consumers.lakehouse import folder
 
     return folder.lack_of_room(lake)
 
 
-def _hung(run_dir: Path, now: float) -> TusklineError | None:
-    """That the job lives, was well, and has said nothing for too long."""
+def _read(run_dir: Path) -> dict[str, Any] | None:
+    """What is there; None: nothing, or nothing that can be read."""
     with contextlib.suppress(OSError, ValueError):
-        record = json.loads(_path(run_dir).read_text())
-        silent, pid = now - record["updated_at"], record["pid"]
-        if record["error"] is None and silent > HUNG_SECONDS and processes.alive(pid):
-            return UnavailableError(
-                f"its job has not come to the end of a round for {silent:.0f} s",
-                where=f"process {pid}",
-                repair="see what it and its JVM wait for; if they hang, kill it: `tuskline up` starts another, and nothing is lost",
-            )
+        record: dict[str, Any] = json.loads(_path(run_dir).read_text())
+        return record
+    return None
+
+
+def _told(record: Mapping[str, Any], since: float) -> TusklineError | None:
+    just_now = record["updated_at"] >= since
+    if record["error"] is not None and (just_now or processes.alive(record["pid"])):
+        return from_wire(record["error"])
+    return None
+
+
+def _hung(record: Mapping[str, Any], now: float) -> TusklineError | None:
+    """That the job lives, was well, and has said nothing for too long."""
+    silent, pid = now - record["updated_at"], record["pid"]
+    if record["error"] is None and silent > HUNG_SECONDS and processes.alive(pid):
+        return UnavailableError(
+            f"its job has not come to the end of a round for {silent:.0f} s",
+            where=f"process {pid}",
+            repair="see what it and its JVM wait for; if they hang, kill it: `tuskline up` starts another, and nothing is lost",
+        )
     return None
 
 
