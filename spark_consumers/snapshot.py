@@ -21,7 +21,13 @@ from walsender_bridge.closing import Closing
 from walsender_bridge.errors import PublicationError, SnapshotError, TusklineError, UsageError
 from walsender_bridge.sql import load
 from walsender_bridge.wire.bounded import BoundedConnection
-from walsender_bridge.wire.connection import ReplicationConnection, describe, pinned_conninfo
+from walsender_bridge.wire.connection import (
+    ANSWER_SECONDS,
+    ReplicationConnection,
+    describe,
+    pinned_conninfo,
+)
+from walsender_bridge.wire.dsn import parameters
 from walsender_bridge.wire.hosts import for_reading, one_server
 from walsender_bridge.wire.pgoutput import Column
 from walsender_bridge.wire.refusals import connection_error, server_error
@@ -33,6 +39,9 @@ _READER_OPTIONS = (
     " -c default_transaction_isolation=repeatable\\ read -c default_transaction_read_only=on"
     " -c statement_timeout=0 -c idle_in_transaction_session_timeout=0 -c row_security=off"
 )
+#: What else ends a long copy, since 17. An earlier server refuses a connection that names it.
+_TRANSACTION_TIMEOUT = 170000
+_NO_TRANSACTION_TIMEOUT = "-c transaction_timeout=0"
 #: Servers say so before 17, and since.
 _STALE_SNAPSHOT = ("22023", "42704")
 #: The first version with scans of ctid ranges.
@@ -129,8 +138,8 @@ class ExportedSnapshot(Closing):
     `lsn`: a transaction is in it exactly if its commit record starts below (`Begin.final_lsn < lsn`), on the
     timeline `timeline` of the cluster `system_id`.
     `snapshot`: its name for `SET TRANSACTION SNAPSHOT`. It holds back vacuum and WAL while it is open.
-    Raises the errors of connections, and `DeadlineError` when transactions that run do not end within
-    `timeout` seconds.
+    `dsn`: of the server that exports it, for the sessions that read it. Raises the errors of connections, and
+    `DeadlineError` when transactions that run do not end within `timeout` seconds.
     """
 
     def __init__(self, dsn: str, *, timeout: float | None = 300.0) -> None:
@@ -138,6 +147,12 @@ class ExportedSnapshot(Closing):
         self.dsn = one_server(dsn)
         self._connection = ReplicationConnection.connect(self.dsn)
         try:
+            # Its transaction is idle for as long as others read, whatever timeouts the role or database has.
+            self._connection.command(load("snapshot_lasts"), timeout=ANSWER_SECONDS)
+            if self._connection.server_version >= _TRANSACTION_TIMEOUT:
+                own = parameters(self.dsn).get("options") or ""
+                options = f"{own} {_NO_TRANSACTION_TIMEOUT}".strip()
+                self.dsn = make_conninfo(self.dsn, options=options)
             # Before the snapshot, which the connection's next command would end.
             identity = self._connection.identify()
             self.system_id, self.timeline = identity.system_id, identity.timeline

@@ -300,13 +300,11 @@ def test_init_after_detach_does_not_begin_a_history_again(place: Place, shop: Da
     assert "the slot was made anew or moved" in place.doctor(Cause.DIVERGED)["what"]
 
 
-@pytest.mark.parametrize(
-    "pg_server", [major for major in (18,) if major in majors()], indirect=True, ids="pg{}".format
-)
+@before_and_after_18
 def test_a_publication_that_was_renamed_and_renamed_back_between_two_looks(
     place: Place, shop: Database
 ) -> None:
-    """No look sees it: the server leaves out what was committed meanwhile, and only warns. Earlier majors refuse to decode it."""
+    """No look sees it: before 18 the server refuses to decode what was committed meanwhile, since then it leaves that out and only warns."""
     shop.execute(
         f"ALTER PUBLICATION {PUBLICATION} RENAME TO other",
         "INSERT INTO orders VALUES (2, 'without')",

@@ -10,7 +10,7 @@ import pytest
 
 from spark_consumers.lakehouse import bootstrap
 from spark_consumers.lakehouse.sources import Source
-from spark_consumers.snapshot import ExportedSnapshot
+from spark_consumers.snapshot import ExportedSnapshot, reading
 from spark_consumers.snapshot_source import SnapshotSource
 from tests.support.servers import Database, each_major
 from walsender_bridge.errors import SnapshotError, TusklineError
@@ -163,3 +163,16 @@ def test_a_table_that_leaves_the_publication_while_a_copy_begins_is_not_publishe
     )
     copier.copy(request, found.__setitem__, {})
     assert found == {"shop.public.plain": None}
+
+
+@each_major
+def test_no_timeout_of_the_database_ends_a_snapshot_that_is_read(database: Database) -> None:
+    database.execute(*SETUP)
+    names = ["idle_in_transaction_session_timeout", "statement_timeout"]
+    if database.server.installation.major >= 17:
+        names.append("transaction_timeout")
+    database.execute(*(f"ALTER DATABASE {database.name} SET {name} = '300ms'" for name in names))
+    with ExportedSnapshot(database.dsn) as snapshot:
+        with reading(snapshot.dsn, snapshot.snapshot) as connection:
+            connection.execute("SELECT pg_sleep(1)")
+        assert read(planned(snapshot, "plain")) == [ROW]

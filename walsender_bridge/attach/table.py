@@ -9,6 +9,7 @@ from walsender_bridge.attach.record import Made
 from walsender_bridge.capture import source as capture
 from walsender_bridge.capture.source import Source
 from walsender_bridge.capture.table_choice import entry_for
+from walsender_bridge.doctor.fixes import publish
 from walsender_bridge.errors import PrivilegeError, PublicationError, UntrustedError
 from walsender_bridge.sql import load
 from walsender_bridge.wire.relation_name import split_relation
@@ -21,6 +22,7 @@ def add_table(source: Source, table: str, admin: str | None = None) -> list[Made
     such table), and `PrivilegeError` with the SQL that somebody else has to run.
     """
     with capture.connect(as_admin(source, admin)) as connection:
+        version = connection.info.server_version
         names = {"publication": source.publication}
         if connection.execute(load("source_publication").encode(), names).fetchone() is None:
             raise PublicationError(
@@ -33,15 +35,12 @@ def add_table(source: Source, table: str, admin: str | None = None) -> list[Made
     except UntrustedError:
         raise
     except PrivilegeError as error:
-        statement = sql.SQL(load("publication_add")).format(
-            publication=sql.Identifier(source.publication),
-            tables=sql.Identifier(*split_relation(table)),
-        )
+        statement = publish(version, source.publication, [table])
         raise PrivilegeError(
             error.what,
             where=error.where,
             repair=f"tuskline table add {table} --admin user=..., or as the owner of both: "
-            + statement.as_string().strip(),
+            + statement,
         ) from None
     _check_readable(source, table)
     return made

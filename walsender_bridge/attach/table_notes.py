@@ -9,7 +9,7 @@ from walsender_bridge.attach.init import copied, wanted_tables
 from walsender_bridge.capture import publication
 from walsender_bridge.capture.source import Source
 from walsender_bridge.capture.table_choice import Choice, Chosen
-from walsender_bridge.doctor.fixes import fix
+from walsender_bridge.doctor.fixes import fix, publish
 
 #: So many names are shown.
 _SHOWN = 5
@@ -22,12 +22,14 @@ def notes(connection: psycopg.Connection[Any], source: Source) -> tuple[str, ...
         return ()
     chosen = publication.survey(connection, source)
     tables = wanted_tables(connection, copied(chosen), connection.info.user)
-    return tuple(_of(source, connection.info.user, found, chosen, tables))
+    version = connection.info.server_version
+    return tuple(_of(source, connection.info.user, version, found, chosen, tables))
 
 
 def _of(
     source: Source,
     role: str,
+    version: int,
     found: dict[str, Any],
     chosen: Chosen,
     tables: Sequence[dict[str, Any]],
@@ -38,7 +40,7 @@ def _of(
     lacking = [table.name for table in waiting if not (found["owned"] and table.owned)]
     if lacking:
         grants = _grants([t for t in tables if t["root"] in lacking], role)
-        added = fix("publication_add", publication=source.publication, tables=[], alone=lacking)
+        added = publish(version, source.publication, [], lacking)
         yield (
             f"source {source.name}: {_named(lacking)} could be published, and role {role} does not own the table and the"
             f" publication; tuskline init --admin user=..., or {' '.join([added, *grants])}"

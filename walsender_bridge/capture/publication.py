@@ -6,6 +6,8 @@ One that somebody else has made sends what it sends: only what `tables` name or 
 the rights of its owner and of the publication's: a role without them adds nothing, and `status` and `doctor` name the table.
 
 A table is locked by publishing it, until the commit; so it is judged once more then, and nothing can change that before.
+Where the server would go on leaving out a table that is published while a transaction that has written to it runs
+(`keeps_leaving_out`), the lock keeps writers away as well: there are none then.
 
 A slot's changes are looked up in the publication as it was at each of them. While there was none of that name, the server
 refuses to decode them (before 18), or leaves them out and only warns (from 18 on). So a slot goes on with the publication that
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
 FLUSH_TABLE: Final = "tuskline.flush"
 #: The first version that publishes partitions through their root.
 VIA_ROOT_VERSION: Final = 130000
+#: The first minor release of a major that tells transactions in progress of what others commit to the catalog.
+_TELLS_RUNNING: Final = {13: 130021, 14: 140018, 15: 150013, 16: 160009, 17: 170005}
 #: So many names are in an error.
 _SHOWN: Final = 10
 
@@ -296,6 +300,16 @@ def _change(
     return True
 
 
+def keeps_leaving_out(version: int) -> bool:
+    """Whether a server of this version may leave out all changes of a table that was published while somebody wrote to it.
+
+    A transaction that had begun before is decoded with the catalog of its beginning. Servers without the repair of May 2025
+    (11 and 12 never had it) keep what they have found there, that the table is not published, for those that follow.
+    """
+    major = version // 10_000
+    return version < _TELLS_RUNNING.get(major, 0) or major < min(_TELLS_RUNNING)
+
+
 # -- checks ---------------------------------------------------------------------------------------------
 
 
@@ -402,9 +416,18 @@ def _publish(
 ) -> None:
     """`alone`: without the tables that inherit from them, each of which is judged by itself."""
     names: list[sql.Composable] = [sql.Identifier(*split_relation(name)) for name in tables]
-    names += [sql.SQL("ONLY {}").format(sql.Identifier(*split_relation(name))) for name in alone]
+    only: list[sql.Composable] = [sql.Identifier(*split_relation(name)) for name in alone]
+    whole, only = [*names, *only], [sql.SQL("ONLY {}").format(name) for name in only]
+    version = connection.info.server_version
+    if text == "publication_add" and keeps_leaving_out(version):
+        # Partitions, too, that are published through their root.
+        locked = whole if version >= VIA_ROOT_VERSION else [*names, *only]
+        connection.execute(
+            sql.SQL(load("publication_lock_writers")).format(tables=sql.SQL(", ").join(locked))
+        )
     connection.execute(
         sql.SQL(load(text)).format(
-            publication=sql.Identifier(source.publication), tables=sql.SQL(", ").join(names)
+            publication=sql.Identifier(source.publication),
+            tables=sql.SQL(", ").join([*names, *only]),
         )
     )

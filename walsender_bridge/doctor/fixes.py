@@ -12,6 +12,7 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from walsender_bridge.attach.record import OF_ONE_SOURCE, Made
+from walsender_bridge.capture.publication import keeps_leaving_out
 from walsender_bridge.printable import printable
 from walsender_bridge.sql import load
 from walsender_bridge.wire.relation_name import split_relation
@@ -32,6 +33,22 @@ def fix(text: str, *, alone: Sequence[str] = (), **names: str | int | list[str] 
             [*([filled["tables"]] if names["tables"] else []), *single]
         )
     return sql.SQL(load(text)).format(**filled).as_string(None).strip()
+
+
+def publish(
+    version: int, publication: str, tables: Sequence[str], alone: Sequence[str] = ()
+) -> str:
+    """What adds tables to a publication on a server of this version. `alone`: see `fix`."""
+    if keeps_leaving_out(version):
+        locked = [*tables, *alone]
+        return fix(
+            "publication_add_alone",
+            publication=publication,
+            tables=[*tables],
+            alone=alone,
+            locked=locked,
+        )
+    return fix("publication_add", publication=publication, tables=[*tables], alone=alone)
 
 
 def comment(text: str) -> str:

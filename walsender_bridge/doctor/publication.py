@@ -8,7 +8,7 @@ from walsender_bridge.capture.publication import FLUSH_TABLE, is_kept, reattach
 from walsender_bridge.capture.source import Source
 from walsender_bridge.capture.table_choice import Choice, Chosen
 from walsender_bridge.doctor.finding import Finding, Severity, counted
-from walsender_bridge.doctor.fixes import block, comment, fix, recorded
+from walsender_bridge.doctor.fixes import block, comment, fix, publish, recorded
 from walsender_bridge.doctor.settings import Facts, own_slot
 from walsender_bridge.errors import Cause
 from walsender_bridge.sql import load
@@ -77,7 +77,7 @@ def judge(facts: Facts, tables: Sequence[Table], source: Source, where: str) -> 
             f"{name} lacks {', '.join([*named, *fit])}",
             WARNING,
             repair="`tuskline init` adds them, with --admin if the role may not",
-            fix=fix("publication_add", publication=name, tables=named, alone=fit),
+            fix=publish(facts["version"], name, named, fit),
         )
     if found["ours"] and chosen.unmeant:
         yield Finding(

@@ -263,7 +263,12 @@ class ReplicationConnection(Closing):
         return payloads
 
     def send(self, payload: bytes) -> None:
-        """Queue one CopyData payload; `flush` sends it."""
+        """Queue one CopyData payload; `flush` sends it. Once the server has ended the stream it goes nowhere.
+
+        What was received last is still answered then, and why the stream ended is for the next `receive`.
+        """
+        if self._over:
+            return
         try:
             self._pgconn.put_copy_data(payload)
         except psycopg.OperationalError as error:
