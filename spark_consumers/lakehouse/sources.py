@@ -19,6 +19,7 @@ from walsender_bridge.errors import (
 )
 from walsender_bridge.sql import load
 from walsender_bridge.wire.bounded import BoundedConnection
+from walsender_bridge.wire.refusals import server_error
 from walsender_bridge.wire.relation_name import relation_name
 
 #: Tables of this schema are ours: they mark moments in the log, and are no part of the lake.
@@ -42,6 +43,8 @@ class Source:
 def look(source: Source, known: Collection[int] = ()) -> Look:
     """What is published now. `known`: OIDs of partitions, see `Look`. Raises `UnavailableError`, `DeadlineError`."""
     with _connected(source) as connection:
+        # A new partition that is locked does not tell its size, and a backend that waits for it would stay after this look.
+        connection.execute(load("source_lock_timeout").encode())
         return shapes(connection, source.publication, known)
 
 
@@ -77,6 +80,9 @@ def _connected(source: Source) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
     try:
         with BoundedConnection.open(source.dsn) as connection:
             yield connection
+    except psycopg.errors.LockNotAvailable as error:
+        text = error.diag.message_primary or str(error)
+        raise server_error(error.sqlstate or "", text, source.stream) from None
     except psycopg.Error as error:
         raise UnavailableError(
             str(error).strip() or type(error).__name__,

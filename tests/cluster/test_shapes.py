@@ -6,7 +6,8 @@ import pytest
 
 from spark_consumers.lakehouse.shape import changed, refusal
 from spark_consumers.lakehouse.sources import Source, columns_now, look
-from tests.support.servers import each_major
+from tests.support.servers import Database, each_major
+from walsender_bridge.errors import UnavailableError
 
 ROOT = "public.t"
 SETUP = (
@@ -335,3 +336,17 @@ def test_a_default_that_was_dropped_again_shows_in_the_partitions_alone(database
 
 def _source(database):
     return Source("shop", database.dsn, "p")
+
+
+def test_a_new_partition_that_is_locked_keeps_no_backend_waiting(database: Database) -> None:
+    database.execute(*SETUP, "CREATE PUBLICATION p FOR TABLE t WITH (publish_via_partition_root)")
+    source = Source("shop", database.dsn, "p")
+    with database.connect() as other:
+        with other.transaction():
+            other.execute("LOCK TABLE t_a")
+            with pytest.raises(UnavailableError, match="lock timeout") as raised:
+                look(source, known=[1])
+            assert "pg_locks" in raised.value.repair
+            waiting = "SELECT FROM pg_locks WHERE NOT granted AND relation = 't_a'::regclass"
+            assert other.execute(waiting).fetchall() == []
+        assert ROOT in look(source, known=[1]).shapes
