@@ -35,7 +35,7 @@ def add_table(source: Source, table: str, admin: str | None = None) -> list[Made
     except UntrustedError:
         raise
     except PrivilegeError as error:
-        statement = publish(version, source.publication, [table])
+        statement = publish(version, source.publication, [table]).replace("\n", " ")
         raise PrivilegeError(
             error.what,
             where=error.where,

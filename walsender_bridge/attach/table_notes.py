@@ -40,7 +40,7 @@ def _of(
     lacking = [table.name for table in waiting if not (found["owned"] and table.owned)]
     if lacking:
         grants = _grants([t for t in tables if t["root"] in lacking], role)
-        added = publish(version, source.publication, [], lacking)
+        added = publish(version, source.publication, [], lacking).replace("\n", " ")
         yield (
             f"source {source.name}: {_named(lacking)} could be published, and role {role} does not own the table and the"
             f" publication; tuskline init --admin user=..., or {' '.join([added, *grants])}"

@@ -38,7 +38,10 @@ def fix(text: str, *, alone: Sequence[str] = (), **names: str | int | list[str] 
 def publish(
     version: int, publication: str, tables: Sequence[str], alone: Sequence[str] = ()
 ) -> str:
-    """What adds tables to a publication on a server of this version. `alone`: see `fix`."""
+    """What adds tables to a publication on a server of this version, without writers where it would forget them.
+
+    `alone`: see `fix`.
+    """
     if keeps_leaving_out(version):
         locked = [*tables, *alone]
         return fix(
