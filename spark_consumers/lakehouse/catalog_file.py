@@ -4,7 +4,10 @@ All entries of an epoch change in one transaction, so no reader of the catalog s
 own, not a write-ahead log: that needs a reader who may write to the folder.
 """
 
+import errno
+import os
 import sqlite3
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from itertools import count
@@ -93,8 +96,7 @@ class CatalogFile:
             return self._follow(wanted)
 
     def _follow(self, wanted: Mapping[Name, str | None]) -> bool:
-        if self.path.exists() and not self.path.is_file():
-            raise _UnusableError("it is not a file")
+        _check_file(self.path)
         with self._opened() as connection:
             known = _columns(connection)
             if known >= {*_NEEDED, _ADDED} and not _found(connection, wanted):
@@ -131,14 +133,28 @@ class CatalogFile:
         kept = next(
             path
             for number in count(1)
-            if not (path := self.path.with_name(f"{self.path.name}.{number}.bad")).exists()
+            if not os.path.lexists(path := self.path.with_name(f"{self.path.name}.{number}.bad"))
         )
         # The file last: what is beside one that is not there counts for nothing.
         for suffix in (*_BESIDE, ""):
             beside = Path(f"{self.path}{suffix}")
-            if beside.exists():
+            if os.path.lexists(beside):
                 beside.rename(f"{kept}{suffix}")
         return kept
+
+
+def _check_file(path: Path) -> None:
+    """It may be a link, also to what is yet to be made; one that leads back to itself can never be."""
+    try:
+        is_file = stat.S_ISREG(path.stat().st_mode)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise _UnusableError("it is a link that leads back to itself") from None
+    if not is_file:
+        raise _UnusableError("it is not a file")
 
 
 def _columns(connection: sqlite3.Connection) -> frozenset[str]:
