@@ -69,13 +69,20 @@ class Request:
 def ask(
     chain: Chain, kind: str, tables: Collection[str], rows: Collection[str] = (), log_id: str = ""
 ) -> Request:
-    """Leave a request at the lake, durably. Raises `LakeError` if there is no lake, `UsageError`."""
+    """Leave a request at the lake, durably. Raises `LakeError` if there is no lake, or it cannot be written, `UsageError`."""
     if kind not in KINDS:
         raise UsageError(f"{kind!r} is no request", repair=f"one of {', '.join(KINDS)}")
     chain.identity()
     name = f"{time.time_ns():020d}-{uuid.uuid4().hex[:12]}"
     request = Request(name, kind, tuple(tables), tuple(rows), log_id)
-    create_exclusively(make_room(chain) / f"{request.id}.json", dump(asdict(request)))
+    try:
+        create_exclusively(make_room(chain) / f"{request.id}.json", dump(asdict(request)))
+    except OSError as error:
+        raise LakeError(
+            f"cannot write a request: {error.strerror}",
+            where=str(room(chain)),
+            repair="ask as the user of `tuskline lake run`, or let your own write to this folder",
+        ) from None
     return request
 
 

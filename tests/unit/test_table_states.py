@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 
@@ -388,6 +389,14 @@ def test_requests_that_cannot_be_removed_are_left_and_hold_up_no_epoch(tmp_path,
             requests.wait(chain, made, timeout=0.0)
         assert f"may write to {folder}" in str(refused.value)
     assert list(requests.waiting(chain)) == [made]
+
+
+def test_whoever_may_not_leave_a_request_is_told(tmp_path, monkeypatch):
+    chain = open_chain(tmp_path)
+    chain.initialise("log", "iceberg")
+    monkeypatch.setattr(requests, "create_exclusively", Mock(side_effect=PermissionError(13, "no")))
+    with pytest.raises(LakeError, match="cannot write a request: no"):
+        requests.ask(chain, "pause", [A])
 
 
 def test_what_a_list_shows():
