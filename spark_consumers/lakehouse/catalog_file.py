@@ -9,7 +9,7 @@ import os
 import sqlite3
 import stat
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from itertools import count
 from pathlib import Path
 
@@ -123,6 +123,9 @@ class CatalogFile:
                 (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
                 if found != "ok":
                     raise _UnusableError(found)
+                # Somebody may have chosen a write-ahead log, and may be using it just now.
+                with suppress(sqlite3.OperationalError):
+                    connection.execute("PRAGMA journal_mode = DELETE")
                 yield connection
         except sqlite3.DatabaseError as error:
             if getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGED:

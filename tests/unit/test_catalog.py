@@ -363,6 +363,23 @@ def test_a_file_that_pyiceberg_made_is_used(lake):
         reader.close()
 
 
+def test_a_write_ahead_log_that_others_have_chosen_is_given_up_again(lake):
+    """With one, no reader without write access to the folder opens the file."""
+    names = lake.names()
+    names.follow(lake.publish(orders="orders%t1-ab 1"))
+    uri = f"file:{lake.root}/catalog.db"
+    with closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as other:
+        other.execute("PRAGMA journal_mode = WAL")
+        other.execute("BEGIN")
+        other.execute("SELECT * FROM iceberg_tables").fetchall()
+        names.follow(lake.publish(orders="orders%t1-ab 2"))
+        assert lake.entries() == {"orders": "orders%t1-ab/metadata/v2.metadata.json"}
+    names.follow(lake.publish(orders="orders%t1-ab 3"))
+    with closing(sqlite3.connect(f"{uri}?mode=ro", uri=True)) as reader:
+        assert reader.execute("PRAGMA journal_mode").fetchone() == ("delete",)
+    assert lake.entries() == {"orders": "orders%t1-ab/metadata/v3.metadata.json"}
+
+
 def test_a_catalog_that_another_program_is_just_making_is_used(lake):
     lake.row(catalog_file._PROPERTIES)
     lake.names().follow(lake.publish(orders="orders%t1-ab 1"))
