@@ -150,11 +150,7 @@ class LogReader(Closing):
     def check_log(self, status: LogStatus, position: Position) -> None:
         """Raise `ConfigError` if the position is one of another log, `DivergedError` if it is of another history of it."""
         if position.log_id != status.log_id:
-            raise ConfigError(
-                f"the position is one of log {position.log_id}, but this is log {status.log_id}",
-                where=self.address,
-                repair="read the log that the checkpoint began with, or begin with a new checkpoint",
-            )
+            raise other_log(position.log_id, status.log_id, self.address)
         for stream in sorted(set(position.streams) & set(status.streams)):
             mark = Mark(position.streams[stream], position.ends.get(stream))
             cut = status.streams[stream]
@@ -320,6 +316,15 @@ def split(
     if bounds[-1] < last:
         bounds.append(last)
     return list(pairwise(bounds))
+
+
+def other_log(known: str, found: str, where: str) -> ConfigError:
+    """The error for a position of log `known` where log `found` answers."""
+    return ConfigError(
+        f"the position is one of log {known}, but this is log {found}",
+        where=where,
+        repair="read the log that the checkpoint began with, or begin with a new checkpoint",
+    )
 
 
 def reattached(cut: StreamCut, offset: int, where: str) -> DivergedError:

@@ -34,7 +34,7 @@ from pyspark.sql.types import StructType
 from spark_consumers import pushdown
 from spark_consumers.decode import ChangeBatch, decode_entries
 from spark_consumers.options import Options
-from spark_consumers.positions import LogReader, Position
+from spark_consumers.positions import LogReader, Position, other_log
 from spark_consumers.pushdown import Pruning
 from spark_consumers.rows import (
     CHANGES_SCHEMA,
@@ -171,8 +171,9 @@ class TusklineSource(DataSource):
 
 @dataclass
 class _Task(InputPartition):
-    """What one task reads; `relations` (None: all) are names `schema.table`."""
+    """What one task reads of the log that the range was planned from; `relations` (None: all) are names `schema.table`."""
 
+    log_id: str
     stream: str
     address: str
     first: int
@@ -226,11 +227,12 @@ class _Plan:
         found: list[InputPartition] = []
         for part in log.ranges(status, start, end, self.settings.partition_bytes):
             names = log.relations.get(part.stream)
-            found.append(_Task(part.stream, part.address, part.first, part.end, names))
+            where = (part.stream, part.address, part.first, part.end)
+            found.append(_Task(status.log_id, *where, names))
         return found
 
     def read(self, task: InputPartition | None) -> Iterator[pa.RecordBatch]:
-        """The rows of one task. On an executor."""
+        """The rows of one task. On an executor. Raises `ConfigError` if another log answers than the one that was planned from."""
         if task is None:
             # What Spark makes of a batch without partitions.
             return
@@ -247,15 +249,24 @@ class _Plan:
                 columns=None if chosen is None else frozenset(chosen),
                 as_text=self._shape is None,
             )
-            if self._shape is None:
-                yield from (change_rows(task.stream, batch) for batch in batches)
-                return
-            fitting: set[bytes] = set()
-            for batch in _typed(batches):
-                if batch.schema_hash not in fitting:
-                    self._check_columns(replica, task, batch, table_columns(self._shape).names)
-                    fitting.add(batch.schema_hash)
-                yield table_rows(batch, self._shape)
+            yield from self._rows(replica, task, batches)
+            # Offsets of another log are the same numbers. After the reading: it could come at any moment before.
+            found = replica.stream_status(task.stream).log_id
+            if found != task.log_id:
+                raise other_log(task.log_id, found, task.address)
+
+    def _rows(
+        self, replica: ReplicaClient, task: _Task, batches: Iterator[ChangeBatch]
+    ) -> Iterator[pa.RecordBatch]:
+        if self._shape is None:
+            yield from (change_rows(task.stream, batch) for batch in batches)
+            return
+        fitting: set[bytes] = set()
+        for batch in _typed(batches):
+            if batch.schema_hash not in fitting:
+                self._check_columns(replica, task, batch, table_columns(self._shape).names)
+                fitting.add(batch.schema_hash)
+            yield table_rows(batch, self._shape)
 
     def _check_columns(
         self, replica: ReplicaClient, task: _Task, batch: ChangeBatch, known: list[str]

@@ -4,9 +4,12 @@ All entries of an epoch change in one transaction, so no reader of the catalog s
 own, not a write-ahead log: that needs a reader who may write to the folder.
 """
 
+import errno
+import os
 import sqlite3
+import stat
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from itertools import count
 from pathlib import Path
 
@@ -93,8 +96,7 @@ class CatalogFile:
             return self._follow(wanted)
 
     def _follow(self, wanted: Mapping[Name, str | None]) -> bool:
-        if self.path.exists() and not self.path.is_file():
-            raise _UnusableError("it is not a file")
+        _check_file(self.path)
         with self._opened() as connection:
             known = _columns(connection)
             if known >= {*_NEEDED, _ADDED} and not _found(connection, wanted):
@@ -121,6 +123,9 @@ class CatalogFile:
                 (found,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
                 if found != "ok":
                     raise _UnusableError(found)
+                # Somebody may have chosen a write-ahead log, and may be using it just now.
+                with suppress(sqlite3.OperationalError):
+                    connection.execute("PRAGMA journal_mode = DELETE")
                 yield connection
         except sqlite3.DatabaseError as error:
             if getattr(error, "sqlite_errorcode", 0) & 0xFF in _DAMAGED:
@@ -131,14 +136,28 @@ class CatalogFile:
         kept = next(
             path
             for number in count(1)
-            if not (path := self.path.with_name(f"{self.path.name}.{number}.bad")).exists()
+            if not os.path.lexists(path := self.path.with_name(f"{self.path.name}.{number}.bad"))
         )
         # The file last: what is beside one that is not there counts for nothing.
         for suffix in (*_BESIDE, ""):
             beside = Path(f"{self.path}{suffix}")
-            if beside.exists():
+            if os.path.lexists(beside):
                 beside.rename(f"{kept}{suffix}")
         return kept
+
+
+def _check_file(path: Path) -> None:
+    """It may be a link, also to what is yet to be made; one that leads back to itself can never be."""
+    try:
+        is_file = stat.S_ISREG(path.stat().st_mode)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise _UnusableError("it is a link that leads back to itself") from None
+    if not is_file:
+        raise _UnusableError("it is not a file")
 
 
 def _columns(connection: sqlite3.Connection) -> frozenset[str]:

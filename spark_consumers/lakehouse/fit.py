@@ -84,7 +84,19 @@ def unusable(names: Collection[str], key: Collection[str]) -> str | None:
     for name in names:
         if name in _RESERVED:
             return f"its column {name!r} has the name of a column of Iceberg's own, so Spark could not read it"
+    lake_names = names if key else (*names, ROW_ID)
+    same: dict[str, str] = {}
+    for name in lake_names:
+        other = same.setdefault(_folded(name), name)
+        if other != name:
+            return f"its columns {other!r} and {name!r} differ only in case, so Spark could not read it"
     return None
+
+
+def _folded(name: str) -> str:
+    """What Spark compares of a column's name: it ignores case, a character at a time, as Java does."""
+    upper = (c.upper() if len(c.upper()) == 1 else c for c in name)
+    return "".join(c.lower()[0] for c in upper)
 
 
 def misfit(

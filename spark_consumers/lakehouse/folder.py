@@ -21,10 +21,16 @@ ROOM = 64 << 20
 def check(lake: str | Path) -> int:
     """Free bytes where the lake is, or will be; writes a file there and removes it.
 
-    Raises `LakeError`: not a folder, holds something else, read-only, full. `NotSupportedError` for a store.
+    Raises `LakeError`: not a folder, holds something else, read-only, full, a name that Spark does not read. `NotSupportedError` for a store.
     """
     root = local_root(lake)
     where = str(root)
+    if "#" in where:
+        raise LakeError(
+            "its path has a #, and Spark takes what is behind it for a part of a table",
+            where=where,
+            repair="name a folder for the lake whose path has no #",
+        )
     if root.exists() and not root.is_dir():
         raise LakeError("is not a folder", where=where, repair="name a new folder for the lake")
     try:

@@ -11,6 +11,7 @@ chain has both (`Manifest.answered`). Only then is the file removed. So
 `carry_out` decides, without disk or clock.
 """
 
+import os
 import threading
 import time
 import uuid
@@ -68,21 +69,38 @@ class Request:
 def ask(
     chain: Chain, kind: str, tables: Collection[str], rows: Collection[str] = (), log_id: str = ""
 ) -> Request:
-    """Leave a request at the lake, durably. Raises `LakeError` if there is no lake, `UsageError`."""
+    """Leave a request at the lake, durably. Raises `LakeError` if there is no lake, or it cannot be written, `UsageError`."""
     if kind not in KINDS:
         raise UsageError(f"{kind!r} is no request", repair=f"one of {', '.join(KINDS)}")
     chain.identity()
     name = f"{time.time_ns():020d}-{uuid.uuid4().hex[:12]}"
     request = Request(name, kind, tuple(tables), tuple(rows), log_id)
-    folder = _folder(chain)
-    folder.mkdir(parents=True, exist_ok=True)
-    create_exclusively(folder / f"{request.id}.json", dump(asdict(request)))
+    try:
+        create_exclusively(make_room(chain) / f"{request.id}.json", dump(asdict(request)))
+    except OSError as error:
+        raise LakeError(
+            f"cannot write a request: {error.strerror}",
+            where=str(room(chain)),
+            repair="ask as the user of `tuskline lake run`, or let your own write to this folder",
+        ) from None
     return request
 
 
+def make_room(chain: Chain) -> Path:
+    """The folder of the requests. The writer makes it, as it has to remove them, unless somebody asks before."""
+    folder = room(chain)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
 def waiting(chain: Chain) -> Iterator[Request]:
-    """The requests that are there, in the order in which they were made. What is none is put aside by name."""
-    for path in sorted(_folder(chain).glob("[0-9]*.json")):
+    """The requests that are there, in the order in which they were made. What is none is put aside by name.
+
+    None where they could not be removed: each would be carried out again when its answer is forgotten.
+    """
+    if not removable(chain):
+        return
+    for path in sorted(room(chain).glob("[0-9]*.json")):
         try:
             yield _request(load(path), path.stem)
         except FileNotFoundError:
@@ -91,6 +109,11 @@ def waiting(chain: Chain) -> Iterator[Request]:
             # One that cannot be read must not hold up the others, or the epochs.
             aside = path.rename(path.with_suffix(_ASIDE))
             log.warning("not a request", file=str(aside), error=str(error))
+
+
+def removable(chain: Chain) -> bool:
+    """Whether this process may remove requests: another user's command may have made their folder."""
+    return not room(chain).exists() or os.access(room(chain), os.W_OK | os.X_OK)
 
 
 def _request(record: Mapping[str, Any], name: str) -> Request:
@@ -111,7 +134,7 @@ def _request(record: Mapping[str, Any], name: str) -> Request:
 
 def forget(chain: Chain, request: Request) -> None:
     """Remove a request that has its answer."""
-    (_folder(chain) / f"{request.id}.json").unlink(missing_ok=True)
+    (room(chain) / f"{request.id}.json").unlink(missing_ok=True)
 
 
 def carry_out(
@@ -269,7 +292,7 @@ def wait(
         done = finished(head, request) if head is not None else None
         if done is not None:
             return done
-        aside = _folder(chain) / f"{request.id}{_ASIDE}"
+        aside = room(chain) / f"{request.id}{_ASIDE}"
         if aside.exists():
             raise CorruptError(
                 f"the request to {request.kind} could not be read, and was put aside",
@@ -284,9 +307,11 @@ def wait(
                 f"the request to {request.kind} is "
                 + ("under way, and not done yet" if answered else "not carried out yet; it stays"),
                 where=str(chain.root),
-                repair="see `tuskline table list`, and that `tuskline lake run` is running",
+                repair="see `tuskline table list`, and that `tuskline lake run` is running and may write to "
+                f"{room(chain)}",
             )
 
 
-def _folder(chain: Chain) -> Path:
+def room(chain: Chain) -> Path:
+    """Where requests are."""
     return chain.root / "_tuskline" / "requests"

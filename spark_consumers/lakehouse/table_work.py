@@ -85,6 +85,8 @@ class TableWork:
         #: What came of copies and is in no link yet; requests that a link may have answered.
         self._arrived: dict[str, Result] = {}
         self._asked: list[requests.Request] = []
+        self._hears = True
+        requests.make_room(chain)
         #: For tables by path: which columns they got in the epoch that is being written.
         self.layouts: dict[str, tuple[Layout, ...]] = {}
         #: The streams whose sources have answered `look_again` with a look that began after it was called.
@@ -102,7 +104,7 @@ class TableWork:
 
         `apart`: the streams that are not in `status`, as the log has another history of them, and why.
         """
-        self._asked = list(requests.waiting(self._chain))
+        self._look_for_requests()
         new = [request for request in self._asked if request.id not in head.answered]
         if new:
             self._looks.soon()
@@ -130,6 +132,17 @@ class TableWork:
             holds = self._policy.holds(copied_again=False)
             changed = states.stop(changed, name, reason, holds=holds, anew=False)
         return self._policy.released(changed, rolled_back.REASON)
+
+    def _look_for_requests(self) -> None:
+        hears = requests.removable(self._chain)
+        if self._hears and not hears:
+            log.error(
+                "requests are not carried out: they cannot be removed",
+                path=str(requests.room(self._chain)),
+                repair="let the user of `tuskline lake run` write to this folder",
+            )
+        self._hears = hears
+        self._asked = list(requests.waiting(self._chain))
 
     def look_again(self, head: Manifest) -> tuple[Manifest, bool]:
         """The head after the sources were looked at, as far as they answer; whether all tables follow as before.

@@ -56,6 +56,7 @@ def verify(chain: Chain, progress: Progress) -> Found:
         found.errors.append(CorruptError(f"link {number} was published and is lost", where=where))
     if newest is not None:
         found.errors += _lost_snapshots(chain.root, newest)
+    found.errors += _wrong_hints(chain.root)
     files = sorted(_files(chain.root))
     for done, file in enumerate(files):
         progress(str(file.relative_to(chain.root)), done, len(files))
@@ -100,6 +101,29 @@ def _verify_file(file: Path, found: Found) -> None:
         found.errors.append(
             CorruptError(f"the file cannot be read: {error.strerror}", where=str(file))
         )
+
+
+def _wrong_hints(root: Path) -> Iterator[TusklineError]:
+    """Hints at metadata that is not there: Iceberg does not open such a table. One that is no number counts for nothing."""
+    for hint in (folder / "metadata" / "version-hint.text" for folder in folders(root)):
+        text = _text(hint)
+        if text is None or not text.strip().isdecimal():
+            continue
+        named = hint.with_name(f"v{int(text)}.metadata.json")
+        # Written again meanwhile, it named one that was removed since.
+        if not named.exists() and _text(hint) == text:
+            yield CorruptError(
+                f"it names version {int(text)} of the table, which is not there",
+                where=str(hint),
+                repair="remove it: it only saves readers a listing",
+            )
+
+
+def _text(file: Path) -> str | None:
+    try:
+        return file.read_text(errors="replace")
+    except OSError:
+        return None
 
 
 def _lost_snapshots(root: Path, manifest: Manifest) -> Iterator[TusklineError]:

@@ -3,6 +3,7 @@
 import collections
 import datetime as dt
 import itertools
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,6 +25,7 @@ from tests.support.log_writer import LogWriter
 from tests.support.waiting import wait_for
 from walsender_bridge.change_log.client import LogClient, ReplicaClient
 from walsender_bridge.change_log.repository_service import RepositoryServer
+from walsender_bridge.errors import ConfigError
 
 INT, TEXT = 23, 25
 ORDERS = Table(1, "orders", (("id", INT, -1), ("note", TEXT, -1)))
@@ -477,6 +479,38 @@ def test_a_checkpoint_of_another_log_is_named(
                 Collector(reads.stream(log=second.address), checkpoint).run(availableNow=True)
         finally:
             moved.close()
+
+
+def test_a_log_that_is_replaced_inside_a_batch_ends_the_query(tmp_path: Path) -> None:
+    """Another log has other rows under the same offsets: what was planned from the first is not read from it."""
+    for mode in ("table", "changes"):
+        folder = tmp_path / mode
+        folder.mkdir()
+        with ChangeLog(folder) as log:
+            _commit_one(log, 1)
+            source = TusklineSource({"log": log.address, "mode": mode, "tables": "public.orders"})
+            reader = source.reader(source.schema())
+            tasks = reader.partitions()
+            batches: Iterator[Any] = (b for task in tasks for b in reader.read(task))
+            assert sum(b.num_rows for b in batches) == 1
+            log.stop_repository()
+            log.kill_keeper()
+            for part in ("keeper", "repository"):
+                shutil.rmtree(folder / part)
+            log.start_keeper()
+            log.start_repository()
+            _commit_one(log, 2)
+            for task in tasks:
+                with pytest.raises(ConfigError, match="the position is one of log"):
+                    list(reader.read(task))
+
+
+def _commit_one(log: ChangeLog, number: int) -> None:
+    writer = LogWriter(log, "shop")
+    try:
+        commit_orders(writer, number)
+    finally:
+        writer.close()
 
 
 def test_a_table_of_several_streams_must_be_named_with_its_stream(

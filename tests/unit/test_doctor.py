@@ -74,6 +74,12 @@ def test_room(free, severity):
     assert machine.room("log", Path("/x"), free).severity is severity
 
 
+def test_a_lake_folder_that_spark_does_not_read(tmp_path):
+    """What is behind a # is to Iceberg which part of the table is meant."""
+    with pytest.raises(LakeError, match="its path has a #"):
+        folder.check(tmp_path / "lake#1" / "lake")
+
+
 def test_a_lake_folder_that_is_somebody_elses(tmp_path):
     assert folder.check(tmp_path / "new" / "lake") > 0
     assert not (tmp_path / "new").exists()

@@ -251,6 +251,20 @@ def test_33_lake_verify_names_each_kind_of_file_that_is_damaged(
     assert any(str(file) in error["where"] for error in record["errors"])
 
 
+@pytest.mark.parametrize(
+    ("text", "is_wrong"), [("92", True), ("2", False), ("x", False), ("", False)]
+)
+def test_lake_verify_names_a_hint_at_metadata_that_is_not_there(
+    lake: Path, text: str, is_wrong: bool
+) -> None:
+    """Iceberg opens no table with such a hint, and lists the metadata where it is no number."""
+    hint = lake / "tables/shop/public/t/metadata/version-hint.text"
+    hint.write_text(text)
+    code, record = verified(lake)
+    assert (code == Cause.CORRUPT) is is_wrong
+    assert [error["where"] for error in record["errors"]] == [str(hint)] * is_wrong
+
+
 def test_33_lake_verify_reads_the_older_links_too(lake: Path) -> None:
     """A damaged newest link is one that is lost, whoever reads it; this one only its checksum tells."""
     chain = open_chain(lake)

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 
@@ -355,8 +356,7 @@ DAMAGED = {
 def test_a_request_that_is_damaged_is_put_aside_and_changes_nothing(tmp_path, change):
     chain = open_chain(tmp_path)
     chain.initialise("log", "iceberg")
-    file = tmp_path / "_tuskline" / "requests" / "1.json"
-    file.parent.mkdir()
+    file = requests.make_room(chain) / "1.json"
     whole = {"id": "1", "kind": "resume", "tables": [A]}
     file.write_text(json.dumps(whole))
     # Earlier versions made them without a checksum.
@@ -374,6 +374,29 @@ def test_a_request_that_cannot_be_read_holds_up_no_other(tmp_path):
     made = requests.ask(chain, "pause", [A])
     (tmp_path / "_tuskline" / "requests" / "0.json").mkdir()
     assert list(requests.waiting(chain)) == [made]
+
+
+def test_requests_that_cannot_be_removed_are_left_and_hold_up_no_epoch(tmp_path, monkeypatch):
+    """As where root's command made their folder: each was carried out, and then no round succeeded."""
+    chain = open_chain(tmp_path)
+    chain.initialise("log", "iceberg")
+    made, folder = requests.ask(chain, "pause", [A]), requests.room(chain)
+    (folder / "0.json").write_text("{")
+    with monkeypatch.context() as patched:
+        patched.setattr("os.access", lambda path, _: path != folder)
+        assert list(requests.waiting(chain)) == []
+        with pytest.raises(DeadlineError, match="not carried out yet") as refused:
+            requests.wait(chain, made, timeout=0.0)
+        assert f"may write to {folder}" in str(refused.value)
+    assert list(requests.waiting(chain)) == [made]
+
+
+def test_whoever_may_not_leave_a_request_is_told(tmp_path, monkeypatch):
+    chain = open_chain(tmp_path)
+    chain.initialise("log", "iceberg")
+    monkeypatch.setattr(requests, "create_exclusively", Mock(side_effect=PermissionError(13, "no")))
+    with pytest.raises(LakeError, match="cannot write a request: no"):
+        requests.ask(chain, "pause", [A])
 
 
 def test_what_a_list_shows():
