@@ -1,0 +1,61 @@
+"""One source that cannot be captured, beside one that can: `up` starts, the other one is named with its way out."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from psycopg.conninfo import conninfo_to_dict
+
+from tests.support.attached import Attached
+from tests.support.servers import Database
+from tests.support.waiting import wait_for
+from walsender_bridge.errors import Cause
+
+
+@pytest.fixture
+def reader(shop: Database) -> Iterator[str]:
+    """A role that may connect and stream, and make nothing."""
+    name = f"reader_{shop.name}"
+    shop.execute(f"CREATE ROLE {name} LOGIN REPLICATION PASSWORD '{name}'")
+    yield name
+    shop.execute(f"DROP OWNED BY {name}", f"DROP ROLE {name}")
+
+
+def streaming(tuskline: Attached) -> set[str]:
+    report = json.loads(tuskline.run("status", "--json").stdout.splitlines()[-1])
+    return {each["source"] for each in report["sources"] if each["state"] == "streaming"}
+
+
+@pytest.mark.timeout(600)
+def test_a_source_that_is_not_initialised_does_not_keep_up_from_starting_the_others(
+    tmp_path: Path, shop: Database, reader: str
+) -> None:
+    sources: dict[str, dict[str, object]] = {
+        "shop": {"dsn": shop.dsn, "tables": ["public.orders"]},
+        "late": {
+            "dsn": shop.server.dsn(shop.name, user=reader, password=reader),
+            "tables": ["public.audit"],
+        },
+    }
+    with Attached(tmp_path, sources) as tuskline:
+        tuskline.json("init", "--source", "shop")
+        # By itself it would not start.
+        assert tuskline.run("doctor", "--source", "late").returncode == Cause.PRIVILEGE
+        tuskline.up()
+        wait_for(lambda: streaming(tuskline) == {"shop"}, 60, "shop streams\n" + tuskline.logs())
+        report = tuskline.json("status", code=Cause.UNAVAILABLE)
+        (word,) = [word for word in report["ill"] if word.startswith("capture of late")]
+        assert "tuskline init" in word
+        assert "late" in tuskline.logs(1000)
+        # The hint: from then on it is captured, without another `up`.
+        env = {"PGPASSWORD": str(conninfo_to_dict(shop.dsn)["password"])}
+        tuskline.json("init", "--source", "late", "--admin", "user=postgres", env=env)
+        wait_for(
+            lambda: streaming(tuskline) == {"shop", "late"}, 60, "both stream\n" + tuskline.logs()
+        )
+        assert tuskline.stop_up() == 0
+        # Where there is no other, it ends as before.
+        (tmp_path / "alone").mkdir()
+        alone = Attached(tmp_path / "alone", {"other": sources["late"]})
+        assert "tuskline init" in alone.error_plain("up", code=Cause.PRIVILEGE)
