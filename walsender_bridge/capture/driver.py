@@ -119,7 +119,7 @@ class Capture:
         self._held_limit = held_limit
         #: A session has broken inside a transaction in progress.
         self._broken_in_stream = False
-        self._status = StatusFile(status_file, source.name)
+        self._status = StatusFile(status_file, source.name, source.slot)
         self._stopped = False
         self.waker = Waker()
 
