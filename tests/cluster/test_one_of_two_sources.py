@@ -1,13 +1,15 @@
 """One source that cannot be captured, beside one that can: `up` starts, the other one is named with its way out."""
 
 import json
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from tests.support.attached import Attached
+from tests.support.attached import CLI, Attached
+from tests.support.parts_config import configuration
 from tests.support.servers import Database
 from tests.support.waiting import wait_for
 from walsender_bridge.errors import Cause
@@ -59,3 +61,23 @@ def test_a_source_that_is_not_initialised_does_not_keep_up_from_starting_the_oth
         (tmp_path / "alone").mkdir()
         alone = Attached(tmp_path / "alone", {"other": sources["late"]})
         assert "tuskline init" in alone.error_plain("up", code=Cause.PRIVILEGE)
+
+
+@pytest.mark.parametrize("part", ["keeper", "bridge", "lake"])
+def test_the_last_error_of_a_part_is_a_line_of_its_log(tmp_path: Path, part: str) -> None:
+    config = configuration(tmp_path, lake=True)
+    config.write_text(config.read_text() + '[logs]\nformat = "json"\n')
+    for folder in ("keeper", "log", "lake"):
+        (tmp_path / folder).write_text("a file")
+    done = subprocess.run(
+        [*CLI, part, "run", "--config", str(config)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == Cause.CONFIG, done.stderr
+    (line,) = done.stderr.splitlines()
+    record = json.loads(line)
+    assert (record["level"], record["code"]) == ("error", "CONFIG")
+    assert record["repair"]
