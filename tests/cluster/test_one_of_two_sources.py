@@ -63,6 +63,22 @@ def test_a_source_that_is_not_initialised_does_not_keep_up_from_starting_the_oth
         assert "tuskline init" in alone.error_plain("up", code=Cause.PRIVILEGE)
 
 
+@pytest.mark.timeout(600)
+def test_a_source_that_goes_on_begins_again_when_that_is_forced(
+    tmp_path: Path, shop: Database
+) -> None:
+    with Attached(tmp_path, {"shop": {"dsn": shop.dsn, "tables": ["public.orders"]}}) as tuskline:
+        tuskline.json("init")
+        tuskline.up()
+        wait_for(lambda: streaming(tuskline) == {"shop"}, 60, "it streams\n" + tuskline.logs())
+        made = tuskline.json("reattach", "--force", "shop")
+        assert made == {"reattached": [{"source": "shop", "reason": "--force"}]}
+        wait_for(
+            lambda: tuskline.run("status").returncode == 0, 90, "it goes on\n" + tuskline.logs()
+        )
+        assert tuskline.stop_up() == 0
+
+
 @pytest.mark.parametrize("part", ["keeper", "bridge", "lake"])
 def test_the_last_error_of_a_part_is_a_line_of_its_log(tmp_path: Path, part: str) -> None:
     config = configuration(tmp_path, lake=True)

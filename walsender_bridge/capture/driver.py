@@ -187,7 +187,7 @@ class Capture:
             slot_confirmed = source.slot_position(connection, own)
             # Of several hosts, the one that was just asked: each connection could go to another.
             here = replace(own, dsn=same_server(own.dsn, connection))
-            name = f"tuskline-capture-{own.name}"
+            name = source.application_name(own)
             walsender = stack.enter_context(
                 ReplicationConnection.connect(here.dsn, application_name=name)
             )
