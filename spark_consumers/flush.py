@@ -138,6 +138,8 @@ def flush(
     for source in sources:
         if not seen[source.stream].marked:
             raise flush_mark.not_published(source.publication, source.stream)
+        if not seen[source.stream].updates:
+            raise flush_mark.without_updates(source.publication, source.stream)
     wanted = {f"{stream}.{name}" for stream, found in seen.items() for name in found.shapes}
     version = patience.barrier(log, _written(dsns))
     while before is not None and version <= before.epoch:

@@ -7,6 +7,7 @@ code this session would run anyway (sql/own_owners.sql); nobody else can put som
 from typing import Any
 
 import psycopg
+from psycopg import sql
 
 from walsender_bridge.errors import PublicationError, UntrustedError
 from walsender_bridge.sql import load
@@ -29,6 +30,16 @@ def not_published(publication: str, where: str) -> PublicationError:
         f"publication {publication} does not send {TABLE}, which marks moments in the log",
         where=where,
         repair="tuskline init, which adds it; with --admin user=... if the role may not",
+    )
+
+
+def without_updates(publication: str, where: str) -> PublicationError:
+    """The table is published, and its UPDATEs are not sent."""
+    statement = sql.SQL(load("fix_operations")).format(publication=sql.Identifier(publication))
+    return PublicationError(
+        f"publication {publication} does not publish UPDATEs, one of which marks a moment in the log",
+        where=where,
+        repair=f"as its owner: {statement.as_string().strip()} Tables that lack changes are copied again then",
     )
 
 

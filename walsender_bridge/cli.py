@@ -121,7 +121,6 @@ def flags(
 @keeper_app.command("run")
 def keeper_run(config: ConfigPath = DEFAULT_CONFIG) -> None:
     """Run the keeper until it is told to stop (SIGTERM, SIGINT): log replicas, and safekeepers if configured."""
-    _end_with_supervisor()
     settings = _settings(config)
     extras.need("keeper")
     from walsender_bridge.commands import parts
@@ -132,7 +131,6 @@ def keeper_run(config: ConfigPath = DEFAULT_CONFIG) -> None:
 @bridge_app.command("run")
 def bridge_run(config: ConfigPath = DEFAULT_CONFIG) -> None:
     """Run the bridge: the metadata repository, one capture for each source, the proposer of the safekeepers."""
-    _end_with_supervisor()
     settings = _settings(config)
     from walsender_bridge.commands import parts
 
@@ -142,7 +140,6 @@ def bridge_run(config: ConfigPath = DEFAULT_CONFIG) -> None:
 @lake_app.command("run")
 def lake_run(config: ConfigPath = DEFAULT_CONFIG) -> None:
     """Run the Spark job that keeps the lake: copies tables once, then publishes epochs."""
-    _end_with_supervisor()
     settings = _settings(config)
     lake_section(settings)
     extras.need("spark")
@@ -151,14 +148,12 @@ def lake_run(config: ConfigPath = DEFAULT_CONFIG) -> None:
     lake_part.run(settings)
 
 
-def _end_with_supervisor() -> None:
+def _settings(config: Path) -> "Config":
+    """The configuration of a part that runs, which writes its log as it says, and ends with its supervisor."""
     from walsender_bridge.supervisor import exit_with_parent
 
     exit_with_parent()
-
-
-def _settings(config: Path) -> "Config":
-    """The configuration of a part that runs, which writes its log as it says."""
+    logs.begin_part()
     settings = load_config(config)
     logs.hand_on(settings.logs.format)
     private_folder(settings.log.data_dir)
@@ -168,7 +163,6 @@ def _settings(config: Path) -> "Config":
 @app.command()
 def metrics(config: ConfigPath = DEFAULT_CONFIG) -> None:
     """Serve /metrics, /healthz and /readyz; `up` does so by itself with [metrics]."""
-    _end_with_supervisor()
     settings = _settings(config)
     extras.need("monitor")
     from walsender_bridge.commands.metrics import serve
@@ -258,28 +252,28 @@ def demo(
 
 def main() -> None:
     """The entry point: runs the command and turns an error into its exit code."""
-    as_json = "--json" in sys.argv
     try:
         app()
     except TusklineError as error:
-        Output(as_json=as_json).error(error)
-        _leave(int(error.cause))
+        _fail(error)
     except OSError as error:
         if error.errno not in disk_trouble.NO_ROOM:
             raise
-        full = disk_trouble.of(error)
-        Output(as_json=as_json).error(full)
-        _leave(int(full.cause))
+        _fail(disk_trouble.of(error))
     except KeyboardInterrupt:
-        Output(as_json=as_json).error(UsageError("interrupted"))
-        _leave(130)
+        _fail(UsageError("interrupted"), code=130)
 
 
-def _leave(code: int) -> None:
+def _fail(error: TusklineError, code: int | None = None) -> None:
+    """Say it, and leave with its cause, or with `code`. A part's last word is a line of its log."""
+    if logs.is_part():
+        logs.say_error(error)
+    else:
+        Output(as_json="--json" in sys.argv).error(error)
     # Threads of gRPC or of the JVM's gateway must not hold up a process that has failed.
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)
+    os._exit(int(error.cause) if code is None else code)
 
 
 if __name__ == "__main__":

@@ -103,6 +103,11 @@ class Config(BaseModel):
         return self.run_dir / f"capture-{source.name}.status.json"
 
     @property
+    def capture_statuses(self) -> list[Path]:
+        """The status files that there are, also of captures of sources that were configured before."""
+        return sorted(self.run_dir.glob("capture-*.status.json"))
+
+    @property
     def slots_dsn(self) -> str:
         """A database of the primary whose slots are copied to the failover candidates."""
         section = self.slots

@@ -11,6 +11,7 @@ ends with another exit code.
 import contextlib
 import os
 import sys
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from walsender_bridge.errors import TusklineError
@@ -21,6 +22,18 @@ if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
 VARIABLE: Final = "TUSKLINE_LOGS__FORMAT"
+
+_part: ContextVar[bool] = ContextVar("part", default=False)
+
+
+def begin_part() -> None:
+    """This process is a part that runs, and no command that answers: its last word is a line of its log (`say_error`)."""
+    _part.set(True)
+
+
+def is_part() -> bool:
+    """Whether it is."""
+    return _part.get()
 
 
 def hand_on(form: str) -> None:
@@ -75,7 +88,7 @@ def say_error(error: TusklineError) -> None:
 
         structlog.get_logger().error("ended", **error.to_wire())
     else:
-        say(printable(f"{error}\n", lines=True))
+        say(printable(f"error: {error}\n", lines=True))
 
 
 def _printable_names(

@@ -148,6 +148,7 @@ class Lakehouse:
             while not stop.is_set():
                 try:
                     if self._writer is None and self._stands_by():
+                        self._failures.went_well()  # The other one says how its rounds go.
                         stop.wait(_STANDBY)
                         continue
                     self.run_once()
@@ -329,7 +330,6 @@ class Lakehouse:
         self._lake = self._chain.initialise(status.log_id, IcebergFormat.name)
         self._format = IcebergFormat(self._spark, self._lake)
         site = LakeSite(self._chain, self._format)
-
         clock = clock_after(self._taking)
 
         def propose(before: Manifest | None) -> Manifest:

@@ -136,13 +136,15 @@ class Look:
     """What a source publishes: its tables by `schema.table`, without our own.
 
     `empty`: the OIDs of partitions that were not known, and whose files are empty. `lsn`: what was committed at or
-    above it came after the look began. `marked`: the table by which moments are marked is published, too.
+    above it came after the look began. `marked`: the table by which moments are marked is published, too; `updates`: and so
+    is the UPDATE that marks one.
     """
 
     shapes: Mapping[str, Shape]
     empty: frozenset[int]
     lsn: int = 0
     marked: bool = True
+    updates: bool = True
 
 
 # -- what differs -----------------------------------------------------------------------------------

@@ -64,8 +64,9 @@ def shapes(
         if schema != OWN_SCHEMA
     }
     empty = frozenset(oid for *_, oids, _ in rows for oid in oids)
-    marked = any(relation_name(*names) == flush_mark.TABLE for *names, _, _, _ in rows)
-    return Look(found, empty, min((int(lsn) for *_, lsn in rows), default=0), marked)
+    marks = [record for *names, record, _, _ in rows if relation_name(*names) == flush_mark.TABLE]
+    sends = all("update" in mark["operations"] for mark in marks)
+    return Look(found, empty, min((int(lsn) for *_, lsn in rows), default=0), bool(marks), sends)
 
 
 def columns_now(source: Source, relation_id: int) -> dict[str, tuple[int, int, bool]]:

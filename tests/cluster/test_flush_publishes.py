@@ -1,12 +1,17 @@
 """`tuskline flush` right after CREATE TABLE: it publishes what capture would publish with its next look."""
 
+import re
 import threading
 import time
+from pathlib import Path
 
 import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
+from spark_consumers.flush import flush
+from spark_consumers.lakehouse.manifest import open_chain
+from spark_consumers.lakehouse.sources import Source
 from tests.support.servers import Database
 from walsender_bridge.attach.detach import detach
 from walsender_bridge.attach.init import init
@@ -15,7 +20,7 @@ from walsender_bridge.capture import source as capture
 from walsender_bridge.commands.attach import capture_source
 from walsender_bridge.commands.flush import publish_new
 from walsender_bridge.config import SourceSection
-from walsender_bridge.errors import DeadlineError
+from walsender_bridge.errors import DeadlineError, PublicationError, UnavailableError
 
 SECRET = "planted-secret-3e80"
 
@@ -42,6 +47,29 @@ def test_a_new_table_is_published_before_the_flush_waits(shop: Database) -> None
     (note,) = publish_new(section, soon())
     assert "late" in published(shop)
     assert "public.bare left out" in note
+    detach(capture_source(section))
+
+
+def test_a_publication_without_updates_is_named_with_the_statement_that_mends_it(
+    tmp_path: Path, shop: Database, free_port: int
+) -> None:
+    section = section_of(shop.dsn)
+    init(capture_source(section))
+    shop.execute("ALTER PUBLICATION tuskline_shop SET (publish = 'insert')")
+    open_chain(tmp_path).initialise("a log", "iceberg")
+    source = Source(section.name, section.dsn, section.publication_name)
+
+    def flushed() -> None:
+        flush(str(tmp_path), f"grpc://127.0.0.1:{free_port}", [source], timeout=5)
+
+    with pytest.raises(PublicationError, match="does not publish UPDATEs") as told:
+        flushed()
+    statement = re.search("ALTER PUBLICATION .*?;", told.value.repair)
+    assert statement is not None
+    shop.execute(statement[0])
+    with pytest.raises(UnavailableError):
+        # No log runs here: it is asked now.
+        flushed()
     detach(capture_source(section))
 
 

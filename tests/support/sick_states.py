@@ -51,9 +51,6 @@ class Sick:
                 try:
                     record = json.loads(line)
                 except ValueError:
-                    # The last word of `lake run` is a command's: the error, and its hint on the next line.
-                    if line.startswith("error: ") and "error" in levels:
-                        return " ".join((line + next(file, "")).split())
                     continue
                 if record.get("level") in levels:
                     return " ".join(" ".join(map(str, record.values())).split())

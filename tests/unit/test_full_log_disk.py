@@ -46,7 +46,7 @@ def disk(tmp_path):
 
 def test_a_capture_that_cannot_tell_how_it_is_goes_on_and_tells_later(disk, capfd):
     path = disk / "run" / "capture.json"
-    status = StatusFile(path, "shop")
+    status = StatusFile(path, "shop", "tuskline_shop")
     status.state("connecting")
     status.state("streaming")
     assert not path.exists()

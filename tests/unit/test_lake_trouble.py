@@ -11,8 +11,9 @@ from types import SimpleNamespace
 import pytest
 
 from spark_consumers.lakehouse import folder
+from walsender_bridge import lifetime
 from walsender_bridge.commands import lake_status
-from walsender_bridge.errors import Cause, LakeError, UnsupportedValueError
+from walsender_bridge.errors import Cause, LakeError, TusklineError, UnsupportedValueError
 
 FULL = os.strerror(errno.ENOSPC)
 SPARK = (
@@ -83,6 +84,43 @@ def test_a_job_that_lives_and_says_nothing_any_more_hangs(tmp_path):
         pass
     path.write_text(json.dumps({**record, "updated_at": silent, "pid": gone.pid}))
     assert lake_status.trouble(run_dir, lake) is None
+
+
+def told(run_dir, lake) -> TusklineError:
+    found = lake_status.trouble(run_dir, lake)
+    assert found is not None
+    return found
+
+
+def test_a_job_that_was_started_again_is_told_until_its_first_round(tmp_path):
+    run_dir, lake = tmp_path / "run", str(tmp_path)
+    with subprocess.Popen(["true"]) as gone:
+        pass
+    with lifetime.held(run_dir, "lake"):
+        assert told(run_dir, lake).cause == Cause.UNAVAILABLE
+        # The one that was killed was well, or had an error that nothing has mended since.
+        for error in (None, LakeError("old").to_wire()):
+            record = {"pid": gone.pid, "updated_at": 0.0, "error": error}
+            (run_dir / "lake.status.json").write_text(json.dumps(record))
+            found = told(run_dir, lake)
+            assert "has been started, and has not come to the end of a round yet" in found.what
+            assert ("the one before said: old" in found.what) == (error is not None)
+            assert found.where == f"process {os.getpid()}"
+        lake_status.write(run_dir, None)
+        assert lake_status.trouble(run_dir, lake) is None
+    assert lake_status.trouble(run_dir, lake) is None
+
+
+def test_the_lake_that_up_has_just_started_again_is_told_before_it_has_its_lock(tmp_path):
+    run_dir, lake = tmp_path / "run", str(tmp_path)
+    with lifetime.held(run_dir):
+        lake_status.write(run_dir, None)
+        states = {"children": {"lake": {"pid": os.getppid(), "state": "running"}}}
+        (run_dir / "up.json").write_text(json.dumps(states))
+        assert told(run_dir, lake).where == f"process {os.getppid()}"
+        states["children"]["lake"]["pid"] = os.getpid()
+        (run_dir / "up.json").write_text(json.dumps(states))
+        assert lake_status.trouble(run_dir, lake) is None
 
 
 def test_a_disk_without_room_is_told_without_the_job(tmp_path, monkeypatch):

@@ -105,14 +105,14 @@ def test_doctor_judges_a_stream_as_capture_will() -> None:
 def test_the_status_file_keeps_what_a_later_process_does_not_know_yet(tmp_path: Path) -> None:
     path = tmp_path / "capture.json"
     assert of_file({}) is None
-    status = StatusFile(path, "shop")
+    status = StatusFile(path, "shop", "tuskline_shop")
     status.state("connecting")
     assert of_file(json.loads(path.read_text())) is None
     status.begin(LOG)
     assert of_file(json.loads(path.read_text())) == Known(LOG)
     status.streaming(7)
     assert of_file(json.loads(path.read_text())) == Known(LOG, behind=True)
-    later = StatusFile(path, "shop")
+    later = StatusFile(path, "shop", "tuskline_shop")
     later.state("waiting")
     assert of_file(json.loads(path.read_text())) == Known(LOG, behind=True)
     later.begin(None)
@@ -144,7 +144,7 @@ def test_doctor_tells_what_only_the_stream_has_shown(tmp_path: Path) -> None:
     path = settings.capture_status(section)
     error = DivergedError("the history does not fit", where="db.example", repair=REATTACH)
     # Before it streamed: doctor finds that by itself, or it is mended by now.
-    StatusFile(path, "shop").state("stopped", error)
+    StatusFile(path, "shop", "tuskline_shop").state("stopped", error)
     assert of_capture(settings, section) == []
     path.write_text(json.dumps({**json.loads(path.read_text()), "received_lsn": 5}))
     (found,) = of_capture(settings, section)

@@ -74,7 +74,7 @@ def test_status_and_doctor_say_why_the_capture_has_ended(settings):
     error = unsendable_row("54000", "out of memory", CONTEXT, WHERE)
     assert error is not None
     assert of_capture(settings, section) == []
-    StatusFile(settings.capture_status(section), "shop").state("stopped", error)
+    StatusFile(settings.capture_status(section), "shop", "tuskline_shop").state("stopped", error)
 
     (found,) = of_capture(settings, section)
     assert found.severity is Severity.ERROR
@@ -93,5 +93,5 @@ def test_status_and_doctor_say_why_the_capture_has_ended(settings):
 def test_a_capture_that_is_tried_again_is_no_finding(settings):
     (section,) = settings.source
     away = ConnectionFailedError("connection refused", where=WHERE)
-    StatusFile(settings.capture_status(section), "shop").state("waiting", away)
+    StatusFile(settings.capture_status(section), "shop", "tuskline_shop").state("waiting", away)
     assert of_capture(settings, section) == []

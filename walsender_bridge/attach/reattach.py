@@ -33,6 +33,7 @@ from walsender_bridge.errors import (
     SlotInUseError,
     UnavailableError,
 )
+from walsender_bridge.sql import load
 from walsender_bridge.wire.connection import ReplicationConnection
 from walsender_bridge.wire.hosts import same_server
 from walsender_bridge.wire.replication import History, SystemIdentity
@@ -75,7 +76,7 @@ def reason(source: Source, log: LogClient, admin: str | None = None) -> str | No
 def reattach(source: Source, log: LogClient, admin: str | None = None) -> None:
     """Make publication and slot again, and begin another history in the log.
 
-    `admin` as for `init`. Raises `SlotInUseError` while somebody streams from the slot, and the errors of `init`.
+    `admin` as for `init`. Raises `SlotInUseError` while somebody else streams from the slot, and the errors of `init`.
     """
     with capture.connect(as_admin(source, admin)) as connection:
         _drop_slot(connection, source)
@@ -103,7 +104,23 @@ def _drop_slot(connection: psycopg.Connection[Any], source: Source) -> None:
         # Whoever uses it may only not have noticed yet that it is gone.
         if capture.slot_position(connection, source) is None:
             return
-    drop_slot(connection, source)
+    for attempt in range(_ATTEMPTS):
+        # A source that goes on has a capture that streams, and comes back.
+        names = {"slot": source.slot, "capture": capture.application_name(source)}
+        ended = connection.execute(load("capture_end").encode(), names).fetchall()
+        try:
+            drop_slot(connection, source)
+        except SlotInUseError as error:
+            if ended and attempt < _ATTEMPTS - 1:
+                continue
+            raise SlotInUseError(
+                error.what,
+                where=error.where,
+                repair="end that session: SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name ="
+                f" '{source.slot}'; then tuskline reattach again",
+            ) from None
+        else:
+            return
 
 
 def _restart(source: Source, log: LogClient, confirm_to: tuple[int, int], system_id: int) -> None:

@@ -119,7 +119,7 @@ class Capture:
         self._held_limit = held_limit
         #: A session has broken inside a transaction in progress.
         self._broken_in_stream = False
-        self._status = StatusFile(status_file, source.name)
+        self._status = StatusFile(status_file, source.name, source.slot)
         self._stopped = False
         self.waker = Waker()
 
@@ -187,7 +187,7 @@ class Capture:
             slot_confirmed = source.slot_position(connection, own)
             # Of several hosts, the one that was just asked: each connection could go to another.
             here = replace(own, dsn=same_server(own.dsn, connection))
-            name = f"tuskline-capture-{own.name}"
+            name = source.application_name(own)
             walsender = stack.enter_context(
                 ReplicationConnection.connect(here.dsn, application_name=name)
             )

@@ -189,7 +189,10 @@ def _adopt(connection: Connection, source: "Source", record: Record, found: dict
         raise PublicationError(
             f"publication {source.publication!r} leaves out {', '.join(missing)}",
             where=source.where,
-            repair="ALTER PUBLICATION ... SET (publish = 'insert, update, delete, truncate')",
+            repair=sql.SQL(load("fix_operations"))
+            .format(publication=sql.Identifier(source.publication))
+            .as_string()
+            .strip(),
         )
     names = {"publication": source.publication}
     rows = _rows(connection, "source_published", names)

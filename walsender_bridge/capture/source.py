@@ -61,6 +61,11 @@ class Source:
         return describe(self.dsn)
 
 
+def application_name(source: Source) -> str:
+    """Of the session in which capture streams, as the server shows it: cut to what it keeps."""
+    return f"tuskline-capture-{source.name}"[:63]
+
+
 @dataclass(frozen=True, slots=True)
 class LogPosition:
     """Where a log stream stands: its last transaction, and what it let the slot be confirmed to.

@@ -1,6 +1,6 @@
 """What a capture says of itself: one JSON file, replaced as a whole.
 
-Keys: `source`, `pid`, `state` (`connecting`, `streaming`, `waiting`, `stopped`), `error` (`code`, `what`,
+Keys: `source`, `slot`, `pid`, `state` (`connecting`, `streaming`, `waiting`, `stopped`), `error` (`code`, `what`,
 `where`, `repair`; null when all is well), `timeline`, the LSNs `server_lsn` (durable end of the server's
 WAL), `received_lsn`, `logged_lsn`, `committed_lsn`, `confirmed_lsn` (end LSNs, as integers), `lag_bytes`
 (`server_lsn` - `confirmed_lsn`), `transactions` and `messages` (of this session), `in_flight_bytes`,
@@ -34,10 +34,11 @@ _KEPT: Final = ("system_id", "behind", "timeline", "committed_lsn", "confirmed_l
 class StatusFile:
     """Writes the file; without a path it does nothing."""
 
-    def __init__(self, path: Path | None, source: str) -> None:
+    def __init__(self, path: Path | None, source: str, slot: str) -> None:
         self._path = path
         self._record: dict[str, Any] = {
             "source": source,
+            "slot": slot,
             "state": "connecting",
             "error": None,
             "timeline": 0,

@@ -59,6 +59,7 @@ def doctor(
     for section in chosen_sources(settings, source):
         by_source[section.name] += of_gate(settings, section, admin)
         by_source[section.name] += of_capture(settings, section, by_source[section.name])
+        by_source[section.name] += doctor_parts.of_former_sources(settings, section)
     if settings.quorum_source is not None and settings.quorum_source.name in by_source:
         by_source[settings.quorum_source.name] += of_quorum(settings, admin=admin)
     parts = [

@@ -14,7 +14,7 @@ from walsender_bridge.doctor.server import failed
 from walsender_bridge.errors import Cause, ConfigError, TusklineError
 
 if TYPE_CHECKING:
-    from walsender_bridge.config import Config
+    from walsender_bridge.config import Config, SourceSection
 
 #: Seconds in which a part of ours answers.
 _ANSWER_SECONDS: Final = 3.0
@@ -74,6 +74,20 @@ def of_processes(settings: "Config") -> Iterator[Finding]:
                 cause=Cause.UNAVAILABLE,
                 prevents=False,
             )
+
+
+def of_former_sources(settings: "Config", section: "SourceSection") -> Iterator[Finding]:
+    """The slots on the source's server that sources have left which are not configured any more."""
+    from walsender_bridge.capture import source as capture
+    from walsender_bridge.commands import former_sources
+    from walsender_bridge.commands.attach import capture_source
+
+    formers = former_sources.former_sources(settings)
+    # A server that cannot be asked is told by those who ask more of it.
+    with suppress(TusklineError), capture.connect(capture_source(section)) as connection:
+        for each in former_sources.left_slots(connection, formers):
+            where = f"database {each.database}"
+            yield Finding("slot", where, each.what, Severity.WARNING, repair=each.repair)
 
 
 def of_lake(settings: "Config", log_id: str | None) -> Iterator[Finding]:

@@ -2,7 +2,7 @@
 
 One JSON file in the run folder, replaced as a whole: `pid`, `updated_at` (seconds since the Unix epoch), `error`
 (`code`, `what`, `where`, `repair`; null when all is well). A job that is well says so every few seconds, so one that lives
-and has been silent for long hangs. It is not in the lake, for a full disk there is what it
+and has been silent for long hangs; one that has not said anything yet is being started. It is not in the lake, for a full disk there is what it
 most often has to tell of. It is no promise: what cannot be written is left out, and a look at the lake itself
 (`trouble`) tells of a full disk without it.
 """
@@ -15,8 +15,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from walsender_bridge import processes
+from walsender_bridge import lifetime, processes
 from walsender_bridge.errors import TusklineError, UnavailableError, from_wire
+from walsender_bridge.supervisor import read_states
 
 #: Seconds within which a job that cannot start is started again, and says so again.
 _AGAIN_SECONDS = 60.0
@@ -49,10 +50,10 @@ def said(run_dir: Path, since: float) -> TusklineError | None:
 
 
 def trouble(run_dir: Path, lake: str) -> TusklineError | None:
-    """Why the lake does not go on: what its job said, if that lives or has just ended, or does not say any more, or its disk."""
-    record, now = _read(run_dir), time.time()
+    """Why the lake does not go on: what its job said, if that lives or has just ended, or does not say any more or yet, or its disk."""
+    record, now, job = _read(run_dir), time.time(), _job(run_dir)
     error = record and (_told(record, now - _AGAIN_SECONDS) or _hung(record, now))
-    if error:
+    if error := error or _starting(record, job):
         return error
     from spark_consumers.lakehouse import folder
 
@@ -84,6 +85,28 @@ def _hung(record: Mapping[str, Any], now: float) -> TusklineError | None:
             repair="see what it and its JVM wait for; if they hang, kill it: `tuskline up` starts another, and nothing is lost",
         )
     return None
+
+
+def _starting(record: Mapping[str, Any] | None, job: int | None) -> TusklineError | None:
+    """That the job runs, and what there is was said by one before it; `job`: its process, None if none is known to run."""
+    if job is None or (record is not None and record["pid"] == job):
+        return None
+    before = record and record["error"]
+    return UnavailableError(
+        "its job has been started, and has not come to the end of a round yet"
+        + (f"; the one before said: {before['what']}" if before else ""),
+        where=f"process {job}",
+        repair="that takes a minute or two, while the JVM starts; if it takes longer, its log says why",
+    )
+
+
+def _job(run_dir: Path) -> int | None:
+    """The process that `up` has started for the lake, or that runs by itself; None: neither."""
+    if lifetime.owner(run_dir) is not None:
+        children = read_states(run_dir, "up").get("children", {})
+        if pid := children.get("lake", {}).get("pid"):
+            return int(pid)
+    return lifetime.owner(run_dir, "lake")
 
 
 def _path(run_dir: Path) -> Path:

@@ -20,6 +20,7 @@ from walsender_bridge import disk_trouble, lifetime, processes, status_file
 from walsender_bridge.attach import table_notes
 from walsender_bridge.closing import Closing
 from walsender_bridge.commands import (
+    former_sources,
     gate_view,
     lake_status,
     log_trouble,
@@ -169,7 +170,8 @@ class Observation:
     @property
     def notes(self) -> list[str]:
         """What everything runs without, and somebody should know, in words."""
-        return [note for source in self.sources for note in source.notes]
+        # A server that two sources share says the same twice.
+        return [*dict.fromkeys(note for source in self.sources for note in source.notes)]
 
     @property
     def ill(self) -> list[str]:
@@ -319,7 +321,12 @@ class Observer(Closing):
         names = {"publication": section.publication_name}
         rows = connection.execute(load("published_unidentified").encode(), names).fetchall()
         unidentified = tuple(row["name"] for row in rows)
-        notes = table_notes.notes(connection, capture_source(section))
+        formers = former_sources.former_sources(self._settings)
+        left = former_sources.left_slots(connection, formers)
+        notes = (
+            *table_notes.notes(connection, capture_source(section)),
+            *(f"{each.what}; {each.repair}" for each in left),
+        )
         self._tables[section.name] = (time.monotonic(), unidentified, notes)
 
     @contextmanager

@@ -4,7 +4,7 @@ import contextlib
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +14,7 @@ from walsender_bridge import disk_trouble, extras, lifetime, logs
 from walsender_bridge.commands.attach import needed_quorum, waits
 from walsender_bridge.commands.doctor import of_quorum, of_source
 from walsender_bridge.commands.options import DEFAULT_CONFIG, AsJson, ConfigPath, load_config
-from walsender_bridge.doctor.finding import Severity
+from walsender_bridge.doctor.finding import Finding, Severity
 from walsender_bridge.errors import Cause, DeadlineError, TusklineError, from_wire
 from walsender_bridge.output import Output
 from walsender_bridge.private import private_file, private_folder
@@ -60,8 +60,8 @@ def up(
 def preflight(settings: "Config") -> None:
     """Raise what another attempt would not mend: `doctor`'s errors, but for a server that is away now, or one table's harm.
 
-    What harms one part alone is only told: the others start, for COMMIT may wait for them, and slots keep WAL. Where there
-    has been a quorum, that is all but a configuration that would make another one.
+    What harms one part alone, or one source of several, is only told: the others start, for COMMIT may wait for them, and
+    slots keep WAL. Where there has been a quorum, that is all but a configuration that would make another one.
     """
     from walsender_bridge.commands.parts import refuse_quorum_of_one
 
@@ -74,24 +74,35 @@ def preflight(settings: "Config") -> None:
         if not quorum:
             raise error
         logs.say_error(error)
-    found = [finding for section in settings.source for finding in of_source(section)]
+    by_source = [_prevented(of_source(section)) for section in settings.source]
     # Nobody is told that safekeepers are away which are started next.
-    found += [each for each in of_quorum(settings, reach=False) if each.prevents]
-    for finding in found:
-        if finding.severity is not Severity.ERROR:
-            continue
-        error = from_wire(
-            {
-                "code": finding.cause.name,
-                "what": finding.what,
-                "where": finding.where,
-                "repair": finding.repair,
-            }
+    beside = _prevented([each for each in of_quorum(settings, reach=False) if each.prevents])
+    nothing_runs = all(any(prevents for _, prevents in found) for found in by_source)
+    for found, ends in (*((each, nothing_runs) for each in by_source), (beside, True)):
+        for error, prevents in found:
+            if prevents and ends and not quorum:
+                raise error
+            logs.say_error(error)
+
+
+def _prevented(findings: Iterable[Finding]) -> list[tuple[TusklineError, bool]]:
+    """The errors among them, and whether each keeps its source from being captured, now and at the next attempt."""
+    passing = {Cause.CONNECTION, Cause.UNAVAILABLE, Cause.INTERNAL}
+    return [
+        (
+            from_wire(
+                {
+                    "code": finding.cause.name,
+                    "what": finding.what,
+                    "where": finding.where,
+                    "repair": finding.repair,
+                }
+            ),
+            finding.prevents and finding.cause not in passing,
         )
-        passing = {Cause.CONNECTION, Cause.UNAVAILABLE, Cause.INTERNAL}
-        if finding.prevents and finding.cause not in passing and not quorum:
-            raise error
-        logs.say_error(error)
+        for finding in findings
+        if finding.severity is Severity.ERROR
+    ]
 
 
 def _of_the_log(settings: "Config") -> Iterator[TusklineError]:

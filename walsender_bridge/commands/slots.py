@@ -104,6 +104,7 @@ def sync(
 
     if watch:
         exit_with_parent()
+        logs.begin_part()
     settings = load_config(config)
     logs.hand_on(settings.logs.format)
     with Controller(plan(settings)) as controller:

@@ -58,7 +58,11 @@ def server_error(sqlstate: str, text: str, where: str) -> TusklineError:
     line = one_line(text)
     match sqlstate:
         case "42501":
-            return PrivilegeError(line, where=where, repair="grant the role what it lacks")
+            return PrivilegeError(
+                line,
+                where=where,
+                repair="tuskline doctor names what the role lacks; tuskline init --admin user=... grants it",
+            )
         case "55006":
             return SlotInUseError(
                 line, where=where, repair="stop the other consumer; each stream needs its own slot"
