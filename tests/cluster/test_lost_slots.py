@@ -21,8 +21,8 @@ from tests.support.capture_stack import (
 )
 from tests.support.servers import DEFAULT, Database, MakeServer, drop_slot, majors
 from tests.support.waiting import wait_for
+from walsender_bridge.attach.configured import capture_source, known_of
 from walsender_bridge.attach.init import init
-from walsender_bridge.commands.attach import capture_source, known_of
 from walsender_bridge.commands.doctor import of_source
 from walsender_bridge.config import load_config
 from walsender_bridge.doctor.finding import Severity

@@ -5,9 +5,9 @@ import select
 
 import pytest
 
-from walsender_bridge.capture.handover import Waker
 from walsender_bridge.errors import ConnectionFailedError
 from walsender_bridge.proposer.errands import Errands
+from walsender_bridge.waker import Waker
 
 
 @pytest.fixture

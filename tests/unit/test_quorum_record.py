@@ -9,13 +9,13 @@ from typing import Any, NoReturn
 
 import pytest
 
-from walsender_bridge.capture.handover import Waker
 from walsender_bridge.commands.parts import _PROPOSER_FINAL
 from walsender_bridge.errors import CorruptError, UnavailableError
 from walsender_bridge.proposer import quorum_record
 from walsender_bridge.proposer.errands import Errands
 from walsender_bridge.proposer.one_quorum import Known
 from walsender_bridge.proposer.quorum_record import QuorumRecord, draw, load_file, save_file
+from walsender_bridge.waker import Waker
 
 KNOWN = Known(0x883E028C9C7A72C4A5B05BC3B30B470F, formed=True)
 

@@ -32,7 +32,7 @@ from walsender_bridge.capture.events import (
     Tick,
 )
 from walsender_bridge.capture.gate_watch import Gate, Watch
-from walsender_bridge.capture.handover import Handover, Waker
+from walsender_bridge.capture.handover import Handover
 from walsender_bridge.capture.joining import Joining
 from walsender_bridge.capture.source import Source
 from walsender_bridge.capture.spool_files import SpoolFiles
@@ -49,6 +49,7 @@ from walsender_bridge.errors import (
     UnavailableError,
     UnsupportedValueError,
 )
+from walsender_bridge.waker import Waker
 from walsender_bridge.wire.connection import ANSWER_SECONDS, ReplicationConnection
 from walsender_bridge.wire.hosts import same_server
 from walsender_bridge.wire.lsn import format_lsn

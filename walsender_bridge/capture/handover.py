@@ -5,8 +5,6 @@ writer sends on threads of its own; here one more waits for acknowledgements, an
 pipe. What waits is bounded by the core (`core.IN_FLIGHT_BYTES`).
 """
 
-import contextlib
-import os
 import queue
 import threading
 from collections.abc import Iterator
@@ -14,35 +12,7 @@ from collections.abc import Iterator
 from walsender_bridge.capture.events import Append
 from walsender_bridge.change_log.client import Ack, AppendWriter
 from walsender_bridge.errors import TusklineError
-
-
-class Waker:
-    """A descriptor to poll that other threads, and signals, make readable."""
-
-    def __init__(self) -> None:
-        self._read, self._write = os.pipe()
-        os.set_blocking(self._read, False)
-        os.set_blocking(self._write, False)
-
-    def fileno(self) -> int:
-        """What to poll for reading."""
-        return self._read
-
-    def wake(self) -> None:
-        """Make it readable."""
-        with contextlib.suppress(BlockingIOError):  # full: it is readable
-            os.write(self._write, b"\0")
-
-    def clear(self) -> None:
-        """Make it quiet; call before looking for what the wakers left."""
-        with contextlib.suppress(BlockingIOError):
-            while os.read(self._read, 4096):
-                pass
-
-    def close(self) -> None:
-        """Give the descriptors back."""
-        os.close(self._read)
-        os.close(self._write)
+from walsender_bridge.waker import Waker
 
 
 class Handover:

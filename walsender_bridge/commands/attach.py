@@ -5,6 +5,13 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from walsender_bridge.attach.configured import (
+    capture_source,
+    known_of,
+    needed_quorum,
+    quorum_of,
+    waits,
+)
 from walsender_bridge.commands.options import (
     DEFAULT_CONFIG,
     Admin,
@@ -15,11 +22,10 @@ from walsender_bridge.commands.options import (
     chosen_sources,
     load_config,
 )
-from walsender_bridge.errors import ConfigError
 from walsender_bridge.output import Output
 
 if TYPE_CHECKING:
-    from walsender_bridge.config import Config, SourceSection
+    pass
 
 
 def register(app: typer.Typer) -> None:
@@ -86,7 +92,7 @@ def detach(
     for section in reversed(chosen_sources(settings, source)):
         # First of all commits have to return: nobody answers them any more. Its record is asked, not the
         # configuration: that may have lost its safekeepers meanwhile.
-        taken = detach_quorum(_quorum(settings, section), admin)
+        taken = detach_quorum(quorum_of(settings, section), admin)
         taken += leaving.detach(capture_source(section), admin)
         rows += [{"source": section.name, "taken_back": str(each)} for each in taken]
         left += leaving.left_behind(capture_source(section), admin)
@@ -95,66 +101,6 @@ def detach(
         _say(output, "taken_back", rows)
     for each in left:
         output.note(each)
-
-
-def capture_source(section: "SourceSection") -> Any:
-    """The configured source as capture knows it."""
-    from walsender_bridge.capture.source import Source
-
-    return Source(
-        section.name, section.dsn, section.slot_name, section.publication_name, section.tables
-    )
-
-
-def known_of(settings: "Config", section: "SourceSection") -> Any:
-    """What the log, or capture's status file, has of the source's stream (`capture.known.Known`), or None."""
-    from walsender_bridge.capture import known
-
-    # What capture wrote is about the log that is beside it: a new one has no history.
-    has_log = (settings.log.data_dir / "repository.sqlite").exists()
-    written = settings.capture_status(section) if has_log else None
-    return known.ask(settings.log_address, written, section.name)
-
-
-def needed_quorum(settings: "Config") -> Any:
-    """The configured quorum, for `attach.quorum`. Raises `ConfigError` when there is none."""
-    section = settings.quorum_source
-    if section is None:
-        raise ConfigError(
-            "no safekeepers are configured", repair="add [safekeepers] with addresses, or local = 3"
-        )
-    return _quorum(settings, section)
-
-
-def _quorum(settings: "Config", section: "SourceSection") -> Any:
-    from walsender_bridge.attach.quorum import Quorum
-
-    return Quorum(
-        capture_source(section), settings.safekeepers.application_name, settings.safekeepers.slot
-    )
-
-
-def waits(quorum: Any, admin: str | None = None) -> str:
-    """In a sentence, whether commits wait on the server, and whether anybody answers them."""
-    from walsender_bridge.attach.quorum import facts, session
-    from walsender_bridge.attach.standby_names import StandbyNames
-
-    with session(quorum, admin) as connection:
-        found = facts(connection, quorum)
-    names = StandbyNames.parse(found["names"])
-    if names.names_it(quorum.name):
-        if not names.needs(quorum.name):
-            return f"{quorum.where}: commits return without the quorum: others can answer in its place (`tuskline doctor`)"
-        if found["senders"]:
-            return f"{quorum.where}: commits wait for the quorum"
-        return (
-            f"{quorum.where}: commits hang: they wait for {quorum.name}, and nobody runs it "
-            "(`tuskline up` runs it, `tuskline quorum release` lets them return)"
-        )
-    return (
-        f"{quorum.where}: commits do not wait for the quorum yet: `tuskline up`, then "
-        "`tuskline quorum require`"
-    )
 
 
 def _say(output: Output, name: str, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -75,8 +75,8 @@ def publish_new(section: "SourceSection", deadline: float) -> tuple[str, ...]:
     reached is none of this: the flush itself names it.
     """
     from walsender_bridge.attach import table_notes
+    from walsender_bridge.attach.configured import capture_source
     from walsender_bridge.capture import publication, source
-    from walsender_bridge.commands.attach import capture_source
 
     here = capture_source(section)
     try:

@@ -18,6 +18,7 @@ from psycopg.rows import dict_row
 
 from walsender_bridge import disk_trouble, lifetime, processes, status_file
 from walsender_bridge.attach import table_notes
+from walsender_bridge.attach.configured import capture_source
 from walsender_bridge.closing import Closing
 from walsender_bridge.commands import (
     former_sources,
@@ -28,7 +29,6 @@ from walsender_bridge.commands import (
     slots_view,
     table_trouble,
 )
-from walsender_bridge.commands.attach import capture_source
 from walsender_bridge.commands.quorum_server import QuorumServer
 from walsender_bridge.commands.quorum_view import QuorumView
 from walsender_bridge.commands.slots_view import SlotsView

@@ -6,8 +6,8 @@ from typing import Any
 import psycopg
 
 from walsender_bridge.attach import release_record
+from walsender_bridge.attach.configured import needed_quorum
 from walsender_bridge.attach.quorum_gate import Gate
-from walsender_bridge.commands.attach import needed_quorum
 from walsender_bridge.config import Config
 from walsender_bridge.errors import PrivilegeError
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from walsender_bridge.commands.attach import capture_source
+from walsender_bridge.attach.configured import capture_source
 from walsender_bridge.commands.options import (
     DEFAULT_CONFIG,
     Admin,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from walsender_bridge import disk_trouble, extras, lifetime, logs
-from walsender_bridge.commands.attach import needed_quorum, waits
+from walsender_bridge.attach.configured import needed_quorum, waits
 from walsender_bridge.commands.doctor import of_quorum, of_source
 from walsender_bridge.commands.options import DEFAULT_CONFIG, AsJson, ConfigPath, load_config
 from walsender_bridge.doctor.finding import Finding, Severity

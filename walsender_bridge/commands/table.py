@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from walsender_bridge.commands.attach import capture_source
+from walsender_bridge.attach.configured import capture_source
 from walsender_bridge.commands.options import (
     DEFAULT_CONFIG,
     Admin,

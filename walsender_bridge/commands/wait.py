@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from walsender_bridge.commands.attach import needed_quorum
+from walsender_bridge.attach.configured import needed_quorum
 from walsender_bridge.commands.options import (
     DEFAULT_CONFIG,
     Admin,

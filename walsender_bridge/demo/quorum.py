@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from walsender_bridge.attach import quorum as server
+from walsender_bridge.attach.configured import needed_quorum
 from walsender_bridge.commands import quorum_view
-from walsender_bridge.commands.attach import needed_quorum
 from walsender_bridge.commands.verify import hosted_places, run
 from walsender_bridge.config import load_config
 from walsender_bridge.demo.view import Progress

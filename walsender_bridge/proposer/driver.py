@@ -23,7 +23,6 @@ from typing import Any
 import structlog
 
 from walsender_bridge import fail_point
-from walsender_bridge.capture.handover import Waker
 from walsender_bridge.errors import (
     ConnectionFailedError,
     MalformedMessageError,
@@ -53,6 +52,7 @@ from walsender_bridge.proposer.wal_source import WalSource
 from walsender_bridge.safekeeper import messages as m
 from walsender_bridge.safekeeper.configuration import Configuration
 from walsender_bridge.safekeeper.frames import decode, encode
+from walsender_bridge.waker import Waker
 from walsender_bridge.wire.lsn import format_lsn
 
 #: Seconds between two ticks of the core: heartbeats, tries.

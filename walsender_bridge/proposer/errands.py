@@ -10,9 +10,9 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from walsender_bridge.capture.handover import Waker
 from walsender_bridge.closing import Closing
 from walsender_bridge.errors import TusklineError
+from walsender_bridge.waker import Waker
 
 _T = TypeVar("_T")
 #: Seconds that `close` waits for the work at hand.
