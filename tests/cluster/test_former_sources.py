@@ -5,10 +5,10 @@ from pathlib import Path
 
 from tests.support.attached import Attached
 from tests.support.servers import Database
+from walsender_bridge.attach.configured import capture_source
 from walsender_bridge.attach.init import init
 from walsender_bridge.capture.status import StatusFile
 from walsender_bridge.commands import doctor_parts
-from walsender_bridge.commands.attach import capture_source
 from walsender_bridge.commands.observation import Observer
 from walsender_bridge.config import Config, load_config
 

@@ -78,9 +78,9 @@ def of_processes(settings: "Config") -> Iterator[Finding]:
 
 def of_former_sources(settings: "Config", section: "SourceSection") -> Iterator[Finding]:
     """The slots on the source's server that sources have left which are not configured any more."""
+    from walsender_bridge.attach.configured import capture_source
     from walsender_bridge.capture import source as capture
     from walsender_bridge.commands import former_sources
-    from walsender_bridge.commands.attach import capture_source
 
     formers = former_sources.former_sources(settings)
     # A server that cannot be asked is told by those who ask more of it.
