@@ -14,7 +14,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from benchmarks.report import Round, load
 from benchmarks.workload import PUBLICATION, Workload
-from walsender_bridge import cache
+from walsender_bridge.runtime import cache
 
 VERSION = "3.4.1.Final"
 _HERE = Path(__file__).parent / "debezium_peer"

@@ -13,7 +13,7 @@ from walsender_bridge.change_log.client import (
     read_payload,
     split_schema_record,
 )
-from walsender_bridge.wire import pgoutput
+from walsender_bridge.postgres.protocol import pgoutput
 
 
 @dataclass(frozen=True)

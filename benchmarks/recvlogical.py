@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from benchmarks.workload import PUBLICATION, Workload
-from walsender_bridge.wire.lsn import format_lsn
-from walsender_bridge.wire.pgoutput import RELATION, TYPE
+from walsender_bridge.postgres.protocol.lsn import format_lsn
+from walsender_bridge.postgres.protocol.pgoutput import RELATION, TYPE
 
 _OPTIONS = ("proto_version=1", f'publication_names="{PUBLICATION}"')
 

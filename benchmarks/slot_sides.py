@@ -20,9 +20,9 @@ import psycopg
 from benchmarks.processes import cpu_seconds
 from tests.support import extension
 from tests.support.wal_server import backup, follow
-from walsender_bridge.closing import Closing
-from walsender_bridge.local_server import LocalServer, by_major, free_port
-from walsender_bridge.local_server.account import reachable_place, server_account
+from walsender_bridge.demo.local_server import LocalServer, by_major, free_port
+from walsender_bridge.demo.local_server.account import reachable_place, server_account
+from walsender_bridge.runtime.closing import Closing
 
 MAJOR = 17
 STANDBYS = 3
@@ -237,7 +237,7 @@ class Own(Side):
 
     def resume(self) -> None:
         """Start the controller."""
-        command = [sys.executable, "-m", "walsender_bridge.cli", "slots", "sync", "--watch"]
+        command = [sys.executable, "-m", "walsender_bridge.cli.app", "slots", "sync", "--watch"]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 [*command, "--config", str(self._config)], stdout=log, stderr=log

@@ -27,8 +27,8 @@ from benchmarks.report import Report, Round, load
 from spark_consumers import jars
 from spark_consumers.session import session
 from spark_consumers.snapshot import ExportedSnapshot
-from walsender_bridge import cache
-from walsender_bridge.local_server import LocalServer
+from walsender_bridge.demo.local_server import LocalServer
+from walsender_bridge.runtime import cache
 
 NAME = "snapshot"
 DRIVER = "org.postgresql:postgresql:42.7.7"

@@ -21,7 +21,7 @@ from benchmarks.report import Report, Round, load
 from benchmarks.wal_sides import PLACE, Own, Receivers, Side, Standbys, execute, lsn
 from tests.support.stack import Stack
 from walsender_bridge.capture import source
-from walsender_bridge.local_server import LocalServer, by_major
+from walsender_bridge.demo.local_server import LocalServer, by_major
 
 NAME = "wal"
 _SETTINGS = {

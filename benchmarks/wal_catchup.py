@@ -14,8 +14,8 @@ from pathlib import Path
 from benchmarks.processes import cpu_seconds, tree_cpu_seconds
 from benchmarks.report import Report, Round, load
 from benchmarks.wal_sides import PLACE, Own, ask, execute, lsn, most_memory
-from walsender_bridge.local_server import LocalServer, by_major
-from walsender_bridge.wire.lsn import format_lsn, parse_lsn
+from walsender_bridge.demo.local_server import LocalServer, by_major
+from walsender_bridge.postgres.protocol.lsn import format_lsn, parse_lsn
 
 NAME = "wal-catchup"
 _AWAY = "safekeeper-2"

@@ -11,10 +11,10 @@ import psycopg
 
 from benchmarks.processes import cpu_seconds, tree_cpu_seconds
 from tests.support.quorum_stack import NAME, QuorumStack
-from walsender_bridge.closing import Closing
-from walsender_bridge.local_server import LocalServer, free_port
-from walsender_bridge.local_server.account import server_account
-from walsender_bridge.wire.lsn import parse_lsn
+from walsender_bridge.demo.local_server import LocalServer, free_port
+from walsender_bridge.demo.local_server.account import server_account
+from walsender_bridge.postgres.protocol.lsn import parse_lsn
+from walsender_bridge.runtime.closing import Closing
 
 #: Seconds for all copies to have what there is.
 _PATIENCE = 120.0

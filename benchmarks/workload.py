@@ -10,8 +10,8 @@ from pathlib import Path
 import psycopg
 
 from walsender_bridge.capture import source
-from walsender_bridge.local_server import LocalServer, by_major
-from walsender_bridge.sql import load
+from walsender_bridge.demo.local_server import LocalServer, by_major
+from walsender_bridge.runtime.sql import load
 
 #: The stream; slot and publication follow from it.
 STREAM = "bench"

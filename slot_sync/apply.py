@@ -25,9 +25,9 @@ from slot_sync.resolver.transitions import (
 )
 from slot_sync.session import Session
 from slot_sync.sessions import ACTION_SECONDS, Sessions
-from walsender_bridge import fail_point
 from walsender_bridge.errors import ServerSettingError
-from walsender_bridge.wire.lsn import format_lsn, parse_lsn
+from walsender_bridge.postgres.protocol.lsn import format_lsn, parse_lsn
+from walsender_bridge.runtime import fail_point
 
 #: Bytes of WAL that one step of an advance may decode beyond where the last one ended.
 STEP_BYTES: Final = 256 << 20

@@ -17,8 +17,8 @@ from slot_sync.copier import Copier
 from slot_sync.plan import Plan
 from slot_sync.report import Report, Round
 from slot_sync.shared_look import SharedLook
-from walsender_bridge.closing import Closing
 from walsender_bridge.errors import RunningError, TusklineError
+from walsender_bridge.runtime.closing import Closing
 
 #: Rounds of `once`: a slot that is written to all the time has always something to be done.
 _ROUNDS: Final = 10

@@ -26,8 +26,8 @@ from slot_sync.resolver.resolver import resolve
 from slot_sync.resolver.transitions import SAFE, Advance, Reason, SetFields, State, Transition
 from slot_sync.sessions import Sessions
 from slot_sync.shared_look import SharedLook
-from walsender_bridge.closing import Closing
 from walsender_bridge.errors import TusklineError
+from walsender_bridge.runtime.closing import Closing
 
 #: Seconds for which a verdict that says nothing new is not written down again.
 FRESH: Final = 1.0

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from walsender_bridge.closing import Closing
 from walsender_bridge.errors import TusklineError
+from walsender_bridge.runtime.closing import Closing
 
 #: Pieces at a time. Each is a session of the standby, and mostly one process of it at work.
 WORKERS: Final = 4

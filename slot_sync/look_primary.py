@@ -5,7 +5,7 @@ from typing import Any, Final
 from slot_sync.resolver.observed import LogicalSlot, PhysicalSlot, Primary, Upstream
 from slot_sync.rows import Row, by_name, databases, invalidation, lsn, two_phase_at, xid
 from slot_sync.session import Extended, Session
-from walsender_bridge.closing import Closing
+from walsender_bridge.runtime.closing import Closing
 
 #: Seconds in which a server answers what needs nothing but memory and a few small files.
 LOOK_SECONDS: Final = 5.0

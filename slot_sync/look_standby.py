@@ -12,10 +12,10 @@ from slot_sync.look_primary import LOOK_SECONDS, upstream
 from slot_sync.resolver.observed import Copy, Safekeeper, Standby, Upstream
 from slot_sync.rows import Row, by_name, databases, invalidation, lsn, two_phase_at, xid
 from slot_sync.session import Extended, Session
-from walsender_bridge.closing import Closing
 from walsender_bridge.errors import TusklineError
-from walsender_bridge.wire.backend import REPLICATION_ONLY
-from walsender_bridge.wire.hosts import at_address
+from walsender_bridge.postgres.client.hosts import at_address
+from walsender_bridge.postgres.protocol.backend import REPLICATION_ONLY
+from walsender_bridge.runtime.closing import Closing
 
 
 class StandbyLook(Closing):

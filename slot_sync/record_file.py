@@ -28,8 +28,8 @@ from slot_sync.resolver.observed import (
     Settled,
     Sighting,
 )
-from walsender_bridge.durable import replace_file
 from walsender_bridge.errors import ConfigError, NotSupportedError
+from walsender_bridge.runtime.durable import replace_file
 
 #: 1 has no `confirmed`, 2 neither `settled` nor `incarnation`: they are learnt at the next poll, and until then nothing is called ready without
 #: the primary. Those before 4 have no `crc`.

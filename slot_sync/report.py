@@ -13,7 +13,7 @@ from slot_sync.apply import does_something
 from slot_sync.resolver.observed import Primary, Record, Standby
 from slot_sync.resolver.transitions import State, Transition
 from walsender_bridge.errors import TusklineError
-from walsender_bridge.wire.lsn import format_lsn
+from walsender_bridge.postgres.protocol.lsn import format_lsn
 
 
 @dataclass(frozen=True)

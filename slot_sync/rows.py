@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from walsender_bridge.wire.lsn import parse_lsn
+from walsender_bridge.postgres.protocol.lsn import parse_lsn
 
 Row = Mapping[str, Any]
 

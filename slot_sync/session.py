@@ -11,12 +11,12 @@ from typing import Any, Final
 import psycopg
 from psycopg import sql
 
-from walsender_bridge.closing import Closing
 from walsender_bridge.errors import DeadlineError, ServerSettingError, TusklineError
-from walsender_bridge.sql import load
-from walsender_bridge.wire.bounded import BoundedConnection
-from walsender_bridge.wire.connection import describe, pinned_conninfo
-from walsender_bridge.wire.refusals import connection_error, server_error
+from walsender_bridge.postgres.client.bounded_query import BoundedConnection
+from walsender_bridge.postgres.client.replication_connection import describe, pinned_conninfo
+from walsender_bridge.postgres.protocol.refusals import connection_error, server_error
+from walsender_bridge.runtime.closing import Closing
+from walsender_bridge.runtime.sql import load
 
 #: Seconds that a client waits longer than it told the server to: for the answer's way.
 _WAY: Final = 2.0

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from slot_sync.session import Session
-from walsender_bridge.closing import Closing
+from walsender_bridge.runtime.closing import Closing
 
 #: Seconds that one step of an action may take, besides what it reads of WAL (`apply.SLOWEST`).
 ACTION_SECONDS: Final = 30.0

@@ -15,8 +15,8 @@ import time
 
 from slot_sync.look_primary import PrimaryLook
 from slot_sync.resolver.observed import Primary
-from walsender_bridge.closing import Closing
 from walsender_bridge.errors import TusklineError
+from walsender_bridge.runtime.closing import Closing
 
 
 class SharedLook(Closing):

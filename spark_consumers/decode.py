@@ -46,8 +46,8 @@ from walsender_bridge.errors import (
     NotSupportedError,
     UnsupportedValueError,
 )
-from walsender_bridge.wire.lsn import format_lsn
-from walsender_bridge.wire.pgoutput import (
+from walsender_bridge.postgres.protocol.lsn import format_lsn
+from walsender_bridge.postgres.protocol.pgoutput import (
     DELETE,
     INSERT,
     TRUNCATE,

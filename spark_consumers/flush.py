@@ -31,8 +31,8 @@ from walsender_bridge.errors import (
     UnavailableError,
     UnknownStreamError,
 )
-from walsender_bridge.sql import load
-from walsender_bridge.wire.bounded import BoundedConnection
+from walsender_bridge.postgres.client.bounded_query import BoundedConnection
+from walsender_bridge.runtime.sql import load
 
 #: Tables that an error names.
 _TOLD = 10

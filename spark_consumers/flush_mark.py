@@ -10,8 +10,8 @@ import psycopg
 from psycopg import sql
 
 from walsender_bridge.errors import PublicationError, UntrustedError
-from walsender_bridge.sql import load
-from walsender_bridge.wire.relation_name import relation_name
+from walsender_bridge.postgres.protocol.relation_name import relation_name
+from walsender_bridge.runtime.sql import load
 
 TABLE = "tuskline.flush"
 

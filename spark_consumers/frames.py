@@ -18,7 +18,7 @@ from spark_consumers.spans import Bools, Bytes, Int64s
 from spark_consumers.split import malformed, split
 from spark_consumers.walk import PADDING, numbers
 from walsender_bridge.change_log.entry import PartitionRow
-from walsender_bridge.wire.pgoutput import (
+from walsender_bridge.postgres.protocol.pgoutput import (
     BEGIN,
     COMMIT,
     DELETE,

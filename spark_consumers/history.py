@@ -23,7 +23,7 @@ that were never used: what was read below it has no continuation, whatever else 
 from dataclasses import dataclass
 
 from walsender_bridge.change_log.client import CutPoint, LogStatus, ReplicaClient, StreamCut
-from walsender_bridge.wire.lsn import format_lsn
+from walsender_bridge.postgres.protocol.lsn import format_lsn
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,8 @@ from hashlib import blake2b, sha256
 from pathlib import Path
 
 from spark_consumers import java
-from walsender_bridge import cache as local_cache
 from walsender_bridge.errors import CorruptError, UnavailableError
+from walsender_bridge.runtime import cache as local_cache
 
 ICEBERG = "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.12.0"
 DELTA = "io.delta:delta-spark_4.1_2.13:4.4.0"

@@ -18,8 +18,8 @@ from functools import cache
 from hashlib import blake2b
 from pathlib import Path
 
-from walsender_bridge import cache as local_cache
 from walsender_bridge.errors import NotSupportedError
+from walsender_bridge.runtime import cache as local_cache
 
 OLDEST, NEWEST = 17, 22
 _VECTOR = "--add-modules=jdk.incubator.vector"

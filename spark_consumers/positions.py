@@ -21,8 +21,8 @@ from walsender_bridge.change_log.client import (
     ReplicaClient,
     StreamCut,
 )
-from walsender_bridge.closing import Closing
 from walsender_bridge.errors import ConfigError, DivergedError, TrimmedError, UnknownStreamError
+from walsender_bridge.runtime.closing import Closing
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from spark_consumers.lakehouse.newest_told import is_lost, lost
 from spark_consumers.lakehouse.reader_leases import lease_on
 from spark_consumers.lakehouse.states import is_behind
 from walsender_bridge.errors import LakeError, NotSupportedError, TrimmedError, UsageError
-from walsender_bridge.wire.relation_name import split_relation
+from walsender_bridge.postgres.protocol.relation_name import split_relation
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -14,7 +14,7 @@ import pyarrow as pa
 from spark_consumers.decode import ChangeBatch
 from spark_consumers.spans import Bools, of_numbers, of_texts, validity
 from walsender_bridge.errors import SchemaError
-from walsender_bridge.wire.pgoutput import DELETE, INSERT, TRUNCATE, UPDATE
+from walsender_bridge.postgres.protocol.pgoutput import DELETE, INSERT, TRUNCATE, UPDATE
 
 _TIME = pa.timestamp("us", "UTC")
 _TEXTS = pa.map_(pa.string(), pa.string())

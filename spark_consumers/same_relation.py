@@ -17,7 +17,7 @@ from enum import Enum, auto
 from psycopg import sql
 
 from walsender_bridge.errors import SnapshotError
-from walsender_bridge.sql import load
+from walsender_bridge.runtime.sql import load
 
 
 class Step(Enum):

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from walsender_bridge import cache
+from walsender_bridge.runtime import cache
 
 _LOCK = "lock"
 

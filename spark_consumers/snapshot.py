@@ -17,21 +17,21 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from walsender_bridge.closing import Closing
 from walsender_bridge.errors import PublicationError, SnapshotError, TusklineError, UsageError
-from walsender_bridge.sql import load
-from walsender_bridge.wire.bounded import BoundedConnection
-from walsender_bridge.wire.connection import (
+from walsender_bridge.postgres.client.bounded_query import BoundedConnection
+from walsender_bridge.postgres.client.dsn import parameters
+from walsender_bridge.postgres.client.hosts import for_reading, one_server
+from walsender_bridge.postgres.client.replication_connection import (
     ANSWER_SECONDS,
     ReplicationConnection,
     describe,
     pinned_conninfo,
 )
-from walsender_bridge.wire.dsn import parameters
-from walsender_bridge.wire.hosts import for_reading, one_server
-from walsender_bridge.wire.pgoutput import Column
-from walsender_bridge.wire.refusals import connection_error, server_error
-from walsender_bridge.wire.relation_name import relation_name, split_relation
+from walsender_bridge.postgres.protocol.pgoutput import Column
+from walsender_bridge.postgres.protocol.refusals import connection_error, server_error
+from walsender_bridge.postgres.protocol.relation_name import relation_name, split_relation
+from walsender_bridge.runtime.closing import Closing
+from walsender_bridge.runtime.sql import load
 
 #: A reader's transactions see one snapshot and change nothing; a long copy is not ended by a setting of
 #: the role, and rows that a policy would hide are an error instead of missing.

@@ -47,8 +47,8 @@ from spark_consumers.types import (
 from spark_consumers.unfit import UnfitValueError
 from spark_consumers.watchdog import Watchdog, open_sockets
 from walsender_bridge.errors import SnapshotError, UnsupportedValueError
-from walsender_bridge.sql import load
-from walsender_bridge.wire.connection import describe
+from walsender_bridge.postgres.client.replication_connection import describe
+from walsender_bridge.runtime.sql import load
 
 if TYPE_CHECKING:
     from adbc_driver_manager.dbapi import Connection

@@ -8,7 +8,7 @@ from spark_consumers.types import with_base_types
 from walsender_bridge.change_log.client import LogClient, ReplicaClient
 from walsender_bridge.change_log.entry import schema_hash, split_schema_record
 from walsender_bridge.errors import SchemaError, UsageError
-from walsender_bridge.wire.pgoutput import Column, Relation, parse_relation
+from walsender_bridge.postgres.protocol.pgoutput import Column, Relation, parse_relation
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from spark_consumers.arrays import elements
 from spark_consumers.row_codes import take
 from spark_consumers.spans import contents, of_texts, validity
 from spark_consumers.unfit import UnfitValueError
-from walsender_bridge.wire.pgoutput import Column, Relation
+from walsender_bridge.postgres.protocol.pgoutput import Column, Relation
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import psycopg
 
-from walsender_bridge.closing import Closing
 from walsender_bridge.errors import DeadlineError, TusklineError
-from walsender_bridge.wire.bounded import BoundedConnection, no_answer
-from walsender_bridge.wire.connection import CONNECT_TIMEOUT, describe
+from walsender_bridge.postgres.client.bounded_query import BoundedConnection, no_answer
+from walsender_bridge.postgres.client.replication_connection import CONNECT_TIMEOUT, describe
+from walsender_bridge.runtime.closing import Closing
 
 #: Seconds without a batch after which the server is asked.
 QUIET_SECONDS = 20.0

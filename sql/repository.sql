@@ -1,4 +1,4 @@
--- The metadata repository's own file (SQLite): see walsender_bridge/change_log/repository_store.py.
+-- The metadata repository's own file (SQLite): see walsender_bridge/change_log/repository/store.py.
 CREATE TABLE record (
     number INTEGER PRIMARY KEY,
     body TEXT NOT NULL,

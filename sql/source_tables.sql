@@ -1,5 +1,5 @@
 -- Every table that a source's `tables` could mean, and those that they name (%(schemas)s, %(tables)s), as
--- `walsender_bridge.capture.table_choice.Found` has them.
+-- `walsender_bridge.postgres.table_patterns.Found` has them.
 WITH RECURSIVE named AS (
     SELECT * FROM unnest(%(schemas)s::text[], %(tables)s::text[]) AS t (schema, name)
 ), found AS (

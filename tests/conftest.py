@@ -9,8 +9,8 @@ from tests.support import containers, extension, resume, servers, spark_jvm
 from tests.support.containers import container_dsn
 from tests.support.servers import database, make_server, pg_server, pg_servers
 from tests.support.spark import spark
-from walsender_bridge.local_server import by_major
-from walsender_bridge.local_server import free_port as find_free_port
+from walsender_bridge.demo.local_server import by_major
+from walsender_bridge.demo.local_server import free_port as find_free_port
 
 __all__ = ["container_dsn", "database", "make_server", "pg_server", "pg_servers", "spark"]
 

@@ -1,6 +1,6 @@
 """What the resolver is told: a primary's slots, a standby's copies, and what we remember of the standby.
 
-Everything here is a value. An LSN is an `int` (bytes, `walsender_bridge.wire.lsn`), a transaction is PostgreSQL's
+Everything here is a value. An LSN is an `int` (bytes, `walsender_bridge.postgres.protocol.lsn`), a transaction is PostgreSQL's
 32-bit `xid` as an `int`, a time is an `int` of microseconds since 1970 by the clock of the server that it comes
 from. `None` is SQL's NULL, or what that major does not have. Slots are told by name; a name never means two slots
 of one server.

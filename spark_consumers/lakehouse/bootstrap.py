@@ -52,7 +52,7 @@ from walsender_bridge.errors import (
     UnavailableError,
     UnsupportedValueError,
 )
-from walsender_bridge.sql import load
+from walsender_bridge.runtime.sql import load
 
 log = structlog.get_logger()
 

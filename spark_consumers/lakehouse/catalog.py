@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from walsender_bridge.wire.relation_name import split_relation
+from walsender_bridge.postgres.protocol.relation_name import split_relation
 
 #: The catalog's name, which an engine has to give.
 CATALOG = "tuskline"

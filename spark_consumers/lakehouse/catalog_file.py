@@ -16,7 +16,7 @@ from pathlib import Path
 import structlog
 
 from spark_consumers.lakehouse.catalog import CATALOG, TABLE, Changes, Entry, Name, changes
-from walsender_bridge import fail_point
+from walsender_bridge.runtime import fail_point
 
 #: How long a lock of somebody else is waited for, in seconds: epochs wait, too.
 _WAIT = 0.2

@@ -51,10 +51,10 @@ from spark_consumers.lakehouse.stage import (
 from spark_consumers.lakehouse.table_fault import TableFault, TableFaultsError
 from spark_consumers.lakehouse.table_format import ROW_ID, TableFormat, TableWrite
 from spark_consumers.types import arrow_schema, text_columns
-from walsender_bridge import fail_point
 from walsender_bridge.change_log.client import CutPoint, LogStatus
-from walsender_bridge.steady_clock import SteadyClock
-from walsender_bridge.wire.pgoutput import Column
+from walsender_bridge.postgres.protocol.pgoutput import Column
+from walsender_bridge.runtime import fail_point
+from walsender_bridge.runtime.steady_clock import SteadyClock
 
 #: A table is rewritten without its files of deletes when there are more than this, and more for each
 #: further `_COMPACT_BYTES` of data: then the rewriting stays a small part of the work. Tables differ by up

@@ -6,7 +6,7 @@ import os
 import uuid
 from pathlib import Path
 
-from walsender_bridge.durable import sync_folder
+from walsender_bridge.runtime.durable import sync_folder
 
 
 def create_exclusively(path: Path, content: bytes) -> bool:

@@ -15,7 +15,7 @@ from spark_consumers.decode import ChangeBatch
 from spark_consumers.lakehouse.table_format import ROW_ID
 from spark_consumers.lakehouse.table_version import Column
 from spark_consumers.types import arrow_schema
-from walsender_bridge.wire.pgoutput import INSERT, Relation
+from walsender_bridge.postgres.protocol.pgoutput import INSERT, Relation
 
 #: Names of Iceberg's own columns: Spark reads no table that has one of them.
 _RESERVED: Final = frozenset(

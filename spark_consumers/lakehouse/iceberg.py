@@ -51,8 +51,8 @@ from spark_consumers.lakehouse.iceberg_schema import (
 )
 from spark_consumers.lakehouse.iceberg_tables import LoadedTables, of_table
 from spark_consumers.lakehouse.table_format import ROW_ID, FileInfo, ScanFile, TableWrite, Written
-from walsender_bridge.durable import sync_folder
 from walsender_bridge.errors import CorruptError, FencedError, LakeError, NotSupportedError
+from walsender_bridge.runtime.durable import sync_folder
 
 #: The table property that has PostgreSQL's columns as Arrow types, which are finer than Iceberg's.
 _COLUMNS = "tuskline.columns"

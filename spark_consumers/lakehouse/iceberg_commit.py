@@ -10,8 +10,8 @@ from spark_consumers.lakehouse.files import sync
 from spark_consumers.lakehouse.iceberg_files import local
 from spark_consumers.lakehouse.iceberg_refs import Ref
 from spark_consumers.lakehouse.leaks import DATA, METADATA
-from walsender_bridge.durable import sync_folder
 from walsender_bridge.errors import LakeError
+from walsender_bridge.runtime.durable import sync_folder
 
 
 def sync_snapshots(table: Any, metadata: Any) -> None:

@@ -3,9 +3,9 @@
 from collections.abc import Collection
 from dataclasses import replace
 
-from walsender_bridge import fail_point
 from walsender_bridge.change_log.client import LogClient, LogStatus
 from walsender_bridge.errors import UnavailableError
+from walsender_bridge.runtime import fail_point
 
 
 class LogAccess:

@@ -19,7 +19,7 @@ from enum import Enum, auto
 from spark_consumers.lakehouse.table_version import TableVersion
 from walsender_bridge.change_log.client import StreamCut
 from walsender_bridge.errors import DivergedError, UnavailableError
-from walsender_bridge.wire.lsn import format_lsn
+from walsender_bridge.postgres.protocol.lsn import format_lsn
 
 
 class Joins(Enum):

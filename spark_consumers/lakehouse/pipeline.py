@@ -47,7 +47,7 @@ from walsender_bridge.errors import (
     TusklineError,
     UnavailableError,
 )
-from walsender_bridge.steady_clock import SteadyClock
+from walsender_bridge.runtime.steady_clock import SteadyClock
 
 __all__ = ["Lakehouse", "Source"]
 

@@ -20,7 +20,7 @@ from spark_consumers.lakehouse.manifest import Chain, Manifest
 from spark_consumers.lakehouse.reader_leases import held_from
 from spark_consumers.lakehouse.table_format import TableFormat
 from walsender_bridge.errors import FencedError
-from walsender_bridge.steady_clock import SteadyClock
+from walsender_bridge.runtime.steady_clock import SteadyClock
 
 #: How often what is past its retention is removed, in seconds, at most.
 _HOUSEKEEPING = 60.0

@@ -17,10 +17,10 @@ from walsender_bridge.errors import (
     UnavailableError,
     UntrustedError,
 )
-from walsender_bridge.sql import load
-from walsender_bridge.wire.bounded import BoundedConnection
-from walsender_bridge.wire.refusals import server_error
-from walsender_bridge.wire.relation_name import relation_name
+from walsender_bridge.postgres.client.bounded_query import BoundedConnection
+from walsender_bridge.postgres.protocol.refusals import server_error
+from walsender_bridge.postgres.protocol.relation_name import relation_name
+from walsender_bridge.runtime.sql import load
 
 #: Tables of this schema are ours: they mark moments in the log, and are no part of the lake.
 OWN_SCHEMA = "tuskline"

@@ -35,9 +35,9 @@ from spark_consumers.lakehouse.quarantine import UnfitFile
 from spark_consumers.lakehouse.table_fault import TableFault, fault_of
 from spark_consumers.lakehouse.table_format import FileInfo
 from spark_consumers.serial import fold_from_table, fold_to_table
-from walsender_bridge import fail_point
 from walsender_bridge.change_log.client import ReplicaClient
 from walsender_bridge.errors import CorruptError
+from walsender_bridge.runtime import fail_point
 
 #: Changes of one table that are held unfolded.
 _PENDING_ROWS = 200_000

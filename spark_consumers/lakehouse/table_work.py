@@ -31,7 +31,6 @@ from spark_consumers.lakehouse.states import stream_of
 from spark_consumers.lakehouse.status import write_status
 from spark_consumers.lakehouse.table_fault import reason_of
 from spark_consumers.lakehouse.table_version import LIVE, PAUSED, RESUMING
-from walsender_bridge import fail_point
 from walsender_bridge.change_log.client import LogClient, LogStatus
 from walsender_bridge.errors import (
     CorruptError,
@@ -40,7 +39,8 @@ from walsender_bridge.errors import (
     TusklineError,
     UnsupportedValueError,
 )
-from walsender_bridge.steady_clock import SteadyClock
+from walsender_bridge.runtime import fail_point
+from walsender_bridge.runtime.steady_clock import SteadyClock
 
 #: After which a copy that failed is tried again, in seconds.
 _AFTER_FAILURE = 30.0

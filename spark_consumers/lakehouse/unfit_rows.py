@@ -19,7 +19,7 @@ from spark_consumers.lakehouse.manifest import TableVersion
 from spark_consumers.lakehouse.quarantine import ABOUT_IT, UNFIT, VALUE
 from spark_consumers.types import ColumnType, from_text
 from spark_consumers.unfit import UnfitValueError
-from walsender_bridge.wire.lsn import format_lsn
+from walsender_bridge.postgres.protocol.lsn import format_lsn
 
 _SKIPPED = f"{ABOUT_IT}skipped"
 

@@ -13,7 +13,7 @@ from tests.support.servers import DEFAULT, Database
 from tests.support.slot_sync import SlotStack, slot_stack
 from tests.support.waiting import wait_for
 from tests.support.wal_server import Receivers
-from walsender_bridge.local_server import LocalServer
+from walsender_bridge.demo.local_server import LocalServer
 
 
 @pytest.fixture

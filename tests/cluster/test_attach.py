@@ -16,12 +16,12 @@ from tests.support.attached import Attached, difference, server_state
 from tests.support.capture_stack import CaptureProcess, ChangeLog, check_equal
 from tests.support.servers import MAJORS_IN_TURN, Database
 from tests.support.waiting import wait_for
-from walsender_bridge import lifetime
-from walsender_bridge.attach import init as attaching
 from walsender_bridge.capture import publication
 from walsender_bridge.capture import source as source_module
 from walsender_bridge.capture.source import Source
 from walsender_bridge.errors import Cause, ConfigError, DeadlineError, PublicationError
+from walsender_bridge.provisioning import init as attaching
+from walsender_bridge.runtime import pid_file
 
 TABLES = ("public.orders", "public.audit")
 SECRET = "planted-secret-9f2c"
@@ -220,7 +220,7 @@ def test_capture_records_what_it_makes_without_init(tmp_path: Path, shop: Databa
 def test_detach_is_refused_while_up_runs(tmp_path: Path, shop: Database) -> None:
     tuskline = Attached(tmp_path, {"shop": {"dsn": shop.dsn, "tables": TABLES}})
     tuskline.json("init")
-    with lifetime.held(tuskline.run_dir):
+    with pid_file.held(tuskline.run_dir):
         error = tuskline.error("detach", code=Cause.RUNNING)
     assert error["repair"] == "tuskline down"
     tuskline.json("detach")

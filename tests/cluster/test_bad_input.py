@@ -18,8 +18,8 @@ from tests.support.capture_stack import CaptureProcess, ChangeLog, make_tables
 from tests.support.servers import Database, MakeServer
 from tests.support.small_disk import mounted
 from tests.support.waiting import wait_for
+from walsender_bridge.demo.local_server import free_port
 from walsender_bridge.errors import Cause
-from walsender_bridge.local_server import free_port
 
 SECRET = "planted-secret-b4d0"
 TABLES = ("public.orders", "public.audit")

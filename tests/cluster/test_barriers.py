@@ -8,8 +8,8 @@ import pytest
 
 from tests.support.capture_stack import ChangeLog
 from tests.support.waiting import wait_for
-from walsender_bridge.change_log import barriers
 from walsender_bridge.change_log.client import LogClient
+from walsender_bridge.change_log.repository import barriers
 from walsender_bridge.errors import UnavailableError
 
 STREAM = "shop"

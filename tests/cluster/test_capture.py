@@ -25,7 +25,7 @@ from tests.support.capture_stack import (
 )
 from tests.support.servers import MAJORS_IN_TURN, MakeServer, majors
 from tests.support.waiting import wait_for
-from walsender_bridge.local_server import LocalServer
+from walsender_bridge.demo.local_server import LocalServer
 
 
 @pytest.fixture

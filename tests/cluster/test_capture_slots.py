@@ -18,8 +18,8 @@ from tests.support.capture_stack import (
 )
 from tests.support.servers import DEFAULT, Database, MakeServer, drop_slot, each_major
 from tests.support.waiting import wait_for
+from walsender_bridge.demo.local_server import LocalServer, by_major
 from walsender_bridge.errors import Cause
-from walsender_bridge.local_server import LocalServer, by_major
 
 TABLES = ("public.orders", "public.audit")
 

@@ -18,7 +18,8 @@ from pyarrow import flight
 from tests.support.log_entries import SCHEMAS, EntryMaker
 from walsender_bridge.change_log import entry, protocol
 from walsender_bridge.change_log.client import AppendWriter, LogClient, ReplicaClient
-from walsender_bridge.change_log.repository_service import RepositoryServer
+from walsender_bridge.change_log.repository.service import RepositoryServer
+from walsender_bridge.demo.local_server import free_port
 from walsender_bridge.errors import (
     ConfigError,
     DeadlineError,
@@ -31,7 +32,6 @@ from walsender_bridge.errors import (
     UnknownStreamError,
     UsageError,
 )
-from walsender_bridge.local_server import free_port
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 STREAM = "shop"
@@ -62,7 +62,7 @@ class Processes:
     def start_keeper(self) -> None:
         self._start(
             "keeper",
-            *("-m", "walsender_bridge.change_log.keeper", "--listen", self.keeper_listen),
+            *("-m", "walsender_bridge.change_log.log_server", "--listen", self.keeper_listen),
             *("--data-dir", str(self.folder / "keeper"), "--segment-bytes", str(16 << 20)),
         )
 
@@ -554,7 +554,7 @@ def test_an_idle_stream_neither_grows_nor_slows_the_restart(processes: Processes
             log.barrier({}, 10)
         assert sum(f.stat().st_size for f in folder.rglob("data.mdb")) <= before + (64 << 10)
     processes.kill("keeper")
-    from walsender_bridge.change_log.host import HostedReplica
+    from walsender_bridge.change_log.replica.host import HostedReplica
 
     # Of this thread alone: others may have the processor meanwhile.
     start = time.thread_time()
@@ -607,7 +607,7 @@ def test_any_flight_client_can_read_the_log(processes: Processes) -> None:
 def test_two_keepers_never_share_a_data_directory(processes: Processes) -> None:
     other = subprocess.run(
         [
-            *(sys.executable, "-m", "walsender_bridge.change_log.keeper"),
+            *(sys.executable, "-m", "walsender_bridge.change_log.log_server"),
             *("--data-dir", str(processes.folder / "keeper")),
             *("--listen", f"127.0.0.1:{free_port()}"),
         ],

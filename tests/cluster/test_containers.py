@@ -7,7 +7,7 @@ import psycopg
 import pytest
 
 from walsender_bridge.errors import AuthenticationError
-from walsender_bridge.wire.connection import ReplicationConnection
+from walsender_bridge.postgres.client.replication_connection import ReplicationConnection
 
 pytestmark = pytest.mark.container
 

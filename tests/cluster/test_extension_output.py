@@ -16,7 +16,7 @@ from tests.support.extension import MAJORS, remove_built
 from tests.support.fake_standby import FakeStandby
 from tests.support.slot_copies import PHYSICAL, PUBLICATION, Pair, inspect, rows, running_pair
 from tests.support.waiting import wait_for
-from walsender_bridge.local_server import LocalServer
+from walsender_bridge.demo.local_server import LocalServer
 
 SLOT = "gated"
 #: The walsender of SLOT while the plugin waits; nothing else of it waits in an extension.

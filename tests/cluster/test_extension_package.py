@@ -15,7 +15,7 @@ from psycopg.conninfo import conninfo_to_dict
 from tests.support import extension
 from tests.support.extension import CONTROL_PATH, MAJORS, ROOT
 from tests.support.servers import DEFAULT, MakeServer
-from walsender_bridge.local_server import LocalServer, by_major
+from walsender_bridge.demo.local_server import LocalServer, by_major
 
 SCRIPTS = ROOT / "sql" / "extension"
 MAKEFILE = ROOT / "extension" / "Makefile"

@@ -12,11 +12,11 @@ from tests.support.quorum_stack import Load, insert, load_server, numbers, waits
 from tests.support.servers import DEFAULT, MAJORS_IN_TURN, MakeServer
 from tests.support.waiting import wait_for
 from tests.support.wal_server import current_lsn, run
+from walsender_bridge.demo.local_server import LocalServer
 from walsender_bridge.errors import DeadlineError, DivergedError, FencedError
-from walsender_bridge.local_server import LocalServer
-from walsender_bridge.proposer.failover import Step
-from walsender_bridge.proposer.failover_run import FailoverRun
-from walsender_bridge.sql import load
+from walsender_bridge.quorum.failover.plan import Step
+from walsender_bridge.quorum.failover.run import FailoverRun
+from walsender_bridge.runtime.sql import load
 
 ALL = [step for step in Step if step not in {Step.RECEIVE, Step.REPLAY}]
 

@@ -13,12 +13,12 @@ from tests.support.quorum_stack import in_background, insert, load_server, numbe
 from tests.support.servers import MakeServer
 from tests.support.waiting import wait_for
 from tests.support.wal_server import Receivers, current_lsn, replayed, run
+from walsender_bridge.demo.local_server import LocalServer
 from walsender_bridge.errors import DivergedError
-from walsender_bridge.local_server import LocalServer
-from walsender_bridge.proposer.failover import Step
-from walsender_bridge.proposer.failover_run import FailoverRun
-from walsender_bridge.wire.lsn import parse_lsn
-from walsender_bridge.wire.wal_page import segment_name
+from walsender_bridge.postgres.protocol.lsn import parse_lsn
+from walsender_bridge.postgres.protocol.wal_page import segment_name
+from walsender_bridge.quorum.failover.plan import Step
+from walsender_bridge.quorum.failover.run import FailoverRun
 
 SEGMENT = 16 << 20
 

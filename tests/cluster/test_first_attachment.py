@@ -10,12 +10,12 @@ from psycopg.conninfo import conninfo_to_dict
 
 from tests.support.attached import Attached, difference, run_script, server_state
 from tests.support.servers import MAJORS_IN_TURN, Database, MakeServer
-from walsender_bridge.attach.detach import detach
-from walsender_bridge.attach.init import init
 from walsender_bridge.capture.source import Source
 from walsender_bridge.doctor.finding import Severity
 from walsender_bridge.doctor.server import examine
 from walsender_bridge.errors import Cause
+from walsender_bridge.provisioning.detach import detach
+from walsender_bridge.provisioning.init import init
 
 SECRET = "planted-secret-5be1"
 ADMIN = "user=postgres"

@@ -13,14 +13,14 @@ from spark_consumers.flush import flush
 from spark_consumers.lakehouse.manifest import open_chain
 from spark_consumers.lakehouse.sources import Source
 from tests.support.servers import Database
-from walsender_bridge.attach.configured import capture_source
-from walsender_bridge.attach.detach import detach
-from walsender_bridge.attach.init import init
 from walsender_bridge.capture import publication
 from walsender_bridge.capture import source as capture
-from walsender_bridge.commands.flush import publish_new
+from walsender_bridge.cli.flush import publish_new
 from walsender_bridge.config import SourceSection
 from walsender_bridge.errors import DeadlineError, PublicationError, UnavailableError
+from walsender_bridge.provisioning.configured import capture_source
+from walsender_bridge.provisioning.detach import detach
+from walsender_bridge.provisioning.init import init
 
 SECRET = "planted-secret-3e80"
 

@@ -5,12 +5,12 @@ from pathlib import Path
 
 from tests.support.attached import Attached
 from tests.support.servers import Database
-from walsender_bridge.attach.configured import capture_source
-from walsender_bridge.attach.init import init
 from walsender_bridge.capture.status import StatusFile
-from walsender_bridge.commands import doctor_parts
-from walsender_bridge.commands.observation import Observer
 from walsender_bridge.config import Config, load_config
+from walsender_bridge.doctor import parts as doctor_parts
+from walsender_bridge.observability.observation import Observer
+from walsender_bridge.provisioning.configured import capture_source
+from walsender_bridge.provisioning.init import init
 
 
 def named(settings: Config) -> list[str]:

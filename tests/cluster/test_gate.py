@@ -33,10 +33,10 @@ from tests.support.servers import DEFAULT, MAJORS_IN_TURN, Database, MakeServer,
 from tests.support.slot_failover import several
 from tests.support.waiting import wait_for
 from tests.support.wal_server import promote
-from walsender_bridge.capture.gate_record import decisions
+from walsender_bridge.capture.gate.record import decisions
+from walsender_bridge.demo.local_server import LocalServer
 from walsender_bridge.errors import Cause
-from walsender_bridge.local_server import LocalServer
-from walsender_bridge.wire import pgoutput
+from walsender_bridge.postgres.protocol import pgoutput
 
 #: Seconds in which a gate that lets something pass would have done so many times over.
 QUIET = 0.7

@@ -20,8 +20,8 @@ from tests.support.servers import MakeServer, majors
 from tests.support.slot_failover import several
 from tests.support.waiting import wait_for
 from tests.support.wal_server import promote, run
-from walsender_bridge.capture.gate_record import decisions
-from walsender_bridge.local_server import LocalServer
+from walsender_bridge.capture.gate.record import decisions
+from walsender_bridge.demo.local_server import LocalServer
 
 FAILOVERS = 2
 NAMES = ("node_a", "node_b")

@@ -25,7 +25,7 @@ from tests.support.gate_stack import (
 from tests.support.servers import MAJORS_IN_TURN, Database
 from tests.support.waiting import wait_for
 from tests.support.wal_server import follow, promote, run
-from walsender_bridge.local_server import LocalServer
+from walsender_bridge.demo.local_server import LocalServer
 
 __all__ = ["primary", "slot"]
 

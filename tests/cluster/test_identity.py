@@ -13,9 +13,9 @@ from tests.support.attached import Attached
 from tests.support.servers import MAJORS_IN_TURN, Database
 from tests.support.waiting import wait_for
 from walsender_bridge.change_log.client import LogClient
-from walsender_bridge.commands.observation import Observer
 from walsender_bridge.config import load_config
 from walsender_bridge.errors import Cause
+from walsender_bridge.observability.observation import Observer
 
 #: By what is lost: what takes the identity away, and the table, or partition, that is named then.
 LOST = {

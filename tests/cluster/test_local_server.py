@@ -12,10 +12,10 @@ import psycopg
 import pytest
 
 from tests.support.servers import each_major, majors
-from walsender_bridge import processes
+from walsender_bridge.demo.local_server import Installation, LocalServer, by_major
+from walsender_bridge.demo.local_server.account import server_account
 from walsender_bridge.errors import LocalServerError
-from walsender_bridge.local_server import Installation, LocalServer, by_major
-from walsender_bridge.local_server.account import server_account
+from walsender_bridge.runtime import processes
 
 
 @each_major
@@ -148,7 +148,7 @@ def test_closed_folders_do_not_stop_a_server_whose_account_is_another(tmp_path, 
 _OWNER = """
 import sys
 from pathlib import Path
-from walsender_bridge.local_server import LocalServer, by_major
+from walsender_bridge.demo.local_server import LocalServer, by_major
 server = LocalServer.create(by_major()[16], Path(sys.argv[1]))
 server.start()
 print(server.pid, server.data_dir, flush=True)

@@ -21,13 +21,13 @@ from tests.support.capture_stack import (
 )
 from tests.support.servers import DEFAULT, Database, MakeServer, drop_slot, majors
 from tests.support.waiting import wait_for
-from walsender_bridge.attach.configured import capture_source, known_of
-from walsender_bridge.attach.init import init
-from walsender_bridge.commands.doctor import of_source
+from walsender_bridge.cli.doctor import of_source
 from walsender_bridge.config import load_config
+from walsender_bridge.demo.local_server import LocalServer, by_major
 from walsender_bridge.doctor.finding import Severity
 from walsender_bridge.errors import Cause, TusklineError
-from walsender_bridge.local_server import LocalServer, by_major
+from walsender_bridge.provisioning.configured import capture_source, known_of
+from walsender_bridge.provisioning.init import init
 
 LSN = re.compile(r"[0-9A-F]+/[0-9A-F]+")
 TABLES = ("public.orders", "public.audit")

@@ -6,9 +6,9 @@ from tests.support.quorum_stack import insert, load_server, numbers, waits
 from tests.support.servers import DEFAULT, MakeServer, majors
 from tests.support.waiting import wait_for
 from tests.support.wal_server import follow, run
-from walsender_bridge.local_server import LocalServer, by_major
-from walsender_bridge.local_server.account import server_account
-from walsender_bridge.proposer.failover import Step
+from walsender_bridge.demo.local_server import LocalServer, by_major
+from walsender_bridge.demo.local_server.account import server_account
+from walsender_bridge.quorum.failover.plan import Step
 
 
 @pytest.fixture

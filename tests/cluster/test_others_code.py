@@ -16,15 +16,15 @@ from slot_sync.sessions import Sessions
 from spark_consumers.flush import force_barrier
 from tests.support.attached import Attached, run_script
 from tests.support.servers import MAJORS_IN_TURN, Database
-from walsender_bridge.attach import quorum
-from walsender_bridge.attach.detach import detach
-from walsender_bridge.attach.init import as_admin, init
-from walsender_bridge.attach.record import Record
 from walsender_bridge.capture import source as capture
 from walsender_bridge.capture.source import Source
 from walsender_bridge.doctor import slots
 from walsender_bridge.errors import Cause, ServerSettingError, UntrustedError
-from walsender_bridge.sql import load
+from walsender_bridge.own_schema.provisioned import Record
+from walsender_bridge.provisioning import quorum
+from walsender_bridge.provisioning.detach import detach
+from walsender_bridge.provisioning.init import as_admin, init
+from walsender_bridge.runtime.sql import load
 
 SECRET = "planted-secret-9f2c"
 TABLES = ("public.orders", "public.audit")

@@ -13,7 +13,7 @@ from tests.support.servers import each_major
 from walsender_bridge.capture import core, events
 from walsender_bridge.change_log.client import LogEntry
 from walsender_bridge.change_log.entry import schema_hash
-from walsender_bridge.wire.lsn import MAX_LSN
+from walsender_bridge.postgres.protocol.lsn import MAX_LSN
 
 NAME = "shop.public.t"
 SETUP = (

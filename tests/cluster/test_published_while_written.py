@@ -7,13 +7,13 @@ import pytest
 
 from tests.support.servers import Database, majors
 from tests.support.waiting import wait_for
-from walsender_bridge.attach.detach import detach
-from walsender_bridge.attach.init import init
 from walsender_bridge.capture import publication
 from walsender_bridge.capture import source as capture
 from walsender_bridge.capture.publication import keeps_leaving_out
 from walsender_bridge.capture.source import Source
-from walsender_bridge.wire.connection import ReplicationConnection
+from walsender_bridge.postgres.client.replication_connection import ReplicationConnection
+from walsender_bridge.provisioning.detach import detach
+from walsender_bridge.provisioning.init import init
 
 #: Bytes of an XLogData message before what the plugin has written.
 _HEADER = 25

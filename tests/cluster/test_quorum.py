@@ -14,12 +14,18 @@ from tests.support.quorum_bank import Bank
 from tests.support.quorum_stack import Load, QuorumStack, load_server, waits
 from tests.support.servers import DEFAULT, MAJORS_IN_TURN, MakeServer
 from tests.support.waiting import wait_for
-from walsender_bridge.local_server import LocalServer
-from walsender_bridge.safekeeper.configuration import Configuration
-from walsender_bridge.safekeeper.frames import Kind
-from walsender_bridge.safekeeper.messages import NodeId, ProposerGreeting, Purpose, ServerInfo, Vote
-from walsender_bridge.safekeeper.wire_end import WireEnd
-from walsender_bridge.wire.lsn import parse_lsn
+from walsender_bridge.demo.local_server import LocalServer
+from walsender_bridge.postgres.protocol.lsn import parse_lsn
+from walsender_bridge.quorum.protocol.configuration import Configuration
+from walsender_bridge.quorum.protocol.frames import Kind
+from walsender_bridge.quorum.protocol.message_socket import WireEnd
+from walsender_bridge.quorum.protocol.messages import (
+    NodeId,
+    ProposerGreeting,
+    Purpose,
+    ServerInfo,
+    Vote,
+)
 
 
 @pytest.fixture

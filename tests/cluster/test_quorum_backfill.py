@@ -4,9 +4,9 @@ import shutil
 
 from tests.support.quorum_stack import QuorumStack, load_server
 from tests.support.waiting import wait_for
-from walsender_bridge.proposer.change_members import ProposerFiles, change, wait
-from walsender_bridge.wire.lsn import parse_lsn
-from walsender_bridge.wire.wal_page import parse_segment_name, segment_name
+from walsender_bridge.postgres.protocol.lsn import parse_lsn
+from walsender_bridge.postgres.protocol.wal_page import parse_segment_name, segment_name
+from walsender_bridge.quorum.proposer.change_members import ProposerFiles, change, wait
 
 SEGMENT = 1 << 20
 KEEP = ["--keep-bytes", str(1 << 30)]

@@ -10,8 +10,8 @@ from tests.support.quorum_stack import QuorumStack, load_server
 from tests.support.servers import MakeServer
 from tests.support.small_disk import fill, mounted
 from tests.support.waiting import wait_for
-from walsender_bridge.local_server import LocalServer
-from walsender_bridge.wire.lsn import parse_lsn
+from walsender_bridge.demo.local_server import LocalServer
+from walsender_bridge.postgres.protocol.lsn import parse_lsn
 
 MIB = 1 << 20
 

@@ -16,10 +16,10 @@ from tests.support.quorum_operator import commit, configured, hanging, names, st
 from tests.support.quorum_stack import NAME, QuorumStack, load_server
 from tests.support.servers import MakeServer
 from tests.support.waiting import wait_for
-from walsender_bridge import in_memory
-from walsender_bridge.commands.quorum_server import QuorumServer
 from walsender_bridge.config import load_config
 from walsender_bridge.errors import Cause
+from walsender_bridge.observability.quorum_server import QuorumServer
+from walsender_bridge.runtime import shared_files
 
 SECRET = "planted-secret-77c1"
 
@@ -193,10 +193,10 @@ def test_17_a_clone_on_the_same_timeline_is_refused_and_doctor_tells_it(
         other.start("proposer")
         assert other.processes.pop("proposer").wait(30) == Cause.DIVERGED
         told = load_config(tuskline.config)
-        in_memory.prepare(told.run_dir)
+        shared_files.prepare(told.run_dir)
         shutil.copy(other.status_file, told.proposer_status)
         report = tuskline.json("doctor", code=Cause.DIVERGED)
         assert "went its own way" in findings(report, "error")["proposer"][0]
-        in_memory.clear(told.run_dir, told.proposer_status.name)
+        shared_files.clear(told.run_dir, told.proposer_status.name)
     stack.start("proposer")
     wait_for(lambda: streams(stack), 30, "the right one goes on")

@@ -12,7 +12,7 @@ from tests.support.quorum_stack import NAME, QuorumStack, load_server
 from tests.support.servers import MakeServer
 from tests.support.waiting import wait_for
 from tests.support.wal_server import WalServerProcess
-from walsender_bridge.wire.replication import hot_standby_feedback
+from walsender_bridge.postgres.protocol.replication import hot_standby_feedback
 
 
 @pytest.fixture

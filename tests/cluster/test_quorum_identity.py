@@ -17,18 +17,19 @@ from tests.support.quorum_stack import NAME, QuorumStack, insert, load_server, w
 from tests.support.quorum_up import follows, hosting, quorum, up
 from tests.support.servers import MakeServer
 from tests.support.waiting import wait_for
-from walsender_bridge.attach.release_record import decisions
 from walsender_bridge.config import load_config
+from walsender_bridge.demo.local_server import LocalServer
 from walsender_bridge.errors import Cause, UnavailableError
-from walsender_bridge.local_server import LocalServer
-from walsender_bridge.proposer.failover_run import FailoverRun
-from walsender_bridge.proposer.greeting import greet
-from walsender_bridge.proposer.primary import PrimaryStream
-from walsender_bridge.proposer.quorum_record import load_file
-from walsender_bridge.safekeeper import control_file, record_file
-from walsender_bridge.safekeeper.disk import FolderDisk
-from walsender_bridge.safekeeper.effects import ControlState
-from walsender_bridge.sql import load
+from walsender_bridge.provisioning.release_record import decisions
+from walsender_bridge.quorum.failover.run import FailoverRun
+from walsender_bridge.quorum.proposer.handshake import greet
+from walsender_bridge.quorum.proposer.primary.facts import PrimaryStream
+from walsender_bridge.quorum.proposer.quorum_id_record import load_file
+from walsender_bridge.quorum.safekeeper import control_file
+from walsender_bridge.quorum.safekeeper.effects import ControlState
+from walsender_bridge.runtime import record_file
+from walsender_bridge.runtime.folder import FolderDisk
+from walsender_bridge.runtime.sql import load
 
 #: The table in which the id is recorded.
 RECORD = next(

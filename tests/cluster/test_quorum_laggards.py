@@ -10,9 +10,9 @@ import pytest
 from tests.support.quorum_stack import QuorumStack, load_server, peak_memory
 from tests.support.servers import MakeServer
 from tests.support.waiting import wait_for
+from walsender_bridge.demo.local_server import LocalServer
 from walsender_bridge.errors import Cause
-from walsender_bridge.local_server import LocalServer
-from walsender_bridge.wire.lsn import parse_lsn
+from walsender_bridge.postgres.protocol.lsn import parse_lsn
 
 MIB = 1 << 20
 

@@ -13,12 +13,12 @@ from tests.support.quorum_stack import Load, QuorumStack, load_server, numbers, 
 from tests.support.relay import Gate
 from tests.support.servers import MakeServer
 from tests.support.waiting import wait_for
+from walsender_bridge.demo.local_server import LocalServer
 from walsender_bridge.errors import Cause, DeadlineError, UsageError
-from walsender_bridge.local_server import LocalServer
-from walsender_bridge.proposer.change_members import ProposerFiles, change, wait
-from walsender_bridge.proposer.links import SILENT_SECONDS
-from walsender_bridge.safekeeper.messages import Configure, Message
-from walsender_bridge.wire.lsn import parse_lsn
+from walsender_bridge.postgres.protocol.lsn import parse_lsn
+from walsender_bridge.quorum.proposer.change_members import ProposerFiles, change, wait
+from walsender_bridge.quorum.proposer.links import SILENT_SECONDS
+from walsender_bridge.quorum.protocol.messages import Configure, Message
 
 
 @pytest.fixture

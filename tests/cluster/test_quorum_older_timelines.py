@@ -10,8 +10,8 @@ import pytest
 from tests.support.quorum_stack import QuorumStack, load_server
 from tests.support.servers import MakeServer
 from tests.support.waiting import wait_for
-from walsender_bridge.local_server import LocalServer
-from walsender_bridge.proposer.change_members import ProposerFiles, change, wait
+from walsender_bridge.demo.local_server import LocalServer
+from walsender_bridge.quorum.proposer.change_members import ProposerFiles, change, wait
 
 
 def has_segment(folder: Path) -> bool:

@@ -19,9 +19,9 @@ from tests.support.quorum_stack import NAME, QuorumStack, load_server
 from tests.support.servers import DEFAULT, MAJORS_IN_TURN, MakeServer
 from tests.support.waiting import wait_for
 from walsender_bridge.config import load_config
+from walsender_bridge.demo.local_server import LocalServer
 from walsender_bridge.errors import Cause
-from walsender_bridge.local_server import LocalServer
-from walsender_bridge.wire.lsn import parse_lsn
+from walsender_bridge.postgres.protocol.lsn import parse_lsn
 
 NEEDED = f"ANY 1 ({NAME})"
 RELEASE = ("quorum", "release", "--yes", "--yes-i-may-lose-data")

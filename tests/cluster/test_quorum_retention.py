@@ -19,9 +19,9 @@ from tests.support.servers import MakeServer
 from tests.support.waiting import wait_for
 from tests.support.wal_server import PASSWORD, USER, verifier
 from walsender_bridge.config import load_config
-from walsender_bridge.local_server import LocalServer
-from walsender_bridge.wire.lsn import parse_lsn
-from walsender_bridge.wire.wal_page import segment_name
+from walsender_bridge.demo.local_server import LocalServer
+from walsender_bridge.postgres.protocol.lsn import parse_lsn
+from walsender_bridge.postgres.protocol.wal_page import segment_name
 
 SEGMENT = 1 << 20
 

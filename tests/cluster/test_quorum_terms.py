@@ -12,13 +12,13 @@ from tests.support.quorum_stack import QuorumStack, load_server
 from tests.support.servers import MakeServer
 from tests.support.waiting import wait_for
 from walsender_bridge.errors import ConnectionFailedError
-from walsender_bridge.proposer.change_members import ProposerFiles, change, wait
-from walsender_bridge.safekeeper import control_file
-from walsender_bridge.safekeeper import messages as m
-from walsender_bridge.safekeeper.disk import FolderDisk
-from walsender_bridge.safekeeper.frames import decode
-from walsender_bridge.safekeeper.terms import MAX_LEAP
-from walsender_bridge.safekeeper.wire_end import WireEnd
+from walsender_bridge.quorum.proposer.change_members import ProposerFiles, change, wait
+from walsender_bridge.quorum.protocol import messages as m
+from walsender_bridge.quorum.protocol.frames import decode
+from walsender_bridge.quorum.protocol.message_socket import WireEnd
+from walsender_bridge.quorum.protocol.terms import MAX_LEAP
+from walsender_bridge.quorum.safekeeper import control_file
+from walsender_bridge.runtime.folder import FolderDisk
 
 GREATEST = (1 << 64) - 1
 

@@ -12,8 +12,8 @@ from tests.support.relay import Relay
 from tests.support.servers import MakeServer
 from tests.support.waiting import wait_for
 from tests.support.wal_server import Receivers
-from walsender_bridge.wire.lsn import parse_lsn
-from walsender_bridge.wire.wal_page import PAGE_BYTES
+from walsender_bridge.postgres.protocol.lsn import parse_lsn
+from walsender_bridge.postgres.protocol.wal_page import PAGE_BYTES
 
 SEGMENT = 16 << 20
 

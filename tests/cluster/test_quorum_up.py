@@ -23,15 +23,15 @@ from tests.support.quorum_up import follows, hosting, pids, quorum, up
 from tests.support.servers import MakeServer
 from tests.support.waiting import wait_for
 from tests.support.wal_server import PASSWORD, USER, verifier
-from walsender_bridge import in_memory, processes, status_file
 from walsender_bridge.change_log.client import LogClient
-from walsender_bridge.commands import quorum_view
 from walsender_bridge.config import load_config
+from walsender_bridge.demo.local_server import LocalServer
 from walsender_bridge.errors import Cause
-from walsender_bridge.local_server import LocalServer
-from walsender_bridge.safekeeper import data_dir
-from walsender_bridge.supervisor import read_states
-from walsender_bridge.wire.lsn import parse_lsn
+from walsender_bridge.observability import quorum_view
+from walsender_bridge.postgres.protocol.lsn import parse_lsn
+from walsender_bridge.quorum.safekeeper import data_dir
+from walsender_bridge.runtime import processes, shared_files, status_file
+from walsender_bridge.runtime.supervisor import read_states
 
 COUNT = 3
 
@@ -219,7 +219,7 @@ def test_1_a_part_that_is_killed_comes_back_and_everything_ends_with_up(tuskline
 def test_4_a_proposer_that_is_displaced_says_so_and_does_not_come_back(tuskline, server, tmp_path):
     up(tuskline)
     section = quorum(tuskline)["safekeepers"]
-    argv = [sys.executable, "-m", "walsender_bridge.proposer"]
+    argv = [sys.executable, "-m", "walsender_bridge.quorum.proposer"]
     argv += [f"--safekeeper={each['address']}" for each in section]
     with (tmp_path / "rival.log").open("wb") as log:
         rival = subprocess.Popen(
@@ -254,7 +254,7 @@ def test_38_a_bridge_is_no_quorum_with_the_one_safekeeper_it_hosts(tmp_path, ser
 
 def test_38_a_membership_that_is_not_the_configured_one_is_red(tuskline):
     settings = load_config(tuskline.config)
-    in_memory.prepare(settings.run_dir)
+    shared_files.prepare(settings.run_dir)
     told = {"phase": "leading", "quorum": True, "membership": {"members": [], "unlike": "1 of 3"}}
     status_file.write(settings.proposer_status, {**told, "safekeepers": []})
     seen = quorum_view.look(settings)
@@ -267,7 +267,15 @@ def test_25_a_directory_of_somebody_else_is_left_alone_and_stops_no_other(tuskli
     foreign.mkdir(parents=True)
     (foreign / "PG_VERSION").write_text("16")
     keeper = subprocess.Popen(
-        [sys.executable, "-m", "walsender_bridge.cli", "keeper", "run", "-c", str(tuskline.config)]
+        [
+            sys.executable,
+            "-m",
+            "walsender_bridge.cli.app",
+            "keeper",
+            "run",
+            "-c",
+            str(tuskline.config),
+        ]
     )
     try:
         wait_for(
@@ -375,7 +383,7 @@ def test_25_two_safekeepers_never_use_one_directory(tmp_path):
     with data_dir.held(tmp_path / "data"):
         done = subprocess.run(
             [
-                *(sys.executable, "-m", "walsender_bridge.safekeeper"),
+                *(sys.executable, "-m", "walsender_bridge.quorum.safekeeper"),
                 *("--data-dir", str(tmp_path / "data"), "--listen", "127.0.0.1:0"),
                 *("--positions", str(tmp_path / "positions")),
             ],

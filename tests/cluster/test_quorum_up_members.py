@@ -18,11 +18,11 @@ from tests.support.quorum_stack import insert, load_server
 from tests.support.quorum_up import follows, hosting, pids, quorum, up
 from tests.support.servers import MakeServer
 from tests.support.waiting import wait_for
-from walsender_bridge.commands.top import Top
+from walsender_bridge.cli.top import Top
 from walsender_bridge.config import load_config
+from walsender_bridge.demo.local_server import LocalServer, free_port
 from walsender_bridge.errors import Cause
-from walsender_bridge.local_server import LocalServer, free_port
-from walsender_bridge.wire.lsn import parse_lsn
+from walsender_bridge.postgres.protocol.lsn import parse_lsn
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def tuskline(tmp_path: Path, server: LocalServer, count: int) -> Iterator[Attach
 def one_more(tmp_path: Path) -> Iterator[str]:
     """A safekeeper that the configuration does not know; its address."""
     address = f"127.0.0.1:{free_port()}"
-    argv = [sys.executable, "-m", "walsender_bridge.safekeeper"]
+    argv = [sys.executable, "-m", "walsender_bridge.quorum.safekeeper"]
     argv += [f"--data-dir={tmp_path / 'more'}", f"--listen={address}"]
     argv += [f"--positions={tmp_path / 'more-positions'}"]
     with (tmp_path / "more.log").open("wb") as log:

@@ -11,8 +11,8 @@ from tests.support.quorum_bank import Bank
 from tests.support.servers import MakeServer
 from tests.support.waiting import wait_for
 from tests.support.wal_server import backup, current_lsn, follow, run
-from walsender_bridge.local_server import LocalServer
-from walsender_bridge.proposer.failover import Step
+from walsender_bridge.demo.local_server import LocalServer
+from walsender_bridge.quorum.failover.plan import Step
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ from tests.support.capture_stack import ChangeLog
 from tests.support.log_entries import SCHEMAS, EntryMaker
 from tests.support.waiting import wait_for
 from walsender_bridge.change_log.client import LogClient, ReplicaClient, StreamCut
-from walsender_bridge.change_log.replica_service import ReplicaServer
-from walsender_bridge.change_log.repository_service import RepositoryServer
+from walsender_bridge.change_log.replica.service import ReplicaServer
+from walsender_bridge.change_log.repository.service import RepositoryServer
 from walsender_bridge.errors import (
     DeadlineError,
     DivergedError,
@@ -343,7 +343,7 @@ def test_a_repository_that_cannot_be_read_any_more_ends(tmp_path: Path) -> None:
     script = """
 import sys, threading
 from pathlib import Path
-from walsender_bridge.change_log.repository_service import RepositoryServer
+from walsender_bridge.change_log.repository.service import RepositoryServer
 server = RepositoryServer(Path(sys.argv[1]), "127.0.0.1:0", keepers=["grpc://127.0.0.1:1"])
 server.start()
 def broken(): raise ValueError("record 7 is missing")

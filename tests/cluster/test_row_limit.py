@@ -6,8 +6,8 @@ import pytest
 from tests.support.capture_stack import CaptureProcess, ChangeLog, make_tables, wal_end
 from tests.support.servers import MAJORS_IN_TURN, MakeServer
 from tests.support.waiting import wait_for
+from walsender_bridge.demo.local_server import LocalServer
 from walsender_bridge.errors import Cause
-from walsender_bridge.local_server import LocalServer
 
 #: Eight bytes of text for each byte of the value; 136 MB, of which WAL has one hundredth.
 TOO_LARGE = (

@@ -14,17 +14,17 @@ import pytest
 
 from tests.support.wal import SMALL, Wal
 from walsender_bridge.errors import ConnectionFailedError, UnavailableError
-from walsender_bridge.safekeeper import connection, control_file, data_dir
-from walsender_bridge.safekeeper import messages as m
-from walsender_bridge.safekeeper.configuration import Configuration
-from walsender_bridge.safekeeper.connection import MOST_CONNECTIONS
-from walsender_bridge.safekeeper.disk import FolderDisk
-from walsender_bridge.safekeeper.driver import SafekeeperDriver
-from walsender_bridge.safekeeper.effects import ControlState, PersistDue
-from walsender_bridge.safekeeper.frames import HEADER_BYTES, decode, encode
-from walsender_bridge.safekeeper.history import EpochEntry, History
-from walsender_bridge.safekeeper.settings import Settings
-from walsender_bridge.safekeeper.wire_end import WireEnd
+from walsender_bridge.quorum.protocol import messages as m
+from walsender_bridge.quorum.protocol.configuration import Configuration
+from walsender_bridge.quorum.protocol.frames import HEADER_BYTES, decode, encode
+from walsender_bridge.quorum.protocol.history import EpochEntry, History
+from walsender_bridge.quorum.protocol.message_socket import WireEnd
+from walsender_bridge.quorum.safekeeper import connection, control_file, data_dir
+from walsender_bridge.quorum.safekeeper.connection import MOST_CONNECTIONS
+from walsender_bridge.quorum.safekeeper.driver import SafekeeperDriver
+from walsender_bridge.quorum.safekeeper.effects import ControlState, PersistDue
+from walsender_bridge.quorum.safekeeper.settings import Settings
+from walsender_bridge.runtime.folder import FolderDisk
 
 SEGMENT = SMALL.segment_bytes
 HALF = SEGMENT // 2

@@ -13,15 +13,16 @@ from pathlib import Path
 import pytest
 
 from tests.support.waiting import wait_for
+from walsender_bridge.demo.local_server import free_port
 from walsender_bridge.errors import Cause
-from walsender_bridge.local_server import free_port
-from walsender_bridge.safekeeper import control_file, hosting, record_file
-from walsender_bridge.safekeeper import messages as m
-from walsender_bridge.safekeeper.configuration import Configuration
-from walsender_bridge.safekeeper.connection import GREETING_SECONDS
-from walsender_bridge.safekeeper.disk import FolderDisk
-from walsender_bridge.safekeeper.frames import decode
-from walsender_bridge.safekeeper.wire_end import WireEnd
+from walsender_bridge.quorum.protocol import messages as m
+from walsender_bridge.quorum.protocol.configuration import Configuration
+from walsender_bridge.quorum.protocol.frames import decode
+from walsender_bridge.quorum.protocol.message_socket import WireEnd
+from walsender_bridge.quorum.safekeeper import control_file, hosting
+from walsender_bridge.quorum.safekeeper.connection import GREETING_SECONDS
+from walsender_bridge.runtime import record_file
+from walsender_bridge.runtime.folder import FolderDisk
 
 OURS = m.ServerInfo(system_id=7, major=16, segment_size=1 << 20)
 
@@ -35,7 +36,12 @@ class OneSafekeeper:
         self.port = free_port()
         self.process: subprocess.Popen[bytes] | None = None
         self._command = [
-            *(sys.executable, "-m", "walsender_bridge.safekeeper", f"--data-dir={self.data}"),
+            *(
+                sys.executable,
+                "-m",
+                "walsender_bridge.quorum.safekeeper",
+                f"--data-dir={self.data}",
+            ),
             *(f"--listen=127.0.0.1:{self.port}", f"--positions={folder / 'positions'}"),
         ]
 

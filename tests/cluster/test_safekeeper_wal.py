@@ -9,12 +9,12 @@ import pytest
 
 from tests.support.servers import majors
 from walsender_bridge.errors import LocalServerError
-from walsender_bridge.safekeeper.disk import FolderDisk
-from walsender_bridge.safekeeper.segments import StorageLimits
-from walsender_bridge.safekeeper.wal_storage import WalStorage
-from walsender_bridge.wire import wal_page
-from walsender_bridge.wire.lsn import format_lsn, parse_lsn
-from walsender_bridge.wire.wal_page import WalFormat
+from walsender_bridge.postgres.protocol import wal_page
+from walsender_bridge.postgres.protocol.lsn import format_lsn, parse_lsn
+from walsender_bridge.postgres.protocol.wal_page import WalFormat
+from walsender_bridge.quorum.safekeeper.storage.segments import StorageLimits
+from walsender_bridge.quorum.safekeeper.storage.wal import WalStorage
+from walsender_bridge.runtime.folder import FolderDisk
 
 
 @pytest.mark.parametrize("major", majors())

@@ -12,7 +12,7 @@ from tests.support.slot_copies import rows
 from tests.support.slot_subscriber import receiver_stopped, subscriber, until_confirmed
 from tests.support.slot_sync import STANDBY, SlotStack, attached, slot_stack
 from tests.support.waiting import wait_for
-from walsender_bridge.local_server import LocalServer
+from walsender_bridge.demo.local_server import LocalServer
 
 
 @pytest.fixture(scope="module", autouse=True)

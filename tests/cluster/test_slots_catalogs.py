@@ -31,7 +31,7 @@ from tests.support.slot_sync import STANDBY, SlotStack, slot_stack
 from tests.support.snapshot_files import lacking
 from tests.support.unrewound import never_counts, returned
 from tests.support.waiting import wait_for
-from walsender_bridge.local_server import LocalServer
+from walsender_bridge.demo.local_server import LocalServer
 
 #: Promotions on each major in `make test-all`; in `make test` one, on one major.
 PROMOTIONS = 20

@@ -17,7 +17,7 @@ from tests.support.slot_copies import PHYSICAL, rows, slot_names
 from tests.support.slot_sync import STANDBY, SlotStack, attached, slot_stack
 from tests.support.waiting import wait_for
 from tests.support.wal_server import PASSWORD, USER, WalServerProcess
-from walsender_bridge.wire.lsn import parse_lsn
+from walsender_bridge.postgres.protocol.lsn import parse_lsn
 
 
 @pytest.fixture(scope="module", autouse=True)

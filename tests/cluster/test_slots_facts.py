@@ -23,7 +23,7 @@ from tests.support.slot_copies import (
 from tests.support.slot_sync import STANDBY, SlotStack, slot_stack
 from tests.support.waiting import wait_for
 from tests.support.wal_server import backup, follow
-from walsender_bridge.local_server import LocalServer
+from walsender_bridge.demo.local_server import LocalServer
 
 NATIVE = [each for each in MAJORS if isinstance(each.values[0], int) and each.values[0] >= 17]
 

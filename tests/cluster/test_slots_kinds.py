@@ -16,9 +16,9 @@ from tests.support import extension
 from tests.support.slot_copies import PHYSICAL, Pair, inspect, rows, slot_names
 from tests.support.slot_sync import STANDBY, SlotStack
 from tests.support.waiting import wait_for
+from walsender_bridge.demo.local_server import LocalServer
 from walsender_bridge.doctor import slots as doctor
 from walsender_bridge.doctor.finding import Finding, Severity
-from walsender_bridge.local_server import LocalServer
 
 
 def do(server: LocalServer, dbname: str, *statements: str) -> None:

@@ -24,7 +24,7 @@ from tests.support.slot_failover import (
 )
 from tests.support.slot_sync import slot_stack
 from tests.support.waiting import wait_for
-from walsender_bridge.capture.gate_record import decisions
+from walsender_bridge.capture.gate.record import decisions
 
 #: The major that most promotions run on, and how many those are: in `make test`, and in `make test-all`.
 OFTEN, OFTEN_SHORT, OFTEN_LONG = 15, 2, 20

@@ -15,7 +15,7 @@ from tests.support.slot_copies import PUBLICATION, rows, running_pair
 from tests.support.slot_failover import captured, positions
 from tests.support.slot_sync import STANDBY, SlotStack
 from tests.support.waiting import wait_for
-from walsender_bridge.local_server import LocalServer
+from walsender_bridge.demo.local_server import LocalServer
 
 #: pgoutput decodes prepared transactions at PREPARE from 15 on.
 TWO_PHASE = [each for each in ONE if each.values[0] >= 15]

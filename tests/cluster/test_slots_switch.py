@@ -20,7 +20,7 @@ from tests.support.slot_copies import PHYSICAL, received, rows
 from tests.support.slot_failover import Reader, captured, positions, transactions, until_both
 from tests.support.slot_sync import STANDBY, SlotStack, slot_stack
 from tests.support.waiting import wait_for
-from walsender_bridge.wire.lsn import parse_lsn
+from walsender_bridge.postgres.protocol.lsn import parse_lsn
 
 SEGMENT = 16 << 20
 #: Of one record: several segments.

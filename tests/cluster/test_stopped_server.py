@@ -20,9 +20,9 @@ from tests.support.servers import Database, MakeServer
 from tests.support.waiting import wait_for
 from walsender_bridge.capture import source
 from walsender_bridge.errors import DeadlineError, TusklineError
-from walsender_bridge.wire import connection as connection_module
-from walsender_bridge.wire.bounded import BoundedConnection
-from walsender_bridge.wire.connection import ReplicationConnection
+from walsender_bridge.postgres.client import replication_connection as connection_module
+from walsender_bridge.postgres.client.bounded_query import BoundedConnection
+from walsender_bridge.postgres.client.replication_connection import ReplicationConnection
 
 
 @contextmanager

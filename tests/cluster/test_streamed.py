@@ -23,9 +23,9 @@ from tests.support.capture_stack import (
 )
 from tests.support.servers import MAJORS_IN_TURN, Database, MakeServer
 from tests.support.waiting import wait_for
+from walsender_bridge.demo.local_server import LocalServer
 from walsender_bridge.errors import Cause, DeadlineError
-from walsender_bridge.local_server import LocalServer
-from walsender_bridge.wire import pgoutput
+from walsender_bridge.postgres.protocol import pgoutput
 
 TABLES = ("public.orders", "public.audit")
 #: So little that every transaction of more than some hundred rows is streamed.

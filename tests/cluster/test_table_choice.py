@@ -10,20 +10,20 @@ from tests.support.attached import Attached, run_script
 from tests.support.capture_stack import CaptureProcess, ChangeLog, wal_end
 from tests.support.servers import MAJORS_IN_TURN, Database
 from tests.support.waiting import wait_for
-from walsender_bridge.attach.detach import detach
-from walsender_bridge.attach.init import init, withdraw
-from walsender_bridge.attach.new_tables import offered
-from walsender_bridge.attach.table import add_table
 from walsender_bridge.capture import publication
 from walsender_bridge.capture import source as capture
 from walsender_bridge.capture.source import Source
-from walsender_bridge.commands.observation import Observer
-from walsender_bridge.commands.status import summary
+from walsender_bridge.cli.status import summary
 from walsender_bridge.config import load_config
 from walsender_bridge.doctor.finding import Finding, Severity
 from walsender_bridge.doctor.server import examine
 from walsender_bridge.errors import PrivilegeError, PublicationError
-from walsender_bridge.sql import load
+from walsender_bridge.observability.observation import Observer
+from walsender_bridge.provisioning.default_privileges import offered
+from walsender_bridge.provisioning.detach import detach
+from walsender_bridge.provisioning.init import init, withdraw
+from walsender_bridge.provisioning.table import add_table
+from walsender_bridge.runtime.sql import load
 
 SECRET = "planted-secret-3e80"
 

@@ -22,12 +22,12 @@ from tests.support.attached import Attached, difference, server_state
 from tests.support.capture_stack import make_tables, wal_end
 from tests.support.servers import Database, MakeServer, drop_slot
 from tests.support.waiting import wait_for
-from walsender_bridge import lifetime, processes
 from walsender_bridge.change_log.client import LogClient
-from walsender_bridge.commands.observation import Observer
-from walsender_bridge.commands.top import Top
+from walsender_bridge.cli.top import Top
 from walsender_bridge.config import load_config
 from walsender_bridge.errors import Cause, TusklineError
+from walsender_bridge.observability.observation import Observer
+from walsender_bridge.runtime import pid_file, processes
 
 SECRET = "planted-secret-77de"
 METRICS_PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -215,7 +215,7 @@ def test_a_part_that_dies_is_told_and_comes_back(tuskline: Attached, shop: Datab
     family = processes.family(tuskline.process.pid)
     tuskline.kill_up()
     wait_for(lambda: not any(map(processes.alive, family)), 20, "its children ended with it")
-    assert lifetime.owner(tuskline.run_dir) is None
+    assert pid_file.owner(tuskline.run_dir) is None
     assert tuskline.json("down")["ended"] is None
     report = tuskline.json("status", code=Cause.UNAVAILABLE)
     assert "process bridge is gone" in report["ill"]

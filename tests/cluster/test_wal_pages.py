@@ -9,10 +9,10 @@ import pytest
 
 from tests.support.servers import majors
 from walsender_bridge.errors import LocalServerError
-from walsender_bridge.wire import wal_page
-from walsender_bridge.wire.lsn import parse_lsn
-from walsender_bridge.wire.wal_page import PAGE_BYTES, WalFormat
-from walsender_bridge.wire.wal_record import Walk, aligned
+from walsender_bridge.postgres.protocol import wal_page
+from walsender_bridge.postgres.protocol.lsn import parse_lsn
+from walsender_bridge.postgres.protocol.wal_page import PAGE_BYTES, WalFormat
+from walsender_bridge.postgres.protocol.wal_record import Walk, aligned
 
 _LINE = re.compile(
     r"rmgr: (\S+) .*?tx: +(\d+), lsn: ([0-9A-F]+/[0-9A-F]+), prev ([0-9A-F]+/[0-9A-F]+)"

@@ -20,10 +20,10 @@ from tests.support.wal_server import (
     replayed,
     run,
 )
-from walsender_bridge.local_server import LocalServer, by_major
-from walsender_bridge.safekeeper.server.wal_folder import PARTIAL
-from walsender_bridge.wire.lsn import parse_lsn
-from walsender_bridge.wire.wal_page import segment_name
+from walsender_bridge.demo.local_server import LocalServer, by_major
+from walsender_bridge.postgres.protocol.lsn import parse_lsn
+from walsender_bridge.postgres.protocol.wal_page import segment_name
+from walsender_bridge.quorum.wal_server.wal_folder import PARTIAL
 
 #: Majors that have client tools here; a bare server has none.
 WITH_TOOLS = [m for m in majors() if (by_major()[m].bin_dir / "pg_receivewal").exists()]

@@ -23,10 +23,10 @@ from tests.support.wal_server import (
     run,
 )
 from tests.support.wire_client import RawClient, message, startup
-from walsender_bridge.local_server import LocalServer
-from walsender_bridge.safekeeper.server.slots import MOST_SLOTS
-from walsender_bridge.wire.lsn import format_lsn
-from walsender_bridge.wire.wal_page import segment_name
+from walsender_bridge.demo.local_server import LocalServer
+from walsender_bridge.postgres.protocol.lsn import format_lsn
+from walsender_bridge.postgres.protocol.wal_page import segment_name
+from walsender_bridge.quorum.wal_server.slots import MOST_SLOTS
 
 
 @pytest.fixture(scope="module")

@@ -8,13 +8,13 @@ import psycopg
 import pytest
 
 from tests.support.servers import MakeServer
+from walsender_bridge.demo.local_server import LocalServer
 from walsender_bridge.errors import ConnectionFailedError
-from walsender_bridge.local_server import LocalServer
-from walsender_bridge.proposer import wal_stream
-from walsender_bridge.proposer.copy_both import LibpqCopy
-from walsender_bridge.proposer.primary import PrimaryStream
-from walsender_bridge.proposer.wal_stream import SocketCopy, WalStream
-from walsender_bridge.wire.lsn import parse_lsn
+from walsender_bridge.postgres.protocol.lsn import parse_lsn
+from walsender_bridge.quorum.proposer.primary import wal_stream
+from walsender_bridge.quorum.proposer.primary.copy_both import LibpqCopy
+from walsender_bridge.quorum.proposer.primary.facts import PrimaryStream
+from walsender_bridge.quorum.proposer.primary.wal_stream import SocketCopy, WalStream
 
 SEGMENT = 16 << 20
 

@@ -9,8 +9,8 @@ import pytest
 from tests.support.servers import Database, drop_slot
 from tests.support.waiting import wait_for
 from walsender_bridge.errors import PublicationError
-from walsender_bridge.wire.connection import ReplicationConnection
-from walsender_bridge.wire.replication import status_update
+from walsender_bridge.postgres.client.replication_connection import ReplicationConnection
+from walsender_bridge.postgres.protocol.replication import status_update
 
 
 def test_a_report_between_the_last_change_and_the_servers_error_hides_no_error(

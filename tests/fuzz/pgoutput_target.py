@@ -32,7 +32,7 @@ with atheris.instrument_imports(include=["walsender_bridge", "spark_consumers"])
         NotSupportedError,
         UnsupportedValueError,
     )
-    from walsender_bridge.wire import pgoutput
+    from walsender_bridge.postgres.protocol import pgoutput
 
 EXPECTED = (CorruptError, MalformedMessageError, NotSupportedError, UnsupportedValueError)
 PARSERS = (

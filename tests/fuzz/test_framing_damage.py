@@ -9,11 +9,12 @@ from itertools import islice
 import pytest
 
 from tests.support.capture_model import Replica, Server
-from walsender_bridge.capture import core, events, spool
+from walsender_bridge.capture import core, events
+from walsender_bridge.capture.spool import core as spool
 from walsender_bridge.errors import CorruptError, DivergedError, MalformedMessageError, SpoolError
-from walsender_bridge.wire import pgoutput
-from walsender_bridge.wire.lsn import MAX_LSN
-from walsender_bridge.wire.replication import XLOG_HEADER_SIZE
+from walsender_bridge.postgres.protocol import pgoutput
+from walsender_bridge.postgres.protocol.lsn import MAX_LSN
+from walsender_bridge.postgres.protocol.replication import XLOG_HEADER_SIZE
 
 EXPECTED = (MalformedMessageError, DivergedError, SpoolError, CorruptError)
 #: Far more than an honest session of this size takes on a busy machine.

@@ -13,7 +13,7 @@ from tests.support.pinned import connect_pinned
 from tests.support.servers import Database
 from tests.support.slot_changes import PUBLICATION
 from walsender_bridge.change_log.entry import schema_record
-from walsender_bridge.wire import pgoutput
+from walsender_bridge.postgres.protocol import pgoutput
 
 #: Seconds for one input, MB for the process, bytes of an input.
 TIMEOUT, MEMORY, LENGTH = 5, 1500, 4096

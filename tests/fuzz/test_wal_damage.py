@@ -8,9 +8,9 @@ import pytest
 
 from tests.support.wal import MIB, SMALL, Wal
 from walsender_bridge.errors import CorruptError, NotSupportedError
-from walsender_bridge.wire import wal_page
-from walsender_bridge.wire.wal_page import PAGE_BYTES
-from walsender_bridge.wire.wal_record import Walk, aligned, record_start_before
+from walsender_bridge.postgres.protocol import wal_page
+from walsender_bridge.postgres.protocol.wal_page import PAGE_BYTES
+from walsender_bridge.postgres.protocol.wal_record import Walk, aligned, record_start_before
 
 LIMIT_SECONDS = 5.0
 

@@ -9,14 +9,19 @@ import tracemalloc
 import pytest
 
 from walsender_bridge.errors import MalformedMessageError
-from walsender_bridge.safekeeper.server.login import Login, Step
-from walsender_bridge.safekeeper.server.positions import Positions
-from walsender_bridge.safekeeper.server.stream import Stream
-from walsender_bridge.safekeeper.server.users import ScramExchange, Verifier
-from walsender_bridge.wire import replication_command
-from walsender_bridge.wire.backend import SqlErrorReply
-from walsender_bridge.wire.frontend import MESSAGE_LIMIT, STARTUP_LIMIT, FrontendParser, Message
-from walsender_bridge.wire.replication import History
+from walsender_bridge.postgres.protocol import replication_command
+from walsender_bridge.postgres.protocol.backend import SqlErrorReply
+from walsender_bridge.postgres.protocol.frontend import (
+    MESSAGE_LIMIT,
+    STARTUP_LIMIT,
+    FrontendParser,
+    Message,
+)
+from walsender_bridge.postgres.protocol.replication import History
+from walsender_bridge.quorum.protocol.positions import Positions
+from walsender_bridge.quorum.wal_server.login import Login, Step
+from walsender_bridge.quorum.wal_server.stream import Stream
+from walsender_bridge.quorum.wal_server.users import ScramExchange, Verifier
 
 ROUNDS = 6000
 COMMANDS = [

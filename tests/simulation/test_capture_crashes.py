@@ -14,11 +14,12 @@ from collections.abc import Iterable
 import pytest
 
 from tests.support.capture_model import Replica, Server
-from walsender_bridge.capture import core, entries, events, spool
+from walsender_bridge.capture import core, entries, events
 from walsender_bridge.capture.overlap import Overlap
 from walsender_bridge.capture.source import LogPosition, judge
+from walsender_bridge.capture.spool import core as spool
 from walsender_bridge.errors import DivergedError
-from walsender_bridge.wire.replication import History, SystemIdentity
+from walsender_bridge.postgres.protocol.replication import History, SystemIdentity
 
 STEPS = 400
 

@@ -8,8 +8,9 @@ from unittest import mock
 import pytest
 
 from tests.support.gate_model import PassedError, explore
-from walsender_bridge.capture import gate, gate_slots
-from walsender_bridge.capture.gate_slots import Sender, Slot
+from walsender_bridge.capture.gate import core as gate
+from walsender_bridge.capture.gate import slots as gate_slots
+from walsender_bridge.capture.gate.slots import Sender, Slot
 
 LENGTH = 24
 

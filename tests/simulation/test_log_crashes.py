@@ -18,12 +18,18 @@ import pytest
 from tests.support import pgoutput_messages as pg
 from tests.support.log_entries import ACCOUNTS, HASHES, SCHEMAS
 from walsender_bridge.change_log import entry
-from walsender_bridge.change_log.host import HostedReplica
 from walsender_bridge.change_log.protocol import Report
-from walsender_bridge.change_log.replica_disk import Judgement
-from walsender_bridge.change_log.repository import Created, Record, Repository, StreamCreated, Tick
+from walsender_bridge.change_log.replica.disk import Judgement
+from walsender_bridge.change_log.replica.host import HostedReplica
+from walsender_bridge.change_log.repository.core import (
+    Created,
+    Record,
+    Repository,
+    StreamCreated,
+    Tick,
+)
+from walsender_bridge.change_log.repository.stream_faults import StreamFaults
 from walsender_bridge.change_log.restart import build_restart
-from walsender_bridge.change_log.stream_faults import StreamFaults
 from walsender_bridge.errors import InvalidReplicaError, TusklineError
 
 STREAMS = ("a", "b")

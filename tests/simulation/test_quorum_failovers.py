@@ -9,13 +9,13 @@ from unittest import mock
 import pytest
 
 from tests.support.quorum.failovers import FailoverWorld
-from walsender_bridge.proposer import core as proposer_core
-from walsender_bridge.proposer import lineage
-from walsender_bridge.proposer.effects import Lineage
-from walsender_bridge.safekeeper import effects as e
-from walsender_bridge.safekeeper import messages as m
-from walsender_bridge.safekeeper.core import Safekeeper
-from walsender_bridge.safekeeper.history import EpochEntry, History
+from walsender_bridge.quorum.proposer import core as proposer_core
+from walsender_bridge.quorum.proposer import lineage
+from walsender_bridge.quorum.proposer.effects import Lineage
+from walsender_bridge.quorum.protocol import messages as m
+from walsender_bridge.quorum.protocol.history import EpochEntry, History
+from walsender_bridge.quorum.safekeeper import effects as e
+from walsender_bridge.quorum.safekeeper.core import Safekeeper
 
 EVENTS = 900
 

@@ -13,19 +13,22 @@ import pytest
 from tests.support.simulated_disk import PowerCutError, SimulatedDisk, _Handle
 from tests.support.wal import MIB, SMALL, Wal
 from walsender_bridge.errors import CorruptError, DiskFullError, TrimmedError
-from walsender_bridge.safekeeper import backfill, segments, wal_recovery, wal_storage
-from walsender_bridge.safekeeper.backfill import Backfill
-from walsender_bridge.safekeeper.segments import PARTIAL, Segments, StorageLimits
-from walsender_bridge.safekeeper.wal_storage import WalStorage
-from walsender_bridge.wire import wal_record
-from walsender_bridge.wire.wal_page import (
+from walsender_bridge.postgres.protocol import wal_record
+from walsender_bridge.postgres.protocol.wal_page import (
     PAGE_BYTES,
     SHORT_HEADER,
     page_start,
     parse_page_header,
     parse_segment_name,
 )
-from walsender_bridge.wire.wal_record import Walk
+from walsender_bridge.postgres.protocol.wal_record import Walk
+from walsender_bridge.quorum.safekeeper import backfill
+from walsender_bridge.quorum.safekeeper.backfill import Backfill
+from walsender_bridge.quorum.safekeeper.storage import recovery as wal_recovery
+from walsender_bridge.quorum.safekeeper.storage import segments
+from walsender_bridge.quorum.safekeeper.storage import wal as wal_storage
+from walsender_bridge.quorum.safekeeper.storage.segments import PARTIAL, Segments, StorageLimits
+from walsender_bridge.quorum.safekeeper.storage.wal import WalStorage
 
 #: Room for the position file is always left.
 LIMITS = StorageLimits(free_bytes=100_000)

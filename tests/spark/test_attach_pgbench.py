@@ -24,10 +24,10 @@ from spark_consumers.lakehouse.manifest import open_chain
 from tests.support.attached import Attached, difference, server_state
 from tests.support.servers import MakeServer
 from tests.support.waiting import wait_for
+from walsender_bridge.demo.local_server import LocalServer
 from walsender_bridge.errors import TusklineError
-from walsender_bridge.local_server import LocalServer
-from walsender_bridge.processes import children, command_line, family
-from walsender_bridge.supervisor import read_states
+from walsender_bridge.runtime.processes import children, command_line, family
+from walsender_bridge.runtime.supervisor import read_states
 
 TABLES = {
     "public.pgbench_accounts": 1,

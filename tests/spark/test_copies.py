@@ -18,7 +18,7 @@ from tests.support import bank_load
 from tests.support.lake_check import assert_equal, assert_no_orphans
 from tests.support.stack import Stack
 from tests.support.waiting import wait_for
-from walsender_bridge import processes
+from walsender_bridge.runtime import processes
 
 #: A local cluster's executors work here, whatever else is set.
 WORK = Path(pyspark.__path__[0]) / "work"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from walsender_bridge.local_server import by_major
-from walsender_bridge.wire.lsn import parse_lsn
+from walsender_bridge.demo.local_server import by_major
+from walsender_bridge.postgres.protocol.lsn import parse_lsn
 
 
 def _demo(directory, *arguments, seconds):
@@ -17,7 +17,7 @@ def _demo(directory, *arguments, seconds):
         [
             sys.executable,
             "-m",
-            "walsender_bridge.cli",
+            "walsender_bridge.cli.app",
             "demo",
             "--json",
             "--dir",

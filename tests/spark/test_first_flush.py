@@ -11,9 +11,9 @@ from spark_consumers.lakehouse.manifest import open_chain
 from tests.support.attached import Attached
 from tests.support.servers import MakeServer
 from tests.support.waiting import wait_for
-from walsender_bridge import logs
-from walsender_bridge.commands.flush import flush
+from walsender_bridge.cli.flush import flush
 from walsender_bridge.errors import Cause
+from walsender_bridge.runtime import logs
 
 
 def is_dropped(connection: psycopg.Connection) -> bool:

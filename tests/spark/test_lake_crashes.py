@@ -22,7 +22,7 @@ from tests.support.bank_load import TABLES, check, transfer
 from tests.support.lake_check import assert_equal, assert_no_orphans
 from tests.support.stack import Stack
 from tests.support.waiting import wait_for
-from walsender_bridge.processes import children, command_line
+from walsender_bridge.runtime.processes import children, command_line
 
 
 def _head(stack):

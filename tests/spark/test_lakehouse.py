@@ -32,7 +32,7 @@ from walsender_bridge.errors import (
     TrimmedError,
     UsageError,
 )
-from walsender_bridge.sql import load
+from walsender_bridge.runtime.sql import load
 
 
 def test_the_copy_is_the_tables(pipeline, database):

@@ -10,7 +10,7 @@ from spark_consumers import read
 from spark_consumers.lakehouse.manifest import open_chain
 from tests.support.attached import Attached, server_state
 from tests.support.servers import MakeServer
-from walsender_bridge.local_server import by_major
+from walsender_bridge.demo.local_server import by_major
 
 TABLES = {"shop.public.orders", "shop.public.bills"}
 

@@ -235,7 +235,7 @@ def test_26_rows_are_listed_skipped_and_tried_again(pipeline, database, tmp_path
     )
 
     def tuskline(*arguments):
-        command = [sys.executable, "-m", "walsender_bridge.cli", "quarantine", *arguments]
+        command = [sys.executable, "-m", "walsender_bridge.cli.app", "quarantine", *arguments]
         found = subprocess.run(
             [*command, "--json", "-c", str(config)], capture_output=True, text=True, check=False
         )

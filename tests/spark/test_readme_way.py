@@ -15,9 +15,9 @@ import pytest
 from spark_consumers import read
 from tests.support.attached import difference, server_state
 from tests.support.servers import MakeServer
+from walsender_bridge.demo.local_server import free_port
+from walsender_bridge.demo.local_server.server import LocalServer
 from walsender_bridge.errors import Cause
-from walsender_bridge.local_server import free_port
-from walsender_bridge.local_server.server import LocalServer
 
 README = Path(__file__).parents[2] / "README.md"
 GOLDEN = Path(__file__).parent / "golden" / "readme_way.txt"
@@ -114,7 +114,7 @@ class Machine:
     def run(self, command: list[str]) -> None:
         """One command, as a person types it, and what it says."""
         done = subprocess.run(
-            [sys.executable, "-m", "walsender_bridge.cli", *command[1:]],
+            [sys.executable, "-m", "walsender_bridge.cli.app", *command[1:]],
             cwd=self.folder,
             env=self.env,
             capture_output=True,
@@ -136,7 +136,7 @@ def machine(
     made = Machine(tmp_path, server)
     yield made
     # If a command before `down` has failed.
-    down = [sys.executable, "-m", "walsender_bridge.cli", "down"]
+    down = [sys.executable, "-m", "walsender_bridge.cli.app", "down"]
     subprocess.run(down, cwd=tmp_path, env=made.env, capture_output=True, timeout=120, check=False)
 
 

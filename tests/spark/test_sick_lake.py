@@ -9,7 +9,7 @@ from spark_consumers.lakehouse.manifest import open_chain
 from tests.support.attached import Attached
 from tests.support.waiting import wait_for
 from walsender_bridge.errors import Cause
-from walsender_bridge.supervisor import read_states
+from walsender_bridge.runtime.supervisor import read_states
 
 
 def restarts(tuskline: Attached) -> int:

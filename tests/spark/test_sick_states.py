@@ -14,7 +14,7 @@ from tests.support.shop import Shop, make_databases
 from tests.support.sick_states import STATES, Sick, State
 from tests.support.small_disk import mounted
 from tests.support.waiting import wait_for
-from walsender_bridge.local_server import LocalServer, by_major
+from walsender_bridge.demo.local_server import LocalServer, by_major
 
 #: Until cause and hint are in a place; a look takes seconds on a busy machine.
 SECONDS = 120

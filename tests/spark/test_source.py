@@ -24,7 +24,7 @@ from tests.support.log_trim import trim
 from tests.support.log_writer import LogWriter
 from tests.support.waiting import wait_for
 from walsender_bridge.change_log.client import LogClient, ReplicaClient
-from walsender_bridge.change_log.repository_service import RepositoryServer
+from walsender_bridge.change_log.repository.service import RepositoryServer
 from walsender_bridge.errors import ConfigError
 
 INT, TEXT = 23, 25

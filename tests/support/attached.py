@@ -14,10 +14,10 @@ import psycopg
 
 from tests.support.servers import DEFAULT
 from tests.support.waiting import wait_for
-from walsender_bridge import lifetime
-from walsender_bridge.local_server import by_major, free_port
+from walsender_bridge.demo.local_server import by_major, free_port
+from walsender_bridge.runtime import pid_file
 
-CLI = (sys.executable, "-m", "walsender_bridge.cli")
+CLI = (sys.executable, "-m", "walsender_bridge.cli.app")
 
 
 def toml(value: object) -> str:
@@ -108,7 +108,7 @@ class Attached:
 
         def is_up() -> bool:
             assert started.poll() is None, self.logs()
-            return lifetime.owner(self.run_dir) == started.pid
+            return pid_file.owner(self.run_dir) == started.pid
 
         wait_for(is_up, 30, "up holds its lock")
 

@@ -16,8 +16,8 @@ from tests.support import pgoutput_messages as pg
 from walsender_bridge.capture import core, events
 from walsender_bridge.capture.overlap import Overlap
 from walsender_bridge.change_log import entry
-from walsender_bridge.wire import pgoutput
-from walsender_bridge.wire.pgoutput import POSTGRES_EPOCH
+from walsender_bridge.postgres.protocol import pgoutput
+from walsender_bridge.postgres.protocol.pgoutput import POSTGRES_EPOCH
 
 TABLES = (16385, 16390, 16400)
 MOOD = 16500

@@ -23,9 +23,9 @@ from walsender_bridge.change_log.client import (
     read_payload,
     split_messages,
 )
-from walsender_bridge.change_log.repository_service import RepositoryServer
-from walsender_bridge.local_server import free_port
-from walsender_bridge.wire import pgoutput
+from walsender_bridge.change_log.repository.service import RepositoryServer
+from walsender_bridge.demo.local_server import free_port
+from walsender_bridge.postgres.protocol import pgoutput
 
 STREAM = "shop"
 SLOT = PUBLICATION = f"tuskline_{STREAM}"
@@ -66,7 +66,7 @@ class ChangeLog:
         with (self.folder / "keeper.log").open("ab") as log:
             self.keeper = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "walsender_bridge.change_log.keeper"),
+                    *(sys.executable, "-m", "walsender_bridge.change_log.log_server"),
                     *("--data-dir", str(place), "--listen", self.keeper_listen),
                 ],
                 stdout=log,

@@ -15,7 +15,7 @@ import psycopg
 import pytest
 
 from tests.support.waiting import wait_for
-from walsender_bridge.wire.connection import describe
+from walsender_bridge.postgres.client.replication_connection import describe
 
 IMAGE = os.environ.get("TUSKLINE_TEST_POSTGRES_IMAGE", "postgres:16")
 _SETTINGS = "-c wal_level=logical -c max_wal_senders=20 -c max_replication_slots=20"

@@ -18,7 +18,7 @@ import psycopg
 import pytest
 
 from tests.support.servers import DEFAULT, majors
-from walsender_bridge.local_server import LocalServer, by_major
+from walsender_bridge.demo.local_server import LocalServer, by_major
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SCHEMA = "tuskline_slots"

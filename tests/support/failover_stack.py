@@ -20,19 +20,19 @@ from tests.support.wal_server import (
     promote,
     replayed,
 )
-from walsender_bridge.local_server import LocalServer
-from walsender_bridge.proposer.failover import Step
-from walsender_bridge.proposer.failover_run import FailoverRun, FailoverSettings, abort
-from walsender_bridge.proposer.greeting import greet
-from walsender_bridge.proposer.primary import PrimaryStream
-from walsender_bridge.proposer.settings import Settings
-from walsender_bridge.safekeeper.messages import SafekeeperGreeting
+from walsender_bridge.demo.local_server import LocalServer
+from walsender_bridge.quorum.failover.plan import Step
+from walsender_bridge.quorum.failover.run import FailoverRun, FailoverSettings, abort
+from walsender_bridge.quorum.proposer.handshake import greet
+from walsender_bridge.quorum.proposer.primary.facts import PrimaryStream
+from walsender_bridge.quorum.proposer.settings import Settings
+from walsender_bridge.quorum.protocol.messages import SafekeeperGreeting
 
 #: Runs a failover in a process of its own, which a test can have killed anywhere.
 _SCRIPT = """
 import os, sys
 from tests.support.failover_stack import settings_of
-from walsender_bridge.proposer.failover_run import FailoverRun
+from walsender_bridge.quorum.failover.run import FailoverRun
 dsn, upstream, *ports = sys.argv[1:]
 FailoverRun(settings_of(dsn, upstream, [int(port) for port in ports])).run()
 """

@@ -7,9 +7,9 @@ from typing import Self
 
 from tests.support.waiting import wait_for
 from walsender_bridge.errors import SlotInUseError
-from walsender_bridge.wire.connection import ReplicationConnection
-from walsender_bridge.wire.lsn import format_lsn
-from walsender_bridge.wire.replication import quote_slot, status_update
+from walsender_bridge.postgres.client.replication_connection import ReplicationConnection
+from walsender_bridge.postgres.protocol.lsn import format_lsn
+from walsender_bridge.postgres.protocol.replication import quote_slot, status_update
 
 
 class FakeStandby:

@@ -12,7 +12,7 @@ What must hold: when something passes while the gate waits for a candidate, the 
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from walsender_bridge.capture.gate import (
+from walsender_bridge.capture.gate.core import (
     Decided,
     Decision,
     GateState,
@@ -21,7 +21,7 @@ from walsender_bridge.capture.gate import (
     Standing,
     step,
 )
-from walsender_bridge.capture.gate_slots import Sender, Slot
+from walsender_bridge.capture.gate.slots import Sender, Slot
 
 #: The bytes of a segment, and how much WAL there may be.
 SEGMENT = 3

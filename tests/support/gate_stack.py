@@ -6,7 +6,7 @@ import psycopg
 
 from tests.support.capture_stack import STREAM, CaptureProcess, ChangeLog, wal_end
 from tests.support.wal_server import backup, follow, run
-from walsender_bridge.local_server import LocalServer
+from walsender_bridge.demo.local_server import LocalServer
 
 TABLES = ("public.orders", "public.audit")
 CANDIDATE = "standby_a"

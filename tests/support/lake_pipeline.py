@@ -8,7 +8,7 @@ from tests.support.capture_stack import PUBLICATION, STREAM, CaptureProcess, Cha
 from tests.support.waiting import wait_for
 from walsender_bridge.change_log.client import LogClient
 from walsender_bridge.errors import DeadlineError
-from walsender_bridge.sql import load
+from walsender_bridge.runtime.sql import load
 
 TABLES = (
     "CREATE TABLE docs (id int PRIMARY KEY, title text, body text, n numeric(12,3), f float8)",

@@ -3,7 +3,7 @@
 import shutil
 from pathlib import Path
 
-from walsender_bridge.local_server import LocalServer
+from walsender_bridge.demo.local_server import LocalServer
 
 
 def keep(server: LocalServer) -> Path:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from walsender_bridge.local_server import free_port
+from walsender_bridge.demo.local_server import free_port
 
 
 def configuration(folder: Path, *, lake: bool = False, metrics: bool = False) -> Path:

@@ -6,7 +6,7 @@ Only what a test asks for varies; lengths and layout are the server's own.
 import struct
 from collections.abc import Sequence
 
-from walsender_bridge.wire.pgoutput import POSTGRES_EPOCH
+from walsender_bridge.postgres.protocol.pgoutput import POSTGRES_EPOCH
 
 #: A commit record's length in bytes: its end LSN lies this far behind its start.
 COMMIT_RECORD = 0x30

@@ -4,7 +4,7 @@ from typing import Any
 
 import psycopg
 
-from walsender_bridge.wire.connection import pinned_conninfo
+from walsender_bridge.postgres.client.replication_connection import pinned_conninfo
 
 
 def connect_pinned(dsn: str, *, autocommit: bool = False) -> psycopg.Connection[Any]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from walsender_bridge.change_log.client import LogEntry
 from walsender_bridge.change_log.entry import read_header, read_payload, split_schema_record
-from walsender_bridge.wire.pgoutput import POSTGRES_EPOCH, Relation, parse_relation
+from walsender_bridge.postgres.protocol.pgoutput import POSTGRES_EPOCH, Relation, parse_relation
 
 UNCHANGED = "(unchanged)"
 

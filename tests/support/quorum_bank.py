@@ -6,7 +6,7 @@ import threading
 import psycopg
 
 from tests.support.wal_server import run
-from walsender_bridge.local_server import LocalServer
+from walsender_bridge.demo.local_server import LocalServer
 
 ACCOUNTS = 50
 TABLES = (

@@ -8,7 +8,7 @@ import psycopg
 from tests.support.attached import Attached, toml
 from tests.support.quorum_stack import QuorumStack
 from tests.support.waiting import wait_for
-from walsender_bridge.local_server import LocalServer
+from walsender_bridge.demo.local_server import LocalServer
 
 
 def configured(folder: Path, stack: QuorumStack, dsn: str | None = None) -> Attached:

@@ -18,10 +18,10 @@ import psycopg
 from tests.support.servers import DEFAULT, MakeServer
 from tests.support.waiting import wait_for
 from tests.support.wal_server import WalServerProcess
-from walsender_bridge.local_server import LocalServer, free_port
-from walsender_bridge.local_server.account import server_account
-from walsender_bridge.proposer.status import without_session
-from walsender_bridge.wire.lsn import parse_lsn
+from walsender_bridge.demo.local_server import LocalServer, free_port
+from walsender_bridge.demo.local_server.account import server_account
+from walsender_bridge.postgres.protocol.lsn import parse_lsn
+from walsender_bridge.quorum.proposer.status import without_session
 
 NAME = "tuskline_quorum"
 
@@ -85,12 +85,16 @@ class QuorumStack:
             files = [f"--status-file={self.status_file}", f"--members-file={self.members_file}"]
             files.append(f"--quorum-file={self.quorum_file}")
             more = self.options.get(name, [])
-            return [*python, "walsender_bridge.proposer", *each, *files, *more]
+            return [*python, "walsender_bridge.quorum.proposer", *each, *files, *more]
         number = int(name.rpartition("-")[2])
         if name.startswith("archiver"):
-            return [*python, "walsender_bridge.safekeeper.archiver", *self.options[name]]
+            return [
+                *python,
+                "walsender_bridge.quorum.safekeeper.archive.process",
+                *self.options[name],
+            ]
         return [
-            *(*python, "walsender_bridge.safekeeper", f"--data-dir={self.data(number)}"),
+            *(*python, "walsender_bridge.quorum.safekeeper", f"--data-dir={self.data(number)}"),
             f"--listen={self.address(number)}",
             f"--positions={self.folder / f'positions-{number}'}",
             *self.options.get(name, []),

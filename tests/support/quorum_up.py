@@ -6,11 +6,11 @@ from typing import Any
 
 from tests.support.attached import Attached
 from tests.support.waiting import wait_for
-from walsender_bridge.commands import quorum_view
 from walsender_bridge.config import load_config
+from walsender_bridge.demo.local_server import LocalServer, free_ports
 from walsender_bridge.errors import Cause
-from walsender_bridge.local_server import LocalServer, free_ports
-from walsender_bridge.supervisor import read_states
+from walsender_bridge.observability import quorum_view
+from walsender_bridge.runtime.supervisor import read_states
 
 
 def hosting(

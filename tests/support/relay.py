@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Self
 
-from walsender_bridge.safekeeper.frames import HEADER_BYTES, decode, decode_header
-from walsender_bridge.safekeeper.messages import Message
+from walsender_bridge.quorum.protocol.frames import HEADER_BYTES, decode, decode_header
+from walsender_bridge.quorum.protocol.messages import Message
 
 
 class Relay:

@@ -7,8 +7,8 @@ import sys
 import threading
 from pathlib import Path
 
-from walsender_bridge import supervisor
-from walsender_bridge.change_log.repository_service import RepositoryServer
+from walsender_bridge.change_log.repository.service import RepositoryServer
+from walsender_bridge.runtime import supervisor
 
 if __name__ == "__main__":
     supervisor.exit_with_parent()

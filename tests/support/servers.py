@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from walsender_bridge.local_server import Installation, LocalServer, by_major
+from walsender_bridge.demo.local_server import Installation, LocalServer, by_major
 
 OLDEST, NEWEST = 11, 18
 #: The major of a test that does not ask for another; always there, it comes with the dependencies.

@@ -12,8 +12,8 @@ from spark_consumers import read
 from spark_consumers.lakehouse.manifest import Manifest, open_chain
 from tests.support.attached import Attached
 from tests.support.waiting import wait_for
+from walsender_bridge.demo.local_server.server import LocalServer
 from walsender_bridge.errors import Cause
-from walsender_bridge.local_server.server import LocalServer
 
 SLOT = "tuskline_shop"
 TABLES = {"shop": "shop.public.orders", "billing": "billing.public.bills"}

@@ -17,8 +17,8 @@ from tests.support.servers import DEFAULT
 from tests.support.shop import SLOT, TABLES, Shop, copied, free_slot, make_databases, sql
 from tests.support.small_disk import fill
 from tests.support.waiting import wait_for
+from walsender_bridge.demo.local_server import LocalServer, by_major
 from walsender_bridge.errors import Cause
-from walsender_bridge.local_server import LocalServer, by_major
 
 EVERYWHERE = ("status", "status --json", "readyz", "doctor", "log")
 

@@ -1,4 +1,4 @@
-"""A disk that keeps its promises and not one byte more (`walsender_bridge.safekeeper.disk.Disk`).
+"""A disk that keeps its promises and not one byte more (`walsender_bridge.runtime.folder.Disk`).
 
 A power cut comes at the operation that the test chose, in the middle of it. Of every write that was not synced,
 each piece (a sector, or the bytes on either side of a random cut) is then there or not, in no order. Names that were

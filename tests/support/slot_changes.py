@@ -7,7 +7,7 @@ from tests.support.change_entries import Entries
 from tests.support.pinned import connect_pinned
 from walsender_bridge.change_log.client import LogEntry
 from walsender_bridge.change_log.entry import build_entry, read_header, schema_hash, schema_record
-from walsender_bridge.wire import pgoutput
+from walsender_bridge.postgres.protocol import pgoutput
 
 PUBLICATION = "pub"
 

@@ -16,9 +16,9 @@ from psycopg.rows import dict_row
 from tests.support import extension
 from tests.support.waiting import wait_for
 from tests.support.wal_server import backup, follow, promote
-from walsender_bridge.local_server import LocalServer, by_major
-from walsender_bridge.local_server.server import StopMode
-from walsender_bridge.wire.lsn import parse_lsn
+from walsender_bridge.demo.local_server import LocalServer, by_major
+from walsender_bridge.demo.local_server.server import StopMode
+from walsender_bridge.postgres.protocol.lsn import parse_lsn
 
 PHYSICAL = "standby_a"
 PUBLICATION = "pub"

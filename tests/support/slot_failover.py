@@ -15,10 +15,10 @@ from tests.support.capture_stack import SLOT, CaptureProcess, ChangeLog, make_ta
 from tests.support.slot_copies import PHYSICAL, PUBLICATION, inspect, rows
 from tests.support.slot_sync import STANDBY, SlotStack
 from tests.support.waiting import wait_for
-from walsender_bridge.local_server import LocalServer
-from walsender_bridge.wire import pgoutput
-from walsender_bridge.wire.hosts import primary_dsn
-from walsender_bridge.wire.lsn import parse_lsn
+from walsender_bridge.demo.local_server import LocalServer
+from walsender_bridge.postgres.client.hosts import primary_dsn
+from walsender_bridge.postgres.protocol import pgoutput
+from walsender_bridge.postgres.protocol.lsn import parse_lsn
 
 _ROW = re.compile(rb"row-(\d+)")
 

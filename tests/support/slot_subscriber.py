@@ -14,7 +14,7 @@ import psycopg
 from tests.support.slot_copies import PUBLICATION, rows
 from tests.support.slot_sync import SlotStack
 from tests.support.waiting import wait_for
-from walsender_bridge.local_server import LocalServer
+from walsender_bridge.demo.local_server import LocalServer
 
 #: The tables that are published; `side` goes out of the publication and in again.
 TABLES = ("shop", "side")

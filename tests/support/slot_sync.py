@@ -26,7 +26,7 @@ from tests.support.slot_copies import (
 )
 from tests.support.snapshot_files import lacking, mappings_lacking
 from tests.support.waiting import wait_for
-from walsender_bridge.local_server import LocalServer
+from walsender_bridge.demo.local_server import LocalServer
 
 STANDBY = "near"
 

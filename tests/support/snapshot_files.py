@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.support.slot_copies import Pair, fields
-from walsender_bridge.wire.lsn import parse_lsn
+from walsender_bridge.postgres.protocol.lsn import parse_lsn
 
 SNAPSHOTS = "pg_logical/snapshots"
 MAPPINGS = "pg_logical/mappings"

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from walsender_bridge.local_server import free_port
+from walsender_bridge.demo.local_server import free_port
 
 PARTS = ("keeper", "bridge", "lake")
 
@@ -56,7 +56,7 @@ class Stack:
                     [
                         sys.executable,
                         "-m",
-                        "walsender_bridge.cli",
+                        "walsender_bridge.cli.app",
                         part,
                         "run",
                         "-c",
@@ -96,7 +96,7 @@ class Stack:
             [
                 sys.executable,
                 "-m",
-                "walsender_bridge.cli",
+                "walsender_bridge.cli.app",
                 *arguments,
                 "--config",
                 str(self.config),

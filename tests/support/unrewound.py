@@ -12,10 +12,10 @@ from slot_sync.resolver.observed import Selection
 from tests.support.slot_copies import rows
 from tests.support.waiting import wait_for
 from tests.support.wal_server import follow
-from walsender_bridge.capture.gate_slots import follows
-from walsender_bridge.capture.gate_watch import slots_of
-from walsender_bridge.local_server import LocalServer
-from walsender_bridge.sql import load
+from walsender_bridge.capture.gate.monitor import slots_of
+from walsender_bridge.capture.gate.slots import follows
+from walsender_bridge.demo.local_server import LocalServer
+from walsender_bridge.runtime.sql import load
 
 NAME = "old"
 #: What it logs when it was sent WAL up to the fork, when there is none for it, and when it is in a later segment.

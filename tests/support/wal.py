@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import google_crc32c
 
-from walsender_bridge.wire import wal_page
-from walsender_bridge.wire.wal_page import PAGE_BYTES, WalFormat, align
+from walsender_bridge.postgres.protocol import wal_page
+from walsender_bridge.postgres.protocol.wal_page import PAGE_BYTES, WalFormat, align
 
 MIB = 1 << 20
 #: The smallest segments that PostgreSQL makes.

@@ -14,13 +14,13 @@ from psycopg.conninfo import make_conninfo
 from scramp import ScramMechanism
 
 from tests.support.waiting import wait_for
-from walsender_bridge.local_server import LocalServer, by_major, free_port
-from walsender_bridge.safekeeper.server.positions import Positions
-from walsender_bridge.safekeeper.server.shared_page import PositionWriter
-from walsender_bridge.safekeeper.server.wal_folder import PARTIAL
-from walsender_bridge.wire.lsn import parse_lsn
-from walsender_bridge.wire.replication import History, parse_history
-from walsender_bridge.wire.wal_page import segment_name, segment_start
+from walsender_bridge.demo.local_server import LocalServer, by_major, free_port
+from walsender_bridge.postgres.protocol.lsn import parse_lsn
+from walsender_bridge.postgres.protocol.replication import History, parse_history
+from walsender_bridge.postgres.protocol.wal_page import segment_name, segment_start
+from walsender_bridge.quorum.protocol.positions import Positions
+from walsender_bridge.quorum.protocol.shared_page import PositionWriter
+from walsender_bridge.quorum.wal_server.wal_folder import PARTIAL
 
 USER, PASSWORD = "reader", "the reader's secret: Xyzzy-4711"
 #: What stands behind the position in a segment: never to be seen by a reader.
@@ -167,7 +167,7 @@ class WalServerProcess:
         wal = held.folder if held else folder
         page = held.page if held else folder / "positions"
         self._command = [
-            *(sys.executable, "-m", "walsender_bridge.safekeeper.server"),
+            *(sys.executable, "-m", "walsender_bridge.quorum.wal_server"),
             *("--wal-dir", str(wal), "--positions", str(page), "--slots", str(self.slots)),
             *("--users", str(self.users), "--listen", f"127.0.0.1:{self.port}"),
             *map(str, options),

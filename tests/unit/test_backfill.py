@@ -7,20 +7,20 @@ import pytest
 
 from tests.support.simulated_disk import PowerCutError, SimulatedDisk
 from tests.support.wal import MIB, SMALL, Wal
-from walsender_bridge.proposer import effects as e
-from walsender_bridge.proposer.backfill import Backfill as Feed
-from walsender_bridge.proposer.peer import Peer, PeerState
-from walsender_bridge.proposer.streaming import Streaming
-from walsender_bridge.safekeeper import messages as m
-from walsender_bridge.safekeeper import older
-from walsender_bridge.safekeeper.backfill import Backfill
-from walsender_bridge.safekeeper.configuration import Configuration
-from walsender_bridge.safekeeper.effects import ControlState, ReadWal, TakeOlder
-from walsender_bridge.safekeeper.history import EpochEntry, History
-from walsender_bridge.safekeeper.lending import Lending
-from walsender_bridge.safekeeper.segments import RECEIVING, StorageLimits
-from walsender_bridge.safekeeper.server.lacking import Lacking
-from walsender_bridge.safekeeper.wal_storage import WalStorage
+from walsender_bridge.quorum.proposer import effects as e
+from walsender_bridge.quorum.proposer.catch_up.core import Backfill as Feed
+from walsender_bridge.quorum.proposer.peer import Peer, PeerState
+from walsender_bridge.quorum.proposer.replication import Streaming
+from walsender_bridge.quorum.protocol import messages as m
+from walsender_bridge.quorum.protocol.configuration import Configuration
+from walsender_bridge.quorum.protocol.history import EpochEntry, History
+from walsender_bridge.quorum.safekeeper import older
+from walsender_bridge.quorum.safekeeper.backfill import Backfill
+from walsender_bridge.quorum.safekeeper.effects import ControlState, ReadWal, TakeOlder
+from walsender_bridge.quorum.safekeeper.lending import Lending
+from walsender_bridge.quorum.safekeeper.storage.segments import RECEIVING, StorageLimits
+from walsender_bridge.quorum.safekeeper.storage.wal import WalStorage
+from walsender_bridge.quorum.wal_server.refused_readers import Lacking
 
 BEGIN = 4 * MIB
 

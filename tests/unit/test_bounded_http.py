@@ -9,7 +9,7 @@ from urllib.request import urlopen
 import pytest
 
 from tests.support.waiting import wait_for
-from walsender_bridge.commands.bounded_http import BoundedHandler, BoundedServer
+from walsender_bridge.observability.bounded_http import BoundedHandler, BoundedServer
 
 
 class _Handler(BoundedHandler):

@@ -15,7 +15,7 @@ from walsender_bridge.capture.events import Acknowledged, Append, Received, Repo
 from walsender_bridge.capture.overlap import Overlap
 from walsender_bridge.change_log import entry
 from walsender_bridge.errors import DivergedError, MalformedMessageError
-from walsender_bridge.wire.lsn import MAX_LSN
+from walsender_bridge.postgres.protocol.lsn import MAX_LSN
 
 T = 16385
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from walsender_bridge.capture.source import Fork, LogPosition, judge
-from walsender_bridge.wire.replication import History, SystemIdentity
+from walsender_bridge.postgres.protocol.replication import History, SystemIdentity
 
 LOG = LogPosition(timeline=2, last_end_lsn=900, confirmed_to=(2, 800))
 IDENTITY = SystemIdentity(system_id=1, timeline=3, flush_lsn=2000, database="db")

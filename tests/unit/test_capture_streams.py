@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from tests.support import pgoutput_messages as pg
 from tests.support.capture_model import Replica, keepalive, messages_of, schema, xlog
-from walsender_bridge.capture import core, events, spool
+from walsender_bridge.capture import core, events
+from walsender_bridge.capture.spool import core as spool
 from walsender_bridge.change_log import entry
 from walsender_bridge.errors import CorruptError, DivergedError, MalformedMessageError, SpoolError
-from walsender_bridge.wire.lsn import MAX_LSN
+from walsender_bridge.postgres.protocol.lsn import MAX_LSN
 
 T, U = 16385, 16390
 COMMIT = 1000

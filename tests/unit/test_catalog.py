@@ -19,8 +19,8 @@ from spark_consumers.lakehouse.manifest import LEFT, Manifest, TableVersion, ope
 from spark_consumers.lakehouse.other_engines import TableNames
 from spark_consumers.lakehouse.takeover import name_of
 from spark_consumers.lakehouse.verify import verify
-from walsender_bridge import fail_point
 from walsender_bridge.errors import CorruptError
+from walsender_bridge.runtime import fail_point
 
 ORDERS, ITEMS = Name("shop.public", "orders"), Name("shop.public", "items")
 

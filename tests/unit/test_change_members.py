@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from walsender_bridge import status_file
 from walsender_bridge.errors import UnavailableError, UsageError
-from walsender_bridge.proposer import change_members
-from walsender_bridge.proposer.change_members import ProposerFiles, change
-from walsender_bridge.safekeeper.configuration import Configuration
-from walsender_bridge.safekeeper.messages import NodeId, SafekeeperGreeting, ServerInfo
+from walsender_bridge.quorum.proposer import change_members
+from walsender_bridge.quorum.proposer.change_members import ProposerFiles, change
+from walsender_bridge.quorum.protocol.configuration import Configuration
+from walsender_bridge.quorum.protocol.messages import NodeId, SafekeeperGreeting, ServerInfo
+from walsender_bridge.runtime import status_file
 
 ONE, TWO, THREE = (f"{number:032x}" for number in (0x1111 << 112, 0x2222 << 112, 0x3333 << 112))
 

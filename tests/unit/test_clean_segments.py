@@ -2,9 +2,9 @@
 
 import struct
 
-from walsender_bridge.proposer.clean_segments import CleanSegments
-from walsender_bridge.proposer.wal_queue import WalQueue
-from walsender_bridge.wire.wal_page import LONG_HEADER
+from walsender_bridge.postgres.protocol.wal_page import LONG_HEADER
+from walsender_bridge.quorum.proposer.primary.clean_segments import CleanSegments
+from walsender_bridge.quorum.proposer.wal_queue import WalQueue
 
 SIZE = 1 << 20
 

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 import typer
 
-from walsender_bridge import cli
+from walsender_bridge.cli import app as cli
+from walsender_bridge.demo.local_server import free_port
 from walsender_bridge.errors import Cause
-from walsender_bridge.local_server import free_port
 
 
 def _run(*arguments, cwd):
     return subprocess.run(
-        [sys.executable, "-m", "walsender_bridge.cli", *arguments],
+        [sys.executable, "-m", "walsender_bridge.cli.app", *arguments],
         capture_output=True,
         text=True,
         timeout=60,
@@ -88,7 +88,7 @@ def _imported(words, cwd):
         "import atexit, json, sys\n"
         "atexit.register(lambda: print(json.dumps([*sys.modules]), file=sys.stderr))\n"
         f"sys.argv = ['tuskline', *{words!r}]\n"
-        "from walsender_bridge.cli import main\n"
+        "from walsender_bridge.cli.app import main\n"
         "main()"
     )
     done = subprocess.run(
@@ -108,7 +108,7 @@ def _imported(words, cwd):
 def test_help_and_version_import_nothing_heavy(words, tmp_path):
     code, imported = _imported(words, tmp_path)
     assert code == 0
-    assert "walsender_bridge.commands.status" in imported
+    assert "walsender_bridge.cli.status" in imported
     assert sorted(HEAVY & imported) == []
 
 
@@ -120,7 +120,7 @@ def test_status_imports_no_client_of_a_log_that_does_not_run(tmp_path):
     )
     code, imported = _imported(["status"], tmp_path)
     assert code == Cause.UNAVAILABLE
-    assert "walsender_bridge.commands.observation" in imported
+    assert "walsender_bridge.observability.observation" in imported
     # It connects to the sources: their client library, which has asyncio, and a checked configuration.
     needed = {"asyncio", "logging", "psycopg", "pydantic", "ssl"}
     assert sorted((HEAVY - needed) & imported) == []

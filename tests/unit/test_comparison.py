@@ -1,7 +1,7 @@
 """Which bytes are compared with which."""
 
-from walsender_bridge.proposer.comparison import Comparison
-from walsender_bridge.proposer.effects import CompareWal
+from walsender_bridge.quorum.proposer.catch_up.comparison import Comparison
+from walsender_bridge.quorum.proposer.effects import CompareWal
 
 WANTED = CompareWal(0, 100, 200)
 

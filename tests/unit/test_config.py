@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from walsender_bridge.config import RESERVED, load_config
-from walsender_bridge.config_sections import split_address
+from walsender_bridge.config.sections import split_address
 from walsender_bridge.errors import ConfigError, NotSupportedError
 
 GOOD = """

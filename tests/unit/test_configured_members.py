@@ -3,9 +3,9 @@
 import pytest
 
 from walsender_bridge.errors import ConfigError
-from walsender_bridge.proposer.configured import difference, refuse_smaller
-from walsender_bridge.proposer.member_changes import MemberRequest
-from walsender_bridge.safekeeper.configuration import Configuration
+from walsender_bridge.quorum.proposer.configured_membership import difference, refuse_smaller
+from walsender_bridge.quorum.proposer.member_changes import MemberRequest
+from walsender_bridge.quorum.protocol.configuration import Configuration
 
 THREE = [("a", 1), ("b", 2), ("c", 3)]
 FOUND = {address: number for number, address in enumerate(THREE, 1)}

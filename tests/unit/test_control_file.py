@@ -7,12 +7,13 @@ import pytest
 
 from tests.support.simulated_disk import PowerCutError, SimulatedDisk
 from walsender_bridge.errors import CorruptError, NotSupportedError
-from walsender_bridge.safekeeper import control_file, record_file
-from walsender_bridge.safekeeper.configuration import Configuration
-from walsender_bridge.safekeeper.disk import FolderDisk
-from walsender_bridge.safekeeper.effects import ControlState, Fence
-from walsender_bridge.safekeeper.history import EpochEntry, History
-from walsender_bridge.safekeeper.messages import NodeId, ServerInfo
+from walsender_bridge.quorum.protocol.configuration import Configuration
+from walsender_bridge.quorum.protocol.history import EpochEntry, History
+from walsender_bridge.quorum.protocol.messages import NodeId, ServerInfo
+from walsender_bridge.quorum.safekeeper import control_file
+from walsender_bridge.quorum.safekeeper.effects import ControlState, Fence
+from walsender_bridge.runtime import record_file
+from walsender_bridge.runtime.folder import FolderDisk
 
 STATE = ControlState(
     safekeeper=2**128 - 1,

@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from walsender_bridge.commands.copy_bars import CopyBars
+from walsender_bridge.cli.copy_bars import CopyBars
 
 COPY = {
     "rows": 12_345,

@@ -9,7 +9,7 @@ from spark_consumers.lakehouse.manifest import Manifest, StreamPosition
 from walsender_bridge.demo.compare import TableShape, comparable, difference
 from walsender_bridge.demo.run import _print_snippet
 from walsender_bridge.demo.verify import broken_sums, freshness
-from walsender_bridge.output import Output
+from walsender_bridge.runtime.output import Output
 
 KEYED = TableShape("bank.accounts", ("id", "balance"), (None, None), (0,))
 BAG = TableShape("bank.audit", ("account", "delta"), (None, None), ())

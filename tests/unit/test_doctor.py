@@ -8,9 +8,9 @@ from spark_consumers import versions
 from spark_consumers.lakehouse import folder
 from walsender_bridge.doctor import machine
 from walsender_bridge.doctor.finding import Severity, counted
-from walsender_bridge.doctor.fixes import fix
 from walsender_bridge.doctor.unsafe_versions import FAULTS, faults_of
 from walsender_bridge.errors import LakeError
+from walsender_bridge.provisioning.fixes import fix
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ import sqlite3
 from pathlib import Path
 
 from tests.unit.test_repository_store import fill
-from walsender_bridge.change_log import keeper_identity
-from walsender_bridge.change_log.repository_store import RepositoryStore
+from walsender_bridge.change_log.replica import identity as keeper_identity
+from walsender_bridge.change_log.repository.store import RepositoryStore
 from walsender_bridge.doctor import log
 from walsender_bridge.errors import Cause
 

@@ -13,11 +13,12 @@ from spark_consumers.lakehouse.manifest import (
     open_chain,
 )
 from tests.support.parts_config import configuration
-from walsender_bridge import lifetime, status_file
-from walsender_bridge.commands import doctor_parts, lake_status
 from walsender_bridge.config import Config, load_config
 from walsender_bridge.doctor import machine
+from walsender_bridge.doctor import parts as doctor_parts
 from walsender_bridge.errors import Cause, LakeError
+from walsender_bridge.observability import lake_status
+from walsender_bridge.runtime import pid_file, status_file
 
 
 @pytest.fixture
@@ -35,7 +36,7 @@ def test_a_port_that_another_program_has_is_named(settings: Config) -> None:
             assert found.what == "cannot listen: Address already in use"
             assert found.repair
             # It is ours then.
-            with lifetime.held(settings.run_dir):
+            with pid_file.held(settings.run_dir):
                 assert list(doctor_parts.of_ports(settings)) == []
 
 
@@ -44,7 +45,7 @@ def test_a_process_that_ends_again_and_again_is_named_while_up_runs(settings: Co
     child = {"pid": None, "state": "restarting", "restarts": 9, "exit_code": int(Cause.LAKE)}
     status_file.write(settings.run_dir / "up.json", {"children": {"lake": child}})
     assert list(doctor_parts.of_processes(settings)) == []
-    with lifetime.held(settings.run_dir):
+    with pid_file.held(settings.run_dir):
         (found,) = doctor_parts.of_processes(settings)
     assert found.what == "process lake is restarting (exit code 17, lake)"
     assert not found.prevents

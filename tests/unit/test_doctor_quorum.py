@@ -8,15 +8,15 @@ from dataclasses import replace
 
 import pytest
 
-from walsender_bridge.attach.quorum import Quorum, check
 from walsender_bridge.capture.source import Source
 from walsender_bridge.doctor import quorum, safekeepers
 from walsender_bridge.doctor.finding import Severity
 from walsender_bridge.doctor.safekeepers import Answer
 from walsender_bridge.errors import Cause, ServerSettingError
-from walsender_bridge.proposer.effects import Lineage, Primary
-from walsender_bridge.safekeeper import messages as m
-from walsender_bridge.safekeeper.configuration import Configuration
+from walsender_bridge.provisioning.quorum import Quorum, check
+from walsender_bridge.quorum.proposer.effects import Lineage, Primary
+from walsender_bridge.quorum.protocol import messages as m
+from walsender_bridge.quorum.protocol.configuration import Configuration
 
 NAME, SLOT = "tuskline_quorum", "tuskline_safekeepers"
 QUORUM = Quorum(Source("shop", "host=db dbname=x", "s", "p"), NAME, SLOT)

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from walsender_bridge.commands.doctor import _script
+from walsender_bridge.cli.doctor import _script
 from walsender_bridge.doctor import slots, wal_room
 from walsender_bridge.doctor.finding import Severity
 from walsender_bridge.errors import Cause

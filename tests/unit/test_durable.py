@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from walsender_bridge import json_lines
-from walsender_bridge.durable import replace_file
+from walsender_bridge.runtime import json_lines
+from walsender_bridge.runtime.durable import replace_file
 
 #: Braces and quotes inside of strings, so that where a line ends cannot be seen by its last letter.
 LINES: list[dict[str, Any]] = [

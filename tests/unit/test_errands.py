@@ -6,8 +6,8 @@ import select
 import pytest
 
 from walsender_bridge.errors import ConnectionFailedError
-from walsender_bridge.proposer.errands import Errands
-from walsender_bridge.waker import Waker
+from walsender_bridge.quorum.proposer.blocking_executor import Errands
+from walsender_bridge.runtime.waker import Waker
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.support.parts_config import configuration
-from walsender_bridge.cli import app
+from walsender_bridge.cli.app import app
+from walsender_bridge.cli.extras import MODULES
 from walsender_bridge.errors import NotSupportedError
-from walsender_bridge.extras import MODULES
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def test_a_missing_extra_is_one_sentence_and_nothing_starts(
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     # Started by no supervisor: a parent's pipe would be closed here.
-    monkeypatch.setattr("walsender_bridge.supervisor.exit_with_parent", lambda: None)
+    monkeypatch.setattr("walsender_bridge.runtime.supervisor.exit_with_parent", lambda: None)
     result = CliRunner().invoke(app, [*command, "-c", str(config)])
     error = result.exception
     assert isinstance(error, NotSupportedError), result.output

@@ -10,12 +10,12 @@ from walsender_bridge.errors import (
     NotSupportedError,
     ServerSettingError,
 )
-from walsender_bridge.proposer import election, lineage
-from walsender_bridge.proposer.effects import Lineage
-from walsender_bridge.proposer.failover import Candidate, Quorum, Step, next_step, plan
-from walsender_bridge.safekeeper import messages as m
-from walsender_bridge.safekeeper.configuration import Configuration
-from walsender_bridge.safekeeper.history import EpochEntry, History
+from walsender_bridge.quorum.failover.plan import Candidate, Quorum, Step, next_step, plan
+from walsender_bridge.quorum.proposer import election, lineage
+from walsender_bridge.quorum.proposer.effects import Lineage
+from walsender_bridge.quorum.protocol import messages as m
+from walsender_bridge.quorum.protocol.configuration import Configuration
+from walsender_bridge.quorum.protocol.history import EpochEntry, History
 
 STANDBY = Candidate(in_recovery=True, lineage=Lineage(1), end_lsn=200, replay_lsn=200)
 READY = replace(STANDBY, guarded=True, follows=True)

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 import pytest
 
 from walsender_bridge.errors import UnavailableError
-from walsender_bridge.proposer.first_membership import find_membership
-from walsender_bridge.proposer.one_quorum import Known
-from walsender_bridge.safekeeper import messages as m
-from walsender_bridge.safekeeper.configuration import Configuration
-from walsender_bridge.safekeeper.frames import encode
+from walsender_bridge.quorum.proposer.first_membership import find_membership
+from walsender_bridge.quorum.proposer.quorum_id import Known
+from walsender_bridge.quorum.protocol import messages as m
+from walsender_bridge.quorum.protocol.configuration import Configuration
+from walsender_bridge.quorum.protocol.frames import encode
 
 INFO = m.ServerInfo(7, 16, 1 << 24)
 FIVE = Configuration(3, frozenset(range(1, 6)), term=2, quorum=5)

@@ -15,7 +15,7 @@ from spark_consumers.lakehouse.stage import Target
 from spark_consumers.lakehouse.table_format import ROW_ID
 from spark_consumers.snapshot import PublishedTable
 from walsender_bridge.errors import NotSupportedError
-from walsender_bridge.wire.pgoutput import Column, Relation
+from walsender_bridge.postgres.protocol.pgoutput import Column, Relation
 
 COLUMNS = (("id", 23, -1), ("region", 23, -1))
 #: Replica identity, the columns that the server flags, the key that follows.

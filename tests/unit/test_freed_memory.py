@@ -9,7 +9,7 @@ import pytest
 #: 64 MB in pieces of 16 kB are freed but for one in 64; then how much the process still has, in kB, from its first look.
 SCRIPT = """
 import ctypes, sys, time
-from walsender_bridge import freed_memory
+from walsender_bridge.runtime import malloc_trim
 
 def own():
     lines = open("/proc/self/status").read().splitlines()
@@ -25,9 +25,9 @@ for number, piece in enumerate(pieces):
     if number % 64:
         libc.free(ctypes.c_void_p(piece))
 kept = own() - before
-freed_memory.SECONDS = 0.05
+malloc_trim.SECONDS = 0.05
 if sys.argv[1] == "returned":
-    freed_memory.keep_returning()
+    malloc_trim.keep_returning()
 deadline = time.monotonic() + float(sys.argv[2])
 while own() - before > 1 << 14 and time.monotonic() < deadline:
     time.sleep(0.05)

@@ -11,14 +11,14 @@ import pytest
 
 from spark_consumers.lakehouse.status import write_status
 from tests.support.small_disk import fill, mounted
-from walsender_bridge import disk_trouble, lifetime
-from walsender_bridge.capture.gate import Decided, Decision
-from walsender_bridge.capture.gate_record import GateRecord
+from walsender_bridge.capture.gate.core import Decided, Decision
+from walsender_bridge.capture.gate.record import GateRecord
 from walsender_bridge.capture.status import StatusFile
-from walsender_bridge.change_log import aside
-from walsender_bridge.commands.observation import Observer
+from walsender_bridge.change_log.replica import damaged_segments
 from walsender_bridge.config import load_config
 from walsender_bridge.errors import Cause, CorruptError, DiskFullError, UnavailableError
+from walsender_bridge.observability.observation import Observer
+from walsender_bridge.runtime import disk_full, pid_file
 
 CONFIG = """
 [log]
@@ -72,31 +72,31 @@ def test_a_lake_that_cannot_tell_how_far_it_is_goes_on(disk):
 
 
 def test_the_first_up_on_a_full_disk_is_refused_with_its_place(disk):
-    with pytest.raises(DiskFullError, match="is full") as refused, lifetime.held(disk / "run"):
+    with pytest.raises(DiskFullError, match="is full") as refused, pid_file.held(disk / "run"):
         pass
     assert refused.value.where == str(disk / "run" / "up.pid")
     assert "make room" in refused.value.repair
-    assert lifetime.owner(disk / "run") is None
+    assert pid_file.owner(disk / "run") is None
     (disk / "ballast").unlink()
-    with lifetime.held(disk / "run"):
-        assert lifetime.owner(disk / "run") == os.getpid()
+    with pid_file.held(disk / "run"):
+        assert pid_file.owner(disk / "run") == os.getpid()
     # It has its room from then on.
     fill(disk / "ballast")
-    with lifetime.held(disk / "run"):
-        assert lifetime.owner(disk / "run") == os.getpid()
+    with pid_file.held(disk / "run"):
+        assert pid_file.owner(disk / "run") == os.getpid()
 
 
 def test_a_pid_that_is_shorter_than_the_last_is_read_alone(tmp_path):
     (tmp_path / "up.pid").write_text("123456789012\n")
-    with lifetime.held(tmp_path):
-        assert lifetime.owner(tmp_path) == os.getpid()
+    with pid_file.held(tmp_path):
+        assert pid_file.owner(tmp_path) == os.getpid()
 
 
 @pytest.mark.parametrize("flag", [[], ["--background"]])
 def test_up_ends_by_the_cause_and_without_a_traceback(tmp_path, disk, flag):
     (tmp_path / "tuskline.toml").write_text(CONFIG)
     done = subprocess.run(
-        [sys.executable, "-m", "walsender_bridge.cli", "up", *flag],
+        [sys.executable, "-m", "walsender_bridge.cli.app", "up", *flag],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -122,10 +122,11 @@ def test_status_names_the_disk(tmp_path, disk):
 def test_damage_is_kept_aside_though_there_is_no_room_for_the_reason(disk):
     segment = disk / "run" / "1"
     segment.mkdir()
-    told = aside.keep_aside(segment, CorruptError("a checksum is wrong", where="here"))
+    told = damaged_segments.keep_aside(segment, CorruptError("a checksum is wrong", where="here"))
     assert "a checksum is wrong; it was kept aside as 1.corrupt-1" in told.what
     assert (
-        aside.damage(disk / "run" / "1.corrupt-1") == "1.corrupt-1 was damaged, and was kept aside"
+        damaged_segments.damage(disk / "run" / "1.corrupt-1")
+        == "1.corrupt-1 was damaged, and was kept aside"
     )
 
 
@@ -142,6 +143,6 @@ def test_a_decision_of_the_gate_that_finds_no_room_waits_for_it(disk):
 
 
 def test_a_disk_that_fails_is_not_called_full():
-    error = disk_trouble.of(OSError(5, "Input/output error"), "/srv/log")
+    error = disk_full.of(OSError(5, "Input/output error"), "/srv/log")
     assert isinstance(error, UnavailableError)
     assert (error.what, error.where) == ("cannot be written: Input/output error", "/srv/log")

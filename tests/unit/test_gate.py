@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from walsender_bridge.capture.gate import (
+from walsender_bridge.capture.gate.core import (
     REJOIN_BYTES,
     Decided,
     Decision,
@@ -20,12 +20,12 @@ from walsender_bridge.capture.gate import (
     Standing,
     step,
 )
-from walsender_bridge.capture.gate_record import GateRecord, decisions
-from walsender_bridge.capture.gate_slots import Sender, Slot
-from walsender_bridge.commands import gate_view
+from walsender_bridge.capture.gate.record import GateRecord, decisions
+from walsender_bridge.capture.gate.slots import Sender, Slot
 from walsender_bridge.doctor import gate as doctor_gate
 from walsender_bridge.doctor.finding import Severity
 from walsender_bridge.errors import CorruptError
+from walsender_bridge.observability import gate_view
 
 END = 1 << 40  # of the server's WAL
 

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from walsender_bridge import in_memory
-from walsender_bridge.commands import run
+from walsender_bridge.cli import up as run
 from walsender_bridge.config import load_config
 from walsender_bridge.doctor.finding import Finding, Severity
 from walsender_bridge.errors import Cause, PublicationError
-from walsender_bridge.safekeeper import control_file, hosting
-from walsender_bridge.safekeeper.disk import FolderDisk
-from walsender_bridge.safekeeper.effects import ControlState
+from walsender_bridge.quorum.safekeeper import control_file, hosting
+from walsender_bridge.quorum.safekeeper.effects import ControlState
+from walsender_bridge.runtime import shared_files
+from walsender_bridge.runtime.folder import FolderDisk
 
 CONFIG = """
 [log]
@@ -33,7 +33,7 @@ dsn = "host=127.0.0.1"
 
 @pytest.fixture
 def settings(tmp_path, monkeypatch):
-    monkeypatch.setattr(in_memory, "_MEMORY", tmp_path / "shm")
+    monkeypatch.setattr(shared_files, "_MEMORY", tmp_path / "shm")
     (tmp_path / "tuskline.toml").write_text(CONFIG)
     return load_config(tmp_path / "tuskline.toml")
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from walsender_bridge.wire.hosts import for_reading, primary_dsn, same_server
+from walsender_bridge.postgres.client.hosts import for_reading, primary_dsn, same_server
 
 
 @pytest.mark.parametrize(

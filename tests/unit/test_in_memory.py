@@ -8,10 +8,10 @@ import time
 import pytest
 
 from tests.support.small_disk import fill, mounted
-from walsender_bridge import in_memory, status_file
-from walsender_bridge.commands import quorum_view
 from walsender_bridge.config import load_config
 from walsender_bridge.errors import Cause
+from walsender_bridge.observability import quorum_view
+from walsender_bridge.runtime import shared_files, status_file
 
 CONFIG = """
 [log]
@@ -32,7 +32,7 @@ def memory(tmp_path, monkeypatch):
     """A small one, with a megabyte in it."""
     place = tmp_path / "shm"
     place.mkdir()
-    monkeypatch.setattr(in_memory, "_MEMORY", place)
+    monkeypatch.setattr(shared_files, "_MEMORY", place)
     with mounted(place, "-o", "size=1m"):
         yield place
 
@@ -40,7 +40,7 @@ def memory(tmp_path, monkeypatch):
 def test_full_memory_is_named_and_not_taken_for_a_lost_quorum(tmp_path, memory, monkeypatch):
     (tmp_path / "tuskline.toml").write_text(CONFIG)
     settings = load_config(tmp_path / "tuskline.toml")
-    in_memory.prepare(settings.run_dir)
+    shared_files.prepare(settings.run_dir)
     told = {"phase": "leading", "quorum": True, "commit_lsn": "0/2", "end_lsn": "0/2"}
     status_file.write(settings.proposer_status, {**told, "safekeepers": []})
     seen = quorum_view.look(settings)
@@ -65,16 +65,16 @@ def test_full_memory_is_named_and_not_taken_for_a_lost_quorum(tmp_path, memory, 
 
 
 def test_what_is_new_goes_into_the_run_folder_while_memory_is_full(tmp_path, memory):
-    before = in_memory.prepare(tmp_path / "before")
+    before = shared_files.prepare(tmp_path / "before")
     fill(memory / "ballast")
-    made = in_memory.prepare(tmp_path / "run")
+    made = shared_files.prepare(tmp_path / "run")
     assert made.resolve().parent == tmp_path / "run"
     # Who writes there already is not parted from its readers.
-    assert in_memory.prepare(tmp_path / "before") == before
+    assert shared_files.prepare(tmp_path / "before") == before
     assert before.resolve().parent == memory
     # What has ended and left nothing there begins again where there is room.
-    in_memory.clear(tmp_path / "before")
-    assert in_memory.prepare(tmp_path / "before").resolve().parent == tmp_path / "before"
+    shared_files.clear(tmp_path / "before")
+    assert shared_files.prepare(tmp_path / "before").resolve().parent == tmp_path / "before"
 
 
 def test_a_safekeeper_without_room_for_its_page_says_so(tmp_path, memory):
@@ -82,7 +82,7 @@ def test_a_safekeeper_without_room_for_its_page_says_so(tmp_path, memory):
     fill(memory / "ballast")
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "walsender_bridge.safekeeper"),
+            *(sys.executable, "-m", "walsender_bridge.quorum.safekeeper"),
             *("--data-dir", str(tmp_path / "data"), "--listen", "127.0.0.1:0"),
             *("--positions", str(memory / "folder" / "positions")),
         ],

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from walsender_bridge import cache, sql
+from walsender_bridge.demo.local_server import by_major, installations
 from walsender_bridge.errors import LocalServerError, UsageError
-from walsender_bridge.local_server import by_major, installations
+from walsender_bridge.runtime import cache, sql
 
 
 def test_the_embedded_servers_are_found_with_their_tools():
@@ -79,7 +79,7 @@ def test_sql_texts_are_loaded_by_name():
 
 
 def test_the_environment_has_no_say_in_a_server_s_account(monkeypatch):
-    from walsender_bridge.local_server.account import server_account
+    from walsender_bridge.demo.local_server.account import server_account
 
     monkeypatch.setenv("PGDATA", "/elsewhere")
     shown = server_account().run(["/usr/bin/env"])

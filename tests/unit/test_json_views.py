@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from spark_consumers.lakehouse.manifest import Manifest, StreamPosition
-from walsender_bridge import cli
 from walsender_bridge.change_log.protocol import LogStatus, StreamCut
-from walsender_bridge.commands import epochs, quarantine, safekeeper, slots_view, status, table
-from walsender_bridge.commands.observation import Observation, SourceView
-from walsender_bridge.commands.quorum_view import QuorumView
-from walsender_bridge.commands.slots_view import SlotsView
+from walsender_bridge.cli import app as cli
+from walsender_bridge.cli import epochs, quarantine, safekeeper, status, table
+from walsender_bridge.observability import slots_view
+from walsender_bridge.observability.observation import Observation, SourceView
+from walsender_bridge.observability.quorum_view import QuorumView
+from walsender_bridge.observability.slots_view import SlotsView
 
 NOW = 1_800_000_000.25
 ISO = "2027-01-15T08:00:00.250Z"

@@ -7,7 +7,7 @@ from pathlib import Path
 import google_crc32c
 import pytest
 
-from walsender_bridge.change_log import keeper_identity
+from walsender_bridge.change_log.replica import identity as keeper_identity
 from walsender_bridge.errors import CorruptError, NotSupportedError
 
 

@@ -3,7 +3,7 @@
 import pytest
 import structlog
 
-from walsender_bridge.change_log.keeper_link import KeeperLink
+from walsender_bridge.change_log.repository.log_server_link import KeeperLink
 from walsender_bridge.errors import UnavailableError
 
 ERROR = UnavailableError("does not answer", repair="see that it runs there")
@@ -12,12 +12,16 @@ ERROR = UnavailableError("does not answer", repair="see that it runs there")
 @pytest.fixture
 def link(monkeypatch: pytest.MonkeyPatch) -> KeeperLink:
     """A keeper of a bridge that was started at second 0; `_now` is the time."""
-    monkeypatch.setattr("walsender_bridge.change_log.keeper_link.time.monotonic", lambda: 0.0)
+    monkeypatch.setattr(
+        "walsender_bridge.change_log.repository.log_server_link.time.monotonic", lambda: 0.0
+    )
     return KeeperLink("grpc://127.0.0.1:1")
 
 
 def warnings(link: KeeperLink, monkeypatch: pytest.MonkeyPatch, now: float) -> int:
-    monkeypatch.setattr("walsender_bridge.change_log.keeper_link.time.monotonic", lambda: now)
+    monkeypatch.setattr(
+        "walsender_bridge.change_log.repository.log_server_link.time.monotonic", lambda: now
+    )
     with structlog.testing.capture_logs() as logs:
         link.lost(ERROR)
     assert not link.answers

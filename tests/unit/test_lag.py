@@ -1,8 +1,8 @@
 """How far behind a stage is, from an observation."""
 
 from walsender_bridge.change_log.client import LogStatus, StreamCut
-from walsender_bridge.commands.lag import of_sources
-from walsender_bridge.commands.observation import Observation, SourceView
+from walsender_bridge.observability.lag import of_sources
+from walsender_bridge.observability.observation import Observation, SourceView
 
 COMMITTED = 1_000_000_000_000_000
 

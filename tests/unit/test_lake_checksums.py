@@ -16,7 +16,7 @@ from spark_consumers.lakehouse.checked import Checked
 from spark_consumers.lakehouse.checksums import CHUNK, SMALL, check, file_of, remove, seal, sums_of
 from spark_consumers.lakehouse.manifest import Manifest, TableVersion, open_chain
 from tests.support import avro_file
-from walsender_bridge.cli import app
+from walsender_bridge.cli.app import app
 from walsender_bridge.errors import Cause, CorruptError
 
 

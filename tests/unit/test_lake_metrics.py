@@ -1,8 +1,8 @@
 """What a scrape, and `status`, say of tables that do not follow and of copies that are under way."""
 
 from spark_consumers.lakehouse.manifest import Manifest, StreamPosition, TableVersion
-from walsender_bridge.commands import metrics
-from walsender_bridge.commands.observation import Observation
+from walsender_bridge.observability import metrics
+from walsender_bridge.observability.observation import Observation
 
 HELD = TableVersion(
     *("p", "iceberg", 1, "", ("id",), (), 5, 1, 10, 7, "held"),

@@ -11,9 +11,9 @@ from types import SimpleNamespace
 import pytest
 
 from spark_consumers.lakehouse import folder
-from walsender_bridge import lifetime
-from walsender_bridge.commands import lake_status
 from walsender_bridge.errors import Cause, LakeError, TusklineError, UnsupportedValueError
+from walsender_bridge.observability import lake_status
+from walsender_bridge.runtime import pid_file
 
 FULL = os.strerror(errno.ENOSPC)
 SPARK = (
@@ -96,7 +96,7 @@ def test_a_job_that_was_started_again_is_told_until_its_first_round(tmp_path):
     run_dir, lake = tmp_path / "run", str(tmp_path)
     with subprocess.Popen(["true"]) as gone:
         pass
-    with lifetime.held(run_dir, "lake"):
+    with pid_file.held(run_dir, "lake"):
         assert told(run_dir, lake).cause == Cause.UNAVAILABLE
         # The one that was killed was well, or had an error that nothing has mended since.
         for error in (None, LakeError("old").to_wire()):
@@ -113,7 +113,7 @@ def test_a_job_that_was_started_again_is_told_until_its_first_round(tmp_path):
 
 def test_the_lake_that_up_has_just_started_again_is_told_before_it_has_its_lock(tmp_path):
     run_dir, lake = tmp_path / "run", str(tmp_path)
-    with lifetime.held(run_dir):
+    with pid_file.held(run_dir):
         lake_status.write(run_dir, None)
         states = {"children": {"lake": {"pid": os.getppid(), "state": "running"}}}
         (run_dir / "up.json").write_text(json.dumps(states))

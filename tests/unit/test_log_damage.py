@@ -17,16 +17,17 @@ import pytest
 from pyarrow import flight
 
 from tests.support.log_entries import HASHES, SCHEMAS, EntryMaker
-from walsender_bridge.change_log import fatal, protocol
+from walsender_bridge.change_log import protocol
 from walsender_bridge.change_log.client import LogStatus, ReplicaClient, StreamCut
-from walsender_bridge.change_log.host import HostedReplica
 from walsender_bridge.change_log.protocol import CommitContext, CutPoint
-from walsender_bridge.change_log.replica_disk import Judgement
-from walsender_bridge.change_log.replica_service import ReplicaServer, _batch
-from walsender_bridge.change_log.segment import Segment
-from walsender_bridge.change_log.store import StoredEntry
-from walsender_bridge.commands.log_trouble import damaged
+from walsender_bridge.change_log.replica import fatal_segments
+from walsender_bridge.change_log.replica.disk import Judgement
+from walsender_bridge.change_log.replica.host import HostedReplica
+from walsender_bridge.change_log.replica.service import ReplicaServer, _batch
+from walsender_bridge.change_log.storage.segment import Segment
+from walsender_bridge.change_log.storage.store import StoredEntry
 from walsender_bridge.errors import CorruptError, TusklineError, UnavailableError
+from walsender_bridge.observability.log_problems import damaged
 
 NOW = 2**62
 
@@ -328,7 +329,7 @@ def _read_in_child(segment: Path) -> int:
         with contextlib.suppress(BaseException):
             faulthandler.disable()
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-            fatal._read_all(segment)
+            fatal_segments._read_all(segment)
         os._exit(0)
     return os.WTERMSIG(os.waitpid(child, 0)[1])
 
@@ -341,7 +342,7 @@ def break_fatally(segment: Path) -> None:
         # Behind the page's header of 16 bytes: the places of its nodes, two bytes each.
         for at in range(page + 17, page + 40, 2):
             data.write_bytes(good[:at] + bytes([good[at] ^ 0x80]) + good[at + 1 :])
-            if _read_in_child(segment) in fatal.SIGNALS:
+            if _read_in_child(segment) in fatal_segments.SIGNALS:
                 return
     pytest.fail("no flip ends the reader")
 
@@ -356,7 +357,7 @@ def test_a_segment_that_ends_its_reader_is_found_and_kept_aside_by_the_next_keep
         replica.create(name, "log")
         write(replica, EntryMaker(), commits=60)
         replica.close()
-    assert fatal.keep_fatal_aside(streams) == []
+    assert fatal_segments.keep_fatal_aside(streams) == []
     (segment,) = (streams / "shop").iterdir()
     break_fatally(segment)
     # After any other end nothing is looked at.
@@ -373,4 +374,4 @@ def test_a_segment_that_ends_its_reader_is_found_and_kept_aside_by_the_next_keep
     assert not segment.exists()
     (kept,) = (streams / "shop").iterdir()
     assert "data.mdb" in {file.name for file in kept.iterdir()}
-    assert fatal.keep_fatal_aside(streams) == []
+    assert fatal_segments.keep_fatal_aside(streams) == []

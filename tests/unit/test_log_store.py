@@ -15,11 +15,11 @@ import pytest
 from tests.support import pgoutput_messages as pm
 from tests.support.log_entries import AUDIT, SCHEMAS, EntryMaker
 from walsender_bridge.change_log import entry
-from walsender_bridge.change_log.host import HostedReplica
 from walsender_bridge.change_log.protocol import CommitContext
-from walsender_bridge.change_log.replica_disk import Judgement
-from walsender_bridge.change_log.segment import Segment
-from walsender_bridge.change_log.store import StreamStore
+from walsender_bridge.change_log.replica.disk import Judgement
+from walsender_bridge.change_log.replica.host import HostedReplica
+from walsender_bridge.change_log.storage.segment import Segment
+from walsender_bridge.change_log.storage.store import StreamStore
 from walsender_bridge.errors import (
     CorruptError,
     FencedError,

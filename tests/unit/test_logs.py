@@ -10,7 +10,7 @@ from walsender_bridge.errors import Cause
 
 SAYS = """
 import sys, structlog
-from walsender_bridge import logs
+from walsender_bridge.runtime import logs
 from walsender_bridge.errors import FencedError
 logs.configure()
 for number in range(2000):

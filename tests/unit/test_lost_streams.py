@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from walsender_bridge.capture.known import Known, of_file
 from walsender_bridge.capture.publication import other_than_recorded
 from walsender_bridge.capture.source import LogPosition, Source, cannot_go_on, lost
 from walsender_bridge.capture.status import StatusFile
-from walsender_bridge.commands.doctor import of_capture
+from walsender_bridge.capture.stream_record import Known, of_file
+from walsender_bridge.cli.doctor import of_capture
 from walsender_bridge.config import load_config
 from walsender_bridge.doctor import stream
 from walsender_bridge.doctor.finding import Finding, Severity
 from walsender_bridge.errors import Cause, DivergedError, PublicationError
-from walsender_bridge.wire.replication import History, SystemIdentity
+from walsender_bridge.postgres.protocol.replication import History, SystemIdentity
 
 SOURCE = Source("shop", "host=db.example", "tuskline_shop", "tuskline_shop")
 REATTACH = "tuskline reattach shop"

@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 #: Asks every command for its help, in a process that has only what was installed.
 _HELP = """
-from walsender_bridge.cli import app
+from walsender_bridge.cli.app import app
 import typer
 
 def walk(command, parent):

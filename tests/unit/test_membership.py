@@ -8,9 +8,13 @@ from typing import Any
 import pytest
 
 from walsender_bridge.errors import UsageError
-from walsender_bridge.proposer.member_changes import ChangeState, MemberChanges, MemberRequest
-from walsender_bridge.proposer.membership import Membership
-from walsender_bridge.safekeeper.configuration import Configuration
+from walsender_bridge.quorum.proposer.member_changes import (
+    ChangeState,
+    MemberChanges,
+    MemberRequest,
+)
+from walsender_bridge.quorum.proposer.membership import Membership
+from walsender_bridge.quorum.protocol.configuration import Configuration
 
 OLD = Configuration(1, frozenset({1, 2, 3}), term=5)
 NEW = frozenset({2, 3, 4})

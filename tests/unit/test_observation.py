@@ -4,9 +4,9 @@ import threading
 
 import psycopg
 
-from walsender_bridge.commands import observation
 from walsender_bridge.config import load_config
-from walsender_bridge.local_server import free_port
+from walsender_bridge.demo.local_server import free_port
+from walsender_bridge.observability import observation
 
 
 def test_sources_are_asked_at_once_and_listed_in_their_order(tmp_path, monkeypatch):

@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 
 from walsender_bridge.errors import ConnectionFailedError, DivergedError, UnavailableError
-from walsender_bridge.proposer.membership import Membership
-from walsender_bridge.proposer.one_quorum import Answer, Known, first, in_force
-from walsender_bridge.safekeeper import messages as m
-from walsender_bridge.safekeeper import votes
-from walsender_bridge.safekeeper.configuration import Configuration
-from walsender_bridge.safekeeper.effects import ControlState
+from walsender_bridge.quorum.proposer.membership import Membership
+from walsender_bridge.quorum.proposer.quorum_id import Answer, Known, first, in_force
+from walsender_bridge.quorum.protocol import messages as m
+from walsender_bridge.quorum.protocol.configuration import Configuration
+from walsender_bridge.quorum.safekeeper import votes
+from walsender_bridge.quorum.safekeeper.effects import ControlState
 
 INFO = m.ServerInfo(7, 16, 1 << 24)
 OWN, OTHER = 0xA, 0xB

@@ -7,7 +7,7 @@ import pytest
 
 from walsender_bridge.change_log.entry import build_entry, read_header
 from walsender_bridge.errors import MalformedMessageError
-from walsender_bridge.wire import pgoutput
+from walsender_bridge.postgres.protocol import pgoutput
 
 #: The last moment, in the server's microseconds, that is a signed 64-bit one since 1970 as well.
 LATEST = (1 << 63) - 1 - pgoutput.POSTGRES_EPOCH

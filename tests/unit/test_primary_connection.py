@@ -8,8 +8,8 @@ from walsender_bridge.errors import (
     TusklineError,
     UnavailableError,
 )
-from walsender_bridge.proposer.primary import PrimaryStream
-from walsender_bridge.wire.connection import ReplicationConnection
+from walsender_bridge.postgres.client.replication_connection import ReplicationConnection
+from walsender_bridge.quorum.proposer.primary.facts import PrimaryStream
 
 EXPIRED = "connection to server failed: timeout expired"
 

@@ -9,10 +9,10 @@ import pytest
 
 from tests.support.log_entries import SCHEMAS, EntryMaker
 from walsender_bridge.change_log.client import LogClient, ReplicaClient
-from walsender_bridge.change_log.replica_service import ReplicaServer
-from walsender_bridge.change_log.repository_service import RepositoryServer
+from walsender_bridge.change_log.replica.service import ReplicaServer
+from walsender_bridge.change_log.repository.service import RepositoryServer
 from walsender_bridge.errors import ConfigError
-from walsender_bridge.private import private_file, private_folder
+from walsender_bridge.runtime.private_folder import private_file, private_folder
 
 
 @pytest.fixture

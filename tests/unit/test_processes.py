@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 from tests.support.waiting import wait_for
-from walsender_bridge import processes
+from walsender_bridge.runtime import processes
 
 #: A process with a child; each waits for its input's end.
 PARENT = (

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from tests.support.waiting import wait_for
-from walsender_bridge.proposer import links
-from walsender_bridge.proposer.effects import CompareWal, ReadWal, Source
-from walsender_bridge.proposer.links import DIAL_SECONDS, MOST_DIAL_SECONDS, Links
-from walsender_bridge.proposer.names import Found, Names
+from walsender_bridge.quorum.proposer import links
+from walsender_bridge.quorum.proposer.effects import CompareWal, ReadWal, Source
+from walsender_bridge.quorum.proposer.links import DIAL_SECONDS, MOST_DIAL_SECONDS, Links
+from walsender_bridge.quorum.proposer.name_resolution import Found, Names
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from tests.support.quorum.claims import BASE
 from tests.support.quorum.explorer import INFO, Cluster, Scope, State
 from tests.support.quorum.mutants import mutant
 from tests.support.quorum.nodes import copied
-from walsender_bridge.proposer.core import Proposer
-from walsender_bridge.proposer.effects import (
+from walsender_bridge.quorum.proposer.core import Proposer
+from walsender_bridge.quorum.proposer.effects import (
     ClosePeer,
     CompareWal,
     Lineage,
@@ -28,11 +28,11 @@ from walsender_bridge.proposer.effects import (
     Tick,
     WalCompared,
 )
-from walsender_bridge.safekeeper import effects as e
-from walsender_bridge.safekeeper import messages as m
-from walsender_bridge.safekeeper.configuration import Configuration
-from walsender_bridge.safekeeper.core import Safekeeper
-from walsender_bridge.safekeeper.history import MAX_ENTRIES, EpochEntry, History
+from walsender_bridge.quorum.protocol import messages as m
+from walsender_bridge.quorum.protocol.configuration import Configuration
+from walsender_bridge.quorum.protocol.history import MAX_ENTRIES, EpochEntry, History
+from walsender_bridge.quorum.safekeeper import effects as e
+from walsender_bridge.quorum.safekeeper.core import Safekeeper
 
 # -- 6: the pictures --------------------------------------------------------------------------------
 # One byte a record: R1 is at BASE, and a log with R1 and R2 ends at BASE + 2.

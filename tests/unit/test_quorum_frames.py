@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from walsender_bridge.errors import MalformedMessageError, NotSupportedError, TusklineError
-from walsender_bridge.safekeeper import frames
-from walsender_bridge.safekeeper import messages as m
-from walsender_bridge.safekeeper.configuration import MAX_MEMBERS, Configuration
-from walsender_bridge.safekeeper.history import MAX_ENTRIES, EpochEntry, History
+from walsender_bridge.quorum.protocol import frames
+from walsender_bridge.quorum.protocol import messages as m
+from walsender_bridge.quorum.protocol.configuration import MAX_MEMBERS, Configuration
+from walsender_bridge.quorum.protocol.history import MAX_ENTRIES, EpochEntry, History
 
 INFO = m.ServerInfo(0x0102030405060708, 16, 16 << 20)
 ID = m.NodeId(5, 0xABCD)

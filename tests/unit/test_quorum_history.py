@@ -3,10 +3,10 @@
 import pytest
 
 from walsender_bridge.errors import CorruptError, DivergedError, NotSupportedError, UsageError
-from walsender_bridge.proposer.effects import Lineage
-from walsender_bridge.proposer.lineage import successors
-from walsender_bridge.safekeeper.configuration import Configuration, newest
-from walsender_bridge.safekeeper.history import MAX_ENTRIES, EpochEntry, History, divergence
+from walsender_bridge.quorum.proposer.effects import Lineage
+from walsender_bridge.quorum.proposer.lineage import successors
+from walsender_bridge.quorum.protocol.configuration import Configuration, newest
+from walsender_bridge.quorum.protocol.history import MAX_ENTRIES, EpochEntry, History, divergence
 
 
 def log(*entries: tuple[int, int] | tuple[int, int, int]) -> History:

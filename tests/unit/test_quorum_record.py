@@ -9,13 +9,18 @@ from typing import Any, NoReturn
 
 import pytest
 
-from walsender_bridge.commands.parts import _PROPOSER_FINAL
+from walsender_bridge.cli.parts import _PROPOSER_FINAL
 from walsender_bridge.errors import CorruptError, UnavailableError
-from walsender_bridge.proposer import quorum_record
-from walsender_bridge.proposer.errands import Errands
-from walsender_bridge.proposer.one_quorum import Known
-from walsender_bridge.proposer.quorum_record import QuorumRecord, draw, load_file, save_file
-from walsender_bridge.waker import Waker
+from walsender_bridge.quorum.proposer import quorum_id_record
+from walsender_bridge.quorum.proposer.blocking_executor import Errands
+from walsender_bridge.quorum.proposer.quorum_id import Known
+from walsender_bridge.quorum.proposer.quorum_id_record import (
+    QuorumRecord,
+    draw,
+    load_file,
+    save_file,
+)
+from walsender_bridge.runtime.waker import Waker
 
 KNOWN = Known(0x883E028C9C7A72C4A5B05BC3B30B470F, formed=True)
 
@@ -68,7 +73,7 @@ def test_a_file_that_cannot_be_read_for_now_is_no_damaged_one(tmp_path, monkeypa
 
         with monkeypatch.context() as patch:
             patch.setattr(Path, "read_bytes", failing)
-            patch.setattr(quorum_record, "replace_file", failing)
+            patch.setattr(quorum_id_record, "replace_file", failing)
             for attempt in (
                 lambda: load_file(file),
                 lambda: save_file(file, KNOWN),

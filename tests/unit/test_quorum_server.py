@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from walsender_bridge.attach import quorum_gate
-from walsender_bridge.attach.quorum import Quorum
-from walsender_bridge.attach.quorum_gate import Gate
 from walsender_bridge.capture.source import Source
 from walsender_bridge.errors import PrivilegeError
+from walsender_bridge.provisioning import quorum_gate
+from walsender_bridge.provisioning.quorum import Quorum
+from walsender_bridge.provisioning.quorum_gate import Gate
 
 #: The facts are told without a connection.
 NOBODY: Any = None

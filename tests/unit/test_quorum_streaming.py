@@ -2,12 +2,12 @@
 
 from dataclasses import replace
 
-from walsender_bridge.proposer import effects as e
-from walsender_bridge.proposer.peer import Peer, PeerState
-from walsender_bridge.proposer.streaming import Streaming
-from walsender_bridge.safekeeper import messages as m
-from walsender_bridge.safekeeper.configuration import Configuration
-from walsender_bridge.safekeeper.history import EpochEntry, History
+from walsender_bridge.quorum.proposer import effects as e
+from walsender_bridge.quorum.proposer.peer import Peer, PeerState
+from walsender_bridge.quorum.proposer.replication import Streaming
+from walsender_bridge.quorum.protocol import messages as m
+from walsender_bridge.quorum.protocol.configuration import Configuration
+from walsender_bridge.quorum.protocol.history import EpochEntry, History
 
 SEGMENT = 100
 

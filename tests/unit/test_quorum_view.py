@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from walsender_bridge import in_memory, status_file
-from walsender_bridge.commands.members import not_served
-from walsender_bridge.commands.quorum_view import QuorumView, SafekeeperView
-from walsender_bridge.safekeeper.status import WRITE_SECONDS, WriteTimes
+from walsender_bridge.cli.members import not_served
+from walsender_bridge.observability.quorum_view import QuorumView, SafekeeperView
+from walsender_bridge.quorum.safekeeper.status import WRITE_SECONDS, WriteTimes
+from walsender_bridge.runtime import shared_files, status_file
 
 MEMBERS = ("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3")
 
@@ -218,20 +218,20 @@ def test_a_status_file_is_replaced_whole_and_a_full_disk_stops_nobody(tmp_path):
 
 
 def test_a_folder_that_others_took_or_may_write_holds_up_no_start(tmp_path, monkeypatch):
-    monkeypatch.setattr(in_memory, "_MEMORY", tmp_path / "shm")
+    monkeypatch.setattr(shared_files, "_MEMORY", tmp_path / "shm")
     (tmp_path / "shm").mkdir()
     run_dir = tmp_path / "run"
-    assert in_memory.prepare(run_dir) == in_memory.folder(run_dir)
-    made = in_memory.folder(run_dir).resolve()
+    assert shared_files.prepare(run_dir) == shared_files.folder(run_dir)
+    made = shared_files.folder(run_dir).resolve()
     assert made.parent == tmp_path / "shm"
     assert (made.stat().st_mode & 0o777, made.stat().st_uid) == (0o700, os.getuid())
     (made / "a").touch()
-    in_memory.clear(run_dir, "a", "b")
+    shared_files.clear(run_dir, "a", "b")
     assert not list((tmp_path / "shm").iterdir())
     # Whoever starts next finds its folder again.
-    assert in_memory.prepare(run_dir).resolve() == made
+    assert shared_files.prepare(run_dir).resolve() == made
     for taken in ("writable", "link", "file"):
-        made = in_memory.folder(run_dir).resolve()
+        made = shared_files.folder(run_dir).resolve()
         made.rmdir()
         if taken == "writable":
             made.mkdir()
@@ -240,43 +240,43 @@ def test_a_folder_that_others_took_or_may_write_holds_up_no_start(tmp_path, monk
             made.symlink_to(tmp_path)
         else:
             made.touch()
-        prepared = in_memory.prepare(run_dir)
+        prepared = shared_files.prepare(run_dir)
         assert prepared.resolve() not in {made, tmp_path}, taken
         assert list(prepared.iterdir()) == []
     # What only another account could remove is left behind, and in nobody's way.
     monkeypatch.setattr(os, "geteuid", lambda: 4711)
-    assert in_memory.prepare(run_dir).resolve().parent == run_dir, "nothing in memory is its own"
+    assert shared_files.prepare(run_dir).resolve().parent == run_dir, "nothing in memory is its own"
 
 
 def test_an_installation_where_another_was_removed_does_not_read_what_that_one_said(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(in_memory, "_MEMORY", tmp_path / "shm")
+    monkeypatch.setattr(shared_files, "_MEMORY", tmp_path / "shm")
     (tmp_path / "shm").mkdir()
     run_dir = tmp_path / "run"
-    (in_memory.prepare(run_dir) / "proposer.json").write_text('{"state": "stopped"}')
+    (shared_files.prepare(run_dir) / "proposer.json").write_text('{"state": "stopped"}')
     shutil.rmtree(run_dir)
-    assert status_file.read(in_memory.folder(run_dir) / "proposer.json") == {}
-    assert list(in_memory.prepare(run_dir).iterdir()) == []
+    assert status_file.read(shared_files.folder(run_dir) / "proposer.json") == {}
+    assert list(shared_files.prepare(run_dir).iterdir()) == []
 
 
 def test_a_copy_of_an_installation_and_the_original_do_not_share_a_folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(in_memory, "_MEMORY", tmp_path / "shm")
+    monkeypatch.setattr(shared_files, "_MEMORY", tmp_path / "shm")
     (tmp_path / "shm").mkdir()
     run_dir, copy = tmp_path / "run", tmp_path / "copy"
-    (in_memory.prepare(run_dir) / "proposer.json").write_text('{"state": "streaming"}')
+    (shared_files.prepare(run_dir) / "proposer.json").write_text('{"state": "streaming"}')
     shutil.copytree(run_dir, copy, symlinks=True)
-    assert status_file.read(in_memory.folder(copy) / "proposer.json") == {}
-    assert list(in_memory.prepare(copy).iterdir()) == []
-    in_memory.clear(copy, "proposer.json")
-    assert status_file.read(in_memory.folder(run_dir) / "proposer.json")["state"] == "streaming"
+    assert status_file.read(shared_files.folder(copy) / "proposer.json") == {}
+    assert list(shared_files.prepare(copy).iterdir()) == []
+    shared_files.clear(copy, "proposer.json")
+    assert status_file.read(shared_files.folder(run_dir) / "proposer.json")["state"] == "streaming"
 
 
 def test_without_memory_the_run_folder_serves(tmp_path, monkeypatch):
-    monkeypatch.setattr(in_memory, "_MEMORY", tmp_path / "shm")
-    made = in_memory.prepare(tmp_path / "run")
-    assert made.resolve() == in_memory.folder(tmp_path / "run")
+    monkeypatch.setattr(shared_files, "_MEMORY", tmp_path / "shm")
+    made = shared_files.prepare(tmp_path / "run")
+    assert made.resolve() == shared_files.folder(tmp_path / "run")
     assert made.parent == tmp_path / "run"
     (made / "a").touch()
-    in_memory.clear(tmp_path / "run", "a")
+    shared_files.clear(tmp_path / "run", "a")
     assert list((tmp_path / "run").iterdir()) == []

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from walsender_bridge.doctor.fixes import comment, fix, relation
-from walsender_bridge.printable import printable
-from walsender_bridge.wire.relation_name import relation_name, split_relation
+from walsender_bridge.postgres.protocol.relation_name import relation_name, split_relation
+from walsender_bridge.provisioning.fixes import comment, fix, relation
+from walsender_bridge.runtime.printable import printable
 
 names = st.text(min_size=1, max_size=8)
 

@@ -1,6 +1,6 @@
 """The record of who had commits go on without a quorum."""
 
-from walsender_bridge.attach.release_record import FILE, Decision, decisions, standing, write
+from walsender_bridge.provisioning.release_record import FILE, Decision, decisions, standing, write
 
 RELEASE = Decision("release", "db:5432/x", "postgres", "0/3000000", "0/2000000", 7, "FIRST 1 (q)")
 REQUIRE = Decision("require", "db:5432/x", "postgres", "0/4000000", None, 0, "")

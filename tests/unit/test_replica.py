@@ -9,8 +9,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from tests.support.log_entries import ACCOUNTS, AUDIT, HASHES, SCHEMAS, EntryMaker
 from walsender_bridge.change_log.protocol import CommitContext, Position
-from walsender_bridge.change_log.replica import TRANSITIONS, Event, Replica, State
-from walsender_bridge.change_log.replica_disk import (
+from walsender_bridge.change_log.replica.core import TRANSITIONS, Event, Replica, State
+from walsender_bridge.change_log.replica.disk import (
     DropFrom,
     Durable,
     Effect,

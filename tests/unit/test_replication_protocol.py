@@ -19,13 +19,17 @@ from walsender_bridge.errors import (
     TusklineError,
     UsageError,
 )
-from walsender_bridge.wire import replication
-from walsender_bridge.wire.connection import PINNED_OPTIONS, describe, pinned_conninfo
-from walsender_bridge.wire.hosts import primary_dsn
-from walsender_bridge.wire.lsn import MAX_LSN
-from walsender_bridge.wire.pgoutput import POSTGRES_EPOCH
-from walsender_bridge.wire.refusals import connection_error, server_error
-from walsender_bridge.wire.replication import History
+from walsender_bridge.postgres.client.hosts import primary_dsn
+from walsender_bridge.postgres.client.replication_connection import (
+    PINNED_OPTIONS,
+    describe,
+    pinned_conninfo,
+)
+from walsender_bridge.postgres.protocol import replication
+from walsender_bridge.postgres.protocol.lsn import MAX_LSN
+from walsender_bridge.postgres.protocol.pgoutput import POSTGRES_EPOCH
+from walsender_bridge.postgres.protocol.refusals import connection_error, server_error
+from walsender_bridge.postgres.protocol.replication import History
 
 
 def test_commands_are_what_every_server_reads() -> None:

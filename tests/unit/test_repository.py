@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from walsender_bridge.change_log.protocol import CommitContext, Position, Report
-from walsender_bridge.change_log.repository import (
+from walsender_bridge.change_log.repository.core import (
     ConsumerDropped,
     ConsumerSeen,
     Created,

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from tests.unit.test_repository import report
-from walsender_bridge.change_log.repository import (
+from walsender_bridge.change_log.repository.core import (
     ConsumerSeen,
     Created,
     Repository,
     StreamCreated,
     Tick,
 )
-from walsender_bridge.change_log.repository_store import RepositoryStore
+from walsender_bridge.change_log.repository.store import RepositoryStore
 from walsender_bridge.errors import ConfigError, CorruptError, NotSupportedError, UnavailableError
 
 

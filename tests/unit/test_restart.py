@@ -6,9 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.log_entries import SCHEMAS, EntryMaker
-from walsender_bridge.change_log import segment_records
 from walsender_bridge.change_log.entry import Codec, EntryKind, read_header, read_payload
-from walsender_bridge.change_log.host import HostedReplica
 from walsender_bridge.change_log.protocol import (
     CommitContext,
     LogStatus,
@@ -17,9 +15,11 @@ from walsender_bridge.change_log.protocol import (
     StreamCut,
     load,
 )
-from walsender_bridge.change_log.replica_disk import IndexRow
-from walsender_bridge.change_log.repository import report_to_json
+from walsender_bridge.change_log.replica.disk import IndexRow
+from walsender_bridge.change_log.replica.host import HostedReplica
+from walsender_bridge.change_log.repository.core import report_to_json
 from walsender_bridge.change_log.restart import build_restart
+from walsender_bridge.change_log.storage import records as segment_records
 from walsender_bridge.errors import (
     CorruptError,
     DivergedError,

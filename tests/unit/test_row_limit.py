@@ -5,12 +5,12 @@ import json
 import pytest
 
 from walsender_bridge.capture.status import StatusFile
-from walsender_bridge.commands.doctor import of_capture
-from walsender_bridge.commands.observation import Observation, Process, SourceView
+from walsender_bridge.cli.doctor import of_capture
 from walsender_bridge.config import load_config
 from walsender_bridge.doctor.finding import Severity
 from walsender_bridge.errors import Cause, ConnectionFailedError, UnsupportedValueError
-from walsender_bridge.wire.row_limit import unsendable_row
+from walsender_bridge.observability.observation import Observation, Process, SourceView
+from walsender_bridge.postgres.protocol.row_limit import unsendable_row
 
 WHERE = "db.example:5432/shop"
 CONTEXT = 'slot "s", output plugin "pgoutput", in the change callback, associated LSN 1F/16D8660'

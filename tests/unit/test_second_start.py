@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 from tests.support.parts_config import configuration
 from tests.support.small_disk import mounted
 from tests.support.waiting import wait_for
-from walsender_bridge import lifetime, supervisor
-from walsender_bridge.cli import app
-from walsender_bridge.commands import lake_part, parts
+from walsender_bridge.cli import lake_run, parts
+from walsender_bridge.cli.app import app
 from walsender_bridge.config import Config, load_config
 from walsender_bridge.errors import Cause, RunningError, TusklineError
+from walsender_bridge.runtime import pid_file, supervisor
 
 PARTS = ("keeper", "bridge", "lake")
 
@@ -53,7 +53,7 @@ def places(settings: Config) -> list[tuple[str, Path]]:
     return [
         *((part, settings.run_dir) for part in PARTS),
         ("keeper", settings.keeper[0].data_dir),
-        ("lake", lake_part.place(settings.lake.uri)),
+        ("lake", lake_run.place(settings.lake.uri)),
     ]
 
 
@@ -63,7 +63,7 @@ def test_a_second_part_is_refused_with_the_pid_and_start_of_the_first(
 ) -> None:
     config = configuration(tmp_path, lake=True)
     part, folder = places(load_config(config))[number]
-    with lifetime.held(folder, part):
+    with pid_file.held(folder, part):
         error = refused(config, part, "run")
     assert isinstance(error, RunningError)
     assert f"`tuskline {part} run` runs already, as process {os.getpid()} since 20" in error.what
@@ -75,7 +75,7 @@ def test_a_second_part_is_refused_with_the_pid_and_start_of_the_first(
 def test_up_is_refused_beside_a_part_that_runs_by_itself(tmp_path: Path, number: int) -> None:
     config = configuration(tmp_path, lake=True)
     part, folder = places(load_config(config))[number]
-    with lifetime.held(folder, part):
+    with pid_file.held(folder, part):
         error = refused(config, "up")
     assert isinstance(error, RunningError)
     assert f"`tuskline {part} run` runs already, as process {os.getpid()}" in error.what
@@ -84,7 +84,7 @@ def test_up_is_refused_beside_a_part_that_runs_by_itself(tmp_path: Path, number:
 def test_a_second_keeper_process_leaves_the_first_as_it_is(tmp_path: Path) -> None:
     config = configuration(tmp_path)
     run_dir = load_config(config).run_dir
-    command = [sys.executable, "-m", "walsender_bridge.cli", "keeper", "run", "-c", str(config)]
+    command = [sys.executable, "-m", "walsender_bridge.cli.app", "keeper", "run", "-c", str(config)]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as first:
         try:
             wait_for((run_dir / "keeper.json").exists, 60, "the first one runs")
@@ -95,7 +95,7 @@ def test_a_second_keeper_process_leaves_the_first_as_it_is(tmp_path: Path) -> No
             assert supervisor.read_states(run_dir, "keeper")["pid"] == first.pid
         finally:
             first.terminate()
-    assert lifetime.owner(run_dir, "keeper") is None
+    assert pid_file.owner(run_dir, "keeper") is None
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_up_in_the_background_ends_with_the_error_of_its_child(tmp_path: Path) -
     with taken(address):
         done = subprocess.run(
             [
-                *(sys.executable, "-m", "walsender_bridge.cli", "up", "--background"),
+                *(sys.executable, "-m", "walsender_bridge.cli.app", "up", "--background"),
                 *("-c", str(config)),
             ],
             capture_output=True,

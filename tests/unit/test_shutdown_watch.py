@@ -1,7 +1,7 @@
 """When a proposer takes the primary's questions for a shutdown that no quorum answers."""
 
 from walsender_bridge.errors import ConnectionFailedError
-from walsender_bridge.proposer.shutdown_watch import PATIENCE, ShutdownWatch
+from walsender_bridge.quorum.proposer.primary.shutdown_watch import PATIENCE, ShutdownWatch
 
 
 def first_true(times, commit_lsn=lambda now: 100):

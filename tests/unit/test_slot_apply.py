@@ -7,7 +7,7 @@ from typing import Any
 from slot_sync.apply import SLOWEST, STEP_BYTES, carry_out
 from slot_sync.resolver.transitions import Advance, RestoreMappings
 from slot_sync.sessions import ACTION_SECONDS
-from walsender_bridge.wire.lsn import format_lsn, parse_lsn
+from walsender_bridge.postgres.protocol.lsn import format_lsn, parse_lsn
 
 END = 100 << 30
 

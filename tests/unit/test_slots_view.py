@@ -11,10 +11,11 @@ import pytest
 import typer
 from textual.widgets import Static
 
-from walsender_bridge.commands import observation, slots_view, status, top
-from walsender_bridge.commands.observation import Observation
-from walsender_bridge.commands.slots_view import SlotsView
+from walsender_bridge.cli import status, top
 from walsender_bridge.config import Config, load_config
+from walsender_bridge.observability import observation, slots_view
+from walsender_bridge.observability.observation import Observation
+from walsender_bridge.observability.slots_view import SlotsView
 
 TOML = """
 [log]

@@ -2,8 +2,8 @@
 
 import pytest
 
-from walsender_bridge.attach.standby_names import StandbyNames
 from walsender_bridge.errors import MalformedMessageError
+from walsender_bridge.postgres.standby_names import StandbyNames
 
 OURS = "tuskline_quorum"
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from walsender_bridge.steady_clock import SteadyClock
+from walsender_bridge.runtime.steady_clock import SteadyClock
 
 DAY = 86_400.0
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, replace
 from tests.unit.test_repository import log_of, report, tick
 from walsender_bridge.change_log import protocol
 from walsender_bridge.change_log.protocol import LogStatus
-from walsender_bridge.change_log.repository import Repository, Stream
-from walsender_bridge.change_log.stream_faults import AWAY_SECONDS, StreamFaults
+from walsender_bridge.change_log.repository.core import Repository, Stream
+from walsender_bridge.change_log.repository.stream_faults import AWAY_SECONDS, StreamFaults
 from walsender_bridge.errors import (
     ConfigError,
     DivergedError,

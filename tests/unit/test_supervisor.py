@@ -8,12 +8,12 @@ import sys
 import time
 from pathlib import Path
 
-from walsender_bridge.processes import alive
-from walsender_bridge.supervisor import Child, Supervisor, read_states
+from walsender_bridge.runtime.processes import alive
+from walsender_bridge.runtime.supervisor import Child, Supervisor, read_states
 
 CHILD = """
 import sys, time
-from walsender_bridge.supervisor import exit_with_parent
+from walsender_bridge.runtime.supervisor import exit_with_parent
 exit_with_parent()
 open(sys.argv[1], "a").write(f"{__import__('os').getpid()}\\n")
 time.sleep(600)
@@ -22,7 +22,7 @@ time.sleep(600)
 PARENT = """
 import asyncio, sys
 from pathlib import Path
-from walsender_bridge.supervisor import Child, Supervisor, stop_on_signals
+from walsender_bridge.runtime.supervisor import Child, Supervisor, stop_on_signals
 async def main():
     stop = asyncio.Event()
     stop_on_signals(stop)
@@ -88,7 +88,7 @@ def test_a_killed_child_is_started_again_and_stopped_at_the_end(tmp_path):
 def test_a_child_is_told_which_signal_ended_the_one_before(tmp_path):
     told = tmp_path / "told"
     script = (
-        "import os, sys, time; from walsender_bridge.supervisor import last_signal;"
+        "import os, sys, time; from walsender_bridge.runtime.supervisor import last_signal;"
         "last = last_signal(); open(sys.argv[1], 'a').write(f'{last and last.name} ');"
         "os.kill(os.getpid(), 11) if last is None else time.sleep(600)"
     )

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from walsender_bridge.capture.table_choice import Choice, Pattern, entry_for
+from walsender_bridge.postgres.table_patterns import Choice, Pattern, entry_for
 
 names = st.text(st.characters(exclude_characters="\0"), min_size=1, max_size=6)
 

@@ -7,9 +7,9 @@ import sys
 import pytest
 from rich.cells import cell_len
 
-from walsender_bridge.moments import iso_time
-from walsender_bridge.output import Output
-from walsender_bridge.table_text import rows_text, value_text
+from walsender_bridge.runtime.output import Output
+from walsender_bridge.runtime.table_text import rows_text, value_text
+from walsender_bridge.runtime.times import iso_time
 
 LONG = "FFFFFFFF/FFFFFFFF"
 ROWS = [

@@ -3,8 +3,8 @@
 import pytest
 
 from spark_consumers.lakehouse.manifest import Manifest, StreamPosition, TableVersion
-from walsender_bridge.commands.observation import Observation, Process, SourceView
-from walsender_bridge.commands.table_trouble import ill
+from walsender_bridge.observability.observation import Observation, Process, SourceView
+from walsender_bridge.observability.table_problems import ill
 
 NAME = "shop.public.a"
 

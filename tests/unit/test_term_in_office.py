@@ -6,8 +6,8 @@ from collections.abc import Iterator
 import pytest
 
 from walsender_bridge.errors import DeadlineError, FencedError
-from walsender_bridge.proposer import term_in_office
-from walsender_bridge.proposer.term_in_office import TermInOffice
+from walsender_bridge.quorum.failover import term as term_in_office
+from walsender_bridge.quorum.failover.term import TermInOffice
 
 
 class Session:

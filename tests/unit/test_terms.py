@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from walsender_bridge.errors import MalformedMessageError
-from walsender_bridge.proposer.core import Phase, Proposer
-from walsender_bridge.proposer.effects import (
+from walsender_bridge.quorum.proposer.core import Phase, Proposer
+from walsender_bridge.quorum.proposer.effects import (
     ClosePeer,
     Lineage,
     PeerConnected,
@@ -18,13 +18,14 @@ from walsender_bridge.proposer.effects import (
     StopReason,
     Tick,
 )
-from walsender_bridge.proposer.election import next_term
-from walsender_bridge.safekeeper import control_file, frames, votes
-from walsender_bridge.safekeeper import messages as m
-from walsender_bridge.safekeeper.configuration import Configuration
-from walsender_bridge.safekeeper.effects import ControlState
-from walsender_bridge.safekeeper.history import EpochEntry, History
-from walsender_bridge.safekeeper.terms import MAX_LEAP, MAX_REACH, MAX_TERM
+from walsender_bridge.quorum.proposer.election import next_term
+from walsender_bridge.quorum.protocol import frames
+from walsender_bridge.quorum.protocol import messages as m
+from walsender_bridge.quorum.protocol.configuration import Configuration
+from walsender_bridge.quorum.protocol.history import EpochEntry, History
+from walsender_bridge.quorum.protocol.terms import MAX_LEAP, MAX_REACH, MAX_TERM
+from walsender_bridge.quorum.safekeeper import control_file, votes
+from walsender_bridge.quorum.safekeeper.effects import ControlState
 
 INFO = m.ServerInfo(7, 16, 1 << 24)
 MEMBERS = Configuration(1, frozenset({1, 2, 3}), term=5)

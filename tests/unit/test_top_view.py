@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 
-from walsender_bridge.commands.observation import SILENT, Observation, Process, SourceView
-from walsender_bridge.commands.slots_view import SlotsView
-from walsender_bridge.commands.top_view import screen
+from walsender_bridge.cli.top_view import screen
 from walsender_bridge.errors import ConnectionFailedError
+from walsender_bridge.observability.observation import SILENT, Observation, Process, SourceView
+from walsender_bridge.observability.slots_view import SlotsView
 
 NOW = 1_800_000_000.0
 GONE = ConnectionFailedError(

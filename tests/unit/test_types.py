@@ -16,7 +16,7 @@ from spark_consumers.types import column_type, from_text, numeric_limits, with_b
 from spark_consumers.unfit import UnfitValueError
 from tests.support.change_entries import TYPED
 from tests.support.plain_decoder import value
-from walsender_bridge.wire.pgoutput import Column, Relation
+from walsender_bridge.postgres.protocol.pgoutput import Column, Relation
 
 
 def typmod(precision: int, scale: int) -> int:

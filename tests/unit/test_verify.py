@@ -8,13 +8,14 @@ import pytest
 
 from tests.support.wal import MIB, SMALL, Wal
 from walsender_bridge.errors import ConfigError, CorruptError, DivergedError
-from walsender_bridge.safekeeper import control_file, position_file
-from walsender_bridge.safekeeper.disk import FolderDisk
-from walsender_bridge.safekeeper.effects import ControlState
-from walsender_bridge.safekeeper.messages import ServerInfo
-from walsender_bridge.safekeeper.segments import StorageLimits
-from walsender_bridge.safekeeper.verify import Held, Place, check, compare
-from walsender_bridge.safekeeper.wal_storage import WalStorage
+from walsender_bridge.quorum.protocol.messages import ServerInfo
+from walsender_bridge.quorum.safekeeper import control_file
+from walsender_bridge.quorum.safekeeper.effects import ControlState
+from walsender_bridge.quorum.safekeeper.storage import position_file
+from walsender_bridge.quorum.safekeeper.storage.segments import StorageLimits
+from walsender_bridge.quorum.safekeeper.storage.wal import WalStorage
+from walsender_bridge.quorum.safekeeper.verify import Held, Place, check, compare
+from walsender_bridge.runtime.folder import FolderDisk
 
 SERVER = ServerInfo(SMALL.system_id, SMALL.major, SMALL.segment_bytes)
 

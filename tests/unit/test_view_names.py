@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_consumers.reader import Snapshot, view_names
-from walsender_bridge.wire.relation_name import relation_name
+from walsender_bridge.postgres.protocol.relation_name import relation_name
 
 
 def test_names_are_those_of_schema_and_table():

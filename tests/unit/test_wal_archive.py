@@ -10,22 +10,20 @@ import pytest
 
 from tests.support.wal import MIB, SMALL, Wal
 from walsender_bridge.errors import CorruptError, DivergedError, TusklineError, UnavailableError
-from walsender_bridge.safekeeper import (
-    archive_mark,
-    archived_file,
-    archiver,
-    control_file,
-    record_file,
-    segment_sums,
-)
-from walsender_bridge.safekeeper.archive import Archive
-from walsender_bridge.safekeeper.disk import FolderDisk
-from walsender_bridge.safekeeper.effects import ControlState
-from walsender_bridge.safekeeper.history import EpochEntry, History
-from walsender_bridge.safekeeper.horizon import horizon
-from walsender_bridge.safekeeper.messages import ServerInfo
-from walsender_bridge.safekeeper.segments import StorageLimits
-from walsender_bridge.safekeeper.wal_storage import WalStorage
+from walsender_bridge.quorum.protocol.history import EpochEntry, History
+from walsender_bridge.quorum.protocol.messages import ServerInfo
+from walsender_bridge.quorum.safekeeper import control_file
+from walsender_bridge.quorum.safekeeper.archive import archived_file
+from walsender_bridge.quorum.safekeeper.archive import mark as archive_mark
+from walsender_bridge.quorum.safekeeper.archive import process as archiver
+from walsender_bridge.quorum.safekeeper.archive.upload import Archive
+from walsender_bridge.quorum.safekeeper.effects import ControlState
+from walsender_bridge.quorum.safekeeper.horizon import horizon
+from walsender_bridge.quorum.safekeeper.storage import checksums as segment_sums
+from walsender_bridge.quorum.safekeeper.storage.segments import StorageLimits
+from walsender_bridge.quorum.safekeeper.storage.wal import WalStorage
+from walsender_bridge.runtime import record_file
+from walsender_bridge.runtime.folder import FolderDisk
 
 MARKS = {archive_mark.NAME}
 

@@ -8,9 +8,9 @@ import random
 import pytest
 
 from tests.support.wal import MIB, SMALL, Wal
-from walsender_bridge.safekeeper.disk import FolderDisk
-from walsender_bridge.safekeeper.segments import StorageLimits
-from walsender_bridge.safekeeper.wal_storage import WalStorage
+from walsender_bridge.quorum.safekeeper.storage.segments import StorageLimits
+from walsender_bridge.quorum.safekeeper.storage.wal import WalStorage
+from walsender_bridge.runtime.folder import FolderDisk
 
 END = 2 * MIB + 12_345
 

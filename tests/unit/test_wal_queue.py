@@ -2,7 +2,7 @@
 
 import random
 
-from walsender_bridge.proposer.wal_queue import BLOCK_BYTES, WalQueue
+from walsender_bridge.quorum.proposer.wal_queue import BLOCK_BYTES, WalQueue
 
 START = 5 * BLOCK_BYTES + 1234
 

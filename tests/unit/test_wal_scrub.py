@@ -6,13 +6,13 @@ import pytest
 
 from tests.support.wal import MIB, SMALL, Wal
 from walsender_bridge.errors import CorruptError
-from walsender_bridge.safekeeper import segment_sums
-from walsender_bridge.safekeeper.disk import FolderDisk
-from walsender_bridge.safekeeper.segments import StorageLimits
-from walsender_bridge.safekeeper.server.scrub import Scrub
-from walsender_bridge.safekeeper.server.wal_folder import WalCursor, WalFolder
-from walsender_bridge.safekeeper.wal_storage import WalStorage
-from walsender_bridge.wire.replication import History
+from walsender_bridge.postgres.protocol.replication import History
+from walsender_bridge.quorum.safekeeper.storage import checksums as segment_sums
+from walsender_bridge.quorum.safekeeper.storage.segments import StorageLimits
+from walsender_bridge.quorum.safekeeper.storage.wal import WalStorage
+from walsender_bridge.quorum.wal_server.scrub import Scrub
+from walsender_bridge.quorum.wal_server.wal_folder import WalCursor, WalFolder
+from walsender_bridge.runtime.folder import FolderDisk
 
 DAMAGED = "000000010000000000000002"
 

@@ -6,23 +6,17 @@ import pytest
 
 from tests.support.wal_server import verifier
 from walsender_bridge.errors import ConfigError, MalformedMessageError
-from walsender_bridge.safekeeper.messages import HotStandbyFeedback
-from walsender_bridge.safekeeper.server import feedback
-from walsender_bridge.safekeeper.server.login import Login, Then
-from walsender_bridge.safekeeper.server.positions import Positions
-from walsender_bridge.safekeeper.server.stream import Finish, Send, Stream, Wait, Write
-from walsender_bridge.safekeeper.server.users import SCRAM, Users, Verifier, parse_verifier
-from walsender_bridge.wire import backend, replication_command
-from walsender_bridge.wire.backend import SqlErrorReply
-from walsender_bridge.wire.frontend import (
+from walsender_bridge.postgres.protocol import backend, replication_command
+from walsender_bridge.postgres.protocol.backend import SqlErrorReply
+from walsender_bridge.postgres.protocol.frontend import (
     MESSAGE_LIMIT,
     EncryptionRequest,
     FrontendParser,
     Message,
     Startup,
 )
-from walsender_bridge.wire.replication import History
-from walsender_bridge.wire.replication_command import (
+from walsender_bridge.postgres.protocol.replication import History
+from walsender_bridge.postgres.protocol.replication_command import (
     CreateSlot,
     DropSlot,
     IdentifySystem,
@@ -32,6 +26,12 @@ from walsender_bridge.wire.replication_command import (
     TimelineHistory,
     Unsupported,
 )
+from walsender_bridge.quorum.protocol.messages import HotStandbyFeedback
+from walsender_bridge.quorum.protocol.positions import Positions
+from walsender_bridge.quorum.wal_server import feedback
+from walsender_bridge.quorum.wal_server.login import Login, Then
+from walsender_bridge.quorum.wal_server.stream import Finish, Send, Stream, Wait, Write
+from walsender_bridge.quorum.wal_server.users import SCRAM, Users, Verifier, parse_verifier
 
 MIB = 1 << 20
 

@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 
 from walsender_bridge.errors import CorruptError
-from walsender_bridge.safekeeper.messages import HotStandbyFeedback
-from walsender_bridge.safekeeper.server import shared_page
-from walsender_bridge.safekeeper.server.positions import Positions, Readers
-from walsender_bridge.safekeeper.server.shared_page import PositionReader, PositionWriter
-from walsender_bridge.safekeeper.server.slot_file import SlotFile
-from walsender_bridge.safekeeper.server.slots import MOST_SLOTS, Slot, Slots
-from walsender_bridge.safekeeper.server.wal_folder import PARTIAL, WalCursor, WalFolder
-from walsender_bridge.wire.backend import SqlErrorReply
-from walsender_bridge.wire.replication import History
-from walsender_bridge.wire.wal_page import segment_name
+from walsender_bridge.postgres.protocol.backend import SqlErrorReply
+from walsender_bridge.postgres.protocol.replication import History
+from walsender_bridge.postgres.protocol.wal_page import segment_name
+from walsender_bridge.quorum.protocol import shared_page
+from walsender_bridge.quorum.protocol.messages import HotStandbyFeedback
+from walsender_bridge.quorum.protocol.positions import Positions, Readers
+from walsender_bridge.quorum.protocol.shared_page import PositionReader, PositionWriter
+from walsender_bridge.quorum.wal_server.slot_file import SlotFile
+from walsender_bridge.quorum.wal_server.slots import MOST_SLOTS, Slot, Slots
+from walsender_bridge.quorum.wal_server.wal_folder import PARTIAL, WalCursor, WalFolder
 
 MIB = 1 << 20
 

@@ -18,11 +18,11 @@ from walsender_bridge.errors import (
     TrimmedError,
     UnavailableError,
 )
-from walsender_bridge.safekeeper import segment_sums
-from walsender_bridge.safekeeper.disk import FolderDisk
-from walsender_bridge.safekeeper.horizon import horizon
-from walsender_bridge.safekeeper.segments import StorageLimits
-from walsender_bridge.safekeeper.wal_storage import WalStorage
+from walsender_bridge.quorum.safekeeper.horizon import horizon
+from walsender_bridge.quorum.safekeeper.storage import checksums as segment_sums
+from walsender_bridge.quorum.safekeeper.storage.segments import StorageLimits
+from walsender_bridge.quorum.safekeeper.storage.wal import WalStorage
+from walsender_bridge.runtime.folder import FolderDisk
 
 LIMITS = StorageLimits(free_bytes=0)
 

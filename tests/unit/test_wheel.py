@@ -48,7 +48,7 @@ def test_what_the_wheel_holds(wheel):
 def test_what_runs_from_the_wheel(wheel, tmp_path):
     zipfile.ZipFile(wheel).extractall(tmp_path)
     code = (
-        "import pkgutil, walsender_bridge.sql as s\n"
+        "import pkgutil, walsender_bridge.runtime.sql as s\n"
         "found = {m.name for m in pkgutil.iter_modules() if m.name.startswith('pyspark_')}\n"
         "print(s.folder(), s.load('flush')[:0], *sorted(found))"
     )

@@ -2,9 +2,9 @@
 
 import socket
 
-from walsender_bridge.safekeeper import messages as m
-from walsender_bridge.safekeeper.frames import encode
-from walsender_bridge.safekeeper.wire_end import WireEnd
+from walsender_bridge.quorum.protocol import messages as m
+from walsender_bridge.quorum.protocol.frames import encode
+from walsender_bridge.quorum.protocol.message_socket import WireEnd
 
 
 def test_27_an_answer_without_wal_is_sent_like_any_other():

@@ -12,15 +12,15 @@ import sys
 from pathlib import Path
 from typing import Never
 
-from walsender_bridge import logs
 from walsender_bridge.capture import core
 from walsender_bridge.capture.driver import Capture
-from walsender_bridge.capture.gate import Rule
-from walsender_bridge.capture.gate_watch import Gate, OpenGate, ServerGate
+from walsender_bridge.capture.gate.core import Rule
+from walsender_bridge.capture.gate.monitor import Gate, OpenGate, ServerGate
 from walsender_bridge.capture.source import Source
-from walsender_bridge.capture.spool import LIMIT_BYTES
+from walsender_bridge.capture.spool.core import LIMIT_BYTES
 from walsender_bridge.errors import Cause, TusklineError, UsageError
-from walsender_bridge.supervisor import exit_with_parent
+from walsender_bridge.runtime import logs
+from walsender_bridge.runtime.supervisor import exit_with_parent
 
 DSN_VARIABLE = "TUSKLINE_SOURCE_DSN"
 
@@ -37,7 +37,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--spool", required=True, type=Path, help="a folder for large transactions")
     parser.add_argument("--spool-limit", type=int, default=LIMIT_BYTES, help="bytes; 0: no spool")
     parser.add_argument("--held-limit", type=int, default=core.HELD_BYTES, help="bytes of WAL")
-    gate = parser.add_argument_group("the commit gate (capture/gate.py)")
+    gate = parser.add_argument_group("the commit gate (capture/gate/core.py)")
     gate.add_argument("--candidate", action="append", default=[], help="a physical slot, repeated")
     gate.add_argument(
         "--members", action="store_true", help="the candidates include the server itself"

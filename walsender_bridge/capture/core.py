@@ -24,7 +24,7 @@ An entry is cut where a transaction ends if one does, so under load each entry's
 transaction of several entries is cut where the size says. A transaction that changes no published
 table (servers before 15 send its Begin and Commit) is not written: it is only a position.
 
-A transaction that comes while it is in progress is kept outside the log (module `spool`). Its commit
+A transaction that comes while it is in progress is kept outside the log (package `spool`). Its commit
 stops the reading until the driver has given all of it back (`Replayed`), so the log has it as the server
 would have sent it otherwise: whole, in commit order, in the same form.
 """
@@ -48,11 +48,11 @@ from walsender_bridge.capture.events import (
 )
 from walsender_bridge.capture.overlap import Overlap
 from walsender_bridge.capture.replay import Replay
-from walsender_bridge.capture.spool import Streams
+from walsender_bridge.capture.spool.core import Streams
 from walsender_bridge.errors import DivergedError, MalformedMessageError
-from walsender_bridge.wire import pgoutput
-from walsender_bridge.wire.lsn import MAX_LSN, format_lsn
-from walsender_bridge.wire.replication import (
+from walsender_bridge.postgres.protocol import pgoutput
+from walsender_bridge.postgres.protocol.lsn import MAX_LSN, format_lsn
+from walsender_bridge.postgres.protocol.replication import (
     KEEPALIVE,
     XLOG_DATA,
     XLOG_HEADER_SIZE,

@@ -20,7 +20,8 @@ from typing import Any
 import psycopg
 import structlog
 
-from walsender_bridge.capture import core, known, source, table_watch
+from walsender_bridge.capture import core, publication_watch, source, stream_record
+from walsender_bridge.capture.append_channel import Handover
 from walsender_bridge.capture.events import (
     Acknowledged,
     Append,
@@ -31,11 +32,10 @@ from walsender_bridge.capture.events import (
     SpoolAppend,
     Tick,
 )
-from walsender_bridge.capture.gate_watch import Gate, Watch
-from walsender_bridge.capture.handover import Handover
-from walsender_bridge.capture.joining import Joining
+from walsender_bridge.capture.gate.monitor import Gate, Watch
+from walsender_bridge.capture.session_setup import Joining
 from walsender_bridge.capture.source import Source
-from walsender_bridge.capture.spool_files import SpoolFiles
+from walsender_bridge.capture.spool.files import SpoolFiles
 from walsender_bridge.capture.status import StatusFile, WalEnd
 from walsender_bridge.change_log.client import LogClient, ReplicaClient
 from walsender_bridge.errors import (
@@ -49,11 +49,14 @@ from walsender_bridge.errors import (
     UnavailableError,
     UnsupportedValueError,
 )
-from walsender_bridge.waker import Waker
-from walsender_bridge.wire.connection import ANSWER_SECONDS, ReplicationConnection
-from walsender_bridge.wire.hosts import same_server
-from walsender_bridge.wire.lsn import format_lsn
-from walsender_bridge.wire.replication import mark_for_failover, status_update
+from walsender_bridge.postgres.client.hosts import same_server
+from walsender_bridge.postgres.client.replication_connection import (
+    ANSWER_SECONDS,
+    ReplicationConnection,
+)
+from walsender_bridge.postgres.protocol.lsn import format_lsn
+from walsender_bridge.postgres.protocol.replication import mark_for_failover, status_update
+from walsender_bridge.runtime.waker import Waker
 
 #: Seconds between two sessions: the first pause, and what it doubles up to.
 FIRST_PAUSE = 0.1
@@ -180,7 +183,7 @@ class Capture:
         with ExitStack() as stack:
             connection = stack.enter_context(source.connect(own))
             log = stack.enter_context(LogClient(self._log_address))
-            logged = known.of_log(log, own.name)
+            logged = stream_record.of_log(log, own.name)
             self._status.begin(logged)
             source.check_cluster(connection, own, logged)
             goes_on = logged is not None and logged.begun
@@ -214,7 +217,7 @@ class Capture:
             walsender.start_logical(own.slot, [own.publication], streaming=streaming)
             self._broken_in_stream = False
             files.open()
-            tables = stack.enter_context(table_watch.watched(here, published))
+            tables = stack.enter_context(publication_watch.watched(here, published))
             self._status.streaming(joined.identity.system_id)
             _log.info(
                 "streaming",
@@ -255,7 +258,7 @@ class Capture:
         state: core.State,
         wal_end: WalEnd,
         watch: Watch,
-        tables: table_watch.Look,
+        tables: publication_watch.Look,
     ) -> None:
         """The poll loop: the walsender's socket, and the waker for acknowledgements, the gate and `stop`."""
         poll = select.poll()

@@ -16,7 +16,7 @@ from walsender_bridge.change_log.entry import (
     schema_hash,
     schema_record,
 )
-from walsender_bridge.wire import pgoutput
+from walsender_bridge.postgres.protocol import pgoutput
 
 #: Bytes of an entry's messages (with their length prefixes) at which it is cut.
 ENTRY_BYTES: Final = 1 << 20

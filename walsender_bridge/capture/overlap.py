@@ -24,7 +24,7 @@ from datetime import datetime, timedelta
 from typing import Self
 
 from walsender_bridge.errors import DivergedError
-from walsender_bridge.wire.lsn import format_lsn
+from walsender_bridge.postgres.protocol.lsn import format_lsn
 
 
 @dataclass(slots=True)

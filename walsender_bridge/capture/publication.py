@@ -1,4 +1,4 @@
-"""A source's publication: made or adopted, and kept to what the source's `tables` mean (`table_choice`).
+"""A source's publication: made or adopted, and kept to what the source's `tables` mean (`table_patterns`).
 
 One that Tuskline has made says so in its comment. To that, tables are added as they come to fit, and one that loses its
 replica identity is taken out, since the server refuses its UPDATEs; `init` takes out what `tables` do not mean any more, too.
@@ -22,12 +22,12 @@ import psycopg
 from psycopg import sql
 from psycopg.rows import tuple_row
 
-from walsender_bridge import logs
-from walsender_bridge.attach.record import Made, Record
-from walsender_bridge.capture.table_choice import Choice, Chosen, Found, choose
 from walsender_bridge.errors import ConfigError, PrivilegeError, PublicationError
-from walsender_bridge.sql import load
-from walsender_bridge.wire.relation_name import relation_name, split_relation
+from walsender_bridge.own_schema.provisioned import Made, Record
+from walsender_bridge.postgres.protocol.relation_name import relation_name, split_relation
+from walsender_bridge.postgres.table_patterns import Choice, Chosen, Found, choose
+from walsender_bridge.runtime import logs
+from walsender_bridge.runtime.sql import load
 
 if TYPE_CHECKING:
     from walsender_bridge.capture.source import Source

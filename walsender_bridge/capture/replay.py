@@ -11,8 +11,8 @@ from typing import Self
 
 from walsender_bridge.capture import entries
 from walsender_bridge.capture.entries import PREFIX, Entries
-from walsender_bridge.capture.spool import Spooled
-from walsender_bridge.wire import pgoutput
+from walsender_bridge.capture.spool.core import Spooled
+from walsender_bridge.postgres.protocol import pgoutput
 
 
 @dataclass(slots=True)

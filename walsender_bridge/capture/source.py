@@ -22,8 +22,6 @@ from typing import Any, Final
 
 import psycopg
 
-from walsender_bridge.attach import own_tables
-from walsender_bridge.attach.record import Made, Record
 from walsender_bridge.capture import publication
 from walsender_bridge.errors import (
     DivergedError,
@@ -34,12 +32,14 @@ from walsender_bridge.errors import (
     SlotError,
     SlotInUseError,
 )
-from walsender_bridge.sql import load
-from walsender_bridge.wire.bounded import BoundedConnection
-from walsender_bridge.wire.connection import describe, pinned_conninfo
-from walsender_bridge.wire.lsn import format_lsn, parse_lsn
-from walsender_bridge.wire.refusals import connection_error, server_error
-from walsender_bridge.wire.replication import History, SystemIdentity
+from walsender_bridge.own_schema import own_tables
+from walsender_bridge.own_schema.provisioned import Made, Record
+from walsender_bridge.postgres.client.bounded_query import BoundedConnection
+from walsender_bridge.postgres.client.replication_connection import describe, pinned_conninfo
+from walsender_bridge.postgres.protocol.lsn import format_lsn, parse_lsn
+from walsender_bridge.postgres.protocol.refusals import connection_error, server_error
+from walsender_bridge.postgres.protocol.replication import History, SystemIdentity
+from walsender_bridge.runtime.sql import load
 
 #: Oldest server that pgoutput and this code are tested with: its version number.
 OLDEST_VERSION = 110000
@@ -47,7 +47,7 @@ OLDEST_VERSION = 110000
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A database to capture. `tables`: see `table_choice`; none means all that can be published."""
+    """A database to capture. `tables`: see `table_patterns`; none means all that can be published."""
 
     name: str
     dsn: str

@@ -21,11 +21,11 @@ from typing import Any, Final
 import psycopg
 from psycopg import pq
 
-from walsender_bridge import status_file
 from walsender_bridge.capture.core import State
 from walsender_bridge.capture.source import LogPosition
 from walsender_bridge.errors import ConnectionFailedError, TusklineError
-from walsender_bridge.sql import load
+from walsender_bridge.runtime import status_file
+from walsender_bridge.runtime.sql import load
 
 #: What outlives the process that wrote it: where the stream stands, also while neither the log nor capture runs.
 _KEPT: Final = ("system_id", "behind", "timeline", "committed_lsn", "confirmed_lsn")

@@ -37,9 +37,9 @@ from walsender_bridge.change_log.protocol import (
     ReplicaStatus,
     StreamCut,
 )
-from walsender_bridge.closing import Closing
 from walsender_bridge.errors import CorruptError, TusklineError, UnavailableError
-from walsender_bridge.wire.lsn import MAX_LSN
+from walsender_bridge.postgres.protocol.lsn import MAX_LSN
+from walsender_bridge.runtime.closing import Closing
 
 __all__ = [
     "Ack",

@@ -29,7 +29,7 @@ import zstandard
 from numpy.typing import NDArray
 
 from walsender_bridge.errors import CorruptError, MalformedMessageError, NotSupportedError
-from walsender_bridge.wire import pgoutput
+from walsender_bridge.postgres.protocol import pgoutput
 
 MAGIC = b"TLE1"
 #: Without partitions, and with them.

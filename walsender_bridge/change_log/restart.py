@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from walsender_bridge.change_log.entry import Codec, EntryHeader, EntryKind, build_entry
 from walsender_bridge.change_log.protocol import Position
-from walsender_bridge.change_log.replica_disk import Tail
+from walsender_bridge.change_log.replica.disk import Tail
 from walsender_bridge.errors import InvalidReplicaError, MalformedMessageError
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 import psycopg
 
-from walsender_bridge.sql import load
+from walsender_bridge.runtime.sql import load
 
 SCHEMA = "bank"
 TABLES = ("accounts", "transfers", "audit", "cards", "documents", "daily")

@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from walsender_bridge.sql import load
+from walsender_bridge.runtime.sql import load
 
 #: Types whose lake form is text, or whose Python form differs, and the cast that makes both sides alike.
 _CASTS = {"uuid": "text", "jsonb": "text", "json": "text", "real": "float8"}

@@ -4,17 +4,17 @@ import time
 from pathlib import Path
 from typing import Any
 
-from walsender_bridge.attach import quorum as server
-from walsender_bridge.attach.configured import needed_quorum
-from walsender_bridge.commands import quorum_view
-from walsender_bridge.commands.verify import hosted_places, run
 from walsender_bridge.config import load_config
+from walsender_bridge.demo.local_server import free_ports
 from walsender_bridge.demo.view import Progress
 from walsender_bridge.errors import DeadlineError, TusklineError
-from walsender_bridge.local_server import free_ports
-from walsender_bridge.output import Output
-from walsender_bridge.safekeeper.wal_reader import WalReader
-from walsender_bridge.wire.lsn import format_lsn, parse_lsn
+from walsender_bridge.observability import quorum_view
+from walsender_bridge.observability.safekeeper_verify import hosted_places, run
+from walsender_bridge.postgres.protocol.lsn import format_lsn, parse_lsn
+from walsender_bridge.provisioning import quorum as server
+from walsender_bridge.provisioning.configured import needed_quorum
+from walsender_bridge.quorum.safekeeper.storage.reader import WalReader
+from walsender_bridge.runtime.output import Output
 
 #: Seconds that a quorum may take to answer, and the last safekeeper to have everything.
 _QUORUM_SECONDS = 60.0

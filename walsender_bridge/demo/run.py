@@ -24,17 +24,17 @@ from spark_consumers.lakehouse.manifest import open_chain
 from spark_consumers.lakehouse.sources import Source
 from walsender_bridge.change_log.client import LogClient
 from walsender_bridge.demo.bank import TABLES, Clients, open_bank
+from walsender_bridge.demo.local_server import LocalServer, by_major, free_port
 from walsender_bridge.demo.nemesis import Nemesis, Victim
 from walsender_bridge.demo.quorum import DemoQuorum, section
 from walsender_bridge.demo.standby import DemoStandby
 from walsender_bridge.demo.standby import section as gate_section
 from walsender_bridge.demo.view import Progress, View
 from walsender_bridge.errors import DeadlineError, LakeError, TusklineError
-from walsender_bridge.local_server import LocalServer, by_major, free_port
-from walsender_bridge.output import Output
-from walsender_bridge.processes import children
-from walsender_bridge.sql import load
-from walsender_bridge.supervisor import Child, Supervisor, read_states, stop_on_signals
+from walsender_bridge.runtime.output import Output
+from walsender_bridge.runtime.processes import children
+from walsender_bridge.runtime.sql import load
+from walsender_bridge.runtime.supervisor import Child, Supervisor, read_states, stop_on_signals
 
 STREAMS = ("north", "south")
 EPOCH_INTERVAL = 2.0
@@ -224,7 +224,7 @@ class _Demo:
                 [
                     sys.executable,
                     "-m",
-                    "walsender_bridge.cli",
+                    "walsender_bridge.cli.app",
                     part,
                     "run",
                     "--config",

@@ -8,10 +8,10 @@ from typing import Any
 
 import psycopg
 
-from walsender_bridge.capture.gate_record import decisions
+from walsender_bridge.capture.gate.record import decisions
+from walsender_bridge.demo.local_server import LocalServer, has_slots, make_standby
 from walsender_bridge.errors import DeadlineError
-from walsender_bridge.local_server import LocalServer, has_slots, make_standby
-from walsender_bridge.wire.hosts import primary_dsn
+from walsender_bridge.postgres.client.hosts import primary_dsn
 
 #: The candidate's physical slot on the primary.
 CANDIDATE = "demo_standby"

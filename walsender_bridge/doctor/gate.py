@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from typing import Any
 
-from walsender_bridge.capture.gate import Rule
-from walsender_bridge.capture.gate_slots import away, itself
-from walsender_bridge.capture.gate_watch import slots_of
+from walsender_bridge.capture.gate.core import Rule
+from walsender_bridge.capture.gate.monitor import slots_of
+from walsender_bridge.capture.gate.slots import away, itself
 from walsender_bridge.doctor.finding import Finding, Severity
 from walsender_bridge.errors import Cause
 

@@ -6,8 +6,8 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from walsender_bridge.change_log import keeper_identity
-from walsender_bridge.change_log.repository_store import RepositoryStore
+from walsender_bridge.change_log.replica import identity as keeper_identity
+from walsender_bridge.change_log.repository.store import RepositoryStore
 from walsender_bridge.doctor.finding import Finding
 from walsender_bridge.doctor.server import failed
 from walsender_bridge.errors import CorruptError, TusklineError

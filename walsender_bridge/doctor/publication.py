@@ -3,16 +3,16 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from walsender_bridge.attach.record import MADE_TABLE, Made
 from walsender_bridge.capture.publication import FLUSH_TABLE, is_kept, reattach
 from walsender_bridge.capture.source import Source
-from walsender_bridge.capture.table_choice import Choice, Chosen
 from walsender_bridge.doctor.finding import Finding, Severity, counted
-from walsender_bridge.doctor.fixes import block, comment, fix, publish, recorded
 from walsender_bridge.doctor.settings import Facts, own_slot
 from walsender_bridge.errors import Cause
-from walsender_bridge.sql import load
-from walsender_bridge.wire.relation_name import relation_name
+from walsender_bridge.own_schema.provisioned import MADE_TABLE, Made
+from walsender_bridge.postgres.protocol.relation_name import relation_name
+from walsender_bridge.postgres.table_patterns import Choice, Chosen
+from walsender_bridge.provisioning.fixes import block, comment, fix, publish, recorded
+from walsender_bridge.runtime.sql import load
 
 OK, WARNING, ERROR = Severity.OK, Severity.WARNING, Severity.ERROR
 CHECK = "publication"

@@ -8,11 +8,11 @@ without one.
 from collections.abc import Iterator
 from typing import Any, Final
 
-from walsender_bridge.attach.quorum import SETTING, Quorum, crowded
-from walsender_bridge.attach.standby_names import StandbyNames
 from walsender_bridge.doctor.finding import Finding, Severity
-from walsender_bridge.doctor.fixes import fix
 from walsender_bridge.errors import Cause
+from walsender_bridge.postgres.standby_names import StandbyNames
+from walsender_bridge.provisioning.fixes import fix
+from walsender_bridge.provisioning.quorum import SETTING, Quorum, crowded
 
 OK, WARNING, ERROR = Severity.OK, Severity.WARNING, Severity.ERROR
 Facts = dict[str, Any]

@@ -10,12 +10,12 @@ from typing import Any, Final
 
 from walsender_bridge.doctor.finding import Finding, Severity
 from walsender_bridge.errors import Cause, TusklineError
-from walsender_bridge.proposer import election
-from walsender_bridge.proposer.effects import Primary
-from walsender_bridge.proposer.greeting import ask_each
-from walsender_bridge.safekeeper import messages as m
-from walsender_bridge.safekeeper.configuration import newest
-from walsender_bridge.wire.lsn import format_lsn
+from walsender_bridge.postgres.protocol.lsn import format_lsn
+from walsender_bridge.quorum.proposer import election
+from walsender_bridge.quorum.proposer.effects import Primary
+from walsender_bridge.quorum.proposer.handshake import ask_each
+from walsender_bridge.quorum.protocol import messages as m
+from walsender_bridge.quorum.protocol.configuration import newest
 
 ERROR, WARNING = Severity.ERROR, Severity.WARNING
 #: Seconds for the safekeepers' answers.

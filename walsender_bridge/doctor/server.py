@@ -10,16 +10,11 @@ from typing import Any
 
 import psycopg
 
-from walsender_bridge.attach import own_tables
-from walsender_bridge.attach.init import as_admin, copied, verifier, wanted_tables
-from walsender_bridge.attach.login import login_of
-from walsender_bridge.attach.quorum import Quorum, facts, session
-from walsender_bridge.attach.record import Record
 from walsender_bridge.capture import publication
 from walsender_bridge.capture import source as capture
-from walsender_bridge.capture.gate import Rule
-from walsender_bridge.capture.known import Known
+from walsender_bridge.capture.gate.core import Rule
 from walsender_bridge.capture.source import Source
+from walsender_bridge.capture.stream_record import Known
 from walsender_bridge.doctor import (
     gate,
     host_based,
@@ -32,10 +27,15 @@ from walsender_bridge.doctor import (
 from walsender_bridge.doctor import quorum as quorum_settings
 from walsender_bridge.doctor.finding import Finding, Severity
 from walsender_bridge.errors import AuthenticationError, TusklineError, UntrustedError
-from walsender_bridge.proposer.primary import PrimaryStream
-from walsender_bridge.sql import load
-from walsender_bridge.wire.connection import ReplicationConnection
-from walsender_bridge.wire.relation_name import relation_name
+from walsender_bridge.own_schema import own_tables
+from walsender_bridge.own_schema.login import login_of
+from walsender_bridge.own_schema.provisioned import Record
+from walsender_bridge.postgres.client.replication_connection import ReplicationConnection
+from walsender_bridge.postgres.protocol.relation_name import relation_name
+from walsender_bridge.provisioning.init import as_admin, copied, verifier, wanted_tables
+from walsender_bridge.provisioning.quorum import Quorum, facts, session
+from walsender_bridge.quorum.proposer.primary.facts import PrimaryStream
+from walsender_bridge.runtime.sql import load
 
 
 def examine(
@@ -45,8 +45,8 @@ def examine(
 ) -> list[Finding]:
     """Everything there is to say about the source; a server that cannot be reached is one finding.
 
-    `admin`: asked as an administrator (`attach.init`), also before there is the source's role. `known`: says where its stream
-    stands (`capture.known`).
+    `admin`: asked as an administrator (`provisioning.init`), also before there is the source's role. `known`: says where its stream
+    stands (`capture.stream_record`).
     """
     where = f"{source.name} ({source.where})"
     try:

@@ -3,14 +3,14 @@
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from walsender_bridge.attach.record import Made
 from walsender_bridge.capture.publication import reattach
 from walsender_bridge.capture.source import OLDEST_VERSION, Source, lost
 from walsender_bridge.doctor import wal_room
 from walsender_bridge.doctor.finding import Finding, Severity
-from walsender_bridge.doctor.fixes import block, comment, fix, recorded
 from walsender_bridge.doctor.unsafe_versions import faults_of
 from walsender_bridge.errors import Cause
+from walsender_bridge.own_schema.provisioned import Made
+from walsender_bridge.provisioning.fixes import block, comment, fix, recorded
 
 #: The newest major that this version is tested with.
 NEWEST_MAJOR: Final = 18

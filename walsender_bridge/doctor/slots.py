@@ -12,12 +12,12 @@ import psycopg
 
 from walsender_bridge.doctor import upstream, wal_room
 from walsender_bridge.doctor.finding import Finding, Severity
-from walsender_bridge.doctor.fixes import fix
 from walsender_bridge.errors import Cause, ConnectionFailedError, TusklineError
-from walsender_bridge.sql import load
-from walsender_bridge.wire.bounded import BoundedConnection
-from walsender_bridge.wire.connection import describe, pinned_conninfo
-from walsender_bridge.wire.refusals import connection_error, server_error
+from walsender_bridge.postgres.client.bounded_query import BoundedConnection
+from walsender_bridge.postgres.client.replication_connection import describe, pinned_conninfo
+from walsender_bridge.postgres.protocol.refusals import connection_error, server_error
+from walsender_bridge.provisioning.fixes import fix
+from walsender_bridge.runtime.sql import load
 
 OK, WARNING, ERROR = Severity.OK, Severity.WARNING, Severity.ERROR
 Facts = dict[str, Any]

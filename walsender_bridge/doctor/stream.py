@@ -4,15 +4,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from walsender_bridge.capture.known import Known
 from walsender_bridge.capture.publication import reattach
 from walsender_bridge.capture.source import Source, gone, lost, other_cluster
 from walsender_bridge.capture.source import judge as fork
+from walsender_bridge.capture.stream_record import Known
 from walsender_bridge.doctor.finding import Finding, Severity
 from walsender_bridge.doctor.settings import Facts, own_slot
 from walsender_bridge.errors import Cause
-from walsender_bridge.wire.lsn import parse_lsn
-from walsender_bridge.wire.replication import History, SystemIdentity
+from walsender_bridge.postgres.protocol.lsn import parse_lsn
+from walsender_bridge.postgres.protocol.replication import History, SystemIdentity
 
 CHECK: Final = "stream"
 #: The check that finds a server of another cluster.

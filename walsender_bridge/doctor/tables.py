@@ -3,15 +3,15 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from walsender_bridge.attach.record import Made
 from walsender_bridge.capture.publication import FLUSH_TABLE
 from walsender_bridge.capture.source import Source
-from walsender_bridge.capture.table_choice import Chosen
 from walsender_bridge.doctor import publication
 from walsender_bridge.doctor.finding import Finding, Severity, counted
-from walsender_bridge.doctor.fixes import block, fix, recorded
 from walsender_bridge.doctor.settings import Facts, in_record, own_slot
 from walsender_bridge.errors import Cause
+from walsender_bridge.own_schema.provisioned import Made
+from walsender_bridge.postgres.table_patterns import Chosen
+from walsender_bridge.provisioning.fixes import block, fix, recorded
 
 OK, WARNING, ERROR = Severity.OK, Severity.WARNING, Severity.ERROR
 Table = dict[str, Any]

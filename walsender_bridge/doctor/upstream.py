@@ -10,10 +10,10 @@ import psycopg
 
 from walsender_bridge.doctor.finding import Finding, Severity
 from walsender_bridge.errors import Cause
-from walsender_bridge.sql import load
-from walsender_bridge.wire.backend import REPLICATION_ONLY
-from walsender_bridge.wire.bounded import BoundedConnection
-from walsender_bridge.wire.hosts import at_address
+from walsender_bridge.postgres.client.bounded_query import BoundedConnection
+from walsender_bridge.postgres.client.hosts import at_address
+from walsender_bridge.postgres.protocol.backend import REPLICATION_ONLY
+from walsender_bridge.runtime.sql import load
 
 CHECK: Final = "upstream"
 #: Instead of what a server says of itself.

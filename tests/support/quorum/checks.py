@@ -16,16 +16,16 @@ from __future__ import annotations
 from itertools import combinations
 from typing import TYPE_CHECKING
 
-from walsender_bridge.proposer.effects import StopReason
-from walsender_bridge.safekeeper.effects import ControlState
-from walsender_bridge.safekeeper.history import divergence
-from walsender_bridge.safekeeper.messages import NodeId
+from walsender_bridge.quorum.proposer.effects import StopReason
+from walsender_bridge.quorum.protocol.history import divergence
+from walsender_bridge.quorum.protocol.messages import NodeId
+from walsender_bridge.quorum.safekeeper.effects import ControlState
 
 if TYPE_CHECKING:
     from tests.support.quorum.proposer_host import ProposerHost
     from tests.support.quorum.safekeeper_host import SafekeeperHost
     from tests.support.quorum.world import World
-    from walsender_bridge.proposer.streaming import Streaming
+    from walsender_bridge.quorum.proposer.replication import Streaming
 
 
 class Checks:

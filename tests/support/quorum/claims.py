@@ -7,8 +7,8 @@ safekeeper never disagree where two logs part.
 """
 
 from tests.support.quorum.nodes import Cell, Interned, Part, SafekeeperPart
-from walsender_bridge.proposer.core import Proposer
-from walsender_bridge.safekeeper.messages import NodeId, Refusal, Refused, ToProposer
+from walsender_bridge.quorum.proposer.core import Proposer
+from walsender_bridge.quorum.protocol.messages import NodeId, Refusal, Refused, ToProposer
 
 #: Where every log begins.
 BASE = 8

@@ -35,13 +35,13 @@ from tests.support.quorum.nodes import (
     SafekeeperPart,
     copied,
 )
-from walsender_bridge.proposer import effects as pe
-from walsender_bridge.proposer.core import Proposer
-from walsender_bridge.safekeeper import effects as se
-from walsender_bridge.safekeeper import messages as m
-from walsender_bridge.safekeeper.configuration import Configuration
-from walsender_bridge.safekeeper.core import Safekeeper
-from walsender_bridge.safekeeper.history import EpochEntry, History
+from walsender_bridge.quorum.proposer import effects as pe
+from walsender_bridge.quorum.proposer.core import Proposer
+from walsender_bridge.quorum.protocol import messages as m
+from walsender_bridge.quorum.protocol.configuration import Configuration
+from walsender_bridge.quorum.protocol.history import EpochEntry, History
+from walsender_bridge.quorum.safekeeper import effects as se
+from walsender_bridge.quorum.safekeeper.core import Safekeeper
 
 INFO = m.ServerInfo(7, 16, 8)
 Key = tuple[int, int]

@@ -15,12 +15,12 @@ from tests.support.quorum.proposer_host import ProposerHost
 from tests.support.quorum.wal import Server
 from tests.support.quorum.world import Faults, World
 from walsender_bridge.errors import TusklineError
-from walsender_bridge.proposer.effects import Lineage
-from walsender_bridge.proposer.failover import Candidate, Quorum, Step, next_step
-from walsender_bridge.safekeeper.messages import Purpose
+from walsender_bridge.quorum.failover.plan import Candidate, Quorum, Step, next_step
+from walsender_bridge.quorum.proposer.effects import Lineage
+from walsender_bridge.quorum.protocol.messages import Purpose
 
 if TYPE_CHECKING:
-    from walsender_bridge.proposer.streaming import Streaming
+    from walsender_bridge.quorum.proposer.replication import Streaming
 
 FAILOVERS = Faults(
     {

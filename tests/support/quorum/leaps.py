@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from walsender_bridge.proposer import rivals
-from walsender_bridge.safekeeper import effects as e
-from walsender_bridge.safekeeper.messages import NodeId, ProposerGreeting, Purpose, Vote
-from walsender_bridge.safekeeper.terms import MAX_LEAP, MAX_REACH
+from walsender_bridge.quorum.proposer import rivals
+from walsender_bridge.quorum.protocol.messages import NodeId, ProposerGreeting, Purpose, Vote
+from walsender_bridge.quorum.protocol.terms import MAX_LEAP, MAX_REACH
+from walsender_bridge.quorum.safekeeper import effects as e
 
 if TYPE_CHECKING:
     from tests.support.quorum.safekeeper_host import SafekeeperHost

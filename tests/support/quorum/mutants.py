@@ -12,27 +12,33 @@ from unittest import mock
 
 from tests.support.quorum import safekeeper_host, wal
 from tests.support.quorum.explorer import Cluster
-from walsender_bridge.proposer import core as proposer_core
-from walsender_bridge.proposer import (
+from walsender_bridge.quorum.proposer import core as proposer_core
+from walsender_bridge.quorum.proposer import (
     election,
     identities,
+    leader,
     lineage,
     membership,
-    office,
-    one_quorum,
+    quorum_id,
     rivals,
-    streaming,
 )
-from walsender_bridge.proposer.backfill import Backfill
-from walsender_bridge.proposer.effects import MembersSettled, ReadOlder, SendOlder, StopReason
-from walsender_bridge.proposer.peer import PeerState
-from walsender_bridge.proposer.refusals import Refusals
-from walsender_bridge.proposer.same_wal import SameWal
-from walsender_bridge.proposer.streaming import Streaming
-from walsender_bridge.safekeeper import configuration, core, effects, terms, votes
-from walsender_bridge.safekeeper import messages as m
-from walsender_bridge.safekeeper.core import Safekeeper
-from walsender_bridge.safekeeper.history import EpochEntry, History
+from walsender_bridge.quorum.proposer import replication as streaming
+from walsender_bridge.quorum.proposer.catch_up.core import Backfill
+from walsender_bridge.quorum.proposer.catch_up.same_wal import SameWal
+from walsender_bridge.quorum.proposer.effects import (
+    MembersSettled,
+    ReadOlder,
+    SendOlder,
+    StopReason,
+)
+from walsender_bridge.quorum.proposer.peer import PeerState
+from walsender_bridge.quorum.proposer.refusals import Refusals
+from walsender_bridge.quorum.proposer.replication import Streaming
+from walsender_bridge.quorum.protocol import configuration, terms
+from walsender_bridge.quorum.protocol import messages as m
+from walsender_bridge.quorum.protocol.history import EpochEntry, History
+from walsender_bridge.quorum.safekeeper import core, effects, votes
+from walsender_bridge.quorum.safekeeper.core import Safekeeper
 
 Patch = tuple[object, str, object]
 
@@ -245,7 +251,7 @@ def _by_position_alone() -> list[Patch]:
     def alone(_log: History, flush_lsn: int, _leader: History, leader_end: int) -> int | None:
         return min(flush_lsn, leader_end) or None
 
-    return [(core, "divergence", alone), (office, "divergence", alone)]
+    return [(core, "divergence", alone), (leader, "divergence", alone)]
 
 
 def _uncommitted_epochs_compacted() -> list[Patch]:
@@ -369,20 +375,20 @@ def _one_majority() -> list[Patch]:
 
 def _done_too_early() -> list[Patch]:
     """Rule 10: a change is said to be done when it is in force, and no new member has it on disk."""
-    use = office.Office.use
+    use = leader.Office.use
 
-    def hasty(self: office.Office, wanted: configuration.Configuration) -> list[Any]:
+    def hasty(self: leader.Office, wanted: configuration.Configuration) -> list[Any]:
         told = use(self, wanted)
         self.membership.settled = wanted.new_members is None
         return [*told, MembersSettled(wanted)] if self.membership.settled else told
 
-    return [(office.Office, "use", hasty)]
+    return [(leader.Office, "use", hasty)]
 
 
 def _forgotten_rollback() -> list[Patch]:
     """Rule 10: the proposer that noticed a disk that was rolled back tells nobody, and the next one believes it."""
 
-    def forget(self: office.Office, peer: Any) -> list[Any]:
+    def forget(self: leader.Office, peer: Any) -> list[Any]:
         known = self.membership.configuration
         self.membership.configuration = replace(
             known, distrusted=known.distrusted | {peer.identity}
@@ -390,7 +396,7 @@ def _forgotten_rollback() -> list[Patch]:
         self.streaming.use(self.membership.configuration)
         return identities.distrusted(peer)
 
-    return [(office.Office, "distrust", forget)]
+    return [(leader.Office, "distrust", forget)]
 
 
 def _same_identity() -> list[Patch]:
@@ -439,12 +445,12 @@ def _without_id_from_anybody() -> list[Patch]:
 
 def _formed_beside() -> list[Patch]:
     """Rule 10: safekeepers that are all empty form a quorum, whatever is recorded."""
-    first = one_quorum.first
+    first = quorum_id.first
 
-    def forget(answers: Any, addresses: Any, _: one_quorum.Known) -> Any:
-        return first(answers, addresses, one_quorum.Known())
+    def forget(answers: Any, addresses: Any, _: quorum_id.Known) -> Any:
+        return first(answers, addresses, quorum_id.Known())
 
-    return [(one_quorum, "first", forget)]
+    return [(quorum_id, "first", forget)]
 
 
 MUTANTS: Mapping[str, Callable[[], list[Patch]]] = {

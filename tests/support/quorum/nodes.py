@@ -14,10 +14,10 @@ from collections.abc import Callable, Hashable
 from enum import Enum
 from typing import Any, Generic, TypeVar
 
-from walsender_bridge.proposer.core import Phase, Proposer
-from walsender_bridge.proposer.peer import Peer, PeerState
-from walsender_bridge.safekeeper.core import Safekeeper
-from walsender_bridge.safekeeper.effects import ControlState
+from walsender_bridge.quorum.proposer.core import Phase, Proposer
+from walsender_bridge.quorum.proposer.peer import Peer, PeerState
+from walsender_bridge.quorum.safekeeper.core import Safekeeper
+from walsender_bridge.quorum.safekeeper.effects import ControlState
 
 #: A byte of WAL: (timeline, LSN). Two servers that forked differ in every byte behind the fork.
 Cell = tuple[int, int]

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from walsender_bridge.proposer import effects as e
-from walsender_bridge.proposer.backfill import Backfill
-from walsender_bridge.proposer.core import Proposer
-from walsender_bridge.safekeeper import messages as m
-from walsender_bridge.safekeeper.configuration import newest
+from walsender_bridge.quorum.proposer import effects as e
+from walsender_bridge.quorum.proposer.catch_up.core import Backfill
+from walsender_bridge.quorum.proposer.core import Proposer
+from walsender_bridge.quorum.protocol import messages as m
+from walsender_bridge.quorum.protocol.configuration import newest
 
 if TYPE_CHECKING:
     from tests.support.quorum.quorums import Beside

@@ -1,6 +1,6 @@
 """Other quorums beside the one that has what was committed: safekeepers that lost their disks and were begun with anew.
 
-The decisions are the product's (`one_quorum`): what is known at the bridge and on its server, and what the safekeepers
+The decisions are the product's (`quorum_id`): what is known at the bridge and on its server, and what the safekeepers
 at a proposer's addresses say. So a second quorum comes about only where nothing is known of the first: on a copy of the
 server, whose commits are nobody's. `stranger`, `second` and `emptied` are faults of a `World`.
 """
@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 from tests.support.quorum.wal import Server
 from walsender_bridge.errors import DivergedError, UnavailableError
-from walsender_bridge.proposer import one_quorum
-from walsender_bridge.proposer.one_quorum import Known
-from walsender_bridge.safekeeper.configuration import Configuration
-from walsender_bridge.safekeeper.messages import Purpose, SafekeeperGreeting
+from walsender_bridge.quorum.proposer import quorum_id
+from walsender_bridge.quorum.proposer.quorum_id import Known
+from walsender_bridge.quorum.protocol.configuration import Configuration
+from walsender_bridge.quorum.protocol.messages import Purpose, SafekeeperGreeting
 
 if TYPE_CHECKING:
     from tests.support.quorum.safekeeper_host import SafekeeperHost
@@ -102,8 +102,8 @@ def _begin(
     """A proposer is started for these safekeepers alone. Raises what keeps it from forming a quorum of them."""
     asked = [_greeting(safekeeper) for safekeeper in safekeepers]
     addresses = [("safekeeper", safekeeper.number) for safekeeper in safekeepers]
-    assert not one_quorum.in_force(asked, len(asked), known), "they are new"
-    held = one_quorum.first(dict(enumerate(asked)), addresses, known)
+    assert not quorum_id.in_force(asked, len(asked), known), "they are new"
+    held = quorum_id.first(dict(enumerate(asked)), addresses, known)
     for safekeeper in safekeepers:
         safekeeper.foreign = True
     world.happened["another quorum"] += 1

@@ -7,9 +7,9 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from tests.support.quorum.wal import Disk
-from walsender_bridge.safekeeper import effects as e
-from walsender_bridge.safekeeper.core import Safekeeper
-from walsender_bridge.safekeeper.messages import Append, Fetched, Held, Message
+from walsender_bridge.quorum.protocol.messages import Append, Fetched, Held, Message
+from walsender_bridge.quorum.safekeeper import effects as e
+from walsender_bridge.quorum.safekeeper.core import Safekeeper
 
 if TYPE_CHECKING:
     from tests.support.quorum.world import Connection, World

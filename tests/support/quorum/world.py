@@ -16,17 +16,17 @@ from tests.support.quorum.checks import Checks
 from tests.support.quorum.proposer_host import ProposerHost
 from tests.support.quorum.safekeeper_host import SafekeeperHost
 from tests.support.quorum.wal import Disk, Records, Server
-from walsender_bridge.proposer.effects import Limits, MembersWanted, StopReason
-from walsender_bridge.safekeeper.configuration import Configuration, majority, newest
-from walsender_bridge.safekeeper.effects import (
+from walsender_bridge.quorum.proposer.effects import Limits, MembersWanted, StopReason
+from walsender_bridge.quorum.protocol.configuration import Configuration, majority, newest
+from walsender_bridge.quorum.protocol.history import MAX_ENTRIES
+from walsender_bridge.quorum.protocol.messages import Message, Purpose, ServerInfo
+from walsender_bridge.quorum.safekeeper.effects import (
     AlignWal,
     Effect,
     PersistControl,
     ResetWal,
     TruncateWal,
 )
-from walsender_bridge.safekeeper.history import MAX_ENTRIES
-from walsender_bridge.safekeeper.messages import Message, Purpose, ServerInfo
 
 SEGMENT = 16
 INFO = ServerInfo(7, 16, SEGMENT)

@@ -1,0 +1,63 @@
+"""Between capture's poll loop and the replica's writer.
+
+The loop must never wait for the replica: the server wants its answers also while a keeper hangs. The
+writer sends on threads of its own; here one more waits for acknowledgements, and wakes the loop through a
+pipe. What waits is bounded by the core (`core.IN_FLIGHT_BYTES`).
+"""
+
+import queue
+import threading
+from collections.abc import Iterator
+
+from walsender_bridge.capture.events import Append
+from walsender_bridge.change_log.client import Ack, AppendWriter
+from walsender_bridge.errors import TusklineError
+from walsender_bridge.runtime.waker import Waker
+
+
+class Handover:
+    """Sends appends, and collects acknowledgements on a thread."""
+
+    def __init__(self, writer: AppendWriter, waker: Waker) -> None:
+        self._writer = writer
+        self._waker = waker
+        self._acks: queue.SimpleQueue[Ack | TusklineError] = queue.SimpleQueue()
+        self._listener = threading.Thread(target=self._listen, name="listen", daemon=True)
+        self._listener.start()
+
+    def put(self, append: Append) -> None:
+        """Send this when the keeper takes it; does not wait. Raises the error that ended the writer."""
+        self._writer.send(
+            append.entries,
+            schemas=append.schemas,
+            confirm_to=append.confirm_to,
+            gate_lsn=append.gate_lsn,
+        )
+
+    def acks(self) -> Iterator[Ack]:
+        """The acknowledgements that have arrived. Raises the error that ended the writer."""
+        while True:
+            try:
+                ack = self._acks.get_nowait()
+            except queue.Empty:
+                return
+            if isinstance(ack, TusklineError):
+                raise ack
+            yield ack
+
+    def close(self) -> None:
+        """End the writer, and with it the thread; waits about a second for a keeper that hangs."""
+        self._writer.close()
+        self._listener.join()
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                ack = self._writer.next_ack()
+            except TusklineError as error:
+                self._acks.put(error)
+                self._waker.wake()
+                return
+            if ack is not None:
+                self._acks.put(ack)
+                self._waker.wake()

@@ -1,0 +1,318 @@
+"""The commit gate: up to which LSN a transaction may be shown to consumers. Pure: `step(state, seen) -> effects`.
+
+**What it is for.** A consumer must never hold a transaction that the server promoted after a failure lacks. A
+transaction survives with a candidate once the candidate has its WAL on disk (promotion replays what is flushed), so
+it may be shown once enough candidates have flushed it *whole*, and the safekeepers' quorum too, if there is one.
+
+**Why it is safe.** All positions are ends: a transaction's is the end LSN of its finishing message, behind the last
+byte of its commit record; a candidate's is what its standby reports as flushed to the walsender that has its physical
+slot, so every byte *below* it is on the standby's disk; the quorum's is its `commit_lsn`, below
+which a majority has every byte. Hence `end <= position` says that the whole record is there. With the start of the
+record, as pgoutput's "commit LSN" names it, it would not: a standby that flushed up to just there has nothing of it.
+- A position that is late is harmless, one that is early is not. So a candidate's slot counts only as it was while a
+  server streamed from it. A slot that was made with its WAL reserved, or that pg_receivewal or a base backup uses, has
+  a `restart_lsn` that no standby ever flushed; a slot that nobody uses keeps the position it had before.
+- A flush position counts only if the walsender has sent that much, and has caught up with the server's WAL
+  ("streaming"). A walsender accepts any position that it is sent, and stores it in the slot. An old primary that
+  comes back as a standby without pg_rewind is accepted if its end and the fork are in one segment, is sent WAL up to
+  the fork, and reports as flushed its own WAL beyond that. So the slot's `restart_lsn`, which keeps that report,
+  never counts alone.
+- What one session has shown is a position on its server's timeline. Another timeline is another session, which begins
+  at 0 and learns anew; until then the log keeps what it was told. A server that was left behind on an older timeline
+  shows nothing, whoever still follows it.
+- With `quorum`, that many candidates have what is shown, whichever these are: whoever promotes has to take one of them.
+
+**What leaves the gate, and how it is known afterwards.** Each is a `Decided`, which is durable before the position
+that follows from it is told:
+- `timeline`: the server is on another timeline than the record, and is not known to be one of the candidates.
+- `promoted`: it is on another timeline, its own `primary_slot_name` is that of the candidate, and no such slot exists
+  there: the candidate is the server. It counts again once a standby streams from a slot of that name. The timeline is
+  in the same line: with two lines, a crash between them would leave the candidate counted, and nothing could change
+  that. Where all members are named (`Rule.members`), this is also decided later and without a change of timeline, by
+  the proofs of `gate_slots.itself`.
+- `degraded`: by the operator's leave (`on_missing = "degrade"`), a candidate that is away (no such slot, a lost one, or
+  one that nobody streams from) for `degrade_after` seconds while the gate needs it. One that streams and is slow is not
+  away: it holds the gate for as long as it takes.
+- `rejoined`: it streams again, at most a WAL segment behind what was shown. From here on it holds the gate again, so
+  the little that it lacks it has before anything more is shown.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final, Literal
+
+from walsender_bridge.capture.gate.slots import Slot, away, flushed_by, itself
+from walsender_bridge.postgres.protocol.lsn import format_lsn
+
+#: Bytes of WAL that a candidate may lack of what was shown, and be counted again: a segment, a second's work.
+REJOIN_BYTES: Final = 16 << 20
+
+
+class Standing(StrEnum):
+    """Whether the gate waits for a candidate."""
+
+    COUNTED = "counted"
+    DEGRADED = "degraded"
+    PROMOTED = "promoted"
+
+
+class Decision(StrEnum):
+    """What changes the gate, and is recorded."""
+
+    DEGRADED = "degraded"
+    #: The server is that candidate; the line may be of another timeline than the one before.
+    PROMOTED = "promoted"
+    REJOINED = "rejoined"
+    #: The server is on another timeline than before, and is none of the candidates, as far as that is known.
+    TIMELINE = "timeline"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """What the operator demands. `candidates`: physical slots; `quorum`: how many of them must have it (0: all).
+
+    `members`: the server itself is one of the candidates, and not waited for. `degrade_after`: seconds. `safekeepers`:
+    whether their quorum must have it too.
+    """
+
+    candidates: tuple[str, ...] = ()
+    members: bool = False
+    quorum: int = 0
+    on_missing: Literal["block", "degrade"] = "block"
+    degrade_after: float = 60.0
+    safekeepers: bool = False
+
+    @property
+    def holds(self) -> bool:
+        """Whether there is anything to wait for."""
+        return bool(self.candidates) or self.safekeepers
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What the server shows at `now` (monotonic seconds), and what its safekeepers' proposer says.
+
+    `flush_lsn`: the end of its durable WAL. `was`: the slot that it streamed from as a standby (empty: not known).
+    `quorum`: what a quorum has of this timeline; None: not told, and `quorum_why` says why.
+    """
+
+    now: float
+    timeline: int
+    flush_lsn: int
+    slots: Mapping[str, Slot]
+    was: str = ""
+    quorum: int | None = None
+    quorum_why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """To be made durable before what comes after it. `position`: what had been shown by then."""
+
+    decision: Decision
+    candidate: str
+    timeline: int
+    position: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """What ends at or below `lsn` may be shown."""
+
+    lsn: int
+
+
+Effect = Decided | Pass
+
+
+@dataclass(slots=True)
+class Candidate:
+    """One candidate. `held`: what it has flushed, as far as it may be relied on; `away`: why it does not follow.
+
+    `streams`: it follows, and has caught up; `streamed`: it has done so on this timeline.
+    """
+
+    slot: str
+    standing: Standing = Standing.COUNTED
+    held: int = 0
+    streams: bool = False
+    streamed: bool = False
+    away: str = ""
+    away_since: float = 0.0
+
+    @property
+    def why(self) -> str:
+        """Why more than `held` does not count."""
+        catches_up = "" if self.streams else ", and is catching up"
+        return self.away or f"slot {self.slot}: its standby has {format_lsn(self.held)}{catches_up}"
+
+
+@dataclass(slots=True)
+class GateState:
+    """One session's gate. `timeline`: the last that was recorded; `shown`: no less than what consumers can have."""
+
+    rule: Rule
+    timeline: int = 0
+    shown: int = 0
+    standings: Mapping[str, Standing] = field(default_factory=dict)
+    #: Candidates that are known to have streamed from the server on this timeline.
+    streamed: Collection[str] = ()
+    position: int = 0
+    quorum: int = 0
+    quorum_why: str = ""
+    #: The server is on an older timeline than one that was seen: nothing of it is shown.
+    left_behind: str = ""
+    candidates: dict[str, Candidate] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.candidates = {slot: Candidate(slot) for slot in self.rule.candidates}
+        for each in self.candidates.values():
+            each.streamed = each.slot in self.streamed
+            standing = self.standings.get(each.slot, Standing.COUNTED)
+            # Who was left out by the operator's leave counts again when that is taken back.
+            if standing is not Standing.DEGRADED or self.rule.on_missing == "degrade":
+                each.standing = standing
+
+    @property
+    def counted(self) -> list[Candidate]:
+        """Those that the gate waits for."""
+        return [each for each in self.candidates.values() if each.standing is Standing.COUNTED]
+
+    @property
+    def open(self) -> bool:
+        """Whether everything passes although there are candidates, because none of them is left to wait for."""
+        return bool(self.candidates) and not self.counted and not self.rule.safekeepers
+
+    @property
+    def unproven(self) -> bool:
+        """Whether one of the members is the server, and it is not known which."""
+        standings = {each.standing for each in self.candidates.values()}
+        return self.rule.members and Standing.PROMOTED not in standings
+
+    def holding(self, wanted: int) -> list[str]:
+        """Why what ends at `wanted` is not shown yet, a reason for each that it waits for; empty: it may be."""
+        if self.position >= wanted:
+            return []
+        words = [self.left_behind] if self.left_behind else []
+        if self.rule.safekeepers and self.quorum < wanted:
+            words.append(
+                self.quorum_why or f"a quorum of safekeepers has {format_lsn(self.quorum)}"
+            )
+        words += [each.why for each in self.counted if each.held < wanted]
+        if words and self.unproven:
+            words.append(
+                "one of the members is the server itself; which one is known once all others stream from it"
+            )
+        return words or ["the server was not asked since"]
+
+
+def step(state: GateState, seen: Seen) -> list[Effect]:
+    """What the gate makes of `seen`; `state` is changed in place."""
+    effects: list[Effect] = []
+    if seen.timeline < state.timeline:
+        state.left_behind = f"the server is on timeline {seen.timeline}, and another one has gone on on timeline {state.timeline}"
+        return effects
+    if seen.timeline > state.timeline:
+        effects.append(_to_timeline(state, seen))
+    if proof := _proof(state, seen):
+        effects.append(_promoted(state, proof))
+    for each in state.candidates.values():
+        _look(each, seen)
+        if each.standing is not Standing.COUNTED and each.streams:
+            behind = state.shown - each.held
+            if behind <= REJOIN_BYTES:
+                each.standing = Standing.COUNTED
+                lacks = f", {behind} bytes behind what was shown" if behind > 0 else ""
+                why = f"its standby streams again{lacks}"
+                effects.append(_decided(state, Decision.REJOINED, each, why))
+    if state.rule.on_missing == "degrade":
+        effects += _degrade(state, seen.now)
+    if seen.quorum is not None:
+        state.quorum = max(state.quorum, seen.quorum)
+    state.quorum_why = seen.quorum_why
+    position = _reached(state, seen.flush_lsn)
+    if position > state.position:
+        state.position = position
+        state.shown = max(state.shown, position)
+        effects.append(Pass(position))
+    return effects
+
+
+def _to_timeline(state: GateState, seen: Seen) -> Decided:
+    """The server has left the timeline that was known: who of the candidates is it now? One decision, whatever it is."""
+    before, state.timeline = state.timeline, seen.timeline
+    for each in state.candidates.values():
+        each.streamed = False
+        if each.standing is Standing.PROMOTED:
+            # Another one is the server now: this one has to be a standby again.
+            each.standing = Standing.COUNTED
+    after = f"after timeline {before}" if before else "the first that was seen"
+    proof = _proof(state, seen)
+    if not proof and before and seen.was in state.candidates and seen.was not in seen.slots:
+        proof = seen.was, "it has no slot of that name, which it streamed from"
+    if not proof:
+        return Decided(Decision.TIMELINE, "", seen.timeline, state.shown, after)
+    return _promoted(state, proof, f" ({after})")
+
+
+def _proof(state: GateState, seen: Seen) -> tuple[str, str] | None:
+    """Which of the members the server is, and how that is known."""
+    if not state.unproven:
+        return None
+    streamed = [each.slot for each in state.candidates.values() if each.streamed]
+    return itself(state.rule.candidates, seen.slots, seen.was, streamed)
+
+
+def _promoted(state: GateState, proof: tuple[str, str], more: str = "") -> Decided:
+    name, how = proof
+    state.candidates[name].standing = Standing.PROMOTED
+    why = f"it is the server, on timeline {state.timeline}{more}: {how}"
+    return _decided(state, Decision.PROMOTED, state.candidates[name], why)
+
+
+def _look(each: Candidate, seen: Seen) -> None:
+    slot = seen.slots.get(each.slot)
+    why = away(each.slot, slot)
+    if why and not each.away:
+        each.away_since = seen.now
+    each.away = why
+    flushed = None if slot is None or why else flushed_by(slot)
+    each.streams = flushed is not None
+    each.streamed = each.streamed or each.streams
+    if flushed is not None:
+        each.held = flushed
+
+
+def _needed(state: GateState) -> int:
+    counted = len(state.counted)
+    return min(state.rule.quorum or counted, counted)
+
+
+def _degrade(state: GateState, now: float) -> list[Effect]:
+    """Leave out who has been away for too long, as long as the gate cannot do without."""
+    effects: list[Effect] = []
+    for each in state.counted:
+        there = sum(not other.away for other in state.counted)
+        if there >= _needed(state):
+            break
+        if each.away and now - each.away_since >= state.rule.degrade_after:
+            each.standing = Standing.DEGRADED
+            why = f"for {state.rule.degrade_after:g} s: {each.away}"
+            effects.append(_decided(state, Decision.DEGRADED, each, why))
+    return effects
+
+
+def _reached(state: GateState, flush_lsn: int) -> int:
+    """What the quorum, and as many candidates as are needed, have; never more than the server's durable WAL."""
+    position = flush_lsn
+    if state.rule.safekeepers:
+        position = min(position, state.quorum)
+    held = sorted((each.held for each in state.counted), reverse=True)
+    needed = _needed(state)
+    return min(position, held[needed - 1]) if needed else position
+
+
+def _decided(state: GateState, decision: Decision, each: Candidate, why: str) -> Decided:
+    return Decided(decision, each.slot, state.timeline, state.shown, why)

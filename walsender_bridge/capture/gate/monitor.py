@@ -1,0 +1,324 @@
+"""Looks at what the commit gate depends on, on a thread of its own, and tells how far it is.
+
+It belongs to one session of capture, and asks the very server that the session streams from: another server's slots
+say nothing about this one's transactions. So its connection goes to the same host, every answer must be of the
+session's timeline, and when its connection breaks the session ends with it.
+
+There is nothing in PostgreSQL that would wake it, so it polls: while something waits, every `BUSY_SECONDS` as long as
+the gate moves and ever more seldom up to `LONGEST_SECONDS` while it does not; otherwise once a second. A look is one
+query over shared memory (docs/decisions/commit-gate.md).
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import psycopg
+import structlog
+
+from walsender_bridge.capture import source
+from walsender_bridge.capture.gate.core import Decided, GateState, Rule, Seen, step
+from walsender_bridge.capture.gate.record import GateRecord
+from walsender_bridge.capture.gate.slots import Sender, Slot
+from walsender_bridge.capture.source import Source
+from walsender_bridge.errors import ConnectionFailedError, TusklineError
+from walsender_bridge.postgres.protocol.lsn import MAX_LSN, format_lsn, parse_lsn
+from walsender_bridge.postgres.protocol.replication import SystemIdentity
+from walsender_bridge.runtime import status_file
+from walsender_bridge.runtime.sql import load
+
+#: Seconds from when something begins to wait until the first look: a standby's own disk is about as fast as ours.
+FIRST_SECONDS = 0.02
+BUSY_SECONDS = 0.05
+LONGEST_SECONDS = 0.2
+IDLE_SECONDS = 1.0
+
+_log = structlog.get_logger(__name__)
+
+
+class Watch(Protocol):
+    """A session's gate, as its loop uses it. No call waits."""
+
+    def position(self) -> int:
+        """What ends at or below may be shown; it may be late. Raises what ended the watch."""
+
+    def want(self, lsn: int) -> None:
+        """The log holds a transaction that ends here."""
+
+    def told(self) -> dict[str, Any] | None:
+        """What is to be said of it (`capture.status`); None: there is no gate."""
+
+
+class Gate(Protocol):
+    """Makes a session's watch."""
+
+    @property
+    def failover(self) -> bool:
+        """Whether there are servers that may take over from the source's."""
+
+    def watch(
+        self, here: Source, identity: SystemIdentity, shown: int, wake: Callable[[], None]
+    ) -> AbstractContextManager[Watch]:
+        """`here`: the source, with a DSN of the one server that the session streams from, which is `identity`.
+
+        `shown`: the end LSN of what is committed in the log. `wake` is called when the position has moved.
+        """
+
+
+def slots_of(facts: dict[str, Any]) -> dict[str, Slot]:
+    """The slots in what sql/gate_slots.sql found."""
+    return {
+        name: Slot(
+            restart_lsn=slot["restart_lsn"],
+            sender=_sender(slot["sender"], facts["may_see"]),
+            physical=slot["physical"],
+            lost=slot["wal_status"] == "lost",
+        )
+        for name, slot in facts["slots"].items()
+    }
+
+
+def _sender(found: dict[str, Any] | None, may_see: bool) -> Sender | None:
+    if found is None:
+        return None
+    # Who may see all and sees nothing has met a session that is no walsender, or one that has just ended.
+    return Sender(**{**found, "state": found["state"] or ("" if may_see else None)})
+
+
+class _Open:
+    """Nothing to wait for."""
+
+    def position(self) -> int:
+        return MAX_LSN
+
+    def want(self, lsn: int) -> None:
+        del lsn
+
+    def told(self) -> None:
+        return None
+
+
+class OpenGate:
+    """No candidates and no safekeepers: whatever the source has committed may be shown."""
+
+    failover = False
+
+    @contextmanager
+    def watch(
+        self, here: Source, identity: SystemIdentity, shown: int, wake: Callable[[], None]
+    ) -> Iterator[Watch]:
+        """A watch that is open."""
+        del here, identity, shown, wake
+        yield _Open()
+
+
+@dataclass(frozen=True, slots=True)
+class ServerGate:
+    """Waits for candidates and safekeepers, as `rule` says.
+
+    `record`: the file of decisions. `proposer`: the file in which the safekeepers' proposer says how it is.
+    """
+
+    rule: Rule
+    record: Path
+    proposer: Path | None = None
+
+    @property
+    def failover(self) -> bool:
+        """Whether there are candidates."""
+        return bool(self.rule.candidates)
+
+    @contextmanager
+    def watch(
+        self, here: Source, identity: SystemIdentity, shown: int, wake: Callable[[], None]
+    ) -> Iterator[Watch]:
+        """A watch that has looked once. Raises what a connection may, and `CorruptError` for the record."""
+        with closing(_ServerWatch(self, here, identity, shown, wake)) as watch:
+            watch.start()
+            yield watch
+
+
+class _ServerWatch:
+    def __init__(
+        self,
+        gate: ServerGate,
+        here: Source,
+        identity: SystemIdentity,
+        shown: int,
+        wake: Callable[[], None],
+    ) -> None:
+        self._gate = gate
+        self._here = here
+        self._identity = identity
+        self._wake = wake
+        self._record = GateRecord(gate.record)
+        self._state = GateState(
+            gate.rule,
+            timeline=self._record.timeline,
+            shown=shown,
+            standings=dict(self._record.standings),
+            streamed=set(self._record.streamed),
+        )
+        self._changed = threading.Condition()
+        self._looked = threading.Event()
+        self._wanted = 0
+        self._closed = False
+        self._error: TusklineError | None = None
+        self._position = 0
+        self._told: dict[str, Any] = {}
+        #: Since when something waits and nothing has passed; seconds since the Unix epoch.
+        self._stuck_since: float | None = None
+        self._query = load("gate_slots").encode()
+        self._thread = threading.Thread(target=self._run, name="gate", daemon=True)
+
+    def start(self) -> None:
+        """Look once, and go on looking. Raises what the first look failed with."""
+        self._thread.start()
+        self._looked.wait()
+        self.position()
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        # One that waits for a server that hangs ends by itself, within its connection's limit.
+        self._thread.join(1.0)
+
+    def position(self) -> int:
+        if self._error is not None:
+            raise self._error
+        return self._position
+
+    def want(self, lsn: int) -> None:
+        if lsn <= self._wanted:
+            return
+        with self._changed:
+            self._wanted = lsn
+            if lsn > self._position:
+                self._changed.notify_all()
+
+    def told(self) -> dict[str, Any]:
+        return self._told
+
+    # -- the thread ---------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            with source.connect(self._here) as connection:
+                pause = FIRST_SECONDS
+                while not self._closed:
+                    moved = self._look(connection)
+                    self._looked.set()
+                    pause = self._rest(BUSY_SECONDS if moved else min(pause * 2, LONGEST_SECONDS))
+        except TusklineError as error:
+            self._error = error
+        except Exception as error:
+            # Whatever it is: a gate that nobody moves must not look like one that holds.
+            _log.exception("the commit gate's watch failed")
+            self._error = TusklineError(f"the commit gate's watch failed: {error}"[:400])
+        self._looked.set()
+        self._wake()
+
+    def _rest(self, pause: float) -> float:
+        """Wait until it is time to look again; how long that was meant to be."""
+        with self._changed:
+            if self._wanted > self._position:
+                self._changed.wait_for(lambda: self._closed, pause)
+                return pause
+            self._changed.wait_for(
+                lambda: self._closed or self._wanted > self._position, IDLE_SECONDS
+            )
+            if self._wanted > self._position:
+                self._changed.wait_for(lambda: self._closed, FIRST_SECONDS)
+        return FIRST_SECONDS
+
+    def _look(self, connection: psycopg.Connection[Any]) -> bool:
+        """Ask, decide, tell; whether the gate has moved."""
+        names = {"slots": list(self._gate.rule.candidates)}
+        row = connection.execute(self._query, names).fetchone()
+        assert row is not None
+        if self._closed:
+            return False  # the next session's watch decides now
+        position = self._position
+        for effect in step(self._state, self._seen(row[0])):
+            if isinstance(effect, Decided):
+                self._record.add(effect)
+                _log.warning(
+                    f"commit gate: {effect.decision}",
+                    source=self._here.name,
+                    candidate=effect.candidate,
+                    timeline=effect.timeline,
+                    lsn=format_lsn(effect.position),
+                    why=effect.why,
+                )
+            else:
+                position = effect.lsn
+        moved = position > self._position
+        if position >= self._wanted:
+            self._stuck_since = None
+        elif moved or self._stuck_since is None:
+            self._stuck_since = time.time()
+        self._told = self._say(position)
+        if not moved:
+            return False
+        self._position = position
+        self._wake()
+        return True
+
+    def _seen(self, found: dict[str, Any]) -> Seen:
+        timeline = found["timeline"]
+        if found["in_recovery"] or timeline != self._identity.timeline:
+            now = "a standby" if found["in_recovery"] else f"on timeline {timeline}"
+            raise ConnectionFailedError(
+                f"the server is {now} now, and the session is of timeline {self._identity.timeline}",
+                where=self._here.where,
+            )
+        quorum, why = self._quorum()
+        return Seen(
+            now=time.monotonic(),
+            timeline=timeline,
+            flush_lsn=found["flush_lsn"],
+            slots=slots_of(found),
+            was=found["was"] or "",
+            quorum=quorum,
+            quorum_why=why,
+        )
+
+    def _quorum(self) -> tuple[int | None, str]:
+        """What a quorum of safekeepers has of this very timeline, as its proposer says; or why that is not known."""
+        if not self._gate.rule.safekeepers or self._gate.proposer is None:
+            return None, ""
+        said = status_file.read(self._gate.proposer)
+        if said.get("error"):
+            return None, f"the safekeepers' proposer: {said['error'].get('what')}"
+        if not said.get("server") or not parse_lsn(said.get("commit_lsn", "0/0")):
+            return None, "the safekeepers' proposer has not said yet what a quorum has"
+        if said["server"].get("system_id") != self._identity.system_id:
+            return None, "the safekeepers have the WAL of another server"
+        if said.get("timeline") != self._identity.timeline:
+            return None, f"the safekeepers are on timeline {said.get('timeline')}"
+        commit = parse_lsn(said["commit_lsn"])
+        return commit, "" if said.get("quorum") else "the safekeepers have no quorum"
+
+    def _say(self, position: int) -> dict[str, Any]:
+        state = self._state
+        return {
+            "open": state.open,
+            "position_lsn": position,
+            "holding": state.holding(self._wanted),
+            "stuck_since": self._stuck_since,
+            "quorum_lsn": state.quorum if state.rule.safekeepers else None,
+            "candidates": [
+                {
+                    "slot": each.slot,
+                    "standing": each.standing,
+                    "held_lsn": each.held,
+                    "away": each.away,
+                }
+                for each in state.candidates.values()
+            ],
+        }

@@ -1,0 +1,85 @@
+"""What was decided about a source's gate: a file of JSON lines, one for each decision, never rewritten.
+
+Keys: `at` (seconds since the Unix epoch), `decision`, `candidate`, `timeline`, `position` (an LSN), `why`. It is the
+operator's record, and what the next session begins with: who was left out stays so until it streams again.
+
+Invariant: `add` returns once the line is on disk (`json_lines`), and a line is whole: what belongs together is in one,
+so a crash leaves either nothing of it or all. A line that a crash cut off is none: what it decided was never told, and is
+decided again. A line of a newer timeline ends the older one, whatever it decides.
+"""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from walsender_bridge.capture.gate.core import Decided, Decision, Standing
+from walsender_bridge.errors import CorruptError
+from walsender_bridge.postgres.protocol.lsn import format_lsn
+from walsender_bridge.runtime import disk_full, json_lines
+
+_STANDINGS = {
+    Decision.DEGRADED: Standing.DEGRADED,
+    Decision.PROMOTED: Standing.PROMOTED,
+    Decision.REJOINED: Standing.COUNTED,
+}
+
+
+class GateRecord:
+    """The file at `path`, which need not be there. Raises `CorruptError` for a whole line that is none of ours."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.timeline = 0
+        self.standings: dict[str, Standing] = {}
+        #: Who has come back on this timeline, and so is a standby of its server.
+        self.streamed: set[str] = set()
+        for line in decisions(path):
+            self._take(Decision(line["decision"]), line["candidate"], line["timeline"])
+
+    def add(self, decided: Decided) -> None:
+        """Make a decision durable. Raises what `disk_full` names: then it was not decided."""
+        line = {
+            "at": time.time(),
+            "decision": decided.decision,
+            "candidate": decided.candidate,
+            "timeline": decided.timeline,
+            "position": format_lsn(decided.position),
+            "why": decided.why,
+        }
+        with disk_full.named(self._path):
+            json_lines.append(self._path, line)
+        self._take(decided.decision, decided.candidate, decided.timeline)
+
+    def _take(self, decision: Decision, candidate: str, timeline: int) -> None:
+        if timeline > self.timeline:
+            self.timeline = timeline
+            self.streamed.clear()
+            # On another timeline somebody else may be the server.
+            for name, standing in self.standings.items():
+                if standing is Standing.PROMOTED:
+                    self.standings[name] = Standing.COUNTED
+        if decision in _STANDINGS:
+            self.standings[candidate] = _STANDINGS[decision]
+        if decision is Decision.REJOINED:
+            self.streamed.add(candidate)
+
+
+def decisions(path: Path) -> Iterator[dict[str, Any]]:
+    """The decisions, oldest first. Raises `CorruptError`."""
+    for number, record in json_lines.read(path):
+        if record is None or not _is_decision(record):
+            raise CorruptError(
+                f"line {number} is no decision of the commit gate",
+                where=str(path),
+                repair="remove that line, or the file: every candidate then counts again",
+            )
+        yield record
+
+
+def _is_decision(record: dict[str, Any]) -> bool:
+    return (
+        record.get("decision") in {*Decision}
+        and isinstance(record.get("candidate"), str)
+        and isinstance(record.get("timeline"), int)
+    )

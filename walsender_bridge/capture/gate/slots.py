@@ -1,0 +1,107 @@
+"""What a candidate's physical slot shows of its standby: whether it streams, what it has, and which member is the server.
+
+Pure. `gate` says why a slot counts only while a server streams from it, and only up to what was sent to it.
+
+**Which of the members the server is.** HA managers name slots by member: each node's slot exists on all other nodes,
+and the current primary has none for itself, or one that is not in use. Where the operator has listed all members, the
+server is one of them, by either of two proofs; nothing else leaves a member out:
+- its `primary_slot_name`, which it keeps from its time as a standby, names the member's slot, and that slot is not in
+  use;
+- all other members stream from this server. A server does not stream from itself, so the remaining one is the server.
+
+A member that has streamed from this server on this timeline is not the server, whatever else is seen.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from walsender_bridge.postgres.protocol.lsn import format_lsn
+
+
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """The walsender that has a slot. `state`: as `pg_stat_replication` names it; None: this role may not see it.
+
+    `flush_lsn` None: nothing was reported to it yet. `replays`: whether what it serves replays WAL, as a server does.
+    """
+
+    state: str | None
+    sent_lsn: int | None = None
+    flush_lsn: int | None = None
+    replays: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A slot of that name on the server. `restart_lsn` None: nobody has used it yet. `sender` None: nobody uses it."""
+
+    restart_lsn: int | None
+    sender: Sender | None = None
+    physical: bool = True
+    lost: bool = False
+
+
+def flushed_by(slot: Slot) -> int | None:
+    """What the slot's standby has, which follows (`away`); None while it catches up."""
+    if slot.sender is None or slot.sender.state != "streaming":
+        return None
+    return min(slot.restart_lsn or 0, slot.sender.flush_lsn or 0)
+
+
+def away(name: str, slot: Slot | None) -> str:
+    """Why nobody who could be promoted follows through the slot; empty: somebody does."""
+    if slot is None:
+        return (
+            f"slot {name} is not on the server (a standby that streams from a safekeeper or from another standby has "
+            "none here, and cannot be a candidate by name)"
+        )
+    if not slot.physical:
+        return f"slot {name} is a logical one: a candidate is named by the physical slot of its standby"
+    if slot.lost:
+        return f"slot {name} has lost its WAL: its standby must be built anew"
+    if slot.sender is None:
+        never = slot.restart_lsn is None
+        used = "has never been used" if never else "is not in use"
+        return f"slot {name} {used}: its standby is down, or streams without it (from a safekeeper, or another standby)"
+    return _unreliable(name, slot, slot.sender)
+
+
+def _unreliable(name: str, slot: Slot, sender: Sender) -> str:
+    """Why what the walsender of a slot was told counts for nothing."""
+    if sender.state is None:
+        return f"slot {name} is in use, but the source's role lacks pg_read_all_stats and cannot see its walsender"
+    if slot.restart_lsn is None or sender.flush_lsn is None:
+        return f"slot {name} is in use, and its standby has not said yet what it has"
+    if not sender.replays:
+        return f"slot {name} is in use by what replays nothing: pg_receivewal, or a base backup that is being made"
+    if sender.flush_lsn > (sender.sent_lsn or 0):
+        return (
+            f"slot {name}: its standby has WAL up to {format_lsn(sender.flush_lsn)} that was not sent to it: unless it has "
+            "only just connected, this WAL belongs to another timeline, and the standby needs pg_rewind or has to be rebuilt"
+        )
+    return ""
+
+
+def itself(
+    members: Collection[str], slots: Mapping[str, Slot], was: str, streamed: Collection[str] = ()
+) -> tuple[str, str] | None:
+    """Which of all members the server is, and by what proof; None: that is not known.
+
+    `was`: the server's `primary_slot_name`. `streamed`: members that have streamed from it on this timeline.
+    """
+    unused = [
+        name
+        for name in members
+        if name not in streamed and (name not in slots or not slots[name].sender)
+    ]
+    if was in unused:
+        return was, "its primary_slot_name is the member's slot"
+    others = [name for name in members if name not in unused]
+    if len(unused) == 1 and others and all(follows(name, slots.get(name)) for name in others):
+        return unused[0], "all other members stream from it"
+    return None
+
+
+def follows(name: str, slot: Slot | None) -> bool:
+    """Whether the slot's standby streams from it, has caught up, and can be relied on."""
+    return slot is not None and not away(name, slot) and flushed_by(slot) is not None

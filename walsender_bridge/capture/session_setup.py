@@ -1,0 +1,203 @@
+"""How a session takes up the log where the one before left it: does the slot continue it, and with which tail?
+
+The log may end with transactions that are durable and not committed: the commit gate held them, or a session broke in
+between. Nobody has seen those. When the server that took over lacks them, they are cut off: they happened on the server
+that is gone, and nowhere else. What is *committed* in the log is never cut: if the server lacks some of that, or has
+skipped some, the stream has diverged, and stays where it is.
+
+Cutting is safe because nothing can commit the tail meanwhile. The new writer has fenced the older one; it tells the
+replica a gate that lets nothing pass, so no report offers the tail; a barrier returns when every commit that was
+issued before has arrived. Then the replica removes the tail from its disk, in one durable step. The slot was confirmed
+to no more than was committed, so the server sends again what it has of it.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+
+from walsender_bridge.capture import core, source
+from walsender_bridge.capture.overlap import Overlap, utc
+from walsender_bridge.capture.publication import reattach
+from walsender_bridge.capture.source import Fork, LogPosition, Source
+from walsender_bridge.capture.spool.core import Streams
+from walsender_bridge.change_log.client import AppendWriter, LogClient, ReplicaClient
+from walsender_bridge.errors import DivergedError, UnavailableError
+from walsender_bridge.postgres.client.replication_connection import ReplicationConnection
+from walsender_bridge.postgres.protocol.lsn import format_lsn
+from walsender_bridge.postgres.protocol.replication import History, SystemIdentity
+
+#: Seconds that the keeper may take for an answer of its own.
+ANSWER_SECONDS = 120.0
+#: Transactions that a `DivergedError` lists.
+LISTED = 20
+
+_log = structlog.get_logger(__name__)
+
+
+def settle(writer: AppendWriter, log: LogClient, seconds: float) -> None:
+    """Have no more of the stream committed, and what is on its way arrive: then its tail may be cut off.
+
+    Raises `UnavailableError` if the keeper does not answer in `seconds`, `DeadlineError` if the repository does not.
+    """
+    writer.send([], gate_lsn=0)
+    if writer.next_ack(seconds) is None:
+        raise UnavailableError("the keeper does not answer", where=writer.address)
+    log.barrier({}, seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """A session's begin: its writer (whoever gets this closes it), its state, and the server that it streams from."""
+
+    writer: AppendWriter
+    state: core.State
+    identity: SystemIdentity
+
+
+@dataclass(frozen=True, slots=True)
+class Joining:
+    """What it takes. `check` is called while a slot is made, which may take long; what it raises ends that."""
+
+    source: Source
+    walsender: ReplicationConnection
+    log: LogClient
+    replica: ReplicaClient
+    check: Callable[[], object]
+
+    def join(self, slot_confirmed: int | None, *, spool_limit: int, held_limit: int) -> Joined:
+        """Become the writer and go on from the slot; a new stream's slot is made here.
+
+        Raises `DivergedError` when the slot does not continue the log.
+        """
+        identity = self.walsender.identify()
+        history = self.walsender.history(identity.timeline)
+        writer = self._writer()
+        try:
+            fork = self._fork(writer, slot_confirmed, identity, history)
+            if fork is not None and writer.status.end_offset > writer.status.committed_end:
+                whole = self._committed_only(writer, fork, slot_confirmed, identity, history)
+                writer.close()
+                writer = self._writer()
+                fork = self._fork(writer, slot_confirmed, identity, history) if whole else fork
+            if fork is not None:
+                raise self._diverged(fork)
+            state = self._state(
+                writer, slot_confirmed, identity, spool_limit=spool_limit, held_limit=held_limit
+            )
+        except BaseException:
+            writer.close()
+            raise
+        return Joined(writer, state, identity)
+
+    def _writer(self) -> AppendWriter:
+        name = self.source.name
+        return self.replica.open_writer(name, self.log.writer_term(name))
+
+    @staticmethod
+    def _fork(
+        writer: AppendWriter, slot_confirmed: int | None, identity: SystemIdentity, history: History
+    ) -> Fork | None:
+        status = writer.status
+        position = LogPosition(
+            status.last_timeline, status.last_end_lsn, status.confirmed_to, status.system_id
+        )
+        return source.judge(position, slot_confirmed, identity, history)
+
+    def _committed_only(
+        self,
+        writer: AppendWriter,
+        fork: Fork,
+        slot_confirmed: int | None,
+        identity: SystemIdentity,
+        history: History,
+    ) -> bool:
+        """Whether the slot continues what is committed; then the tail behind that has been cut off."""
+        name = self.source.name
+        settle(writer, self.log, ANSWER_SECONDS)
+        cut, status = self.log.status().streams[name], self.replica.stream_status(name)
+        committed = LogPosition(
+            cut.timeline if status.committed_end_lsn else 0,
+            status.committed_end_lsn,
+            status.confirmed_to,
+            status.system_id,
+        )
+        if source.judge(committed, slot_confirmed, identity, history) is not None:
+            return False
+        _log.warning(
+            "the tail of the log, which nobody has seen, is cut off: the server lacks transactions of it",
+            source=name,
+            reason=fork.reason,
+            committed=format_lsn(status.committed_end_lsn),
+            lacks=self._listed(fork.timeline, fork.lsn),
+        )
+        self.replica.cut_tail(name, writer.term, status.committed_end)
+        return True
+
+    def _state(
+        self,
+        writer: AppendWriter,
+        slot_confirmed: int | None,
+        identity: SystemIdentity,
+        *,
+        spool_limit: int,
+        held_limit: int,
+    ) -> core.State:
+        status = writer.status
+        confirmed = status.confirmed_to
+        if confirmed is None:
+            if slot_confirmed is None:
+                # May wait for old transactions to end, for as long as they like.
+                slot_confirmed = self.walsender.create_slot(self.source.slot, check=self.check)
+            confirmed = (identity.timeline, slot_confirmed)
+        if status.confirmed_to is None or status.system_id is None:
+            # A new stream; or one from before the identifier was kept, which takes this server's.
+            self._record(writer, confirmed, identity.system_id)
+        return core.State(
+            timeline=identity.timeline,
+            logged_lsn=status.last_end_lsn,
+            committed_lsn=status.committed_end_lsn,
+            previous_crc=status.last_crc,
+            confirmed=confirmed,
+            now=time.monotonic(),
+            # Until its gate has been asked, nothing passes.
+            gate=0,
+            overlap=Overlap.of(
+                status.last_end_lsn, status.last_commit_time, confirmed[1], slot_confirmed or 0
+            ),
+            streams=Streams(spool_limit),
+            held_limit=held_limit,
+        )
+
+    @staticmethod
+    def _record(writer: AppendWriter, confirmed: tuple[int, int], system_id: int) -> None:
+        """Make durable where a stream starts, and on which cluster, before anything streams."""
+        writer.send([], confirm_to=confirmed, gate_lsn=0, system_id=system_id)
+        ack = writer.next_ack(ANSWER_SECONDS)
+        if ack is None or ack.confirmed_to != confirmed:
+            raise UnavailableError(
+                "the keeper did not record where the stream starts", where=writer.address
+            )
+
+    def _listed(self, timeline: int, lsn: int) -> list[str]:
+        """The log's first transactions behind this point, in words."""
+        found = self.replica.list_transactions_after(
+            self.source.name, timeline, lsn, limit=LISTED + 1
+        )
+        lines = [
+            f"xid {xid}, ends at {format_lsn(end)}, committed {utc(commit_time)}"
+            for end, xid, commit_time in found[:LISTED]
+        ]
+        return lines + (["and more"] if len(found) > LISTED else [])
+
+    def _diverged(self, fork: Fork) -> DivergedError:
+        """The error, with the log's transactions behind the fork."""
+        lines = self._listed(fork.timeline, fork.lsn)
+        listed = "\n  ".join(["transactions of the log behind that point:", *(lines or ["none"])])
+        return DivergedError(
+            f"stream {self.source.name} has diverged: {fork.reason}\n  {listed}",
+            where=f"{self.source.where}, slot {self.source.slot}",
+            repair=f"nothing was skipped; `{reattach(self.source)}` begins again from the server as it is now, "
+            "with a new copy of its tables",
+        )

@@ -1,0 +1,1 @@
+"""Large transactions, kept on disk while they are in progress."""

@@ -1,0 +1,53 @@
+"""What is known of a stream without its writer: from the log, or, where that does not run, from what capture wrote last."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from walsender_bridge.capture.source import LogPosition
+from walsender_bridge.change_log.client import LogClient, ReplicaClient
+from walsender_bridge.errors import TusklineError
+from walsender_bridge.runtime import status_file
+
+#: Seconds that a log has to answer before capture's file is taken for it.
+_ANSWER_SECONDS = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A stream's position: what is committed. `behind`: the slot may have been confirmed to more since."""
+
+    log: LogPosition
+    behind: bool = False
+
+
+def ask(address: str, written: Path | None, stream: str) -> Known | None:
+    """What the log at `address` has of the stream, or else capture's status file `written`; None: neither knows of it."""
+    try:
+        with LogClient(address, timeout=_ANSWER_SECONDS) as log:
+            position = of_log(log, stream)
+    except TusklineError:
+        return None if written is None else of_file(status_file.read(written))
+    return None if position is None else Known(position)
+
+
+def of_log(log: LogClient, stream: str) -> LogPosition | None:
+    """What is committed in the log; None: there is no such stream. Raises what the log's services raise."""
+    cut = log.status().streams.get(stream)
+    if cut is None:
+        return None
+    with ReplicaClient(cut.address) as replica:
+        status = replica.stream_status(stream)
+    timeline = cut.timeline if cut.last_end_lsn else 0
+    return LogPosition(timeline, cut.last_end_lsn, status.confirmed_to, status.system_id)
+
+
+def of_file(written: Mapping[str, Any]) -> Known | None:
+    """The same from capture's status file, as `capture.status` describes it; None: it never got so far."""
+    confirmed, timeline = written.get("confirmed_lsn") or 0, written.get("timeline") or 0
+    if not confirmed:
+        return None
+    committed, system_id = written.get("committed_lsn") or 0, written.get("system_id")
+    position = LogPosition(timeline, committed, (timeline, confirmed), system_id)
+    return Known(position, behind=bool(written.get("behind", True)))

@@ -1,0 +1,1 @@
+"""A replica of a log stream: its core, its disk, its service."""

@@ -1,0 +1,449 @@
+"""One replica of one log stream, without its disk: events in, effects out.
+
+The store applies the effects of an event in one durable transaction, in their order, or none of them;
+if it cannot, this object is thrown away and a new one is recovered from what the store holds. So what
+is answered to an event is true of the disk.
+
+    local offsets    low                 committed_end        end
+                      |  committed entries  |  uncommitted      |
+                      +---------------------+---------+---------+
+                                            | whole   | unfin-  |
+                                            | trans-  | ished   |
+                                            | actions |         |
+
+Invariants (numbers of the design): the context's end is `committed_end` (I1); offsets are dense in
+[low, end) (I2); versions grow (I5); what is reported starts at `committed_end`, so no offset is
+reported again after its commit (I7); a stream is never sealed behind the last commit (I8), and a
+rejected entry is removed before SEALED is durable, so it cannot come back (I9); every reported or
+committed end is the end of a transaction (I14). An entry is accepted only where the chain of checksums
+and the order of end LSNs continue: exactly once, in the server's order.
+
+Only the latest commit context is kept (the seed's proposal). An empty commit changes nothing but the
+version, so it waits for the next write or for `persist`; the report shows the durable version.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from enum import StrEnum
+
+from walsender_bridge.change_log.entry import schema_hash, split_schema_record, verify
+from walsender_bridge.change_log.protocol import Ack, CommitContext, Position, ReplicaStatus, Report
+from walsender_bridge.change_log.replica.disk import (
+    DropFrom,
+    Effect,
+    Found,
+    IndexRow,
+    Judgement,
+    PutDurable,
+    PutEntry,
+    PutIndex,
+    PutSchema,
+    Tail,
+    judge,
+    tail_at,
+)
+from walsender_bridge.change_log.restart import check_cut, is_restart
+from walsender_bridge.errors import (
+    DivergedError,
+    FencedError,
+    InvalidReplicaError,
+    MalformedMessageError,
+)
+from walsender_bridge.postgres.protocol import pgoutput
+from walsender_bridge.postgres.protocol.lsn import MAX_LSN
+
+
+class State(StrEnum):
+    """LEARNING is silent: it recovers, or it was found invalid and must synchronise."""
+
+    LEARNING = "learning"
+    APPENDABLE = "appendable"
+    SEALING = "sealing"
+    SEALED = "sealed"
+    CLOSED = "closed"
+
+
+class Event(StrEnum):
+    """What can happen to a replica."""
+
+    RECOVER = "recover"
+    RECOVER_SEALING = "recover as sealing"
+    RECOVER_SEALED = "recover as sealed"
+    OPEN_WRITER = "open a writer"
+    CUT_TAIL = "cut the tail"
+    APPEND = "append"
+    COMMIT = "commit"
+    EMPTY_COMMIT = "learn a version"
+    REPORT = "report"
+    READ = "read"
+    TRIM = "trim"
+    SEAL_BEHIND = "seal, behind the last commit"
+    SEAL = "seal"
+    UNSEAL = "unseal"
+    DAMAGE = "damage"
+    CLOSE = "close"
+
+
+#: Every transition. What is not here is refused.
+TRANSITIONS: dict[State, dict[Event, State]] = {
+    State.LEARNING: {
+        Event.RECOVER: State.APPENDABLE,
+        Event.RECOVER_SEALING: State.SEALING,
+        Event.RECOVER_SEALED: State.SEALED,
+        Event.DAMAGE: State.LEARNING,
+        Event.CLOSE: State.CLOSED,
+    },
+    State.APPENDABLE: {
+        Event.OPEN_WRITER: State.APPENDABLE,
+        Event.CUT_TAIL: State.APPENDABLE,
+        Event.APPEND: State.APPENDABLE,
+        Event.COMMIT: State.APPENDABLE,
+        Event.EMPTY_COMMIT: State.APPENDABLE,
+        Event.REPORT: State.APPENDABLE,
+        Event.READ: State.APPENDABLE,
+        Event.TRIM: State.APPENDABLE,
+        Event.SEAL_BEHIND: State.SEALING,
+        Event.SEAL: State.SEALED,
+        Event.UNSEAL: State.APPENDABLE,
+        Event.DAMAGE: State.LEARNING,
+        Event.CLOSE: State.CLOSED,
+    },
+    State.SEALING: {
+        Event.COMMIT: State.SEALING,
+        Event.EMPTY_COMMIT: State.SEALING,
+        Event.REPORT: State.SEALING,
+        Event.READ: State.SEALING,
+        Event.TRIM: State.SEALING,
+        Event.SEAL_BEHIND: State.SEALING,
+        Event.SEAL: State.SEALED,
+        Event.DAMAGE: State.LEARNING,
+        Event.CLOSE: State.CLOSED,
+    },
+    State.SEALED: {
+        Event.EMPTY_COMMIT: State.SEALED,
+        Event.REPORT: State.SEALED,
+        Event.READ: State.SEALED,
+        Event.TRIM: State.SEALED,
+        Event.SEAL: State.SEALED,
+        Event.UNSEAL: State.APPENDABLE,
+        Event.DAMAGE: State.LEARNING,
+        Event.CLOSE: State.CLOSED,
+    },
+    State.CLOSED: {},
+}
+
+
+# -- the core ---------------------------------------------------------------------------------------
+
+
+class Replica:
+    """See the module. `uncommitted`: the entries behind the context's end, as the store holds them."""
+
+    def __init__(
+        self, found: Found, uncommitted: Iterable[bytes | memoryview], schemas: Iterable[bytes]
+    ) -> None:
+        self.durable = found.durable
+        self.current = found.durable
+        self.state = State.LEARNING
+        self._schemas = set(schemas)
+        #: Ends of transactions that are written and not committed, in order.
+        self._ends: deque[Position] = deque()
+        self.tail = tail_at(found.durable.position)
+        self.judgement, self.reason = judge(found)
+        if self.judgement == Judgement.INVALID:
+            return
+        for data in uncommitted:
+            # A tail that does not verify was never acknowledged as it is: that is damage.
+            self._extend(self.tail.extended(verify(data, self.tail.crc), len(data)))
+        sealed_at = self.durable.sealed_at
+        if sealed_at is None:
+            self._move(Event.RECOVER)
+        elif sealed_at > self.durable.committed_end:
+            self._move(Event.RECOVER_SEALING)
+        else:
+            self._move(Event.RECOVER_SEALED)
+
+    def _move(self, event: Event) -> None:
+        after = TRANSITIONS[self.state].get(event)
+        if after is None:
+            raise InvalidReplicaError(
+                f"cannot {event}: the replica is {self.state}"
+                + (f" ({self.reason})" if self.reason else ""),
+                where=f"stream {self.durable.stream}",
+                repair="see `tuskline log status`" if self.reason else "",
+            )
+        self.state = after
+
+    def _extend(self, tail: Tail) -> None:
+        if tail.whole is not self.tail.whole:
+            self._ends.append(tail.whole)
+        self.tail = tail
+
+    def _write(self, effects: list[Effect]) -> list[Effect]:
+        """The effects of an event, and the record if it differs from what is on disk."""
+        if self.current != self.durable:
+            self.durable = self.current
+            effects.append(PutDurable(self.current))
+        return effects
+
+    # -- the writer ---------------------------------------------------------------------------------
+
+    def open_writer(self, term: int) -> list[Effect]:
+        """A writer takes over. Raises `FencedError` if a newer one did before.
+
+        An unfinished transaction is cut off: its writer is gone, and the new one sends it again.
+        """
+        if term < self.current.term:
+            raise FencedError(
+                f"term {term} of the writer is older than {self.current.term}",
+                where=f"stream {self.durable.stream}",
+                repair="another capture process has taken over; stop this one",
+            )
+        self._move(Event.OPEN_WRITER)
+        effects: list[Effect] = []
+        if self.tail.unfinished:
+            effects.append(DropFrom(self.tail.whole.end_offset))
+            self.tail = tail_at(self.tail.whole)
+        self.current = replace(self.current, term=term)
+        return self._write(effects)
+
+    def cut_tail(self, term: int, end: int) -> list[Effect]:
+        """Remove what is not committed, for the writer of this term: the source does not have it any more.
+
+        `end`: where that writer knows the last commit to end. Raises `FencedError` if a newer writer took over,
+        `InvalidReplicaError` if there are commits behind `end`.
+        """
+        if term != self.current.term:
+            raise FencedError(
+                f"term {term} is not that of the writer, {self.current.term}",
+                where=f"stream {self.durable.stream}",
+                repair="another capture process has taken over; stop this one",
+            )
+        if end != self.current.committed_end:
+            raise InvalidReplicaError(
+                f"its tail is to be cut at {end}, and it has committed up to {self.current.committed_end}",
+                where=f"stream {self.durable.stream}",
+            )
+        check_cut(self.tail, self.current.position)
+        self._move(Event.CUT_TAIL)
+        if self.tail.end_offset == end:
+            return []
+        self._ends.clear()
+        self.tail = tail_at(self.current.position)
+        return self._write([DropFrom(end)])
+
+    def append(
+        self,
+        entries: Sequence[bytes],
+        schemas: Sequence[bytes] = (),
+        confirm_to: tuple[int, int] | None = None,
+        gate_lsn: int = MAX_LSN,
+        system_id: int | None = None,
+    ) -> list[Effect]:
+        """Entries, the schemas that they are the first to need, and what the writer knows.
+
+        Nothing changes if anything is wrong. Raises `MalformedMessageError`, `CorruptError`, or
+        `DivergedError` for another `system_id` than the stream has: the first one stays until a RESTART (`restart`).
+        """
+        self._move(Event.APPEND)
+        effects: list[Effect] = []
+        known: set[bytes] = set()
+        for record in schemas:
+            name = pgoutput.parse_relation(split_schema_record(record)[0]).full_name
+            effects.append(PutSchema(schema_hash(record), record, name))
+            known.add(schema_hash(record))
+        tails, headers = [self.tail], []
+        for data in entries:
+            header = verify(data, tails[-1].crc)
+            headers.append(header)
+            for relation in header.relations:
+                if relation.schema_hash not in known | self._schemas:
+                    raise MalformedMessageError(
+                        f"the schema of relation {relation.relation_id} was not sent",
+                        where=f"stream {self.durable.stream}",
+                    )
+            effects.append(PutEntry(tails[-1].end_offset, data))
+            tails.append(tails[-1].extended(header, len(data)))
+        committed_end = self.current.committed_end
+        restarts = is_restart(headers, self.tail, committed_end, confirm_to, system_id)
+        system_id = system_id or self.current.system_id
+        if not restarts and self.current.system_id not in {None, system_id}:
+            raise DivergedError(
+                f"the stream is of system {self.current.system_id}, not {system_id}",
+                where=f"stream {self.durable.stream}",
+            )
+        self._schemas |= known
+        for tail in tails[1:]:
+            self._extend(tail)
+        confirmed = self.current.confirmed_to
+        if confirm_to is not None and (restarts or confirmed is None or confirm_to > confirmed):
+            confirmed = confirm_to
+        told = (confirmed, system_id)
+        idle = not effects and told == (self.current.confirmed_to, self.current.system_id)
+        self.current = replace(
+            self.current, confirmed_to=confirmed, gate_lsn=gate_lsn, system_id=system_id
+        )
+        # The gate alone is worth no write: the next heartbeat tells it again.
+        return [] if idle else self._write(effects)
+
+    def ack(self) -> Ack:
+        """What the writer may rely on once the effects are durable."""
+        return Ack(
+            self.tail.end_offset,
+            self.tail.whole.end_lsn,
+            self.current.committed_end,
+            self.current.position.end_lsn,
+            self.durable.confirmed_to,
+        )
+
+    # -- the repository -----------------------------------------------------------------------------
+
+    def report(self, replica: str) -> Report | None:
+        """What can be committed: whole transactions that the gate has passed. None: silent."""
+        if Event.REPORT not in TRANSITIONS[self.state]:
+            return None
+        position = self.current.position
+        if self.state == State.APPENDABLE:
+            for end in self._ends:
+                if end.end_lsn > self.current.gate_lsn:
+                    break
+                position = end
+                if end.history_start == end.end_offset:
+                    # A RESTART is a commit of its own: readers begin behind it, where a commit ends.
+                    break
+        start = self.current.committed_end
+        return Report(
+            replica,
+            self.durable.stream,
+            self.durable.log_id,
+            self.current.term,
+            self.durable.version,
+            start,
+            position.end_offset - start,
+            position,
+            self.durable.low_offset,
+        )
+
+    def commit(self, context: CommitContext, now: int = 0) -> list[Effect]:
+        """Take a commit, at this time (microseconds). A version that is already known is ignored.
+
+        Raises `InvalidReplicaError` if it does not follow, or ends where no transaction does.
+        """
+        if self.state in {State.LEARNING, State.CLOSED}:
+            self._move(Event.COMMIT)
+        if context.version <= self.current.version:
+            return []
+        start = self.current.committed_end
+        known = self.current.context.global_end if self.current.context else 1
+        if context.local_offset != start or context.global_offset < known:
+            raise self._refused(context, f"the replica stands at {start} (global {known})")
+        if not context.length:
+            self._move(Event.EMPTY_COMMIT)
+            self.current = replace(self.current, context=context)
+            return []
+        position = next((e for e in self._ends if e.end_offset == context.end), None)
+        if position is None:
+            raise self._refused(context, f"no transaction ends at {context.end}")
+        self._move(Event.COMMIT)
+        while self._ends and self._ends[0].end_offset <= context.end:
+            self._ends.popleft()
+        size = position.bytes_total - self.current.position.bytes_total
+        self.current = replace(self.current, context=context, position=position, taken_at=now)
+        effects: list[Effect] = [PutIndex(IndexRow(context, size, position, now))]
+        if self.state == State.SEALING and self.current.sealed_at == context.end:
+            effects += self._sealed()
+        return self._write(effects)
+
+    def _refused(self, context: CommitContext, reason: str) -> InvalidReplicaError:
+        return InvalidReplicaError(
+            f"commit {context.version} of [{context.local_offset}, {context.end}) at global "
+            f"{context.global_offset} does not follow: {reason}",
+            where=f"stream {self.durable.stream}",
+        )
+
+    def persist(self) -> list[Effect]:
+        """Write down an empty commit, or a gate, that waits."""
+        return [] if self.state == State.LEARNING else self._write([])
+
+    def seal(self, end: int) -> list[Effect]:
+        """Take no more, and keep nothing at or above `end`, where the last commit ends.
+
+        SEALING as long as commits below it are missing. Raises `InvalidReplicaError` if the replica has
+        committed more than the repository knows.
+        """
+        if end < self.current.committed_end:
+            raise InvalidReplicaError(
+                f"it is to be sealed at {end}, and has committed up to {self.current.committed_end}",
+                where=f"stream {self.durable.stream}",
+            )
+        if end > self.current.committed_end:
+            self._move(Event.SEAL_BEHIND)
+            self.current = replace(self.current, sealed_at=end)
+            return self._write([])
+        self.current = replace(self.current, sealed_at=end)
+        return self._write(self._sealed())
+
+    def _sealed(self) -> list[Effect]:
+        self._move(Event.SEAL)
+        end = self.current.committed_end
+        rejected = self.tail.end_offset > end
+        self._ends.clear()
+        self.tail = tail_at(self.current.position)
+        return [DropFrom(end)] if rejected else []
+
+    def unseal(self) -> list[Effect]:
+        """Take entries again."""
+        self._move(Event.UNSEAL)
+        self.current = replace(self.current, sealed_at=None)
+        return self._write([])
+
+    def trim(self, offset: int) -> list[Effect]:
+        """Forget the entries below `offset`, the end of a commit; the watermark never goes back."""
+        self._move(Event.TRIM)
+        if offset > self.current.committed_end:
+            raise InvalidReplicaError(
+                f"cannot trim to {offset}: only {self.current.committed_end} is committed",
+                where=f"stream {self.durable.stream}",
+            )
+        if offset <= self.current.low_offset:
+            return []
+        self.current = replace(self.current, low_offset=offset)
+        return self._write([])
+
+    # -- everybody ----------------------------------------------------------------------------------
+
+    def check_readable(self) -> None:
+        """Raises `InvalidReplicaError` where nothing may be read."""
+        self._move(Event.READ)
+
+    def damage(self, reason: str) -> None:
+        """Something on disk is not what was written: silent from now on."""
+        self._move(Event.DAMAGE)
+        self.reason = reason
+
+    def close(self) -> None:
+        """The end."""
+        if self.state != State.CLOSED:
+            self._move(Event.CLOSE)
+
+    def status(self) -> ReplicaStatus:
+        """See `ReplicaStatus`."""
+        return ReplicaStatus(
+            stream=self.durable.stream,
+            log_id=self.durable.log_id,
+            state=self.state,
+            term=self.current.term,
+            low_offset=self.current.low_offset,
+            end_offset=self.tail.end_offset,
+            committed_end=self.current.committed_end,
+            version=self.current.version,
+            last_end_lsn=self.tail.whole.end_lsn,
+            last_crc=self.tail.crc,
+            last_timeline=self.tail.timeline,
+            last_commit_time=self.tail.whole.commit_time,
+            committed_end_lsn=self.current.position.end_lsn,
+            confirmed_to=self.durable.confirmed_to,
+            bytes_total=self.current.position.bytes_total,
+            system_id=self.durable.system_id,
+        )

@@ -1,0 +1,224 @@
+"""What a replica keeps on disk, what it means when it is found, and what may be done to it.
+
+Recovery looks at the latest commit context and at the ends of what is there, never at the history, so
+it takes the same time however long the stream is. It is strict: whatever could be a loss is one, and
+only the durable low watermark tells a loss from a trim. Nothing is removed by a judgement.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from walsender_bridge.change_log.entry import EntryHeader, EntryKind
+from walsender_bridge.change_log.protocol import START, CommitContext, Position
+from walsender_bridge.errors import MalformedMessageError
+from walsender_bridge.postgres.protocol.lsn import MAX_LSN, format_lsn
+
+
+@dataclass(frozen=True, slots=True)
+class Durable:
+    """The replica's one small record; the store keeps exactly the last.
+
+    `position`: behind the last committed entry. `confirmed_to`, `system_id`: see `ReplicaStatus`.
+    `sealed_at`: the local end at which the stream is, or is to be, sealed. `taken_at`: of the last row
+    of the index.
+    """
+
+    stream: str
+    log_id: str
+    term: int = 0
+    low_offset: int = 1
+    context: CommitContext | None = None
+    position: Position = START
+    confirmed_to: tuple[int, int] | None = None
+    gate_lsn: int = MAX_LSN
+    sealed_at: int | None = None
+    taken_at: int = 0
+    system_id: int | None = None
+
+    @property
+    def committed_end(self) -> int:
+        """The next local offset to be committed."""
+        return self.context.end if self.context else 1
+
+    @property
+    def version(self) -> int:
+        """The highest version known."""
+        return self.context.version if self.context else 0
+
+
+@dataclass(frozen=True, slots=True)
+class IndexRow:
+    """One commit that is not empty. `size`: bytes of its entries; `position`: behind the last.
+
+    `taken_at`: when this replica took it (microseconds), by the repository's steady clock. Older versions took the wall
+    clock's time, which may have been ahead: it decreases only behind such a row.
+    """
+
+    context: CommitContext
+    size: int
+    position: Position
+    taken_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a store holds when it is opened.
+
+    `first_offset`, `last_offset`: of the entries, trimmed ones included as long as they are there.
+    `indexed_end`: of the last commit in the index. `damage`: what the store itself found wrong.
+    """
+
+    durable: Durable
+    first_offset: int | None
+    last_offset: int | None
+    indexed_end: int | None
+    damage: str = ""
+
+
+class Judgement(StrEnum):
+    """What the found things mean together."""
+
+    NEW = "new"
+    ALL_TRIMMED = "all trimmed"
+    VALID = "valid"
+    INVALID = "invalid"
+
+
+def judge(found: Found) -> tuple[Judgement, str]:
+    """May this replica take part? With the reason, if it may not (the seed, "Recovery").
+
+    An uncommitted tail is no fault: it is what the next report offers.
+    """
+    durable, context = found.durable, found.durable.context
+    first, last = found.first_offset, found.last_offset
+    low, end = durable.low_offset, durable.committed_end
+
+    def invalid(reason: str) -> tuple[Judgement, str]:
+        return Judgement.INVALID, reason
+
+    if found.damage:
+        return invalid(found.damage)
+    if low > end:
+        return invalid(f"the low watermark {low} lies behind the commit context's end {end}")
+    if durable.position.end_offset != end:
+        return invalid(f"position {durable.position.end_offset} and context {end} differ")
+    if found.indexed_end is not None and found.indexed_end != end:
+        side = "behind" if found.indexed_end > end else "ahead of"
+        return invalid(f"the commit context ({end}) is {side} the index ({found.indexed_end})")
+    if first is None or last is None:
+        if context is None:
+            return Judgement.NEW, ""
+        if low == end:
+            return Judgement.ALL_TRIMMED, ""
+        return invalid(f"entries {low} to {end - 1} are lost: none is there, and none was trimmed")
+    if first > low:
+        return invalid(f"entries {low} to {first - 1} are lost: they were not trimmed")
+    if last + 1 < end:
+        return invalid(f"entries {last + 1} to {end - 1} are lost: they were committed")
+    if found.indexed_end is None and low < end:
+        return invalid(f"the index of the commits up to {end} is lost")
+    return Judgement.VALID, ""
+
+
+# -- effects: what an event does to the disk, all of them or none, in their order --------------------
+
+
+@dataclass(frozen=True, slots=True)
+class DropFrom:
+    """Remove all entries from this offset on."""
+
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class PutSchema:
+    """Keep a schema record; it is the newest of the relation `name`."""
+
+    digest: bytes
+    record: bytes
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class PutEntry:
+    """Write an entry."""
+
+    offset: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PutIndex:
+    """Keep a commit in the index."""
+
+    row: IndexRow
+
+
+@dataclass(frozen=True, slots=True)
+class PutDurable:
+    """Replace the small record."""
+
+    durable: Durable
+
+
+Effect = DropFrom | PutSchema | PutEntry | PutIndex | PutDurable
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """The end of what is written: the last entry, and (`whole`) the last end of a transaction."""
+
+    end_offset: int
+    crc: int
+    bytes_total: int
+    timeline: int
+    whole: Position
+
+    @property
+    def unfinished(self) -> bool:
+        """The last transaction has not ended."""
+        return self.end_offset > self.whole.end_offset
+
+    def extended(self, header: EntryHeader, size: int) -> "Tail":
+        """With one more entry. Raises `MalformedMessageError` if it does not continue the log."""
+        where = f"entry {self.end_offset}"
+        if header.starts_transaction == self.unfinished:
+            wrong = "starts inside a transaction" if self.unfinished else "starts no transaction"
+            raise MalformedMessageError(f"it {wrong}", where=where)
+        if header.last_end_lsn and header.first_end_lsn <= self.whole.end_lsn:
+            raise MalformedMessageError(
+                f"it ends at {format_lsn(header.first_end_lsn)}, which the log already passed "
+                f"({format_lsn(self.whole.end_lsn)})",
+                where=where,
+            )
+        end, total = self.end_offset + 1, self.bytes_total + size
+        whole = self.whole
+        if header.kind == EntryKind.RESTART:
+            # As at the start of a stream: LSNs of the next history may lie anywhere.
+            whole = Position(
+                end,
+                latest_time=whole.latest_time,
+                bytes_total=total,
+                crc=header.crc,
+                history_start=end,
+            )
+        elif header.ends_transaction:
+            time = header.last_commit_time
+            whole = Position(
+                end,
+                header.last_end_lsn or whole.end_lsn,
+                time or whole.commit_time,
+                max(whole.latest_time, time),
+                header.timeline,
+                total,
+                header.crc,
+                whole.history_start,
+            )
+        return Tail(end, header.crc, total, header.timeline, whole)
+
+
+def tail_at(position: Position) -> Tail:
+    """The tail of a log whose last entry ends a transaction there."""
+    return Tail(
+        position.end_offset, position.crc, position.bytes_total, position.timeline, position
+    )

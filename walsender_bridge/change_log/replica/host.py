@@ -1,0 +1,431 @@
+"""One hosted replica: the core and its store behind one lock, for the threads of a server.
+
+Every change goes the same way: the core says the effects, the store does them in one durable
+transaction, then the answer is given. If the store cannot, both are recovered from what is on disk, so
+the core never knows more than the disk. Reading needs the lock only to look at the watermarks.
+"""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+
+import structlog
+
+from walsender_bridge.change_log.entry import (
+    EntryHeader,
+    read_header,
+    read_payload,
+    split_messages,
+    split_schema_record,
+)
+from walsender_bridge.change_log.protocol import (
+    MAX_PLAN,
+    READ_BATCH_BYTES,
+    Ack,
+    CommitContext,
+    CutPoint,
+    ReplicaStatus,
+    Report,
+)
+from walsender_bridge.change_log.replica import damaged_segments
+from walsender_bridge.change_log.replica.core import Replica, State
+from walsender_bridge.change_log.replica.disk import Durable, Effect, IndexRow, Judgement
+from walsender_bridge.change_log.storage.store import SEGMENT_BYTES, StoredEntry, StreamStore
+from walsender_bridge.errors import (
+    CorruptError,
+    FencedError,
+    TrimmedError,
+    TusklineError,
+    UnavailableError,
+    UsageError,
+)
+from walsender_bridge.postgres.protocol import pgoutput
+from walsender_bridge.runtime import fail_point
+
+#: Seconds that an empty commit may wait for a write that has to be made anyway.
+LAZY_SECONDS = 1.0
+#: A time that no commit is taken after (microseconds).
+FOREVER = 2**62
+
+_log = structlog.get_logger(__name__)
+
+
+def cut_point(row: IndexRow) -> CutPoint:
+    """A commit as a cut."""
+    at = row.position
+    return CutPoint(row.context.version, at.end_offset, at.bytes_total, at.end_lsn, at.commit_time)
+
+
+def _commit(context: CommitContext, now: int) -> Callable[[Replica], list[Effect]]:
+    return lambda core: core.commit(context, now)
+
+
+class HostedReplica:
+    """See the module. `clock` gives monotonic seconds; `step`: see `StreamStore`."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        segment_bytes: int = SEGMENT_BYTES,
+        clock: Callable[[], float] = time.monotonic,
+        step: Callable[[str], None] = fail_point.hit,
+    ) -> None:
+        self.folder = folder
+        self._segment_bytes = segment_bytes
+        self._clock = clock
+        self._step = step
+        self._lock = threading.Lock()
+        self._session = 0
+        self._waiting_since: float | None = None
+        #: Names of relations by schema hash; the registry never changes a record.
+        self._names: dict[bytes, str] = {}
+        self._broken: TusklineError | None = None
+        self._closed = False
+        self._store: StreamStore
+        self._core: Replica
+
+    # -- its life -----------------------------------------------------------------------------------
+
+    def create(self, stream: str, log_id: str) -> None:
+        """Make a new replica."""
+        self._store = self._new_store()
+        self._store.create(Durable(stream, log_id))
+        self._core = Replica(self._store.found, (), ())
+
+    def _new_store(self) -> StreamStore:
+        return StreamStore(self.folder, segment_bytes=self._segment_bytes, step=self._step)
+
+    def recover(self) -> None:
+        """Open what is on disk. A replica that cannot take part is kept, and says why.
+
+        Whatever else it raises leaves it broken as it was, so that no core speaks for a disk that was not read.
+        """
+        self._store = self._new_store()
+        try:
+            self._store.open()
+            found = self._store.found
+            start = found.durable.committed_end
+            self._core = Replica(found, self._store.uncommitted(start), self._store.known_schemas())
+        except (TusklineError, OSError) as error:
+            self._store.close()
+            self._broken = error if isinstance(error, TusklineError) else self._out_of_reach(error)
+        else:
+            self._broken = None
+
+    def _out_of_reach(self, error: Exception) -> UnavailableError:
+        return UnavailableError(
+            f"its disk is out of reach: {error}",
+            where=str(self.folder),
+            repair="see whether its disk is full, and whether the process has file descriptors left",
+        )
+
+    def close(self) -> None:
+        """Write down what waits, and close."""
+        with self._lock:
+            if self._broken is None:
+                self._store.apply(self._core.persist())
+                self._core.close()
+                self._store.close()
+            self._closed = True
+            self._broken = UnavailableError("the keeper stops", where=str(self.folder))
+
+    @property
+    def judgement(self) -> tuple[Judgement, str]:
+        """What recovery found, and why if it is not valid."""
+        if self._broken is not None:
+            return Judgement.INVALID, str(self._broken)
+        return self._core.judgement, self._core.reason
+
+    @property
+    def disk_bytes(self) -> int:
+        """Bytes of its files."""
+        return self._store.disk_bytes
+
+    def _try_again(self) -> None:
+        """Open the disk again if it was only out of reach. The lock is held."""
+        if isinstance(self._broken, UnavailableError) and not self._closed:
+            self.recover()
+
+    def _healthy(self) -> Replica:
+        self._try_again()
+        if self._broken is not None:
+            raise self._broken.with_traceback(None)
+        return self._core
+
+    def _do(self, event: Callable[[Replica], list[Effect]]) -> None:
+        """An event, durably. The lock is held."""
+        core = self._healthy()
+        effects = event(core)
+        tail = core.tail.bytes_total - core.current.position.bytes_total
+        try:
+            self._store.apply(effects, tail_bytes=tail)
+        except Exception as error:
+            # The core is ahead of the disk now: the disk is right, and until it has been read, nobody answers.
+            self._broken = self._out_of_reach(error)
+            self._store.close()
+            self.recover()
+            raise
+
+    # -- the writer ---------------------------------------------------------------------------------
+
+    def open_writer(self, term: int) -> tuple[int, ReplicaStatus]:
+        """A session for the writer of this term; the session before it is fenced."""
+        with self._lock:
+            self._do(lambda core: core.open_writer(term))
+            self._session += 1
+            return self._session, self._core.status()
+
+    def cut_tail(self, term: int, end: int) -> ReplicaStatus:
+        """See `Replica.cut_tail`; that writer has to begin again."""
+        with self._lock:
+            self._do(lambda core: core.cut_tail(term, end))
+            self._session += 1
+            return self._core.status()
+
+    def append(
+        self,
+        session: int,
+        entries: Sequence[bytes],
+        schemas: Sequence[bytes],
+        confirm_to: tuple[int, int] | None,
+        gate_lsn: int,
+        system_id: int | None = None,
+    ) -> Ack:
+        """See `Replica.append`; durable when it returns."""
+        with self._lock:
+            if session != self._session:
+                raise FencedError(
+                    "another writer has taken over",
+                    where=f"stream {self.folder.name}",
+                    repair="stop this one",
+                )
+            self._do(lambda core: core.append(entries, schemas, confirm_to, gate_lsn, system_id))
+            return self._core.ack()
+
+    # -- the repository -----------------------------------------------------------------------------
+
+    def report(self, replica: str) -> Report | None:
+        """What may be committed; None: the replica is silent. Writes down what waited long enough."""
+        with self._lock:
+            self._try_again()
+            if self._broken is not None:
+                return None
+            if self._core.current == self._core.durable:
+                self._waiting_since = None
+            elif self._waiting_since is None:
+                self._waiting_since = self._clock()
+            elif self._clock() - self._waiting_since >= LAZY_SECONDS:
+                self._waiting_since = None
+                self._do(lambda core: core.persist())
+            return self._core.report(replica)
+
+    def commit(self, contexts: Sequence[CommitContext], now: int | None = None) -> None:
+        """Take commits, in order, each durably unless it is empty.
+
+        `now`: the repository's steady time (microseconds); without it, as from an older repository, the wall clock's.
+        """
+        at = int(time.time() * 1e6) if now is None else now
+        with self._lock:
+            for context in contexts:
+                self._do(_commit(context, at))
+
+    def seal(self, end: int) -> ReplicaStatus:
+        """See `Replica.seal`."""
+        with self._lock:
+            self._do(lambda core: core.seal(end))
+            return self._core.status()
+
+    def unseal(self) -> ReplicaStatus:
+        """See `Replica.unseal`."""
+        with self._lock:
+            self._do(lambda core: core.unseal())
+            return self._core.status()
+
+    def trim(self, up_to: int, before_time: int, now: int = FOREVER) -> int:
+        """Trim commits that end at or below `up_to` and were taken before that time.
+
+        A commit that was taken after `now` has the time of a clock that was ahead. It is older than the commits behind
+        it, so it goes with the first of these that is old enough. Returns the low watermark; the disk of whole segments is
+        given back.
+        """
+        self._readable_at_all()
+        with self._looking():
+            row = self._store.last_commit_where(
+                lambda r: r.context.end <= up_to and not before_time <= r.taken_at <= now
+            )
+            if row is not None and row.taken_at > now:
+                row = self._store.last_commit_where(
+                    lambda r: r.context.end <= up_to and r.taken_at < before_time
+                )
+        with self._lock:
+            self._healthy()
+            if row is not None and row.context.end > self._core.current.low_offset:
+                self._do(lambda core: core.trim(row.context.end))
+                self._store.drop_below(self._core.durable.low_offset)
+            return self._core.durable.low_offset
+
+    def check(self) -> None:
+        """Raise `CorruptError`, or what else keeps it from being read, for a replica that is silent."""
+        with self._lock:
+            core = self._healthy()
+            if core.state == State.LEARNING:
+                raise CorruptError(
+                    core.reason, where=f"stream {self.folder.name}", repair=damaged_segments.REPAIR
+                )
+
+    # -- readers ------------------------------------------------------------------------------------
+
+    def status(self) -> ReplicaStatus:
+        """See `ReplicaStatus`."""
+        with self._lock:
+            return self._healthy().status()
+
+    def _readable(self, offset: int) -> ReplicaStatus:
+        """The watermarks, if reading may start at `offset`."""
+        with self._lock:
+            core = self._healthy()
+            core.check_readable()
+            status = core.status()
+        if offset < status.low_offset:
+            raise TrimmedError(
+                f"offset {offset} was trimmed; {status.low_offset} is the first that is kept",
+                where=f"stream {status.stream}",
+                repair="start from there, with a new copy of the tables",
+            )
+        return status
+
+    @contextlib.contextmanager
+    def _looking(self, offset: int | None = None) -> Iterator[None]:
+        """A look into the store, from that offset on.
+
+        One that fails met what was trimmed meanwhile, or damage: then the replica is silent from now on,
+        and the file with the damage is kept aside.
+        """
+        try:
+            yield
+        except CorruptError as found:
+            if offset is not None:
+                self._readable(offset)
+            with self._lock:
+                self._healthy().check_readable()
+                kept = self._store.keep_damaged_aside() or found
+                self._core.damage(f"{kept.where}: {kept.what}")
+            _log.error("damage on disk", stream=self.folder.name, error=str(kept))
+            raise kept from found
+
+    def read(
+        self, start: int, stop: int, relations: Sequence[str] | None
+    ) -> Iterator[list[StoredEntry]]:
+        """The committed entries [start, stop) in batches of `READ_BATCH_BYTES` or one entry."""
+        status = self._readable(start)
+        if stop > status.committed_end:
+            raise UsageError(
+                f"offset {stop} is above {status.committed_end}, the end of what is committed",
+                where=f"stream {status.stream}",
+            )
+        wanted = None if relations is None else self._filter(frozenset(relations))
+        while start < stop:
+            with self._looking(start):
+                batch, start = self._store.read(start, stop, READ_BATCH_BYTES, wanted)
+            if batch:
+                yield batch
+
+    def _filter(self, relations: frozenset[str]) -> Callable[[EntryHeader], bool]:
+        def wanted(header: EntryHeader) -> bool:
+            if not header.ends_transaction and header.max_xid:
+                # A transaction begins here and goes on: the reader needs its Begin.
+                return True
+            return any(self._name(r.schema_hash) in relations for r in header.relations)
+
+        return wanted
+
+    def _name(self, digest: bytes) -> str:
+        if digest not in self._names:
+            record = self._store.schemas([digest])[digest]
+            relation = pgoutput.parse_relation(split_schema_record(record)[0])
+            self._names[digest] = relation.full_name
+        return self._names[digest]
+
+    def schemas(self, digests: Sequence[bytes]) -> dict[bytes, bytes]:
+        """Schema records by hash. Raises `CorruptError` for one that is not there."""
+        self._readable_at_all()
+        with self._looking():
+            return self._store.schemas(digests)
+
+    def _readable_at_all(self) -> None:
+        with self._lock:
+            self._healthy().check_readable()
+
+    def newest_schemas(self) -> list[bytes]:
+        """The newest schema record of each relation, ordered by name."""
+        self._readable_at_all()
+        with self._looking():
+            return self._store.newest_schemas()
+
+    def plan(
+        self, after: int, up_to_version: int, max_bytes: int | None, max_versions: int | None
+    ) -> list[CutPoint]:
+        """See `ReplicaClient.plan`."""
+        self._readable(after)
+        cuts: list[CutPoint] = []
+        most = min(max_versions or MAX_PLAN, MAX_PLAN)
+        base: int | None = None
+        with self._looking(after):
+            for row in self._store.commits_behind(after):
+                total = row.position.bytes_total
+                base = total - row.size if base is None else base
+                too_big = max_bytes is not None and cuts and total - base > max_bytes
+                if row.context.version > up_to_version or len(cuts) == most or too_big:
+                    break
+                cuts.append(cut_point(row))
+        return cuts
+
+    def version_at(self, commit_time: int) -> CutPoint | None:
+        """The first commit whose last transaction was committed at that time or later."""
+        self._readable_at_all()
+        with self._looking():
+            row = self._store.first_commit_where(lambda r: r.position.latest_time >= commit_time)
+        return None if row is None else cut_point(row)
+
+    def cut_before(self, version: int) -> CutPoint | None:
+        """The last commit below that version."""
+        self._readable_at_all()
+        with self._looking():
+            row = self._store.last_commit_where(lambda r: r.context.version < version)
+        return None if row is None else cut_point(row)
+
+    def transactions_after(self, timeline: int, lsn: int, limit: int) -> list[tuple[int, int, int]]:
+        """(end LSN, xid, commit time) of written transactions of the present history behind `lsn`, committed or not."""
+        with self._lock:
+            core = self._healthy()
+            core.check_readable()
+            start, stop = core.current.committed_end, core.tail.end_offset
+            place = core.tail.whole.history_start, lsn
+        with self._looking():
+            row = self._store.first_commit_where(
+                lambda r: (r.position.history_start, r.position.end_lsn) > place
+            )
+            if row is not None:
+                start = row.context.local_offset
+            found = (
+                (end, xid, time)
+                for at, end, xid, time in self._transactions(start, stop)
+                if end > lsn and at >= timeline
+            )
+            return [*islice(found, limit)]
+
+    def _transactions(self, start: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
+        """(timeline, end LSN, xid, commit time) of those that end in [start, stop)."""
+        xid = 0
+        for data in self._store.scan(start, stop):
+            header = read_header(data)
+            for message in split_messages(read_payload(data, header)):
+                if message[0] == pgoutput.BEGIN:
+                    xid = pgoutput.parse_begin(message).xid
+                elif message[0] == pgoutput.COMMIT:
+                    commit = pgoutput.parse_commit(message)
+                    yield header.timeline, commit.end_lsn, xid, commit.commit_time

@@ -1,0 +1,58 @@
+"""`keeper.json`: the name by which the repository knows a keeper's replicas, with its checksum.
+
+    {"format": 1, "keeper_id": "...", "crc32c": ...}
+
+`crc32c`: see `checksummed_json`. Files of older versions have none, or `crc`, the CRC32C of the id alone; one that was written
+by hand has neither.
+"""
+
+import uuid
+from pathlib import Path
+from typing import Final
+
+import google_crc32c
+
+from walsender_bridge.errors import CorruptError, NotSupportedError
+from walsender_bridge.runtime.checksummed_json import opened, sealed
+from walsender_bridge.runtime.durable import replace_file
+
+FORMAT: Final = 1
+NAME: Final = "keeper.json"
+
+
+def make(data_dir: Path) -> None:
+    """Give a new keeper its name."""
+    record = {"format": FORMAT, "keeper_id": str(uuid.uuid4())}
+    replace_file(data_dir / NAME, sealed(record), mode=0o600)
+
+
+def load(data_dir: Path) -> str:
+    """The keeper's name. Raises `CorruptError`, or `NotSupportedError` for a newer format."""
+    path = data_dir / NAME
+    try:
+        record = opened(path.read_bytes())
+        version, name, crc = record["format"], record["keeper_id"], record.get("crc")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _damaged(path, f"{type(error).__name__}: {error}") from None
+    if version != FORMAT:
+        raise NotSupportedError(
+            f"format {version} of the data directory is not known (this is {FORMAT})",
+            where=str(data_dir),
+            repair="use the version of Tuskline that wrote it, or a newer one",
+        )
+    if not isinstance(name, str) or crc not in {None, _crc(name)}:
+        raise _damaged(path, f"{name!r:.60} does not match its checksum")
+    return name
+
+
+def _damaged(path: Path, reason: str) -> CorruptError:
+    return CorruptError(
+        f"the keeper's id cannot be read: {reason}",
+        where=str(path),
+        repair=f'write {{"format": {FORMAT}, "keeper_id": "ID"}} into it, with the ID of the keeper that'
+        " `tuskline status` says does not answer",
+    )
+
+
+def _crc(name: str) -> int:
+    return int(google_crc32c.value(name.encode()))

@@ -1,0 +1,368 @@
+"""The keeper's Flight service: the replicas in one data directory.
+
+    DoPut   append/<stream>/<term>   batches of entries and schemas; one acknowledgement for each
+    DoGet   {v, stream, from, to, relations}; with each batch the checksum of its places
+    actions report commit create cut_tail seal unseal trim stream_status schema relations plan version_at
+            cut_before transactions
+
+A call holds no lock and no transaction while it waits for its peer, so a reader or writer that stalls
+harms nobody. Streams do not wait for each other.
+"""
+
+import fcntl
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import structlog
+from pyarrow import flight
+
+from walsender_bridge.change_log import protocol
+from walsender_bridge.change_log.protocol import CommitContext, check_stream, load, number, text
+from walsender_bridge.change_log.replica import fatal_segments
+from walsender_bridge.change_log.replica import identity as keeper_identity
+from walsender_bridge.change_log.replica.disk import Judgement
+from walsender_bridge.change_log.replica.host import FOREVER, HostedReplica
+from walsender_bridge.change_log.storage.segment import Segment
+from walsender_bridge.change_log.storage.store import SEGMENT_BYTES, StoredEntry
+from walsender_bridge.errors import (
+    ConfigError,
+    MalformedMessageError,
+    TusklineError,
+    UnavailableError,
+    UnknownStreamError,
+)
+from walsender_bridge.runtime import listening
+from walsender_bridge.runtime.private_folder import private_folder
+
+#: Seconds for calls in progress when the service stops.
+_GRACE = 2.0
+
+_log = structlog.get_logger(__name__)
+
+
+def _record(value: Any) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in type(value).__slots__}
+
+
+class DataDirectory:
+    """A keeper's folder: its identity, a lock, and a folder for each stream."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.streams = path / "streams"
+        private_folder(path)
+        private_folder(self.streams)
+        self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._lock)
+            raise ConfigError(
+                "another keeper uses this data directory",
+                where=str(path),
+                repair="stop it, or give each keeper its own [[keeper]] data_dir",
+            ) from None
+        if not (path / keeper_identity.NAME).exists():
+            keeper_identity.make(path)
+        self.keeper_id = keeper_identity.load(path)
+
+    def stream_names(self) -> list[str]:
+        """Streams that have something on disk; a creation that was cut off left nothing."""
+        return sorted(
+            folder.name
+            for folder in self.streams.iterdir()
+            if any(
+                Segment.offset_in_name(p.name.split(".")[0]) is not None for p in folder.iterdir()
+            )
+        )
+
+    def close(self) -> None:
+        """Let another keeper use it."""
+        os.close(self._lock)
+
+
+class ReplicaServer:
+    """Hosts the replicas in `data_dir`, and listens on `listen` (`host:port`, port 0: any).
+
+    It serves as soon as it is made. `segment_bytes`: see `StreamStore`. `after`: the signal that ended its predecessor,
+    which may have been a segment's doing (`fatal_segments`). Raises `ConfigError` if the
+    directory or the port is taken, and what `keeper_identity.load` raises.
+    """
+
+    def __init__(
+        self,
+        data_dir: Path,
+        listen: str,
+        *,
+        segment_bytes: int = SEGMENT_BYTES,
+        after: signal.Signals | None = None,
+    ) -> None:
+        self._directory = DataDirectory(data_dir)
+        if after in fatal_segments.SIGNALS:
+            _log.warning("reading every segment in a process of its own", after=after.name)
+            fatal_segments.keep_fatal_aside(self._directory.streams)
+        self._segment_bytes = segment_bytes
+        self._lock = threading.Lock()
+        self._replicas: dict[str, HostedReplica] = {}
+        self._stopped = threading.Event()
+        for name in self._directory.stream_names():
+            replica = self._host(name)
+            replica.recover()
+            self._replicas[name] = replica
+            judgement, reason = replica.judgement
+            level = _log.error if judgement == Judgement.INVALID else _log.info
+            level("replica opened", stream=name, judgement=str(judgement), reason=reason)
+        try:
+            listening.check(listen)
+            self._flight = _Service(self, listen)
+        except (OSError, pa.ArrowException, ConfigError) as error:
+            self._close()
+            raise listening.refused(listen, error) from None
+        host = listen.rsplit(":", 1)[0]
+        self.address = f"grpc://{host}:{self._flight.port}"
+        _log.info("keeper listens", address=self.address, streams=len(self._replicas))
+
+    @property
+    def keeper_id(self) -> str:
+        """The keeper's own name, kept in its data directory."""
+        return self._directory.keeper_id
+
+    def serve(self) -> None:
+        """Wait until `stop` is called."""
+        self._stopped.wait()
+
+    def stop(self) -> None:
+        """End the service; what was acknowledged is on disk."""
+        self._close()
+        # Flight waits for calls in progress without a limit; an append may be open for ever.
+        ending = threading.Thread(target=self._flight.shutdown, daemon=True)
+        ending.start()
+        ending.join(_GRACE)
+        self._stopped.set()
+
+    def _close(self) -> None:
+        with self._lock:
+            for replica in self._replicas.values():
+                replica.close()
+            self._directory.close()
+
+    def _host(self, stream: str) -> HostedReplica:
+        return HostedReplica(self._directory.streams / stream, segment_bytes=self._segment_bytes)
+
+    def replica(self, stream: str) -> HostedReplica:
+        """The replica of a stream. Raises `UnknownStreamError`."""
+        replica = self._replicas.get(stream)
+        if replica is None:
+            raise UnknownStreamError(
+                f"no stream {stream!r:.60} on this keeper",
+                where=self.address,
+                repair="see `tuskline log status` for the streams",
+            )
+        return replica
+
+    # -- actions ------------------------------------------------------------------------------------
+
+    def create(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Make a replica of a stream of this log, unless it is there."""
+        stream, log_id = check_stream(text(request, "stream")), text(request, "log_id")
+        with self._lock:
+            if self._stopped.is_set():
+                raise UnavailableError("the keeper stops", where=self.address)
+            if stream not in self._replicas:
+                replica = self._host(stream)
+                replica.create(stream, log_id)
+                self._replicas[stream] = replica
+        status = self.replica(stream).status()
+        if status.log_id != log_id:
+            raise ConfigError(
+                f"stream {stream} of this keeper belongs to log {status.log_id}, not {log_id}",
+                where=self.address,
+                repair="give each log its own keepers",
+            )
+        return _record(status)
+
+    def report(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The reports of all replicas that are not silent."""
+        del request
+        return {"keeper": self.keeper_id, "reports": [*self._reports(self._known())]}
+
+    def _known(self) -> list[str]:
+        with self._lock:
+            return list(self._replicas)
+
+    def _reports(self, streams: list[str]) -> Iterator[dict[str, Any]]:
+        for stream in streams:
+            report = self.replica(stream).report(self.keeper_id)
+            if report is not None:
+                yield {**_record(report), "position": _record(report.position)}
+
+    def commit(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Commits for several streams, in order; then their reports. One that fails stops no other."""
+        now = number(request, "now") if "now" in request else None
+        refused = {}
+        for stream, contexts in request["commits"].items():
+            try:
+                self.replica(stream).commit([load(CommitContext, c) for c in contexts], now)
+            except TusklineError as error:
+                refused[stream] = error.to_wire()
+        reports = [*self._reports([s for s in request["commits"] if s in self._replicas])]
+        return {"keeper": self.keeper_id, "reports": reports, "refused": refused}
+
+    def _of(self, request: dict[str, Any]) -> HostedReplica:
+        return self.replica(text(request, "stream"))
+
+    def _plan(self, request: dict[str, Any]) -> dict[str, Any]:
+        cuts = self._of(request).plan(
+            number(request, "after_offset"),
+            number(request, "up_to_version"),
+            request.get("max_bytes"),
+            request.get("max_versions"),
+        )
+        return {"cuts": [list(_record(cut).values()) for cut in cuts]}
+
+    def _transactions(self, request: dict[str, Any]) -> dict[str, Any]:
+        found = self._of(request).transactions_after(
+            number(request, "timeline"), number(request, "lsn"), number(request, "limit")
+        )
+        return {"transactions": found}
+
+    def _status(self, request: dict[str, Any]) -> dict[str, Any]:
+        replica = self._of(request)
+        replica.check()
+        return _record(replica.status())
+
+    def _schemas(self, request: dict[str, Any]) -> dict[str, Any]:
+        found = self._of(request).schemas([bytes.fromhex(h) for h in request["hashes"]])
+        return {"schemas": {digest.hex(): record.hex() for digest, record in found.items()}}
+
+    def handlers(self) -> dict[str, Any]:
+        """The actions by name."""
+
+        def cut(found: Any) -> dict[str, Any]:
+            return {"cut": None if found is None else list(_record(found).values())}
+
+        return {
+            "report": self.report,
+            "commit": self.commit,
+            "create": self.create,
+            "cut_tail": lambda r: _record(
+                self._of(r).cut_tail(number(r, "term"), number(r, "end"))
+            ),
+            "seal": lambda r: _record(self._of(r).seal(number(r, "end"))),
+            "unseal": lambda r: _record(self._of(r).unseal()),
+            "trim": lambda r: {
+                "low_offset": self._of(r).trim(
+                    number(r, "up_to"),
+                    number(r, "before_time"),
+                    number(r, "now") if "now" in r else FOREVER,
+                )
+            },
+            "stream_status": self._status,
+            "schema": self._schemas,
+            "relations": lambda r: {
+                "schemas": [record.hex() for record in self._of(r).newest_schemas()]
+            },
+            "plan": self._plan,
+            "version_at": lambda r: cut(self._of(r).version_at(number(r, "commit_time"))),
+            "cut_before": lambda r: cut(self._of(r).cut_before(number(r, "version"))),
+            "transactions": self._transactions,
+        }
+
+
+class _Service(flight.FlightServerBase):  # type: ignore[misc]  # Flight carries no types
+    """The Flight side: no meaning, only forms."""
+
+    def __init__(self, server: ReplicaServer, listen: str) -> None:
+        self._server = server
+        self._handlers = server.handlers()
+        super().__init__(f"grpc://{listen}")
+
+    def list_actions(self, context: flight.ServerCallContext) -> list[tuple[str, str]]:
+        """The names of the actions."""
+        del context
+        return [(name, "see the change log's README") for name in self._handlers]
+
+    def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> list[bytes]:
+        """One action."""
+        del context
+        return protocol.answer(self._handlers, action)
+
+    def do_get(
+        self, context: flight.ServerCallContext, ticket: flight.Ticket
+    ) -> flight.GeneratorStream:
+        """Read committed entries."""
+        del context
+        with protocol.faults():
+            request = protocol.decode(ticket.ticket)
+            relations = request.get("relations")
+            if relations is not None and not isinstance(relations, list):
+                raise MalformedMessageError("relations is a list of names")
+            stream = text(request, "stream")
+            batches = self._server.replica(stream).read(
+                number(request, "from"), number(request, "to"), relations
+            )
+
+        def chunks() -> Iterator[tuple[pa.RecordBatch, bytes]]:
+            with protocol.faults():
+                for entries in batches:
+                    batch = _batch(entries)
+                    yield batch, protocol.places_crc(stream, batch)
+
+        return flight.GeneratorStream(protocol.READ_SCHEMA, chunks())
+
+    def do_put(
+        self,
+        context: flight.ServerCallContext,
+        descriptor: flight.FlightDescriptor,
+        reader: flight.MetadataRecordBatchReader,
+        writer: flight.FlightMetadataWriter,
+    ) -> None:
+        """Append entries, for as long as the writer likes."""
+        del context
+        with protocol.faults():
+            path = [part.decode() for part in descriptor.path or ()]
+            if len(path) != 3 or path[0] != "append" or not path[2].isdigit():
+                raise MalformedMessageError("an append goes to append/<stream>/<term>")
+            replica = self._server.replica(path[1])
+            session, status = replica.open_writer(int(path[2]))
+            if reader.schema != protocol.APPEND_SCHEMA:
+                raise MalformedMessageError("an append has the columns kind and data")
+            writer.write(protocol.encode(**_record(status)))
+            for chunk in reader:
+                batch, about = chunk.data, chunk.app_metadata
+                if batch.nbytes > protocol.MAX_BATCH_BYTES or about is None:
+                    raise MalformedMessageError(
+                        f"a batch of {batch.nbytes} bytes, or without words"
+                    )
+                words = protocol.decode(memoryview(about))
+                confirm = words.get("confirm_to")
+                kinds = batch.column(0).to_pylist()
+                data = batch.column(1).to_pylist()
+                ack = replica.append(
+                    session,
+                    [d for k, d in zip(kinds, data, strict=True) if k == protocol.KIND_ENTRY],
+                    [d for k, d in zip(kinds, data, strict=True) if k == protocol.KIND_SCHEMA],
+                    None if confirm is None else (int(confirm[0]), int(confirm[1])),
+                    number(words, "gate_lsn"),
+                    None if words.get("system_id") is None else number(words, "system_id"),
+                )
+                writer.write(protocol.encode(**_record(ack)))
+
+
+def _batch(entries: list[StoredEntry]) -> pa.RecordBatch:
+    offsets, versions, places, data = zip(*entries, strict=True)
+    return pa.record_batch(
+        [
+            protocol.int_array(offsets, pa.uint64(), np.uint64),
+            protocol.int_array(versions, pa.uint64(), np.uint64),
+            protocol.int_array(places, pa.uint64(), np.uint64),
+            protocol.binary_array(data),
+        ],
+        schema=protocol.READ_SCHEMA,
+    )

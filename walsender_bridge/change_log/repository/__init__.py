@@ -1,0 +1,1 @@
+"""The metadata repository: its core, its store, its service."""

@@ -1,0 +1,172 @@
+"""The repository's connections to the keepers: what they report, and what they are sent.
+
+A keeper may be down, hang or come back empty-handed at any moment. Nothing is assumed of it: what it is
+sent follows from the report that it has just given, so a commit that got lost is simply sent again, and
+commits cannot overtake each other.
+"""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any
+
+import structlog
+from pyarrow import flight
+
+from walsender_bridge.change_log import protocol
+from walsender_bridge.change_log.protocol import CommitContext, Report, load, text
+from walsender_bridge.change_log.repository.core import Stream
+from walsender_bridge.change_log.repository.stream_faults import twins
+from walsender_bridge.errors import TusklineError, from_wire
+
+#: Seconds for a keeper's answer.
+_ANSWER = 5.0
+#: Commits that one call carries to a replica that was away for long.
+_MOST_COMMITS = 1000
+#: Seconds that a keeper has to start, beside its bridge, before its silence is a warning.
+_STARTING = 30.0
+
+_log = structlog.get_logger(__name__)
+
+
+class KeeperLink:
+    """One keeper. `keeper_id` is known once it has answered."""
+
+    def __init__(self, address: str) -> None:
+        self.address = protocol.address_of(address)
+        self.keeper_id = ""
+        self.answers = True
+        #: Its reports have been taken once.
+        self.heard = False
+        #: The report that is awaited.
+        self.asked: Future[list[Report]] | None = None
+        #: Why the replica of a stream does not take the commits that it was sent last.
+        self.refused: dict[str, TusklineError] = {}
+        #: Newest version sent to each stream since the keeper last failed to answer.
+        self.sent: dict[str, int] = {}
+        self._flight = flight.FlightClient(self.address, generic_options=protocol.CHANNEL_OPTIONS)
+        self._began = time.monotonic()
+        #: Its silence has been reported.
+        self._warned = False
+
+    def call(self, action: str, **fields: Any) -> dict[str, Any]:
+        """One action. Raises what the keeper raised, or `UnavailableError`."""
+        return protocol.call(self._flight, self.address, action, _ANSWER, **fields)
+
+    def report(self) -> list[Report]:
+        """The reports of its replicas."""
+        answer = self.call("report")
+        self.keeper_id, self._warned = text(answer, "keeper"), False
+        return [load(Report, report) for report in answer["reports"]]
+
+    def lost(self, error: TusklineError) -> None:
+        """It did not answer."""
+        starts = not self.keeper_id and time.monotonic() - self._began < _STARTING
+        if not self._warned and not starts:
+            _log.warning(
+                "keeper does not answer", keeper=self.address, error=error.what, repair=error.repair
+            )
+            self._warned = True
+        self.answers = False
+        self.sent.clear()
+        self.refused.clear()
+
+    def close(self) -> None:
+        """End the connection."""
+        self._flight.close()
+
+
+class Keepers:
+    """All keepers. Used by the thread that ticks; `answering` and `call` by others too."""
+
+    def __init__(self, addresses: Sequence[str]) -> None:
+        self._links = [KeeperLink(address) for address in addresses]
+        self._pool = ThreadPoolExecutor(len(self._links), "keeper")
+
+    def __iter__(self) -> Iterator[KeeperLink]:
+        return iter(self._links)
+
+    def answering(self) -> list[KeeperLink]:
+        """Those that answered last time."""
+        return [link for link in self._links if link.keeper_id and link.answers]
+
+    def told_apart(self) -> list[KeeperLink]:
+        """Those that answered last time, and are no `twins`."""
+        copies = twins(self._links)
+        return [link for link in self.answering() if link not in copies]
+
+    def ask(self, *, within: float) -> list[Report]:
+        """The reports that arrive in time; a keeper that is late is waited for, not asked again."""
+        for link in self._links:
+            if link.asked is None:
+                link.asked = self._pool.submit(link.report)
+        wait([link.asked for link in self._links if link.asked], timeout=within)
+        told: list[tuple[KeeperLink, list[Report]]] = []
+        for link in self._links:
+            if link.asked is None or not link.asked.done():
+                continue
+            future, link.asked = link.asked, None
+            try:
+                told.append((link, future.result()))
+            except TusklineError as error:
+                link.lost(error)
+            else:
+                link.answers = True
+        apart = self.told_apart()
+        reports: list[Report] = []
+        for link, its in told:
+            if link in apart:
+                link.heard = True
+                reports += its
+        return reports
+
+    def due(
+        self, reports: Sequence[Report], streams: Mapping[str, Stream]
+    ) -> list[tuple[KeeperLink, dict[str, list[CommitContext]]]]:
+        """What each keeper has missed, by its reports."""
+        due = []
+        for link in self._links:
+            commits: dict[str, list[CommitContext]] = {}
+            for report in reports:
+                if report.replica != link.keeper_id:
+                    continue
+                missed = streams[report.stream].missed(report.version)
+                newest = missed[-1].version if missed else 0
+                # An empty commit is durable only later: until then the report does not show it.
+                told = link.sent.get(report.stream) == newest
+                if missed and not (told and all(not context.length for context in missed)):
+                    commits[report.stream] = missed[:_MOST_COMMITS]
+                    link.sent[report.stream] = newest
+            if commits:
+                due.append((link, commits))
+        return due
+
+    @staticmethod
+    def send(
+        link: KeeperLink, commits: Mapping[str, Sequence[CommitContext]], now: float
+    ) -> list[Report]:
+        """Send commits, with the time of the steady clock; what its replicas report then."""
+        records = {
+            stream: [{name: getattr(c, name) for name in CommitContext.__slots__} for c in missed]
+            for stream, missed in commits.items()
+        }
+        try:
+            answer = link.call("commit", commits=records, now=int(now * 1e6))
+        except TusklineError as error:
+            link.lost(error)
+            return []
+        for stream in commits:
+            refusal = answer["refused"].get(stream)
+            if refusal is None:
+                link.refused.pop(stream, None)
+                continue
+            if stream not in link.refused:
+                _log.error("commit refused", stream=stream, reason=refusal.get("what"))
+            link.refused[stream] = from_wire(refusal)
+        return [load(Report, report) for report in answer["reports"]]
+
+    def close(self) -> None:
+        """End the connections."""
+        self._pool.shutdown()
+        for link in self._links:
+            link.close()

@@ -1,0 +1,116 @@
+"""The log's repository within `bridge run`, which runs the proposer, too.
+
+Without a proposer, a repository that cannot start ends the bridge, whose supervisor starts it again. With one, COMMIT may
+wait for it: the proposer runs, the repository is started again every few seconds, and why it does not run is told in a
+file of the run folder, which `status` reads.
+
+Invariant: of two bridges in one folder one alone runs a proposer, as long as the run folder's lock (`pid_file`) or the
+repository's file can be locked.
+"""
+
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from walsender_bridge.errors import ConfigError, TusklineError, UnavailableError, from_wire
+from walsender_bridge.runtime import logs, processes, status_file
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from walsender_bridge.change_log.repository.service import RepositoryServer
+    from walsender_bridge.config import Config
+
+_PAUSE: Final = 5.0
+
+
+class RepositoryPart:
+    """Start it, `keep` it while the supervisor runs, stop it."""
+
+    def __init__(self, settings: "Config") -> None:
+        self._settings = settings
+        self._server: RepositoryServer | None = None
+        self._said = ""
+
+    def start(self) -> None:
+        """Start it. Raises `TusklineError` when it cannot, unless the bridge has a proposer, and nobody else runs a bridge here."""
+        try:
+            self._start()
+        except ConfigError:
+            # Another bridge has the folder or the port: a second proposer would displace that one's.
+            raise
+        except TusklineError as error:
+            if self._settings.quorum_source is None:
+                raise
+            self._tell(error)
+
+    async def keep(self, stop: "asyncio.Event") -> None:
+        """Start it again until it runs."""
+        import asyncio
+
+        while self._server is None and not stop.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), _PAUSE)
+            if stop.is_set():
+                return
+            try:
+                await asyncio.to_thread(self._start)
+            except TusklineError as error:
+                self._tell(error)
+
+    def _start(self) -> None:
+        self._server = self._started()
+        _file(self._settings.run_dir).unlink(missing_ok=True)
+
+    def _tell(self, error: TusklineError) -> None:
+        if error.what != self._said:
+            logs.say_error(error)
+        self._said = error.what
+        with contextlib.suppress(OSError):
+            self._settings.run_dir.mkdir(parents=True, exist_ok=True)
+        status_file.write(_file(self._settings.run_dir), {"error": error.to_wire()})
+
+    def stop(self) -> None:
+        """End it."""
+        if self._server is not None:
+            self._server.stop()
+        _file(self._settings.run_dir).unlink(missing_ok=True)
+
+    def _started(self) -> "RepositoryServer":
+        import sqlite3
+
+        from walsender_bridge.change_log.repository.service import RepositoryServer
+
+        settings = self._settings
+        try:
+            server = RepositoryServer(
+                settings.log.data_dir,
+                settings.log.listen,
+                keepers=[f"grpc://{keeper.listen}" for keeper in settings.keeper],
+                retention=settings.log.retention,
+            )
+            try:
+                server.start()
+            except BaseException:
+                with contextlib.suppress(Exception):
+                    server.stop()
+                raise
+        except (OSError, sqlite3.Error) as error:
+            raise UnavailableError(
+                f"the log's repository cannot start: {error}",
+                where=str(settings.log.data_dir),
+                repair="make room there, or see whether the disk works; it is tried again",
+            ) from None
+        return server
+
+
+def trouble(run_dir: Path) -> TusklineError | None:
+    """Why the repository of a bridge that lives does not run; None: it does, or nothing is known."""
+    found = status_file.read(_file(run_dir))
+    if not found.get("error") or not processes.alive(found["pid"]):
+        return None
+    return from_wire(found["error"])
+
+
+def _file(run_dir: Path) -> Path:
+    return run_dir / "repository.status.json"

@@ -1,0 +1,433 @@
+"""The metadata repository as a service: asks the keepers, issues versions, sends commits, trims.
+
+One thread ticks: reports of all keepers, one step of the core, durable, then the commits, whose answers
+say what the replicas now have. A keeper that does not answer is left out of a tick, and is sent what it
+missed when it is back: what is to be sent follows from its report alone. While a barrier is new, the
+tick is short (`barriers.py`).
+
+Actions: status create_stream writer_term barrier register_consumer drop_consumer raise_version. They change
+the state under one lock; a barrier waits without it.
+"""
+
+import math
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import structlog
+from pyarrow import flight
+
+from walsender_bridge.change_log import protocol
+from walsender_bridge.change_log.protocol import Report, check_stream, number, text
+from walsender_bridge.change_log.repository.barriers import Barrier, Barriers
+from walsender_bridge.change_log.repository.core import (
+    ConsumerDropped,
+    ConsumerSeen,
+    Created,
+    KeeperSeen,
+    Record,
+    Repository,
+    Stream,
+    StreamCreated,
+    TermGiven,
+    Tick,
+    VersionRaised,
+)
+from walsender_bridge.change_log.repository.log_server_link import Keepers
+from walsender_bridge.change_log.repository.store import RepositoryStore
+from walsender_bridge.change_log.repository.stream_faults import StreamFaults
+from walsender_bridge.errors import (
+    Cause,
+    ConfigError,
+    DeadlineError,
+    MalformedMessageError,
+    TusklineError,
+    UnavailableError,
+    UnknownStreamError,
+    UsageError,
+)
+from walsender_bridge.runtime import listening
+from walsender_bridge.runtime.private_folder import private_folder
+from walsender_bridge.runtime.steady_clock import SteadyClock
+
+#: Seconds of a tick while a barrier waits.
+_HASTE = 0.01
+#: A lease of a week is a consumer that was forgotten.
+_LONGEST_LEASE = 7 * 86_400.0
+_LONGEST_BARRIER = 86_400.0
+
+_log = structlog.get_logger(__name__)
+
+
+class RepositoryServer:
+    """The repository in `data_dir`, listening on `listen` (`host:port`, port 0: any) once started.
+
+    `keepers`: their addresses. `retention`: seconds that entries are kept for nobody in particular, from
+    when the log took them (not from their commit: a log that catches up must not forget at once).
+    `tick`: seconds between two steps. Raises `ConfigError`, `CorruptError`, `NotSupportedError`.
+    """
+
+    def __init__(
+        self,
+        data_dir: Path,
+        listen: str,
+        *,
+        keepers: Sequence[str],
+        retention: float = 86_400.0,
+        tick: float = 0.1,
+    ) -> None:
+        private_folder(data_dir)
+        self._listen = listen
+        self._retention = retention
+        self._tick = tick
+        self._changed = threading.Condition()
+        self._stopping = False
+        self.barriers = Barriers()
+        self._reports: dict[str, Report] = {}
+        self._noted = StreamFaults()
+        self._faults: dict[str, TusklineError] = {}
+        self._trim_at = 0.0
+        self._store = RepositoryStore(data_dir / "repository.sqlite")
+        if not self._state.log_id:
+            self._store.append(Created(str(uuid.uuid4())))
+        self._clock = SteadyClock(self._state.clock, jumped=_jumped)
+        self._keepers = Keepers(keepers)
+        self._thread = threading.Thread(target=self._run, name="repository", daemon=True)
+        self._flight: _Service | None = None
+        self.address = protocol.address_of(listen)
+
+    @property
+    def _state(self) -> Repository:
+        # The store belongs to one thread at a time: while one appends, its state is not to be had.
+        with self._changed:
+            return self._store.state
+
+    # -- its life -----------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Meet the keepers that answer, then listen and tick. Raises `ConfigError`."""
+        self._step()
+        try:
+            listening.check(self._listen)
+            self._flight = _Service(self, self._listen)
+        except (OSError, pa.ArrowException, ConfigError) as error:
+            self._store.close()
+            raise listening.refused(self._listen, error) from None
+        self.address = f"grpc://{self._listen.rsplit(':', 1)[0]}:{self._flight.port}"
+        self._thread.start()
+        _log.info("repository listens", address=self.address, version=self._state.version)
+
+    def stop(self) -> None:
+        """End the service; barriers that wait are told."""
+        with self._changed:
+            self._stopping = True
+            self.barriers.stop()
+            self._changed.notify_all()
+        if self._flight is not None:
+            self._flight.shutdown()
+            self._thread.join()
+        self._keepers.close()
+        self._store.close()
+
+    # -- the tick -----------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while True:
+            started = time.monotonic()
+            try:
+                self._step()
+            except Exception as error:
+                # Without this thread nothing is ever committed again: whatever it is, go on, from the disk.
+                _log.exception("the repository's step failed", error=str(error))
+                self._reload()
+                self._failed(error)
+            with self._changed:
+                pause = _HASTE if self.barriers.hurry() else self._tick
+                left = started + pause - time.monotonic()
+                if left > 0 and not self._stopping:
+                    # A barrier that arrives cuts the pause short.
+                    self._changed.wait(left)
+                if self._stopping:
+                    return
+
+    def _reload(self) -> None:
+        with self._changed:
+            try:
+                self._store.reload()
+            except Exception as error:
+                _log.exception("the repository cannot be read", error=str(error))
+                # A service that only seems to live would be worse: the supervisor starts another.
+                os._exit(Cause.CORRUPT)
+
+    def _failed(self, error: Exception) -> None:
+        """Nothing is committed until a step succeeds: that is every stream's fault."""
+        if not isinstance(error, TusklineError):
+            error = UnavailableError(f"the repository's step failed: {error}", where=self.address)
+        with self._changed:
+            self._faults = dict.fromkeys(self._state.streams, error)
+
+    def _step(self) -> None:
+        reports = self._keepers.ask(within=max(self._tick, 1.0))
+        with self._changed:
+            self._met()
+            barriers = self.barriers.unforced()
+            positions = tuple(barrier.positions for barrier in barriers)
+            forced = self._state.forced_version
+            counted = self._note(reports)
+            issue = self._noted.refusal(self._state.streams, self._keepers) is None
+            now = self._clock.now()
+            self._record(Tick(now, tuple(reports), positions, issue))
+            if self._state.forced_version > forced:
+                for barrier in barriers:
+                    if self._state.satisfied(barrier.positions):
+                        barrier.version = self._state.forced_version
+            due = self._keepers.due(counted, self._state.streams)
+        taken = [
+            report for link, commits in due for report in self._keepers.send(link, commits, now)
+        ]
+        with self._changed:
+            if taken:
+                self._record(Tick(self._clock.now(), tuple(taken), issue=False))
+                self._note(taken)
+            self._faults = self._noted.look(self._state.streams, self._keepers)
+            self.barriers.published(self._state.published)
+        self._trim()
+
+    def _record(self, record: Record) -> None:
+        self._store.append(record)
+
+    def _met(self) -> None:
+        for keeper in self._keepers.told_apart():
+            if self._state.keepers.get(keeper.keeper_id) != keeper.address:
+                self._record(KeeperSeen(keeper.keeper_id, keeper.address))
+
+    def _note(self, reports: Sequence[Report]) -> list[Report]:
+        """Remember the reports that count."""
+        counted = self._noted.note(self._state.judge(reports))
+        self._reports.update((report.stream, report) for report in counted)
+        return counted
+
+    def _trim(self) -> None:
+        """Now and then: what is older than the retention and not needed by a consumer goes."""
+        if time.monotonic() < self._trim_at:
+            return
+        self._trim_at = time.monotonic() + min(5.0, max(0.2, self._retention / 4))
+        with self._changed:
+            now = self._clock.now()
+            times = {"now": int(now * 1e6), "before_time": int((now - self._retention) * 1e6)}
+            limits = {
+                name: (stream.replicas, self._state.trim_limit(name, now))
+                for name, stream in self._state.streams.items()
+            }
+        for name, (replicas, limit) in limits.items():
+            for keeper in self._keepers.answering():
+                if keeper.keeper_id in replicas and limit > 1 and times["before_time"] > 0:
+                    try:
+                        keeper.call("trim", stream=name, up_to=limit, **times)
+                    except TusklineError as error:
+                        _log.warning("trim failed", stream=name, error=error.what)
+
+    # -- actions ------------------------------------------------------------------------------------
+
+    def _stream(self, name: str) -> Stream:
+        stream = self._state.streams.get(name)
+        if stream is None:
+            raise UnknownStreamError(
+                f"no stream {name!r:.60} in this log",
+                where=self.address,
+                repair=f"known: {', '.join(sorted(self._state.streams)) or 'none'}",
+            )
+        return stream
+
+    def _cut(self, name: str) -> dict[str, Any]:
+        stream = self._stream(name)
+        commit = stream.at(self._state.published)
+        assert commit is not None, "history reaches down to what is published"
+        report = self._reports.get(name)
+        return {
+            "stream": name,
+            "address": self._state.keepers[stream.replicas[0]],
+            "end_offset": commit.position.end_offset,
+            "global_end": commit.context.global_end,
+            "last_end_lsn": commit.position.end_lsn,
+            "last_commit_time": commit.position.commit_time,
+            "timeline": commit.position.timeline,
+            "low_offset": report.low_offset if report else 1,
+            "bytes_total": commit.position.bytes_total,
+            "history_start": commit.position.history_start,
+        }
+
+    def status(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """See `LogStatus`."""
+        del request
+        with self._changed:
+            return {
+                "log_id": self._state.log_id,
+                "version": self._state.published,
+                "forced_version": min(self._state.forced_version, self._state.published),
+                "streams": {name: self._cut(name) for name in sorted(self._state.streams)},
+                "faults": {name: fault.to_wire() for name, fault in self._faults.items()},
+            }
+
+    def create_stream(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Make a stream on the keeper that has the fewest, unless it is there."""
+        name = check_stream(text(request, "stream"))
+        with self._changed:
+            if name not in self._state.streams:
+                self._met()
+                known = self._keepers.answering()
+                if not known:
+                    raise UnavailableError(
+                        "no keeper answers",
+                        where=", ".join(k.address for k in self._keepers),
+                        repair="see that `tuskline keeper run` runs",
+                    )
+                keeper = min(known, key=lambda k: self._streams_on(k.keeper_id))
+                self._record(StreamCreated(name, (keeper.keeper_id,)))
+            stream = self._stream(name)
+            log_id = self._state.log_id
+        # A stream that has commits is on its keepers, or was lost there: it is not made anew.
+        if not stream.last.context.version:
+            for keeper in self._keepers:
+                if keeper.keeper_id in stream.replicas:
+                    keeper.call("create", stream=name, log_id=log_id)
+        with self._changed:
+            return self._cut(name)
+
+    def _streams_on(self, keeper_id: str) -> int:
+        return sum(keeper_id in stream.replicas for stream in self._state.streams.values())
+
+    def writer_term(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """A term above every one that was given or that a replica knows."""
+        name = text(request, "stream")
+        with self._changed:
+            term = self._stream(name).term
+            if name in self._reports:
+                term = max(term, self._reports[name].term)
+            self._record(TermGiven(name, term + 1))
+            return {"term": term + 1}
+
+    def barrier(
+        self, request: Mapping[str, Any], gone: Callable[[], bool] = lambda: False
+    ) -> dict[str, Any]:
+        """See `LogClient.barrier`. `gone`: whether the client does not wait any more."""
+        positions, timeout = request.get("positions"), request.get("timeout")
+        if not isinstance(positions, dict) or not isinstance(timeout, int | float):
+            raise MalformedMessageError("a barrier has positions and a timeout")
+        if math.isnan(timeout):
+            raise MalformedMessageError("a timeout is a number of seconds")
+        wanted = {name: number(positions, name) for name in positions}
+        with self._changed:
+            for name in wanted:
+                self._stream(name)
+            if self._stopping:
+                raise UnavailableError("the repository stops", where=self.address)
+            barrier = self.barriers.add(wanted)
+            # It cuts the pause between two ticks short.
+            self._changed.notify_all()
+        try:
+            barrier.wait(min(float(timeout), _LONGEST_BARRIER), gone)
+        finally:
+            with self._changed:
+                self.barriers.remove(barrier)
+        with self._changed:
+            if 0 < barrier.version <= self._state.published:
+                return {"version": barrier.version}
+            raise self._unmet(barrier)
+
+    def _unmet(self, barrier: Barrier) -> TusklineError:
+        if self._stopping:
+            return UnavailableError("the repository stops", where=self.address)
+        missing = [
+            name
+            for name, lsn in barrier.positions.items()
+            if self._state.streams[name].last.position.end_lsn < lsn
+        ]
+        waits = f"streams {', '.join(missing)} are behind" if missing else "a keeper is behind"
+        names = barrier.positions or self._faults
+        fault = next((self._faults[name] for name in names if name in self._faults), None)
+        if fault is not None:
+            return DeadlineError(
+                f"the barrier was not reached in time: {fault.what}",
+                where=fault.where,
+                repair=fault.repair,
+            )
+        return DeadlineError(
+            f"the barrier was not reached in time: {waits}",
+            where=self.address,
+            repair="see that capture and the keeper run (`tuskline log status`), or wait longer",
+        )
+
+    def register_consumer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """See `LogClient.register_consumer`."""
+        name, lease = text(request, "name"), request.get("lease_seconds")
+        version = None if request.get("version") is None else number(request, "version")
+        if not name or len(name) > 200 or not isinstance(lease, int | float):
+            raise MalformedMessageError("a consumer has a name and a lease in seconds")
+        if not 0 < lease <= _LONGEST_LEASE:
+            raise UsageError(f"a lease of {lease} s is not between 0 and {_LONGEST_LEASE:.0f}")
+        with self._changed:
+            if version is not None and version > self._state.version:
+                raise UsageError(
+                    f"version {version} was never issued; the newest is {self._state.version}",
+                    where=self.address,
+                    repair="is this the log that the lake was made from?",
+                )
+            self._record(ConsumerSeen(name, version, self._clock.now() + lease))
+        return {}
+
+    def drop_consumer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """See `LogClient.drop_consumer`."""
+        with self._changed:
+            self._record(ConsumerDropped(text(request, "name")))
+        return {}
+
+    def raise_version(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """See `LogClient.raise_version`."""
+        version = number(request, "version")
+        with self._changed:
+            refusal = self._noted.refusal(self._state.streams, self._keepers)
+            if refusal is not None:
+                raise refusal
+            if self._store.append(VersionRaised(version)):
+                _log.warning("versions were skipped, as a reader has seen them", version=version)
+        return {}
+
+
+def _jumped(seconds: float) -> None:
+    _log.warning(
+        "the system clock was set; leases and retention follow the steady clock",
+        seconds=round(seconds),
+    )
+
+
+class _Service(flight.FlightServerBase):  # type: ignore[misc]  # Flight carries no types
+    """The Flight side: no meaning, only forms."""
+
+    def __init__(self, server: RepositoryServer, listen: str) -> None:
+        self._server = server
+        self._handlers: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+            "status": server.status,
+            "create_stream": server.create_stream,
+            "writer_term": server.writer_term,
+            "register_consumer": server.register_consumer,
+            "drop_consumer": server.drop_consumer,
+            "raise_version": server.raise_version,
+        }
+        super().__init__(f"grpc://{listen}")
+
+    def list_actions(self, context: flight.ServerCallContext) -> list[tuple[str, str]]:
+        """The names of the actions."""
+        del context
+        return [(name, "see the change log's README") for name in (*self._handlers, "barrier")]
+
+    def do_action(self, context: flight.ServerCallContext, action: flight.Action) -> list[bytes]:
+        """One action."""
+        waits = {"barrier": partial(self._server.barrier, gone=context.is_cancelled)}
+        return protocol.answer({**self._handlers, **waits}, action)

@@ -1,0 +1,201 @@
+"""The metadata repository on disk: a log of records and a checkpoint, in SQLite.
+
+Each record is durable when `append` returns. A restart reads the checkpoint and folds the records
+behind it, so the state is what it was. A checkpoint follows every thousand records and takes the
+records before it along, in one transaction. The commits, the larger part of the state, are rows of
+their own (version -> stream, local range, global range): a checkpoint adds and removes only those that
+changed.
+
+Each row has a checksum of its values, since a digit that changed still makes a record. Rows of format 1 have none.
+"""
+
+import json
+import sqlite3
+from pathlib import Path
+
+import google_crc32c
+import structlog
+
+from walsender_bridge.change_log.repository.core import (
+    Record,
+    Repository,
+    record_from_json,
+    record_to_json,
+)
+from walsender_bridge.change_log.repository.stream_faults import REPAIR
+from walsender_bridge.errors import ConfigError, CorruptError, NotSupportedError, UnavailableError
+from walsender_bridge.runtime import sql
+from walsender_bridge.runtime.private_folder import private_file
+
+FORMAT = 2
+CHECKPOINT_EVERY = 1000
+
+_log = structlog.get_logger()
+
+
+class RepositoryStore:
+    """See the module. One thread at a time.
+
+    Raises `CorruptError` if the file is damaged, `NotSupportedError` if it is of a newer format.
+    """
+
+    def __init__(self, path: Path, *, checkpoint_every: int = CHECKPOINT_EVERY) -> None:
+        self._path = path
+        self._checkpoint_every = checkpoint_every
+        try:
+            # SQLite's other files get the modes of this one.
+            private_file(path)
+            self._db = sqlite3.connect(
+                path, timeout=1.0, isolation_level=None, check_same_thread=False
+            )
+            self._open()
+            self._state: Repository | None = self._load()
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error):
+                raise
+            raise ConfigError(
+                "another repository uses it",
+                where=str(path),
+                repair="stop the other bridge, or give each its own [log] data_dir",
+            ) from None
+        except (sqlite3.DatabaseError, ValueError, KeyError, TypeError) as error:
+            raise CorruptError(
+                f"the repository cannot be read: {error}",
+                where=str(path),
+                repair=REPAIR,
+            ) from error
+
+    def _open(self) -> None:
+        # FULL: a record is on disk when its transaction returns, also in WAL mode.
+        for pragma in ("journal_mode = WAL", "synchronous = FULL", "locking_mode = EXCLUSIVE"):
+            self._db.execute(f"PRAGMA {pragma}")
+        (version,) = self._db.execute("PRAGMA user_version").fetchone()
+        if version in {0, 1}:
+            making = sql.load("repository_from_1" if version else "repository")
+            self._db.executescript(f"BEGIN; {making}; PRAGMA user_version = {FORMAT}; COMMIT;")
+        elif version != FORMAT:
+            self._db.close()
+            raise NotSupportedError(
+                f"format {version} of the repository is not known (this is {FORMAT})",
+                where=str(self._path),
+                repair="use the version of Tuskline that wrote it, or a newer one",
+            )
+
+    def _load(self) -> Repository:
+        row = self._db.execute("SELECT number, body, crc FROM checkpoint").fetchone()
+        state, self._checkpointed = Repository(), 0
+        if row is not None:
+            _check("the checkpoint", *row)
+            self._checkpointed, record = row[0], json.loads(row[1])
+            for name, stream in record["streams"].items():
+                rows = self._db.execute(
+                    "SELECT stream, version, context, position, crc FROM commits WHERE stream = ?"
+                    " ORDER BY version",
+                    [name],
+                ).fetchall()
+                for each in rows:
+                    _check(f"commit {each[1]} of stream {name}", *each)
+                stream["history"] = [[json.loads(each[2]), json.loads(each[3])] for each in rows]
+            state = Repository.from_record(record)
+        self._number = self._checkpointed
+        for number, body, crc in self._db.execute(
+            "SELECT number, body, crc FROM record WHERE number > ? ORDER BY number",
+            [self._checkpointed],
+        ):
+            if number != self._number + 1:
+                raise ValueError(f"record {self._number + 1} is missing")
+            _check(f"record {number}", number, body, crc)
+            state.apply(record_from_json(json.loads(body)))
+            self._number = number
+        return state
+
+    @property
+    def state(self) -> Repository:
+        """The fold of the records that are kept; loaded when it is not known."""
+        if self._state is None:
+            self._state = self._load()
+        return self._state
+
+    def append(self, record: Record) -> bool:
+        """Fold a record into `state`, and keep it durably if it changed anything.
+
+        Raises `UnavailableError` if it cannot be kept; `state` is then what the disk says.
+        """
+        state = self.state
+        # Ahead of the disk until the record is on it: if that fails, it is loaded when it is asked for next.
+        self._state = None
+        changed = state.apply(record)
+        if changed:
+            self._keep(record)
+        self._state = state
+        if changed and self._number - self._checkpointed >= self._checkpoint_every:
+            # The record is durable already; a checkpoint that fails is tried again with the next one.
+            try:
+                self.checkpoint()
+            except sqlite3.DatabaseError as error:
+                _log.warning("no checkpoint", error=str(error), where=str(self._path))
+        return changed
+
+    def _keep(self, record: Record) -> None:
+        body = json.dumps(record_to_json(record), separators=(",", ":"))
+        row = (self._number + 1, body)
+        try:
+            self._db.execute(
+                "INSERT INTO record (number, body, crc) VALUES (?, ?, ?)", [*row, _crc(*row)]
+            )
+        except sqlite3.DatabaseError as error:
+            raise UnavailableError(
+                f"the repository cannot be written: {error}",
+                where=str(self._path),
+                repair="see whether its disk is full",
+            ) from error
+        self._number += 1
+
+    def reload(self) -> None:
+        """Take `state` from the disk again, now."""
+        self._state = self._load()
+
+    def checkpoint(self) -> None:
+        """Write the state, and let the records before it go."""
+        record = self.state.to_record()
+        histories = {name: stream.pop("history") for name, stream in record["streams"].items()}
+        with self._db:
+            self._db.execute("BEGIN")
+            for name, history in histories.items():
+                kept = self._db.execute(
+                    "SELECT max(version) FROM commits WHERE stream = ?", [name]
+                ).fetchone()[0]
+                self._db.execute(
+                    "DELETE FROM commits WHERE stream = ? AND version < ?", [name, history[0][0][0]]
+                )
+                rows = [
+                    (name, context[0], json.dumps(context), json.dumps(position))
+                    for context, position in history
+                    if kept is None or context[0] > kept
+                ]
+                self._db.executemany(
+                    "INSERT INTO commits (stream, version, context, position, crc) VALUES (?, ?, ?, ?, ?)",
+                    [(*each, _crc(*each)) for each in rows],
+                )
+            row = (self._number, json.dumps(record))
+            self._db.execute(
+                "INSERT OR REPLACE INTO checkpoint (one, number, body, crc) VALUES (1, ?, ?, ?)",
+                [*row, _crc(*row)],
+            )
+            self._db.execute("DELETE FROM record WHERE number <= ?", [self._number])
+        self._checkpointed = self._number
+
+    def close(self) -> None:
+        """Close the file."""
+        self._db.close()
+
+
+def _crc(*values: object) -> int:
+    return int(google_crc32c.value("\n".join(map(str, values)).encode()))
+
+
+def _check(what: str, *row: object) -> None:
+    """Raise `ValueError` unless the last value is the checksum of the others, or None."""
+    *values, crc = row
+    if crc is not None and crc != _crc(*values):
+        raise ValueError(f"{what} does not match its checksum")

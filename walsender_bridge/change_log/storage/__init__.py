@@ -1,0 +1,1 @@
+"""Entries of one replica on disk, in segments."""

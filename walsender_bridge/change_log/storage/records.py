@@ -1,0 +1,111 @@
+"""What the records of a segment look like: keys, index rows, and the replica's small record.
+
+Invariant: LMDB keeps no checksums, so each record carries its own. An index row ends with the CRC32C of the
+bytes before it; the small record has that of its other members. Records of older formats have none: they are
+read as they are, and the next write of them adds it.
+"""
+
+import json
+import struct
+from pathlib import Path
+
+import google_crc32c
+
+from walsender_bridge.change_log.protocol import CommitContext, Position
+from walsender_bridge.change_log.replica.disk import Durable, IndexRow
+from walsender_bridge.errors import CorruptError, NotSupportedError
+from walsender_bridge.runtime.checksummed_json import crc_of
+
+#: Of the small record. Format 1 did not know the source's system identifier, format 2 had no checksums, format 3 did not
+#: know where the present history begins.
+FORMAT = 4
+_READABLE = (1, 2, 3, FORMAT)
+_CHECKED_FROM = 3
+_KEY = struct.Struct(">Q")
+_ROW = struct.Struct("<QQQQQqQQqqIQIQ")
+#: Of earlier versions, for which each stream was one history.
+_ROW_OF_ONE_HISTORY = struct.Struct("<QQQQQqQQqqIQI")
+_CRC = struct.Struct("<I")
+
+
+def key_of(offset: int) -> bytes:
+    """A key that sorts as the number does."""
+    return _KEY.pack(offset)
+
+
+def offset_of(key: bytes | memoryview) -> int:
+    """The number of a key. Raises `CorruptError`."""
+    if len(key) != _KEY.size:
+        raise CorruptError(f"a key of {len(key)} bytes is not an offset")
+    number: int = _KEY.unpack(key)[0]
+    return number
+
+
+def pack_row(row: IndexRow) -> bytes:
+    """An index row's value."""
+    c, p = row.context, row.position
+    packed = _ROW.pack(
+        *(c.version, c.local_offset, c.global_offset, c.length, row.size, row.taken_at),
+        *(p.end_offset, p.end_lsn, p.commit_time, p.latest_time, p.timeline, p.bytes_total, p.crc),
+        p.history_start,
+    )
+    return packed + _CRC.pack(google_crc32c.value(packed))
+
+
+def unpack_row(value: bytes | memoryview, where: str) -> IndexRow:
+    """The row of such a value. Raises `CorruptError`."""
+    form = _ROW if len(value) >= _ROW.size else _ROW_OF_ONE_HISTORY
+    packed, crc = bytes(value[: form.size]), bytes(value[form.size :])
+    wrong = crc != _CRC.pack(google_crc32c.value(packed))
+    if len(packed) != form.size or (wrong and (crc or form is _ROW)):
+        raise CorruptError("a commit's row is not what was written (CRC32C)", where=where)
+    version, local, global_, length, size, taken_at, *position = form.unpack(packed)
+    context = CommitContext(version, local, global_, length)
+    return IndexRow(context, size, Position(*position), taken_at)
+
+
+def pack_state(durable: Durable) -> bytes:
+    """The small record's value."""
+    context = durable.context
+    record = {
+        "format": FORMAT,
+        "stream": durable.stream,
+        "log_id": durable.log_id,
+        "term": durable.term,
+        "low_offset": durable.low_offset,
+        "context": context and [getattr(context, n) for n in CommitContext.__slots__],
+        "position": [getattr(durable.position, n) for n in Position.__slots__],
+        "confirmed_to": durable.confirmed_to,
+        "gate_lsn": durable.gate_lsn,
+        "sealed_at": durable.sealed_at,
+        "taken_at": durable.taken_at,
+        "system_id": durable.system_id,
+    }
+    return json.dumps({**record, "crc": crc_of(record)}).encode()
+
+
+def unpack_state(value: bytes, where: Path) -> Durable:
+    """The record of such a value. Raises `CorruptError`, or `NotSupportedError` for a newer format."""
+    try:
+        record = json.loads(value)
+        version = record["format"]
+        if version in _READABLE:
+            crc = record.pop("crc", None)
+            if crc != crc_of(record) and (crc is not None or version >= _CHECKED_FROM):
+                raise ValueError("it is not what was written (CRC32C)")
+            del record["format"]
+            context, position = record.pop("context"), record.pop("position")
+            confirmed = record.pop("confirmed_to")
+            return Durable(
+                **record,
+                context=context and CommitContext(*context),
+                position=Position(*position),
+                confirmed_to=confirmed and (int(confirmed[0]), int(confirmed[1])),
+            )
+    except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+        raise CorruptError(f"the replica's record is damaged: {error}", where=str(where)) from error
+    raise NotSupportedError(
+        f"format {version} of the log's store is not known (this is {FORMAT})",
+        where=str(where),
+        repair="use the version of Tuskline that wrote it, or a newer one",
+    )

@@ -1,0 +1,449 @@
+"""The entries of one replica on disk: segments in a row, each dropped whole when it is trimmed.
+
+    <stream>/segment-00000000000000000001/   entries 1 .. 8999, and stale copies of what follows
+    <stream>/segment-00000000000000009000/   the newest: everything from 9000, and the small record
+
+An LMDB file never shrinks, so the stream is cut into environments. The newest one's record is the
+replica's; the records of older ones are history. A segment owns the offsets from its name to the next
+one's. Rolling follows a commit: the new segment gets the record, the schemas and the uncommitted tail
+in one transaction, under a name that no reader knows, and is renamed when it is durable. So at every
+moment exactly one whole segment is the newest, and uncommitted entries, the only ones that may ever be
+removed, lie in it alone. (I13)
+
+Trimming makes the low watermark durable first, then drops segments that lie below it; a crash between
+the two is finished at the next opening. Reads are short transactions that copy: a reader that stalls
+holds no page of any segment.
+"""
+
+import contextlib
+import json
+import shutil
+import threading
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice, pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+import lmdb
+
+from walsender_bridge.change_log.entry import EntryHeader
+from walsender_bridge.change_log.replica import damaged_segments
+from walsender_bridge.change_log.replica.damaged_segments import REPAIR
+from walsender_bridge.change_log.replica.disk import Durable, Effect, Found, IndexRow, PutIndex
+from walsender_bridge.change_log.storage.entries import (
+    committed_entries,
+    entries,
+    newest_schemas,
+    schema,
+)
+from walsender_bridge.change_log.storage.records import key_of, pack_state, unpack_state
+from walsender_bridge.change_log.storage.segment import (
+    DAMAGE,
+    Segment,
+    Snapshot,
+    check_old,
+    dense,
+    refused_read,
+)
+from walsender_bridge.errors import CorruptError, UnavailableError
+from walsender_bridge.runtime import fail_point
+from walsender_bridge.runtime.durable import sync_folder
+
+SEGMENT_BYTES = 256 << 20
+#: Segments behind the newest that stay open between two reads.
+_KEPT_OPEN = 8
+_DRAFT = "new-"
+
+
+class StoredEntry(NamedTuple):
+    """A committed entry and its places."""
+
+    offset: int
+    version: int
+    global_offset: int
+    data: bytes
+
+
+class StreamStore:
+    """See the module. Reads may come from any thread; whoever writes holds the replica's lock.
+
+    `segment_bytes`: a segment that is larger is followed by a new one. `step` is called by name between
+    the steps of a change: a test ends the process, or raises, in it.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        segment_bytes: int = SEGMENT_BYTES,
+        step: Callable[[str], None] = fail_point.hit,
+    ) -> None:
+        self.folder = folder
+        self._segment_bytes = segment_bytes
+        self._step = step
+        self._lock = threading.Lock()
+        self._segments: list[Segment] = []
+        self._recent: list[Segment] = []
+        #: By first offset: what was wrong with a segment that was read.
+        self._damaged: dict[int, CorruptError] = {}
+        self.found: Found
+
+    # -- create and open ----------------------------------------------------------------------------
+
+    def create(self, durable: Durable) -> None:
+        """Make the store of a new replica."""
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        sync_folder(self.folder.parent)
+
+        def fill(segment: Segment) -> None:
+            segment.write_first(pack_state(durable))
+
+        self._segments = [self._make(1, fill)]
+        self.found = Found(durable, None, None, None)
+
+    def _make(self, first_offset: int, fill: Callable[[Segment], None]) -> Segment:
+        """A new segment, whole or not at all."""
+        segment = Segment.at(self.folder, first_offset)
+        draft = Segment(self.folder / f"{_DRAFT}{segment.folder.name}", first_offset)
+        shutil.rmtree(draft.folder, ignore_errors=True)
+        draft.open(write=True)
+        try:
+            fill(draft)
+        finally:
+            draft.close()
+        sync_folder(draft.folder)
+        self._step("log-roll-durable")
+        draft.folder.rename(segment.folder)
+        sync_folder(self.folder)
+        self._step("log-roll-renamed")
+        segment.open(write=True)
+        return segment
+
+    def open(self) -> None:
+        """Open what is there, into `found`. Raises `CorruptError`, after keeping it aside."""
+        damage = ""
+        offsets = []
+        for path in sorted(self.folder.iterdir()):
+            if path.name.startswith(_DRAFT):
+                shutil.rmtree(path)
+            elif told := damaged_segments.damage(path):
+                damage = told
+            elif (offset := Segment.offset_in_name(path.name)) is not None:
+                offsets.append(offset)
+        self._segments = [Segment.at(self.folder, offset) for offset in offsets]
+        if not self._segments:
+            raise CorruptError(damage or "there is no segment", where=str(self.folder))
+        newest = self._segments[-1]
+        durable, chain = self._open_newest(newest)
+        for before, after in list(pairwise(self._segments)):
+            if after.first_offset <= durable.low_offset:
+                before.remove()
+                self._segments.remove(before)
+        missing = self._missing(chain, durable.low_offset)
+        if missing is not None:
+            damage = damage or f"the segment from {missing} on is gone"
+        try:
+            self.found = self._find(durable, damage)
+        except CorruptError as error:
+            self.found = Found(durable, None, None, None, f"{error.where}: {error.what}")
+
+    def _open_newest(self, newest: Segment) -> tuple[Durable, list[int]]:
+        try:
+            newest.open(write=True)
+            with newest.reading() as snapshot:
+                state, chain = snapshot.get(b"meta", b"state"), snapshot.get(b"meta", b"chain")
+            if state is None or chain is None:
+                raise CorruptError("it has no record", where=str(newest.folder))
+            return unpack_state(state, newest.folder), json.loads(chain)
+        except (CorruptError, *DAMAGE, ValueError) as error:
+            newest.close()
+            raise damaged_segments.keep_aside(newest.folder, error) from error
+        except BaseException:
+            newest.close()
+            raise
+
+    def keep_damaged_aside(self) -> CorruptError | None:
+        """Rename the segments whose reading met damage: the next opening says so too.
+
+        Whoever still reads one goes on: its environment stays open.
+        """
+        kept = None
+        with self._lock:
+            for segment in self._segments:
+                error = self._damaged.pop(segment.first_offset, None)
+                if error is not None and segment.folder.exists():
+                    kept = damaged_segments.keep_aside(segment.folder, error)
+        return kept
+
+    def _missing(self, chain: Iterable[int], low: int) -> int | None:
+        """A segment that should be there."""
+        there = [s.first_offset for s in self._segments]
+        expected = [*chain, there[-1]]
+        for first, following in pairwise(expected):
+            if following > low and first not in there:
+                return first
+        return None
+
+    def _find(self, durable: Durable, damage: str) -> Found:
+        """The ends of what is there; the history between them is not looked at."""
+        newest = self._segments[-1]
+        with newest.reading() as snapshot:
+            bounds = dense(snapshot)
+            commit = snapshot.last_commit()
+        first, last = bounds or (None, None)
+        if len(self._segments) > 1:
+            with self._snapshot(self._segments[-2]) as snapshot:
+                commit = commit or snapshot.last_commit()
+            with self._snapshot(self._segments[0]) as snapshot:
+                first = snapshot.segment.first_offset
+            last = last or newest.first_offset - 1
+        for segment in self._segments[:-1]:
+            segment.retire()
+        return Found(durable, first, last, None if commit is None else commit.context.end, damage)
+
+    def close(self) -> None:
+        """Close everything that nobody reads; the rest when it has been read."""
+        with self._lock:
+            for segment in self._segments:
+                segment.retire()
+            self._segments = []
+
+    # -- writing ------------------------------------------------------------------------------------
+
+    def apply(self, effects: list[Effect], *, tail_bytes: int = 0) -> None:
+        """Do all of them durably, or none. Raises `UnavailableError`: open the store again.
+
+        `tail_bytes`: of what is uncommitted afterwards; it has to be copied if this commit fills the
+        segment.
+        """
+        if not effects:
+            return
+        newest = self._segments[-1]
+        try:
+            newest.write(effects, self._step)
+            commits = [e.row.context.end for e in effects if isinstance(e, PutIndex)]
+            full = newest.used_bytes >= self._segment_bytes + tail_bytes
+            # A long transaction that is not finished is not copied about: the roll waits for its end.
+            if commits and full and tail_bytes <= self._segment_bytes:
+                self._roll(commits[-1])
+        except (lmdb.Error, OSError) as error:
+            raise UnavailableError(
+                f"it cannot be written: {error}",
+                where=str(newest.folder),
+                repair="see whether its disk is full",
+            ) from error
+
+    def _roll(self, first_offset: int) -> None:
+        before = self._segments[-1]
+        chain = [s.first_offset for s in self._segments]
+
+        def fill(segment: Segment) -> None:
+            with before.reading() as snapshot:
+                segment.write_copy(snapshot, chain, self._step)
+
+        segment = self._make(first_offset, fill)
+        with self._lock:
+            self._segments.append(segment)
+        # From now on it is only read: it is opened again for that, with its own size.
+        before.retire()
+
+    def drop_below(self, low: int) -> None:
+        """Drop the segments of which every entry is below the durable low watermark."""
+        self._step("log-trim-durable")
+        while len(self._segments) > 1 and self._segments[1].first_offset <= low:
+            with self._lock:
+                dropped = self._segments.pop(0)
+            dropped.remove()
+            self._step("log-trim-dropped")
+
+    @property
+    def disk_bytes(self) -> int:
+        """Bytes of all its files."""
+        with self._lock:
+            return sum(s.used_bytes for s in self._segments)
+
+    # -- reading ------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _snapshot(self, segment: Segment) -> Iterator[Snapshot]:
+        """A short read of one segment; damage that is met is named."""
+        try:
+            with segment.reading() as snapshot:
+                yield snapshot
+        except CorruptError as error:
+            self._damaged.setdefault(segment.first_offset, error)
+            raise
+        except lmdb.Error as error:
+            refused = refused_read(error, segment.file)
+            refused.repair = refused.repair or REPAIR
+            if isinstance(refused, CorruptError):
+                self._damaged.setdefault(segment.first_offset, refused)
+            raise refused from error
+
+    def _check_open(self) -> None:
+        """The lock is held. A read may meet a store that was closed meanwhile: its owner stops, or recovers it."""
+        if not self._segments:
+            raise UnavailableError("it is closed", where=str(self.folder), repair="try again")
+
+    def _newest(self) -> Segment:
+        with self._lock:
+            self._check_open()
+            return self._segments[-1]
+
+    @contextlib.contextmanager
+    def _owner(self, offset: int) -> Iterator[tuple[Snapshot, int | None]]:
+        """The segment that owns this offset, and where the next one starts (None: it is the newest)."""
+        with self._lock:
+            self._check_open()
+            place = bisect_right([s.first_offset for s in self._segments], offset) - 1
+            segment = self._segments[max(place, 0)]
+            following = self._segments[max(place, 0) + 1 :]
+            end = following[0].first_offset if following else None
+            was_open = segment.is_open
+            user = segment.using()
+            user.__enter__()
+        try:
+            with self._snapshot(segment) as snapshot:
+                if not was_open and end is not None:
+                    check_old(snapshot, end, self.found.durable.stream)
+                yield snapshot, end
+        finally:
+            user.__exit__(None, None, None)
+            if end is not None:
+                self._used(segment)
+
+    def _used(self, segment: Segment) -> None:
+        """Close the older segments that were not read lately."""
+        with self._lock:
+            if segment in self._recent:
+                self._recent.remove(segment)
+            self._recent.append(segment)
+            for old in self._recent[:-_KEPT_OPEN]:
+                old.retire()
+            del self._recent[:-_KEPT_OPEN]
+
+    def uncommitted(self, start: int) -> Iterator[bytes]:
+        """The entries from the committed end on."""
+        with self._snapshot(self._newest()) as snapshot:
+            for _, value in snapshot.rows(b"entries", key_of(start)):
+                yield bytes(value)
+
+    def read(
+        self,
+        start: int,
+        stop: int,
+        max_bytes: int,
+        wanted: Callable[[EntryHeader], bool] | None = None,
+    ) -> tuple[list[StoredEntry], int]:
+        """Committed entries from `start` on, below `stop`, and where to go on.
+
+        At least one is looked at, then as many as fit into `max_bytes`, of one segment; each is checked.
+        `wanted` says by its header whether an entry comes along. Raises `CorruptError`.
+        """
+        found: list[StoredEntry] = []
+        size = 0
+        with self._owner(start) as (snapshot, end):
+            stop = min(stop, end or stop)
+            offset = start
+            for at, commit, header, data in committed_entries(snapshot, start):
+                if at >= stop or size >= max_bytes:
+                    break
+                context = commit.context
+                if wanted is None or wanted(header):
+                    place = context.global_offset + at - context.local_offset
+                    found.append(StoredEntry(at, context.version, place, data))
+                # All were copied to be checked: one transaction must stay short all the same.
+                size += len(data)
+                offset = at + 1
+            if offset == start:
+                raise CorruptError(
+                    f"entry {start} is not there", where=snapshot.segment.file, repair=REPAIR
+                )
+        return found, offset
+
+    def scan(self, start: int, stop: int) -> Iterator[bytes]:
+        """Entries from `start` to `stop`, whether they are committed or not, one at a time.
+
+        Raises `CorruptError`.
+        """
+        while start < stop:
+            with self._owner(start) as (snapshot, _):
+                found = next(entries(snapshot, start), None)
+                if found is None:
+                    raise CorruptError(f"entry {start} is not there", where=snapshot.segment.file)
+            yield found[2]
+            start += 1
+
+    def commits_behind(self, offset: int) -> Iterator[IndexRow]:
+        """The commits whose ends are greater than `offset`, in order; short reads of some hundred."""
+        while True:
+            rows: list[IndexRow] = []
+            with self._owner(offset) as (snapshot, end):
+                rows += islice(snapshot.commits_behind(offset), 500)
+            yield from rows
+            if rows:
+                offset = rows[-1].context.end
+            elif end is None:
+                return
+            else:
+                offset = end
+
+    def first_commit_where(self, true_from: Callable[[IndexRow], bool]) -> IndexRow | None:
+        """The first commit for which `true_from` holds; it must hold for all later ones too."""
+        offsets = self._offsets()
+        low, high = 0, len(offsets)
+        while low < high:
+            middle = (low + high) // 2
+            with self._owner(offsets[middle]) as (snapshot, _):
+                last = snapshot.last_commit()
+            if last is None or true_from(last):
+                high = middle
+            else:
+                low = middle + 1
+        if low == len(offsets):
+            return None
+        with self._owner(offsets[low]) as (snapshot, _):
+            return snapshot.first_commit_where(true_from)
+
+    def last_commit_where(self, true_until: Callable[[IndexRow], bool]) -> IndexRow | None:
+        """The last commit for which `true_until` holds; it must hold for all earlier ones too."""
+        first_false = self.first_commit_where(lambda row: not true_until(row))
+        if first_false is None:
+            return self._last_commit()
+        return self.commit_ending_at(first_false.context.local_offset)
+
+    def _last_commit(self) -> IndexRow | None:
+        for offset in reversed(self._offsets()):
+            with self._owner(offset) as (snapshot, _):
+                commit = snapshot.last_commit()
+            if commit is not None:
+                return commit
+        return None
+
+    def commit_ending_at(self, offset: int) -> IndexRow | None:
+        """The commit whose end this is, if it is still there."""
+        if offset <= 1:
+            return None
+        with self._owner(offset - 1) as (snapshot, _):
+            row = snapshot.commit_behind(offset - 1)
+        return row if row is not None and row.context.end == offset else None
+
+    def _offsets(self) -> list[int]:
+        with self._lock:
+            return [s.first_offset for s in self._segments]
+
+    def schemas(self, digests: Iterable[bytes]) -> dict[bytes, bytes]:
+        """The records of these hashes. Raises `CorruptError` for one that is not there, or is another."""
+        with self._snapshot(self._newest()) as snapshot:
+            return {digest: schema(snapshot, digest) for digest in digests}
+
+    def known_schemas(self) -> list[bytes]:
+        """The hashes of all schema records."""
+        with self._snapshot(self._newest()) as snapshot:
+            return [bytes(key) for key, _ in snapshot.rows(b"schemas")]
+
+    def newest_schemas(self) -> list[bytes]:
+        """The newest record of each relation, ordered by name."""
+        with self._snapshot(self._newest()) as snapshot:
+            return [*newest_schemas(snapshot)]

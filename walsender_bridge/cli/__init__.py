@@ -1,0 +1,1 @@
+"""The command line's groups: one module for each, registered in `app`."""

@@ -1,0 +1,281 @@
+"""`tuskline`: one command, its exit codes by cause (`errors.Cause`).
+
+Each command is a thin call into the part that does the work; a part is imported when its command runs, so
+that `tuskline --help` needs neither Spark nor PostgreSQL's client library.
+"""
+
+import dataclasses
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from walsender_bridge.cli import (
+    attach,
+    doctor,
+    epochs,
+    extras,
+    flush,
+    lake_verify,
+    members,
+    quarantine,
+    quorum,
+    reattach,
+    safekeeper,
+    slots,
+    status,
+    wait,
+)
+from walsender_bridge.cli import table as table_group
+from walsender_bridge.cli import up as run
+from walsender_bridge.cli.options import (
+    DEFAULT_CONFIG,
+    AsJson,
+    ConfigPath,
+    lake_section,
+    load_config,
+)
+from walsender_bridge.errors import Cause, TusklineError, UsageError
+from walsender_bridge.postgres.protocol.lsn import format_lsn
+from walsender_bridge.runtime import disk_full, logs
+from walsender_bridge.runtime.output import Output
+from walsender_bridge.runtime.private_folder import private_folder
+from walsender_bridge.runtime.times import with_iso_times
+
+if TYPE_CHECKING:
+    from walsender_bridge.change_log.protocol import LogStatus
+    from walsender_bridge.config import Config
+
+app = typer.Typer(
+    name="tuskline",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    # Help names sections of the configuration, `[metrics]`: text, and no markup.
+    rich_markup_mode=None,
+)
+keeper_app = typer.Typer(help="The service that keeps replicas of the log streams.")
+bridge_app = typer.Typer(help="The service that captures the sources and orders the log.")
+lake_app = typer.Typer(help="The Spark job that publishes epochs.")
+log_app = typer.Typer(help="The change log.")
+for name, named in (
+    ("keeper", keeper_app),
+    ("bridge", bridge_app),
+    ("lake", lake_app),
+    ("log", log_app),
+):
+    app.add_typer(named, name=name, no_args_is_help=True)
+
+lake_verify.register(lake_app)
+for group in (
+    attach,
+    doctor,
+    epochs,
+    flush,
+    quarantine,
+    quorum,
+    reattach,
+    run,
+    safekeeper,
+    members,
+    slots,
+    status,
+    table_group,
+    wait,
+):
+    group.register(app)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        import importlib.metadata
+
+        Output(as_json=False).line(f"tuskline {importlib.metadata.version('tuskline')}")
+        raise typer.Exit
+
+
+@app.callback()
+def flags(
+    _asked: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Show it, and exit."),
+    ] = False,
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Configure this over file and environment; repeatable.",
+        ),
+    ] = None,
+) -> None:
+    """Committed changes of a running PostgreSQL as consistent tables in Spark."""
+    if assignments:
+        from walsender_bridge.config import remember_flags
+
+        remember_flags(assignments)
+
+
+@keeper_app.command("run")
+def keeper_run(config: ConfigPath = DEFAULT_CONFIG) -> None:
+    """Run the keeper until it is told to stop (SIGTERM, SIGINT): log replicas, and safekeepers if configured."""
+    settings = _settings(config)
+    extras.need("keeper")
+    from walsender_bridge.cli import parts
+
+    parts.keeper(settings)
+
+
+@bridge_app.command("run")
+def bridge_run(config: ConfigPath = DEFAULT_CONFIG) -> None:
+    """Run the bridge: the metadata repository, one capture for each source, the proposer of the safekeepers."""
+    settings = _settings(config)
+    from walsender_bridge.cli import parts
+
+    parts.bridge(settings)
+
+
+@lake_app.command("run")
+def lake_run(config: ConfigPath = DEFAULT_CONFIG) -> None:
+    """Run the Spark job that keeps the lake: copies tables once, then publishes epochs."""
+    settings = _settings(config)
+    lake_section(settings)
+    extras.need("spark")
+    from walsender_bridge.cli import lake_run
+
+    lake_run.run(settings)
+
+
+def _settings(config: Path) -> "Config":
+    """The configuration of a part that runs, which writes its log as it says, and ends with its supervisor."""
+    from walsender_bridge.runtime.supervisor import exit_with_parent
+
+    exit_with_parent()
+    logs.begin_part()
+    settings = load_config(config)
+    logs.hand_on(settings.logs.format)
+    private_folder(settings.log.data_dir)
+    return settings
+
+
+@app.command()
+def metrics(config: ConfigPath = DEFAULT_CONFIG) -> None:
+    """Serve /metrics, /healthz and /readyz; `up` does so by itself with [metrics]."""
+    settings = _settings(config)
+    extras.need("monitor")
+    from walsender_bridge.observability.metrics import serve
+
+    serve(settings)
+
+
+@app.command()
+def top(config: ConfigPath = DEFAULT_CONFIG) -> None:
+    """A live view of processes, streams, lag, epochs and tables."""
+    settings = load_config(config)
+    extras.need("monitor")
+    from walsender_bridge.cli.top import Top
+
+    Top(settings).run()
+
+
+def log_rows(status: "LogStatus") -> list[dict[str, Any]]:
+    """A row for each stream of the log. Pure."""
+    return [
+        {
+            "version": status.version,
+            **with_iso_times(dataclasses.asdict(cut), "last_commit_time", unit=1e-6),
+            "last_end_lsn": format_lsn(cut.last_end_lsn),
+        }
+        for cut in status.streams.values()
+    ]
+
+
+@log_app.command("status")
+def log_status(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
+    """The log's version, and each stream's committed end."""
+    settings = load_config(config)
+    from walsender_bridge.change_log.client import LogClient
+
+    with LogClient(settings.log_address) as log:
+        status = log.status()
+    Output(as_json=as_json).rows("streams", log_rows(status))
+
+
+@app.command()
+def demo(
+    seconds: Annotated[float, typer.Option(help="Seconds of load.", min=5)] = 60.0,
+    kill: Annotated[
+        bool, typer.Option("--kill", help="SIGKILL each kind of process on the way.")
+    ] = False,
+    seed: Annotated[int | None, typer.Option(help="Seed of the load and of the kills.")] = None,
+    rate: Annotated[float, typer.Option(help="Transactions a second and database.", min=1)] = 120.0,
+    safekeepers: Annotated[
+        int, typer.Option(help="1, 3 or 5: commits wait for a majority of them.", min=0, max=5)
+    ] = 0,
+    standby: Annotated[
+        bool, typer.Option("--standby", help="A standby, which takes over in the middle.")
+    ] = False,
+    directory: Annotated[
+        Path | None, typer.Option("--dir", help="A new or empty folder for everything it makes.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Everything on this machine: a real PostgreSQL, a bank, real clients, and the lake."""
+    from walsender_bridge.demo.run import DemoOptions, run_demo
+
+    if standby and safekeepers:
+        raise UsageError(
+            "--standby takes over without the safekeepers' failover, which would refuse it",
+            repair="choose one of --standby and --safekeepers; docs/failover.md has the two together",
+        )
+    options = DemoOptions(
+        seconds=seconds,
+        kill=kill,
+        seed=seed,
+        rate=rate,
+        directory=directory,
+        safekeepers=safekeepers,
+        standby=standby,
+    )
+    output = Output(as_json=as_json)
+    result = run_demo(options, output)
+    output.record(result)
+    if result["invariant_violations"] or result["tables_equal"] != result["tables_compared"]:
+        raise typer.Exit(Cause.DIFFERENT)
+    if not result["planted_error_found"] or not result.get("segments_equal", True):
+        raise typer.Exit(Cause.DIFFERENT)
+    if not result.get("promoted", True):
+        raise typer.Exit(Cause.DIFFERENT)
+
+
+def main() -> None:
+    """The entry point: runs the command and turns an error into its exit code."""
+    try:
+        app()
+    except TusklineError as error:
+        _fail(error)
+    except OSError as error:
+        if error.errno not in disk_full.NO_ROOM:
+            raise
+        _fail(disk_full.of(error))
+    except KeyboardInterrupt:
+        _fail(UsageError("interrupted"), code=130)
+
+
+def _fail(error: TusklineError, code: int | None = None) -> None:
+    """Say it, and leave with its cause, or with `code`. A part's last word is a line of its log."""
+    if logs.is_part():
+        logs.say_error(error)
+    else:
+        Output(as_json="--json" in sys.argv).error(error)
+    # Threads of gRPC or of the JVM's gateway must not hold up a process that has failed.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(int(error.cause) if code is None else code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,312 @@
+"""`tuskline doctor`: every check on every source and on this machine; exits by the first error's cause."""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from walsender_bridge.cli.options import (
+    DEFAULT_CONFIG,
+    Admin,
+    AsJson,
+    ConfigPath,
+    OneSource,
+    checked_admin,
+    chosen_sources,
+    load_config,
+)
+from walsender_bridge.doctor.finding import Finding, Severity, counted
+from walsender_bridge.errors import Cause, TusklineError, from_wire
+from walsender_bridge.provisioning.configured import capture_source, known_of, needed_quorum
+from walsender_bridge.runtime.output import Output
+
+if TYPE_CHECKING:
+    from walsender_bridge.capture.stream_record import Known
+    from walsender_bridge.config import Config, LakeSection, SourceSection
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.command("doctor")(doctor)
+
+
+def doctor(
+    config: ConfigPath = DEFAULT_CONFIG,
+    source: OneSource = None,
+    admin: Admin = None,
+    fix_sql: Annotated[
+        bool,
+        typer.Option(
+            "--fix-sql", help="Print the SQL that repairs, for psql; nothing is executed."
+        ),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Say what is not ready on the servers and on this machine, and how it is repaired.
+
+    With --admin also before there is the role that a DSN names.
+    """
+    from walsender_bridge.doctor import parts as doctor_parts
+
+    settings = load_config(config)
+    admin = checked_admin(admin)
+    by_source = {
+        section.name: of_source(section, admin, partial(known_of, settings, section))
+        for section in chosen_sources(settings, source)
+    }
+    for section in chosen_sources(settings, source):
+        by_source[section.name] += of_gate(settings, section, admin)
+        by_source[section.name] += of_capture(settings, section, by_source[section.name])
+        by_source[section.name] += doctor_parts.of_former_sources(settings, section)
+    if settings.quorum_source is not None and settings.quorum_source.name in by_source:
+        by_source[settings.quorum_source.name] += of_quorum(settings, admin=admin)
+    parts = [
+        (f"source {s.name}", s.dsn, by_source[s.name]) for s in chosen_sources(settings, source)
+    ]
+    if settings.slots is not None and source in {None, settings.slots.source}:
+        parts.append(("copies of slots", settings.slots_dsn, of_slots(settings)))
+    findings = [each for _, _, found in parts for each in found]
+    findings += [*of_log(settings), *of_machine(settings)]
+    findings += [*doctor_parts.of_ports(settings), *doctor_parts.of_processes(settings)]
+    # What a job said when it ended may be what a look at its folder says, too.
+    findings = [*dict.fromkeys(findings)]
+    output = Output(as_json=as_json)
+    if as_json:
+        record = {
+            "errors": _count(findings, Severity.ERROR),
+            "warnings": _count(findings, Severity.WARNING),
+            "findings": [each.to_json() for each in findings],
+        }
+        output.record({**record, "fix_sql": _script(parts)} if fix_sql else record)
+    elif fix_sql:
+        output.text(_script(parts))
+    else:
+        _print(output, findings)
+    first = next((each for each in findings if each.severity is Severity.ERROR), None)
+    if first is not None:
+        raise typer.Exit(int(first.cause))
+
+
+def of_source(
+    section: "SourceSection",
+    admin: str | None = None,
+    known: "Callable[[], Known | None]" = lambda: None,
+) -> list[Finding]:
+    """The findings about one source and its server. `known`: says where its stream stands."""
+    from walsender_bridge.doctor.server import examine
+
+    return examine(capture_source(section), admin, known)
+
+
+def of_gate(
+    settings: "Config", section: "SourceSection", admin: str | None = None
+) -> list[Finding]:
+    """The findings about the candidates of the source's commit gate; none without any."""
+    gate = settings.gate_of(section)
+    if not gate.names:
+        return []
+    from walsender_bridge.capture.gate.core import Rule
+    from walsender_bridge.doctor.server import examine_gate
+
+    rule = Rule(gate.names, bool(gate.members), on_missing=gate.on_missing)
+    return examine_gate(capture_source(section), rule, admin)
+
+
+def of_capture(
+    settings: "Config", section: "SourceSection", others: Sequence[Finding] = ()
+) -> list[Finding]:
+    """What ended its capture here for good, unless it is among `others`; nothing where none has run."""
+    from walsender_bridge.runtime import status_file
+
+    told = status_file.read(settings.capture_status(section))
+    error = told.get("error")
+    if not error or told.get("state") != "stopped":
+        return []
+    # A server that is asked now does not show in what it sent again that its history is another one.
+    sent = error["code"] == Cause.DIVERGED.name and told.get("received_lsn")
+    if sent and any(each.cause is Cause.DIVERGED for each in others):
+        return []
+    if not sent and error["code"] != Cause.UNSUPPORTED_VALUE.name:
+        return []
+    from walsender_bridge.doctor.server import failed
+
+    found = from_wire(error)
+    return [failed("capture", f"{section.name} ({found.where})", found)]
+
+
+def of_quorum(settings: "Config", *, reach: bool = True, admin: str | None = None) -> list[Finding]:
+    """The findings about the server whose commits wait for safekeepers, and (`reach`) about these; none without any."""
+    section = settings.quorum_source
+    if section is None:
+        return []
+    from walsender_bridge.doctor.server import examine_quorum
+    from walsender_bridge.observability import quorum_view
+    from walsender_bridge.provisioning import release_record
+    from walsender_bridge.runtime import status_file
+
+    found = examine_quorum(
+        needed_quorum(settings),
+        settings.safekeepers.proposed_to if reach else (),
+        settings.safekeepers.max_laggard_bytes,
+        status_file.read(settings.proposer_status),
+        admin,
+    )
+    seen = quorum_view.look(settings)
+    found += [
+        Finding(
+            "older WAL",
+            "safekeepers",
+            word,
+            Severity.WARNING,
+            repair="list the other safekeepers first in primary_conninfo until keep_bytes of WAL have been written",
+        )
+        for word in (seen.shorter if seen else ())
+    ]
+    released = release_record.standing(settings.log.data_dir)
+    if seen is not None and seen.memory_full:
+        found.append(
+            Finding(
+                "memory",
+                "this machine",
+                f"{seen.memory_full}: safekeepers and proposer cannot say how they are",
+                Severity.ERROR,
+                repair="make room there; PostgreSQL's dynamic shared memory may lie there, too",
+                cause=Cause.DISK_FULL,
+                prevents=False,
+            )
+        )
+    if released is not None:
+        found.append(
+            Finding(
+                "quorum release",
+                released.server,
+                released.told(),
+                Severity.WARNING,
+                repair="tuskline quorum require, once the quorum is back",
+            )
+        )
+    return found
+
+
+def of_slots(settings: "Config") -> list[Finding]:
+    """The findings about the primary and the failover candidates as keepers of slots; none without `[slots]`."""
+    if settings.slots is None:
+        return []
+    from walsender_bridge.doctor import slots
+
+    candidates = {name: (each.dsn, each.slot) for name, each in settings.slots.candidates.items()}
+    return [*slots.examine(settings.slots_dsn, candidates)]
+
+
+def of_log(settings: "Config") -> Iterator[Finding]:
+    """Why the streams of the log stand still, or which of its files here are damaged; why the lake does."""
+    from walsender_bridge.doctor import log as files
+    from walsender_bridge.doctor import parts as doctor_parts
+    from walsender_bridge.doctor.server import failed
+    from walsender_bridge.observability import log_problems
+
+    yield from files.keepers(keeper.data_dir for keeper in settings.keeper)
+    try:
+        status = log_problems.look(settings)
+    except TusklineError:
+        yield from files.repository(settings.log.data_dir / "repository.sqlite")
+        yield from doctor_parts.of_lake(settings, None)
+        return
+    for fault in status.faults.values():
+        yield failed("log", fault.where, fault)
+    trouble = log_problems.damaged(status)
+    if trouble is not None:
+        yield failed("log", trouble.where, trouble)
+    yield from doctor_parts.of_lake(settings, status.log_id)
+
+
+def of_machine(settings: "Config") -> list[Finding]:
+    """The findings about this machine."""
+    from walsender_bridge.doctor import machine
+
+    folders = {"[log] data_dir": settings.log.data_dir}
+    folders |= {f"[[keeper]] {each.listen}": each.data_dir for each in settings.keeper}
+    found = [*machine.examine(folders)]
+    section = settings.safekeepers
+    if section.local:
+        from walsender_bridge.doctor.server import failed
+        from walsender_bridge.quorum.safekeeper.hosting import hosted, refused
+
+        places = hosted(section, settings.keeper[0].data_dir, settings.run_dir)
+        found += [failed("data directory", e.where, e) for e in refused(places).values()]
+        found += machine.laggard_room(
+            {each.name: each.data_dir for each in places},
+            section.wal_bytes,
+            section.free_bytes,
+            section.max_laggard_bytes,
+        )
+    if settings.lake is not None:
+        found += [*_lake(settings.lake), *_spark()]
+    return found
+
+
+def _lake(lake: "LakeSection") -> Iterator[Finding]:
+    from spark_consumers.lakehouse import folder
+    from walsender_bridge.doctor import machine
+    from walsender_bridge.doctor.server import failed
+
+    try:
+        free = folder.check(lake.uri)
+    except TusklineError as error:
+        yield failed("lake", error.where, error)
+    else:
+        yield machine.room("[lake] uri", Path(lake.uri), free)
+
+
+def _spark() -> Iterator[Finding]:
+    from spark_consumers import versions
+
+    found = versions.here()
+    for problem in found:
+        yield Finding(
+            "spark",
+            "this machine",
+            problem.what,
+            Severity.ERROR if problem.fatal else Severity.WARNING,
+            repair=problem.repair,
+            cause=Cause.NOT_SUPPORTED,
+        )
+    if not found:
+        yield Finding("spark", "this machine", "Spark, Java and the jars fit together")
+
+
+def _count(findings: list[Finding], severity: Severity) -> int:
+    return sum(each.severity is severity for each in findings)
+
+
+def _script(parts: Sequence[tuple[str, str, list[Finding]]]) -> str:
+    """`parts`: what is repaired, the DSN of the server on which, and the findings."""
+    from walsender_bridge.provisioning.fixes import comment, connect
+
+    lines = ["-- Read it before you run it. It is for psql, as a superuser or the tables' owner."]
+    needed = [(name, dsn, [each for each in found if each.fix]) for name, dsn, found in parts]
+    needed = [each for each in needed if each[2]]
+    for name, dsn, fixes in needed:
+        lines += ["", comment(f"For {name}: {fixes[0].where}")]
+        if len(needed) > 1:
+            lines.append(connect(dsn))
+        # What mends a synchronous standby that never answers must not wait for it.
+        lines += ["SET synchronous_commit = local;"]
+        # Several candidates may want the same of their primary; what comes later may need what comes before.
+        once: dict[str, Finding] = {}
+        for each in fixes:
+            once.setdefault(each.fix, each)
+        for each in once.values():
+            lines += ["", comment(f"{each.check}: {each.what}"), each.fix]
+    return "\n".join(lines)
+
+
+def _print(output: Output, findings: list[Finding]) -> None:
+    for each in findings:
+        output.line(f"{each.severity.name.lower():8} {each.where}: {each.check}: {each.what}")
+        if each.repair and each.severity is not Severity.OK:
+            output.line(f"{'':8} HINT:  {each.repair}")
+    errors, warnings = _count(findings, Severity.ERROR), _count(findings, Severity.WARNING)
+    output.note(f"{counted(errors, 'error')}, {counted(warnings, 'warning')}")

@@ -1,0 +1,85 @@
+"""`tuskline epochs`: what is published, and where each epoch cuts the streams."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from walsender_bridge.cli.options import (
+    DEFAULT_CONFIG,
+    AsJson,
+    ConfigPath,
+    lake_section,
+    load_config,
+)
+from walsender_bridge.postgres.protocol.lsn import format_lsn
+from walsender_bridge.runtime.output import Output
+from walsender_bridge.runtime.times import iso_time
+
+if TYPE_CHECKING:
+    from spark_consumers.lakehouse.manifest import Manifest
+
+epochs_app = typer.Typer(help="Published epochs of a lake.", no_args_is_help=True)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the group to the command line."""
+    app.add_typer(epochs_app, name="epochs")
+
+
+@epochs_app.command("list")
+def list_epochs(
+    config: ConfigPath = DEFAULT_CONFIG,
+    limit: Annotated[int, typer.Option(help="The newest so many.", min=1)] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """The newest published epochs."""
+    lake = lake_section(load_config(config))
+    from spark_consumers.lakehouse.manifest import open_chain
+
+    rows = [
+        {
+            "epoch": manifest.epoch,
+            "link": manifest.link,
+            "term": manifest.term,
+            "published_at": iso_time(manifest.published_at),
+            "tables": len(manifest.tables),
+        }
+        for manifest in open_chain(lake.uri).newest(limit)
+    ]
+    Output(as_json=as_json).rows("epochs", rows)
+
+
+@epochs_app.command("show")
+def show(epoch: int, config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
+    """One epoch: each stream's position and each table's snapshot."""
+    lake = lake_section(load_config(config))
+    from spark_consumers.lakehouse.manifest import open_chain
+
+    record = shown(open_chain(lake.uri).at_epoch(epoch))
+    output = Output(as_json=as_json)
+    if as_json:
+        output.record(record)
+        return
+    streams, tables = record.pop("streams"), record.pop("tables")
+    few = ("epoch", "link", "term", "published_at", "rows", "changes", "set_aside")
+    output.record({name: record[name] for name in few})
+    output.rows("streams", [{"stream": name, **each} for name, each in streams.items()])
+    columns = ("state", "rows", "as_of", "snapshot_id")
+    output.rows(
+        "tables",
+        [{"table": name, **{c: each[c] for c in columns}} for name, each in tables.items()],
+    )
+
+
+def shown(manifest: "Manifest") -> dict[str, Any]:
+    """A manifest as plain values, with LSNs as PostgreSQL writes them and times as ISO 8601."""
+    record = manifest.to_json()
+    del record["steady_at"]  # seconds of no clock that a reader has
+    record["published_at"] = iso_time(manifest.published_at)
+    for each in record["streams"].values():
+        each["lsn"] = format_lsn(each["lsn"])
+        each["commit_time"] = iso_time(each["commit_time"] / 1e6)
+    for group in ("tables", "copies"):
+        for table in record[group].values():
+            table["start_lsn"] = format_lsn(table["start_lsn"])
+    return record

@@ -1,0 +1,64 @@
+"""`tuskline lake verify`: every file of the lake, compared with its checksums."""
+
+import typer
+
+from walsender_bridge.cli.options import (
+    DEFAULT_CONFIG,
+    AsJson,
+    ConfigPath,
+    lake_section,
+    load_config,
+)
+from walsender_bridge.errors import CorruptError
+from walsender_bridge.runtime.output import Output
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("verify")(lake_verify)
+
+
+def lake_verify(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
+    """Read every file of the lake and compare it with its checksums; exit with 12 if one is damaged or missing."""
+    lake = lake_section(load_config(config))
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+    from spark_consumers.lakehouse.manifest import open_chain
+    from spark_consumers.lakehouse.verify import verify
+
+    output = Output(as_json=as_json)
+    with Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TaskProgressColumn(),
+        console=output.progress,
+        transient=True,
+        disable=not output.progress.is_terminal,
+    ) as bars:
+        task = bars.add_task("")
+        found = verify(
+            open_chain(lake.uri),
+            lambda what, done, whole: bars.update(
+                task, description=what, completed=done, total=max(whole, 1)
+            ),
+        )
+    output.record(
+        {
+            "links": found.links,
+            "files": found.files,
+            "bytes": found.bytes,
+            "without_checksums": found.unsealed,
+            "damaged": len(found.errors),
+            **({"errors": [error.to_wire() for error in found.errors]} if as_json else {}),
+        }
+    )
+    if not found.errors:
+        return
+    if not as_json:
+        for error in found.errors:
+            output.error(error)
+    raise CorruptError(
+        f"{len(found.errors)} files or snapshots of the lake are damaged or missing",
+        where=lake.uri,
+        repair="restore them from a backup, or copy their tables again: tuskline table resync",
+    )

@@ -1,0 +1,106 @@
+"""`tuskline safekeeper add|remove|replace`: who belongs to the quorum, changed while commits go on."""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from walsender_bridge.cli.options import DEFAULT_CONFIG, AsJson, ConfigPath
+from walsender_bridge.cli.safekeeper import configured, safekeeper_app
+from walsender_bridge.runtime.output import Output
+
+if TYPE_CHECKING:
+    from walsender_bridge.observability.quorum_view import QuorumView
+
+New = Annotated[str, typer.Argument(help="host:port of a safekeeper that runs and is no member.")]
+Old = Annotated[
+    str, typer.Argument(help="A member: its identity, the beginning of it, or its host:port.")
+]
+Timeout = Annotated[float, typer.Option(help="Seconds to wait for the change.", min=0)]
+
+
+def register(_: typer.Typer) -> None:
+    """Add the commands to the group `safekeeper`."""
+    for command in (add, remove, replace):
+        safekeeper_app.command()(command)
+
+
+def add(
+    new: New,
+    config: ConfigPath = DEFAULT_CONFIG,
+    timeout: Timeout = 60.0,
+    as_json: AsJson = False,
+) -> None:
+    """Make a safekeeper a member of the quorum."""
+    _change(config, timeout, add=[new], as_json=as_json)
+
+
+def remove(
+    old: Old,
+    config: ConfigPath = DEFAULT_CONFIG,
+    timeout: Timeout = 60.0,
+    as_json: AsJson = False,
+) -> None:
+    """Take a member out of the quorum."""
+    _change(config, timeout, remove=[old], as_json=as_json)
+
+
+def replace(
+    old: Old,
+    new: New,
+    config: ConfigPath = DEFAULT_CONFIG,
+    timeout: Timeout = 60.0,
+    as_json: AsJson = False,
+) -> None:
+    """Put a safekeeper in the place of another; of one that lost its disk, too (OLD and NEW are the same address)."""
+    _change(config, timeout, add=[new], remove=[old], as_json=as_json)
+
+
+def _change(config: Any, timeout: float, *, as_json: bool, **wanted: list[str]) -> None:
+    from walsender_bridge.observability import quorum_view
+    from walsender_bridge.quorum.proposer.change_members import ProposerFiles, change, wait
+
+    settings, output = configured(config), Output(as_json=as_json)
+    files = ProposerFiles(settings.proposer_status, settings.members_request)
+    before = quorum_view.look(settings)
+    assert before is not None
+    said = wait(files, change(files, **wanted), timeout)
+    members = [each for each in said["safekeepers"] if each["member"]]
+    addresses = sorted(each["address"] for each in members)
+    if set(addresses) != set(settings.safekeepers.proposed_to):
+        output.note(f"write into {config}: [safekeepers] addresses = {addresses}")
+    lacking = not_served(members, before, wanted.get("add", []))
+    for each in lacking:
+        output.note(
+            f"{each['address']} does not serve WAL from {each['from']} to "
+            f"{each['to'] or 'where it begins (see safekeeper status)'}, which members had before: it is brought what "
+            "of that keep_bytes and its readers' slots retain"
+        )
+    output.record(
+        {
+            "generation": said["membership"]["generation"],
+            "members": addresses,
+            "not_served": lacking,
+        }
+    )
+
+
+def not_served(
+    members: Sequence[Mapping[str, Any]], before: "QuorumView", joined: Collection[str]
+) -> list[dict[str, Any]]:
+    """What members that have joined lack of the WAL that there was. `to` None: not known yet.
+
+    `members`: what the proposer says of the members now.
+    """
+    from walsender_bridge.postgres.protocol.lsn import parse_lsn
+
+    begins = [each.begin_lsn for each in before.safekeepers if each.told.get("member")]
+    oldest = min((lsn for lsn in begins if lsn and parse_lsn(lsn)), key=parse_lsn, default=None)
+    if oldest is None:
+        return []
+    return [
+        {"address": each["address"], "from": oldest, "to": each["begin_lsn"]}
+        for each in members
+        if each["address"] in joined
+        and (each["begin_lsn"] is None or parse_lsn(each["begin_lsn"]) > parse_lsn(oldest))
+    ]

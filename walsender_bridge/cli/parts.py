@@ -1,0 +1,200 @@
+"""What `keeper run` and `bridge run` run: their child processes, one for each hot loop."""
+
+import asyncio
+import sys
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from walsender_bridge.config import Config
+from walsender_bridge.errors import Cause, ConfigError, RunningError, TusklineError
+from walsender_bridge.runtime import listening, logs, malloc_trim, pid_file, shared_files
+from walsender_bridge.runtime.private_folder import private_folder
+from walsender_bridge.runtime.supervisor import Child, Supervisor, stop_on_signals
+
+#: A proposer that ends so was fenced, or would corrupt: it must not come back by itself (rule 5).
+_PROPOSER_FINAL = frozenset(
+    {Cause.FENCED, Cause.DIVERGED, Cause.CORRUPT, Cause.USAGE, Cause.CONFIG}
+)
+#: A capture that ends so met WAL that its server cannot send, now or ever (`wire.row_limit`).
+_CAPTURE_FINAL = frozenset({Cause.UNSUPPORTED_VALUE})
+#: Seconds in which the processes of one that was killed have ended.
+_GONE_SECONDS: Final = 10.0
+#: Seconds in which the kernel has closed the sockets of a process that has ended.
+CLOSED_SECONDS: Final = 1.0
+
+
+@contextmanager
+def alone(part: str, folders: Iterable[Path], *, regardless: bool = False) -> Iterator[None]:
+    """Run this part in these folders, if no other process does. Raises `RunningError`, and what keeps a lock from being made.
+
+    `regardless`: a lock that cannot be made is only reported, because COMMIT may wait for the part.
+    """
+    with ExitStack() as locks:
+        for folder in folders:
+            with _reported(regardless=regardless):
+                locks.enter_context(pid_file.held(folder, part))
+        yield
+
+
+@contextmanager
+def _reported(*, regardless: bool) -> Iterator[None]:
+    """Report an error of the block and go on, if `regardless`."""
+    try:
+        yield
+    except RunningError:
+        raise
+    except TusklineError as error:
+        if not regardless:
+            raise
+        logs.say_error(error)
+
+
+def refuse_while_running(settings: Config) -> None:
+    """Raises `RunningError` while a part runs by itself that `up` would run."""
+    here = ["keeper", "bridge"] + ["lake"] * (settings.lake is not None)
+    places = [("keeper", settings.keeper[0].data_dir), *((part, settings.run_dir) for part in here)]
+    for part, folder in places:
+        pid_file.refuse_while_running(folder, part, seconds=_GONE_SECONDS)
+
+
+def check_keeper(settings: Config) -> None:
+    """Raises what would keep the log's replicas from running here: their folder, or their port."""
+    folder = settings.keeper[0].data_dir
+    private_folder(folder)
+    with alone("keeper", [folder]):
+        _check_port(settings)
+
+
+def _check_port(settings: Config) -> None:
+    keeper = settings.keeper[0]
+    # The process of a keeper that was killed ends a moment later.
+    pid_file.wait_for_lock(keeper.data_dir / "lock", _GONE_SECONDS)
+    listening.check(keeper.listen, seconds=CLOSED_SECONDS)
+
+
+def keeper(settings: Config) -> None:
+    """Run the log replicas and the safekeepers of this machine, until SIGTERM or SIGINT.
+
+    A safekeeper whose data directory cannot be used ends for good; replicas and other safekeepers run (`hosting.prepare`).
+    """
+    regardless, folder = bool(settings.safekeepers.local), settings.keeper[0].data_dir
+    with _reported(regardless=regardless):
+        private_folder(folder)
+    with alone("keeper", dict.fromkeys((settings.run_dir, folder)), regardless=regardless):
+        with _reported(regardless=regardless):
+            _check_port(settings)
+        _keeper(settings)
+
+
+def _keeper(settings: Config) -> None:
+    from walsender_bridge.quorum.safekeeper import hosting
+
+    section, keeper = settings.safekeepers, settings.keeper[0]
+    safekeepers = hosting.hosted(section, keeper.data_dir, settings.run_dir)
+    refused = hosting.prepare(safekeepers, section, settings.run_dir)
+    argv = [sys.executable, "-m", "walsender_bridge.change_log.log_server"]
+    argv += ["--data-dir", str(keeper.data_dir), "--listen", keeper.listen]
+    children = [Child("replicas", argv), *hosting.children(safekeepers, section, refused)]
+    try:
+        _supervise("keeper", children, settings)
+    finally:
+        hosting.clear(safekeepers, settings.run_dir)
+
+
+def bridge(settings: Config) -> None:
+    """Run the repository, the captures and the proposer, until SIGTERM or SIGINT."""
+    refuse_quorum_of_one(settings)
+    regardless = settings.quorum_source is not None
+    with alone("bridge", [settings.run_dir], regardless=regardless):
+        _bridge(settings)
+
+
+def _bridge(settings: Config) -> None:
+    from walsender_bridge.change_log.repository.part import RepositoryPart
+
+    repository = RepositoryPart(settings)
+    repository.start()
+    malloc_trim.keep_returning()
+    try:
+        children = [*_captures(settings), *_proposer(settings)]
+        _supervise("bridge", children, settings, beside=repository.keep)
+    finally:
+        repository.stop()
+        shared_files.clear(settings.run_dir, settings.proposer_status.name)
+
+
+def _captures(settings: Config) -> list[Child]:
+    children = []
+    for source in settings.source:
+        argv = [sys.executable, "-m", "walsender_bridge.capture", "--source", source.name]
+        argv += ["--slot", source.slot_name, "--publication", source.publication_name]
+        argv += ["--log", settings.log_address, "--spool", str(settings.spool_dir / source.name)]
+        argv += ["--spool-limit", str(source.spool_limit)]
+        argv += ["--status-file", str(settings.capture_status(source))]
+        for table in source.tables:
+            argv += ["--table", table]
+        gate = settings.gate_of(source)
+        argv += [f"--candidate={slot}" for slot in gate.names]
+        argv += ["--members"] * bool(gate.members)
+        argv += ["--gate-quorum", str(gate.quorum or 0), "--on-missing", gate.on_missing]
+        argv += ["--degrade-after", str(gate.degrade_after), "--held-limit", str(gate.held_limit)]
+        argv += ["--gate-record", str(settings.gate_record(source))]
+        if gate.safekeepers:
+            argv += ["--proposer-status", str(settings.proposer_status)]
+        # The DSN may hold a password, and arguments are everybody's to read.
+        env = {"TUSKLINE_SOURCE_DSN": source.dsn}
+        children.append(Child(f"capture-{source.name}", argv, env=env, final=_CAPTURE_FINAL))
+    return children
+
+
+def _proposer(settings: Config) -> list[Child]:
+    from walsender_bridge.quorum.proposer.effects import Limits
+
+    source, section = settings.quorum_source, settings.safekeepers
+    if source is None:
+        return []
+    shared_files.prepare(settings.run_dir)
+    argv = [sys.executable, "-m", "walsender_bridge.quorum.proposer"]
+    argv += [f"--safekeeper={address}" for address in section.proposed_to]
+    argv += ["--application-name", section.application_name, "--slot", section.slot]
+    # What is on the way to a safekeeper is in memory too: the queue has the rest.
+    inflight = Limits().inflight_bytes * len(section.proposed_to)
+    argv += ["--queue-bytes", str(section.max_queue_bytes - inflight)]
+    argv += ["--max-laggard-bytes", str(section.max_laggard_bytes)]
+    argv += ["--status-file", str(settings.proposer_status)]
+    argv += ["--members-file", str(settings.members_request)]
+    argv += ["--quorum-file", str(settings.quorum_id_file)]
+    env = {"TUSKLINE_SOURCE_DSN": source.dsn}
+    return [Child("proposer", argv, env=env, final=_PROPOSER_FINAL)]
+
+
+def refuse_quorum_of_one(settings: Config) -> None:
+    """Raises `ConfigError` where a bridge would make the one safekeeper that it hosts a quorum by itself."""
+    section = settings.safekeepers
+    if settings.quorum_source is not None and section.is_alone:
+        raise ConfigError(
+            "this machine hosts one safekeeper, which a bridge here would use as the whole quorum",
+            where="[safekeepers] addresses",
+            repair="on machines for safekeepers only, run `tuskline keeper run`; run the bridge where addresses"
+            f' lists all of them; for a quorum of one, set addresses = ["{section.listen}"]',
+        )
+
+
+def _supervise(
+    name: str,
+    children: list[Child],
+    settings: Config,
+    *,
+    beside: Callable[[asyncio.Event], Coroutine[Any, Any, None]] | None = None,
+) -> None:
+    async def serve() -> None:
+        stop = asyncio.Event()
+        stop_on_signals(stop)
+        async with asyncio.TaskGroup() as tasks:
+            if beside is not None:
+                tasks.create_task(beside(stop))
+            await Supervisor(name, children, run_dir=settings.run_dir).run(stop)
+
+    asyncio.run(serve())

@@ -1,0 +1,121 @@
+"""`tuskline reattach`: go on after a lost slot, on another cluster, or with another log."""
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from walsender_bridge.cli.options import (
+    DEFAULT_CONFIG,
+    Admin,
+    AsJson,
+    ConfigPath,
+    checked_admin,
+    chosen_sources,
+    load_config,
+)
+from walsender_bridge.errors import Cause
+from walsender_bridge.provisioning.configured import capture_source
+from walsender_bridge.runtime.output import Output
+
+if TYPE_CHECKING:
+    from walsender_bridge.change_log.client import LogClient
+    from walsender_bridge.config import Config, SourceSection
+
+#: Seconds in which a capture that is just being started says whether it streams.
+_CAPTURE_SECONDS: Final = 5.0
+#: By which its capture ends for good.
+_FOR_GOOD: Final = {Cause.DIVERGED.name, Cause.PUBLICATION.name}
+
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Only say which sources cannot go on, and why.")
+]
+Force = Annotated[
+    bool, typer.Option("--force", help="Also sources that go on, as far as can be seen.")
+]
+Sources = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[SOURCE...]", help="Names of sources; all by default.", show_default=False
+    ),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    app.command("reattach")(reattach)
+
+
+def reattach(
+    sources: Sources = None,
+    config: ConfigPath = DEFAULT_CONFIG,
+    admin: Admin = None,
+    force: Force = False,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+) -> None:
+    """Let sources that cannot go on begin again under the same names, with a new copy of their tables.
+
+    After a slot or a publication was lost, on another server, after `detach` and `init`, or when the log was removed. The
+    log has to run (`tuskline up`). Sources that go on are left as they are.
+    """
+    from walsender_bridge.change_log.client import LogClient
+    from walsender_bridge.provisioning import reattach as attaching
+
+    settings = load_config(config)
+    admin = checked_admin(admin)
+    output = Output(as_json=as_json)
+    names: Sequence[str | None] = sources or [None]
+    chosen = [section for name in names for section in chosen_sources(settings, name)]
+    rows: list[dict[str, str]] = []
+    with LogClient(settings.log_address) as log:
+        for section in chosen:
+            source = capture_source(section)
+            why = attaching.reason(source, log, admin) or _of_capture(settings, section, log)
+            if why is None and not force:
+                continue
+            if not dry_run:
+                attaching.reattach(source, log, admin)
+            rows.append({"source": section.name, "reason": why or "--force"})
+        rows += _lake(settings, log.status().log_id, dry_run=dry_run)
+    if rows or as_json:
+        output.rows("reattached", rows)
+    if not rows:
+        output.note("nothing to do: each source goes on")
+    elif not dry_run:
+        output.note("their tables are copied again; `tuskline flush` waits for them")
+
+
+def _of_capture(settings: "Config", section: "SourceSection", log: "LogClient") -> str | None:
+    """Why its capture stopped here, where only what the server sends shows that it cannot go on."""
+    from walsender_bridge.capture import stream_record
+    from walsender_bridge.runtime import status_file
+
+    deadline = time.monotonic() + _CAPTURE_SECONDS
+    while True:
+        told = status_file.read(settings.capture_status(section))
+        # One that ends again and again is being started now and then.
+        if told.get("state") in {None, "stopped", "streaming"} or time.monotonic() > deadline:
+            break
+        time.sleep(0.1)
+    error, position = told.get("error"), stream_record.of_log(log, section.name)
+    if not error or error["code"] not in _FOR_GOOD or position is None:
+        return None
+    # What it said of a history that the log has no more is over.
+    return str(error["what"]) if told["committed_lsn"] == position.last_end_lsn else None
+
+
+def _lake(settings: "Config", log_id: str, *, dry_run: bool) -> list[dict[str, str]]:
+    """Have the lake go on with this log, if it is of another one."""
+    if settings.lake is None:
+        return []
+    from spark_consumers.lakehouse import adopt
+
+    trouble = adopt.trouble(settings.lake.uri, log_id)
+    if trouble is None:
+        return []
+    if not dry_run and adopt.request(settings.lake.uri, log_id) is None:
+        # The lake is of this log, and has another fault.
+        raise trouble
+    return [{"source": "[lake]", "reason": trouble.what}]

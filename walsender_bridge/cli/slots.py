@@ -1,0 +1,177 @@
+"""`tuskline slots`: whether each failover candidate has a proven copy of every slot, and the controller that sees to it.
+
+`status`, `ready` and `sync --once` end with 0 (each copy is ready), 1 (one is not) or 2 (nobody knows), as their answer;
+any other exit code is that of an error, and no answer.
+"""
+
+import signal
+import threading
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from walsender_bridge.cli.options import (
+    DEFAULT_CONFIG,
+    AsJson,
+    ConfigPath,
+    load_config,
+)
+from walsender_bridge.errors import ConfigError, UsageError
+from walsender_bridge.runtime import logs
+from walsender_bridge.runtime.output import Output
+
+if TYPE_CHECKING:
+    from slot_sync.plan import Plan
+    from slot_sync.report import Report
+    from walsender_bridge.config import Config, SlotsSection
+
+slots_app = typer.Typer(
+    help="Logical slots on failover candidates: see docs/slots.md.", no_args_is_help=True
+)
+
+READY: Final = 0
+NOT_READY: Final = 1
+UNKNOWN: Final = 2
+
+
+def register(app: typer.Typer) -> None:
+    """Add the group to the command line."""
+    app.add_typer(slots_app, name="slots")
+
+
+MaxAge = Annotated[
+    float | None,
+    typer.Option(
+        help="Accept proofs up to this many seconds old while the primary does not answer; default: max_age in [slots].",
+        min=0,
+    ),
+]
+
+
+@slots_app.command("status")
+def status(
+    config: ConfigPath = DEFAULT_CONFIG, max_age: MaxAge = None, as_json: AsJson = False
+) -> None:
+    """Every slot that is to be kept, on every candidate. Exit code 0: all are ready, 1: one is not, 2: unknown."""
+    from slot_sync.controller import look
+
+    _answer(look(plan(load_config(config), max_age=max_age)), as_json=as_json)
+
+
+@slots_app.command("ready")
+def ready(
+    standby: Annotated[
+        str, typer.Option("--standby", help="The candidate, by its name in [slots].")
+    ],
+    config: ConfigPath = DEFAULT_CONFIG,
+    max_age: MaxAge = None,
+    as_json: AsJson = False,
+) -> None:
+    """Whether this candidate may be promoted now. Exit code 0: yes, 1: no, 2: unknown."""
+    from slot_sync.controller import look
+
+    settings = load_config(config)
+    known = configured(settings).candidates
+    if standby not in known:
+        raise ConfigError(
+            f"there is no candidate {standby!r}",
+            where=str(config),
+            repair=f"one of: {', '.join(known)}",
+        )
+    _answer(look(plan(settings, standby, max_age=max_age)), as_json=as_json)
+
+
+@slots_app.command("sync")
+def sync(
+    config: ConfigPath = DEFAULT_CONFIG,
+    once: Annotated[
+        bool, typer.Option("--once", help="Do what can be done now, and say how it stands.")
+    ] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Go on until SIGTERM or SIGINT, as `up` does.")
+    ] = False,
+    timeout: Annotated[
+        float, typer.Option(help="Seconds for --once: for its turn, and for what it does.", min=0)
+    ] = 60.0,
+    as_json: AsJson = False,
+) -> None:
+    """Make, prove, move and drop the candidates' copies. One controller acts; another one waits for its turn."""
+    if once == watch:
+        raise UsageError("--once or --watch", repair="add one of them")
+    from slot_sync.controller import Controller
+    from walsender_bridge.runtime import status_file
+    from walsender_bridge.runtime.supervisor import exit_with_parent
+
+    if watch:
+        exit_with_parent()
+        logs.begin_part()
+    settings = load_config(config)
+    logs.hand_on(settings.logs.format)
+    with Controller(plan(settings)) as controller:
+        if once:
+            _answer(controller.once(timeout), as_json=as_json)
+            return
+        stop = threading.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: stop.set())
+        settings.run_dir.mkdir(parents=True, exist_ok=True)
+        controller.watch(
+            stop, lambda report: status_file.write(settings.slots_status, report.to_json())
+        )
+    settings.slots_status.unlink(missing_ok=True)
+
+
+def configured(settings: "Config") -> "SlotsSection":
+    """The section. Raises `ConfigError` without one."""
+    if settings.slots is None:
+        raise ConfigError(
+            "no slots are configured",
+            repair="add [slots.candidates.NAME] with dsn and slot for each standby: docs/slots.md",
+        )
+    return settings.slots
+
+
+def plan(settings: "Config", only: str | None = None, max_age: float | None = None) -> "Plan":
+    """What the configuration says is to be kept where; on the candidate `only`, if it is named."""
+    from slot_sync.plan import Candidate, Plan
+    from slot_sync.resolver.observed import Selection, Terms
+
+    section = configured(settings)
+    seconds = section.max_age if max_age is None else max_age
+    return Plan(
+        settings.slots_dsn,
+        tuple(
+            Candidate(name, each.dsn, each.slot)
+            for name, each in section.candidates.items()
+            if only in {None, name}
+        ),
+        Selection(
+            frozenset(section.names),
+            section.patterns,
+            frozenset(section.plugins),
+            frozenset(section.databases),
+        ),
+        settings.slots_dir,
+        section.poll,
+        Terms(round(seconds * 1e6), section.accept_native),
+    )
+
+
+def _answer(report: "Report", *, as_json: bool) -> None:
+    output = Output(as_json=as_json)
+    record = report.to_json()
+    if as_json:
+        from walsender_bridge.observability import slots_view
+
+        output.record(slots_view.shown(record))
+    else:
+        output.rows("slots", [_row(each) for each in record["slots"]])
+        for word in (*record["ill"], *record["not_known"]):
+            output.note(word)
+    raise typer.Exit({True: READY, False: NOT_READY, None: UNKNOWN}[record["ready"]])
+
+
+def _row(each: dict[str, Any]) -> dict[str, Any]:
+    """What fits on a line."""
+    names = ("standby", "slot", "state", "why", "lag_bytes", "age")
+    return {name: each[name] for name in names}

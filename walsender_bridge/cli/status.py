@@ -1,0 +1,174 @@
+"""`tuskline status` and `tuskline lag`."""
+
+from dataclasses import asdict
+from typing import Any, Final
+
+import typer
+
+from walsender_bridge.cli.options import (
+    DEFAULT_CONFIG,
+    AsJson,
+    ConfigPath,
+    load_config,
+)
+from walsender_bridge.errors import Cause
+from walsender_bridge.runtime.output import Output
+from walsender_bridge.runtime.times import iso_time
+
+#: What a terminal of 80 columns shows of each; `--json` has it all, and what is wrong is said below.
+_COLUMNS: Final = {
+    "processes": ("process", "pid", "state", "restarts", "exit_code", "memory_mb"),
+    "sources": ("source", "state", "server_lsn", "logged_lsn", "confirmed_lsn"),
+    "slots": ("source", "slot", "active", "wal_status", "retained_bytes"),
+    "gate": ("source", "candidate", "standing", "lsn", "lag_bytes"),
+}
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    app.command("status")(status)
+    app.command("lag")(lag)
+
+
+def status(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
+    """Processes, streams, slots, the newest epoch. Exit code 19 when something does not run as it should."""
+    from walsender_bridge.observability.observation import Observer
+
+    with Observer(load_config(config)) as observer:
+        seen = observer.look()
+    output = Output(as_json=as_json)
+    record = summary(seen)
+    if as_json:
+        output.record(record)
+    else:
+        if record["quorum"] is not None and not record["quorum"]["quorum"]:
+            output.note(record["ill"][0])
+        for name, columns in _COLUMNS.items():
+            rows = [{column: row[column] for column in columns} for row in record[name]]
+            if rows or name != "gate":
+                output.rows(name, rows)
+        if seen.slots is not None:
+            output.rows("slots kept", seen.slots.rows)
+        if record["quorum"] is not None:
+            output.record(_short(record["quorum"]))
+        output.record({"log version": record["log"]["version"]})
+        if record["lake"] is not None:
+            output.record({**record["lake"], "set_aside": list(record["lake"]["set_aside"])})
+        for word in (*record["ill"], *record["notes"]):
+            output.note(word)
+    if record["ill"]:
+        raise typer.Exit(int(Cause.UNAVAILABLE))
+
+
+def _short(quorum: dict[str, Any]) -> dict[str, Any]:
+    """The quorum in a few lines."""
+    proposer = quorum["proposer"]
+    states = [each["state"] for each in quorum["safekeepers"]]
+    counted = {state: states.count(state) for state in dict.fromkeys(states)}
+    return {
+        "safekeepers": ", ".join(f"{count} {state}" for state, count in counted.items()),
+        "quorum commit lsn": proposer["commit_lsn"],
+        "quorum lag bytes": proposer["lag_bytes"],
+    }
+
+
+def summary(seen: Any) -> dict[str, Any]:
+    """An observation as plain values."""
+    from walsender_bridge.cli import safekeeper
+    from walsender_bridge.observability import slots_view
+    from walsender_bridge.postgres.protocol.lsn import format_lsn
+
+    lake = seen.lake
+    return {
+        "healthy": not seen.ill,
+        "ill": seen.ill,
+        "notes": seen.notes,
+        "up": seen.up,
+        "processes": [
+            {
+                "process": process.name,
+                "pid": process.pid,
+                "state": process.state,
+                "restarts": process.restarts,
+                "exit_code": process.exit_code,
+                "memory_mb": round(process.memory / (1 << 20), 1),
+            }
+            for process in seen.processes
+        ],
+        "sources": [
+            {
+                "source": source.name,
+                "state": source.state,
+                **{
+                    name: format_lsn(source.capture.get(name, 0))
+                    for name in ("server_lsn", "logged_lsn", "committed_lsn", "confirmed_lsn")
+                },
+                "transactions": source.capture.get("transactions", 0),
+                "error": (source.capture.get("error") or {}).get("what"),
+            }
+            for source in seen.sources
+        ],
+        "slots": [
+            {
+                "source": source.name,
+                "slot": source.slot,
+                "active": source.server and source.server["active"],
+                "wal_status": source.server and source.server["wal_status"],
+                "retained_bytes": source.server and source.server["retained_bytes"],
+                "error": source.error and source.error.what,
+            }
+            for source in seen.sources
+        ],
+        "gate": [row for source in seen.sources for row in _gate(source)],
+        "quorum": None if seen.quorum is None else safekeeper.summary(seen.quorum),
+        "slot_copies": None if seen.slots is None else slots_view.shown(seen.slots.told),
+        "log": {
+            "version": seen.log and seen.log.version,
+            "error": seen.errors["log"].what if "log" in seen.errors else None,
+        },
+        "lake": None
+        if not seen.lake_configured
+        else {
+            "epoch": lake and lake.epoch,
+            "term": lake and lake.term,
+            "published_at": lake and iso_time(lake.published_at),
+            "tables": len(lake.readable) if lake else 0,
+            "set_aside": lake.set_aside if lake else {},
+        },
+    }
+
+
+def _gate(source: Any) -> list[dict[str, Any]]:
+    from walsender_bridge.observability import gate_view
+
+    server = (source.server or {}).get("server_lsn") or source.capture.get("server_lsn", 0)
+    return gate_view.rows(source.name, source.capture.get("gate"), server)
+
+
+def lag(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
+    """How far behind each stage is: capture, gate, barrier, merge; and each table."""
+    from walsender_bridge.observability import lag as stages
+    from walsender_bridge.observability.observation import Observer
+
+    with Observer(load_config(config)) as observer:
+        seen = observer.look()
+    output = Output(as_json=as_json)
+    sources = [_rounded(asdict(each)) for each in stages.of_sources(seen)]
+    tables = [_rounded(asdict(each)) for each in stages.of_tables(seen)]
+    quorum = [] if seen.quorum is None else stages.of_safekeepers(seen.quorum)
+    safekeepers = [asdict(each) for each in quorum]
+    if as_json:
+        output.record({"sources": sources, "tables": tables, "safekeepers": safekeepers})
+    else:
+        output.rows("sources", sources)
+        why = {each["table"]: each.pop("why") for each in tables}
+        output.rows("tables", tables)
+        for name in filter(why.get, why):
+            output.note(f"{name}: {why[name]}")
+        if safekeepers:
+            output.rows("safekeepers", safekeepers)
+
+
+def _rounded(record: dict[str, Any]) -> dict[str, Any]:
+    seconds = record["seconds"]
+    return {**record, "seconds": None if seconds is None else round(seconds, 3)}

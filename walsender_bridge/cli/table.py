@@ -1,0 +1,229 @@
+"""`tuskline table`: list, add, pause, resume, resync, drop. Each but `list` leaves a request at the lake."""
+
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from walsender_bridge.cli.options import (
+    DEFAULT_CONFIG,
+    Admin,
+    AsJson,
+    ConfigPath,
+    checked_admin,
+    lake_section,
+    load_config,
+)
+from walsender_bridge.errors import UsageError
+from walsender_bridge.provisioning.configured import capture_source
+from walsender_bridge.runtime.output import Output
+from walsender_bridge.runtime.times import with_iso_times
+
+if TYPE_CHECKING:
+    from spark_consumers.lakehouse.manifest import Chain
+    from walsender_bridge.config import Config
+
+table_app = typer.Typer(help="The tables of the lake: see docs/tables.md.", no_args_is_help=True)
+
+Names = Annotated[
+    list[str], typer.Argument(metavar="TABLE...", help="stream.schema.table, or schema.table.")
+]
+Wait = Annotated[bool, typer.Option("--wait", help="Return when the lake shows the result.")]
+Timeout = Annotated[float, typer.Option(help="Seconds to wait.", min=0)]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    app.add_typer(table_app, name="table")
+
+
+@table_app.command("list")
+def list_tables(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
+    """Every table: its state, whose rows it has, why, and how far its copy is."""
+    chain = lake_chain(load_config(config))
+    from spark_consumers.lakehouse.status import read_status, table_rows
+
+    chain.identity()
+    head = chain.head()
+    rows = [] if head is None else table_rows(head, read_status(chain), time.time())
+    output = Output(as_json=as_json)
+    output.rows("tables", [shown(row) for row in rows] if as_json else [_line(row) for row in rows])
+    for row in rows:
+        why = "; ".join(filter(None, (row["reason"], row["resync"])))
+        if why and not as_json:
+            output.note(f"{row['table']}: {why}")
+
+
+def shown(row: dict[str, Any]) -> dict[str, Any]:
+    """A row for `--json`, with times as ISO 8601. Pure."""
+    copy = row["copy"]
+    return {**row, "copy": None if copy is None else with_iso_times(copy, "began_at")}
+
+
+def _line(row: dict[str, Any]) -> dict[str, Any]:
+    """What fits on a line."""
+    copy = row["copy"]
+    return {
+        **{name: row[name] for name in ("table", "state", "rows", "unfit_rows", "as_of")},
+        "copy": f"{copy['pieces_done']}/{copy['pieces']} parts" if copy else None,
+    }
+
+
+@table_app.command()
+def add(
+    tables: Names,
+    config: ConfigPath = DEFAULT_CONFIG,
+    admin: Admin = None,
+    wait: Wait = False,
+    timeout: Timeout = 600.0,
+    as_json: AsJson = False,
+) -> None:
+    """Put tables into the publication, and have them copied into the lake."""
+    settings = load_config(config)
+    admin = checked_admin(admin)
+    from walsender_bridge.postgres.protocol.relation_name import split_relation
+    from walsender_bridge.postgres.table_patterns import Choice
+    from walsender_bridge.provisioning.table import add_table
+
+    names = full_names(settings, tables)
+    for name in names:
+        stream, _, table = name.partition(".")
+        section = next(source for source in settings.source if source.name == stream)
+        for made in add_table(capture_source(section), table, admin):
+            Output(as_json=as_json).note(f"made: {made}")
+        if not Choice.of(section.tables).means(*split_relation(table)):
+            Output(as_json=as_json).note(
+                f"add {table!r} to `tables` of source {stream!r} in {config}, too"
+            )
+    _request(settings, "add", names, wait=wait, timeout=timeout, as_json=as_json)
+
+
+@table_app.command()
+def pause(
+    tables: Names,
+    config: ConfigPath = DEFAULT_CONFIG,
+    wait: Wait = False,
+    timeout: Timeout = 600.0,
+    as_json: AsJson = False,
+) -> None:
+    """Stop applying changes to tables: their rows stay as they are, the others go on."""
+    settings = load_config(config)
+    names = full_names(settings, tables)
+    _request(settings, "pause", names, wait=wait, timeout=timeout, as_json=as_json)
+
+
+@table_app.command()
+def resume(
+    tables: Names,
+    config: ConfigPath = DEFAULT_CONFIG,
+    wait: Wait = False,
+    timeout: Timeout = 600.0,
+    as_json: AsJson = False,
+) -> None:
+    """Go on applying changes to paused tables, or try one again that could not follow."""
+    settings = load_config(config)
+    names = full_names(settings, tables)
+    _request(settings, "resume", names, wait=wait, timeout=timeout, as_json=as_json)
+
+
+@table_app.command()
+def resync(
+    tables: Names,
+    config: ConfigPath = DEFAULT_CONFIG,
+    wait: Wait = False,
+    timeout: Timeout = 600.0,
+    as_json: AsJson = False,
+) -> None:
+    """Copy tables again, beside their old versions, which stay readable until the new ones are whole."""
+    settings = load_config(config)
+    names = full_names(settings, tables)
+    _request(settings, "resync", names, wait=wait, timeout=timeout, as_json=as_json)
+
+
+@table_app.command()
+def drop(
+    tables: Names,
+    config: ConfigPath = DEFAULT_CONFIG,
+    wait: Wait = False,
+    timeout: Timeout = 600.0,
+    as_json: AsJson = False,
+) -> None:
+    """Remove tables that have left their publication from the lake, with their names for other engines.
+
+    Epochs before show them until they are past [lake] retention; then their files are removed.
+    """
+    settings = load_config(config)
+    head = lake_chain(settings).head()
+    # Its source may have left the configuration.
+    known = {name for name in tables if head is not None and name in head.tables}
+    names = [name if name in known else full_names(settings, [name])[0] for name in tables]
+    _request(settings, "drop", names, wait=wait, timeout=timeout, as_json=as_json)
+
+
+def _request(
+    settings: "Config",
+    kind: str,
+    names: Sequence[str],
+    *,
+    wait: bool,
+    timeout: float,
+    as_json: bool,
+) -> None:
+    rows = asked(lake_chain(settings), kind, names, wait=wait, timeout=timeout, bars=not as_json)
+    Output(as_json=as_json).rows("tables", rows)
+
+
+def asked(
+    chain: "Chain",
+    kind: str,
+    names: Sequence[str],
+    rows: Sequence[str] = (),
+    *,
+    wait: bool,
+    timeout: float,
+    bars: bool,
+) -> list[dict[str, Any]]:
+    """Leave a request at the lake; a record for each table, of its outcome if that is waited for."""
+    from spark_consumers.lakehouse import requests
+    from spark_consumers.lakehouse.status import read_status
+    from walsender_bridge.cli.copy_bars import CopyBars
+
+    request = requests.ask(chain, kind, names, rows)
+    told = dict.fromkeys(names, "asked")
+    if wait:
+        with CopyBars(shown=sys.stderr.isatty() and bars) as shown:
+            told = requests.wait(
+                chain,
+                request,
+                timeout=timeout,
+                looking=lambda: shown.show(read_status(chain).get("copying", {})),
+            )
+    return [{"table": n, "outcome": o, "request": request.id} for n, o in told.items()]
+
+
+def lake_chain(settings: "Config") -> "Chain":
+    """The configured lake's chain. Raises `LakeError`."""
+    lake = lake_section(settings)
+    from spark_consumers.lakehouse.manifest import open_chain
+
+    return open_chain(lake.uri)
+
+
+def full_names(settings: "Config", names: Sequence[str]) -> list[str]:
+    """`stream.schema.table` for each name. Raises `UsageError`."""
+    streams = [source.name for source in settings.source]
+    found = []
+    for name in names:
+        stream, _, rest = name.partition(".")
+        if stream in streams and "." in rest:
+            found.append(name)
+        elif len(streams) == 1 and "." in name:
+            found.append(f"{streams[0]}.{name}")
+        else:
+            raise UsageError(
+                f"{name!r} does not say which table is meant",
+                repair=f"write stream.schema.table; the streams are {', '.join(streams)}",
+            )
+    return list(dict.fromkeys(found))

@@ -1,0 +1,219 @@
+"""`tuskline up` and `tuskline down`: all parts that a configuration names, under one supervisor."""
+
+import contextlib
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from walsender_bridge.cli import extras
+from walsender_bridge.cli.doctor import of_quorum, of_source
+from walsender_bridge.cli.options import DEFAULT_CONFIG, AsJson, ConfigPath, load_config
+from walsender_bridge.doctor.finding import Finding, Severity
+from walsender_bridge.errors import Cause, DeadlineError, TusklineError, from_wire
+from walsender_bridge.provisioning.configured import needed_quorum, waits
+from walsender_bridge.runtime import disk_full, logs, pid_file
+from walsender_bridge.runtime.output import Output
+from walsender_bridge.runtime.private_folder import private_file, private_folder
+
+if TYPE_CHECKING:
+    from walsender_bridge.config import Config
+    from walsender_bridge.runtime.supervisor import Child
+
+#: Seconds that a part has to end: longer than its own supervisor gives its children.
+GRACE = 30.0
+_BACKGROUND_SECONDS = 60.0
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    app.command("up")(up)
+    app.command("down")(down)
+
+
+def up(
+    config: ConfigPath = DEFAULT_CONFIG,
+    background: Annotated[
+        bool, typer.Option("--background", help="Return when it runs; `tuskline down` ends it.")
+    ] = False,
+) -> None:
+    """Run keeper, bridge, lake, slots and metrics, as configured, until SIGTERM or SIGINT."""
+    settings = load_config(config)
+    if background:
+        _start_in_background(config, settings)
+        return
+    logs.hand_on(settings.logs.format)
+    private_folder(settings.log.data_dir)
+    from walsender_bridge.cli.parts import refuse_while_running
+
+    with pid_file.held(settings.run_dir):
+        refuse_while_running(settings)
+        preflight(settings)
+        import asyncio
+
+        asyncio.run(_serve(_children(config, settings), settings.run_dir))
+
+
+def preflight(settings: "Config") -> None:
+    """Raise what another attempt would not mend: `doctor`'s errors, but for a server that is away now, or one table's harm.
+
+    What harms one part alone, or one source of several, is only told: the others start, for COMMIT may wait for them, and
+    slots keep WAL. Where there has been a quorum, that is all but a configuration that would make another one.
+    """
+    from walsender_bridge.cli.parts import refuse_quorum_of_one
+
+    refuse_quorum_of_one(settings)
+    extras.need_for_up(settings)
+    for error in _of_one_part(settings):
+        logs.say_error(error)
+    quorum = settings.quorum_id_file.exists()
+    for error in _of_the_log(settings):
+        if not quorum:
+            raise error
+        logs.say_error(error)
+    by_source = [_prevented(of_source(section)) for section in settings.source]
+    # Nobody is told that safekeepers are away which are started next.
+    beside = _prevented([each for each in of_quorum(settings, reach=False) if each.prevents])
+    nothing_runs = all(any(prevents for _, prevents in found) for found in by_source)
+    for found, ends in (*((each, nothing_runs) for each in by_source), (beside, True)):
+        for error, prevents in found:
+            if prevents and ends and not quorum:
+                raise error
+            logs.say_error(error)
+
+
+def _prevented(findings: Iterable[Finding]) -> list[tuple[TusklineError, bool]]:
+    """The errors among them, and whether each keeps its source from being captured, now and at the next attempt."""
+    passing = {Cause.CONNECTION, Cause.UNAVAILABLE, Cause.INTERNAL}
+    return [
+        (
+            from_wire(
+                {
+                    "code": finding.cause.name,
+                    "what": finding.what,
+                    "where": finding.where,
+                    "repair": finding.repair,
+                }
+            ),
+            finding.prevents and finding.cause not in passing,
+        )
+        for finding in findings
+        if finding.severity is Severity.ERROR
+    ]
+
+
+def _of_the_log(settings: "Config") -> Iterator[TusklineError]:
+    """What keeps the log's replicas, or its repository, from running."""
+    from walsender_bridge.cli.parts import CLOSED_SECONDS, check_keeper
+    from walsender_bridge.runtime import listening
+
+    try:
+        check_keeper(settings)
+    except TusklineError as error:
+        yield error
+    try:
+        listening.check(settings.log.listen, seconds=CLOSED_SECONDS)
+    except TusklineError as error:
+        yield error
+
+
+def _of_one_part(settings: "Config") -> Iterator[TusklineError]:
+    """What keeps the lake, or one safekeeper, from running."""
+    if settings.lake is not None:
+        from spark_consumers.lakehouse import folder
+
+        try:
+            folder.check(settings.lake.uri)
+        except TusklineError as error:
+            yield error
+    if settings.safekeepers.local:
+        from walsender_bridge.quorum.safekeeper import hosting
+
+        keeper_dir = settings.keeper[0].data_dir
+        places = hosting.hosted(settings.safekeepers, keeper_dir, settings.run_dir)
+        yield from hosting.refused(places).values()
+
+
+def _children(config: Path, settings: "Config") -> "list[Child]":
+    from walsender_bridge.runtime.supervisor import Child
+
+    parts = {"keeper": ["keeper", "run"], "bridge": ["bridge", "run"]}
+    if settings.lake is not None:
+        parts["lake"] = ["lake", "run"]
+    if settings.slots is not None:
+        parts["slots"] = ["slots", "sync", "--watch"]
+    if settings.metrics is not None:
+        parts["metrics"] = ["metrics"]
+    command = [sys.executable, "-m", "walsender_bridge.cli.app"]
+    return [
+        Child(name, [*command, *words, "--config", str(config.resolve())])
+        for name, words in parts.items()
+    ]
+
+
+async def _serve(children: "list[Child]", run_dir: Path) -> None:
+    import asyncio
+
+    from walsender_bridge.runtime.supervisor import Supervisor, stop_on_signals
+
+    stop = asyncio.Event()
+    stop_on_signals(stop)
+    await Supervisor("up", children, run_dir=run_dir, grace=GRACE).run(stop)
+
+
+def _start_in_background(config: Path, settings: "Config") -> None:
+    from walsender_bridge.runtime.supervisor import read_states
+
+    log_file = settings.log.data_dir / "logs" / "up.log"
+    private_folder(settings.log.data_dir)
+    with disk_full.named(log_file):
+        log_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private_file(log_file)
+    begun = log_file.stat().st_size if log_file.exists() else 0
+    with log_file.open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "walsender_bridge.cli.app", "up", "-c", str(config.resolve())],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    deadline = time.monotonic() + _BACKGROUND_SECONDS
+    # The lock comes first, then the checks; it runs when its supervisor has said so.
+    while read_states(settings.run_dir, "up").get("pid") != process.pid:
+        if process.poll() is not None:
+            said = log_file.read_bytes()[begun:].decode("utf-8", "replace")
+            full = disk_full.lack_of_room(settings.log.data_dir)
+            if full is not None and "error:" not in said:
+                raise full
+            sys.stderr.write(said)
+            raise typer.Exit(process.returncode)
+        if time.monotonic() > deadline:
+            raise DeadlineError("it did not start in time", where=str(log_file))
+        time.sleep(0.05)
+    # What the checks said, which keeps nothing from running.
+    sys.stderr.write(log_file.read_bytes()[begun:].decode("utf-8", "replace"))
+    Output(as_json=False).note(f"process {process.pid}, log {log_file}")
+
+
+def down(
+    config: ConfigPath = DEFAULT_CONFIG,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait.")] = 90.0,
+    as_json: AsJson = False,
+) -> None:
+    """End what `tuskline up` runs, and wait until it has ended."""
+    settings = load_config(config)
+    pid = pid_file.end(settings.run_dir, timeout)
+    output = Output(as_json=as_json)
+    if as_json:
+        output.record({"ended": pid})
+    else:
+        output.note(f"process {pid} has ended" if pid else "it did not run")
+    if settings.quorum_source is not None:
+        # The proposer has ended, and a server that waits for it goes on waiting.
+        with contextlib.suppress(TusklineError):
+            output.note(waits(needed_quorum(settings)))

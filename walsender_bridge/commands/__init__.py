@@ -1,1 +1,0 @@
-"""The command line's groups: one module for each, registered in `cli`."""

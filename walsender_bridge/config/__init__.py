@@ -1,0 +1,421 @@
+"""The configuration: a TOML file < `TUSKLINE_*` in the environment < flags (`tuskline --set KEY=VALUE`).
+
+Sections and keys are strict: an unknown one is an error that names the nearest. Sections that belong to
+parts which are not in this version are known by name and refused by name, so that a file written for a
+newer version is never half understood. Relative paths are relative to the file's folder.
+"""
+
+import difflib
+import json
+import os
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from walsender_bridge.config.sections import (
+    CandidateSection,
+    GateSection,
+    KeeperSection,
+    LakeSection,
+    LogSection,
+    LogsSection,
+    MetricsSection,
+    SafekeepersSection,
+    SlotsSection,
+    SourceSection,
+)
+from walsender_bridge.errors import ConfigError, NotSupportedError, UsageError
+from walsender_bridge.postgres.protocol.relation_name import relation_name, split_relation
+from walsender_bridge.postgres.table_patterns import Choice
+from walsender_bridge.runtime import shared_files
+
+__all__ = [
+    "RESERVED",
+    "Config",
+    "GateSection",
+    "KeeperSection",
+    "LakeSection",
+    "LogSection",
+    "LogsSection",
+    "MetricsSection",
+    "SafekeepersSection",
+    "SlotsSection",
+    "SourceSection",
+    "has_password",
+    "load_config",
+    "remember_flags",
+]
+
+#: Sections of parts that this version does not have.
+RESERVED = ("tls",)
+_PREFIX = "TUSKLINE_"
+#: What `--set` said, as a JSON object in the environment: the processes that are started here see it too.
+FLAGS_VARIABLE = "TUSKLINE_FLAGS"
+
+
+class Config(BaseModel):
+    """The whole configuration. Load it with `load_config`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    log: LogSection
+    source: tuple[SourceSection, ...] = Field(min_length=1)
+    keeper: tuple[KeeperSection, ...] = Field(min_length=1)
+    lake: LakeSection | None = None
+    safekeepers: SafekeepersSection = SafekeepersSection()
+    #: None: no copies of slots are kept.
+    slots: SlotsSection | None = None
+    gate: GateSection = GateSection()
+    #: None: no endpoint is served.
+    metrics: MetricsSection | None = None
+    logs: LogsSection = LogsSection()
+
+    @property
+    def log_address(self) -> str:
+        """The repository's Flight address."""
+        return f"grpc://{self.log.listen}"
+
+    @property
+    def quorum_source(self) -> SourceSection | None:
+        """A database of the server whose commits wait for the safekeepers; None without safekeepers."""
+        section = self.safekeepers
+        if not section.proposed_to:
+            return None
+        return next(s for s in self.source if section.source in {None, s.name})
+
+    def gate_of(self, source: SourceSection) -> GateSection:
+        """What has to have a transaction of this source before consumers may see it.
+
+        The safekeepers count for the sources of their server, which is known by its host.
+        """
+        gate, quorum = source.gate or self.gate, self.quorum_source
+        same = quorum is not None and same_hosts(quorum.dsn, source.dsn)
+        return gate.model_copy(update={"safekeepers": gate.safekeepers and same})
+
+    def gate_record(self, source: SourceSection) -> Path:
+        """The file of what was decided about a source's gate (`capture.gate_record`)."""
+        return self.log.data_dir / "gate" / f"{source.name}.jsonl"
+
+    def capture_status(self, source: SourceSection) -> Path:
+        """The file in which a source's capture says how it is, where its bridge runs (`capture.status`)."""
+        return self.run_dir / f"capture-{source.name}.status.json"
+
+    @property
+    def capture_statuses(self) -> list[Path]:
+        """The status files that there are, also of captures of sources that were configured before."""
+        return sorted(self.run_dir.glob("capture-*.status.json"))
+
+    @property
+    def slots_dsn(self) -> str:
+        """A database of the primary whose slots are copied to the failover candidates."""
+        section = self.slots
+        if section is not None and section.dsn is not None:
+            return section.dsn
+        wanted = section.source if section is not None else None
+        return next(s.dsn for s in self.source if wanted in {None, s.name})
+
+    @property
+    def slots_dir(self) -> Path:
+        """Where the record of copies is, a file for each failover candidate (`slot_sync.record_file`)."""
+        return self.log.data_dir / "slots"
+
+    @property
+    def slots_status(self) -> Path:
+        """The file in which the controller of slot copies says how they are, where it runs."""
+        return self.run_dir / "slots.json"
+
+    @property
+    def spool_dir(self) -> Path:
+        """Where captures keep large transactions until they commit, a folder for each source."""
+        return self.log.data_dir / "spool"
+
+    @property
+    def scratch_dir(self) -> Path:
+        """Where Spark drivers that are started here keep what ends with them (`spark_consumers.scratch`)."""
+        return self.log.data_dir / "scratch"
+
+    @property
+    def proposer_status(self) -> Path:
+        """The file in which the proposer says how it is, where its bridge runs (`proposer.status`)."""
+        return shared_files.folder(self.run_dir) / "proposer.json"
+
+    @property
+    def members_request(self) -> Path:
+        """The file in which another membership of the safekeepers is asked for (`proposer.member_changes`)."""
+        return self.log.data_dir / "members.json"
+
+    @property
+    def quorum_id_file(self) -> Path:
+        """Where the bridge records its quorum's id (`proposer.quorum_record`)."""
+        return self.log.data_dir / "quorum-id.json"
+
+    @property
+    def run_dir(self) -> Path:
+        """Where the supervisors say what they run (see `supervisor`)."""
+        return self.log.data_dir / "run"
+
+
+def _nearest(word: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(word, known, n=1)
+    return f"did you mean {close[0]!r}?" if close else ""
+
+
+def _fields_at(location: tuple[int | str, ...]) -> list[str]:
+    model: Any = Config
+    for part in location[:-1]:
+        if isinstance(part, int):
+            continue
+        model = {
+            "log": LogSection,
+            "source": SourceSection,
+            "keeper": KeeperSection,
+            "lake": LakeSection,
+            "safekeepers": SafekeepersSection,
+            "slots": SlotsSection,
+            "candidates": CandidateSection,
+            "gate": GateSection,
+            "metrics": MetricsSection,
+            "logs": LogsSection,
+        }.get(part, model)
+    return [*model.model_fields]
+
+
+def _explain(error: ValidationError, where: str) -> ConfigError:
+    found = error.errors(include_url=False, include_input=False)
+    # A misspelt key is also a missing one; the misspelling is the better news.
+    first = next((e for e in found if e["type"] == "extra_forbidden"), found[0])
+    key = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        repair = _nearest(str(first["loc"][-1]), _fields_at(first["loc"]))
+        return ConfigError(f"unknown key {key!r}", where=where, repair=repair or "remove it")
+    if first["type"] == "missing":
+        return ConfigError(f"{key!r} is missing", where=where, repair=f"add {key}")
+    return ConfigError(f"{key}: {first['msg']}", where=where, repair=f"correct {key}")
+
+
+def _check_tables(config: Config, where: str) -> None:
+    """Raise `ConfigError` for a table in `[lake.on_unfit_value]` that no source can have."""
+    if config.lake is None:
+        return
+    streams = [source.name for source in config.source]
+    choices = {source.name: Choice.of(source.tables) for source in config.source}
+    named = [(s, names) for s, choice in choices.items() for names in choice.named]
+    known = ["default", *(f"{stream}.{relation_name(*names)}" for stream, names in named)]
+    for name in config.lake.on_unfit_value:
+        stream, _, rest = name.partition(".")
+        if name == "default" or (
+            stream in streams and "." in rest and choices[stream].means(*split_relation(rest))
+        ):
+            continue
+        near = _nearest(name, known) or _nearest(name, [f"{s}.{name}" for s in streams])
+        raise ConfigError(
+            f"lake.on_unfit_value: {name!r} is no table of a source",
+            where=where,
+            repair=near or "write 'default', or \"stream.schema.table\" in quotes",
+        )
+
+
+def _check_safekeepers(config: Config, where: str) -> None:
+    """Raise `ConfigError` for safekeepers of no source, or whose ports another part has."""
+    section = config.safekeepers
+    names = [source.name for source in config.source]
+    if section.source is not None and section.source not in names:
+        raise ConfigError(
+            f"safekeepers.source: there is no source {section.source!r}",
+            where=where,
+            repair=_nearest(section.source, names) or "one of: " + ", ".join(names),
+        )
+    taken = {config.log.listen, *(keeper.listen for keeper in config.keeper)}
+    taken |= {config.metrics.listen} if config.metrics is not None else set()
+    for address in (*section.hosted_addresses, *section.wal_addresses):
+        if address in taken:
+            raise ConfigError(
+                f"safekeepers: {address} is another part's",
+                where=where,
+                repair=f"choose another listen or wal_listen: each takes {section.local} ports in a row",
+            )
+
+
+def _check_slots(config: Config, where: str) -> None:
+    """Raise `ConfigError` for slots of no source."""
+    names = [source.name for source in config.source]
+    if config.slots is None or config.slots.source in {None, *names}:
+        return
+    raise ConfigError(
+        f"slots.source: there is no source {config.slots.source!r}",
+        where=where,
+        repair=_nearest(config.slots.source or "", names) or "one of: " + ", ".join(names),
+    )
+
+
+def _check_gates(config: Config, where: str) -> None:
+    """Raise `ConfigError` for a candidate that is none."""
+    gates = {f"source.{s.name}.gate": s.gate for s in config.source if s.gate is not None}
+    for name, gate in {"gate": config.gate, **gates}.items():
+        if config.safekeepers.proposed_to and config.safekeepers.slot in gate.names:
+            raise ConfigError(
+                f"{name}: {config.safekeepers.slot!r} is the safekeepers' own slot",
+                where=where,
+                repair="leave it out: what the safekeepers have is waited for anyway",
+            )
+
+
+def _resolve(base: Path, values: dict[str, Any]) -> None:
+    for section in (values.get("log"), *_tables(values.get("keeper"))):
+        if isinstance(section, dict) and isinstance(section.get("data_dir"), str):
+            section["data_dir"] = str(base / section["data_dir"])
+    safekeepers = values.get("safekeepers")
+    if isinstance(safekeepers, dict):
+        for name in ("users", "tls_cert", "tls_key", "tls_client_ca", "archive"):
+            if isinstance(safekeepers.get(name), str) and "://" not in safekeepers[name]:
+                safekeepers[name] = str(base / safekeepers[name])
+    lake = values.get("lake")
+    if isinstance(lake, dict) and isinstance(lake.get("uri"), str) and "://" not in lake["uri"]:
+        lake["uri"] = str(base / lake["uri"])
+
+
+def _tables(value: object) -> list[object]:
+    return value if isinstance(value, list) else []
+
+
+def remember_flags(assignments: list[str]) -> None:
+    """Take `KEY=VALUE` flags for `load_config` here and in every process that is started from here.
+
+    KEY is `section.key`, or `source.NAME.key`; VALUE is TOML, or plain text. Raises `UsageError`, also for a
+    password: arguments are everybody's to read.
+    """
+    flags: dict[str, Any] = {}
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        if not equals or not key.strip():
+            raise UsageError(
+                "--set needs KEY=VALUE", repair="for example --set lake.epoch_interval=5"
+            )
+        if key.endswith("dsn") and has_password(text):
+            raise UsageError(
+                f"--set {key}: a password in an argument can be read by every user of this machine",
+                repair="put it into ~/.pgpass, PGPASSWORD or a service file",
+            )
+        try:
+            flags[key.strip()] = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            flags[key.strip()] = text
+    if flags:
+        os.environ[FLAGS_VARIABLE] = json.dumps(flags)
+
+
+def same_hosts(dsn: str, other: str) -> bool:
+    """Whether two libpq connection strings name the same hosts and ports."""
+    from psycopg import Error
+    from psycopg.conninfo import conninfo_to_dict
+
+    try:
+        places = [conninfo_to_dict(each) for each in (dsn, other)]
+    except Error:
+        return dsn == other
+    return (
+        len({tuple(p.get(k) for k in ("host", "hostaddr", "port", "service")) for p in places}) == 1
+    )
+
+
+def has_password(dsn: str) -> bool:
+    """Whether a libpq connection string holds a password; also if it is one that libpq does not read."""
+    from psycopg import Error
+    from psycopg.conninfo import conninfo_to_dict
+
+    try:
+        return "password" in conninfo_to_dict(dsn)
+    except Error:
+        return "password" in dsn.lower()
+
+
+def _with_environment(values: dict[str, Any]) -> Config:
+    """The file's values, with those of `TUSKLINE_*`. Raises pydantic's `ValidationError`."""
+    names = tuple(f"{_PREFIX}{name}".upper() for name in Config.model_fields)
+    if not any(name.upper().startswith(names) for name in os.environ):
+        return Config(**values)
+    # Its library takes longer to import than the file takes to read.
+    from walsender_bridge.config.environment import FromEnvironment
+
+    return FromEnvironment(**values)
+
+
+def _with_flags(config: Config, where: str) -> Config:
+    flags = json.loads(os.environ.get(FLAGS_VARIABLE, "{}"))
+    if not flags:
+        return config
+    values = config.model_dump()
+    for key, value in flags.items():
+        _assign(values, key, value)
+    try:
+        return Config(**values)
+    except ValidationError as error:
+        raise _explain(error, f"{where} with --set") from None
+
+
+def _assign(values: dict[str, Any], key: str, value: object) -> None:
+    *path, last = key.split(".")
+    place: Any = values
+    for part in path:
+        if isinstance(place, (list, tuple)):
+            names = {str(n): each for n, each in enumerate(place)}
+            names |= {each["name"]: each for each in place if "name" in each}
+            found = names.get(part)
+        else:
+            found = place.setdefault(part, {}) or {}
+            place[part] = found
+        if not isinstance(found, (dict, list, tuple)):
+            raise UsageError(f"--set {key}: there is no {part!r}", repair="see the configuration")
+        place = found
+    if not isinstance(place, dict):
+        raise UsageError(f"--set {key}: needs a number or a name before {last!r}")
+    place[last] = value
+
+
+def load_config(path: Path) -> Config:
+    """The configuration in a TOML file, completed from the environment and from flags.
+
+    Raises `ConfigError` (unreadable, not TOML, an unknown or missing key, a wrong value) and
+    `NotSupportedError` (a section of a part that this version does not have).
+    """
+    where = str(path)
+    try:
+        values = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(
+            f"cannot be read: {error.strerror}", where=where, repair="name it with --config"
+        ) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"not TOML: {error}", where=where, repair="correct that line") from None
+    for name in RESERVED:
+        if name in values:
+            raise NotSupportedError(
+                f"section [{name}] belongs to a part that this version does not have",
+                where=where,
+                repair=f"remove [{name}], or install a version that has it",
+            )
+    _resolve(path.resolve().parent, values)
+    try:
+        config = _with_environment(values)
+    except ValidationError as error:
+        raise _explain(error, where) from None
+    config = _with_flags(config, where)
+    _check_tables(config, where)
+    _check_safekeepers(config, where)
+    _check_slots(config, where)
+    _check_gates(config, where)
+    names = [source.name for source in config.source]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(
+                f"two sources are called {name!r}", where=where, repair="give each its own name"
+            )
+    if len(config.keeper) > 1:
+        raise NotSupportedError(
+            "several keepers need replicated streams, which this version does not have",
+            where=where,
+            repair="configure one [[keeper]]",
+        )
+    return config

@@ -1,0 +1,306 @@
+"""The sections of the configuration file, each a strict value: what there is to say, its unit, its default."""
+
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    field_validator,
+    model_validator,
+)
+
+from walsender_bridge.postgres.table_patterns import Choice
+
+#: A stream's name is a folder name, a Flight path and an Iceberg namespace, so it is kept plain.
+StreamName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,39}$")]
+SlotName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9_]{1,63}$")]
+HostPort = Annotated[str, StringConstraints(pattern=r"^[^\s/]+:\d{1,5}$")]
+
+
+Bytes = Annotated[int, Field(ge=0)]
+#: What a standby calls itself; as a name in `synchronous_standby_names` it needs no quotes.
+StandbyName = Annotated[str, StringConstraints(pattern=r"^[a-z_][a-z0-9_]{0,62}$")]
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of a `HostPort`; an IPv6 address loses its brackets."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class LogSection(_Section):
+    """`[log]`: the metadata repository and what holds for the whole change log."""
+
+    data_dir: Path
+    #: Where the repository listens, `host:port`.
+    listen: HostPort = "127.0.0.1:7400"
+    #: Seconds that committed entries are kept for consumers which hold no lease.
+    retention: float = Field(default=86_400.0, gt=0)
+
+
+class GateSection(_Section):
+    """`[gate]`, or `[source.gate]` for one source: what has to have a transaction before consumers may see it."""
+
+    #: The physical slots of the standbys that may take over, as they are called on the primary.
+    candidates: tuple[SlotName, ...] = ()
+    #: Instead of `candidates`, where slots are named by member: the slots of all members, including the server's own.
+    members: tuple[SlotName, ...] = ()
+    #: How many of them must have it; all, unless said.
+    quorum: int | None = Field(default=None, ge=1)
+    #: What becomes of the gate while one of those that it needs is away: it waits, or goes on without and records it.
+    on_missing: Literal["block", "degrade"] = "block"
+    #: Seconds that it may be away until then.
+    degrade_after: float = Field(default=60.0, ge=0)
+    #: Whether the quorum of `[safekeepers]` must have it too.
+    safekeepers: bool = True
+    #: Bytes of WAL that the log may hold back; then capture stops reading, and the primary keeps the WAL.
+    held_limit: int = Field(default=16 << 30, ge=1 << 20)
+
+    @model_validator(mode="after")
+    def _has_so_many(self) -> Self:
+        if self.candidates and self.members:
+            raise ValueError("candidates and members exclude each other")
+        if len(self.members) == 1:
+            raise ValueError("members must list all members, including the primary")
+        if len(set(self.names)) < len(self.names):
+            raise ValueError("each candidate once: one that is counted twice is no quorum")
+        others = len(self.names) - bool(self.members)
+        if (self.quorum or 0) > others:
+            raise ValueError(f"quorum = {self.quorum} of {others} candidates")
+        return self
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The slots that the gate looks at."""
+        return self.candidates or self.members
+
+
+class SourceSection(_Section):
+    """`[[source]]`: one database that is captured into one log stream."""
+
+    name: StreamName
+    #: libpq's own ways: a URI, `key=value` pairs, `service=`; a password is better in `.pgpass`. Of several hosts the
+    #: one is meant that takes writes.
+    dsn: str
+    #: `schema.table`, with `*` for any characters, and `!` before what is excluded (`capture.table_choice`); nothing that
+    #: includes means every table that can be published.
+    tables: tuple[str, ...] = ()
+    slot: SlotName | None = None
+    publication: str | None = None
+    #: Bytes on disk for large transactions that have not committed yet (PostgreSQL 14 and later send them
+    #: while they are in progress). 0: the server keeps them on its own disk instead.
+    spool_limit: int = Field(default=64 << 30, ge=0)
+    #: Of this source alone; left out, that of `[gate]`.
+    gate: GateSection | None = None
+
+    @field_validator("dsn")
+    @classmethod
+    def _takes_writes(cls, dsn: str) -> str:
+        if "," not in dsn:
+            return dsn
+        from walsender_bridge.postgres.client.hosts import primary_dsn
+
+        return primary_dsn(dsn)
+
+    @field_validator("tables")
+    @classmethod
+    def _are_patterns(cls, tables: tuple[str, ...]) -> tuple[str, ...]:
+        Choice.of(tables)
+        return tables
+
+    @property
+    def slot_name(self) -> str:
+        """The logical slot, `tuskline_<name>` unless configured."""
+        return self.slot or f"tuskline_{self.name}"
+
+    @property
+    def publication_name(self) -> str:
+        """The publication, `tuskline_<name>` unless configured."""
+        return self.publication or f"tuskline_{self.name}"
+
+
+class KeeperSection(_Section):
+    """`[[keeper]]`: a service that keeps replicas of the log streams."""
+
+    listen: HostPort
+    data_dir: Path
+
+
+class LakeSection(_Section):
+    """`[lake]`: where the tables are published, and how often."""
+
+    uri: str
+    format: Literal["iceberg"] = "iceberg"
+    #: Seconds between epochs when there is data.
+    epoch_interval: float = Field(default=60.0, gt=0)
+    #: Seconds that an epoch stays readable after a newer one was published.
+    retention: float = Field(default=86_400.0, gt=0)
+    #: Whether epochs wait for a table that cannot follow: always, while it is being copied again, or never.
+    failing_table: Literal["hold", "wait_for_copy", "go_on"] = "wait_for_copy"
+    #: Bytes a second that a copy of tables writes at most; no limit unless set.
+    copy_rate: float | None = Field(default=None, gt=0)
+    #: What is done with a row that has a value which the lake cannot hold, by `stream.schema.table` and for
+    #: all others as `default`: `fail` (the table stops and names it) or `quarantine` (it is set aside).
+    on_unfit_value: dict[str, Literal["fail", "quarantine"]] = {}
+    #: Spark's master for `tuskline lake run`; a cluster's own settings win under spark-submit.
+    spark_master: str = "local[2]"
+
+
+class SafekeepersSection(_Section):
+    """`[safekeepers]`: WAL is on a quorum of safekeepers before COMMIT returns. Without any: as ever.
+
+    `keeper run` hosts `local` of them, `bridge run` the proposer that reaches all of `addresses`. Of the hosted
+    ones, the first listens where `listen` and `wal_listen` say, each further one a port higher.
+    """
+
+    #: Where the proposer finds each safekeeper; left out, they are the `local` ones.
+    addresses: tuple[HostPort, ...] = ()
+    #: How many this machine's keeper hosts.
+    local: Literal[0, 1, 3, 5] = 0
+    #: The source whose server's WAL it is, all its databases; the first source unless named.
+    source: StreamName | None = None
+    #: The proposer's name as the server's synchronous standby.
+    application_name: StandbyName = "tuskline_quorum"
+    #: The physical slot, idle, that keeps WAL for safekeepers that lag.
+    slot: SlotName = "tuskline_safekeepers"
+    #: Bytes of WAL in the proposer's memory, at most.
+    max_queue_bytes: int = Field(default=64 << 20, ge=32 << 20)
+    #: Bytes that a safekeeper may stay behind until its WAL is let go, and it is rebuilt.
+    max_laggard_bytes: int = Field(default=16 << 30, ge=64 << 20)
+    #: Where hosted safekeepers hear the proposer.
+    listen: HostPort = "127.0.0.1:7410"
+    #: Where hosted safekeepers serve WAL to PostgreSQL's own clients.
+    wal_listen: HostPort = "127.0.0.1:7420"
+    #: Who may read WAL: lines of `"name" "SCRAM-SHA-256$..."`; nobody, unless it is given.
+    users: Path | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    #: Whose certificates readers have to show.
+    tls_client_ca: Path | None = None
+    #: The most that one hosted safekeeper's WAL may take on its disk, in bytes; no limit unless set.
+    wal_bytes: Annotated[int, Field(ge=64 << 20)] | None = None
+    #: What is to stay free on that file system, in bytes.
+    free_bytes: Bytes = 64 << 20
+    #: Bytes of WAL that are kept behind the end though nobody needs them.
+    keep_bytes: Bytes = 0
+    #: The most WAL that slots and the archive retain, in bytes: a slot further behind is lost, and `status` names what the
+    #: archive lacks. -1: no limit; a reader that never returns, or an archive that is down, then fills the disk.
+    max_slot_wal_keep_size: int = Field(default=16 << 30, ge=-1)
+    #: Where complete segments are copied: any URL that fsspec knows. Old WAL waits for it.
+    archive: str | None = None
+
+    @field_validator("listen", "wal_listen")
+    @classmethod
+    def _has_room(cls, address: str) -> str:
+        if not 1 <= split_address(address)[1] <= 65_530:
+            raise ValueError("the port must be between 1 and 65530")
+        return address
+
+    @field_validator("addresses")
+    @classmethod
+    def _each_once(cls, addresses: tuple[str, ...]) -> tuple[str, ...]:
+        if len(set(addresses)) < len(addresses):
+            raise ValueError("each safekeeper once: one that is counted twice is no quorum")
+        if len(addresses) == 2:
+            raise ValueError("two safekeepers are worse than one: either one's loss stops commits")
+        return addresses
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key belong together")
+        taken = [*self.hosted_addresses, *self.wal_addresses]
+        if len(set(taken)) < len(taken):
+            raise ValueError(
+                f"listen and wal_listen need {self.local} ports each, and they overlap"
+            )
+        return self
+
+    def _row(self, first: str) -> tuple[str, ...]:
+        host, _, port = first.rpartition(":")
+        return tuple(f"{host}:{int(port) + n}" for n in range(self.local))
+
+    @property
+    def hosted_addresses(self) -> tuple[str, ...]:
+        """Where each hosted safekeeper hears the proposer."""
+        return self._row(self.listen)
+
+    @property
+    def wal_addresses(self) -> tuple[str, ...]:
+        """Where each hosted safekeeper serves WAL."""
+        return self._row(self.wal_listen)
+
+    @property
+    def most_kept_for_slots(self) -> int | None:
+        """`max_slot_wal_keep_size`; None: no limit."""
+        return None if self.max_slot_wal_keep_size < 0 else self.max_slot_wal_keep_size
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether a proposer here would find a single safekeeper although `addresses` does not say so."""
+        return self.local == 1 and not self.addresses
+
+    @property
+    def proposed_to(self) -> tuple[str, ...]:
+        """The safekeepers that the proposer reaches."""
+        return self.addresses or self.hosted_addresses
+
+
+class CandidateSection(_Section):
+    """`[slots.candidates.NAME]`: a standby that may be promoted, and keeps copies of the primary's slots."""
+
+    #: A database of the standby, with the extension; copies of other databases are reached from it.
+    dsn: str
+    #: The physical slot on the primary that the standby streams from: its `primary_slot_name`.
+    slot: SlotName
+
+
+class SlotsSection(_Section):
+    """`[slots]`: which logical slots every failover candidate keeps a copy of; all of them unless it says less.
+
+    A slot is chosen when any of the four lists names it; without any of them, each is.
+    """
+
+    #: At least one standby by its name here.
+    candidates: dict[StreamName, CandidateSection] = Field(min_length=1)
+    #: A database of the primary with the extension; the source's, unless it is given.
+    dsn: str | None = None
+    #: The source whose server is the primary; the first source unless named.
+    source: StreamName | None = None
+    names: tuple[str, ...] = ()
+    #: As a shell's: `*`, `?`, `[abc]`.
+    patterns: tuple[str, ...] = ()
+    plugins: tuple[str, ...] = ()
+    databases: tuple[str, ...] = ()
+    #: Seconds between two looks at a standby.
+    poll: float = Field(default=1.0, ge=0.05, le=60)
+    #: Seconds for which a proof is valid while the primary does not answer.
+    max_age: float = Field(default=30.0, gt=0)
+    #: Whether `SYNCED`, PostgreSQL's own statement about its copies, counts as ready (17 and later, without the extension).
+    accept_native: bool = False
+
+    @model_validator(mode="after")
+    def _slot_each(self) -> Self:
+        slots = [candidate.slot for candidate in self.candidates.values()]
+        if len(set(slots)) < len(slots):
+            raise ValueError("each standby streams from a physical slot of its own")
+        return self
+
+
+class MetricsSection(_Section):
+    """`[metrics]`: where `tuskline up` serves `/metrics`, `/healthz` and `/readyz`."""
+
+    listen: HostPort = "127.0.0.1:9400"
+
+
+class LogsSection(_Section):
+    """`[logs]`: how the parts write their logs, to standard error."""
+
+    format: Literal["console", "json"] = "console"

@@ -1,0 +1,150 @@
+"""How far behind each stage is: capture, gate, barrier, merge. Pure: an observation in, numbers out.
+
+A change passes four stages on its way, and each one's lag is what has passed the stage before and not it:
+
+- `capture`: in the server's WAL, not yet durable in the log;
+- `gate`: durable in the log, not yet let through (and committed) by the gate;
+- `barrier`: committed, not yet below a version;
+- `merge`: below the newest version, not yet in a published epoch.
+
+Bytes are of WAL, between two positions. Versions count at the two stages that work in versions. Seconds are
+from commit times: a stage that is behind by nothing is behind by 0 s; otherwise it is what the server itself
+measures for its walsender, or the age of the last change that has passed, which is the most it can be. None:
+not known, because a part does not answer.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from walsender_bridge.change_log.protocol import StreamCut
+from walsender_bridge.observability.observation import Observation, SourceView
+from walsender_bridge.observability.quorum_view import QuorumView
+
+STAGES: Final = ("capture", "gate", "barrier", "merge")
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """One stage of one source."""
+
+    source: str
+    stage: str
+    bytes: int | None
+    versions: int | None
+    seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class TableLag:
+    """One table of the lake: its lag is its stream's at the last stage; `why` it is set aside."""
+
+    table: str
+    state: str
+    rows: int
+    bytes: int | None
+    versions: int | None
+    seconds: float | None
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SafekeeperLag:
+    """One safekeeper, and the `quorum` as a whole: WAL that the primary has sent and it has not, in bytes."""
+
+    safekeeper: str
+    state: str
+    bytes: int | None
+
+
+def of_safekeepers(seen: QuorumView) -> list[SafekeeperLag]:
+    """The quorum, which is what commits wait for, then each safekeeper."""
+    whole = SafekeeperLag("quorum", "follows" if seen.quorum else "lost", seen.lag_bytes)
+    return [
+        *([whole] if seen.proposer_here else []),
+        *(SafekeeperLag(s.name, s.state, s.told.get("lag_bytes")) for s in seen.safekeepers),
+    ]
+
+
+def of_sources(seen: Observation) -> list[Lag]:
+    """Each stage of each source, in order."""
+    return [lag for source in seen.sources for lag in _of_source(seen, source)]
+
+
+def _of_source(seen: Observation, source: SourceView) -> Iterator[Lag]:
+    capture, server = source.capture, source.server or {}
+    cut = seen.log.streams.get(source.name) if seen.log is not None else None
+    logged = max(capture.get("logged_lsn", 0), capture.get("confirmed_lsn", 0))
+    server_lsn = server.get("server_lsn") or capture.get("server_lsn", 0)
+    behind = max(0, server_lsn - logged) if logged and server_lsn else None
+    yield Lag(source.name, "capture", behind, None, _captured_seconds(seen, source, behind, cut))
+    behind = max(0, capture["logged_lsn"] - capture["committed_lsn"]) if logged else None
+    yield Lag(source.name, "gate", behind, None, _known(behind, server.get("flush_lag")))
+    committed = capture.get("committed_lsn", 0)
+    behind = None if cut is None else max(0, committed - cut.last_end_lsn)
+    yield Lag(
+        source.name,
+        "barrier",
+        behind,
+        None if behind is None else int(behind > 0),
+        _known(behind, _age(seen, cut)),
+    )
+    yield _merge(seen, source.name, cut)
+
+
+def _captured_seconds(
+    seen: Observation, source: SourceView, behind: int | None, cut: StreamCut | None
+) -> float | None:
+    if source.state == "streaming" and source.server is not None:
+        return source.server["write_lag"] or 0.0
+    # The WAL of an idle server goes on a little by itself, and nobody can say now since when that is.
+    return _known(behind, _age(seen, cut) if source.server is not None else None)
+
+
+def _known(behind: int | None, seconds: float | None) -> float | None:
+    return 0.0 if behind == 0 else seconds
+
+
+def _age(seen: Observation, cut: StreamCut | None) -> float | None:
+    if cut is None or not cut.last_commit_time:
+        return None
+    return max(0.0, seen.at - cut.last_commit_time / 1e6)
+
+
+def _merge(seen: Observation, stream: str, cut: StreamCut | None) -> Lag:
+    position = seen.lake.streams.get(stream) if seen.lake is not None else None
+    if cut is None or position is None or seen.log is None or seen.lake is None:
+        return Lag(stream, "merge", None, None, None)
+    behind = max(0, cut.last_end_lsn - position.lsn)
+    return Lag(
+        stream,
+        "merge",
+        behind,
+        max(0, seen.log.version - seen.lake.epoch),
+        max(0.0, (cut.last_commit_time - position.commit_time) / 1e6) if behind else 0.0,
+    )
+
+
+def of_tables(seen: Observation) -> list[TableLag]:
+    """Each table of the lake, and each that is set aside."""
+    if seen.lake is None:
+        return []
+    merges = {lag.source: lag for lag in of_sources(seen) if lag.stage == "merge"}
+    tables: dict[str, Any] = seen.lake.tables
+    aside: dict[str, str] = seen.lake.set_aside
+    found = []
+    for name in sorted({*tables, *aside}):
+        stream = name.partition(".")[0]
+        table, merge = tables.get(name), merges.get(stream, Lag(stream, "merge", None, None, None))
+        found.append(
+            TableLag(
+                name,
+                table.state if table is not None else "set aside",
+                table.rows if table is not None else 0,
+                merge.bytes,
+                merge.versions,
+                merge.seconds,
+                aside.get(name, ""),
+            )
+        )
+    return found

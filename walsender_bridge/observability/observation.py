@@ -1,0 +1,392 @@
+"""What is seen of a running Tuskline at one moment: the one source of `status`, `lag`, `top` and `/metrics`.
+
+Each part is asked where it tells of itself: supervisors and captures through their files in the run folder,
+the log through its repository, the lake through its newest manifest, the servers through SQL. A part that
+does not answer is an error in its place; a look takes seconds at worst, and never fails as a whole.
+"""
+
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from psycopg.rows import dict_row
+
+from walsender_bridge.config import Config, SourceSection
+from walsender_bridge.errors import Cause, TusklineError, UnavailableError
+from walsender_bridge.observability import (
+    former_sources,
+    gate_view,
+    lake_status,
+    log_problems,
+    quorum_view,
+    slots_view,
+    table_problems,
+)
+from walsender_bridge.observability.quorum_server import QuorumServer
+from walsender_bridge.observability.quorum_view import QuorumView
+from walsender_bridge.observability.slots_view import SlotsView
+from walsender_bridge.postgres.client.replication_connection import describe, pinned_conninfo
+from walsender_bridge.postgres.protocol.refusals import connection_error
+from walsender_bridge.provisioning import table_notes
+from walsender_bridge.provisioning.configured import capture_source
+from walsender_bridge.runtime import disk_full, pid_file, processes, status_file
+from walsender_bridge.runtime.closing import Closing
+from walsender_bridge.runtime.sql import load
+from walsender_bridge.runtime.supervisor import GOOD_LIFE, read_states
+
+if TYPE_CHECKING:
+    from walsender_bridge.change_log.client import LogStatus
+
+#: Supervisors by the names of their files; `up` is there when the other two are its children.
+SUPERVISORS = ("up", "keeper", "bridge")
+#: Seconds after which a capture that says nothing new counts as hung.
+STALE = 15.0
+#: Seconds after which a server that has WAL, and sends nothing of it, is told.
+SILENT = 120.0
+#: So many ends in a row are no accident.
+_FAILURES = 3
+#: Seconds between two looks at a source's tables.
+TABLES_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process of ours. `state` is `running`, `restarting`, `ended` (for good), `stopped` or `gone`.
+
+    `memory`: resident bytes, with what it has started and is not listed itself (the JVM of `lake`).
+    """
+
+    name: str
+    pid: int | None
+    state: str
+    restarts: int
+    exit_code: int | None
+    started_at: float
+    memory: int = 0
+    cpu_seconds: float = 0.0
+    #: How often it has ended in a row, each time within a minute (`supervisor.GOOD_LIFE`).
+    failures: int = 0
+    #: What keeps it from working: itself, or one that it has started, while a signal or a debugger has it stopped.
+    suspended: int | None = None
+
+    def ill(self, now: float) -> Iterator[str]:
+        """Why it does not run as it should; nothing when it does."""
+        code = self.exit_code
+        known = code in set(Cause) and f", {Cause(code).name.lower().replace('_', ' ')}"
+        ended = f" (exit code {code}{known or ''})" if code is not None else ""
+        if self.state != "running":
+            # What is gone has not been seen to end: the code is that of an earlier end.
+            yield f"process {self.name} is {self.state}{'' if self.state == 'gone' else ended}"
+        elif self.suspended is not None:
+            yield f"process {self.name} is suspended; kill -CONT {self.suspended}"
+        elif self.failures >= _FAILURES and now - self.started_at < GOOD_LIFE:
+            yield f"process {self.name} ends again and again, {self.failures} times in a row{ended}"
+
+
+@dataclass(frozen=True, slots=True)
+class SourceView:
+    """A source: what its capture says (`capture.status`), and its server (sql/observe_source.sql).
+
+    `process` is the capture's, if its bridge runs here.
+    """
+
+    name: str
+    slot: str
+    process: Process | None
+    capture: dict[str, Any]
+    server: dict[str, Any] | None
+    error: TusklineError | None
+    #: Published tables that lack a replica identity, so that the server refuses their UPDATEs and DELETEs.
+    unidentified: tuple[str, ...] = ()
+    #: What the server says of the quorum that is not as it should be.
+    quorum: tuple[str, ...] = ()
+    #: What somebody with more rights has to see to (`attach.table_notes`).
+    notes: tuple[str, ...] = ()
+
+    @property
+    def state(self) -> str:
+        """The capture's state.
+
+        Or `unknown` (it has never said anything), `starting` (what is there was said by one before it),
+        `hung` (nothing new for `STALE` seconds).
+        """
+        told: str = self.capture.get("state", "unknown")
+        ended = self.process is not None and self.process.state == "ended"
+        if self.process is not None and not ended and self.process.pid != self.capture.get("pid"):
+            return "starting"
+        if told == "streaming" and time.time() - self.capture["updated_at"] > STALE:
+            return "hung"
+        return told
+
+    @property
+    def silent(self) -> str:
+        """That a session is there, and its server has sent nothing for long; empty: it sends."""
+        seconds = self.capture.get("silent_seconds", 0.0)
+        if self.state != "streaming" or seconds < SILENT:
+            return ""
+        return (
+            f"the server has sent {self.name} nothing for {seconds:.0f} s, and has WAL to send: its walsender decodes a "
+            f"transaction of that length, or hangs; see wait_event of the active_pid of slot {self.slot}. If it hangs: "
+            "SELECT pg_terminate_backend(active_pid), and nothing is lost"
+        )
+
+    @property
+    def reason(self) -> str:
+        """Why it is not streaming, to follow its state in a sentence; empty while it says nothing."""
+        error = self.capture.get("error")
+        if not error:
+            return ""
+        before = ": the one before ended with: " if self.state == "starting" else ": "
+        return f"{before}{error['what']}" + (f"; {error['repair']}" if error["repair"] else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """Everything at once. `lake` is the newest manifest, None before there is one or without `[lake]`.
+
+    `copying`: how far tables are that the lake copies now (docs/tables.md).
+    """
+
+    at: float
+    up: int | None
+    processes: list[Process]
+    sources: list[SourceView]
+    log: "LogStatus | None"
+    lake: Any | None
+    errors: dict[str, TusklineError] = field(default_factory=dict)
+    copying: dict[str, dict[str, Any]] = field(default_factory=dict)
+    #: None: no safekeepers are configured.
+    quorum: QuorumView | None = None
+    #: None: no copies of slots are configured.
+    slots: SlotsView | None = None
+    #: Whether there is to be a lake.
+    lake_configured: bool = True
+
+    @property
+    def notes(self) -> list[str]:
+        """What everything runs without, and somebody should know, in words."""
+        # A server that two sources share says the same twice.
+        return [*dict.fromkeys(note for source in self.sources for note in source.notes)]
+
+    @property
+    def ill(self) -> list[str]:
+        """What does not run as it should, in words; empty when all is well."""
+        words = self.quorum.ill if self.quorum is not None else []
+        words += [word for source in self.sources for word in source.quorum]
+        words += self.slots.ill if self.slots is not None else []
+        words += [word for process in self.processes for word in process.ill(self.at)]
+        if not self.processes:
+            words.append("nothing runs here")
+        words += [
+            f"capture of {source.name} is {source.state}{source.reason}"
+            for source in self.sources
+            if source.state != "streaming"
+        ]
+        words += [source.silent for source in self.sources if source.silent]
+        words += [
+            told(f"source {source.name}", source.error) for source in self.sources if source.error
+        ]
+        words += [
+            word
+            for source in self.sources
+            if source.state == "streaming"
+            for word in gate_view.ill(source.name, source.capture.get("gate"), self.at)
+        ]
+        if self.lake is not None:
+            words += table_problems.ill(self.lake)
+        elif self.lake_configured and "lake" not in self.errors:
+            words.append("lake: no epoch is published yet")
+        words += [
+            f"table {name} of source {source.name} has no replica identity: the server refuses its UPDATEs "
+            f"and DELETEs; ALTER TABLE {name} REPLICA IDENTITY FULL, or give it a primary key"
+            for source in self.sources
+            for name in source.unidentified
+        ]
+        faults = self.log.faults if self.log is not None else {}
+        words += [f"log: {told('the stream stands still', fault)}" for fault in faults.values()]
+        return words + [told(part, error) for part, error in self.errors.items()]
+
+
+def told(part: str, error: TusklineError) -> str:
+    """An error of a part in one line, with its place and its repair."""
+    place = f" ({error.where})" if error.where else ""
+    return f"{part}: {error.what}{place}" + (f"; {error.repair}" if error.repair else "")
+
+
+class Observer(Closing):
+    """Looks at what a configuration names; keeps its connections between looks."""
+
+    def __init__(self, settings: Config) -> None:
+        self._settings = settings
+        self._connections: dict[str, psycopg.Connection[dict[str, Any]]] = {}
+        #: By source: when its tables were looked at (monotonic seconds), those without a replica identity, and the notes.
+        self._tables: dict[str, tuple[float, tuple[str, ...], tuple[str, ...]]] = {}
+        self._quorum = QuorumServer(settings)
+
+    def close(self) -> None:
+        """End the connections."""
+        for connection in self._connections.values():
+            connection.close()
+
+    def look(self) -> Observation:
+        """One look at everything."""
+        settings, errors = self._settings, dict[str, TusklineError]()
+        status: LogStatus | None = None
+        try:
+            status = log_problems.look(settings)
+            trouble = log_problems.damaged(status)
+            if trouble is not None:
+                errors["log"] = trouble
+        except TusklineError as error:
+            from walsender_bridge.change_log.repository import part as repository_part
+
+            errors["log"] = repository_part.trouble(settings.run_dir) or error
+        full = disk_full.lack_of_room(settings.log.data_dir)
+        if full is not None:
+            errors["disk"] = full
+        manifest, copying = None, dict[str, dict[str, Any]]()
+        if settings.lake is not None:
+            from spark_consumers.lakehouse.manifest import open_chain
+            from spark_consumers.lakehouse.status import copying_now, read_status
+
+            try:
+                chain = open_chain(settings.lake.uri)
+                manifest = chain.head()
+                if manifest is not None:
+                    copying = copying_now(manifest, read_status(chain), time.time())
+                trouble = lake_status.trouble(settings.run_dir, settings.lake.uri)
+                if trouble is not None:
+                    errors["lake"] = trouble
+            except TusklineError as error:
+                errors["lake"] = error
+        up = pid_file.owner(settings.run_dir)
+        running = seen_processes(settings.run_dir, up)
+        by_name = {process.name: process for process in running}
+        return Observation(
+            at=time.time(),
+            up=up,
+            processes=running,
+            sources=self._sources(by_name),
+            log=status,
+            lake=manifest,
+            errors=errors,
+            copying=copying,
+            quorum=quorum_view.look(settings),
+            slots=slots_view.look(settings),
+            lake_configured=settings.lake is not None,
+        )
+
+    def _sources(self, running: Mapping[str, Process]) -> list[SourceView]:
+        """All at once: servers that do not answer take the time of one."""
+
+        def look(section: SourceSection) -> SourceView:
+            return self._source(section, running.get(f"bridge/capture-{section.name}"))
+
+        sections = self._settings.source
+        with ThreadPoolExecutor(len(sections)) as pool:
+            return [*pool.map(look, sections)]
+
+    def _source(self, section: SourceSection, process: Process | None) -> SourceView:
+        capture = status_file.read(self._settings.capture_status(section))
+        server, failure = None, None
+        quorum: list[str] = []
+        try:
+            with self._connection(section) as connection:
+                names = {"slot": section.slot_name}
+                server = connection.execute(load("observe_source").encode(), names).fetchone()
+                self._look_at_tables(section, connection)
+                if section is self._settings.quorum_source:
+                    quorum = self._quorum.look(connection)
+        except TusklineError as error:
+            failure = error
+        _, unidentified, notes = self._tables.get(section.name, (0.0, (), ()))
+        return SourceView(
+            *(section.name, section.slot_name, process, capture, server, failure, unidentified),
+            tuple(quorum),
+            notes,
+        )
+
+    def _look_at_tables(
+        self, section: SourceSection, connection: psycopg.Connection[dict[str, Any]]
+    ) -> None:
+        """See what became of the tables; less often than the rest, for it is asked of every table."""
+        asked_at, *_ = self._tables.get(section.name, (float("-inf"), (), ()))
+        if time.monotonic() - asked_at < TABLES_SECONDS:
+            return
+        names = {"publication": section.publication_name}
+        rows = connection.execute(load("published_unidentified").encode(), names).fetchall()
+        unidentified = tuple(row["name"] for row in rows)
+        formers = former_sources.former_sources(self._settings)
+        left = former_sources.left_slots(connection, formers)
+        notes = (
+            *table_notes.notes(connection, capture_source(section)),
+            *(f"{each.what}; {each.repair}" for each in left),
+        )
+        self._tables[section.name] = (time.monotonic(), unidentified, notes)
+
+    @contextmanager
+    def _connection(self, section: SourceSection) -> Iterator[psycopg.Connection[dict[str, Any]]]:
+        where = describe(section.dsn)
+        try:
+            connection = self._connections.get(section.name)
+            if connection is None:
+                conninfo = pinned_conninfo(
+                    section.dsn, connect_timeout="3", application_name="tuskline-observer"
+                )
+                connection = psycopg.connect(conninfo, autocommit=True, row_factory=dict_row)
+                connection.execute(load("observe_begin").encode())
+                self._connections[section.name] = connection
+            yield connection
+        except psycopg.Error as error:
+            gone = self._connections.pop(section.name, None)
+            if gone is not None:
+                gone.close()
+            if error.sqlstate is None:
+                raise connection_error(str(error), where) from None
+            raise UnavailableError(str(error.diag.message_primary), where=where) from None
+
+
+def seen_processes(run_dir: Path, up: int | None) -> list[Process]:
+    """The processes that run here, or have run; `up`: the pid of the `up` that runs."""
+    found, running = [], processes.stats()
+    if up is not None:
+        found.append(_process("up", up, "running", {}))
+    for supervisor in SUPERVISORS:
+        for name, child in read_states(run_dir, supervisor).get("children", {}).items():
+            if supervisor == "up" and up is None:
+                # What an `up` wrote that was killed: its children died with it.
+                child["state"], child["pid"] = "gone", None
+            shown = name if supervisor == "up" else f"{supervisor}/{name}"
+            found.append(_process(shown, child["pid"], child["state"], child))
+    listed = {process.pid for process in found if process.pid is not None}
+    return [
+        process
+        if process.pid is None
+        else replace(
+            process,
+            memory=processes.memory_of(process.pid, running, listed),
+            suspended=processes.suspended_of(process.pid, running, listed),
+        )
+        for process in found
+    ]
+
+
+def _process(name: str, pid: int | None, state: str, child: dict[str, Any]) -> Process:
+    its = None if pid is None else processes.stat(pid)
+    if pid is not None and its is None:
+        state, pid = "gone", None
+    return Process(
+        name=name,
+        pid=pid,
+        state=state,
+        restarts=child.get("restarts", 0),
+        exit_code=child.get("exit_code"),
+        started_at=child.get("started_at", 0.0),
+        cpu_seconds=0.0 if its is None else its.cpu_seconds,
+        failures=child.get("failures", 0),
+    )

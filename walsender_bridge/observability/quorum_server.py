@@ -1,0 +1,49 @@
+"""What the server says of the quorum, for `status`, `top` and `/readyz`: whether commits wait for it, and its gate."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+
+from walsender_bridge.config import Config
+from walsender_bridge.errors import PrivilegeError
+from walsender_bridge.provisioning import release_record
+from walsender_bridge.provisioning.configured import needed_quorum
+from walsender_bridge.provisioning.quorum_gate import Gate
+
+
+class QuorumServer:
+    """Keeps the gate of a connection, which is another one after each crash of the server."""
+
+    def __init__(self, settings: Config) -> None:
+        self._settings = settings
+        self._gate: tuple[psycopg.Connection[Any], Gate] | None = None
+
+    def look(self, connection: psycopg.Connection[Any]) -> list[str]:
+        """What is not as it should be, in words. `connection` is to the quorum's source."""
+        if self._gate is None or self._gate[0] is not connection:
+            self._gate = connection, Gate(connection, needed_quorum(self._settings))
+        return [*self._words(self._gate[1])]
+
+    def _words(self, gate: Gate) -> Iterator[str]:
+        released = release_record.standing(self._settings.log.data_dir)
+        if released is not None:
+            yield f"{released.told()}; tuskline quorum require"
+        try:
+            state = gate.look()
+        except PrivilegeError as error:
+            yield f"{error.what}; {error.repair}"
+            return
+        if state.required and not state.proposers:
+            yield "commits hang: they wait for the quorum, and no proposer is attached; tuskline up"
+        elif state.proposers > 1:
+            yield (
+                f"{state.proposers} proposers stream from the server, and each can answer for a quorum of its own; stop"
+                " all but one (an old connection of the same one ends by wal_sender_timeout)"
+            )
+        elif not state.required and released is None:
+            yield "commits do not wait for the quorum, or others can answer in its place; tuskline quorum require"
+        if state.required and state.crowded:
+            yield f"commits may return without a quorum: {state.crowded}; tuskline doctor"
+        if state.reason:
+            yield f"what the server shows is not on a quorum yet: {state.reason}"

@@ -1,0 +1,107 @@
+"""`tuskline safekeeper verify`: which data directories, how far it is, what was found."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+from walsender_bridge.config import Config
+from walsender_bridge.errors import ConfigError, TusklineError
+from walsender_bridge.observability import quorum_view
+from walsender_bridge.postgres.protocol.lsn import format_lsn, parse_lsn
+from walsender_bridge.quorum.safekeeper import hosting, verify
+from walsender_bridge.quorum.safekeeper.verify import Held, Place
+from walsender_bridge.runtime.output import Output
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """`record`: plain values; `errors`: everything that is wrong, what is worse for one safekeeper first."""
+
+    record: dict[str, Any]
+    errors: list[TusklineError]
+
+
+#: A place, and how to look at it anew while its safekeeper runs.
+Looked = tuple[Place, Callable[[], Place] | None]
+
+
+def named(folders: Sequence[Path]) -> list[Looked]:
+    """Data directories by their paths. Raises `ConfigError` for one that is not there."""
+    for folder in folders:
+        if not folder.is_dir():
+            raise ConfigError("there is no such directory", where=str(folder))
+    return [(Place(str(folder), folder), None) for folder in folders]
+
+
+def hosted_places(settings: Config) -> list[Looked]:
+    """Those of the safekeepers that are hosted here. Raises `ConfigError` when there are none."""
+    section = settings.safekeepers
+    hosted = hosting.hosted(section, settings.keeper[0].data_dir, settings.run_dir)
+    if not hosted:
+        raise ConfigError(
+            "this machine hosts no safekeeper", repair="run it where they are, or name --data-dir"
+        )
+
+    def place(each: hosting.Hosted) -> Place:
+        own = quorum_view.fresh(each.status)
+        lsns = (parse_lsn(own.get(name, "0/0")) for name in ("flush_lsn", "commit_lsn"))
+        return Place(each.name, each.data_dir, *lsns)
+
+    return [(place(each), partial(place, each)) for each in hosted]
+
+
+def run(places: Sequence[Looked], output: Output) -> Report:
+    """Read and compare."""
+    held: list[Held] = []
+    errors: list[TusklineError] = []
+    rows = []
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        console=output.progress,
+        transient=True,
+        disable=not output.progress.is_terminal,
+    ) as bars:
+        task = bars.add_task("")
+
+        def progress(what: str, done: int, whole: int) -> None:
+            bars.update(task, description=what, completed=done, total=max(whole, 1))
+
+        for place, look in places:
+            row: dict[str, Any] = {"safekeeper": place.name, "whole": True}
+            try:
+                found = verify.check(place, progress, look)
+            except TusklineError as error:
+                errors.append(error)
+                rows.append({**row, "whole": False, **dict.fromkeys(_COLUMNS)})
+                continue
+            held.append(found)
+            rows.append({**row, **_row(found)})
+        compared, difference = 0, None
+        try:
+            difference, compared = verify.compare(held, progress)
+        except TusklineError as error:
+            errors.append(error)
+    if difference is not None:
+        errors.append(difference.error())
+    record = {
+        "safekeepers": rows,
+        "compared_bytes": compared,
+        "equal": difference is None and not errors,
+        "first_difference": None if difference is None else format_lsn(difference.lsn),
+        "errors": [error.to_wire() for error in errors],
+    }
+    return Report(record, errors)
+
+
+_COLUMNS = ("begin_lsn", "end_lsn", "commit_lsn", "records")
+
+
+def _row(found: Held) -> dict[str, Any]:
+    lsns = (found.begin_lsn, found.end_lsn, found.commit_lsn)
+    return dict(zip(_COLUMNS, (*map(format_lsn, lsns), found.records), strict=True))

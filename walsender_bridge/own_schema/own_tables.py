@@ -1,0 +1,86 @@
+"""Whether the schema `tuskline` and its tables may be used by a session, and keeping them so.
+
+A trigger, a default, a policy, a rule that a table's owner adds runs with the rights of the session that uses the table, and
+any role that may create schemas in the database could have made these first. Invariant: a session uses them only if
+
+- their owners could have had their code run by it anyway (itself, superusers; sql/own_owners.sql), or
+- they belong to the source's own role, which may attach by itself, and are used by a superuser; they are then exactly as
+  sql/flush.sql makes them, which runs nothing, and are locked against other definitions, the schema against
+  another name, before they are looked at and until the transaction ends that uses them.
+
+An administrator who is no superuser cannot lock the schema's name, so the second rule is not for him.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import psycopg
+from psycopg import sql
+
+from walsender_bridge.errors import UntrustedError
+from walsender_bridge.own_schema.login import login_of
+from walsender_bridge.postgres.client.replication_connection import describe
+from walsender_bridge.runtime.sql import load
+
+SCHEMA = "tuskline"
+_DROP = f"DROP SCHEMA {SCHEMA} CASCADE"
+
+
+@dataclass(frozen=True, slots=True)
+class Owned:
+    """A row of sql/own_owners.sql: `name` (of the schema, or a table) is `owner`'s, for a session of the role `user`."""
+
+    name: str
+    owner: str
+    trusted: bool
+    by_superuser: bool
+    user: str
+
+
+def check(connection: psycopg.Connection[Any], dsn: str) -> None:
+    """Raise `UntrustedError` unless the session may use what is there until the transaction, in which it is, ends.
+
+    `dsn` is the source's own, whoever has connected. Nothing is there before the first `init`.
+    """
+    before = _owned(connection)
+    if all(each.trusted for each in before):
+        return
+    role = login_of(dsn).user
+    _refuse_strangers(before, role, describe(dsn))
+    connection.execute(load("own_hold").encode())
+    tables = [sql.Identifier(*each.name.split(".")) for each in before if "." in each.name]
+    if tables:
+        lock = sql.SQL(load("own_lock")).format(tables=sql.SQL(", ").join(tables))
+        connection.execute(lock)
+    held = _owned(connection)
+    _refuse_strangers(held, role, describe(dsn))
+    rows = connection.execute(load("own_unlike").encode()).fetchall()
+    found = [text for (text,) in rows]
+    if [each.name for each in held] != [each.name for each in before]:
+        found.append("they are being replaced")
+    if found:
+        raise UntrustedError(
+            f"what role {role} has in the schema {SCHEMA} could run code with the rights of {held[0].user}: {', '.join(found)}",
+            where=describe(dsn),
+            repair=f"remove that as role {role}; or {_DROP}, which runs nothing, and take back by hand what tuskline.made named",
+        )
+
+
+def _owned(connection: psycopg.Connection[Any]) -> list[Owned]:
+    return [Owned(*row) for row in connection.execute(load("own_owners").encode())]
+
+
+def _refuse_strangers(owned: Sequence[Owned], role: str, where: str) -> None:
+    for each in owned:
+        if not (each.trusted or (each.by_superuser and each.owner == role)):
+            _refuse(each, where)
+
+
+def _refuse(owned: Owned, where: str) -> NoReturn:
+    raise UntrustedError(
+        f"{owned.name} belongs to role {owned.owner}, whose code would run there with the rights of {owned.user}",
+        where=where,
+        repair=f"if that role attached a source of this database, `tuskline detach` as it; if not, {_DROP} as a superuser, "
+        "which runs nothing; then `tuskline init --admin user=...`, a superuser",
+    )

@@ -1,0 +1,1 @@
+"""What Tuskline knows of PostgreSQL, and nothing of Tuskline itself."""

@@ -1,0 +1,1 @@
+"""Connections to PostgreSQL: to a walsender, and ordinary ones on which nothing waits longer than a limit."""

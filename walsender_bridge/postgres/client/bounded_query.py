@@ -1,0 +1,72 @@
+"""An ordinary connection on which nothing waits longer than a limit, whatever the server does.
+
+A server that is stopped, or whose disk hangs, answers nothing, and its kernel still acknowledges every byte:
+neither keepalives nor `tcp_user_timeout` notice. `statement_timeout` is the server's own and stops with it.
+So the limit is kept here: the wait for each answer ends by the clock of this side.
+"""
+
+import time
+from typing import Any, Self, TypeVar
+
+import psycopg
+from psycopg.abc import PQGen
+from psycopg.rows import TupleRow
+
+from walsender_bridge.errors import DeadlineError
+from walsender_bridge.postgres.client.replication_connection import (
+    ANSWER_SECONDS,
+    describe,
+    pinned_conninfo,
+)
+
+#: Seconds between two looks at the clock while an answer is waited for.
+_LOOK = 0.1
+
+_T = TypeVar("_T")
+
+
+class BoundedConnection(psycopg.Connection[TupleRow]):
+    """A psycopg connection on which each call ends within `limit` seconds.
+
+    One that does not raises `DeadlineError` and leaves the connection closed. Connecting has a limit of its
+    own: the DSN's `connect_timeout`.
+    """
+
+    limit = ANSWER_SECONDS
+
+    @classmethod
+    def open(cls, dsn: str) -> Self:
+        """Connect in autocommit, within the DSN's `connect_timeout` (10 s). Raises psycopg's errors, `ConfigError`."""
+        return cls.connect(pinned_conninfo(dsn), autocommit=True)
+
+    def wait(self, gen: PQGen[_T], *arguments: Any, **options: Any) -> _T:
+        """Drive one of psycopg's conversations until it ends, or its time is over."""
+        del arguments, options
+        return super().wait(self._bounded(gen), interval=_LOOK)
+
+    def _bounded(self, gen: PQGen[_T]) -> PQGen[_T]:
+        deadline = time.monotonic() + self.limit
+        try:
+            wanted = next(gen)
+            while True:
+                ready = yield wanted
+                if not ready and time.monotonic() > deadline:
+                    raise self._given_up()
+                wanted = gen.send(ready)
+        except StopIteration as end:
+            result: _T = end.value
+            return result
+
+    def _given_up(self) -> DeadlineError:
+        where = describe(self.info.dsn)
+        self.close()
+        return no_answer(self.limit, where)
+
+
+def no_answer(seconds: float, where: str) -> DeadlineError:
+    """A server that took a question and is silent."""
+    return DeadlineError(
+        f"the server did not answer in {seconds:.0f} s",
+        where=where,
+        repair="see whether it is stopped, or its disk hangs",
+    )

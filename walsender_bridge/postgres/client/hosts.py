@@ -1,0 +1,67 @@
+"""A DSN with several hosts names one cluster: the server that takes writes is meant, and a session stays on it.
+
+Which host libpq takes is its own affair at each connection, and may be another one a moment later, when a standby is
+promoted. What one session asks and what it streams must be of one server: its connections but the first go to where
+the first one went (`same_server`).
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from walsender_bridge.errors import ConfigError
+from walsender_bridge.postgres.client.bounded_query import BoundedConnection
+from walsender_bridge.postgres.client.dsn import parameters
+from walsender_bridge.postgres.client.replication_connection import describe, pinned_conninfo
+from walsender_bridge.postgres.protocol.refusals import connection_error
+
+
+def primary_dsn(dsn: str) -> str:
+    """`dsn`; with several hosts, the one that takes writes is meant unless it says otherwise."""
+    try:
+        own = parameters(dsn)
+    except ConfigError:
+        return dsn  # refused by name where it is used
+    if not _several(own) or own.get("target_session_attrs"):
+        return dsn
+    return make_conninfo(dsn, target_session_attrs="read-write")
+
+
+def _several(own: Mapping[str, Any]) -> bool:
+    return any("," in str(own.get(name) or "") for name in ("host", "hostaddr", "port"))
+
+
+def one_server(dsn: str) -> str:
+    """`dsn` with one host: the one that libpq takes now, if there are several. Raises what a connection may."""
+    if not _several(conninfo_to_dict(pinned_conninfo(dsn))):
+        return dsn
+    try:
+        with BoundedConnection.open(dsn) as connection:
+            return same_server(dsn, connection)
+    except psycopg.Error as error:
+        raise connection_error(str(error), describe(dsn)) from None
+
+
+def for_reading(dsn: str) -> str:
+    """`dsn` for a session that is read only by its own options: libpq would take its server for none that takes writes."""
+    if conninfo_to_dict(dsn).get("target_session_attrs") != "read-write":
+        return dsn
+    return make_conninfo(dsn, target_session_attrs="primary")
+
+
+def at_address(dsn: str, host: str, port: int | str) -> str:
+    """`dsn`'s account at the one server of this address, whatever that server is now."""
+    return pinned_conninfo(dsn, host=host, hostaddr="", port=str(port), target_session_attrs="any")
+
+
+def same_server(dsn: str, connection: psycopg.Connection[Any]) -> str:
+    """`dsn` with the one host that `connection` went to, its address included: a name may have several."""
+    info = connection.info
+    host: dict[str, Any] = {"host": info.host, "port": info.port}
+    if info.hostaddr and not info.host.startswith(("/", "@")):
+        host["hostaddr"] = info.hostaddr
+    elif conninfo_to_dict(dsn).get("hostaddr"):
+        host["hostaddr"] = ""
+    return make_conninfo(dsn, **host)

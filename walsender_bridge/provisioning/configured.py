@@ -1,0 +1,72 @@
+"""What a configuration says of a source and of the quorum, as the parts that act on servers take it.
+
+Imports are made where they are needed: commands that ask no server do not pay for a client of one.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from walsender_bridge.errors import ConfigError
+
+if TYPE_CHECKING:
+    from walsender_bridge.config import Config, SourceSection
+
+
+def capture_source(section: "SourceSection") -> Any:
+    """The configured source as capture knows it."""
+    from walsender_bridge.capture.source import Source
+
+    return Source(
+        section.name, section.dsn, section.slot_name, section.publication_name, section.tables
+    )
+
+
+def known_of(settings: "Config", section: "SourceSection") -> Any:
+    """What the log, or capture's status file, has of the source's stream (`capture.stream_record.Known`), or None."""
+    from walsender_bridge.capture import stream_record
+
+    # What capture wrote is about the log that is beside it: a new one has no history.
+    has_log = (settings.log.data_dir / "repository.sqlite").exists()
+    written = settings.capture_status(section) if has_log else None
+    return stream_record.ask(settings.log_address, written, section.name)
+
+
+def needed_quorum(settings: "Config") -> Any:
+    """The configured quorum, for `provisioning.quorum`. Raises `ConfigError` when there is none."""
+    section = settings.quorum_source
+    if section is None:
+        raise ConfigError(
+            "no safekeepers are configured", repair="add [safekeepers] with addresses, or local = 3"
+        )
+    return quorum_of(settings, section)
+
+
+def quorum_of(settings: "Config", section: "SourceSection") -> Any:
+    """The quorum of this source, whether or not the configuration still has safekeepers."""
+    from walsender_bridge.provisioning.quorum import Quorum
+
+    return Quorum(
+        capture_source(section), settings.safekeepers.application_name, settings.safekeepers.slot
+    )
+
+
+def waits(quorum: Any, admin: str | None = None) -> str:
+    """In a sentence, whether commits wait on the server, and whether anybody answers them."""
+    from walsender_bridge.postgres.standby_names import StandbyNames
+    from walsender_bridge.provisioning.quorum import facts, session
+
+    with session(quorum, admin) as connection:
+        found = facts(connection, quorum)
+    names = StandbyNames.parse(found["names"])
+    if names.names_it(quorum.name):
+        if not names.needs(quorum.name):
+            return f"{quorum.where}: commits return without the quorum: others can answer in its place (`tuskline doctor`)"
+        if found["senders"]:
+            return f"{quorum.where}: commits wait for the quorum"
+        return (
+            f"{quorum.where}: commits hang: they wait for {quorum.name}, and nobody runs it "
+            "(`tuskline up` runs it, `tuskline quorum release` lets them return)"
+        )
+    return (
+        f"{quorum.where}: commits do not wait for the quorum yet: `tuskline up`, then "
+        "`tuskline quorum require`"
+    )

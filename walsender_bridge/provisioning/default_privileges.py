@@ -1,0 +1,43 @@
+"""What would let a source's role read the tables and partitions that are made later. It is offered, and never granted.
+
+Each way gives more than the tables that are followed: all tables of all databases, or whatever an owner makes in a schema.
+"""
+
+import psycopg
+
+from walsender_bridge.capture import publication
+from walsender_bridge.capture import source as capture
+from walsender_bridge.capture.source import Source
+from walsender_bridge.own_schema.login import login_of
+from walsender_bridge.postgres.table_patterns import Choice
+from walsender_bridge.provisioning.fixes import fix
+from walsender_bridge.provisioning.init import as_admin
+from walsender_bridge.runtime.sql import load
+
+#: So many owners are named.
+_OWNERS = 10
+
+
+def offered(source: Source, admin: str | None = None) -> list[str]:
+    """The statements, each by itself or all but the first together; none if the role may, or no new table is meant.
+
+    `admin` as for `init`.
+    """
+    role = login_of(source.dsn).user
+    with capture.connect(as_admin(source, admin)) as connection:
+        if not _grows(connection, source):
+            return []
+        names = {"publication": source.publication, "role": role}
+        rows = connection.execute(load("new_tables").encode(), names).fetchall()
+    read_all = [fix("fix_read_all", role=role)] if any(has_group for *_, has_group in rows) else []
+    each = [
+        fix("fix_default_select", owner=owner, schema=schema, role=role)
+        for owner, schema, _ in rows[:_OWNERS]
+    ]
+    return [*read_all, *each]
+
+
+def _grows(connection: psycopg.Connection[tuple[object, ...]], source: Source) -> bool:
+    if Choice.of(source.tables).follows:
+        return True
+    return any(table.kind == "p" for table in publication.survey(connection, source).wanted)

@@ -1,0 +1,134 @@
+"""The SQL that a finding prints: texts of `sql/`, with names filled in and quoted. Nothing is executed.
+
+A DBA runs it with psql, and whoever may create a table has chosen names in it. So a name is quoted wherever it stands, and
+one that holds characters which a terminal, an editor or psql could take for more is written by its code points
+(`U&"..."`, SQL syntax of the standard and of all supported majors).
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from walsender_bridge.capture.publication import keeps_leaving_out
+from walsender_bridge.own_schema.provisioned import OF_ONE_SOURCE, Made
+from walsender_bridge.postgres.protocol.relation_name import split_relation
+from walsender_bridge.runtime.printable import printable
+from walsender_bridge.runtime.sql import load
+
+#: Settings of a DSN that are its role's.
+_OF_THE_ROLE: Final = frozenset({"user", "password", "passfile", "application_name", "options"})
+
+
+def fix(text: str, *, alone: Sequence[str] = (), **names: str | int | list[str] | None) -> str:
+    """The statements of `sql/<text>.sql` with names filled in: `a.b` is a table, a list several of them.
+
+    `alone`: tables to add to `tables` without those that inherit from them.
+    """
+    filled = {key: _composed(key, value) for key, value in names.items()}
+    if alone:
+        single = [_checked(f"ONLY {relation(name)}") for name in alone]
+        filled["tables"] = sql.SQL(", ").join(
+            [*([filled["tables"]] if names["tables"] else []), *single]
+        )
+    return sql.SQL(load(text)).format(**filled).as_string(None).strip()
+
+
+def publish(
+    version: int, publication: str, tables: Sequence[str], alone: Sequence[str] = ()
+) -> str:
+    """What adds tables to a publication on a server of this version, without writers where it would forget them.
+
+    `alone`: see `fix`.
+    """
+    if keeps_leaving_out(version):
+        locked = [*tables, *alone]
+        return fix(
+            "publication_add_alone",
+            publication=publication,
+            tables=[*tables],
+            alone=alone,
+            locked=locked,
+        )
+    return fix("publication_add", publication=publication, tables=[*tables], alone=alone)
+
+
+def comment(text: str) -> str:
+    """A comment of one line, whatever the text holds."""
+    return f"-- {printable(text)}"
+
+
+def connect(dsn: str) -> str:
+    r"""Psql's `\connect` to a server, as whoever runs the script: neither user nor password of the DSN."""
+    known = {key: str(value) for key, value in conninfo_to_dict(dsn).items() if value is not None}
+    if "service" not in known and known.get("user"):
+        known.setdefault("dbname", known["user"])
+    text = make_conninfo("", **{k: v for k, v in known.items() if k not in _OF_THE_ROLE})
+    # Between quotes psql takes backslashes as C does; what is not printable has no place in a line.
+    escaped = text.replace("\\", "\\\\").replace("'", "''")
+    # A server that only defaults or a service name must not be overruled by the last connection's.
+    reuse = "on" if {"host", "hostaddr"} & set(known) else "off"
+    return f"\\connect -reuse-previous={reuse} '{printable(escaped)}'"
+
+
+def quoted(name: str) -> str:
+    """One name as an identifier of SQL, in printable characters."""
+    if name.isprintable():
+        return sql.Identifier(name).as_string(None)
+    return 'U&"' + _code_points(name).replace('"', '""') + '"'
+
+
+def relation(name: str) -> str:
+    """A table, by `relation_name`'s text, as SQL writes it."""
+    return ".".join(quoted(part) for part in split_relation(name))
+
+
+def block(statements: Iterable[str]) -> str:
+    """These in one transaction, which fails where another role's code could run with the rights of this one."""
+    begun = ["BEGIN;", "SET LOCAL search_path = pg_catalog, pg_temp;", fix("fix_guard")]
+    return "\n".join([*begun, *statements, "COMMIT;"])
+
+
+def recorded(made: Made, slot: str) -> str:
+    """What has `tuskline detach` take this back; `slot`: of the source."""
+    return fix(
+        "fix_made",
+        slot_value=slot if made.kind in OF_ONE_SOURCE else "",
+        kind_value=made.kind,
+        name_value=made.name,
+        privilege_value=made.privilege,
+        grantee_value=made.grantee,
+    )
+
+
+def _composed(key: str, value: str | int | list[str] | None) -> sql.Composable:
+    if value is None or isinstance(value, int):
+        return sql.Literal(value)
+    if key.endswith("value") or key == "password":
+        return _literal(value) if isinstance(value, str) else sql.Literal(value)
+    if isinstance(value, list):
+        return sql.SQL(", ").join(_checked(relation(name)) for name in value)
+    return _checked(relation(value) if key in {"relation", "table"} else quoted(value))
+
+
+def _literal(value: str) -> sql.Composable:
+    if value.isprintable():
+        return sql.Literal(value)
+    return _checked("U&'" + _code_points(value).replace("'", "''") + "'")
+
+
+def _code_points(text: str) -> str:
+    r"""Backslash and what is not printable as `\XXXX` or `\+XXXXXX`."""
+    return "".join(
+        each
+        if each.isprintable() and each != "\\"
+        else f"\\{ord(each):04X}"
+        if ord(each) < 0x10000
+        else f"\\+{ord(each):06X}"
+        for each in text
+    )
+
+
+def _checked(quoted_text: str) -> sql.SQL:
+    return sql.SQL(quoted_text)

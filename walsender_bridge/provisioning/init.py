@@ -1,0 +1,228 @@
+"""`tuskline init`: make what a source needs on its server, and record it (`own_schema.provisioned`).
+
+Whatever is there already is adopted as it is, so doing it again makes nothing but what `tables` have come to mean since.
+But what a stream with a history lacks is not made again here: a new slot would skip what was committed meanwhile, in silence.
+Two ways: the source's own role makes everything that it may, or an administrator does (`admin`), who also makes the source's
+role and grants it what capture and the copy need, table by table, and no more.
+
+Server settings and tables are never changed: what they lack is an error, with the SQL that mends it.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import psycopg
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+from psycopg.rows import dict_row
+
+from walsender_bridge.capture import publication
+from walsender_bridge.capture import source as capture
+from walsender_bridge.capture.publication import FLUSH_TABLE
+from walsender_bridge.capture.source import LogPosition, Source
+from walsender_bridge.errors import ConfigError, PrivilegeError, SlotInUseError, UntrustedError
+from walsender_bridge.own_schema.login import Login, login_of
+from walsender_bridge.own_schema.provisioned import MADE_TABLE, Made, Record
+from walsender_bridge.postgres.client.dsn import parameters
+from walsender_bridge.postgres.client.replication_connection import ReplicationConnection
+from walsender_bridge.postgres.protocol.relation_name import relation_name, split_relation
+from walsender_bridge.postgres.table_patterns import Chosen
+from walsender_bridge.runtime.sql import load
+
+#: Seconds that the server may wait for transactions which run now, before it makes the slot.
+SLOT_SECONDS = 60.0
+_FLUSH = split_relation(FLUSH_TABLE)
+
+
+def init(source: Source, admin: str | None = None, log: LogPosition | None = None) -> list[Made]:
+    """Make what `source` lacks on its server; what was made, in order.
+
+    `admin`: what a libpq connection string of an administrator has otherwise than the source's
+    (`user=postgres`). `log`: where the source's stream stands, as far as it is known: then nothing at all is made on another
+    cluster (`DivergedError`), or where its slot is gone or was invalidated (`SlotError`). Raises the errors of
+    `capture.source.prepare`, `SlotError`, `PrivilegeError`, and `DeadlineError` when transactions that run keep the slot from
+    being made.
+    """
+    maker = as_admin(source, admin)
+    try:
+        with capture.connect(maker) as connection:
+            capture.check_cluster(connection, source, log)
+            capture.check_slot_kept(connection, source, log)
+            before = _recorded(connection, source)
+            capture.prepare(connection, source)
+            with connection.transaction():
+                record = Record(connection, source.slot, source.dsn)
+                publication.bring_up(connection, source, record)
+            if admin is not None:
+                _prepare_role(connection, source)
+            slot = [Made("slot", source.slot)] if _make_slot(connection, source) else []
+            found = [made for made in _recorded(connection, source) if made not in before]
+            # Its row may be from one that was there before, or the record not this role's to read.
+            return found + [made for made in slot if made not in found]
+    except UntrustedError:
+        raise
+    except PrivilegeError as error:
+        raise PrivilegeError(
+            error.what,
+            where=error.where,
+            repair="tuskline init --admin user=..., or let an administrator run what "
+            "`tuskline doctor --fix-sql` prints",
+        ) from None
+
+
+def withdraw(source: Source, admin: str | None = None) -> list[str]:
+    """Take the tables out of a publication of ours that `tables` do not mean any more; their names. `admin` as for `init`."""
+    with capture.connect(as_admin(source, admin)) as connection:
+        return publication.withdraw(connection, source)
+
+
+def as_admin(source: Source, admin: str | None) -> Source:
+    """The source as an administrator reaches it. Raises `ConfigError` for what libpq does not read."""
+    if admin is None:
+        return source
+    try:
+        own, over = parameters(source.dsn), parameters(admin)
+    except ConfigError as error:
+        raise ConfigError(error.what, where=source.name, repair=error.repair) from None
+    if "user" in over or "service" in over:
+        # Another user's password would only be refused.
+        own.pop("password", None)
+    return replace(source, dsn=make_conninfo("", **{**own, **over}))
+
+
+def _recorded(connection: psycopg.Connection[Any], source: Source) -> list[Made]:
+    record = Record(connection, source.slot, source.dsn)
+    return [*record.own(), *record.shared()] if record.readable else []
+
+
+# -- the role -------------------------------------------------------------------------------------------
+
+
+def _prepare_role(connection: psycopg.Connection[Any], source: Source) -> None:
+    """Make the source's role if it is not there, and grant what it lacks."""
+    login = login_of(source.dsn)
+    if login.user == connection.info.user:
+        return
+    record = Record(connection, source.slot, source.dsn)
+    with connection.transaction():
+        found = connection.execute(load("attach_role").encode(), {"role": login.user}).fetchone()
+        if found is None:
+            connection.execute(
+                sql.SQL(load("roles")).format(
+                    role=sql.Identifier(login.user),
+                    password=sql.Literal(verifier(connection, login)),
+                )
+            )
+            record.add(Made("role", login.user))
+        elif not (found[0] and found[1]):
+            raise PrivilegeError(
+                f"role {login.user} may not log in and replicate",
+                where=source.where,
+                repair=f"ALTER ROLE {login.user} LOGIN REPLICATION, or name a new role in the DSN",
+            )
+        for made in _lacking(connection, source, login.user):
+            text = "roles_flush" if made.privilege == "UPDATE" else f"roles_{made.kind}"
+            key = "relation" if made.kind == "table" else "name"
+            connection.execute(
+                sql.SQL(load(text)).format(
+                    role=sql.Identifier(made.grantee), **{key: identifier(made)}
+                )
+            )
+            record.add(made)
+
+
+def verifier(
+    connection: psycopg.Connection[Any], login: Login, *, scram: bool = False
+) -> str | None:
+    """The password as the server keeps it, so that no log of statements shows it.
+
+    `scram`: also where the server would keep an MD5 hash, with which anybody could log in.
+    """
+    if not login.password:
+        return None
+    algorithm = b"scram-sha-256" if scram else None
+    digest = connection.pgconn.encrypt_password(
+        login.password.encode(), login.user.encode(), algorithm
+    )
+    return digest.decode()
+
+
+def _lacking(connection: psycopg.Connection[Any], source: Source, role: str) -> Iterator[Made]:
+    """The grants that the role lacks, each once."""
+    names = {"role": role}
+    row = connection.execute(load("attach_role").encode(), names).fetchone()
+    if row is not None and not row[2]:
+        yield Made("database", connection.info.dbname, "CONNECT", role)
+    row = connection.execute(load("attach_own").encode(), names).fetchone()
+    assert row is not None
+    reachable, readable, writable, _, told = row
+    if not reachable:
+        yield Made("schema", _FLUSH[0], "USAGE", role)
+    if not readable:
+        yield Made("table", FLUSH_TABLE, "SELECT", role)
+    if not writable:
+        yield Made("table", FLUSH_TABLE, "UPDATE", role)
+    if not told:
+        # Which publication its slot began with.
+        yield Made("table", MADE_TABLE, "SELECT", role)
+    schemas: set[str] = set()
+    tables = copied(publication.survey(connection, source))
+    for table in wanted_tables(connection, tables, role):
+        if not table["reachable"] and table["schema"] not in schemas:
+            schemas.add(table["schema"])
+            yield Made("schema", table["schema"], "USAGE", role)
+        if not table["readable"]:
+            yield Made("table", table["full_name"], "SELECT", role)
+
+
+def copied(chosen: Chosen) -> list[str]:
+    """The tables that the role has to read: what is meant, and what is published beside that."""
+    return [table.name for table in (*chosen.wanted, *chosen.others)]
+
+
+def wanted_tables(
+    connection: psycopg.Connection[Any], tables: Iterable[str], role: str
+) -> list[dict[str, Any]]:
+    """These tables and their partitions, as sql/attach_tables.sql describes them.
+
+    `full_name` is the table's, `root` that of the named table it belongs to, both as `relation_name` writes them.
+    """
+    named = [split_relation(name) for name in tables]
+    wanted = {"schemas": [s for s, _ in named], "tables": [t for _, t in named], "role": role}
+    with connection.cursor(row_factory=dict_row) as cursor:
+        found = cursor.execute(load("attach_tables").encode(), wanted).fetchall()
+    for table in found:
+        table["root"] = relation_name(table.pop("root_schema"), table.pop("root_name"))
+        table["full_name"] = relation_name(table["schema"], table["name"])
+    return found
+
+
+def identifier(made: Made) -> sql.Identifier:
+    """The thing's name, quoted."""
+    tables = made.kind in {"table", "published"}
+    return sql.Identifier(*(split_relation(made.name) if tables else (made.name,)))
+
+
+# -- the slot -------------------------------------------------------------------------------------------
+
+
+def _make_slot(connection: psycopg.Connection[Any], source: Source) -> bool:
+    """Make the slot as the source's role unless it is there: it will be the one that streams from it. Whether it was made."""
+    try:
+        if capture.slot_position(connection, source) is not None:
+            return False
+    except SlotInUseError:
+        # Capture runs already.
+        return False
+    with _walsender(source) as walsender:
+        walsender.create_slot(source.slot, timeout=SLOT_SECONDS)
+    return True
+
+
+@contextmanager
+def _walsender(source: Source) -> Iterator[ReplicationConnection]:
+    name = f"tuskline-init-{source.name}"
+    with ReplicationConnection.connect(source.dsn, application_name=name) as walsender:
+        yield walsender

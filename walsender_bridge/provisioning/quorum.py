@@ -1,0 +1,400 @@
+"""What a server needs for a quorum of safekeepers: commits that wait for the proposer, and WAL kept for laggards.
+
+Invariant: whoever sets or frees what commits wait for never waits for it (`session`), so all of this works while
+commits hang. What `synchronous_standby_names` was before is recorded (`own_schema.provisioned`) before it is changed, and `detach`
+puts exactly that back; other standbys that had to answer still have to.
+
+A server is not made to wait for somebody who is not there: commits wait only once the proposer has told that a
+quorum has a commit that was made a moment ago (`wait_for_quorum`).
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import psycopg
+from psycopg import sql
+from psycopg.rows import tuple_row
+
+from walsender_bridge.capture import source as capture
+from walsender_bridge.capture.source import Source
+from walsender_bridge.errors import (
+    DeadlineError,
+    PrivilegeError,
+    ServerSettingError,
+    SlotError,
+    SlotInUseError,
+    UsageError,
+)
+from walsender_bridge.own_schema.login import login_of
+from walsender_bridge.own_schema.provisioned import QUORUM, Made, Record
+from walsender_bridge.postgres.protocol.lsn import format_lsn
+from walsender_bridge.postgres.standby_names import StandbyNames
+from walsender_bridge.provisioning import stats_grant
+from walsender_bridge.provisioning.init import as_admin
+from walsender_bridge.provisioning.release_record import Decision
+from walsender_bridge.runtime.sql import load
+
+SETTING: Final = "synchronous_standby_names"
+#: Kinds of the record.
+_NAMES, _SLOT = "setting", "physical slot"
+#: Seconds in which a server reads its configuration again.
+_RELOAD_SECONDS: Final = 10.0
+#: Seconds in which a walsender notices that its client has gone.
+_SLOT_SECONDS: Final = 5.0
+
+Connection = psycopg.Connection[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Quorum:
+    """`source`: a database of the server. `name`: the proposer's application_name. `slot`: see `proposer.primary`."""
+
+    source: Source
+    name: str
+    slot: str
+
+    @property
+    def where(self) -> str:
+        """`host:port/database`, for messages."""
+        return self.source.where
+
+
+@contextmanager
+def session(quorum: Quorum, admin: str | None = None) -> Iterator[Connection]:
+    """A connection whose commits wait for no standby. `admin` as for `init`; raises what `capture.connect` does."""
+    with capture.connect(as_admin(quorum.source, admin)) as connection:
+        connection.execute(load("quorum_session").encode())
+        yield connection
+
+
+def facts(connection: Connection, quorum: Quorum) -> dict[str, Any]:
+    """What the server says: sql/quorum_facts.sql."""
+    names = {"slot": quorum.slot, "name": quorum.name}
+    with connection.cursor(row_factory=tuple_row) as cursor:
+        row = cursor.execute(load("quorum_facts").encode(), names).fetchone()
+    assert row is not None
+    found: dict[str, Any] = row[0]
+    return found
+
+
+def decision(
+    connection: Connection, quorum: Quorum, action: Literal["release", "require", "forget"]
+) -> Decision:
+    """What is decided, and how it stands at this moment: for `release_record`."""
+    found = facts(connection, quorum)
+    return Decision(
+        action,
+        quorum.where,
+        found["role"]["name"],
+        _text(found["flush_lsn"]),
+        _text(found["quorum_lsn"]),
+        found["waiting"],
+        found["names"],
+    )
+
+
+def _text(lsn: int | None) -> str | None:
+    return None if lsn is None else format_lsn(lsn)
+
+
+# -- making and taking back -----------------------------------------------------------------------------
+
+
+def attach_quorum(quorum: Quorum, admin: str | None = None) -> list[Made]:
+    """Make the slot, let the source's role see what is reported, and have commits wait if the quorum is there.
+
+    Not beside other standbys: that is an operator's decision (`require_quorum`). What was made. The database has been attached (`init`). Raises as `require_quorum`, and `SlotError`.
+    """
+    with session(quorum, admin) as connection:
+        record = _record(connection, quorum)
+        before = record.own()
+        check(facts(connection, quorum), quorum)
+        _make_slot(connection, quorum, record)
+        stats_grant.let_see(connection, record, login_of(quorum.source.dsn).user)
+        found = facts(connection, quorum)
+        if found["senders"] and not _others(found, quorum):
+            require_quorum(connection, quorum)
+        return [made for made in record.own() if made not in before]
+
+
+def detach_quorum(quorum: Quorum, admin: str | None = None) -> list[Made]:
+    """Take back what the record says; what was taken back. Raises `SlotInUseError`, `PrivilegeError`."""
+    with session(quorum, admin) as connection:
+        record = Record(connection, quorum.slot, quorum.source.dsn)
+        found = record.own() if record.readable else []
+        if any(made.kind == _NAMES for made in found):
+            may_set(connection, quorum)
+        for made in found:
+            if made.kind == _NAMES and made.name == SETTING:
+                _put_back(connection, quorum, record, made)
+        for made in found:
+            if made.kind == _SLOT and made.name == quorum.slot:
+                _drop_slot(connection, quorum)
+            elif made.kind == stats_grant.KIND:
+                stats_grant.take_sight(connection, quorum.source, record, made)
+        if found:
+            record.forget()
+        return found
+
+
+def _record(connection: Connection, quorum: Quorum) -> Record:
+    record = Record(connection, quorum.slot, quorum.source.dsn)
+    if record.owner is None:
+        raise ServerSettingError(
+            "this database is not attached", where=quorum.where, repair="tuskline init"
+        )
+    return record
+
+
+def _make_slot(connection: Connection, quorum: Quorum, record: Record) -> None:
+    """As the proposer would. One of our own prefix is ours whoever of us has made it."""
+    slot = facts(connection, quorum)["slot"]
+    if slot is not None and (slot["slot_type"] != "physical" or slot["active"]):
+        raise SlotError(
+            f"slot {quorum.slot!r} is not an idle physical slot",
+            where=quorum.where,
+            repair="choose another name: [safekeepers] slot",
+        )
+    if slot is None or quorum.slot.startswith("tuskline_"):
+        record.add(Made(_SLOT, quorum.slot))
+    if slot is None:
+        connection.execute(load("physical_slot_create").encode(), {"slot": quorum.slot})
+
+
+def _drop_slot(connection: Connection, quorum: Quorum) -> None:
+    deadline = time.monotonic() + _SLOT_SECONDS
+    while True:
+        try:
+            connection.execute(load("physical_slot_drop").encode(), {"slot": quorum.slot})
+        except psycopg.errors.ObjectInUse as error:
+            if time.monotonic() > deadline:
+                raise SlotInUseError(
+                    str(error.diag.message_primary),
+                    where=f"{quorum.where}, slot {quorum.slot}",
+                    repair="tuskline down, or stop whoever else uses it",
+                ) from None
+            time.sleep(0.1)
+        else:
+            return
+
+
+# -- what commits wait for ------------------------------------------------------------------------------
+
+
+def check(found: dict[str, Any], quorum: Quorum) -> None:
+    """Raise `ServerSettingError` for a server on which commits could not wait for the proposer, or for ever."""
+    apply = [each for each in found["commit_elsewhere"] if each["value"] == "remote_apply"]
+    if found["commit"] == "remote_apply" or apply:
+        raise ServerSettingError(
+            "synchronous_commit = remote_apply waits for a standby that replays, and safekeepers do not: "
+            "every commit would hang",
+            where=quorum.where,
+            repair="set it to on: `tuskline doctor` says where, and --fix-sql how",
+        )
+    if found["commit"] in {"off", "local"}:
+        raise ServerSettingError(
+            f"synchronous_commit is {found['commit']}: commits wait for no standby",
+            where=quorum.where,
+            repair="set synchronous_commit = on",
+        )
+
+
+def crowded(found: dict[str, Any]) -> str:
+    """Which other standbys can answer in the quorum's place, as each has several walsenders; empty: none."""
+    names = [
+        f"{each['walsenders']} walsenders are named {each['name']!r}" for each in found["crowded"]
+    ]
+    if not names:
+        return ""
+    return f"{', '.join(names)}: without the proposer they can answer in the quorum's place"
+
+
+def _others(found: dict[str, Any], quorum: Quorum) -> list[str]:
+    """The standbys beside the proposer that commits wait for."""
+    names = StandbyNames.parse(found["names"]).names
+    return [each for each in names if each.lower() != quorum.name.lower()]
+
+
+def _check_others(found: dict[str, Any], quorum: Quorum, *, beside: bool) -> None:
+    """Raise `ServerSettingError` where others can answer in the quorum's place, unless that is accepted."""
+    others = _others(found, quorum)
+    if others and not beside:
+        raise ServerSettingError(
+            f"{SETTING} names {', '.join(others)} beside the quorum: while no proposer is attached, two walsenders of "
+            "one of these names let COMMIT return without a quorum",
+            where=quorum.where,
+            repair=f"take them out of {SETTING}: a quorum needs no other standby; or accept this with "
+            "--beside-standbys, and give each standby an application_name of its own",
+        )
+    if several := crowded(found):
+        raise ServerSettingError(
+            several,
+            where=quorum.where,
+            repair="give each standby an application_name of its own (cluster_name, or primary_conninfo); a walsender whose "
+            "connection was cut ends after wal_sender_timeout",
+        )
+
+
+def require_quorum(
+    connection: Connection, quorum: Quorum, *, timeout: float = 30.0, beside: bool = False
+) -> bool:
+    """Have commits wait for the proposer; whether anything had to be changed. `connection` is from `session`.
+
+    `beside`: also where other standbys have to answer, with what that leaves open (`standby_names.py`).
+    First a quorum has to answer, in `timeout` seconds (0: it is not asked for, and commits may hang at once).
+    Raises `ServerSettingError`, `DeadlineError` (no quorum answered: nothing is changed) and `PrivilegeError`.
+    """
+    found = facts(connection, quorum)
+    check(found, quorum)
+    now = StandbyNames.parse(found["names"])
+    wanted = now.joined_by(quorum.name)
+    if wanted is not None:
+        _check_others(found, quorum, beside=beside)
+    else:
+        raise ServerSettingError(
+            f"{SETTING} is {found['names']!r}: others can answer in the quorum's place",
+            where=quorum.where,
+            repair="name every standby that has to answer, for example "
+            f"{StandbyNames.all_of(quorum.name, *now.names)}",
+        )
+    if wanted == now:
+        return False
+    record = _record(connection, quorum)
+    may_set(connection, quorum)
+    if timeout:
+        wait_for_quorum(connection, quorum, timeout)
+    if not any(made.kind == _NAMES for made in record.own()):
+        row = connection.execute(load("system_value").encode(), {"name": SETTING}).fetchone()
+        record.add(Made(_NAMES, SETTING, grantee="" if row is None else f"={row[0]}"))
+    set_names(connection, quorum, str(wanted))
+    return True
+
+
+def record_id(connection: Connection, quorum: Quorum, quorum_id: int) -> None:
+    """Record on the server which quorum its commits are on, unless one is recorded: see `proposer.quorum_record`."""
+    record = Record(connection, quorum.slot, quorum.source.dsn)
+    if record.readable and not record.quorum_ids():
+        record.add(Made(QUORUM, f"{quorum_id:032x}"))
+
+
+def forget_id(connection: Connection, quorum: Quorum) -> None:
+    """Take the id back, so that new safekeepers may form a quorum. Raises `UsageError`, `PrivilegeError`.
+
+    Not while commits wait for the quorum: until another one is formed they would hang.
+    """
+    found = facts(connection, quorum)
+    if StandbyNames.parse(found["names"]).names_it(quorum.name):
+        raise UsageError(
+            f"commits wait for the quorum: {SETTING} is {found['names']!r}",
+            where=quorum.where,
+            repair="tuskline quorum release",
+        )
+    record = Record(connection, quorum.slot, quorum.source.dsn)
+    if not record.readable:
+        return
+    try:
+        record.forget_quorum()
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise PrivilegeError(
+            str(error.diag.message_primary), where=quorum.where, repair="add --admin user=..."
+        ) from None
+
+
+def release_quorum(connection: Connection, quorum: Quorum) -> bool:
+    """Have commits no longer wait for the proposer: those that hang return. Whether anything had to be changed.
+
+    `connection` is from `session`. The record of what was there before stays, for `detach`.
+    """
+    found = facts(connection, quorum)
+    now = StandbyNames.parse(found["names"])
+    left = now.left_by(quorum.name)
+    if left == now:
+        return False
+    may_set(connection, quorum)
+    set_names(connection, quorum, str(left))
+    return True
+
+
+def set_names(connection: Connection, quorum: Quorum, value: str | None) -> None:
+    """ALTER SYSTEM, and wait until it holds. None: RESET, then it only must not name the proposer any more.
+
+    Raises `ServerSettingError` when something else (the command line, an HA manager) overrides it.
+    """
+    if value is None:
+        _system(connection, "system_reset", name=sql.Identifier(SETTING))
+    else:
+        _system(connection, "system_set", name=sql.Identifier(SETTING), value=sql.Literal(value))
+    connection.execute(load("reload_conf").encode())
+    deadline = time.monotonic() + _RELOAD_SECONDS
+    while True:
+        row = connection.execute(load("setting_now").encode(), {"name": SETTING}).fetchone()
+        assert row is not None
+        held = StandbyNames.parse(row[0])
+        if not held.names_it(quorum.name) if value is None else held == StandbyNames.parse(value):
+            return
+        if time.monotonic() > deadline:
+            raise ServerSettingError(
+                f"{SETTING} was set to {value or ''!r} by ALTER SYSTEM, and stays {row[0]!r} "
+                f"(its source: {row[1]})",
+                where=quorum.where,
+                repair="set it where it comes from: the server's command line, or the HA manager's configuration",
+            )
+        time.sleep(0.05)
+
+
+def _put_back(connection: Connection, quorum: Quorum, record: Record, made: Made) -> None:
+    """What ALTER SYSTEM said before. What somebody else has set since then stays."""
+    row = connection.execute(load("system_value").encode(), {"name": SETTING}).fetchone()
+    if row is None:
+        return
+    now = StandbyNames.parse(row[0])
+    before = made.grantee[1:] if made.grantee else None
+    same = now == StandbyNames.parse(before or "")
+    if not (now.names_it(quorum.name) or same):
+        return
+    # Who is no superuser could have written anything into the record.
+    trusted = connection.execute(load("role_superuser").encode(), {"role": record.owner}).fetchone()
+    if trusted == (True,) or before is None:
+        set_names(connection, quorum, before)
+    else:
+        set_names(connection, quorum, str(now.left_by(quorum.name)))
+
+
+def _system(connection: Connection, text: str, **names: sql.Composable) -> None:
+    connection.execute(sql.SQL(load(text)).format(**names))
+
+
+def may_set(connection: Connection, quorum: Quorum) -> None:
+    """Raise `PrivilegeError` when this role may not change what commits wait for."""
+    role = facts(connection, quorum)["role"]
+    if not role["superuser"]:
+        raise PrivilegeError(
+            f"role {role['name']} may not use ALTER SYSTEM",
+            where=quorum.where,
+            repair="add --admin user=..., which names a superuser",
+        )
+
+
+def wait_for_quorum(connection: Connection, quorum: Quorum, timeout: float) -> None:
+    """Commit, and wait until the proposer has told this server that a quorum has that commit.
+
+    Raises `DeadlineError` after `timeout` seconds.
+    """
+    connection.execute(load("quorum_mark").encode())
+    wanted = facts(connection, quorum)["flush_lsn"]
+    deadline = time.monotonic() + timeout
+    while True:
+        found = facts(connection, quorum)
+        if (found["quorum_lsn"] or 0) >= wanted:
+            return
+        if time.monotonic() > deadline:
+            why = "does not say that a quorum has them" if found["senders"] else "does not run"
+            raise DeadlineError(
+                f"commits would hang: the proposer {why} ({timeout:g} s)",
+                where=quorum.where,
+                repair="tuskline up; `tuskline status` says what the quorum lacks",
+            )
+        time.sleep(0.05)

@@ -1,0 +1,170 @@
+"""`tuskline reattach`: a source whose stream cannot go on begins another history under the same names.
+
+The server's side first, as `init` makes it, with the old slot dropped; then the log's, by one RESTART entry that has the new
+slot's position (`change_log.restart`). A crash in between leaves a slot that does not continue the log, which is what
+`reason` finds again; so it is run again, and nothing but the slot is made twice. From the entry on capture streams, and the
+lake copies the tables of this source again.
+
+What is not needed is not done: a stream that goes on is left as it is, for to begin again costs a copy of all its tables.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import Any
+
+import psycopg
+
+from walsender_bridge.capture import publication, stream_record
+from walsender_bridge.capture import source as capture
+from walsender_bridge.capture.session_setup import settle
+from walsender_bridge.capture.source import Source
+from walsender_bridge.change_log.client import LogClient, ReplicaClient
+from walsender_bridge.change_log.restart import build_restart
+from walsender_bridge.errors import (
+    DeadlineError,
+    FencedError,
+    LostSlotError,
+    SlotError,
+    SlotInUseError,
+    UnavailableError,
+)
+from walsender_bridge.own_schema.provisioned import Record
+from walsender_bridge.postgres.client.hosts import same_server
+from walsender_bridge.postgres.client.replication_connection import ReplicationConnection
+from walsender_bridge.postgres.protocol.replication import History, SystemIdentity
+from walsender_bridge.provisioning.detach import drop_slot
+from walsender_bridge.provisioning.init import as_admin, init
+from walsender_bridge.runtime.sql import load
+
+#: Seconds that the log may take for an answer, and for the commit of the entry.
+ANSWER_SECONDS = 60.0
+#: How often another writer, a capture that tries again, may come in between.
+_ATTEMPTS = 10
+
+
+def reason(source: Source, log: LogClient, admin: str | None = None) -> str | None:
+    """Why the source's stream cannot go on; None: it can as far as is seen, or it has not begun yet.
+
+    `admin` as for `init`: on another cluster the source's role may be missing. Raises what keeps it from being found out.
+    """
+    position = stream_record.of_log(log, source.name)
+    if position is None or not position.begun:
+        return None
+    seen = as_admin(source, admin)
+    with capture.connect(seen) as connection:
+        identity, history = _identity(connection, seen)
+        # On another cluster everything else that is missing is so for this.
+        fork = capture.judge(position, 0, identity, history)
+        if fork is not None:
+            return fork.reason
+        try:
+            confirmed = capture.slot_position(connection, seen)
+        except LostSlotError as error:
+            return error.what
+        except SlotInUseError:
+            confirmed = 0
+        fork = capture.judge(position, confirmed, identity, history)
+        if fork is not None:
+            return fork.reason
+        record = Record(connection, source.slot, source.dsn)
+        found = publication.facts(connection, seen)
+        return publication.recorded_fault(connection, seen, record, found) or None
+
+
+def reattach(source: Source, log: LogClient, admin: str | None = None) -> None:
+    """Make publication and slot again, and begin another history in the log.
+
+    `admin` as for `init`. Raises `SlotInUseError` while somebody else streams from the slot, and the errors of `init`.
+    """
+    with capture.connect(as_admin(source, admin)) as connection:
+        _drop_slot(connection, source)
+    init(source, admin)
+    with capture.connect(source) as connection:
+        identity, _ = _identity(connection, source)
+        confirmed = capture.slot_position(connection, source)
+    if confirmed is None:
+        raise SlotError("the slot is gone again", where=f"{source.where}, slot {source.slot}")
+    for attempt in range(_ATTEMPTS):
+        try:
+            _restart(source, log, (identity.timeline, confirmed), identity.system_id)
+        except FencedError:
+            # Capture tries again every few seconds, and is a new writer each time.
+            if attempt == _ATTEMPTS - 1:
+                raise
+            time.sleep(0.2)
+        else:
+            break
+
+
+def _drop_slot(connection: psycopg.Connection[Any], source: Source) -> None:
+    """Drop the slot, if it is one that capture could have used."""
+    with suppress(LostSlotError, SlotInUseError):
+        # Whoever uses it may only not have noticed yet that it is gone.
+        if capture.slot_position(connection, source) is None:
+            return
+    for attempt in range(_ATTEMPTS):
+        # A source that goes on has a capture that streams, and comes back.
+        names = {"slot": source.slot, "capture": capture.application_name(source)}
+        ended = connection.execute(load("capture_end").encode(), names).fetchall()
+        try:
+            drop_slot(connection, source)
+        except SlotInUseError as error:
+            if ended and attempt < _ATTEMPTS - 1:
+                continue
+            raise SlotInUseError(
+                error.what,
+                where=error.where,
+                repair="end that session: SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name ="
+                f" '{source.slot}'; then tuskline reattach again",
+            ) from None
+        else:
+            return
+
+
+def _restart(source: Source, log: LogClient, confirm_to: tuple[int, int], system_id: int) -> None:
+    """Append the RESTART entry behind what is committed, and wait for its commit."""
+    name = source.name
+    with ReplicaClient(log.status().streams[name].address) as replica:
+        with _writer(replica, log, name) as writer:
+            uncommitted = writer.status.end_offset > writer.status.committed_end
+            if uncommitted:
+                settle(writer, log, ANSWER_SECONDS)
+                end = replica.stream_status(name).committed_end
+                replica.cut_tail(name, writer.term, end)
+        with _writer(replica, log, name) as writer:
+            offset = writer.status.end_offset
+            entry = build_restart(writer.status.last_crc)
+            writer.send([entry], confirm_to=confirm_to, gate_lsn=0, system_id=system_id)
+            if writer.next_ack(ANSWER_SECONDS) is None:
+                raise UnavailableError("the keeper does not answer", where=writer.address)
+    deadline = time.monotonic() + ANSWER_SECONDS
+    while log.status().streams[name].history_start <= offset:
+        if time.monotonic() > deadline:
+            raise DeadlineError(
+                "the log has not committed the source's new beginning",
+                where=f"stream {name}",
+                repair="see `tuskline doctor`; it is committed by itself once the log goes on",
+            )
+        time.sleep(0.05)
+
+
+@contextmanager
+def _writer(replica: ReplicaClient, log: LogClient, name: str) -> Iterator[Any]:
+    writer = replica.open_writer(name, log.writer_term(name))
+    try:
+        yield writer
+    finally:
+        writer.close()
+
+
+def _identity(
+    connection: psycopg.Connection[Any], source: Source
+) -> tuple[SystemIdentity, History]:
+    """Of the server that the connection is to; each connection could go to another one of several hosts."""
+    here = replace(source, dsn=same_server(source.dsn, connection))
+    name = f"tuskline-reattach-{source.name}"
+    with ReplicationConnection.connect(here.dsn, application_name=name) as walsender:
+        identity = walsender.identify()
+        return identity, walsender.history(identity.timeline)

@@ -1,0 +1,86 @@
+"""Who had commits go on without a quorum, and when: `quorum.jsonl` in the data directory, a line for each decision.
+
+Invariant: a release is on disk before it is asked of the server, so commits never go on without a trace; one that
+then failed stands there too, until `tuskline quorum require`. Lines are only added (`json_lines`). One that a crash
+tore is skipped: what it announced was not done.
+"""
+
+import contextlib
+import getpass
+import os
+import socket
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from walsender_bridge.errors import ConfigError
+from walsender_bridge.runtime import json_lines
+
+FILE = "quorum.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """`lsn`: the end of the server's durable WAL. `quorum_lsn`: what a quorum had of it. Both `X/Y` or None.
+
+    `waiting`: commits that hung at that moment. `names`: synchronous_standby_names before. `at`: Unix seconds.
+    """
+
+    action: Literal["release", "require", "forget"]
+    server: str
+    role: str
+    lsn: str | None
+    quorum_lsn: str | None
+    waiting: int
+    names: str
+    by: str = ""
+    at: float = 0.0
+
+    def told(self) -> str:
+        """In one line."""
+        at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.at))
+        return (
+            f"{self.by} released the quorum at {at}: {self.waiting} commits waited, the WAL ended at {self.lsn}, "
+            f"a quorum had it up to {self.quorum_lsn or 'an unknown LSN'}"
+        )
+
+
+def write(data_dir: Path, decision: Decision) -> Decision:
+    """Append it, durably, with who and when; what was written. Raises `ConfigError`."""
+    signed = Decision(**{**asdict(decision), "by": _who(), "at": time.time()})
+    path = data_dir / FILE
+    try:
+        json_lines.append(path, asdict(signed))
+    except OSError as error:
+        raise ConfigError(
+            f"the decision cannot be recorded: {error.strerror}",
+            where=str(path),
+            repair="give this user the folder of [log] data_dir, or make room",
+        ) from None
+    return signed
+
+
+def decisions(data_dir: Path) -> list[Decision]:
+    """All of them, oldest first."""
+    found = []
+    for _, values in json_lines.read(data_dir / FILE):
+        if values is not None:
+            with contextlib.suppress(TypeError):
+                found.append(Decision(**values))
+    return found
+
+
+def standing(data_dir: Path) -> Decision | None:
+    """The release that holds; None when commits are to wait for the quorum."""
+    standing = [each for each in decisions(data_dir) if each.action != "forget"]
+    last = standing[-1] if standing else None
+    return last if last is not None and last.action == "release" else None
+
+
+def _who() -> str:
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = f"uid {os.getuid()}"
+    return f"{user}@{socket.gethostname()}"

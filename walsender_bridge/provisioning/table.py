@@ -1,0 +1,66 @@
+"""One more table for a source that is attached: into its publication, and readable by its role."""
+
+from dataclasses import replace
+
+from psycopg import sql
+
+from walsender_bridge.capture import source as capture
+from walsender_bridge.capture.source import Source
+from walsender_bridge.errors import PrivilegeError, PublicationError, UntrustedError
+from walsender_bridge.own_schema.provisioned import Made
+from walsender_bridge.postgres.protocol.relation_name import split_relation
+from walsender_bridge.postgres.table_patterns import entry_for
+from walsender_bridge.provisioning.fixes import publish
+from walsender_bridge.provisioning.init import as_admin, init, wanted_tables
+from walsender_bridge.runtime.sql import load
+
+
+def add_table(source: Source, table: str, admin: str | None = None) -> list[Made]:
+    """Publish `schema.table`, and let the source's role read it if an administrator acts; what was made.
+
+    Raises `PublicationError` (there is no publication yet, or the table cannot be published), `ConfigError` (no
+    such table), and `PrivilegeError` with the SQL that somebody else has to run.
+    """
+    with capture.connect(as_admin(source, admin)) as connection:
+        version = connection.info.server_version
+        names = {"publication": source.publication}
+        if connection.execute(load("source_publication").encode(), names).fetchone() is None:
+            raise PublicationError(
+                f"there is no publication {source.publication!r}",
+                where=source.where,
+                repair="tuskline init",
+            )
+    try:
+        made = init(replace(source, tables=(entry_for(*split_relation(table)),)), admin)
+    except UntrustedError:
+        raise
+    except PrivilegeError as error:
+        statement = publish(version, source.publication, [table]).replace("\n", " ")
+        raise PrivilegeError(
+            error.what,
+            where=error.where,
+            repair=f"tuskline table add {table} --admin user=..., or as the owner of both: "
+            + statement,
+        ) from None
+    _check_readable(source, table)
+    return made
+
+
+def _check_readable(source: Source, table: str) -> None:
+    """Raise `PrivilegeError` for what the source's own role could not copy."""
+    with capture.connect(source) as connection:
+        role = connection.info.user
+        missing = []
+        for part in wanted_tables(connection, (table,), role):
+            user = sql.Identifier(role).as_string()
+            if not part["reachable"]:
+                schema = sql.Identifier(part["schema"]).as_string()
+                missing.append(f"GRANT USAGE ON SCHEMA {schema} TO {user};")
+            if not part["readable"]:
+                missing.append(f"GRANT SELECT ON TABLE {part['quoted']} TO {user};")
+    if missing:
+        raise PrivilegeError(
+            f"{table} is published, but role {role} may not read it",
+            where=source.where,
+            repair=" ".join(dict.fromkeys(missing)),
+        )

@@ -1,0 +1,1 @@
+"""WAL on a quorum of safekeepers: protocol, proposer, safekeeper, WAL server, failover."""

@@ -1,0 +1,1 @@
+"""A failover without loss: its steps, and what carries them out."""

@@ -1,0 +1,149 @@
+"""The candidate of a failover as a server: looked at, told what to do, promoted. SQL and replication commands.
+
+The role needs to be a superuser, or to be granted `pg_read_all_settings`, `pg_promote()`, `pg_reload_conf()` and
+ALTER SYSTEM on the settings below. Everything here may be done twice.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+
+import psycopg
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict
+
+from walsender_bridge.errors import NotSupportedError
+from walsender_bridge.postgres.client.bounded_query import BoundedConnection
+from walsender_bridge.postgres.client.replication_connection import describe
+from walsender_bridge.postgres.protocol.refusals import connection_error, server_error
+from walsender_bridge.postgres.standby_names import StandbyNames
+from walsender_bridge.quorum.failover.plan import Candidate
+from walsender_bridge.quorum.proposer.primary.wal_source import StandbyStream
+from walsender_bridge.quorum.protocol.messages import ServerInfo
+from walsender_bridge.runtime.sql import load
+
+#: From this major on a standby takes another `primary_conninfo` with a reload.
+_RELOADS = 13
+#: From this major on SQL promotes.
+_PROMOTES = 12
+#: Seconds between two looks whether it has done what it was told.
+_LOOK = 0.05
+
+
+class CandidateServer:
+    """See the module. `upstream`: the libpq connection string of the safekeepers' WAL servers, for the standby.
+
+    `promote`: promotes a server that cannot be told by SQL (11: `pg_ctl promote`), or is to be told otherwise.
+    `slot`: its physical slot on the old primary. It streams from a safekeeper without it, and names it again as a
+    primary, which tells a commit gate who it is.
+    """
+
+    def __init__(
+        self,
+        dsn: str,
+        application_name: str,
+        upstream: str,
+        promote: Callable[[], object] | None = None,
+        slot: str | None = None,
+    ) -> None:
+        self.dsn = dsn
+        self.where = describe(dsn)
+        self._application_name = application_name
+        self._upstream = upstream
+        self._ports = {
+            int(port or 5432)
+            for port in str(conninfo_to_dict(upstream).get("port") or "5432").split(",")
+        }
+        self._promote = promote
+        self._slot = slot
+
+    def server_info(self) -> ServerInfo:
+        """Whose WAL it has. Raises what `PrimaryStream` raises."""
+        with StandbyStream.connect(self.dsn) as asked:
+            return asked.server_info()
+
+    def look(self) -> Candidate:
+        """How it is now. Raises `ConnectionFailedError` and others of `wire.connection`."""
+        with StandbyStream.connect(self.dsn) as asked:
+            seen = asked.primary()
+            major = asked.server_version // 10000
+        with self._connect() as connection:
+            row = connection.execute(load("candidate").encode()).fetchone()
+        assert row is not None
+        in_recovery, replay_lsn, names, level, upstream, slot, restores, paused, senders = row
+        follows: bool | None = None
+        if major >= _RELOADS:
+            follows = upstream == self._upstream and self._ports.issuperset(senders or ())
+            # An earlier run may have died just before the promotion: no safekeeper has that slot.
+            follows = follows and (not slot or slot != self._slot)
+        return Candidate(
+            in_recovery=in_recovery,
+            lineage=seen.lineage,
+            end_lsn=seen.flush_lsn,
+            replay_lsn=int(replay_lsn or 0),
+            guarded=StandbyNames.parse(names).needs(self._application_name)
+            and level not in {"off", "local"},
+            follows=follows,
+            restores=restores,
+            paused=paused,
+        )
+
+    def guard(self) -> None:
+        """Have the commits that it will take as a primary wait for the proposer."""
+        self._set(
+            synchronous_standby_names=str(StandbyNames.all_of(self._application_name)),
+            synchronous_commit="on",
+        )
+
+    def follow(self, seconds: float) -> None:
+        """Stream from a safekeeper. It stays so if the failover is taken back: what it gets is committed."""
+        self._set(primary_conninfo=self._upstream, primary_slot_name="")
+        self._until(lambda seen: seen.follows is not False, seconds)
+
+    def promote(self, seconds: float) -> None:
+        """Make it a primary. Raises `NotSupportedError` on 11 without a way to do it."""
+        if self._slot and self._major() >= _RELOADS:
+            self._set(primary_slot_name=self._slot)
+        if self._promote is not None:
+            self._promote()
+            return
+        with self._connect() as connection:
+            if connection.info.server_version // 10000 < _PROMOTES:
+                raise NotSupportedError(
+                    "a server of major 11 cannot be promoted by SQL",
+                    where=self.where,
+                    repair="run pg_ctl promote there, and then this again",
+                )
+            connection.execute("SELECT pg_catalog.pg_promote(false)")
+        self._until(lambda seen: not seen.in_recovery, seconds)
+
+    def _major(self) -> int:
+        with self._connect() as connection:
+            return connection.info.server_version // 10000
+
+    def _until(self, reached: Callable[[Candidate], bool], seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and not reached(self.look()):
+            time.sleep(_LOOK)
+
+    def _set(self, **settings: str) -> None:
+        with self._connect() as connection:
+            for name, value in settings.items():
+                connection.execute(
+                    sql.SQL("ALTER SYSTEM SET {} = {}").format(
+                        sql.Identifier(name), sql.Literal(value)
+                    )
+                )
+            connection.execute("SELECT pg_catalog.pg_reload_conf()")
+
+    @contextlib.contextmanager
+    def _connect(self) -> Iterator[BoundedConnection]:
+        try:
+            with BoundedConnection.open(self.dsn) as connection:
+                yield connection
+        except psycopg.OperationalError as error:
+            if error.sqlstate is None:
+                raise connection_error(str(error), self.where) from None
+            raise server_error(error.sqlstate, str(error), self.where) from None
+        except psycopg.Error as error:
+            raise server_error(error.sqlstate or "", str(error), self.where) from None

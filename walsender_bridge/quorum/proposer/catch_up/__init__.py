@@ -1,0 +1,1 @@
+"""Older WAL for safekeepers that lack it, and its comparison with what they hold."""

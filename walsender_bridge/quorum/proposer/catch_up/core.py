@@ -1,0 +1,159 @@
+"""Older WAL for safekeepers that lack it: what is read where, and brought to whom. Pure.
+
+A member that began anew holds no WAL below `restart_lsn`, while others keep it for readers. Each tells with `Held`
+from where on it would keep WAL. What it lacks of that is read from another that has it, and brought in pieces, a
+segment at a time, downward; it checks each segment before it takes it.
+
+Safety. Donor and receiver have both taken over the history of this term, so their logs are equal as far as both reach;
+and only what is committed is asked for. Who is not in this term may hold other bytes at the same LSNs, and lends none. A
+donor lends no segment that is not what it received (`safekeeper/lending.py`).
+
+Commits come first: `backfill_bytes` at most are asked for between two ticks, and one piece at a time by each receiver.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from walsender_bridge.postgres.protocol.wal_page import segment_start
+from walsender_bridge.quorum.proposer.effects import (
+    Lineage,
+    ReadOlder,
+    SendMessage,
+    SendOlder,
+)
+from walsender_bridge.quorum.proposer.peer import Peer, PeerState
+from walsender_bridge.quorum.proposer.replication import Streaming
+from walsender_bridge.quorum.protocol import messages as m
+
+#: Ticks after which those that could not lend a segment are asked again, the first time; then twice as many, up to the
+#: most. One was only restarted, or is another safekeeper now.
+_RETRY_TICKS = 10
+_MOST_RETRY_TICKS = 300
+
+
+@dataclass(slots=True)
+class _Receiver:
+    """`segment`: the one that is brought, `donors`: by whom, `whole`: to its end.
+
+    `bad`: whose was not taken, or who could not lend it. `rounds`: how often nobody was left, `waiting`: so it is now, and
+    for `retry_ticks` more.
+    """
+
+    wanted_lsn: int = 0
+    reading: bool = False
+    segment: int = 0
+    whole: bool = False
+    donors: frozenset[int] = frozenset()
+    bad: frozenset[int] = frozenset()
+    waiting: bool = False
+    retry_ticks: int = 0
+    rounds: int = 0
+
+
+class Backfill:
+    """See the module. `lineage`: the primary's, which knows the timeline of all of its WAL."""
+
+    def __init__(self, lineage: Lineage, segment_size: int) -> None:
+        self.lineage = lineage
+        self.segment_size = segment_size
+        #: Bytes that may still be asked for before the next tick.
+        self.budget = 0
+        self._receivers: dict[int, _Receiver] = {}
+
+    def tick(self, streaming: Streaming, term: int) -> list[SendMessage]:
+        """Time has passed: ask everybody what it holds."""
+        self.budget = streaming.limits.backfill_bytes
+        if not self.budget:
+            return []
+        for receiver in self._receivers.values():
+            receiver.retry_ticks = max(receiver.retry_ticks - 1, 0)
+        followers = [p for p in streaming.peers.values() if p.state == PeerState.STREAMING]
+        return [SendMessage(peer.number, m.Fetch(term, 0, 0)) for peer in followers]
+
+    def held(self, peer: Peer, held: m.Held, streaming: Streaming) -> list[ReadOlder]:
+        """A safekeeper of this term says what it holds, and where the next piece goes."""
+        if peer.state != PeerState.STREAMING:
+            return []
+        peer.begin_lsn = held.begin_lsn
+        receiver = self._receivers.setdefault(peer.number, _Receiver())
+        receiver.wanted_lsn = held.wanted_lsn
+        if not held.next_lsn or receiver.reading:
+            return []
+        self._at(receiver, held.next_lsn)
+        end = min(
+            held.next_lsn + streaming.limits.append_bytes,
+            receiver.segment + self.segment_size,
+            streaming.commit_lsn,
+        )
+        donor = self._donor(peer, receiver, end, streaming.peers)
+        if donor is None and receiver.bad:
+            self._wait(receiver)
+        if donor is None or self.budget <= 0 or end <= held.next_lsn:
+            return []
+        self.budget -= end - held.next_lsn
+        receiver.reading = True
+        receiver.donors |= {donor.number}
+        return [ReadOlder(peer.number, held.next_lsn, end, donor.number)]
+
+    def _at(self, receiver: _Receiver, lsn: int) -> None:
+        segment = segment_start(lsn, self.segment_size)
+        if segment != receiver.segment:
+            receiver.segment, receiver.whole = segment, False
+            receiver.donors = receiver.bad = frozenset()
+            receiver.waiting, receiver.rounds = False, 0
+        elif lsn == segment and receiver.whole:
+            # It had all of it, and wants it again.
+            receiver.bad |= receiver.donors
+            receiver.whole, receiver.donors = False, frozenset()
+
+    def _donor(
+        self, peer: Peer, receiver: _Receiver, end: int, peers: Mapping[int, Peer]
+    ) -> Peer | None:
+        for donor in peers.values():
+            if donor.state != PeerState.STREAMING or donor is peer:
+                continue
+            holds = 0 < donor.begin_lsn <= receiver.segment and end <= donor.flush_lsn
+            if holds and donor.number not in receiver.bad:
+                return donor
+        return None
+
+    def _wait(self, receiver: _Receiver) -> None:
+        """Nobody is left to be asked; after a while all are, again."""
+        if not receiver.waiting:
+            receiver.waiting = True
+            receiver.retry_ticks = min(_RETRY_TICKS << min(receiver.rounds, 8), _MOST_RETRY_TICKS)
+            receiver.rounds += 1
+        elif not receiver.retry_ticks:
+            receiver.waiting, receiver.bad = False, frozenset()
+
+    def was_read(self, read: ReadOlder, length: int, streaming: Streaming) -> list[SendOlder]:
+        """The bytes are in hand; none: the donor does not hold them any more, or is gone."""
+        peer = streaming.peers[read.peer]
+        receiver = self._receivers[read.peer]
+        receiver.reading = False
+        if not length:
+            receiver.bad |= {read.donor}
+            return []
+        if peer.state != PeerState.STREAMING:
+            return []  # its connection broke meanwhile; it tells again where it is
+        receiver.whole = read.end_lsn == receiver.segment + self.segment_size
+        timeline = self.lineage.timeline_at(receiver.segment + self.segment_size - 1)
+        return [SendOlder(peer.number, read.begin_lsn, read.end_lsn, timeline)]
+
+    def goal(self, peer: Peer, streaming: Streaming) -> int | None:
+        """Down to where a safekeeper is being brought older WAL; None: there is none that it wants."""
+        receiver = self._receivers.get(peer.number)
+        if receiver is None or peer.state != PeerState.STREAMING:
+            return None
+        begins = [
+            donor.begin_lsn
+            for donor in streaming.peers.values()
+            if donor is not peer and donor.state == PeerState.STREAMING
+        ]
+        goal = max(receiver.wanted_lsn, min(begins, default=peer.begin_lsn))
+        return goal if goal < peer.begin_lsn else None
+
+    def stuck(self, peer: Peer) -> bool:
+        """Whether nobody could lend what is to be brought next, or what they lent was not taken, when asked again, too."""
+        receiver = self._receivers.get(peer.number)
+        return receiver is not None and receiver.rounds > 1

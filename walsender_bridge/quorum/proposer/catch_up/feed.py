@@ -1,0 +1,72 @@
+"""Carries out what `catch_up/core.py` decides: fetches from donors, pieces to receivers, over the safekeepers' connections."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from walsender_bridge.quorum.proposer import effects as e
+from walsender_bridge.quorum.proposer.catch_up.core import Backfill
+from walsender_bridge.quorum.proposer.core import Proposer
+from walsender_bridge.quorum.proposer.links import Link
+from walsender_bridge.quorum.protocol import messages as m
+
+
+class Send(Protocol):
+    """Queues a message for a peer, and the WAL behind it; None: there is no connection."""
+
+    def __call__(self, peer: int, message: m.ToSafekeeper, /, *wal: memoryview) -> Link | None:
+        """See the class."""
+
+
+class OlderFeed:
+    """See the module. Without a primary nothing is brought: only it knows the timelines of older WAL."""
+
+    def __init__(
+        self, core: Callable[[], Proposer], primary: e.Primary | None, segment_size: int, send: Send
+    ) -> None:
+        self._core = core
+        self._backfill = Backfill(primary.lineage, segment_size) if primary else None
+        self._send = send
+
+    def tick(self) -> None:
+        """Time has passed."""
+        core = self._core()
+        if self._backfill is not None and core.streaming is not None:
+            for effect in self._backfill.tick(core.streaming, core.node_id.term):
+                self._send(effect.peer, effect.message)
+
+    def held(self, peer: int, message: m.Held) -> None:
+        """A safekeeper says what it holds."""
+        core = self._core()
+        if self._backfill is None or core.streaming is None or message.term != core.node_id.term:
+            return
+        for read in self._backfill.held(core.peers[peer], message, core.streaming):
+            fetch = m.Fetch(core.node_id.term, read.begin_lsn, read.end_lsn)
+            link = self._send(read.donor, fetch)
+            if link is None:
+                self.was_read(read, b"")
+            else:
+                link.fetches.append(read)
+
+    def was_read(self, read: e.ReadOlder, data: bytes) -> None:
+        """What a donor answered; nothing, if it does not hold that WAL any more."""
+        core = self._core()
+        assert self._backfill is not None
+        assert core.streaming is not None
+        for send in self._backfill.was_read(read, len(data), core.streaming):
+            older = m.Older(core.node_id.term, send.begin_lsn, send.timeline, len(data))
+            self._send(send.peer, older, memoryview(data))
+
+    def goals(self) -> dict[int, int]:
+        """By the peer's number: down to which LSN it is being brought older WAL."""
+        core = self._core()
+        if self._backfill is None or core.streaming is None:
+            return {}
+        found = {n: self._backfill.goal(peer, core.streaming) for n, peer in core.peers.items()}
+        return {number: lsn for number, lsn in found.items() if lsn is not None}
+
+    def stuck(self) -> frozenset[int]:
+        """Those of `goals` that nobody could bring the WAL that comes next."""
+        core, backfill = self._core(), self._backfill
+        if backfill is None:
+            return frozenset()
+        return frozenset(number for number in self.goals() if backfill.stuck(core.peers[number]))

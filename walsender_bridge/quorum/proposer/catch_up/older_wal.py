@@ -1,0 +1,191 @@
+"""The primary's older WAL, for safekeepers that lack it and for comparisons, read beside the stream that commits need.
+
+Each safekeeper that reads has a connection of its own, on which the server sends ahead: the next range is there when
+it is asked for. Connecting is an errand; the bytes come through the loop's own epoll.
+
+Invariant: what waits here is at most `_AHEAD_BYTES` and one receive buffer for each reader: a connection is not polled
+while that much is held, so the server waits, not our memory.
+"""
+
+import select
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+
+from walsender_bridge.errors import SlotError, TusklineError
+from walsender_bridge.quorum.proposer.blocking_executor import Errands
+from walsender_bridge.quorum.proposer.effects import Lineage
+from walsender_bridge.quorum.proposer.primary.facts import PrimaryStream
+from walsender_bridge.quorum.proposer.primary.wal_stream import WalStream
+
+#: Seconds without a byte after which a range counts as not to be had.
+_PATIENCE_SECONDS = 30.0
+#: Seconds after which a reader that is asked for nothing is closed. While it holds a walsender back, a server that shuts
+#: down waits for that one before it ends any stream (WalSndWaitStopping), so nothing else tells of the shutdown.
+_IDLE_SECONDS = 2.0
+_AHEAD_BYTES = 2 << 20
+_NAME = "tuskline-older-wal"
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The bytes of [begin_lsn, end_lsn), and who is told: `then` gets them, or b"" when they cannot be had.
+
+    None when they never can be: the server has removed them.
+    """
+
+    begin_lsn: int
+    end_lsn: int
+    then: Callable[[bytes | None], None]
+
+
+class _Reader:
+    """One connection: the bytes of `[at, at + len(held))` are here."""
+
+    def __init__(self) -> None:
+        self.stream: WalStream | None = None
+        self.opening = False
+        self.polled = False
+        self.wanted: deque[Range] = deque()
+        self.held = bytearray()
+        self.at = 0
+        self.since = time.monotonic()
+
+
+class OlderWal:
+    """See the module. `serve(descriptor)` when `poll` says that it is readable; `tick` now and then."""
+
+    def __init__(self, dsn: str, lineage: Lineage, errands: Errands, poll: select.epoll) -> None:
+        self._dsn = dsn
+        self._lineage = lineage
+        self._errands = errands
+        self._poll = poll
+        self._readers: dict[int, _Reader] = {}
+        self._by_fd: dict[int, _Reader] = {}
+        #: The last reason of a failure: the same is not told again and again.
+        self._told = ""
+
+    def ask(self, peer: int, wanted: Range) -> None:
+        """Read a range for a safekeeper, after those that it was asked for before."""
+        reader = self._readers.setdefault(peer, _Reader())
+        reader.wanted.append(wanted)
+        reader.since = time.monotonic()
+        self._go_on(reader)
+
+    def owns(self, descriptor: int) -> bool:
+        """Whether it is one of these connections."""
+        return descriptor in self._by_fd
+
+    def serve(self, descriptor: int) -> None:
+        """Something has arrived."""
+        reader = self._by_fd[descriptor]
+        assert reader.stream is not None
+        try:
+            for piece in reader.stream.pieces():
+                reader.held += piece
+                reader.since = time.monotonic()
+            reader.stream.flush()
+        except TusklineError as error:
+            self._failed(reader, error.what, removed=isinstance(error, SlotError))
+            return
+        self._go_on(reader)
+
+    def tick(self) -> None:
+        """Give up what does not arrive, and what nobody wants."""
+        now = time.monotonic()
+        for peer, reader in list(self._readers.items()):
+            if reader.opening:
+                continue
+            if reader.wanted and now - reader.since > _PATIENCE_SECONDS:
+                self._failed(reader, "it does not arrive")
+            elif not reader.wanted and now - reader.since > _IDLE_SECONDS:
+                self._forget(reader)
+                del self._readers[peer]
+
+    def close(self) -> None:
+        """Close the connections."""
+        for reader in self._readers.values():
+            self._forget(reader)
+
+    # -- inside -------------------------------------------------------------------------------------
+
+    def _go_on(self, reader: _Reader) -> None:
+        """Hand over what is here; have the rest sent."""
+        while reader.wanted and not reader.opening:
+            wanted = reader.wanted[0]
+            if reader.stream is None or not reader.at <= wanted.begin_lsn <= self._end(reader):
+                self._open(reader, wanted.begin_lsn)
+                return
+            del reader.held[: wanted.begin_lsn - reader.at]
+            reader.at = wanted.begin_lsn
+            length = wanted.end_lsn - wanted.begin_lsn
+            if len(reader.held) < length:
+                break
+            data = bytes(memoryview(reader.held)[:length])
+            del reader.held[:length]
+            reader.at += length
+            reader.wanted.popleft()
+            wanted.then(data)
+        self._listen(reader)
+
+    def _end(self, reader: _Reader) -> int:
+        return reader.at + len(reader.held)
+
+    def _listen(self, reader: _Reader) -> None:
+        """Poll it, unless enough is here."""
+        if reader.stream is None:
+            return
+        room = bool(reader.wanted) or len(reader.held) < _AHEAD_BYTES
+        if room != reader.polled:
+            reader.polled = room
+            self._poll.modify(reader.stream, select.EPOLLIN if room else 0)
+
+    def _open(self, reader: _Reader, lsn: int) -> None:
+        self._forget(reader)
+        reader.opening = True
+
+        def opened(connection: PrimaryStream | TusklineError) -> None:
+            reader.opening = False
+            if isinstance(connection, TusklineError):
+                self._failed(reader, connection.what)
+                return
+            try:
+                lineage = self._lineage
+                timeline = lineage.timeline_at(lsn)
+                reader.stream = WalStream(connection, lsn, timeline, lineage.timeline)
+            except TusklineError as error:
+                connection.close()
+                self._failed(reader, error.what)
+                return
+            reader.at = lsn
+            reader.since = time.monotonic()
+            reader.polled = True
+            self._by_fd[reader.stream.fileno()] = reader
+            self._poll.register(reader.stream, select.EPOLLIN)
+            self._go_on(reader)
+
+        self._errands.ask(lambda: PrimaryStream.connect(self._dsn, application_name=_NAME), opened)
+
+    def _failed(self, reader: _Reader, reason: str, *, removed: bool = False) -> None:
+        """The range at hand cannot be had; those behind it are tried anew."""
+        if reason != self._told:
+            self._told = reason
+            _log.warning("the primary's older WAL cannot be read", reason=reason)
+        self._forget(reader)
+        reader.since = time.monotonic()
+        if reader.wanted:
+            reader.wanted.popleft().then(None if removed else b"")
+        self._go_on(reader)
+
+    def _forget(self, reader: _Reader) -> None:
+        if reader.stream is not None:
+            del self._by_fd[reader.stream.fileno()]
+            self._poll.unregister(reader.stream)
+            reader.stream.close()
+            reader.stream = None
+        reader.held.clear()

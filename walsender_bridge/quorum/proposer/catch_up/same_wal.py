@@ -1,0 +1,125 @@
+"""Whether the primary's WAL below VCL is the WAL that a quorum holds: which bytes are compared, and what follows. Pure.
+
+A server of the right system and lineage can still be a copy that went its own way, so before the proposer leads, the
+last `compare_bytes` below VCL are compared with voters that have them. Nothing binds anybody before that.
+
+Invariant: what any voter has of that range is compared. The most advanced voter may have begun its log anew at VCL
+itself, or a page header below, and such a comparison proves nothing; another voter, even one whose log ends earlier,
+has the same bytes up to where the two logs part. So the comparison goes down from VCL, voter by voter.
+"""
+
+from collections.abc import Collection, Iterable
+from enum import StrEnum
+
+from walsender_bridge.postgres.protocol.lsn import format_lsn
+from walsender_bridge.quorum.proposer import election
+from walsender_bridge.quorum.proposer.effects import CompareWal, Limits, WalCompared
+from walsender_bridge.quorum.proposer.peer import Peer
+from walsender_bridge.quorum.protocol.history import divergence
+from walsender_bridge.quorum.protocol.messages import ServerInfo, VoteReply
+
+
+class Verdict(StrEnum):
+    """What an answer means.
+
+    STALE: it was of a connection that broke. AGAIN: a tick tries again. OUTRANKED: VCL is higher by now. EQUAL: so far;
+    `ask` knows whether there is more to compare.
+    """
+
+    STALE = "stale"
+    AGAIN = "again"
+    OUTRANKED = "outranked"
+    EQUAL = "equal"
+    OTHER = "other"
+    REMOVED = "removed"
+
+
+class SameWal:
+    """See the module. `wanted`: what is being compared.
+
+    `below`: down to where they were found equal. `last_segment`: whether the comparison stays within VCL's
+    segment: a server may have let go of the one before. `unread`: voters of whom the last answer was that it could not be
+    done; another that has the same range is asked first.
+    """
+
+    __slots__ = ("below", "last_segment", "unread", "wanted")
+
+    def __init__(self) -> None:
+        self.wanted: CompareWal | None = None
+        self.below: int | None = None
+        self.last_segment = False
+        self.unread: frozenset[int] = frozenset()
+
+    def forget(self) -> None:
+        """VCL may be another one now: what was compared is forgotten, and an answer on its way is stale."""
+        self.wanted = self.below = None
+
+    def ask(
+        self, best: VoteReply, vcl: int, peers: Iterable[Peer], limits: Limits, server: ServerInfo
+    ) -> CompareWal | None:
+        """The next range, the highest one, and the voter that has most of it; None: all that voters have is equal."""
+        below = vcl if self.below is None else self.below
+        # A server sends one timeline at a time, and up to its switch the lineage has agreed.
+        floor = max(vcl - limits.compare_bytes, timeline_start(best, vcl))
+        if self.last_segment:
+            floor = max(floor, (vcl - 1) - (vcl - 1) % server.segment_size)
+        ranges = []
+        for peer in peers:
+            if peer.reply is not None:
+                end = min(agrees_up_to(peer.reply, best, vcl), below)
+                begin = max(peer.reply.begin_lsn, floor)
+                could = peer.number not in self.unread
+                ranges += [(end, could, -begin, -peer.number)] if begin < end else []
+        if not ranges:
+            return None
+        end, _, begin, number = max(ranges)
+        self.wanted = CompareWal(-number, -begin, end)
+        return self.wanted
+
+    def answered(
+        self, told: WalCompared, best: VoteReply | None, replies: Collection[VoteReply]
+    ) -> Verdict:
+        """What follows from an answer. REMOVED: and no later vote is of a more advanced log than `best`."""
+        wanted = self.wanted
+        if wanted is None or (wanted.peer, wanted.end_lsn) != (told.peer, told.end_lsn):
+            return Verdict.STALE
+        self.wanted = None
+        if told.equal is not None:
+            self.unread -= {wanted.peer}
+            self.below = wanted.begin_lsn
+            return Verdict.EQUAL if told.equal else Verdict.OTHER
+        if told.removed and self.last_segment:
+            return Verdict.OUTRANKED if election.outranked(best, replies) else Verdict.REMOVED
+        if not told.removed:
+            self.unread |= {wanted.peer}
+        self.last_segment = not self.last_segment
+        return Verdict.AGAIN
+
+
+def agrees_up_to(reply: VoteReply, best: VoteReply, vcl: int) -> int:
+    """Up to where a voter has the best log's bytes."""
+    if election.rank(reply) == election.rank(best):
+        return vcl
+    return divergence(reply.history, reply.flush_lsn, best.history, vcl) or 0
+
+
+def timeline_start(best: VoteReply, vcl: int) -> int:
+    """Where the best log went over to the timeline of its last byte; VCL for a log without one."""
+    first = best.history.entries[0].start_lsn
+    return best.history.timeline_start(vcl - 1) if first < vcl else vcl
+
+
+def removed(vcl: int) -> str:
+    """What is wrong with a server that has not even the last segment below VCL."""
+    return (
+        f"the WAL of a majority of the safekeepers ends at {format_lsn(vcl)}, and this server has removed the segment "
+        "before it: what they hold cannot be compared, and what they lack cannot be sent"
+    )
+
+
+def other(vcl: int) -> str:
+    """What is wrong with a server whose WAL is not the quorum's."""
+    return (
+        f"the WAL below {format_lsn(vcl)} is not what the safekeepers hold: this server is a copy that went its own "
+        "way"
+    )

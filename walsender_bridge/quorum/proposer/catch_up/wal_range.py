@@ -1,0 +1,44 @@
+"""A range of WAL from whoever has a walsender: a server, a standby, a safekeeper's WAL server."""
+
+import select
+import time
+from collections.abc import Callable
+
+from walsender_bridge.errors import DeadlineError, MalformedMessageError
+from walsender_bridge.postgres.protocol.replication import (
+    XLOG_DATA,
+    XLOG_HEADER_SIZE,
+    parse_xlog_header,
+)
+from walsender_bridge.quorum.proposer.primary.facts import PrimaryStream
+
+#: Seconds that it may take to arrive.
+_SECONDS = 30.0
+#: Seconds between two looks at whether it is worth waiting.
+_CHECK_SECONDS = 0.2
+
+
+def read_range(
+    stream: PrimaryStream, begin: int, end: int, timeline: int, check: Callable[[], None]
+) -> bytes:
+    """The WAL of [begin, end) on `timeline`; the connection is of no use afterwards.
+
+    `check` raises when there is no more use in waiting. Raises `DeadlineError`, `MalformedMessageError`, what the server
+    answers, and what `check` raises.
+    """
+    stream.start_physical(begin, timeline)
+    deadline = time.monotonic() + _SECONDS
+    poll = select.poll()
+    poll.register(stream, select.POLLIN)
+    held = bytearray()
+    while len(held) < end - begin:
+        for payload in stream.receive():
+            if payload[0] == XLOG_DATA:
+                if parse_xlog_header(payload).start_lsn != begin + len(held):
+                    raise MalformedMessageError("WAL out of order", where=stream.where)
+                held += payload[XLOG_HEADER_SIZE:]
+        if len(held) < end - begin and not poll.poll(_CHECK_SECONDS * 1000):
+            check()
+            if time.monotonic() > deadline:
+                raise DeadlineError("its WAL does not arrive", where=stream.where)
+    return bytes(held[: end - begin])

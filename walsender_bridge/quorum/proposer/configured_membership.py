@@ -1,0 +1,74 @@
+"""Whether the membership in force is the one that its operator configured. Pure.
+
+A membership is read from the safekeepers, and created from all that answer if there is none (`first_membership.py`).
+So a proposer that was started by mistake for one safekeeper alone forms a quorum of one, and every later proposer
+finds it. The operator's intention is what they wrote: the addresses of the configuration, or the last change that
+they requested with `tuskline safekeeper add|remove|replace`.
+
+Invariant: no proposer's process starts with a membership of fewer safekeepers than are configured, unless that was
+requested; and any difference is reported for as long as it lasts.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from walsender_bridge.errors import ConfigError
+from walsender_bridge.quorum.proposer.member_changes import Address, MemberRequest
+from walsender_bridge.quorum.protocol.configuration import Configuration
+
+_REPAIR = (
+    "to continue with the present members, list only their addresses in [safekeepers] addresses, start, and"
+    " add the others with `tuskline safekeeper add`"
+)
+
+
+def refuse_smaller(
+    configuration: Configuration, configured: Sequence[Address], request: MemberRequest | None
+) -> None:
+    """Raises `ConfigError` for a membership of fewer than are configured that nobody asked for."""
+    members = configuration.new_members or configuration.members
+    if len(members) < len(configured) and not _asked_for(configuration, request):
+        raise ConfigError(
+            f"the safekeepers are a quorum of {len(members)}, and {len(configured)} are configured: COMMIT would"
+            " return with fewer copies than that",
+            where=", ".join(f"{host}:{port}" for host, port in configured),
+            repair=_REPAIR,
+        )
+
+
+def difference(
+    configuration: Configuration,
+    configured: Sequence[Address],
+    found: Mapping[Address, int],
+    request: MemberRequest | None,
+) -> str:
+    """What is other than configured, in words; empty: nothing.
+
+    `found`: the identity at each address, where it is known.
+    """
+    if not configuration or _asked_for(configuration, request):
+        return ""
+    members = configuration.new_members or configuration.members
+    strangers = [
+        f"{host}:{port}"
+        for host, port in configured
+        if found.get((host, port)) and found[host, port] not in configuration.everyone
+    ]
+    elsewhere = [
+        f"{host}:{port}"
+        for (host, port), identity in found.items()
+        if identity in members and (host, port) not in configured
+    ]
+    told = []
+    if len(members) != len(configured):
+        told.append(f"{len(members)} safekeepers are the quorum, {len(configured)} are configured")
+    if strangers:
+        told.append(f"configured, but not members: {', '.join(strangers)}")
+    if elsewhere:
+        told.append(f"members, but not configured: {', '.join(elsewhere)}")
+    return "; ".join(told)
+
+
+def _asked_for(configuration: Configuration, request: MemberRequest | None) -> bool:
+    """Whether the membership is, or is to become, what the last change asked for."""
+    members = configuration.new_members or configuration.members
+    return request is not None and request.members == members

@@ -1,0 +1,446 @@
+"""Runs a proposer's core: the primary's stream, the safekeepers' connections, the queue of WAL, and the clock.
+
+One thread and one epoll for everything that a commit waits for; what may wait for a server is an errand. A `Session`
+is one process of the protocol: a UUID of its own, one election, and its end when the primary's connection breaks (a
+server that restarted is looked at anew) or the core says `Stop`. A safekeeper's connection that breaks is made again,
+and the core resumes it.
+
+Invariant: the primary is told of an LSN only as the effect `Feedback` says. Until the first one it is told 0,
+which is no position, so no commit returns.
+
+Memory is bounded: WAL that no quorum has yet is at most half the queue and what was on its way, then the primary is
+read no further, and TCP holds its walsender back. Commits that wait for the quorum wait anyway.
+"""
+
+import os
+import select
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import structlog
+
+from walsender_bridge.errors import (
+    ConnectionFailedError,
+    MalformedMessageError,
+    NotSupportedError,
+    TusklineError,
+)
+from walsender_bridge.postgres.protocol.lsn import format_lsn
+from walsender_bridge.quorum.proposer import effects as e
+from walsender_bridge.quorum.proposer.blocking_executor import Errands
+from walsender_bridge.quorum.proposer.catch_up.feed import OlderFeed
+from walsender_bridge.quorum.proposer.catch_up.older_wal import OlderWal
+from walsender_bridge.quorum.proposer.catch_up.wal_reads import WalReads
+from walsender_bridge.quorum.proposer.core import Phase, Proposer
+from walsender_bridge.quorum.proposer.exit_error import ended
+from walsender_bridge.quorum.proposer.links import Link, Links
+from walsender_bridge.quorum.proposer.member_changes import MemberChanges
+from walsender_bridge.quorum.proposer.peer import PeerState
+from walsender_bridge.quorum.proposer.primary.clean_segments import CleanSegments
+from walsender_bridge.quorum.proposer.primary.facts import PrimaryStream, WalSlot
+from walsender_bridge.quorum.proposer.primary.link import PrimaryLink
+from walsender_bridge.quorum.proposer.primary.wal_source import WalSource
+from walsender_bridge.quorum.proposer.quorum_id_record import QuorumRecord
+from walsender_bridge.quorum.proposer.report import keeps_up, report
+from walsender_bridge.quorum.proposer.settings import Settings
+from walsender_bridge.quorum.proposer.status import completed
+from walsender_bridge.quorum.proposer.wal_queue import WalQueue
+from walsender_bridge.quorum.protocol import messages as m
+from walsender_bridge.quorum.protocol.configuration import Configuration
+from walsender_bridge.quorum.protocol.frames import decode, encode
+from walsender_bridge.runtime import fail_point
+from walsender_bridge.runtime.gc_control import Sweeper
+from walsender_bridge.runtime.waker import Waker
+
+#: Seconds between two ticks of the core: heartbeats, tries.
+TICK_SECONDS = 0.2
+#: Seconds that a primary ahead of the quorum is held back though the quorum does not get on: one that shuts down says
+#: so in its stream, where it cannot be heard meanwhile, and its shutdown waits for so long.
+HOLD_SECONDS = 3.0
+#: A safekeeper in one of these states has nothing to say by itself.
+_QUIET = (PeerState.GREETED, PeerState.VOTED)
+
+_log = structlog.get_logger(__name__)
+
+
+class Session:
+    """See the module. `tell(commit_lsn, phase)` hears of every change and tick; `source` stands in for the primary.
+
+    `above`: a term that an earlier session of this process has heard of. `quorum`: the id for a membership without one;
+    `formed`: that is recorded.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        configuration: Configuration,
+        tell: Callable[[int, Phase], None],
+        *,
+        purpose: m.Purpose = m.Purpose.ATTACH,
+        source: WalSource | None = None,
+        above: int = 0,
+        quorum: int = 0,
+        formed: bool = False,
+    ) -> None:
+        """Connects to the primary. Raises what `PrimaryStream` raises."""
+        self._settings = settings
+        self._tell = tell
+        self._stopped = False
+        connection: WalSource = source or PrimaryStream.connect(
+            settings.dsn, application_name=settings.application_name
+        )
+        try:
+            server = connection.server_info()
+            primary = connection.primary()
+            kept = connection.hold_wal(settings.slot)
+        except BaseException:
+            connection.close()
+            raise
+        self._waker = Waker()
+        self._errands = Errands(self._waker)
+        self._poll = select.epoll()
+        self._primary = PrimaryLink(connection, self._poll)
+        self._changes = MemberChanges(settings.members_file)
+        #: By the peer's number; they only become more.
+        self._addresses = list(dict.fromkeys((*settings.safekeepers, *self._changes.look())))
+        self._links = Links(self._addresses, self._poll)
+        self._lineage = (
+            primary.lineage if primary is not None else e.Lineage(0)
+        )  # of which nothing is asked
+        self._older = OlderWal(settings.dsn, self._lineage, self._errands, self._poll)
+        self._feed = OlderFeed(lambda: self.core, primary, server.segment_size, self._send)
+        self._reads = WalReads(
+            self._older, self._handle, self._send, lambda: self.core.node_id.term, self._feed
+        )
+        self._quorum_record = QuorumRecord(
+            settings.quorum_file, settings.dsn, settings.slot, self._errands, formed=formed
+        )
+        self._slot = WalSlot(settings.dsn, settings.slot)
+        self.core = Proposer(
+            int.from_bytes(os.urandom(16), "big"),
+            server,
+            primary,
+            configuration,
+            len(self._addresses),
+            purpose=purpose,
+            limits=settings.limits,
+            primary_begin=kept,
+            above=above,
+            quorum=quorum,
+            configured=len(set(settings.safekeepers)),
+        )
+        self._queue = WalQueue(0)
+        self._clean = CleanSegments(0, server.segment_size)
+        #: How much may lie above what a quorum has until the primary is read no further.
+        self._most_ahead = settings.limits.queue_bytes // 2
+        #: The frame and the WAL of the last Append from the queue: the next safekeeper gets the same.
+        self._same: tuple[tuple[int, int, int, int], bytes, list[memoryview]] | None = None
+        #: Safekeepers that something was queued for in this turn.
+        self._to_flush: dict[int, Link] = {}
+        self._events: deque[e.Event] = deque()
+        self._sweeper = Sweeper()
+        self._start = 0
+        #: When the quorum got on last while the primary was ahead of it.
+        self._moved_at = 0.0
+        self._advancing = self._asking = False
+        self._faults: dict[int, str] = {}
+        self._phase = Phase.GREETING
+        self._stop: e.Stop | None = None
+
+    def stop(self) -> None:
+        """End `run` soon. May be called from a signal handler."""
+        self._stopped = True
+        self._waker.wake()
+
+    def run(self) -> None:
+        """Until `stop`. Raises `ConnectionFailedError` (the primary), and what a `Stop` means."""
+        try:
+            self._poll.register(self._waker.fileno(), select.EPOLLIN)
+            tick_at = 0.0
+            while not self._stopped and self._stop is None:
+                now = time.monotonic()
+                if now >= tick_at:
+                    tick_at = now + TICK_SECONDS
+                    self._tick(now)
+                self._turn(tick_at - now)
+            if self._stop is not None:
+                raise ended(self._stop, self._primary.where)
+        finally:
+            self._close()
+
+    def _close(self) -> None:
+        self._links.close()
+        self._primary.close()
+        self._older.close()
+        self._errands.close()
+        self._slot.close()
+        self._poll.close()
+        self._waker.close()
+
+    # -- the loop -----------------------------------------------------------------------------------
+
+    def _turn(self, seconds: float) -> None:
+        stream = self._primary.fileno()
+        for descriptor, events in self._poll.poll(max(seconds, 0.0)):
+            if descriptor == stream:
+                self._take_wal(events)
+            elif (peer := self._links.by_fd.get(descriptor)) is not None:
+                self._serve(peer, events)
+            elif descriptor == self._waker.fileno():
+                self._waker.clear()
+                self._errands.serve()
+            elif self._older.owns(descriptor):
+                self._older.serve(descriptor)
+            if self._to_flush:
+                self._flush()
+            if self._stop is not None:
+                return
+
+    def _tick(self, now: float) -> None:
+        states = self.core.peers
+        for peer, reason in self._links.silent(now, lambda n: states[n].state not in _QUIET):
+            self._broken(peer, reason)
+        self._look_for_changes()
+        for peer in [each for each in self._faults if keeps_up(self.core, each)]:
+            del self._faults[peer]
+            self._links.settled(peer)
+        for peer, reason in self._links.dial(now):
+            self._fault(peer, reason)
+        self._older.tick()
+        self._handle(e.Tick())
+        self._feed.tick()
+        self._flush()
+        self._tell(self._primary.commit_lsn, self._phase)
+        self._pause()
+        self._primary.tick(now)
+        self._sweeper.tick(now)
+
+    def _take_wal(self, events: int) -> None:
+        """What the primary has sent: one event for all of it."""
+        queue = self._queue
+        begin = queue.end
+        self._primary.take(events, queue)
+        if queue.end > begin:
+            self._clean.pass_over(queue)
+            self._handle(e.WalReceived(begin, queue.end))
+        self._pause()
+
+    def _pause(self) -> None:
+        """A primary that is far enough ahead of the quorum is read no further, as long as the quorum gets on.
+
+        Without a quorum it is read to its end, and the queue lets go: a server that shuts down wants to send all.
+        """
+        ahead = self._queue.end - max(self._primary.commit_lsn, self._start) >= self._most_ahead
+        self._primary.pause(ahead and time.monotonic() - self._moved_at < HOLD_SECONDS)
+
+    # -- safekeepers --------------------------------------------------------------------------------
+
+    def report(self) -> dict[str, Any]:
+        """What `report.py` and `status.py` say of this session."""
+        configured = self._settings.safekeepers
+        goals, stuck = self._feed.goals(), self._feed.stuck()
+        told = report(
+            self.core, self._addresses, self._faults, self._changes, configured, goals, stuck
+        )
+        heard = {peer: link.since for peer, link in self._links.by_peer.items()}
+        return completed(told, self.core, heard, time.monotonic())
+
+    def _look_for_changes(self) -> None:
+        known = set(self._addresses)
+        self._addresses += [each for each in self._changes.look() if each not in known]
+        wanted = self._changes.next(self.core.membership, self.core.streaming)
+        if wanted is not None:
+            self._handle(wanted)
+
+    def _serve(self, peer: int, events: int) -> None:
+        link = self._links.by_peer[peer]
+        end = link.end
+        try:
+            if not link.connected:
+                if events & (select.EPOLLERR | select.EPOLLHUP):
+                    raise ConnectionFailedError("refused", where=end.where)
+                link.connected = True
+                self._handle(e.PeerConnected(peer))
+            if events & select.EPOLLIN:
+                end.receive()
+                link.since = time.monotonic()
+                for header, body in end.frames():
+                    message = decode(header, b"" if header.carries_wal else body)
+                    if isinstance(message, m.Fetched):
+                        self._reads.fetched(link, message, body)
+                    elif isinstance(message, m.Held):
+                        self._feed.held(peer, message)
+                    elif isinstance(message, m.ToProposer):
+                        self._handle(e.PeerReceived(peer, message))
+                    else:
+                        raise MalformedMessageError("a proposer's message", where=end.where)
+                    if self._links.by_peer.get(peer) is not link or self._stop is not None:
+                        return
+            elif events & (select.EPOLLERR | select.EPOLLHUP):
+                raise ConnectionFailedError("the connection broke", where=end.where)
+            if events & select.EPOLLOUT:
+                self._to_flush[peer] = link
+        except (ConnectionFailedError, MalformedMessageError, NotSupportedError) as error:
+            if self._links.by_peer.get(peer) is link:
+                self._broken(peer, error.what)
+            if not isinstance(error, ConnectionFailedError):
+                self._fault(peer, f"the peer is not a safekeeper of this version: {error.what}")
+
+    def _broken(self, peer: int, reason: str) -> None:
+        link = self._links.drop(peer)
+        if link.connected:
+            _log.info("safekeeper's connection ended", safekeeper=link.end.where, reason=reason)
+            self._handle(e.PeerClosed(peer))
+        for fetch in link.fetches:
+            self._reads.failed(fetch)
+
+    def _flush(self) -> None:
+        """Send what was queued. What breaks on the way queues more, perhaps."""
+        while self._to_flush:
+            waiting, self._to_flush = self._to_flush, {}
+            for peer, link in waiting.items():
+                if self._links.by_peer.get(peer) is link and link.connected:
+                    try:
+                        link.end.flush()
+                        self._links.watch(link)
+                    except ConnectionFailedError as error:
+                        self._broken(peer, error.what)
+
+    # -- events and effects -------------------------------------------------------------------------
+
+    def _handle(self, event: e.Event) -> None:
+        """The event, and those that its effects lead to, one after the other."""
+        self._events.append(event)
+        if len(self._events) > 1:
+            return
+        while self._events:
+            for effect in self.core.step(self._events[0]):
+                if fail_point.ARMED:
+                    fail_point.hit(f"proposer-{type(effect).__name__}")
+                self._perform(effect)
+            self._events.popleft()
+        if self.core.phase != self._phase:
+            self._phase = self.core.phase
+            self._tell(self._primary.commit_lsn, self._phase)
+
+    def _perform(self, effect: e.Effect) -> None:
+        match effect:
+            case e.SendWal():
+                self._send_wal(effect)
+            case e.Feedback(lsn):
+                self._primary.commit_lsn = lsn
+                self._primary.report()
+                if self._queue.end - lsn >= self._most_ahead // 2:
+                    self._moved_at = time.monotonic()
+                self._pause()
+                self._tell(lsn, self._phase)
+            case e.ReleaseWal(lsn):
+                self._queue.release(lsn)
+            case e.AdvanceSlot(lsn):
+                self._let_go(lsn)
+            case e.SendMessage(peer, message):
+                self._send(peer, message)
+            case e.ReadWal():
+                self._reads.read(effect)
+            case e.CompareWal():
+                self._reads.compare(effect)
+            case e.StartStreaming(node_id, lsn):
+                _log.info("elected", node_id=str(node_id), lsn=format_lsn(lsn))
+                self._start_streaming(lsn)
+            case e.ClosePeer(peer):
+                if peer in self._links.by_peer:
+                    self._broken(peer, "closed by the proposer")
+            case e.PassFeedback(feedback):
+                self._primary.pass_feedback(feedback)
+            case e.LocatePrimary():
+                self._ask_where()
+            case e.PeerFault(peer, refused):
+                self._fault(peer, refused.detail)
+            case e.MarkRebuild(safekeeper):
+                _log.error("safekeeper is to be rebuilt", safekeeper=f"{safekeeper:032x}")
+            case e.MembersChanged(configuration):
+                _log.info("membership", generation=configuration.generation)
+            case e.MembersSettled(configuration):
+                _log.info("membership is settled", generation=configuration.generation)
+                self._quorum_record.settled(configuration.quorum)
+            case e.Stop():
+                self._stop = effect
+
+    def _send(self, peer: int, message: m.ToSafekeeper, *wal: memoryview) -> Link | None:
+        """Queue a message, and the WAL behind it; None if there is no connection."""
+        link = self._links.by_peer.get(peer)
+        if link is not None:
+            link.end.send(message, list(wal))
+            self._to_flush[peer] = link
+        return link
+
+    def _start_streaming(self, lsn: int) -> None:
+        self._start, self._moved_at = lsn, time.monotonic()
+        self._queue = WalQueue(lsn)
+        self._clean = CleanSegments(lsn, self.core.server.segment_size)
+        lineage = self._lineage
+        self._primary.start(lsn, lineage.timeline_at(lsn), lineage.timeline)
+
+    def _send_wal(self, effect: e.SendWal) -> None:
+        peer, begin, end = effect.peer, effect.begin_lsn, effect.end_lsn
+        link = self._links.by_peer.get(peer)
+        if link is None or (begin == end and link.end.sending):
+            return  # one that reads nothing is not sent heartbeats on end
+        key = begin, end, effect.commit_lsn, effect.restart_lsn
+        if self._same is not None and self._same[0] == key:
+            _, frame, views = self._same
+        else:
+            term = self.core.node_id.term
+            frame = encode(
+                m.Append(term, begin, effect.commit_lsn, effect.restart_lsn, end - begin)
+            )
+            if begin == end or self._queue.holds(begin, end):
+                views = self._queue.views(begin, end) if end > begin else []
+                self._same = key, frame, views
+            else:
+                views = [self._reads.hand(peer, begin, end)]
+        link.end.send_frame(frame, views)
+        self._to_flush[peer] = link
+
+    def _fault(self, peer: int, detail: str) -> None:
+        self._links.refused(peer)
+        if self._faults.get(peer) != detail:
+            self._faults[peer] = detail
+            _log.error("safekeeper refused", address=self._links.where(peer), reason=detail)
+
+    def _ask_where(self) -> None:
+        """Where the primary's WAL ends now; one question at a time."""
+        if self._asking:
+            return
+        self._asking = True
+
+        def ask() -> int:
+            with PrimaryStream.connect(self._settings.dsn) as asked:
+                return asked.primary().flush_lsn
+
+        def told(flush_lsn: int | TusklineError) -> None:
+            self._asking = False
+            if isinstance(flush_lsn, TusklineError):
+                raise flush_lsn
+            self._handle(e.PrimaryAt(flush_lsn))
+
+        self._errands.ask(ask, told)
+
+    def _let_go(self, lsn: int) -> None:
+        """All have the WAL below: up to the record that goes on there, it may go."""
+        keep, kept = self._clean.last_at(lsn), self.core.primary_begin
+        if keep is None or kept is None or keep <= kept or self._advancing:
+            return
+        self._advancing = True
+        self._errands.ask(partial(self._slot.advance, keep), self._advanced)
+        self._handle(e.PrimaryKeeps(keep))
+
+    def _advanced(self, result: int | TusklineError) -> None:
+        self._advancing = False
+        if isinstance(result, TusklineError):
+            _log.warning("the slot does not move", slot=self._settings.slot, reason=result.what)
+        elif self.core.streaming is not None:
+            self._let_go(self.core.streaming.restart_lsn)

@@ -1,0 +1,140 @@
+"""What a quorum of vote replies decides. Pure: the whole of rules 1, 2 and 9 on the proposer's side."""
+
+from collections.abc import Collection, Iterable
+
+from walsender_bridge.errors import CorruptError, DivergedError
+from walsender_bridge.postgres.protocol.lsn import format_lsn
+from walsender_bridge.quorum.proposer import rivals
+from walsender_bridge.quorum.proposer.effects import Limits, Primary
+from walsender_bridge.quorum.protocol import terms
+from walsender_bridge.quorum.protocol.configuration import Configuration
+from walsender_bridge.quorum.protocol.history import EpochEntry, History, divergence
+from walsender_bridge.quorum.protocol.messages import SafekeeperGreeting, ServerInfo, VoteReply
+
+
+def next_term(
+    greetings: Collection[SafekeeperGreeting], configuration: Configuration, heard: int = 0
+) -> int:
+    """The term to be elected in, which is the new epoch, too (rule 2); 0: none, until others greet.
+
+    It is above all that were heard of, but for those that are out of a quorum's reach (`protocol/terms.py`). Who has
+    voted in such a one refuses this vote; the others are a quorum below the term, as each election needs. Those without
+    that one are waited for, if they are a quorum. Otherwise the votes of honest elections are so far apart, and the
+    least term is taken that a quorum follows.
+    """
+    known = sorted({heard, *(greeting.node_id.term for greeting in greetings)})
+    tries = [(last, terms.MAX_REACH) for last in reversed(known)]
+    if not configuration.has_quorum(configuration.trusted - too_far(greetings, configuration)):
+        tries += [(last, terms.MAX_LEAP) for last in known]
+    for last, most in tries:
+        below = {
+            each.safekeeper
+            for each in greetings
+            if each.node_id.term <= last
+            and terms.follows(last + 1, each.node_id.term, configuration.term, most)
+        }
+        if configuration.has_quorum(below):
+            return last + 1
+    return 0
+
+
+def too_far(greetings: Collection[SafekeeperGreeting], configuration: Configuration) -> set[int]:
+    """The safekeepers that have voted so far above others that greeted that nobody who needs those campaigns above it."""
+    own = [each.node_id.term for each in greetings if each.safekeeper in configuration.everyone]
+    lowest = max(configuration.term, min(own, default=0))
+    return {e.safekeeper for e in greetings if rivals.out_of_reach(e.node_id, lowest)}
+
+
+def behind(greetings: Iterable[SafekeeperGreeting], primary: Primary | None) -> bool:
+    """Whether more is committed than the primary had when it was looked at."""
+    return primary is not None and any(
+        each.timeline == primary.lineage.timeline and each.commit_lsn > primary.flush_lsn
+        for each in greetings
+    )
+
+
+def rank(reply: VoteReply) -> tuple[int, int]:
+    """How advanced a voter's log is after its vote (rule 1): by epoch first, by its end second."""
+    return reply.history.rank(reply.flush_lsn)
+
+
+def volume_complete(replies: Collection[VoteReply]) -> VoteReply:
+    """The most advanced of a quorum of replies: the end of its log is VCL, its history the log's.
+
+    What was committed is on a quorum, every two quorums share a voter, and that voter's log is no more
+    advanced than this one: so this log has everything that was committed. Raises `CorruptError` if a voter
+    knows better.
+    """
+    best = max(replies, key=rank)
+    vcl = end(best)
+    for reply in replies:
+        if reply.commit_lsn > vcl:
+            raise CorruptError(
+                f"{format_lsn(reply.commit_lsn)} was committed, and a quorum ends at "
+                f"{format_lsn(vcl)}",
+                repair="a safekeeper has lost WAL that it acknowledged: look for a failing disk",
+            )
+    return best
+
+
+def outranked(best: VoteReply | None, replies: Iterable[VoteReply]) -> bool:
+    """Whether a vote that came later is of a more advanced log than VCL's."""
+    return best is None or any(rank(reply) > rank(best) for reply in replies)
+
+
+def restart(reply: VoteReply, best: VoteReply, vcl: int) -> int:
+    """Up to where every member has the best log, as far as this voter can tell.
+
+    Its `restart_lsn` is about its own log, and may lie inside a record that votes went back from and that others
+    replaced: beyond where the two logs part it says nothing.
+    """
+    point = divergence(reply.history, reply.flush_lsn, best.history, vcl)
+    return 0 if point is None else min(reply.restart_lsn, point)
+
+
+def history(
+    best: VoteReply,
+    voters: Collection[VoteReply],
+    vcl: int,
+    successors: Iterable[EpochEntry],
+    server: ServerInfo,
+    limits: Limits,
+) -> History:
+    """The best log's history, then `successors`: without what all members have, and compacted. Raises `NotSupportedError`."""
+    everywhere = max(restart(reply, best, vcl) for reply in voters)
+    pruned = best.history.succeeded(vcl, successors).pruned(
+        everywhere - everywhere % server.segment_size
+    )
+    return pruned.compacted(limits.epochs, committed(voters))
+
+
+def committed(voters: Iterable[VoteReply]) -> int:
+    """Up to where a quorum has the best log, as far as these voters have been told."""
+    return max((reply.commit_lsn for reply in voters), default=0)
+
+
+def end(reply: VoteReply) -> int:
+    """Where a voter's log ends; 0 for an empty one."""
+    return rank(reply)[1]
+
+
+def genesis(primary: Primary | None, server: ServerInfo) -> int:
+    """VCL when no voter holds anything: the log begins with the segment that the primary is in."""
+    if primary is None:
+        raise DivergedError("the safekeepers hold no WAL to fail over to")
+    return primary.flush_lsn - primary.flush_lsn % server.segment_size
+
+
+def ahead(lsn: int, primary: Primary) -> str:
+    """What is wrong with a server that lacks what the safekeepers hold of it."""
+    return (
+        f"the safekeepers hold WAL up to {format_lsn(lsn)}, this server ends at "
+        f"{format_lsn(primary.flush_lsn)}: it was restored, or lost what it had flushed"
+    )
+
+
+def timeline(greetings: Iterable[SafekeeperGreeting], primary: Primary | None) -> int:
+    """The timeline to vote for: the primary's; a failover goes on with the one that stands."""
+    if primary is not None:
+        return primary.lineage.timeline
+    return max((greeting.timeline for greeting in greetings), default=0)

@@ -1,0 +1,75 @@
+"""Whose quorum it is, at the very first start: the safekeepers at the operator's addresses.
+
+A safekeeper draws its identity with its data directory, so a configuration file can name addresses alone. Once
+safekeepers hold a membership of this server's quorum (`quorum_id.py`), the newest one is taken. Before, *all* of them
+must answer: a membership that is made of a part could leave out the one that knows better.
+
+They are asked side by side. A membership of which a majority has answered is enough: whoever knows a newer one tells
+it in the election, and one that hangs does not delay that. What is no safekeeper, or another cluster's, is none of
+the majority, and does not stop it.
+"""
+
+from collections.abc import Sequence
+
+from walsender_bridge.errors import DivergedError
+from walsender_bridge.quorum.proposer import quorum_id
+from walsender_bridge.quorum.proposer.handshake import ANSWER_SECONDS, ask_each
+from walsender_bridge.quorum.proposer.quorum_id import Answer, Known, in_force
+from walsender_bridge.quorum.protocol import messages as m
+from walsender_bridge.quorum.protocol.configuration import Configuration
+
+_NOTHING = Known()
+_OTHER_SERVER = (
+    m.Refusal.OTHER_SYSTEM,
+    m.Refusal.OTHER_MAJOR,
+    m.Refusal.OTHER_SEGMENT_SIZE,
+)
+
+
+def find_membership(
+    safekeepers: Sequence[tuple[str, int]],
+    server: m.ServerInfo,
+    others: Sequence[tuple[str, int]] = (),
+    seconds: float = ANSWER_SECONDS,
+    known: Known = _NOTHING,
+) -> Configuration:
+    """The membership in force, or the first one.
+
+    `others`: addresses where members may be found, too, which found no membership. `seconds`: how long one may take to
+    answer. `known`: what is recorded. A membership from before quorums had ids has none. Raises `UnavailableError` when
+    too few answer, and `DivergedError` when one of those at `safekeepers` belongs to another server, or all of them
+    to no quorum that this server may have (`quorum_id.py`).
+    """
+    answers: dict[int, Answer] = {}
+    held = _ask(safekeepers, server, seconds, known, answers)
+    held = held or _ask(others, server, seconds, known, {})
+    if held:
+        return held
+    for index, (host, port) in enumerate(safekeepers):
+        answer = answers[index]
+        if isinstance(answer, m.Refused) and answer.reason in _OTHER_SERVER:
+            raise DivergedError(
+                f"other server: {answer.detail}",
+                where=f"{host}:{port}",
+                repair="give each cluster safekeepers of its own",
+            )
+    return quorum_id.first(answers, safekeepers, known)
+
+
+def _ask(
+    addresses: Sequence[tuple[str, int]],
+    server: m.ServerInfo,
+    seconds: float,
+    known: Known,
+    answers: dict[int, Answer],
+) -> Configuration:
+    """The newest membership that they hold; no more is waited for than a majority of it. Fills `answers`."""
+    held, greetings = Configuration(), []
+    for index, answer in ask_each(addresses, server, seconds):
+        answers[index] = answer
+        if isinstance(answer, m.SafekeeperGreeting):
+            greetings.append(answer)
+            held = in_force(greetings, len(addresses), known)
+            if held.has_quorum({each.safekeeper for each in greetings}):
+                break
+    return held

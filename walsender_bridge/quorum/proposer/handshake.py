@@ -1,0 +1,106 @@
+"""Asking safekeepers who they are, as a proposer greets them: nobody's term changes by being asked."""
+
+import queue
+import select
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+
+from walsender_bridge.errors import ConnectionFailedError, MalformedMessageError, TusklineError
+from walsender_bridge.quorum.protocol import messages as m
+from walsender_bridge.quorum.protocol.frames import decode
+from walsender_bridge.quorum.protocol.message_socket import WireEnd
+
+#: Seconds for one answer.
+ANSWER_SECONDS = 5.0
+#: Seconds that a thread may be late beyond that; a lookup of a name knows no deadline.
+_SPARE_SECONDS = 0.5
+
+
+def ask(
+    host: str, port: int, server: m.ServerInfo, seconds: float = ANSWER_SECONDS
+) -> m.SafekeeperGreeting | m.Refused:
+    """What the safekeeper there answers to a proposer of `server`.
+
+    Raises `ConnectionFailedError` (nobody answers in so many seconds), `MalformedMessageError`, `NotSupportedError`.
+    """
+    where = f"{host}:{port}"
+    deadline = time.monotonic() + seconds
+    try:
+        connected = socket.create_connection((host, port), timeout=seconds)
+    except OSError as error:
+        raise ConnectionFailedError(error.strerror or str(error), where=where) from None
+    end = WireEnd(connected, where)
+    try:
+        end.send(m.ProposerGreeting(server, 0))
+        end.flush()
+        poll = select.poll()
+        poll.register(end, select.POLLIN)
+        while (left := deadline - time.monotonic()) > 0:
+            if poll.poll(left * 1000):
+                end.receive()
+            for header, body in end.frames():
+                message = decode(header, body)
+                if isinstance(message, m.SafekeeperGreeting | m.Refused):
+                    return message
+                raise MalformedMessageError("it does not say who it is", where=where)
+    finally:
+        end.close()
+    raise ConnectionFailedError(f"no answer in {seconds:g} s", where=where)
+
+
+def greet(host: str, port: int, server: m.ServerInfo) -> m.SafekeeperGreeting | None:
+    """The same; None if it does not answer, or refuses."""
+    try:
+        answer = ask(host, port, server)
+    except ConnectionFailedError:
+        return None
+    return answer if isinstance(answer, m.SafekeeperGreeting) else None
+
+
+def ask_each(
+    addresses: Sequence[tuple[str, int]], server: m.ServerInfo, seconds: float = ANSWER_SECONDS
+) -> Iterator[tuple[int, m.SafekeeperGreeting | m.Refused | TusklineError]]:
+    """(index, answer, or what `ask` raised) of all of them, asked side by side, in the order of their answers.
+
+    Those that hang cost `seconds` together, a silent name server included, and nothing for who has heard enough.
+    """
+    answers: queue.SimpleQueue[tuple[int, m.SafekeeperGreeting | m.Refused | TusklineError]] = (
+        queue.SimpleQueue()
+    )
+
+    def one(index: int, host: str, port: int) -> None:
+        answer: m.SafekeeperGreeting | m.Refused | TusklineError
+        try:
+            answer = ask(host, port, server, seconds)
+        except TusklineError as error:
+            answer = error
+        except Exception as error:
+            # Whatever it is: who waits for this answer has to get one.
+            answer = TusklineError(f"{type(error).__name__}: {error}", where=f"{host}:{port}")
+        answers.put((index, answer))
+
+    for index, (host, port) in enumerate(addresses):
+        threading.Thread(target=one, args=(index, host, port), name="greeting", daemon=True).start()
+    missing = set(range(len(addresses)))
+    deadline = time.monotonic() + seconds + _SPARE_SECONDS
+    while missing:
+        try:
+            index, answer = answers.get(timeout=max(deadline - time.monotonic(), 0.0))
+        except queue.Empty:
+            index = min(missing)
+            host, port = addresses[index]
+            where = f"{host}:{port}"
+            answer = ConnectionFailedError(f"no answer in {seconds:g} s", where=where)
+        if index in missing:
+            missing.remove(index)
+            yield index, answer
+
+
+def ask_all(
+    addresses: Sequence[tuple[str, int]], server: m.ServerInfo, seconds: float = ANSWER_SECONDS
+) -> Iterator[tuple[int, m.SafekeeperGreeting | m.Refused | None]]:
+    """The same; None for one that does not answer as a safekeeper does: it is not to stop the others."""
+    for index, answer in ask_each(addresses, server, seconds):
+        yield index, None if isinstance(answer, TusklineError) else answer

@@ -1,0 +1,56 @@
+"""Whether a server may go on from where the quorum's log ends, and what its log is called from there.
+
+Invariant: the log up to VCL and the server's own history agree about every timeline and where it was left.
+A server that was promoted below VCL lacks WAL that may be committed, and one whose timeline the log has
+left lacks the rest: both are refused. One that was promoted above VCL is fine; what lies between is proposed
+on the old timeline, so the new epoch gets an entry for each timeline.
+"""
+
+from itertools import pairwise
+
+from walsender_bridge.errors import DivergedError
+from walsender_bridge.postgres.protocol.lsn import format_lsn
+from walsender_bridge.quorum.proposer.effects import Lineage
+from walsender_bridge.quorum.protocol.history import EpochEntry, History
+
+
+def of_log(log: History, vcl: int) -> Lineage:
+    """The timelines of the log itself up to `vcl`: a failover goes on with them, whatever server has its WAL."""
+    entries = log.counted(vcl)
+    switches = [(b.timeline, a.start_lsn) for b, a in pairwise(entries) if b.timeline != a.timeline]
+    return Lineage(entries[-1].timeline if entries else 0, tuple(switches))
+
+
+def successors(log: History, vcl: int, term: int, lineage: Lineage) -> tuple[EpochEntry, ...]:
+    """The entries of the epoch `term`, which starts at `vcl`, for a server of this lineage.
+
+    `vcl` ends at a complete record (rule 9), as a promotion does. Raises `DivergedError`.
+    """
+    left = dict(lineage.switches)
+    entries = log.counted(vcl)
+    start = entries[-1].timeline if entries else lineage.timeline_at(vcl)
+    if start != lineage.timeline and start not in left:
+        raise DivergedError(
+            f"the safekeepers are on timeline {start}, this server is on {lineage.timeline}",
+            repair="attach the server that was promoted; this one comes back with pg_rewind",
+        )
+    for before, after in pairwise(entries):
+        if before.timeline != after.timeline and left.get(before.timeline) != after.start_lsn:
+            raise DivergedError(
+                f"the safekeepers left timeline {before.timeline} at "
+                f"{format_lsn(after.start_lsn)}, this server did not",
+                repair="attach the server that was promoted, or rebuild this one from a backup of it",
+            )
+    if start in left and left[start] < vcl:
+        raise DivergedError(
+            f"this server left timeline {start} at {format_lsn(left[start])}, and the safekeepers "
+            f"hold WAL up to {format_lsn(vcl)}",
+            repair="promote a server that has replayed that far (`tuskline failover`)",
+        )
+    result = [EpochEntry(term, vcl, start)]
+    following = [timeline for timeline, _ in lineage.switches] + [lineage.timeline]
+    for timeline, switch in lineage.switches:
+        if timeline >= start and switch >= vcl:
+            successor = following[following.index(timeline) + 1]
+            result.append(EpochEntry(term, switch, successor))
+    return tuple(result)

@@ -1,0 +1,177 @@
+"""A change of the membership that an operator asks for: a file that the running proposer looks at.
+
+The file says which members are wanted and *for which generation* of which quorum's membership that was asked. So it is a
+comparison and an exchange: it is carried out from that generation alone, once, however often proposers die on the
+way; what a joint membership has begun, the next proposer completes from what the safekeepers hold. A file that is
+left over, or found on another machine, changes nothing: its generation is past.
+
+    WAITING ──all who join are here──▶ CHANGING (joint, then on disk) ──▶ DONE
+        ├── another change came first ──▶ SUPERSEDED
+        └── an hour without a beginning ──▶ EXPIRED
+
+What an operator asked for and has forgotten since is not carried out when, weeks later, the safekeeper that was to join
+is started. An hour is counted by the system's clock: a clock that leaps ends a request early, which is asked again.
+
+It is done when a majority of the new members has it on disk (`membership.py`): until then nobody may be switched off.
+
+The change begins when every safekeeper that joins, and a majority of the new membership, is connected: commits
+then wait for no longer than the new ones take to be rebuilt from the last segments that somebody may still need.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from walsender_bridge.errors import CorruptError, UsageError
+from walsender_bridge.quorum.proposer.effects import MembersWanted
+from walsender_bridge.quorum.proposer.membership import Membership
+from walsender_bridge.quorum.proposer.peer import Peer
+from walsender_bridge.quorum.proposer.replication import Streaming
+from walsender_bridge.quorum.protocol.configuration import majority
+from walsender_bridge.runtime.durable import replace_file
+
+Address = tuple[str, int]
+#: How long a change may wait for its beginning.
+LASTS_SECONDS = 3600.0
+
+
+class ChangeState(StrEnum):
+    """See the module. NONE: nobody asked."""
+
+    NONE = "none"
+    WAITING = "waiting"
+    CHANGING = "changing"
+    DONE = "done"
+    SUPERSEDED = "superseded"
+    EXPIRED = "expired"
+
+
+@dataclass(frozen=True, slots=True)
+class MemberRequest:
+    """`members`, identities, instead of the membership of `generation`; `addresses`: where members are found.
+
+    `asked_at`: seconds since 1970; tells one request from another, too. `quorum`: whose membership that is; 0: not known,
+    as in the file of an earlier release.
+    """
+
+    generation: int
+    members: frozenset[int]
+    addresses: tuple[Address, ...]
+    asked_at: float
+    quorum: int = 0
+
+    def state(self, membership: Membership, now: float) -> ChangeState:
+        """How far it is, seen from the membership in force."""
+        configuration = membership.configuration
+        if self.quorum not in {0, membership.quorum}:
+            return ChangeState.SUPERSEDED  # generations are counted in each quorum
+        if configuration.new_members is not None:
+            mine = configuration.new_members == self.members
+            return ChangeState.CHANGING if mine else ChangeState.SUPERSEDED
+        if configuration.members == self.members:
+            return ChangeState.DONE if membership.settled else ChangeState.CHANGING
+        if configuration.generation == self.generation:
+            expired = abs(now - self.asked_at) > LASTS_SECONDS
+            return ChangeState.EXPIRED if expired else ChangeState.WAITING
+        return ChangeState.SUPERSEDED
+
+    def obstacle(self, members: frozenset[int], peers: Iterable[Peer]) -> str:
+        """Why it cannot begin from `members` now; empty if it can."""
+        here = {peer.identity for peer in peers if peer.greeting is not None}
+        missing = sorted(self.members - members - here)
+        if missing:
+            return f"safekeeper {missing[0]:032x}, which is to join, is not connected"
+        if len(here & self.members) < majority(self.members):
+            return "fewer than a majority of the new members are connected: commits would wait"
+        return ""
+
+    def save(self, file: Path) -> None:
+        """Write it down, durably, for the proposer to find. Raises `OSError`."""
+        record = {
+            "generation": self.generation,
+            "members": sorted(f"{member:032x}" for member in self.members),
+            "addresses": [f"{host}:{port}" for host, port in self.addresses],
+            "asked_at": self.asked_at,
+            "quorum": f"{self.quorum:032x}",
+        }
+        replace_file(file, json.dumps(record).encode())
+
+    @classmethod
+    def load(cls, file: Path) -> "MemberRequest | None":
+        """What the file asks for; None if there is none. Raises `CorruptError`."""
+        try:
+            record = json.loads(file.read_text())
+            return cls(
+                int(record["generation"]),
+                frozenset(int(member, 16) for member in record["members"]),
+                tuple(parse_address(each) for each in record["addresses"]),
+                # Earlier releases did not write it down.
+                float(record.get("asked_at", file.stat().st_mtime)),
+                int(record.get("quorum", "0"), 16),
+            )
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError, UsageError) as error:
+            raise CorruptError(
+                f"it asks for no membership: {error!r}",
+                where=str(file),
+                repair="remove it, and ask for the change again",
+            ) from error
+
+
+def parse_address(text: str) -> Address:
+    """`host:port`, where an IPv6 address has brackets. Raises `UsageError`."""
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise UsageError(f"{text!r} is no address of a safekeeper", repair="write host:port")
+    return host.strip("[]"), int(port)
+
+
+class MemberChanges:
+    """The file as a proposer follows it. `why`: what the change waits for. `clock`: seconds since 1970."""
+
+    def __init__(self, file: Path | None, clock: Callable[[], float] = time.time) -> None:
+        self._file = file
+        self._clock = clock
+        self._seen: tuple[int, int] | None = None
+        self.request: MemberRequest | None = None
+        self.why = ""
+
+    def look(self) -> tuple[Address, ...]:
+        """Read the file if it is another; the addresses that it names."""
+        if self._file is None:
+            return ()
+        try:
+            found = self._file.stat()
+        except OSError:
+            return ()
+        if self._seen != (found.st_ino, found.st_mtime_ns):
+            self._seen = found.st_ino, found.st_mtime_ns
+            try:
+                self.request, self.why = MemberRequest.load(self._file), ""
+            except CorruptError as error:
+                self.request, self.why = None, error.what
+        return self.request.addresses if self.request else ()
+
+    def state(self, membership: Membership) -> ChangeState:
+        """How far the change is that was asked for last."""
+        return self.request.state(membership, self._clock()) if self.request else ChangeState.NONE
+
+    def next(self, membership: Membership, streaming: Streaming | None) -> MembersWanted | None:
+        """The event that begins the change, when it can begin."""
+        request = self.request
+        state = self.state(membership)
+        if request is None or state != ChangeState.WAITING:
+            expired = "it could not begin within an hour, and has expired"
+            if request is not None:
+                self.why = expired if state == ChangeState.EXPIRED else ""
+            return None
+        if streaming is None or not streaming.established or not membership.settled:
+            self.why = "a quorum does not follow this proposer yet"
+            return None
+        everyone = membership.configuration.everyone
+        self.why = request.obstacle(everyone, streaming.peers.values())
+        return None if self.why else MembersWanted(request.members)

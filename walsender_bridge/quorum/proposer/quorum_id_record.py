@@ -1,0 +1,251 @@
+"""Where the id of a server's quorum is recorded: in a file of the bridge, and on the server itself.
+
+The file is written when the id is drawn, and once more when a majority of the first membership has it on disk, which is
+before any COMMIT can have waited for it. The server's record is a row of `tuskline.made`, which standbys have too: it is
+written as far as the role may (`tuskline quorum require --admin` writes it otherwise), and outlives the bridge's disk.
+
+Two records that differ are two quorums for one server: then no proposer starts. The file has a checksum, so that damage
+is not taken for another quorum: then the server's record counts, and once a majority of its safekeepers has that id on
+disk, the file is kept aside by name and written again. Files of earlier releases have none, and are read.
+
+The server's record may be locked by a transaction whose COMMIT waits for the quorum (REINDEX, VACUUM FULL), and so for
+the proposer that reads it; a standby keeps such a lock until it is promoted. So nobody waits for it: the bridge's file is
+enough, and on a standby the safekeepers of a majority of the addresses.
+"""
+
+import contextlib
+import os
+from functools import partial
+from pathlib import Path
+
+import psycopg
+import structlog
+
+from walsender_bridge.errors import (
+    ConnectionFailedError,
+    CorruptError,
+    DivergedError,
+    TusklineError,
+    UnavailableError,
+)
+from walsender_bridge.own_schema.provisioned import QUORUM, Made, Record
+from walsender_bridge.postgres.client.bounded_query import BoundedConnection
+from walsender_bridge.postgres.client.replication_connection import (
+    ANSWER_SECONDS,
+    describe,
+    pinned_conninfo,
+)
+from walsender_bridge.postgres.protocol.refusals import server_error
+from walsender_bridge.postgres.standby_names import StandbyNames
+from walsender_bridge.quorum.proposer.blocking_executor import Errands
+from walsender_bridge.quorum.proposer.primary.facts import PrimaryStream
+from walsender_bridge.quorum.proposer.quorum_id import Known
+from walsender_bridge.runtime import record_file
+from walsender_bridge.runtime.checksummed_json import opened, sealed
+from walsender_bridge.runtime.durable import replace_file
+from walsender_bridge.runtime.folder import FolderDisk
+from walsender_bridge.runtime.sql import load
+
+_log = structlog.get_logger(__name__)
+_FORGET = "find the proposer of the other one; docs/quorum-lost.md says how to give up a quorum"
+_AGAIN = "then tuskline down, tuskline up"
+_DISK = "give this user the folder of [log] data_dir, make room, or see whether its disk works; it is tried again"
+
+
+def load_file(file: Path | None) -> Known:
+    """What the bridge's file says; nothing, if there is none. Raises `CorruptError`, `UnavailableError` (not now)."""
+    if file is None:
+        return Known()
+    try:
+        record = opened(file.read_bytes())
+        return Known(int(record["quorum"], 16), bool(record["formed"]))
+    except FileNotFoundError:
+        return Known()
+    except OSError as error:
+        raise UnavailableError(
+            f"the quorum's id cannot be read: {error.strerror}", where=str(file), repair=_DISK
+        ) from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise CorruptError(
+            f"it does not name a quorum: {error!r}",
+            where=str(file),
+            repair=f"remove it while the safekeepers of its quorum run, {_AGAIN}: the proposer reads the id from them",
+        ) from error
+
+
+def _content(known: Known) -> bytes:
+    return sealed({"quorum": f"{known.quorum:032x}", "formed": known.formed})
+
+
+def save_file(file: Path, known: Known) -> None:
+    """Write it down, durably. Raises `UnavailableError`."""
+    try:
+        replace_file(file, _content(known))
+    except OSError as error:
+        raise UnavailableError(
+            f"the quorum's id cannot be recorded: {error.strerror}", where=str(file), repair=_DISK
+        ) from None
+
+
+def known_on(asked: PrimaryStream, file: Path | None, application_name: str) -> Known:
+    """What bridge and server know of the quorum.
+
+    Raises `DivergedError` when they name different ones, and, when there is no other, `UnavailableError` while the server's
+    record is locked or the bridge's cannot be read, `CorruptError` when the bridge's is damaged.
+    """
+    own = Known()
+    damage: TusklineError | None = None
+    try:
+        own = load_file(file)
+    except (CorruptError, UnavailableError) as error:
+        damage = error
+    recorded = _recorded(asked, is_enough=own.formed)
+    others = recorded - {own.quorum} if own.formed or len(recorded) > 1 else set()
+    if others:
+        mine = f"quorum {own.quorum:032x} is this bridge's" if own.formed else "they differ"
+        raise DivergedError(
+            f"another quorum is recorded on this server: {min(others):032x}; {mine}",
+            where=asked.where,
+            repair=_FORGET + (f"; if {file} alone is wrong, remove it, {_AGAIN}" if file else ""),
+        )
+    if damage is not None and not recorded:
+        raise damage
+    ((names,),) = asked.command("SHOW synchronous_standby_names", timeout=ANSWER_SECONDS)
+    required = StandbyNames.parse(names or "").names_it(application_name)
+    if recorded:
+        return Known(recorded.pop(), formed=True, required=required)
+    return Known(own.quorum, own.formed, required)
+
+
+def _recorded(asked: PrimaryStream, *, is_enough: bool) -> set[int]:
+    """The ids that the server names. `is_enough`: what the bridge knows by itself."""
+    owner = _rows(asked, "made_owner")
+    if not owner or owner[0][3] != "t":
+        return set()
+    for name, role, trusted, *_ in _rows(asked, "own_owners"):
+        if trusted != "t":
+            reason = (
+                f"{name} belongs to role {role}, whose code would run there with this role's rights"
+            )
+            _log.warning("the quorum's id is not read from the server", reason=reason)
+            return set()
+    for pid, query in _rows(asked, "quorum_locked"):
+        _pass_over(asked, pid, query, is_enough=is_enough)
+        return set()
+    _rows(asked, "quorum_lock_timeout")
+    return {int(name, 16) for (name,) in _rows(asked, "quorum_id") if name}
+
+
+def _pass_over(
+    asked: PrimaryStream, pid: str | None, query: str | None, *, is_enough: bool
+) -> None:
+    """The record is locked. Raises `UnavailableError` where nobody else knows the id."""
+    holder = (
+        f"process {pid}" + (f" ({query})" if query else "") if pid else "a prepared transaction"
+    )
+    what = f"tuskline.made, which records the quorum's id, is locked by {holder}"
+    _log.warning("the quorum's id is not read from the server", reason=what)
+    ((standby,),) = asked.command("SELECT pg_is_in_recovery()", timeout=ANSWER_SECONDS)
+    if is_enough or standby == "t":
+        return
+    end = f"SELECT pg_cancel_backend({pid})" if pid else "see pg_prepared_xacts"
+    repair = f"put the bridge's quorum-id.json back; or, if that is maintenance, end it: {end}"
+    raise UnavailableError(what, where=asked.where, repair=repair)
+
+
+def _rows(asked: PrimaryStream, name: str) -> list[tuple[str | None, ...]]:
+    return asked.command(load(name).strip().rstrip(";"), timeout=ANSWER_SECONDS)
+
+
+def draw(file: Path | None) -> int:
+    """An id for a membership that has none: the one of an earlier try, or a new one, which is on disk then."""
+    own = load_file(file)
+    if own.quorum:
+        return own.quorum
+    quorum = int.from_bytes(os.urandom(16), "big") or 1
+    if file is not None:
+        save_file(file, Known(quorum))
+    return quorum
+
+
+class QuorumRecord:
+    """What a session of the bridge's proposer records. A failover has no file, and records nothing.
+
+    `formed`: the quorum was recorded when the session began, on the server perhaps: then a bridge that cannot write ends nobody.
+    """
+
+    def __init__(
+        self, file: Path | None, dsn: str, slot: str, errands: Errands, *, formed: bool = False
+    ) -> None:
+        self._file = file
+        self._dsn = dsn
+        self._slot = slot
+        self._errands = errands
+        self._formed = formed
+
+    def settled(self, quorum: int) -> None:
+        """A majority has the quorum's id on disk. It is durable here, or on the server, on return; and told to the server."""
+        known = Known(quorum, formed=True)
+        if self._file is None:
+            return
+        try:
+            _settle(self._file, known)
+        except UnavailableError as error:
+            if not self._formed:
+                raise
+            _log.warning("the quorum's id is on the server alone", reason=error.what)
+        self._errands.ask(partial(_tell_server, self._dsn, self._slot, quorum), _told)
+
+
+def _settle(file: Path, known: Known) -> None:
+    """Have the file say so. One that is damaged is kept aside by name. Raises `UnavailableError`."""
+    with contextlib.suppress(OSError):
+        if file.read_bytes() == _content(known):
+            return
+    try:
+        load_file(file)
+    except CorruptError as error:
+        with contextlib.suppress(OSError):
+            aside = record_file.keep_aside(FolderDisk(file.parent), file.name)
+            _log.warning(
+                "the file of the quorum's id was damaged, and is written again",
+                where=str(file),
+                reason=error.what,
+                kept_as=aside,
+            )
+    save_file(file, known)
+
+
+def _told(result: TusklineError | None) -> None:
+    if isinstance(result, DivergedError):
+        raise result
+    if result is not None:
+        _log.warning("the quorum's id is not recorded on the server", reason=result.what)
+
+
+def _tell_server(dsn: str, slot: str, quorum: int) -> None:
+    """Record the id on the server, if the role may and nothing is recorded there. Blocking: an errand's.
+
+    Raises `DivergedError` when another one is recorded, and errors of the server.
+    """
+    conninfo = pinned_conninfo(dsn, application_name="tuskline-quorum-id")
+    try:
+        with BoundedConnection.connect(conninfo, autocommit=True) as connection:
+            connection.execute(load("quorum_session").encode())
+            connection.execute(load("quorum_lock_timeout").encode())
+            record = Record(connection, slot, dsn)
+            if not record.readable:
+                return
+            found = record.quorum_ids()
+            if not found:
+                record.add(Made(QUORUM, f"{quorum:032x}"))
+    except psycopg.Error as error:
+        if error.sqlstate is None:
+            raise ConnectionFailedError(str(error), where=describe(dsn)) from None
+        raise server_error(error.sqlstate, str(error), describe(dsn)) from None
+    if found and quorum not in found:
+        raise DivergedError(
+            f"another quorum is recorded on this server: {min(found):032x}",
+            where=describe(dsn),
+            repair=_FORGET,
+        )

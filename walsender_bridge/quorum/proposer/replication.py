@@ -1,0 +1,323 @@
+"""The elected proposer's WAL: who has how much of it, what is committed, what may be let go.
+
+    restart_lsn          queue_begin      commit_lsn      end
+        |   spill, primary,   |    memory     |            |
+        |   or a safekeeper   |               |            |
+
+Invariants: `restart_lsn <= commit_lsn <= end`; `commit_lsn` and `restart_lsn` never fall (rule 7);
+`commit_lsn` moves only to an LSN at or above the start of the epoch (rule 4) that a majority of each
+membership has acknowledged in this term (rule 10); `end - queue_begin <= queue_bytes` and at most
+`inflight_bytes` are unacknowledged at one safekeeper (rule 8).
+
+A safekeeper's position is one LSN, `sent_lsn`; where its next bytes come from follows from it alone. So a
+laggard needs no mode of its own: it reads from wherever its bytes are until it reaches the queue.
+"""
+
+from walsender_bridge.postgres.protocol.wal_page import segment_start
+from walsender_bridge.quorum.proposer.effects import (
+    AdvanceSlot,
+    ClosePeer,
+    Effect,
+    Feedback,
+    Limits,
+    MarkRebuild,
+    ReadWal,
+    ReleaseWal,
+    SendWal,
+    Source,
+)
+from walsender_bridge.quorum.proposer.peer import Peer, PeerState
+from walsender_bridge.quorum.protocol.configuration import Configuration
+from walsender_bridge.quorum.protocol.history import History
+
+
+class Streaming:
+    """See the module. `commit_lsn`, `restart_lsn`: the greatest that the voters knew."""
+
+    __slots__ = (
+        "acked",
+        "commit_lsn",
+        "configuration",
+        "end",
+        "epoch_start",
+        "established",
+        "full",
+        "history",
+        "limits",
+        "peers",
+        "primary_begin",
+        "queue_begin",
+        "rebuild",
+        "restart_lsn",
+        "segment_size",
+        "spill",
+        "waiting",
+    )
+
+    def __init__(
+        self,
+        peers: dict[int, Peer],
+        configuration: Configuration,
+        history: History,
+        *,
+        epoch_start: int,
+        commit_lsn: int,
+        restart_lsn: int,
+        segment_size: int,
+        limits: Limits,
+        primary_begin: int | None,
+    ) -> None:
+        self.peers = peers
+        self.configuration = configuration
+        self.history = history
+        self.epoch_start = self.end = self.queue_begin = epoch_start
+        self.commit_lsn = commit_lsn
+        self.restart_lsn = restart_lsn
+        self.segment_size = segment_size
+        self.limits = limits
+        #: The oldest WAL that the primary can still send; None without a primary.
+        self.primary_begin = primary_begin
+        self.spill = (0, 0)
+        #: What each member, by identity, has acknowledged in this term; it holds while it is away.
+        self.acked: dict[int, int] = {}
+        #: Members whose WAL was let go.
+        self.rebuild: frozenset[int] = frozenset()
+        #: Members whose disks had no room, and what each had acknowledged then.
+        self.full: dict[int, int] = {}
+        #: Since how many ticks commits have waited for room: at which LSN, and for whom WAL was kept.
+        self.waiting: tuple[int, int, dict[int, int]] = (0, 0, {})
+        #: A quorum has everything up to VCL: from now on it commits.
+        self.established = False
+
+    # -- WAL comes in -------------------------------------------------------------------------------
+
+    def received(self, begin_lsn: int, end_lsn: int) -> list[Effect]:
+        """The primary sent WAL."""
+        assert begin_lsn == self.end <= end_lsn, (begin_lsn, self.end)
+        self.end = end_lsn
+        effects = self.pump_all()
+        return [*effects, *self.bound_queue(), *self._let_laggards_go()]
+
+    def bound_queue(self) -> list[Effect]:
+        """Keep the queue within its bytes, whoever still needs them; and free what all have (rule 8)."""
+        everywhere = min((self.acked.get(each, 0) for each in self.members), default=0)
+        begin = max(self.queue_begin, min(everywhere, self.end), self._queue_floor())
+        if begin == self.queue_begin:
+            return []
+        self.queue_begin = begin
+        return [ReleaseWal(begin)]
+
+    def _queue_floor(self) -> int:
+        return self.end - self.limits.queue_bytes
+
+    @property
+    def members(self) -> frozenset[int]:
+        """Whose acknowledgement counts."""
+        return self.configuration.trusted
+
+    def use(self, configuration: Configuration) -> None:
+        """Count by this membership. The disk of a safekeeper that has left makes nobody wait for room."""
+        self.configuration = configuration
+        self.full = {each: lsn for each, lsn in self.full.items() if each in self.members}
+
+    # -- WAL goes out -------------------------------------------------------------------------------
+
+    def start(self, peer: Peer, lsn: int) -> list[Effect]:
+        """The safekeeper is in this epoch and has everything below `lsn` durable."""
+        peer.state = PeerState.STREAMING
+        peer.sent_lsn = lsn
+        peer.reading = None
+        return self.acknowledged(peer, lsn)
+
+    def pump_all(self) -> list[Effect]:
+        """Send whatever can be sent."""
+        effects: list[Effect] = []
+        for peer in self.peers.values():
+            if peer.state == PeerState.STREAMING:
+                self.pump(peer, effects)
+        return effects
+
+    def pump(self, peer: Peer, effects: list[Effect]) -> None:
+        """Send to one safekeeper until it has all, or enough for now, or its bytes must be read first."""
+        limits = self.limits
+        while peer.reading is None and peer.sent_lsn < self.end:
+            room = limits.inflight_bytes - (peer.sent_lsn - peer.flush_lsn)
+            if room <= 0:
+                return
+            begin = peer.sent_lsn
+            end = min(self.end, begin + limits.append_bytes, begin + room)
+            boundary = self.history.boundary_after(begin)
+            if boundary is not None:
+                end = min(end, boundary)
+            if begin < self.queue_begin:
+                effects += self._read(peer, begin, min(end, self.queue_begin))
+                return
+            effects.append(self.send(peer, begin, end))
+
+    def send(self, peer: Peer, begin: int, end: int) -> SendWal:
+        """WAL, or a heartbeat when it is empty."""
+        peer.sent_lsn = end
+        return SendWal(peer.number, begin, end, self.commit_lsn, self.restart_lsn)
+
+    def _read(self, peer: Peer, begin: int, end: int) -> list[Effect]:
+        found = self.source(begin, end, peer.failed)
+        if found is not None:
+            peer.source, end, peer.donor = found
+            peer.reading = end
+            return [ReadWal(peer.number, peer.source, begin, end, peer.donor)]
+        if peer.failed:
+            peer.failed = frozenset()
+            return []  # each was tried: the next tick begins again
+        if begin >= self.oldest_kept():
+            return []  # a safekeeper that has it may come back: each tick looks again
+        # Nowhere any more. Its next connection is told to begin anew.
+        peer.state = PeerState.AWAY
+        return [*self._mark(peer.identity), ClosePeer(peer.number)]
+
+    def source(
+        self, begin: int, end: int, failed: frozenset[Source] = frozenset()
+    ) -> tuple[Source, int, int | None] | None:
+        """Where [begin, end), or a first part of it, can be read: (source, end of the part, donor)."""
+        if self.spill[0] <= begin < self.spill[1] and Source.SPILL not in failed:
+            return Source.SPILL, min(end, self.spill[1]), None
+        kept = self.primary_begin is not None and self.primary_begin <= begin
+        if kept and Source.PRIMARY not in failed:
+            return Source.PRIMARY, end, None
+        if Source.PEER in failed:
+            return None
+        segment = segment_start(begin, self.segment_size)
+        best: Peer | None = None
+        for donor in self.peers.values():
+            holds = donor.begin_lsn <= begin < donor.flush_lsn and segment not in donor.unlent
+            # One that hangs falls behind the others.
+            better = best is None or donor.flush_lsn > best.flush_lsn
+            if donor.state == PeerState.STREAMING and holds and better:
+                best = donor
+        if best is None:
+            return None
+        return Source.PEER, min(end, best.flush_lsn, segment + self.segment_size), best.number
+
+    def oldest_kept(self) -> int:
+        """The start of the segment of `restart_lsn`: below it, nobody promises to keep WAL."""
+        return self.restart_lsn - self.restart_lsn % self.segment_size
+
+    def was_read(self, peer: Peer, begin: int, end: int) -> list[Effect]:
+        """The bytes for a safekeeper are in hand."""
+        if peer.reading is None or peer.state != PeerState.STREAMING:
+            return []  # asked for a connection that is gone
+        wanted, peer.reading = peer.reading, None
+        if begin != peer.sent_lsn or not begin < end <= wanted:
+            # It failed: elsewhere, then.
+            assert peer.source is not None
+            peer.failed |= {peer.source}
+            donor = None if peer.donor is None else self.peers[peer.donor]
+            if donor is not None and donor.state == PeerState.STREAMING:
+                # It has removed that segment since it told, or holds it damaged: so it is until it connects again.
+                donor.unlent |= {segment_start(peer.sent_lsn, self.segment_size)}
+            effects: list[Effect] = []
+        else:
+            peer.failed = frozenset()
+            effects = [self.send(peer, begin, end)]
+        self.pump(peer, effects)
+        return effects
+
+    def heartbeat(self) -> list[Effect]:
+        """Tell everybody how far the quorum is, and try again where something failed."""
+        effects = [*self._make_room(), *self.pump_all()]
+        effects += [
+            self.send(peer, peer.sent_lsn, peer.sent_lsn)
+            for peer in self.peers.values()
+            if peer.state == PeerState.STREAMING and peer.reading is None
+        ]
+        return effects
+
+    # -- acknowledgements ---------------------------------------------------------------------------
+
+    def acknowledged(self, peer: Peer, flush_lsn: int) -> list[Effect]:
+        """A safekeeper of this epoch has everything below `flush_lsn` on disk."""
+        assert flush_lsn <= self.end, (flush_lsn, self.end)
+        peer.flush_lsn = flush_lsn
+        identity = peer.identity
+        self.acked[identity] = flush_lsn
+        if flush_lsn > self.full.get(identity, flush_lsn):
+            del self.full[identity]
+        if identity in self.rebuild and flush_lsn >= self.restart_lsn:
+            self.rebuild -= {identity}
+        effects = self.advance()
+        self.pump(peer, effects)
+        return effects
+
+    def advance(self) -> list[Effect]:
+        """What the acknowledgements allow: commit, and let go of WAL."""
+        effects: list[Effect] = []
+        candidate = self.configuration.quorum_lsn(self.acked)
+        if may_commit(candidate, self.epoch_start):
+            if candidate > self.commit_lsn or not self.established:
+                self.commit_lsn = max(self.commit_lsn, candidate)
+                effects.append(Feedback(self.commit_lsn))
+            self.established = True
+        effects += self._advance_restart()
+        return [*effects, *self.bound_queue()]
+
+    def _advance_restart(self) -> list[Effect]:
+        kept = [self.acked.get(each, 0) for each in self.members if each not in self.rebuild]
+        candidate = min([*kept, self.commit_lsn])
+        if candidate <= self.restart_lsn:
+            return []  # it never goes back (rule 7)
+        self.restart_lsn = candidate
+        return [AdvanceSlot(candidate)]
+
+    def _let_laggards_go(self) -> list[Effect]:
+        """A safekeeper that is too far behind must not fill the primary's disk (rule 8)."""
+        effects: list[Effect] = []
+        # Behind the quorum, that is: if the quorum itself hangs, commits hang with it.
+        limit = min(self.end - self.limits.max_laggard_bytes, self.commit_lsn)
+        if limit <= self.restart_lsn:
+            return effects
+        for each in self.members - self.rebuild:
+            if max(self.acked.get(each, 0), self.restart_lsn) < limit:
+                effects += self._mark(each)
+        return [*effects, *self._advance_restart()] if effects else effects
+
+    def no_room(self, peer: Peer) -> None:
+        """The safekeeper was sent WAL, and its disk had no room for it."""
+        if peer.identity in self.members:
+            self.full[peer.identity] = self.acked.get(peer.identity, 0)
+
+    def _make_room(self) -> list[Effect]:
+        """Where disks are full and commits wait, who is furthest behind is let go sooner (rule 8).
+
+        Every safekeeper keeps the WAL that one of them lacks. `max_laggard_bytes` bounds that only where the disks
+        are larger; on smaller ones a single dead safekeeper would fill them all. Those that come nearer are waited for.
+        """
+        segment = self.commit_lsn - self.commit_lsn % self.segment_size
+        lagging = {each: self.acked.get(each, 0) for each in self.members - self.rebuild}
+        lagging = {each: lsn for each, lsn in lagging.items() if lsn < segment}
+        ticks, commit_lsn, before = self.waiting
+        if not self.full or not lagging or self.commit_lsn == self.end:
+            self.waiting = (0, 0, {})
+            return []
+        same = (commit_lsn, before) == (self.commit_lsn, lagging)
+        self.waiting = (ticks + 1 if same else 0, self.commit_lsn, lagging)
+        if self.waiting[0] < self.limits.full_ticks:
+            return []
+        last = min(lagging.values())
+        effects = [e for each, lsn in lagging.items() if lsn == last for e in self._mark(each)]
+        return [*effects, *self._advance_restart()]
+
+    def _mark(self, identity: int) -> list[Effect]:
+        if identity in self.rebuild:
+            return []
+        self.rebuild |= {identity}
+        return [MarkRebuild(identity)]
+
+    def can_feed(self, lsn: int) -> bool:
+        """Whether a safekeeper that ends at `lsn` can be brought to the end of the log."""
+        return (
+            lsn >= self.oldest_kept() or lsn >= self.queue_begin or bool(self.source(lsn, lsn + 1))
+        )
+
+
+def may_commit(candidate: int, epoch_start: int) -> bool:
+    """A position that a quorum has counts only once the quorum is in this epoch (rule 4)."""
+    return candidate >= epoch_start

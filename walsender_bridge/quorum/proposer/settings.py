@@ -1,0 +1,24 @@
+"""What a proposer is told at its start."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from walsender_bridge.quorum.proposer.effects import Limits
+from walsender_bridge.quorum.proposer.member_changes import Address
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """`safekeepers`: (host, port) of each. `slot`: the idle physical slot that keeps WAL for them.
+
+    `members_file`: where an operator asks for another membership (`member_changes.py`). `quorum_file`: where the
+    quorum's id is recorded (`quorum_id_record.py`).
+    """
+
+    dsn: str
+    safekeepers: tuple[Address, ...]
+    application_name: str
+    slot: str
+    limits: Limits = Limits()  # noqa: RUF009  # it is frozen
+    members_file: Path | None = None
+    quorum_file: Path | None = None

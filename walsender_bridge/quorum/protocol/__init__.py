@@ -1,0 +1,1 @@
+"""What a proposer and a safekeeper share: messages, their bytes, histories, memberships."""

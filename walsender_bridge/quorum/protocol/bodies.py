@@ -1,0 +1,222 @@
+"""The fields behind a frame's header: written one after another, read back in the same order, all bounded.
+
+Big-endian; identities are 16 bytes; a list is u16 count + its elements; a text u16 length + UTF-8. The
+control file writes its histories and configurations the same way.
+"""
+
+import struct
+from enum import IntEnum
+from typing import Self, TypeVar
+
+from walsender_bridge.errors import MalformedMessageError, TusklineError
+from walsender_bridge.quorum.protocol.configuration import MAX_MEMBERS, Configuration
+from walsender_bridge.quorum.protocol.history import MAX_ENTRIES, EpochEntry, History
+from walsender_bridge.quorum.protocol.messages import HotStandbyFeedback, ServerInfo
+from walsender_bridge.quorum.protocol.terms import MAX_TERM
+
+#: Bytes of a refusal's detail.
+MAX_TEXT = 1000
+
+#: Timelines before a server's; of one that has had more nothing is told.
+MAX_ANCESTORS = 1000
+
+#: What follows the members of a configuration.
+_JOINT, _DISTRUSTS = 1, 2
+_SERVER = struct.Struct(">QHI")
+_ENTRY = struct.Struct(">QQI")
+_ANCESTOR = struct.Struct(">IQ")
+_FEEDBACK = struct.Struct(">IIII")
+_E = TypeVar("_E", bound=IntEnum)
+
+
+class Writer:
+    """Fields behind one another in `data`."""
+
+    def __init__(self) -> None:
+        self.data = b""
+
+    def _add(self, data: bytes) -> Self:
+        self.data += data
+        return self
+
+    def u8(self, value: int) -> Self:
+        """One byte."""
+        return self._add(value.to_bytes(1, "big"))
+
+    def u16(self, value: int) -> Self:
+        """Two bytes."""
+        return self._add(value.to_bytes(2, "big"))
+
+    def u32(self, value: int) -> Self:
+        """Four bytes."""
+        return self._add(value.to_bytes(4, "big"))
+
+    def u64(self, value: int) -> Self:
+        """Eight bytes."""
+        return self._add(value.to_bytes(8, "big"))
+
+    def identity(self, value: int) -> Self:
+        """A UUID as a number."""
+        return self._add(value.to_bytes(16, "big"))
+
+    def text(self, value: str) -> Self:
+        """A text, cut at `MAX_TEXT` bytes."""
+        data = value.encode()[:MAX_TEXT].decode(errors="ignore").encode()
+        self.u16(len(data))
+        return self._add(data)
+
+    def server(self, value: ServerInfo) -> Self:
+        """Whose WAL it is."""
+        return self._add(_SERVER.pack(value.system_id, value.major, value.segment_size))
+
+    def feedback(self, value: HotStandbyFeedback) -> Self:
+        """A hot-standby feedback."""
+        return self._add(
+            _FEEDBACK.pack(
+                value.xmin, value.xmin_epoch, value.catalog_xmin, value.catalog_xmin_epoch
+            )
+        )
+
+    def history(self, value: History) -> Self:
+        """An epoch history."""
+        self.u16(len(value.entries))
+        return self._add(
+            b"".join(_ENTRY.pack(e.epoch, e.start_lsn, e.timeline) for e in value.entries)
+        )
+
+    def ancestors(self, value: tuple[tuple[int, int], ...]) -> Self:
+        """Timelines, and where each was left; nothing at all, if there are none."""
+        if not 0 < len(value) <= MAX_ANCESTORS:
+            return self
+        self.u16(len(value))
+        return self._add(b"".join(_ANCESTOR.pack(*each) for each in value))
+
+    def configuration(self, value: Configuration) -> Self:
+        """A membership, or two, whose, and whom of them nobody trusts."""
+        self.identity(value.quorum).u64(value.term).u64(value.generation)
+        self._members(value.members)
+        joint = value.new_members is not None
+        self.u8(_JOINT * joint | _DISTRUSTS * bool(value.distrusted))
+        for group in (value.new_members, value.distrusted or None):
+            if group is not None:
+                self._members(group)
+        return self
+
+    def _members(self, members: frozenset[int]) -> Self:
+        self.u16(len(members))
+        for member in sorted(members):
+            self.identity(member)
+        return self
+
+
+class Reader:
+    """The fields of one body, in order. Whatever does not fit is a `MalformedMessageError`."""
+
+    def __init__(self, data: bytes | bytearray | memoryview) -> None:
+        self._data = memoryview(data)
+        self._at = 0
+
+    def _take(self, size: int) -> memoryview:
+        taken = self._data[self._at : self._at + size]
+        if len(taken) < size:
+            raise MalformedMessageError(f"{size} bytes are missing at {self._at}")
+        self._at += size
+        return taken
+
+    def end(self) -> None:
+        """Nothing may be left."""
+        if self._at != len(self._data):
+            raise MalformedMessageError(f"{len(self._data) - self._at} bytes too many")
+
+    def u8(self) -> int:
+        """One byte."""
+        return self._take(1)[0]
+
+    def u16(self) -> int:
+        """Two bytes."""
+        return int.from_bytes(self._take(2), "big")
+
+    def u32(self) -> int:
+        """Four bytes."""
+        return int.from_bytes(self._take(4), "big")
+
+    def u64(self) -> int:
+        """Eight bytes."""
+        return int.from_bytes(self._take(8), "big")
+
+    def identity(self) -> int:
+        """A UUID as a number."""
+        return int.from_bytes(self._take(16), "big")
+
+    def boolean(self) -> bool:
+        """0 or 1."""
+        value = self.u8()
+        if value > 1:
+            raise MalformedMessageError(f"{value} is neither yes nor no")
+        return bool(value)
+
+    def member(self, kind: type[_E]) -> _E:
+        """One byte that names a member of `kind`."""
+        value = self.u8()
+        try:
+            return kind(value)
+        except ValueError:
+            raise MalformedMessageError(f"{value} is no {kind.__name__}") from None
+
+    def text(self) -> str:
+        """A text of at most `MAX_TEXT` bytes."""
+        size = self._count(MAX_TEXT)
+        try:
+            return str(self._take(size), "utf-8")
+        except UnicodeDecodeError:
+            raise MalformedMessageError("a text that is not UTF-8") from None
+
+    def server(self) -> ServerInfo:
+        """Whose WAL it is."""
+        return ServerInfo(*_SERVER.unpack(self._take(_SERVER.size)))
+
+    def feedback(self) -> HotStandbyFeedback:
+        """A hot-standby feedback."""
+        return HotStandbyFeedback(*_FEEDBACK.unpack(self._take(_FEEDBACK.size)))
+
+    def history(self) -> History:
+        """An epoch history."""
+        count = self._count(MAX_ENTRIES)
+        data = self._take(count * _ENTRY.size)
+        try:
+            return History(tuple(EpochEntry(*fields) for fields in _ENTRY.iter_unpack(data)))
+        except TusklineError as error:
+            raise MalformedMessageError(error.what) from None
+
+    def ancestors(self) -> tuple[tuple[int, int], ...]:
+        """Timelines, and where each was left."""
+        if self._at == len(self._data):
+            return ()
+        count = self._count(MAX_ANCESTORS)
+        return tuple(_ANCESTOR.iter_unpack(self._take(count * _ANCESTOR.size)))
+
+    def configuration(self) -> Configuration:
+        """A membership, or two, whose, and whom of them nobody trusts."""
+        quorum = self.identity()
+        term, generation = self.u64(), self.u64()
+        if max(term, generation) > MAX_TERM:
+            raise MalformedMessageError(f"no membership has generation {generation} of term {term}")
+        members = self._members()
+        follows = self.u8()
+        if follows > _JOINT | _DISTRUSTS:
+            raise MalformedMessageError(f"{follows} is no set of members")
+        new_members = self._members() if follows & _JOINT else None
+        distrusted = self._members() if follows & _DISTRUSTS else frozenset()
+        return Configuration(generation, members, new_members, term, distrusted, quorum)
+
+    def _members(self) -> frozenset[int]:
+        listed = [self.identity() for _ in range(self._count(MAX_MEMBERS))]
+        if sorted(set(listed)) != listed:
+            raise MalformedMessageError("members out of order")
+        return frozenset(listed)
+
+    def _count(self, limit: int) -> int:
+        count = self.u16()
+        if count > limit:
+            raise MalformedMessageError(f"{count} where {limit} is the most")
+        return count

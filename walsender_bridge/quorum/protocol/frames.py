@@ -1,0 +1,293 @@
+"""The bytes of the safekeeper protocol, version 2.
+
+Every message is a frame: a header of 40 bytes (big-endian), and `length` bytes behind it.
+
+    u8 kind | u8 version | u16 0 | u32 length | u64 term | u64 | u64 | u64
+
+The three last fields are the LSNs of the messages that stream; for the others they are 0 and the fields are
+behind the header. Behind the header of `Append`, `Fetched` and `Older` come raw WAL bytes and nothing else, so a
+driver sends header and WAL with one `sendmsg` and receives into a buffer of its own, without copying.
+
+Invariant: `decode` takes exactly what `encode` makes, field by field and to the last byte; anything else is a
+`MalformedMessageError`, another version a `NotSupportedError`. No length is believed beyond its limit, so a
+reader never needs more than `MAX_WAL_BYTES` or `MAX_BODY_BYTES` for one frame.
+"""
+
+import struct
+from enum import IntEnum
+
+from walsender_bridge.errors import MalformedMessageError, NotSupportedError
+from walsender_bridge.quorum.protocol import messages as m
+from walsender_bridge.quorum.protocol.bodies import Reader, Writer
+from walsender_bridge.quorum.protocol.terms import MAX_TERM
+from walsender_bridge.quorum.protocol.value import value
+
+VERSION = 2
+#: WAL bytes of one frame: what is written and synced at once, and the most that a peer can make us hold.
+MAX_WAL_BYTES = 1 << 20
+#: The longest body of another message: a history of `MAX_ENTRIES` and two memberships fit.
+MAX_BODY_BYTES = 64 << 10
+
+_HEADER = struct.Struct(">BBHIQQQQ")
+HEADER_BYTES = _HEADER.size
+
+
+class Kind(IntEnum):
+    """The first byte of a frame: letters, as in PostgreSQL's own protocol."""
+
+    PROPOSER_GREETING = ord("G")
+    SAFEKEEPER_GREETING = ord("g")
+    VOTE = ord("V")
+    RESUME = ord("R")
+    VOTE_REPLY = ord("v")
+    ELECTED = ord("E")
+    APPEND = ord("A")
+    APPEND_ACK = ord("a")
+    FETCH = ord("F")
+    FETCHED = ord("f")
+    OLDER = ord("O")
+    HELD = ord("h")
+    CONFIGURE = ord("C")
+    CONFIGURED = ord("c")
+    REFUSED = ord("r")
+
+
+_KINDS: dict[int, Kind] = {int(kind): kind for kind in Kind}
+#: Whose term may be believed no further than `MAX_TERM`. The proposer itself judges those of safekeepers, and names them.
+_TO_SAFEKEEPER = frozenset(
+    {
+        Kind.PROPOSER_GREETING,
+        Kind.VOTE,
+        Kind.RESUME,
+        Kind.ELECTED,
+        Kind.APPEND,
+        Kind.FETCH,
+        Kind.OLDER,
+        Kind.CONFIGURE,
+    }
+)
+_CARRIES_WAL = frozenset({Kind.APPEND, Kind.FETCHED, Kind.OLDER})
+
+
+@value
+class Header:
+    """The first 40 bytes of a frame. `length` counts what follows."""
+
+    kind: Kind
+    length: int
+    term: int
+    first: int
+    second: int
+    third: int
+
+    @property
+    def carries_wal(self) -> bool:
+        """What follows is WAL: it goes to its place, not through `decode`."""
+        return self.kind in _CARRIES_WAL
+
+
+def decode_header(data: bytes | bytearray | memoryview, offset: int = 0) -> Header:
+    """The header at `offset`. Raises `MalformedMessageError` or `NotSupportedError`."""
+    if len(data) - offset < HEADER_BYTES:
+        raise MalformedMessageError(f"{len(data) - offset} bytes are no frame header")
+    number, version, reserved, length, term, first, second, third = _HEADER.unpack_from(
+        data, offset
+    )
+    kind = _KINDS.get(number)
+    if kind is None or reserved:
+        raise MalformedMessageError(f"no frame of the safekeeper protocol begins with {number:#x}")
+    if version != VERSION:
+        raise NotSupportedError(
+            f"version {version} of the safekeeper protocol (this is {VERSION})",
+            repair="use the same version of Tuskline everywhere",
+        )
+    if term > MAX_TERM and kind in _TO_SAFEKEEPER:
+        raise MalformedMessageError(f"no proposer has term {term}")
+    if length > (MAX_WAL_BYTES if kind in _CARRIES_WAL else MAX_BODY_BYTES):
+        raise MalformedMessageError(f"{length} bytes are too many for {kind.name}")
+    return Header(kind, length, term, first, second, third)
+
+
+def encode(message: m.Message) -> bytes:
+    """The frame of a message; for `Append`, `Fetched` and `Older` its header alone, the WAL follows."""
+    match message:
+        case m.Append():
+            return _frame(
+                Kind.APPEND,
+                message.length,
+                message.term,
+                message.begin_lsn,
+                message.commit_lsn,
+                message.restart_lsn,
+            )
+        case m.Fetched():
+            return _frame(Kind.FETCHED, message.length, message.term, message.begin_lsn)
+        case m.AppendAck():
+            body = Writer()
+            if message.feedback is not None:
+                body.feedback(message.feedback)
+            return (
+                _frame(
+                    Kind.APPEND_ACK,
+                    len(body.data),
+                    message.term,
+                    message.flush_lsn,
+                    message.commit_lsn,
+                )
+                + body.data
+            )
+        case m.Fetch():
+            return _frame(Kind.FETCH, 0, message.term, message.begin_lsn, message.end_lsn)
+        case m.Older():
+            first, second = message.begin_lsn, message.timeline
+            return _frame(Kind.OLDER, message.length, message.term, first, second)
+        case m.Held():
+            lsns = message.begin_lsn, message.wanted_lsn, message.next_lsn
+            return _frame(Kind.HELD, 0, message.term, *lsns)
+        case m.Configured():
+            return _frame(Kind.CONFIGURED, 0, message.term, message.generation)
+        case _:
+            return _encode_body(message)
+
+
+def _frame(
+    kind: Kind, length: int, term: int, first: int = 0, second: int = 0, third: int = 0
+) -> bytes:
+    limit = MAX_WAL_BYTES if kind in _CARRIES_WAL else MAX_BODY_BYTES
+    assert length <= limit, (kind, length)
+    return _HEADER.pack(kind, VERSION, 0, length, term, first, second, third)
+
+
+def _encode_body(message: m.Message) -> bytes:
+    body = Writer()
+    match message:
+        case m.ProposerGreeting():
+            kind, term = Kind.PROPOSER_GREETING, 0
+            body.server(message.server).identity(message.proposer).identity(message.quorum)
+        case m.SafekeeperGreeting():
+            kind, term = Kind.SAFEKEEPER_GREETING, message.node_id.term
+            body.identity(message.safekeeper).server(message.server)
+            body.identity(message.node_id.proposer).configuration(message.configuration)
+            body.u64(message.flush_lsn).u64(message.commit_lsn)
+            body.u32(message.timeline).u32(message.fenced_timeline)
+        case m.Vote():
+            kind, term = Kind.VOTE, message.node_id.term
+            body.identity(message.node_id.proposer).u8(message.purpose)
+            body.u32(message.timeline).configuration(message.configuration)
+        case m.Resume():
+            kind, term = Kind.RESUME, message.node_id.term
+            body.identity(message.node_id.proposer)
+        case m.VoteReply():
+            kind, term = Kind.VOTE_REPLY, message.node_id.term
+            body.identity(message.node_id.proposer)
+            body.u64(message.flush_lsn).u64(message.commit_lsn)
+            body.u64(message.restart_lsn).u64(message.begin_lsn)
+            body.history(message.history).configuration(message.configuration)
+        case m.Elected():
+            kind, term = Kind.ELECTED, message.term
+            body.u64(message.start_lsn).u64(message.commit_lsn).u8(message.rebuild)
+            body.history(message.history).configuration(message.configuration)
+            body.ancestors(message.ancestors)
+        case m.Configure():
+            kind, term = Kind.CONFIGURE, message.term
+            body.configuration(message.configuration)
+        case m.Refused():
+            kind, term = Kind.REFUSED, message.node_id.term
+            body.u8(message.reason).identity(message.node_id.proposer).text(message.detail)
+        case _:
+            raise AssertionError(message)
+    return _frame(kind, len(body.data), term) + body.data
+
+
+def decode(header: Header, body: bytes | bytearray | memoryview = b"") -> m.Message:
+    """The message of a header and what followed it (nothing, for those that carry WAL).
+
+    Raises `MalformedMessageError`.
+    """
+    term, first, second = header.term, header.first, header.second
+    if header.kind is Kind.APPEND:
+        return m.Append(term, first, second, header.third, header.length)
+    if header.kind is Kind.APPEND_ACK and not header.length and not header.third and not len(body):
+        return m.AppendAck(term, first, second)
+    if len(body) != (0 if header.carries_wal else header.length):
+        raise MalformedMessageError(
+            f"{header.kind.name} with {len(body)} bytes for {header.length}"
+        )
+    if header.kind is Kind.HELD and not header.length:
+        return m.Held(term, first, second, header.third)
+    reader = Reader(body)
+    message: m.Message
+    match header.kind:
+        case Kind.FETCHED:
+            message = m.Fetched(term, first, header.length)
+            second_used = False
+        case Kind.APPEND_ACK:
+            message = m.AppendAck(term, first, second, reader.feedback() if body else None)
+            second_used = True
+        case Kind.FETCH:
+            message, second_used = m.Fetch(term, first, second), True
+        case Kind.OLDER:
+            message, second_used = m.Older(term, first, second, header.length), True
+        case Kind.CONFIGURED:
+            message, second_used = m.Configured(term, first), False
+        case _:
+            message, second_used = _decode_body(header, reader), False
+            if first:
+                raise MalformedMessageError(f"{header.kind.name} with an LSN in its header")
+    if header.third or (second and not second_used):
+        raise MalformedMessageError(f"{header.kind.name} with an LSN too many in its header")
+    reader.end()
+    return message
+
+
+def _decode_body(header: Header, reader: Reader) -> m.Message:
+    term = header.term
+    match header.kind:
+        case Kind.PROPOSER_GREETING:
+            if term:
+                raise MalformedMessageError("a proposer greets without a term")
+            return m.ProposerGreeting(reader.server(), reader.identity(), reader.identity())
+        case Kind.SAFEKEEPER_GREETING:
+            safekeeper, server = reader.identity(), reader.server()
+            node_id = m.NodeId(term, reader.identity())
+            return m.SafekeeperGreeting(
+                safekeeper,
+                server,
+                node_id,
+                reader.configuration(),
+                flush_lsn=reader.u64(),
+                commit_lsn=reader.u64(),
+                timeline=reader.u32(),
+                fenced_timeline=reader.u32(),
+            )
+        case Kind.VOTE:
+            node_id = m.NodeId(term, reader.identity())
+            purpose = reader.member(m.Purpose)
+            return m.Vote(node_id, purpose, reader.u32(), reader.configuration())
+        case Kind.RESUME:
+            return m.Resume(m.NodeId(term, reader.identity()))
+        case Kind.VOTE_REPLY:
+            return m.VoteReply(
+                m.NodeId(term, reader.identity()),
+                flush_lsn=reader.u64(),
+                commit_lsn=reader.u64(),
+                restart_lsn=reader.u64(),
+                begin_lsn=reader.u64(),
+                history=reader.history(),
+                configuration=reader.configuration(),
+            )
+        case Kind.ELECTED:
+            return m.Elected(
+                term,
+                start_lsn=reader.u64(),
+                commit_lsn=reader.u64(),
+                rebuild=reader.boolean(),
+                history=reader.history(),
+                configuration=reader.configuration(),
+                ancestors=reader.ancestors(),
+            )
+        case Kind.CONFIGURE:
+            return m.Configure(term, reader.configuration())
+        case _:
+            reason = reader.member(m.Refusal)
+            return m.Refused(reason, m.NodeId(term, reader.identity()), reader.text())

@@ -1,0 +1,171 @@
+"""The epoch history of a WAL log: which proposer wrote which bytes, and on which timeline.
+
+    entries      (2, 100, tl 1)        (5, 180, tl 1)   (5, 240, tl 2)
+    log          100 ............ 180 ............ 240 ........ flush_lsn
+
+An epoch *is* the term in which its proposer was elected (rule 2), and a term elects one proposer at most, so
+two logs that hold bytes of the same epoch hold the same bytes there, and the same bytes before them. A
+promoted server can go on within an epoch on a new timeline, so an entry is named by (epoch, timeline).
+
+Invariant: entries grow strictly in (epoch, timeline) and never fall in `start_lsn`. A history is copied
+whole from the proposer, while the log may still end below some of its entries: an entry *counts* when
+`start_lsn <= flush_lsn`. From that alone follow the most advanced log (`rank`) and where two logs part
+(`divergence`). LSNs are bytes from the start of the log (`wire.lsn`).
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from walsender_bridge.errors import CorruptError, NotSupportedError
+from walsender_bridge.postgres.protocol.lsn import format_lsn
+
+#: Non-empty epochs, one for each start of a proposer that was sent WAL: the messages that carry a history are
+#: bounded by it. Beyond it the oldest are merged (`History.compacted`).
+MAX_ENTRIES = 2048
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class EpochEntry:
+    """From `start_lsn` on, the log was written by the proposer of `epoch`, on `timeline`."""
+
+    epoch: int
+    start_lsn: int
+    timeline: int
+
+    @property
+    def name(self) -> tuple[int, int]:
+        """What two logs have in common when they have the entry in common."""
+        return self.epoch, self.timeline
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """See the module. Empty: a log that holds nothing yet. Raises `CorruptError` when out of order."""
+
+    entries: tuple[EpochEntry, ...] = ()
+
+    def __post_init__(self) -> None:
+        for before, after in zip(self.entries, self.entries[1:], strict=False):
+            if after.name <= before.name or after.start_lsn < before.start_lsn:
+                raise CorruptError(f"epoch history out of order: {before} before {after}")
+
+    def __bool__(self) -> bool:
+        return bool(self.entries)
+
+    @property
+    def latest_epoch(self) -> int:
+        """The last epoch that was taken over, whether it counts yet or not; 0 for none."""
+        return self.entries[-1].epoch if self.entries else 0
+
+    def counted(self, flush_lsn: int) -> tuple[EpochEntry, ...]:
+        """The entries that say something about a log that ends at `flush_lsn`."""
+        return tuple(entry for entry in self.entries if entry.start_lsn <= flush_lsn)
+
+    def rank(self, flush_lsn: int) -> tuple[int, int]:
+        """How advanced a log is: (last epoch that counts, its end). Of any two the greater has more."""
+        counted = self.counted(flush_lsn)
+        return (counted[-1].epoch, flush_lsn) if counted else (0, 0)
+
+    def timeline_at(self, lsn: int) -> int:
+        """The timeline of the byte at `lsn`. Raises `CorruptError` below the first entry's start."""
+        for entry in reversed(self.entries):
+            if entry.start_lsn <= lsn:
+                return entry.timeline
+        raise CorruptError(f"no epoch covers {format_lsn(lsn)}")
+
+    def timeline_start(self, lsn: int) -> int:
+        """Where the log went over to the timeline of the byte at `lsn`. Raises `CorruptError` as `timeline_at`."""
+        timeline = self.timeline_at(lsn)
+        return min(e.start_lsn for e in self.entries if e.timeline == timeline)
+
+    def boundary_after(self, lsn: int) -> int | None:
+        """Where the timeline of the byte at `lsn` ends, if another one follows."""
+        if self.entries and lsn >= self.entries[-1].start_lsn:
+            return None  # asked for each message, and nearly always so
+        timeline = self.timeline_at(lsn)
+        for entry in self.entries:
+            if entry.start_lsn > lsn and entry.timeline != timeline:
+                return entry.start_lsn
+        return None
+
+    def start_of(self, epoch: int) -> int:
+        """Where an epoch of this history starts. Raises `CorruptError` if it is not in it."""
+        for entry in self.entries:
+            if entry.epoch == epoch:
+                return entry.start_lsn
+        raise CorruptError(f"epoch {epoch} is not in the history")
+
+    def start_after(self, epoch: int, last: int) -> int:
+        """Where the first epoch after `epoch` starts, or `last` if none comes before. Raises `CorruptError` without `last`."""
+        start = self.start_of(last)
+        return min([start, *(each.start_lsn for each in self.entries if each.epoch > epoch)])
+
+    def succeeded(self, end_lsn: int, successors: Iterable[EpochEntry]) -> "History":
+        """This history cut at `end_lsn`, then `successors`, without epochs that hold no byte.
+
+        An empty epoch can be left out: the one before it ends where it would have ended.
+        """
+        chain = [entry for entry in self.entries if entry.start_lsn < end_lsn]
+        for entry in successors:
+            while chain and chain[-1].start_lsn == entry.start_lsn:
+                chain.pop()
+            chain.append(entry)
+        return History(tuple(chain))
+
+    def pruned(self, horizon: int) -> "History":
+        """Without entries that end below `horizon`, up to which every member has the same log.
+
+        The entry of the byte before the horizon stays: it is what the logs have in common.
+        """
+        below = [entry for entry in self.entries if entry.start_lsn < horizon]
+        return History(self.entries[max(len(below) - 1, 0) :])
+
+    def compacted(self, limit: int, commit_lsn: int) -> "History":
+        """With `limit` entries at most, as far as that goes below `commit_lsn`: the oldest become one for each timeline.
+
+        It has the epoch of the last of them, so a log that ends in an older epoch has no entry in common any more and
+        begins anew. Nothing is lost by that: the last of them starts below `commit_lsn`, so a majority has its bytes,
+        and none of that majority is such a log. For the same reason the epoch may be claimed for older bytes: a log
+        that ends among them is still less advanced than any of the majority. Raises `NotSupportedError` if more than
+        `MAX_ENTRIES` are left.
+        """
+        result = self.entries
+        starts: dict[int, int] = {}
+        for index, entry in enumerate(self.entries):
+            if len(result) <= limit or entry.start_lsn >= commit_lsn:
+                break
+            starts.setdefault(entry.timeline, entry.start_lsn)
+            oldest = [
+                EpochEntry(entry.epoch, start, timeline) for timeline, start in starts.items()
+            ]
+            result = (*oldest, *self.entries[index + 1 :])
+        if len(result) > MAX_ENTRIES:
+            raise NotSupportedError(
+                f"{len(result)} epochs and timelines above {format_lsn(commit_lsn)}, the last LSN that is known "
+                "to be committed",
+                repair="find out why no proposer stays in office until a quorum has committed its WAL",
+            )
+        return History(result)
+
+
+def divergence(log: History, flush_lsn: int, leader: History, leader_end: int) -> int | None:
+    """Where a log that ends at `flush_lsn` parts from the leader's, which ends at `leader_end` (rule 6).
+
+    The last common entry ends, on either side, where the next entry starts or the log ends; the logs are
+    equal up to the smaller of the two. None: they have no entry in common.
+    """
+    for entry in reversed(log.counted(flush_lsn)):
+        theirs = _end_of(leader, entry.name, leader_end)
+        if theirs is not None:
+            mine = _end_of(log, entry.name, flush_lsn)
+            assert mine is not None
+            return min(mine, theirs)
+    return None
+
+
+def _end_of(history: History, name: tuple[int, int], end_lsn: int) -> int | None:
+    for index, entry in enumerate(history.entries):
+        if entry.name == name:
+            after = history.entries[index + 1 : index + 2]
+            return min(after[0].start_lsn, end_lsn) if after else end_lsn
+    return None

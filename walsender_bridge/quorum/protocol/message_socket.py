@@ -1,0 +1,176 @@
+"""One end of a connection of the safekeeper protocol: a non-blocking socket, and the frames in and out of it.
+
+Invariant: memory is bounded. What comes in waits in one buffer that holds the longest frame; a body is handed
+out where it lies, so it is only good until the next `receive`. What goes out is kept as views of the caller's
+bytes; a caller whose answers nobody reads looks at `crowded` and asks for no more frames until they are out.
+
+A peer that is gone without a word (its machine, or the network) is noticed by TCP itself within half a minute.
+"""
+
+import itertools
+import select
+import socket
+from collections import deque
+from collections.abc import Iterator
+
+from walsender_bridge.errors import ConnectionFailedError
+from walsender_bridge.quorum.protocol.frames import (
+    HEADER_BYTES,
+    MAX_BODY_BYTES,
+    MAX_WAL_BYTES,
+    Header,
+    decode_header,
+    encode,
+)
+from walsender_bridge.quorum.protocol.messages import Message
+
+#: Views that one `sendmsg` takes.
+_MOST_VIEWS = 512
+#: Bytes that wait to be sent, from which on nothing more is taken from the peer.
+_CROWDED_BYTES = 4 << 20
+#: Seconds of silence until TCP asks, between two questions, and questions; and for what was sent.
+_KEEPALIVE = (
+    (socket.TCP_KEEPIDLE, 10),
+    (socket.TCP_KEEPINTVL, 5),
+    (socket.TCP_KEEPCNT, 3),
+    (socket.TCP_USER_TIMEOUT, 25_000),
+)
+
+
+class WireEnd:
+    """See the module. `fileno` is to be polled for `events`."""
+
+    def __init__(self, connected: socket.socket, where: str) -> None:
+        connected.setblocking(False)
+        if connected.family != socket.AF_UNIX:
+            connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, seconds in _KEEPALIVE:
+                connected.setsockopt(socket.IPPROTO_TCP, option, seconds)
+        self.where = where
+        self._socket = connected
+        # Small until somebody has said something sensible: a stranger costs 64 KiB.
+        self._grow(HEADER_BYTES + MAX_BODY_BYTES)
+        self._begin = self._end = 0
+        self._out: deque[memoryview | bytes] = deque()
+        self._out_bytes = 0
+
+    def _grow(self, size: int) -> None:
+        self._buffer = bytearray(size)
+        self._view = memoryview(self._buffer)
+
+    def fileno(self) -> int:
+        """The socket."""
+        return self._socket.fileno()
+
+    @property
+    def events(self) -> int:
+        """What to poll for."""
+        if not self._out:
+            return select.EPOLLIN
+        return select.EPOLLOUT if self.crowded() else select.EPOLLIN | select.EPOLLOUT
+
+    @property
+    def sending(self) -> bool:
+        """Whether something waits to be sent."""
+        return bool(self._out)
+
+    def crowded(self) -> bool:
+        """Whether so much waits to be sent that nothing more should be taken."""
+        return self._out_bytes >= _CROWDED_BYTES
+
+    def trust(self) -> None:
+        """The peer has introduced itself: its frames may carry WAL."""
+        if len(self._buffer) < HEADER_BYTES + MAX_WAL_BYTES:
+            held = bytes(self._view[self._begin : self._end])
+            self._grow(2 * MAX_WAL_BYTES + MAX_BODY_BYTES)
+            self._buffer[: len(held)] = held
+            self._begin, self._end = 0, len(held)
+
+    # -- in -----------------------------------------------------------------------------------------
+
+    def receive(self) -> bool:
+        """Take what has arrived, as far as there is room; whether there was anything.
+
+        Raises `ConnectionFailedError` when the connection is gone.
+        """
+        if self._begin == self._end:
+            self._begin = self._end = 0
+        elif len(self._buffer) - self._begin < HEADER_BYTES + MAX_WAL_BYTES:
+            held = self._end - self._begin
+            self._buffer[:held] = self._buffer[self._begin : self._end]
+            self._begin, self._end = 0, held
+        if self._end == len(self._buffer):
+            return False  # full of frames that were not asked for yet
+        try:
+            count = self._socket.recv_into(self._view[self._end :])
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            raise ConnectionFailedError(str(error), where=self.where) from None
+        if not count:
+            raise ConnectionFailedError("the other end has closed it", where=self.where)
+        self._end += count
+        return True
+
+    def frames(self) -> Iterator[tuple[Header, memoryview]]:
+        """The whole frames that are here, each with what follows its header.
+
+        Raises `MalformedMessageError`, `NotSupportedError`.
+        """
+        while self._end - self._begin >= HEADER_BYTES:
+            header = decode_header(self._buffer, self._begin)
+            start = self._begin + HEADER_BYTES
+            stop = start + header.length
+            if stop > self._end:
+                return
+            self._begin = stop
+            yield header, self._view[start:stop]
+
+    # -- out ----------------------------------------------------------------------------------------
+
+    def send(self, message: Message, wal: list[memoryview] | None = None) -> None:
+        """Queue a message, and the WAL behind it; `flush` sends it."""
+        self.send_frame(encode(message), wal)
+
+    def send_frame(self, frame: bytes, wal: list[memoryview] | None = None) -> None:
+        """The same for a message that is encoded already."""
+        self._out.append(frame)
+        self._out_bytes += len(frame)
+        if wal:
+            # An empty view would never be sent, and all behind it wait for ever.
+            views = [view for view in wal if view]
+            self._out.extend(views)
+            self._out_bytes += sum(map(len, views))
+
+    def flush(self) -> None:
+        """Send as much as the socket takes. Raises `ConnectionFailedError`."""
+        out = self._out
+        try:
+            while out:
+                if len(out) == 1:
+                    sent = self._socket.send(out[0])
+                else:
+                    sent = self._socket.sendmsg(itertools.islice(out, _MOST_VIEWS))
+                if sent == self._out_bytes:
+                    out.clear()
+                    self._out_bytes = 0
+                    return
+                self._out_bytes -= sent
+                while sent:
+                    first = out[0]
+                    if sent < len(first):
+                        out[0] = memoryview(first)[sent:]
+                        break
+                    sent -= len(first)
+                    out.popleft()
+        except BlockingIOError:
+            return
+        except OSError as error:
+            raise ConnectionFailedError(str(error), where=self.where) from None
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._out.clear()
+        self._out_bytes = 0
+        self._socket.close()

@@ -1,0 +1,47 @@
+"""What a safekeeper holds, and what its readers need: the two values between its hot loop and its WAL server."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from walsender_bridge.postgres.protocol.replication import History
+from walsender_bridge.quorum.protocol.messages import HotStandbyFeedback
+
+NO_FEEDBACK: Final = HotStandbyFeedback()
+
+
+@dataclass(frozen=True, slots=True)
+class Positions:
+    """What a safekeeper holds. LSNs are exclusive ends; `major` is PostgreSQL's, `segment_bytes` its segments'.
+
+    `history` is that of `timeline`, the newest one, whose `.history` file is durable before it is told here.
+    """
+
+    system_id: int
+    major: int
+    segment_bytes: int
+    history: History
+    flush_lsn: int
+    commit_lsn: int
+
+    @property
+    def timeline(self) -> int:
+        """The newest timeline."""
+        return self.history.timeline
+
+    @property
+    def served_lsn(self) -> int:
+        """Up to where WAL may be read: what is durable here *and* has a quorum."""
+        return min(self.flush_lsn, self.commit_lsn)
+
+
+@dataclass(frozen=True, slots=True)
+class Readers:
+    """What the readers need. `pin_lsn`: the oldest WAL that a slot keeps, as its file on disk says, or a reader lacks.
+
+    `pin_lsn` None: there is none. `feedback` is the minimum over all readers and slots, and `count` how many
+    stream just now.
+    """
+
+    pin_lsn: int | None = None
+    feedback: HotStandbyFeedback = NO_FEEDBACK
+    count: int = 0

@@ -1,0 +1,235 @@
+"""What the safekeeper's hot loop tells the WAL server, and hears from it: one page of shared memory, one pipe.
+
+The two are processes of their own, so that a reader never makes a commit wait. The hot loop writes `Positions`
+at every change, which costs it no system call; the server writes `Readers`.
+
+Invariant: whatever either process does, or dies doing, the other reads a record that was written whole. Each
+record has two places, written in turn, with a generation and a CRC32C over all of it: while one is being
+written the other stands. A reader takes the newest that is whole, so nothing here leans on the order in which
+a processor makes stores visible.
+
+Waking: the server sets a flag when it has nothing left to send; the hot loop looks at it after each record and
+puts one byte into a FIFO. Either may miss the other by a hair, so the server also looks by itself every
+`LOOK_SECONDS`. The flag spares the hot loop a system call for each commit that nobody waits for.
+
+What the server tells of its readers holds WAL, which outlives it with its slots, and VACUUM on the primary, which does
+not: readers end with their server. The kernel tells that it is gone, by a lock on the page that ends with its process.
+
+The files (`PATH` and `PATH.wake`) belong into memory (`/dev/shm`, `/run`): on a disk, a page that is being
+written back makes the hot loop wait. What a file from an earlier life says is still true: a `flush_lsn` was
+durable, a `commit_lsn` committed.
+"""
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import google_crc32c
+
+from walsender_bridge.errors import CorruptError, DiskFullError
+from walsender_bridge.postgres.protocol.replication import History
+from walsender_bridge.quorum.protocol.messages import HotStandbyFeedback
+from walsender_bridge.quorum.protocol.positions import NO_FEEDBACK, Positions, Readers
+from walsender_bridge.runtime.closing import Closing
+
+#: Seconds after which the server looks at the positions though nothing woke it.
+LOOK_SECONDS: Final = 0.25
+
+_SIZE = 4096
+#: Looks at a page whose writer does not stop; a record is written in microseconds.
+_TRIES = 20
+_MAGIC = b"tuskline pos 001"
+_POSITIONS = struct.Struct("<QQQQIII")
+_READERS = struct.Struct("<QQIIIIIB")
+_CRC = struct.Struct("<I")
+_POSITIONS_AT, _READERS_AT, _FLAG_AT = (128, 256), (512, 640), 1024
+
+
+class _Page(Closing):
+    """The shared page, made by whoever comes first."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            if os.fstat(descriptor).st_size != _SIZE:
+                os.ftruncate(descriptor, _SIZE)
+            # On a full disk, writing to a page that has no block yet would end the process (SIGBUS).
+            os.posix_fallocate(descriptor, 0, _SIZE)
+            self._map = mmap.mmap(descriptor, _SIZE)
+        except OSError as error:
+            if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+                raise
+            raise DiskFullError(
+                f"no room for the page of positions: {error.strerror}",
+                where=str(path.resolve()),
+                repair="make room there; it is tried again",
+            ) from None
+        finally:
+            os.close(descriptor)
+        found = self._map[: len(_MAGIC)]
+        if found.strip(b"\0") and found != _MAGIC:
+            raise CorruptError(
+                "this is no page of a safekeeper's positions, or one of another version",
+                where=str(path),
+                repair="stop the safekeeper and its WAL server, remove the file, start them",
+            )
+        self._map[: len(_MAGIC)] = _MAGIC
+        wake = path.with_name(path.name + ".wake")
+        with contextlib.suppress(FileExistsError):
+            os.mkfifo(wake, 0o600)
+        # Both ends in each process: opening never waits, and writing never meets a closed pipe.
+        self._pipe = os.open(wake, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._generation = 0
+        self._read: dict[tuple[int, int], tuple[int, ...]] = {}
+
+    def read(self, places: tuple[int, int], kind: struct.Struct) -> tuple[int, ...] | None:
+        """The newest whole record: its generation and fields; None if there never was one. It never goes back."""
+        last = self._read.get(places)
+        for _ in range(_TRIES):
+            whole = (self._whole(place, kind) for place in places)
+            best = max((each for each in whole if each is not None), default=None)
+            if best is not None and (last is None or best[0] >= last[0]):
+                self._read[places] = best
+                return best
+            # A fast writer may tear each place just as it is looked at; then it is looked at again.
+        return last
+
+    def _whole(self, place: int, kind: struct.Struct) -> tuple[int, ...] | None:
+        """The record at `place`, if there is one and it is whole."""
+        raw = self._map[place : place + kind.size + _CRC.size]
+        if google_crc32c.value(raw[: kind.size]) != _CRC.unpack_from(raw, kind.size)[0]:
+            return None
+        fields = kind.unpack_from(raw)
+        return fields if fields[0] else None
+
+    def write(self, places: tuple[int, int], kind: struct.Struct, *fields: int) -> None:
+        """Write a record beside the one that stands."""
+        if not self._generation:
+            standing = self.read(places, kind)
+            self._generation = standing[0] if standing else 0
+        self._generation += 1
+        raw = kind.pack(self._generation, *fields)
+        place = places[self._generation % 2]
+        self._map[place : place + kind.size + _CRC.size] = raw + _CRC.pack(google_crc32c.value(raw))
+
+    def close(self) -> None:
+        if not self._map.closed:
+            self._map.close()
+            os.close(self._pipe)
+
+
+class PositionWriter(_Page):
+    """The hot loop's end."""
+
+    def publish(self, positions: Positions) -> None:
+        """Tell the positions. Both LSNs are durable, and so is the timeline's `.history` file.
+
+        Before WAL is zeroed or replaced, the positions without it are told first: a reader looks at them again
+        when it has read.
+        """
+        self.write(
+            _POSITIONS_AT,
+            _POSITIONS,
+            positions.system_id,
+            positions.flush_lsn,
+            positions.commit_lsn,
+            positions.timeline,
+            positions.segment_bytes,
+            positions.major,
+        )
+        if self._map[_FLAG_AT]:
+            self._map[_FLAG_AT] = 0
+            with contextlib.suppress(BlockingIOError):
+                os.write(self._pipe, b"!")
+
+    def readers(self) -> Readers | None:
+        """What the readers need; None as long as the server has never run: then no WAL may be removed."""
+        found = self.read(_READERS_AT, _READERS)
+        if found is None:
+            return None
+        _, pin, xmin, xmin_epoch, catalog_xmin, catalog_epoch, count, pinned = found
+        pin_lsn = pin if pinned else None
+        if not self._is_served():
+            return Readers(pin_lsn, NO_FEEDBACK, 0)
+        feedback = HotStandbyFeedback(xmin, xmin_epoch, catalog_xmin, catalog_epoch)
+        return Readers(pin_lsn, feedback, count)
+
+    def _is_served(self) -> bool:
+        """Whether the server lives: it holds its lock as long as it does."""
+        descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
+        return False
+
+
+class PositionReader(_Page):
+    """The server's end. `history_of` reads the history of a timeline (errors: its own)."""
+
+    def __init__(self, path: Path, history_of: Callable[[int], History]) -> None:
+        super().__init__(path)
+        self._lock = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        # Shared, and waited for: the hot loop looks whether it is held, for a moment.
+        fcntl.flock(self._lock, fcntl.LOCK_SH)
+        self._history_of = history_of
+        self._history = History(0)
+        self._seen: tuple[int, Positions] | None = None
+
+    def now(self) -> Positions | None:
+        """The positions; None as long as the safekeeper has no WAL. Costs microseconds."""
+        found = self.read(_POSITIONS_AT, _POSITIONS)
+        if found is None:
+            return None
+        generation, system_id, flush, commit, timeline, segment_bytes, major = found
+        if self._seen is not None and self._seen[0] == generation:
+            return self._seen[1]
+        if timeline != self._history.timeline:
+            self._history = self._history_of(timeline)
+        positions = Positions(system_id, major, segment_bytes, self._history, flush, commit)
+        self._seen = generation, positions
+        return positions
+
+    def close(self) -> None:
+        """Give the page back; it stands as it is."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+        super().close()
+
+    def arm(self) -> None:
+        """Ask to be woken at the next change. Look at `now` once more before waiting."""
+        self._map[_FLAG_AT] = 1
+
+    def fileno(self) -> int:
+        """Readable when there was a change; `drain` then."""
+        return self._pipe
+
+    def drain(self) -> None:
+        """Take the bytes that woke us."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._pipe, 4096)
+
+    def publish(self, readers: Readers) -> None:
+        """Tell what the readers need."""
+        feedback = readers.feedback
+        self.write(
+            _READERS_AT,
+            _READERS,
+            readers.pin_lsn or 0,
+            feedback.xmin,
+            feedback.xmin_epoch,
+            feedback.catalog_xmin,
+            feedback.catalog_xmin_epoch,
+            readers.count,
+            readers.pin_lsn is not None,
+        )

@@ -1,0 +1,42 @@
+"""The epoch history of a log, told as PostgreSQL tells it: timelines, and where each was left. Pure."""
+
+from walsender_bridge.postgres.protocol import replication
+from walsender_bridge.postgres.protocol.lsn import format_lsn
+from walsender_bridge.quorum.protocol.history import History
+
+
+def server_history(history: History) -> replication.History:
+    """The newest timeline, and those before it that the log still knows of."""
+    switches: list[tuple[int, int]] = []
+    timeline = 0
+    for entry in history.entries:
+        if timeline and entry.timeline != timeline:
+            switches.append((timeline, entry.start_lsn))
+        timeline = entry.timeline
+    return replication.History(timeline, tuple(switches))
+
+
+def history_file(
+    history: History, ancestors: tuple[tuple[int, int], ...] = ()
+) -> tuple[int, bytes] | None:
+    """(newest timeline, contents of its `.history` file); None for timeline 1, which has none.
+
+    `ancestors`: timelines that a server has left, further back than the log reaches; of others than the log's, none count.
+    Lines as the server writes them: `timeline TAB LSN where it was left TAB reason` (PostgreSQL source,
+    timeline.c).
+    """
+    if not history:
+        return None
+    found = server_history(history)
+    before = tuple(each for each in ancestors if each[0] < found.timeline)
+    known = before if before[len(before) - len(found.ancestors) :] == found.ancestors else ()
+    known = known or found.ancestors
+    if not known:
+        return None
+    lines = [f"{timeline}\t{format_lsn(left)}\tpromotion\n" for timeline, left in known]
+    return found.timeline, "".join(lines).encode()
+
+
+def says_more(one: bytes, other: bytes) -> bool:
+    """Whether a `.history` file is another one with earlier timelines before it."""
+    return one.endswith(b"\n" + other)

@@ -1,0 +1,88 @@
+"""`python -m walsender_bridge.quorum.safekeeper`: one safekeeper's hot loop; the keeper's supervisor starts it.
+
+It ends with its supervisor, and on SIGTERM or SIGINT. The exit code is the error's cause.
+"""
+
+import argparse
+import signal
+import sys
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from walsender_bridge.errors import Cause, TusklineError, UsageError
+from walsender_bridge.quorum.safekeeper import data_dir
+from walsender_bridge.quorum.safekeeper.driver import SafekeeperDriver
+from walsender_bridge.quorum.safekeeper.settings import Settings
+from walsender_bridge.quorum.safekeeper.status import Tell, tell_nobody
+from walsender_bridge.quorum.safekeeper.storage.segments import StorageLimits
+from walsender_bridge.runtime import gc_control, logs, status_file, supervisor
+
+
+def main(arguments: list[str]) -> int:
+    """Run until a signal; the exit code."""
+    supervisor.exit_with_parent()
+    logs.configure()
+    parser = argparse.ArgumentParser(prog="python -m walsender_bridge.quorum.safekeeper")
+    parser.add_argument("--data-dir", type=Path, required=True)
+    parser.add_argument("--listen", required=True, help="host:port for proposers")
+    parser.add_argument("--positions", type=Path, required=True, help="the page for the WAL server")
+    parser.add_argument("--wal-bytes", type=int, help="the most that its WAL may take on disk")
+    parser.add_argument("--free-bytes", type=int, help="what is to stay free on its disk")
+    parser.add_argument("--status-file", type=Path, help="where to say how it is (JSON)")
+    parser.add_argument("--keep-bytes", type=int, default=0, help="WAL kept though nobody needs it")
+    parser.add_argument(
+        "--max-slot-wal-keep-size",
+        type=int,
+        help="the most WAL to keep for slots and archive, in bytes",
+    )
+    parser.add_argument("--archive", help="where its archiver uploads to: old WAL waits for that")
+    given = parser.parse_args(arguments)
+    try:
+        host, _, port = given.listen.rpartition(":")
+        if not host or not port.isdecimal():
+            raise UsageError(f"--listen {given.listen}", repair="write host:port")
+        settings = Settings(
+            data_dir=given.data_dir,
+            host=host.strip("[]"),
+            port=int(port),
+            positions=given.positions,
+            limits=_limits(given),
+            keep_bytes=given.keep_bytes,
+            archive=given.archive,
+            max_slot_wal_keep_size=given.max_slot_wal_keep_size,
+            tell=_tell(given.status_file),
+        )
+        with data_dir.held(given.data_dir) as holding:
+            _run(replace(settings, still_held=holding.check))
+    except TusklineError as error:
+        logs.say_error(error)
+        if given.status_file is not None:
+            status_file.write(given.status_file, {"state": "ended", "error": error.to_wire()})
+        return error.cause
+    except OSError as error:
+        logs.say(f"the disk failed: {error}\n")
+        return Cause.INTERNAL
+    return 0
+
+
+def _run(settings: Settings) -> None:
+    driver = SafekeeperDriver(settings)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: driver.stop())
+    # What has been made by now lives as long as the process, and the loop makes no cycles.
+    gc_control.keep_quiet()
+    driver.run()
+
+
+def _limits(given: argparse.Namespace) -> StorageLimits:
+    limits = StorageLimits(wal_bytes=given.wal_bytes)
+    return limits if given.free_bytes is None else replace(limits, free_bytes=given.free_bytes)
+
+
+def _tell(path: Path | None) -> Tell:
+    return tell_nobody if path is None else partial(status_file.write, path)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

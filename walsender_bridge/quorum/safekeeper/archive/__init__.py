@@ -1,0 +1,1 @@
+"""Complete segments in an archive."""

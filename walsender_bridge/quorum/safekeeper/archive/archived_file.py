@@ -1,0 +1,50 @@
+"""Up to where a safekeeper's segments are in its archive: written by the archiver, read by the hot loop's horizon.
+
+It may be lost or damaged: then nothing counts as archived, and the archive itself is asked, segment by segment.
+"""
+
+from dataclasses import dataclass
+
+from walsender_bridge.errors import CorruptError
+from walsender_bridge.runtime import record_file
+from walsender_bridge.runtime.folder import Disk
+
+NAME = "archived"
+MAGIC = b"TUSKARCH"
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Archived:
+    """What is in the archive. `lsn`: every segment below is, 0: nothing is known.
+
+    Except `missing`: [begin, end) of what was removed here before the archive had it, and is not there. `mark`: which
+    archive that is, or that nothing was put into one yet (`mark`); empty in files of earlier versions.
+    """
+
+    lsn: int = 0
+    missing: tuple[tuple[int, int], ...] = ()
+    mark: str = ""
+
+
+def load(disk: Disk, url: str, *, mine: bool = False) -> Archived:
+    """What is in the archive at `url`. `mine`: the caller writes the file; a damaged one is kept aside."""
+    if NAME not in disk.names():
+        return Archived()
+    try:
+        _, record = record_file.unpack(record_file.read_whole(disk, NAME), MAGIC, FORMAT)
+        if record["url"] != url:
+            return Archived()
+        missing = tuple((int(begin), int(end)) for begin, end in record.get("missing", ()))
+        return Archived(int(record["lsn"]), missing, str(record.get("mark", "")))
+    except (CorruptError, KeyError):
+        if mine:
+            record_file.keep_aside(disk, NAME)
+        return Archived()
+
+
+def save(disk: Disk, url: str, archived: Archived) -> None:
+    """Replace the file, durably. Raises `OSError`."""
+    missing = [list(each) for each in archived.missing]
+    record = {"url": url, "lsn": archived.lsn, "missing": missing, "mark": archived.mark}
+    record_file.replace(disk, NAME, record_file.pack(MAGIC, FORMAT, record))

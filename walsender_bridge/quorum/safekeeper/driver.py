@@ -1,0 +1,448 @@
+"""Runs a safekeeper's core: its disk, its connections, its clock, and nothing that decides.
+
+One thread and one epoll: what has arrived from the proposer is taken to its end, written, made durable once,
+and acknowledged once (group commit). Readers are served by a process of their own (`server/`), which hears of
+each new position through a page of shared memory.
+
+Invariant: the effects of an event are performed in order, each to its end, before the next event. An error of
+the disk ends the process, except that it is full: WAL for which there is no room is not taken and the proposer
+sent away, to come back; a promise for which there is none is waited with, and all else with it.
+"""
+
+import contextlib
+import os
+import select
+import time
+from collections import deque
+from collections.abc import Callable
+
+import structlog
+
+from walsender_bridge.errors import (
+    ConnectionFailedError,
+    DiskFullError,
+    MalformedMessageError,
+    NotSupportedError,
+)
+from walsender_bridge.postgres.protocol.lsn import format_lsn
+from walsender_bridge.postgres.protocol.wal_page import WalFormat
+from walsender_bridge.quorum.protocol import messages as m
+from walsender_bridge.quorum.protocol.frames import decode
+from walsender_bridge.quorum.protocol.history import History
+from walsender_bridge.quorum.protocol.message_socket import WireEnd
+from walsender_bridge.quorum.protocol.positions import Readers
+from walsender_bridge.quorum.protocol.timelines import history_file
+from walsender_bridge.quorum.safekeeper import control_file, data_dir, status
+from walsender_bridge.quorum.safekeeper import effects as e
+from walsender_bridge.quorum.safekeeper.archive import archived_file
+from walsender_bridge.quorum.safekeeper.backfill import Backfill
+from walsender_bridge.quorum.safekeeper.connection import Connection, listen, makes_room, overdue
+from walsender_bridge.quorum.safekeeper.core import Safekeeper
+from walsender_bridge.quorum.safekeeper.disk_full_retry import until_room
+from walsender_bridge.quorum.safekeeper.horizon import horizon, reserved_lsn
+from walsender_bridge.quorum.safekeeper.lending import Lending
+from walsender_bridge.quorum.safekeeper.reader_page import ReaderPage
+from walsender_bridge.quorum.safekeeper.settings import Settings
+from walsender_bridge.quorum.safekeeper.status import WriteTimes
+from walsender_bridge.quorum.safekeeper.storage.wal import WalStorage
+from walsender_bridge.runtime import fail_point
+from walsender_bridge.runtime.folder import FolderDisk
+from walsender_bridge.runtime.gc_control import Sweeper
+
+#: Seconds between two writes of the lazy LSNs, and two looks at readers and old WAL.
+PERSIST_SECONDS = 1.0
+
+_log = structlog.get_logger(__name__)
+
+
+class SafekeeperDriver:
+    """See the module. It listens as soon as it is made; `port` is the one it got.
+
+    Raises `ConfigError`, `UnavailableError` (port), `CorruptError`, `NotSupportedError` (data directory), `OSError`.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._control_disk = FolderDisk(settings.data_dir / "control")
+        self._wal_disk = FolderDisk(settings.data_dir / "wal")
+        control = control_file.load(self._control_disk, self._wal_disk)
+        if control is None:
+            settings.still_held()
+            control = e.ControlState(int.from_bytes(os.urandom(16), "big"))
+            control_file.save(self._control_disk, control)
+        self._positions = ReaderPage(settings.positions)
+        # Opening cuts off what a crash left of the last record; readers must not be there any more.
+        self._positions.tell(control, 0, 0)
+        self._storage: WalStorage | None = None
+        flush_lsn = 0
+        self._backfill: Backfill | None = None
+        self._lending: Lending | None = None
+        #: Where the WAL began when the disk was full last: what gave way then is not wanted again.
+        self._gave_way = 0
+        if control.server.system_id:
+            self._storage = self._open_storage(control)
+            flush_lsn = self._storage.flush_lsn
+        self.core = Safekeeper(control, flush_lsn)
+        self._connections: dict[int, Connection] = {}
+        self._numbers: dict[int, int] = {}
+        #: Connections whose frames are here and were not taken, since they do not read their answers.
+        self._stalled: set[int] = set()
+        self._next = 0
+        self._hand = memoryview(b"")
+        self._stopped = False
+        #: Why no WAL is taken; empty: it is.
+        self._full = ""
+        self._persist_at = 0.0
+        self._sweeper = Sweeper()
+        self._writes = WriteTimes()
+        self._removed = 0
+        self._poll = select.epoll()
+        self._listener = listen(settings.host, settings.port)
+        self.port: int = self._listener.getsockname()[1]
+        self._poll.register(self._listener, select.EPOLLIN)
+        self._wake_read, self._wake_write = os.pipe()
+        self._poll.register(self._wake_read, select.EPOLLIN)
+        self._publish(min(self.core.commit_lsn, self.core.flush_lsn))
+        _log.info(
+            "safekeeper listens",
+            address=f"{settings.host}:{self.port}",
+            safekeeper=f"{control.safekeeper:032x}",
+            flush=format_lsn(flush_lsn),
+        )
+
+    def _open_storage(self, control: e.ControlState) -> WalStorage:
+        server = control.server
+        storage = WalStorage(
+            self._wal_disk,
+            WalFormat(server.major, server.system_id, server.segment_size),
+            self._settings.limits,
+        )
+        storage.open()
+        self._backfill, self._lending = Backfill(storage), Lending(storage)
+        return storage
+
+    def stop(self) -> None:
+        """End `run` soon. May be called from a signal handler."""
+        self._stopped = True
+        os.write(self._wake_write, b"!")
+
+    def run(self) -> None:
+        """Serve until `stop`. Raises `OSError` when the disk fails, `UnavailableError` (`Settings.still_held`, too)."""
+        try:
+            while not self._stopped:
+                self._turn()
+        finally:
+            self._close()
+
+    def _close(self) -> None:
+        for number in list(self._connections):
+            self._drop(number)
+        self._listener.close()
+        try:
+            # Nothing is written into a directory that another one has taken the place of.
+            self._settings.still_held()
+            if self._storage is not None:
+                self._storage.close()
+            self._handle(e.PersistDue())
+        finally:
+            self._positions.close()
+            self._poll.close()
+            os.close(self._wake_read)
+            os.close(self._wake_write)
+
+    # -- the loop -----------------------------------------------------------------------------------
+
+    def _turn(self) -> None:
+        now = time.monotonic()
+        resumed = [n for n in self._stalled if not self._waits(n)]
+        busy = bool(resumed) or (self._backfill is not None and self._backfill.checking)
+        busy = busy or (self._lending is not None and self._lending.busy(self._crowded))
+        ready = self._poll.poll(0 if busy else max(self._persist_at - now, 0.0))
+        now = time.monotonic()
+        for again in resumed:
+            self._stalled.discard(again)
+            self._serve(again, 0)
+        for descriptor, events in ready:
+            if descriptor == self._listener.fileno():
+                self._accept(now)
+            elif descriptor == self._wake_read:
+                os.read(self._wake_read, 4096)
+            elif (number := self._numbers.get(descriptor)) is not None:
+                self._serve(number, events)
+        self._handle(e.Drained())
+        self._lend()
+        if now >= self._persist_at:
+            self._persist_at = now + PERSIST_SECONDS
+            self._upkeep(now)
+        self._flush_all()
+        if not ready and self._storage is not None and self._storage.prepare():
+            self._check_older()
+
+    def _accept(self, now: float) -> None:
+        try:
+            connected, address = self._listener.accept()
+        except OSError:
+            return  # it was gone again, or there are no descriptors left
+        if (oldest := makes_room(self._connections, self.core.owner)) is not None:
+            _log.info("too many connections", ended=self._connections[oldest].end.where)
+            self._gone(oldest)
+        self._next += 1
+        end = WireEnd(connected, f"{address[0]}:{address[1]}")
+        self._connections[self._next] = Connection(end, now)
+        self._numbers[end.fileno()] = self._next
+        self._poll.register(end, select.EPOLLIN)
+
+    def _serve(self, number: int, events: int) -> None:
+        connection = self._connections[number]
+        end = connection.end
+        try:
+            if events & select.EPOLLOUT:
+                end.flush()
+            if connection.closing:
+                if events & (select.EPOLLHUP | select.EPOLLERR):
+                    self._gone(number)
+                return
+            # A peer that does not read its answers is not read either; what came before is here still.
+            if not self._waits(number):
+                if events & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR):
+                    end.receive()
+                    connection.heard = time.monotonic()
+                for header, body in end.frames():
+                    self._hand = body if header.carries_wal else memoryview(b"")
+                    message = decode(header, b"" if header.carries_wal else body)
+                    if not isinstance(message, m.ToSafekeeper):
+                        raise ConnectionFailedError("a safekeeper's message", where=end.where)
+                    self._handle(e.Received(number, message))
+                    if number not in self._connections or connection.closing:
+                        return
+                    if isinstance(message, m.ProposerGreeting):
+                        connection.greeted = True
+                        end.trust()
+                    if self._waits(number):
+                        self._stalled.add(number)
+                        return
+        except (ConnectionFailedError, MalformedMessageError, NotSupportedError) as error:
+            _log.info("connection ended", peer=end.where, reason=error.what)
+            self._gone(number)
+
+    def _gone(self, number: int) -> None:
+        """The connection broke, or made no sense."""
+        if number in self._connections:
+            self._drop(number)
+            self._handle(e.Closed(number))
+
+    def _drop(self, number: int) -> None:
+        connection = self._connections.pop(number)
+        if self._lending is not None:
+            self._lending.forget(number)
+        self._stalled.discard(number)
+        descriptor = connection.end.fileno()
+        self._numbers.pop(descriptor, None)
+        self._poll.unregister(descriptor)
+        connection.end.close()
+
+    def _flush_all(self) -> None:
+        for number, connection in list(self._connections.items()):
+            end = connection.end
+            try:
+                end.flush()
+            except ConnectionFailedError:
+                self._gone(number)
+                continue
+            if connection.closing and not end.sending:
+                self._drop(number)
+            elif end.events != connection.polled:
+                connection.polled = end.events
+                self._poll.modify(end, connection.polled)
+
+    def _upkeep(self, now: float) -> None:
+        self._settings.still_held()
+        for number in list(overdue(self._connections, self.core.owner, now)):
+            self._gone(number)
+        self._handle(e.PersistDue())
+        self._sweeper.tick(now)
+        self._say()
+        readers = self._positions.readers()
+        if readers is None or self._storage is None:
+            return
+        if readers.feedback != self.core.feedback:
+            self._handle(e.ReadersMoved(readers.feedback))
+        archived = self._archived()
+        keep = self._horizon(readers, None if archived is None else archived.lsn)
+        if self.core.taken and keep > self._storage.begin_lsn:
+            storage = self._storage
+            self._do(lambda: self._remove_below(storage, keep))
+        if self._full:
+            self._gave_way = self._storage.begin_lsn
+        if self._backfill is not None and self.core.taken and self.core.restart_lsn:
+            # The archive gets older WAL from those that have it.
+            self._backfill.want(max(self._horizon(readers, None), self._gave_way))
+
+    def _horizon(self, readers: Readers, archived_lsn: int | None) -> int:
+        return horizon(
+            restart_lsn=self.core.restart_lsn,
+            commit_lsn=self.core.commit_lsn,
+            flush_lsn=self.core.flush_lsn,
+            slots=[] if readers.pin_lsn is None else [readers.pin_lsn],
+            archived_lsn=archived_lsn,
+            keep_bytes=self._settings.keep_bytes,
+            max_slot_wal_keep_size=self._settings.max_slot_wal_keep_size,
+            full=bool(self._full),
+        )
+
+    def _archived(self) -> archived_file.Archived | None:
+        url, archived = self._settings.archive, self._settings.data_dir / data_dir.ARCHIVED
+        return None if url is None else archived_file.load(FolderDisk(archived), url)
+
+    def _remove_below(self, storage: WalStorage, keep: int) -> None:
+        self._removed += storage.remove_below(keep)
+
+    def _say(self, full: str = "") -> None:
+        """Say how it is."""
+        settings = self._settings
+        settings.tell(
+            status.record(
+                self.core,
+                self._storage,
+                self._backfill,
+                self._lending,
+                self._writes,
+                address=f"{settings.host}:{self.port}",
+                proposers=len(self._connections),
+                removed=self._removed,
+                readers=self._positions.readers(),
+                archived=self._archived(),
+                reserved=reserved_lsn(self.core.flush_lsn, settings.max_slot_wal_keep_size),
+                full=full or self._full or (self._storage.segments.full if self._storage else ""),
+            )
+        )
+
+    # -- events and effects -------------------------------------------------------------------------
+
+    def _handle(self, event: e.Event) -> None:
+        events = deque([event])
+        while events:
+            answers: list[e.Event] = []
+            for effect in self.core.step(events.popleft()):
+                if fail_point.ARMED:
+                    fail_point.hit(f"safekeeper-{type(effect).__name__}")
+                answer = self._perform(effect)
+                if answer is not None:
+                    answers.append(answer)
+            events.extendleft(reversed(answers))
+
+    def _perform(self, effect: e.Effect) -> e.Event | None:
+        match effect:
+            case e.Send(conn, message):
+                if (connection := self._connections.get(conn)) is not None:
+                    connection.end.send(message)
+                    # At once: what else this turn does, nobody waits for. What breaks is found at its end.
+                    with contextlib.suppress(ConnectionFailedError):
+                        connection.end.flush()
+            case e.WriteWal(lsn, length, timeline):
+                assert length == len(self._hand)
+                return self._unless_full(lambda: self._held.write(lsn, self._hand, timeline))
+            case e.SyncWal():
+                began = time.perf_counter()
+                refused = self._unless_full(self._held.flush)
+                self._writes.add(time.perf_counter() - began)
+                return refused or e.WalSynced(self._held.flush_lsn)
+            case e.ServeReaders(lsn):
+                self._publish(lsn)
+            case e.PersistControl(state):
+                self._persist(state)
+            case e.KeepTimelines(history, ancestors):
+                self._save_history(history, ancestors)
+            case e.AlignWal(flush_lsn, commit_lsn):
+                storage = self._held
+                return e.WalAligned(
+                    storage.align(flush_lsn), storage.align(commit_lsn), storage.begin_lsn
+                )
+            case e.TruncateWal(lsn):
+                self._held.truncate(lsn)
+            case e.ResetWal(lsn):
+                self._held.reset(lsn)
+            case e.ReadWal():
+                if self._lending is not None:
+                    self._lending.ask(effect)
+            case e.TellHeld(conn, term):
+                self._tell_held(conn, term)
+            case e.TakeOlder(conn, term, begin_lsn, timeline):
+                if self._backfill is not None:
+                    self._backfill.take(begin_lsn, self._hand, timeline)
+                self._tell_held(conn, term)
+            case e.Close(conn):
+                if (connection := self._connections.get(conn)) is not None:
+                    connection.closing = True
+        return None
+
+    @property
+    def _held(self) -> WalStorage:
+        assert self._storage is not None, "a vote came first"
+        return self._storage
+
+    def _unless_full(self, act: Callable[[], object]) -> e.NoRoom | None:
+        """Take WAL, or make it durable, as far as there is room."""
+        storage = self._held
+        try:
+            act()
+        except DiskFullError as error:
+            storage.drop_unflushed()
+            if not self._full:
+                _log.error("no room for WAL; none is taken", reason=error.what, repair=error.repair)
+            self._full = error.what
+            return e.NoRoom(storage.flush_lsn, error.what)
+        if self._full and not storage.segments.full:
+            self._full = ""
+            _log.info("there is room again")
+        return None
+
+    def _do(self, act: Callable[[], object]) -> None:
+        until_room(act, self._wait_for_room, self._settings.still_held)
+
+    def _wait_for_room(self, why: str) -> bool:
+        """For `until_room`: the spares go first."""
+        if self._storage is not None:
+            self._storage.segments.drop_spares()
+        self._say(why)
+        return not self._stopped
+
+    def _persist(self, state: e.ControlState) -> None:
+        self._do(lambda: control_file.save(self._control_disk, state))
+        if self._storage is None and state.server.system_id:
+            self._storage = self._open_storage(state)
+        self._save_history(state.history)
+
+    def _save_history(self, history: History, ancestors: tuple[tuple[int, int], ...] = ()) -> None:
+        found, storage = history_file(history, ancestors), self._storage
+        if found is not None and storage is not None:
+            self._do(lambda: storage.save_history(*found))
+
+    def _publish(self, lsn: int) -> None:
+        if self._storage is not None:
+            self._positions.tell(self.core.control, self._storage.flush_lsn, lsn)
+
+    def _tell_held(self, conn: int, term: int) -> None:
+        connection, backfill = self._connections.get(conn), self._backfill
+        if connection is not None and backfill is not None:
+            begin_lsn = self._held.begin_lsn
+            connection.end.send(m.Held(term, begin_lsn, backfill.wanted_lsn, backfill.next_lsn))
+
+    def _check_older(self) -> None:
+        if self._backfill is not None and self._backfill.check():
+            _log.info("older WAL is held", begin=format_lsn(self._held.begin_lsn))
+
+    def _lend(self) -> None:
+        """What was asked for, as far as it is checked."""
+        if self._lending is not None:
+            term = self.core.control.node_id.term
+            for conn, message, data in self._lending.step(term, self._crowded):
+                self._connections[conn].end.send(message, [memoryview(data)])
+
+    def _crowded(self, number: int) -> bool:
+        return self._connections[number].end.crowded()
+
+    def _waits(self, number: int) -> bool:
+        """Whether it is not read for now: it does not read its answers, or waits for many."""
+        full = self._lending is not None and self._lending.is_full(number)
+        return full or self._crowded(number)

@@ -1,0 +1,182 @@
+"""The safekeepers that a keeper hosts: where each has its things, and the two processes of each.
+
+The first one's data directory is `<keeper's>/safekeeper`, the next one's `<keeper's>/safekeeper-2`, and so on: a
+number is a place, and who the safekeeper is was drawn with its directory. The page between the two processes
+(`protocol.shared_page`), and what each tells of itself, lie in memory (`shared_files`).
+"""
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from walsender_bridge.config.sections import SafekeepersSection
+from walsender_bridge.errors import Cause, TusklineError, UnavailableError
+from walsender_bridge.quorum.safekeeper import data_dir
+from walsender_bridge.runtime import shared_files
+from walsender_bridge.runtime.supervisor import Child
+
+#: After these, another start would find the same: an operator has to look.
+FINAL = frozenset({Cause.CONFIG, Cause.CORRUPT, Cause.NOT_SUPPORTED, Cause.USAGE})
+_EMPTY_USERS = '# Who may read WAL here. A line for each: "name" "SCRAM-SHA-256$..."\n'
+
+
+@dataclass(frozen=True, slots=True)
+class Hosted:
+    """One safekeeper of this machine. `number` counts from 1."""
+
+    number: int
+    data_dir: Path
+    listen: str
+    wal_listen: str
+    positions: Path
+    status: Path
+    wal_server_status: Path
+    archiver_status: Path
+
+    @property
+    def name(self) -> str:
+        """Its name among the processes, and in what is shown."""
+        return f"safekeeper-{self.number}"
+
+    @property
+    def wal_server(self) -> str:
+        """The name of its WAL server."""
+        return f"wal-server-{self.number}"
+
+
+def hosted(section: SafekeepersSection, keeper_dir: Path, run_dir: Path) -> list[Hosted]:
+    """The safekeepers that `section` has a keeper at `keeper_dir` host; nothing is made."""
+    found = []
+    for number in range(1, section.local + 1):
+        place = keeper_dir / ("safekeeper" if number == 1 else f"safekeeper-{number}")
+        found.append(
+            Hosted(
+                number,
+                place,
+                section.hosted_addresses[number - 1],
+                section.wal_addresses[number - 1],
+                shared_files.folder(run_dir) / f"positions-{number}",
+                shared_files.folder(run_dir) / f"safekeeper-{number}.json",
+                shared_files.folder(run_dir) / f"wal-server-{number}.json",
+                shared_files.folder(run_dir) / f"archiver-{number}.json",
+            )
+        )
+    return found
+
+
+def refused(safekeepers: Sequence[Hosted]) -> dict[int, TusklineError]:
+    """By number: why a safekeeper cannot use its data directory. Nothing is made.
+
+    `ConfigError` (a directory of somebody else), `CorruptError`, `NotSupportedError`; `UnavailableError`: not now.
+    """
+    found = {}
+    for each in safekeepers:
+        try:
+            data_dir.check(each.data_dir)
+        except TusklineError as error:
+            found[each.number] = error
+    return found
+
+
+def prepare(
+    safekeepers: Sequence[Hosted], section: SafekeepersSection, run_dir: Path
+) -> dict[int, TusklineError]:
+    """Look at the data directories, and make what is new. Those that cannot be used, as `refused`: nothing is made there.
+
+    They stop nobody: COMMIT needs a majority, and the others may be one.
+    """
+    found = refused(safekeepers)
+    if safekeepers:
+        shared_files.prepare(run_dir)
+    for each in safekeepers:
+        if each.number in found:
+            continue
+        try:
+            _make(each, section)
+        except OSError as error:
+            found[each.number] = UnavailableError(
+                f"it cannot be made: {error.strerror}",
+                where=str(each.data_dir),
+                repair="give this user the folder, make room, or mount its disk; it is tried again",
+            )
+    return found
+
+
+def _make(each: Hosted, section: SafekeepersSection) -> None:
+    each.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    users = each.data_dir / data_dir.USERS
+    if section.users is None and not users.exists():
+        descriptor = os.open(users, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(_EMPTY_USERS)
+
+
+def clear(safekeepers: Sequence[Hosted], run_dir: Path) -> None:
+    """Remove what was in memory; the processes have ended."""
+    for each in safekeepers:
+        page = each.positions.name
+        told = (each.status.name, each.wal_server_status.name, each.archiver_status.name)
+        shared_files.clear(run_dir, page, f"{page}.wake", *told)
+
+
+def children(
+    safekeepers: Sequence[Hosted],
+    section: SafekeepersSection,
+    refused: Mapping[int, TusklineError] = MappingProxyType({}),
+) -> list[Child]:
+    """The processes: a hot loop and a WAL server for each, and an archiver if there is an archive.
+
+    Of one that was `refused`, by number, for a reason that does not pass, the hot loop alone: it says why, and ends for
+    good.
+    """
+    found = []
+    for each in safekeepers:
+        found.append(Child(each.name, _hot_loop(each, section), final=FINAL))
+        if each.number in refused and refused[each.number].cause in FINAL:
+            continue
+        found.append(Child(each.wal_server, _wal_server(each, section)))
+        if section.archive is not None:
+            name = f"archiver-{each.number}"
+            found.append(Child(name, _archiver(each, section.archive), final=FINAL))
+    return found
+
+
+def _hot_loop(each: Hosted, section: SafekeepersSection) -> list[str]:
+    argv = [sys.executable, "-m", "walsender_bridge.quorum.safekeeper"]
+    argv += ["--data-dir", str(each.data_dir), "--listen", each.listen]
+    argv += ["--positions", str(each.positions), "--status-file", str(each.status)]
+    argv += ["--free-bytes", str(section.free_bytes), "--keep-bytes", str(section.keep_bytes)]
+    argv += _most_kept(section)
+    if section.wal_bytes is not None:
+        argv += ["--wal-bytes", str(section.wal_bytes)]
+    if section.archive is not None:
+        argv += ["--archive", section.archive]
+    return argv
+
+
+def _most_kept(section: SafekeepersSection) -> list[str]:
+    limit = section.most_kept_for_slots
+    return [] if limit is None else ["--max-slot-wal-keep-size", str(limit)]
+
+
+def _archiver(each: Hosted, archive: str) -> list[str]:
+    argv = [sys.executable, "-m", "walsender_bridge.quorum.safekeeper.archive.process"]
+    argv += ["--data-dir", str(each.data_dir), "--archive", archive]
+    return [*argv, "--status-file", str(each.archiver_status)]
+
+
+def _wal_server(each: Hosted, section: SafekeepersSection) -> list[str]:
+    users = section.users or each.data_dir / data_dir.USERS
+    argv = [sys.executable, "-m", "walsender_bridge.quorum.wal_server"]
+    argv += ["--wal-dir", str(each.data_dir / data_dir.WAL), "--positions", str(each.positions)]
+    argv += ["--slots", str(each.data_dir / data_dir.SLOTS), "--users", str(users)]
+    argv += ["--listen", each.wal_listen, "--status-file", str(each.wal_server_status)]
+    argv += _most_kept(section)
+    for name in ("tls_cert", "tls_key", "tls_client_ca"):
+        path = getattr(section, name)
+        if path is not None:
+            argv += [f"--{name.replace('_', '-')}", str(path)]
+    return argv

@@ -1,0 +1,46 @@
+"""WAL below a safekeeper's end: what a proposer reads of it, and what it brings to one that lacks older WAL. Pure.
+
+A log that began anew lacks WAL that the others keep for readers. The proposer in office reads it from one of them and
+brings it, segment by segment, downward (`proposer/catch_up/core.py`). Both have taken over this term's history, so their
+logs are the same up to the end of the shorter one; and what lies below the beginning of a log is committed.
+"""
+
+from walsender_bridge.postgres.protocol.wal_page import segment_start
+from walsender_bridge.quorum.protocol import messages as m
+from walsender_bridge.quorum.safekeeper.effects import (
+    ControlState,
+    Effect,
+    ReadWal,
+    TakeOlder,
+    TellHeld,
+)
+
+
+def answer(
+    conn: int, message: m.Fetch | m.Older, control: ControlState, flush_lsn: int
+) -> list[Effect]:
+    """The answer to the proposer in office; none: the message is refused."""
+    begin = message.begin_lsn
+    if isinstance(message, m.Older):
+        known = _may_be(control, message)
+        return [TakeOlder(conn, message.term, begin, message.timeline)] if known else []
+    if not message.end_lsn:
+        return [TellHeld(conn, message.term)]
+    held = bool(control.history) and message.end_lsn <= flush_lsn
+    if not held or not 0 <= message.end_lsn - begin <= m.MAX_FETCH_BYTES:
+        return []
+    return [ReadWal(conn, message.term, begin, message.end_lsn)]
+
+
+def _may_be(control: ControlState, older: m.Older) -> bool:
+    """Whether a segment of that timeline can be there. Of what the history does not reach back to, only a bound is known."""
+    history, size = control.history, control.server.segment_size
+    if not history or history.latest_epoch != control.node_id.term:
+        return False
+    last = segment_start(older.begin_lsn, size) + size - 1
+    if older.begin_lsn + older.length - 1 > last:
+        return False
+    first = history.entries[0]
+    if last < first.start_lsn:
+        return 0 < older.timeline <= first.timeline
+    return older.timeline == history.timeline_at(last)

@@ -1,0 +1,45 @@
+"""What the hot loop tells the readers' process of a safekeeper's control state and WAL, and hears from it."""
+
+from pathlib import Path
+
+from walsender_bridge.quorum.protocol.history import History
+from walsender_bridge.quorum.protocol.positions import Positions, Readers
+from walsender_bridge.quorum.protocol.shared_page import PositionWriter
+from walsender_bridge.quorum.protocol.timelines import server_history
+from walsender_bridge.quorum.safekeeper.effects import ControlState
+from walsender_bridge.runtime.closing import Closing
+
+
+class ReaderPage(Closing):
+    """See the module; `server/shared_page.py` is the page itself."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises `CorruptError` for a file that is no such page."""
+        self._writer = PositionWriter(path)
+        #: The last history that was told, and as readers know it: told at every commit, it seldom changes.
+        self._told = History(), server_history(History())
+
+    def tell(self, control: ControlState, flush_lsn: int, commit_lsn: int) -> None:
+        """Both LSNs are durable. Nothing is told of an empty log."""
+        if not control.history:
+            return
+        if control.history is not self._told[0]:
+            self._told = control.history, server_history(control.history)
+        self._writer.publish(
+            Positions(
+                system_id=control.server.system_id,
+                major=control.server.major,
+                segment_bytes=control.server.segment_size,
+                history=self._told[1],
+                flush_lsn=flush_lsn,
+                commit_lsn=commit_lsn,
+            )
+        )
+
+    def readers(self) -> Readers | None:
+        """What the readers need; None as long as their process has never run: then no WAL may be removed."""
+        return self._writer.readers()
+
+    def close(self) -> None:
+        """Give the page back; it stands as it is."""
+        self._writer.close()

@@ -1,0 +1,30 @@
+"""What a safekeeper's process is told at its start."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from walsender_bridge.quorum.safekeeper.status import Tell, tell_nobody
+from walsender_bridge.quorum.safekeeper.storage.segments import StorageLimits
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """`data_dir` holds `control/` and `wal/`; `positions` is the page that the WAL server reads.
+
+    `keep_bytes`: how much WAL is kept behind the end though nobody needs it. `archive`: where the archiver beside
+    it uploads to; old WAL waits for that, and for slots, up to `max_slot_wal_keep_size` (None: without limit).
+    """
+
+    data_dir: Path
+    host: str
+    port: int
+    positions: Path
+    limits: StorageLimits = StorageLimits()  # noqa: RUF009  # it is frozen
+    keep_bytes: int = 0
+    archive: str | None = None
+    max_slot_wal_keep_size: int | None = None
+    #: Hears once a second how it is (`status.record`).
+    tell: Tell = tell_nobody
+    #: Asked before each promise; raises when `data_dir` is not the directory any more that was begun with.
+    still_held: Callable[[], None] = lambda: None

@@ -1,0 +1,1 @@
+"""A safekeeper's WAL on disk."""

@@ -1,0 +1,105 @@
+"""The WAL of a safekeeper's folder, read by somebody else than the safekeeper, whether that runs or not. Nothing is written.
+
+Invariant: bytes are handed out only from a file that still had its name after they were read: a segment is renamed
+before it is written over. What a running safekeeper cuts or removes meanwhile is seen as missing, never as other WAL.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from walsender_bridge.errors import CorruptError, TrimmedError
+from walsender_bridge.postgres.protocol.lsn import format_lsn
+from walsender_bridge.postgres.protocol.wal_page import (
+    PAGE_BYTES,
+    parse_segment_name,
+    segment_start,
+)
+from walsender_bridge.quorum.safekeeper.storage.segments import PARTIAL
+
+_WINDOW = 1 << 20
+_LOOKS = 3
+
+
+class WalReader:
+    """See the module. `begin_lsn`, `end_lsn`: of the segments that lie there without a gap, up to the newest.
+
+    The end is that of the newest file: how much of that is WAL, others have to say. Raises `CorruptError` for a
+    segment of another size.
+    """
+
+    def __init__(self, folder: Path, segment_bytes: int) -> None:
+        self.folder = folder
+        self.segment_bytes = segment_bytes
+        self._window: tuple[int, bytes] = (-1, b"")
+        self._names: Mapping[int, str] = {}
+        self.look()
+
+    def look(self) -> None:
+        """See which segments are there now."""
+        found: dict[int, tuple[int, str]] = {}
+        for path in self.folder.iterdir() if self.folder.exists() else ():
+            place = parse_segment_name(path.name.removesuffix(PARTIAL), self.segment_bytes)
+            if place is None:
+                continue
+            timeline, start = place
+            # The newer timeline's file begins with a copy of the older one's.
+            if start not in found or found[start][0] <= timeline:
+                found[start] = timeline, path.name
+        self._names = {start: name for start, (_, name) in found.items()}
+        self._window = (-1, b"")
+        begin = end = max(self._names, default=0)
+        while begin - self.segment_bytes in self._names:
+            begin -= self.segment_bytes
+        self.begin_lsn = begin
+        self.end_lsn = end + self.segment_bytes if self._names else 0
+
+    def complete(self) -> dict[str, Path]:
+        """The segments that are durable whole, by name."""
+        return {
+            name: self.folder / name for name in self._names.values() if not name.endswith(PARTIAL)
+        }
+
+    def complete_to(self, lsn: int) -> int:
+        """Up to where the segments from that of `lsn` on are durable whole; `lsn`, if its own is not."""
+        start = segment_start(lsn, self.segment_bytes)
+        while not self._names.get(start, PARTIAL).endswith(PARTIAL):
+            start += self.segment_bytes
+        return max(lsn, start)
+
+    def name_of(self, lsn: int) -> str:
+        """The file that has the byte at `lsn`."""
+        return self._names.get(segment_start(lsn, self.segment_bytes), "no segment")
+
+    def read(self, lsn: int, length: int) -> bytes:
+        """Bytes of one segment, fewer at its end. Raises `TrimmedError` when it is not there, `CorruptError`."""
+        start = segment_start(lsn, self.segment_bytes)
+        for _ in range(_LOOKS):
+            name = self._names.get(start)
+            if name is None:
+                break
+            path = self.folder / name
+            try:
+                with path.open("rb") as file:
+                    file.seek(lsn - start)
+                    data = file.read(min(length, start + self.segment_bytes - lsn))
+                    if file.seek(0, 2) != self.segment_bytes:
+                        raise CorruptError(
+                            f"it has {file.tell()} bytes, not {self.segment_bytes}",
+                            where=str(path),
+                        )
+                path.stat()
+                return data
+            except FileNotFoundError:
+                # It became complete, or was removed.
+                self.look()
+        raise TrimmedError(f"WAL at {format_lsn(lsn)} is not here", where=str(self.folder))
+
+    def page(self, lsn: int) -> bytes:
+        """The page at `lsn`, for `wire.wal_record`; empty where there is none."""
+        base = lsn - lsn % _WINDOW
+        if self._window[0] != base:
+            try:
+                self._window = base, self.read(base, _WINDOW)
+            except TrimmedError:
+                return b""
+        return self._window[1][lsn - base : lsn - base + PAGE_BYTES]

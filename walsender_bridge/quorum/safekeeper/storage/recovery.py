@@ -1,0 +1,106 @@
+"""Where a safekeeper's WAL begins and ends, as its folder tells after a crash (see `wal` for what holds)."""
+
+from functools import lru_cache
+
+from walsender_bridge.errors import CorruptError
+from walsender_bridge.postgres.protocol.lsn import format_lsn
+from walsender_bridge.postgres.protocol.wal_page import PAGE_BYTES, WalFormat, segment_start
+from walsender_bridge.postgres.protocol.wal_record import Pages, Walk, walk_below
+from walsender_bridge.quorum.safekeeper.storage import position_file
+from walsender_bridge.quorum.safekeeper.storage.position_file import Position
+from walsender_bridge.quorum.safekeeper.storage.segments import PIECE_BYTES, SegmentFile, Segments
+from walsender_bridge.runtime.folder import Disk
+
+_WINDOW = 1 << 18
+
+
+def load(disk: Disk, segments: Segments) -> Position | None:
+    """See what is there; None: nothing, it is new. Raises `CorruptError` for WAL without its position file."""
+    segments.load()
+    position = position_file.load(disk)
+    if position is None and segments.starts:
+        raise CorruptError(
+            "there is WAL, and its position file is missing",
+            where=f"{disk}/{position_file.NAME}",
+            repair="let the safekeeper join as a new member; see what happened to its disk",
+        )
+    return position
+
+
+def find_end(segments: Segments, wal_format: WalFormat, position: Position) -> tuple[int, int]:
+    """Where the WAL begins and ends. Raises `CorruptError` when some of what was durable is not there."""
+    size = wal_format.segment_bytes
+    known = position.durable_lsn
+    while (file := segments.at(segment_start(known, size))) and file.complete:
+        known = file.start + size
+    first = segment_start(known, size)
+    if known > first and segments.at(first) is None:
+        raise CorruptError(
+            f"the segment of {format_lsn(known)}, which was durable, is gone",
+            where=str(segments.disk),
+            repair="let the safekeeper join as a new member; see what happened to its disk",
+        )
+    begin = first
+    while begin > position.begin_lsn and segments.at(begin - size):
+        begin -= size
+    later = first
+    while file := segments.at(later):
+        _write_again(segments, file, max(known - later, 0))
+        later += size
+    return begin, _scan(_pages(segments, size), wal_format, begin, known, exact=position.exact)
+
+
+def _write_again(segments: Segments, file: SegmentFile, offset: int) -> None:
+    """Make durable what is found in a segment from `offset` on, which is told to others. Raises `OSError`.
+
+    A process that was killed may have left bytes in the page cache alone; after a write that failed they may be there
+    and count as clean, so that a sync alone says that all is well.
+    """
+    disk = segments.disk
+    opened = disk.open(file.name, durable=False)
+    try:
+        for at in range(offset - offset % PIECE_BYTES, segments.segment_bytes, PIECE_BYTES):
+            opened.write(disk.read(file.name, at, PIECE_BYTES), at)
+        opened.sync()
+    finally:
+        opened.close()
+
+
+def _pages(segments: Segments, size: int) -> Pages:
+    @lru_cache(maxsize=4)
+    def window(lsn: int) -> bytes:
+        start = segment_start(lsn, size)
+        file = segments.at(start)
+        return b"" if file is None else segments.disk.read(file.name, lsn - start, _WINDOW)
+
+    def page(lsn: int) -> bytes:
+        at = lsn % _WINDOW
+        return window(lsn - at)[at : at + PAGE_BYTES]
+
+    return page
+
+
+def _scan(pages: Pages, wal_format: WalFormat, begin: int, known: int, *, exact: bool) -> int:
+    """The end of the last whole record, but not less than `known`, nor more if that is exact.
+
+    The walk starts at a record below `known`, so that the first record behind it has to name its predecessor:
+    older WAL in a recycled segment never does.
+    """
+    if known > begin:
+        walk = walk_below(pages, known - 1, known, wal_format, oldest=begin)
+        if walk is None:
+            return known
+        if not walk.ran_out:
+            raise CorruptError(
+                f"WAL below {format_lsn(known)}, which was durable, is damaged: {walk.why}",
+                repair="let the safekeeper join as a new member; see what happened to its disk",
+            )
+        start, previous = walk.end, walk.previous
+    else:
+        start, previous = begin, None
+    if exact:
+        return known
+    walk = Walk(pages, start, wal_format, previous=previous)
+    for _ in walk:
+        pass
+    return max(known, walk.end)

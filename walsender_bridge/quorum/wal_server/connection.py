@@ -1,0 +1,389 @@
+"""One client's conversation: login, commands, and the stream of WAL.
+
+Errors are answered in the client's own protocol; the log has a line for each refusal, with nothing in it that
+the client sent but its name. What it does not take, or does not finish, is `peer.py`'s.
+"""
+
+import asyncio
+import os
+import secrets
+import ssl
+import time
+from typing import Protocol
+
+import structlog
+
+from walsender_bridge.errors import CorruptError, MalformedMessageError
+from walsender_bridge.postgres.protocol import backend, replication_command
+from walsender_bridge.postgres.protocol.backend import SqlError, SqlErrorReply
+from walsender_bridge.postgres.protocol.frontend import Message, text_of
+from walsender_bridge.postgres.protocol.lsn import format_lsn
+from walsender_bridge.postgres.protocol.replication_command import (
+    CreateSlot,
+    DropSlot,
+    IdentifySystem,
+    ReadSlot,
+    Show,
+    StartReplication,
+    TimelineHistory,
+    Unsupported,
+)
+from walsender_bridge.quorum.protocol.positions import Positions
+from walsender_bridge.quorum.wal_server import answers
+from walsender_bridge.quorum.wal_server.login import Login, Step, Then
+from walsender_bridge.quorum.wal_server.peer import GoneError, Peer
+from walsender_bridge.quorum.wal_server.slots import Slot, Slots
+from walsender_bridge.quorum.wal_server.stream import Finish, Send, Stream, Wait, Write
+from walsender_bridge.quorum.wal_server.users import Users
+from walsender_bridge.quorum.wal_server.wal_folder import REMOVED, WalCursor, WalFolder
+
+#: Bytes of WAL in one message. Larger ones cost memory for each reader and save little CPU.
+CHUNK = 256 << 10
+_SMALL = 16 << 10
+#: What a client is told when the server ends.
+ENDING = SqlError("57P01", "terminating connection: the server is ending", fatal=True)
+
+_log = structlog.get_logger(__name__)
+
+
+class Server(Protocol):
+    """What a connection needs of the server that it belongs to."""
+
+    folder: WalFolder
+    slots: Slots
+    users: Users
+    certificate: str | None
+    tls: ssl.SSLContext | None
+    tls_required: bool
+    timeout: float
+
+    def positions(self) -> Positions:
+        """The positions now. Raises `SqlErrorReply` 57P03 when there is no WAL yet."""
+
+    def admit(self, connection: "Connection") -> None:
+        """The client has proved who it is. Raises `SqlErrorReply` 53300 when there are too many."""
+
+    def wants_change(self) -> None:
+        """A reader has everything; it wants to be woken by the next change of the positions."""
+
+    async def save_slots(self) -> None:
+        """Make the slots durable as they are now."""
+
+    def refused(self, connection: "Connection", lsn: int) -> None:
+        """A reader's WAL is not here."""
+
+    def slot_released(self) -> None:
+        """A slot is free again: those who wait for one are to look."""
+
+    def gone(self, connection: "Connection") -> None:
+        """The connection has ended."""
+
+
+class Connection(Peer):
+    """A client. `number` stands for it where slots and errors name it."""
+
+    def __init__(self, server: Server, number: int) -> None:
+        super().__init__()
+        self.number = number
+        self.stream: Stream | None = None
+        self._server = server
+        self._buffer = bytearray()
+        self._login = Login(
+            server.users.verifier, server.certificate, tls_required=server.tls_required
+        )
+        self._task: asyncio.Task[None] | None = None
+        self._last_word = ENDING
+        self._unwanted = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """asyncio: the socket is there."""
+        super().connection_made(transport)
+        self._task = asyncio.get_running_loop().create_task(self._run())
+        # Not at the end of the task: one that is cancelled before its first step never comes there.
+        self._task.add_done_callback(self._over)
+        if self._unwanted:
+            self._task.cancel()
+
+    @property
+    def silent(self) -> bool:
+        """Whether the client has not even said who it is."""
+        return self._login.step is Step.START
+
+    @property
+    def who(self) -> dict[str, str]:
+        """Who the client says it is; its user is proved once it has logged in."""
+        return {"user": self._login.user, "application_name": self._login.application}
+
+    @property
+    def reader(self) -> tuple[str, str]:
+        """What stands for it when it connects again."""
+        return self._login.user, self._login.application
+
+    def end(self, error: SqlError) -> None:
+        """End the connection, at whatever stage it is; `error` is the last word."""
+        self._last_word, self._unwanted = error, True
+        if self._task is not None:
+            self._task.cancel()
+
+    async def ended(self) -> None:
+        """Wait until it has."""
+        if self._task is not None:
+            await asyncio.wait([self._task])
+
+    # -- the conversation -----------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        try:
+            if await self._log_in():
+                await self._serve()
+        except GoneError:
+            pass
+        except SqlErrorReply as reply:
+            self._refuse(reply.error)
+        except MalformedMessageError as error:
+            self._refuse(SqlError("08P01", error.what, fatal=True))
+        except (ssl.SSLError, ConnectionError, TimeoutError) as error:
+            _log.info("no TLS connection", peer=self.address, why=_reason(error))
+        except CorruptError as error:
+            _log.error("the WAL cannot be served", **error.to_wire())
+            self._refuse(SqlError("XX001", error.what, fatal=True))
+        except OSError as error:
+            _log.error("the WAL cannot be read", why=os.strerror(error.errno or 0))
+            self._refuse(SqlError("58030", "could not read the WAL", fatal=True))
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled():
+            self.write(backend.error(self._last_word))
+        elif (error := task.exception()) is not None:
+            _log.error("a fault of the WAL server", peer=self.address, exc_info=error)
+        self._server.gone(self)
+        self.close()
+
+    async def _log_in(self) -> bool:
+        """Whether the client may go on to commands."""
+        loop = asyncio.get_running_loop()
+        while self._login.step is not Step.DONE:
+            packet = await self.packet()
+            reply = self._login.take(packet, more=self.parser.buffered > 0)
+            self.write(reply.data)
+            if reply.then is Then.END:
+                return False
+            if reply.then is Then.START_TLS:
+                assert self._server.tls is not None
+                left = max(0.1, self.deadline - time.monotonic())
+                made = await loop.start_tls(
+                    self.transport,
+                    self,
+                    self._server.tls,
+                    server_side=True,
+                    ssl_handshake_timeout=left,
+                )
+                if made is None:
+                    raise GoneError
+                self.use(made)
+        self._server.admit(self)
+        positions = self._server.positions()
+        self.write(
+            backend.AUTHENTICATION_OK
+            + backend.parameters(answers.status_parameters(positions))
+            + backend.key_data(os.getpid(), secrets.randbits(32))
+            + backend.READY
+        )
+        _log.info(
+            "reader connected",
+            peer=self.address,
+            user=self._login.user,
+            application=self._login.application,
+            tls=self._login.encrypted,
+        )
+        return True
+
+    async def _serve(self) -> None:
+        """Commands, one after another, until the client says goodbye."""
+        self.deadline = float("inf")
+        while True:
+            await self.drained()
+            match await self.packet():
+                case Message("X"):
+                    return
+                case Message("Q", body):
+                    try:
+                        await self._command(text_of(body))
+                    except SqlErrorReply as reply:
+                        if reply.error.fatal:
+                            raise
+                        self.write(backend.error(reply.error) + backend.READY)
+                case Message("d" | "c" | "f"):
+                    pass  # what a client had sent before it learnt that its stream had failed
+                case _:
+                    raise SqlErrorReply(
+                        "08P01",
+                        "extended query protocol not supported in a replication connection",
+                        fatal=True,
+                    )
+
+    async def _command(self, text: str) -> None:
+        command = replication_command.parse(text)
+        positions, slots = self._server.positions(), self._server.slots
+        match command:
+            case None:
+                answer = backend.message(b"I")
+            case IdentifySystem():
+                answer = answers.identify_system(positions)
+            case Show(name):
+                answer = answers.show(name, positions)
+            case TimelineHistory(timeline):
+                history = self._server.folder.history_text(timeline)
+                answer = answers.timeline_history(timeline, history)
+            case ReadSlot(name):
+                answer = answers.read_slot(slots.find(name), positions.history)
+            case CreateSlot(name, temporary, reserve):
+                slot = Slot(name, positions.served_lsn if reserve else None, temporary=temporary)
+                slots.create(slot, self.number)
+                if not temporary:
+                    try:
+                        await self._save_slots()
+                    except SqlErrorReply:
+                        slots.drop(name, self.number)
+                        raise
+                answer = answers.created_slot(slot)
+            case DropSlot(name, wait):
+                while wait and slots.in_use(name, self.number):
+                    self.event.clear()
+                    await self.woken()
+                if slots.drop(name, self.number):
+                    await self._save_slots()
+                answer = backend.complete("DROP_REPLICATION_SLOT")
+            case StartReplication():
+                await self._start_replication(command, positions)
+                return
+            case Unsupported(what):
+                raise SqlErrorReply("0A000", f"a safekeeper cannot execute {what}")
+        self.write(answer + backend.READY)
+
+    async def _save_slots(self) -> None:
+        try:
+            await self._server.save_slots()
+        except OSError as error:
+            raise SqlErrorReply(
+                "58030", "could not write the replication slots", detail=error.strerror or ""
+            ) from None
+
+    async def _start_replication(self, command: StartReplication, positions: Positions) -> None:
+        slots, now = self._server.slots, time.monotonic()
+        stream = Stream(
+            positions, command.lsn, command.timeline, now=now, timeout=self._server.timeout
+        )
+        if command.slot is not None:
+            slots.acquire(command.slot, self.number)
+        try:
+            if not stream.opens:
+                self.write(stream.result(positions))
+                return
+            self.write(backend.COPY_BOTH)
+            stream.check_start(positions)
+            self.stream = stream
+            _log.info(
+                "streaming",
+                peer=self.address,
+                application=self._login.application,
+                lsn=format_lsn(command.lsn),
+                timeline=stream.timeline,
+                slot=command.slot,
+            )
+            await self._send_wal(stream, command.slot, positions.segment_bytes)
+        except SqlErrorReply as reply:
+            if reply.error.code == REMOVED:
+                self._server.refused(self, stream.sent_lsn)
+            raise
+        finally:
+            self.stream = None
+            self.deadline = float("inf")
+            if command.slot is not None:
+                slots.release(command.slot)
+                self._server.slot_released()
+
+    async def _send_wal(self, stream: Stream, slot: str | None, segment_bytes: int) -> None:
+        cursor = WalCursor(self._server.folder, segment_bytes)
+        try:
+            while True:
+                self.event.clear()
+                self._take_messages(stream, slot)
+                now = time.monotonic()
+                if not self.room:
+                    # It has to take what it was sent; what it says meanwhile is heard.
+                    stream.check_heard(now)
+                    self.deadline = now + 1.0
+                    await self.woken()
+                    continue
+                positions = self._server.positions()
+                match stream.next(positions, now, _now_us()):
+                    case Finish(data):
+                        self.write(data)
+                        return
+                    case Write(data):
+                        self.write(data)
+                        continue
+                    case Send(begin, end):
+                        if self._send(cursor, stream, begin, end):
+                            # Others' turn: a reader that takes everything at once would keep the loop.
+                            await asyncio.sleep(0)
+                            continue
+                        self.deadline = now  # the positions have just gone back; look again soon
+                    case Wait(until):
+                        self.deadline = until
+                        self._server.wants_change()
+                        if self._server.positions() is not positions:
+                            self.event.set()  # they changed before that could wake us
+                await self.woken()
+        finally:
+            cursor.close()
+
+    def _take_messages(self, stream: Stream, slot: str | None) -> None:
+        while (packet := self.next_packet()) is not None:
+            assert isinstance(packet, Message)
+            if stream.received(packet.kind, packet.body, time.monotonic()):
+                raise GoneError
+            if slot is not None:
+                self._server.slots.confirm(slot, stream.flush_lsn)
+                self._server.slots.heed(slot, stream.feedback)
+        if slot is not None:
+            self._server.slots.check(slot, fatal=True)
+        self.check_alive()
+
+    def _send(self, cursor: WalCursor, stream: Stream, begin: int, end: int) -> bool:
+        """Send a chunk of what may be sent; False if the positions went back while it was read."""
+        size = min(CHUNK, end - begin)
+        if len(self._buffer) < backend.XLOG_HEADER + size:
+            # A reader that is never far behind needs a small one.
+            self._buffer = bytearray(backend.XLOG_HEADER + min(CHUNK, max(2 * size, _SMALL)))
+        view = memoryview(self._buffer)
+        history = self._server.positions().history
+        got = cursor.read_into(view[backend.XLOG_HEADER :], begin, size, stream.timeline, history)
+        after = self._server.positions()
+        if begin + got > after.served_lsn or after.history != history:
+            return False
+        backend.put_xlog_header(self._buffer, got, begin, end, _now_us())
+        stream.sent(begin + got)
+        # The buffer is written again only when the transport has let go of it: its limit is 0.
+        self.write(view[: backend.XLOG_HEADER + got])
+        return True
+
+    def _refuse(self, error: SqlError) -> None:
+        _log.info(
+            "client refused",
+            peer=self.address,
+            user=self._login.user,
+            code=error.code,
+            why=error.text,
+        )
+        self.write(backend.error(error))
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000
+
+
+def _reason(error: BaseException) -> str:
+    """Why TLS failed, in OpenSSL's words, which hold nothing of the client's."""
+    return str(getattr(error, "reason", None) or type(error).__name__)

@@ -1,0 +1,155 @@
+"""One client's socket on asyncio: packets in, bytes out, and one event to wait for.
+
+Invariant: a client can hold up nobody but itself. Everything that waits here waits on one event, which is set by bytes,
+by room to write, by new positions, by a passing deadline, and by the end of the connection. What a client has sent and
+nobody has read is bounded (reading stops), and so is what it has not taken (writing stops at once). A packet that has
+begun has to be complete in time.
+"""
+
+import asyncio
+import time
+from typing import Final
+
+from walsender_bridge.postgres.protocol.backend import SqlErrorReply
+from walsender_bridge.postgres.protocol.frontend import MESSAGE_LIMIT, FrontendParser, Packet
+
+#: Seconds for a login, for the rest of a packet that has begun, and for a last word to be taken.
+LOGIN_SECONDS: Final = 10.0
+_PACKET_SECONDS = 30.0
+_FAREWELL_SECONDS = 5.0
+#: Bytes from a client that may wait to be read before its socket is left alone.
+_INPUT_LIMIT = 4 * MESSAGE_LIMIT
+
+
+class GoneError(Exception):
+    """The client has closed the connection."""
+
+
+class Peer(asyncio.Protocol):
+    """A client's socket. `deadline` (monotonic seconds) is when the event is set though nothing happened.
+
+    `room`: whether the client has taken all that was written.
+    """
+
+    transport: asyncio.Transport
+
+    def __init__(self) -> None:
+        self.deadline = time.monotonic() + LOGIN_SECONDS
+        self.parser = FrontendParser()
+        self.event = asyncio.Event()
+        self.room = True
+        self.address = ""
+        self._lost = False
+        self._reading = True
+
+    # -- what asyncio and the server tell -----------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """asyncio: the socket is there."""
+        assert isinstance(transport, asyncio.Transport)
+        self.use(transport)
+        name = transport.get_extra_info("peername")
+        self.address = f"{name[0]}:{name[1]}" if name else ""
+
+    def data_received(self, data: bytes) -> None:
+        """asyncio: bytes have come."""
+        self.parser.feed(data)
+        if self._reading and self.parser.buffered > _INPUT_LIMIT:
+            self._reading = False
+            self.transport.pause_reading()
+        self.event.set()
+
+    def pause_writing(self) -> None:
+        """asyncio: the client has to take what was written first."""
+        self.room = False
+
+    def resume_writing(self) -> None:
+        """asyncio: it has."""
+        self.room = True
+        self.event.set()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """asyncio: there is no connection any more."""
+        del exc
+        self._lost = True
+        self.event.set()
+
+    def wake(self) -> None:
+        """The positions have changed."""
+        self.event.set()
+
+    def tick(self, now: float) -> None:
+        """Time has passed."""
+        if now >= self.deadline:
+            self.event.set()
+
+    # -- packets and bytes --------------------------------------------------------------------------
+
+    def use(self, transport: asyncio.Transport) -> None:
+        """Go on with this transport: the socket's, or TLS over it."""
+        self.transport = transport
+        # The least that each takes as "nothing": asyncio's TLS transport stops at its limit, not above it.
+        encrypted = transport.get_extra_info("ssl_object") is not None
+        transport.set_write_buffer_limits(high=1 if encrypted else 0)
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Send it. The buffer may be written again once there is `room`."""
+        if data and not self._lost:
+            self.transport.write(data)
+
+    def next_packet(self) -> Packet | None:
+        """The next packet that is there. Raises `MalformedMessageError`."""
+        packet = self.parser.next()
+        if not self._reading and self.parser.buffered <= _INPUT_LIMIT and not self._lost:
+            self._reading = True
+            self.transport.resume_reading()
+        return packet
+
+    async def packet(self) -> Packet:
+        """The next packet. A client that does not finish it in time is dropped."""
+        given = self.deadline
+        while (packet := self.next_packet()) is None:
+            self.check_alive()
+            now = time.monotonic()
+            if now >= self.deadline:
+                raise SqlErrorReply("08006", "canceling: no complete message in time", fatal=True)
+            if self.parser.buffered and given == float("inf") and self.deadline == given:
+                self.deadline = now + _PACKET_SECONDS
+            self.event.clear()
+            await self.woken()
+        self.deadline = given
+        return packet
+
+    async def woken(self) -> None:
+        """Wait for whatever may have changed. The event was cleared before it was looked."""
+        if self.event.is_set():
+            # Waiting would return at once, and others' turn would never come.
+            await asyncio.sleep(0)
+        else:
+            await self.event.wait()
+        self.check_alive()
+
+    async def drained(self) -> None:
+        """Others' turn; then until the client has taken what was written: answers do not pile up."""
+        await asyncio.sleep(0)
+        self.check_alive()
+        given = self.deadline
+        self.deadline = min(given, time.monotonic() + _PACKET_SECONDS)
+        while not self.room:
+            self.event.clear()
+            if time.monotonic() >= self.deadline:
+                raise GoneError
+            await self.woken()
+        self.deadline = given
+
+    def check_alive(self) -> None:
+        """Raises `GoneError` when there is no connection any more."""
+        if self._lost or self.transport.is_closing():
+            raise GoneError
+
+    def close(self) -> None:
+        """Close; who does not take the last words in time is cut off."""
+        transport = self.transport
+        if not self._lost:
+            transport.close()
+            asyncio.get_running_loop().call_later(_FAREWELL_SECONDS, transport.abort)

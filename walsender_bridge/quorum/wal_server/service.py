@@ -1,0 +1,339 @@
+"""The WAL server of one safekeeper: listener, limits, waking, and what the readers need, told to the hot loop.
+
+Invariant: memory is bounded by the limits below, whatever clients do, and a client that has not proved who it is
+takes nothing from one that has. Logins that take their time are the first to go when there are too many: the
+oldest of those that have said nothing, or else the oldest, makes room for the newest, so a crowd of silent
+connections keeps nobody out.
+"""
+
+import asyncio
+import contextlib
+import ssl
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+
+from walsender_bridge.errors import ConfigError, ConnectionFailedError, TusklineError
+from walsender_bridge.postgres.protocol.backend import SqlError, SqlErrorReply
+from walsender_bridge.postgres.protocol.lsn import format_lsn
+from walsender_bridge.quorum.protocol.positions import Positions, Readers
+from walsender_bridge.quorum.protocol.shared_page import LOOK_SECONDS, PositionReader
+from walsender_bridge.quorum.safekeeper.horizon import reserved_lsn
+from walsender_bridge.quorum.wal_server import feedback
+from walsender_bridge.quorum.wal_server.connection import ENDING, Connection
+from walsender_bridge.quorum.wal_server.refused_readers import Lacking
+from walsender_bridge.quorum.wal_server.scrub import STEP_SECONDS, Scrub
+from walsender_bridge.quorum.wal_server.slot_file import SlotFile
+from walsender_bridge.quorum.wal_server.slots import Slots
+from walsender_bridge.quorum.wal_server.stream import TIMEOUT
+from walsender_bridge.quorum.wal_server.tls import TlsFiles, tls_context
+from walsender_bridge.quorum.wal_server.users import Users
+from walsender_bridge.quorum.wal_server.wal_folder import WalFolder
+from walsender_bridge.runtime import status_file
+
+#: Connections that have logged in, and that have not.
+MOST_READERS: Final = 64
+_MOST_LOGINS: Final = 64
+#: Seconds between two words about who reads.
+_STATUS_SECONDS: Final = 1.0
+#: Seconds after which a slot that has moved within its segment is written down all the same.
+_SAVE_SECONDS: Final = 30.0
+_BACKLOG = 64
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Where things are, and who may come in.
+
+    `positions`: the page that the hot loop writes; `slots`: the file of the slots; `tls_client_ca`: whose client
+    certificates are asked for. `timeout`: seconds that a reader may be silent. Without a certificate the server
+    listens on loopback only, unless `tls_required` is False.
+    """
+
+    wal_dir: Path
+    positions: Path
+    slots: Path
+    users: Path
+    host: str
+    port: int
+    tls: TlsFiles | None = None
+    tls_required: bool | None = None
+    timeout: float = TIMEOUT
+    #: Where to say who reads (`WalServer.status`); None: nowhere.
+    status_file: Path | None = None
+    #: What the hot loop keeps for slots at most; None: no limit.
+    max_slot_wal_keep_size: int | None = None
+
+
+class WalServer:
+    """Serves the WAL of one safekeeper. `run` it; it is what `connection.Server` asks for."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Read users, slots and certificates. Raises `ConfigError`, `CorruptError`, `NotSupportedError`."""
+        loopback = settings.host in {"127.0.0.1", "::1", "localhost"}
+        self.tls_required = not loopback if settings.tls_required is None else settings.tls_required
+        if self.tls_required and settings.tls is None:
+            raise ConfigError(
+                "WAL would be served without TLS",
+                where=f"{settings.host}:{settings.port}",
+                repair="give a certificate and its key, or listen on 127.0.0.1",
+            )
+        self.folder = WalFolder(settings.wal_dir)
+        self.users = Users(settings.users)
+        self.timeout = settings.timeout
+        self.tls: ssl.SSLContext | None = None
+        self.certificate: str | None = None
+        if settings.tls is not None:
+            self.tls, self.certificate = tls_context(settings.tls)
+        self._settings = settings
+        self._file = SlotFile(settings.slots)
+        # The segment size is known once there is WAL; until then no slot can have moved.
+        self.slots = Slots.restored(self._file.load(), segment_bytes=1 << 24)
+        self._page = PositionReader(settings.positions, self.folder.history)
+        self._lacking = Lacking()
+        self._logins: dict[int, Connection] = {}
+        self._readers: dict[int, Connection] = {}
+        self._number = 0
+        self._saving = asyncio.Lock()
+        self._saved_at = time.monotonic()
+        self._told: Readers | None = None
+        self._faults: dict[str, str | None] = {}
+        self._said_at = 0.0
+
+    # -- what a connection asks for -------------------------------------------------------------------
+
+    def positions(self) -> Positions:
+        """The positions now. Raises `SqlErrorReply` 57P03 when there is no WAL yet, `CorruptError`."""
+        found = self._page.now()
+        if found is None:
+            raise SqlErrorReply("57P03", "the safekeeper holds no WAL yet", fatal=True)
+        return found
+
+    def admit(self, connection: Connection) -> None:
+        """The client has proved who it is. Raises `SqlErrorReply` 53300 when there are too many."""
+        self._logins.pop(connection.number, None)
+        if len(self._readers) >= MOST_READERS:
+            raise SqlErrorReply("53300", "sorry, too many clients already", fatal=True)
+        self._readers[connection.number] = connection
+
+    def wants_change(self) -> None:
+        """A reader has everything; the next change of the positions wakes us."""
+        self._page.arm()
+
+    async def save_slots(self) -> None:
+        """Make the slots durable as they are now, and tell the hot loop."""
+        async with self._saving:
+            slots = self.slots.durable()
+            # A disk that takes its time keeps no reader waiting.
+            await asyncio.to_thread(self._file.save, slots)
+            self.slots.saved(slots)
+            self._saved_at = time.monotonic()
+        self._tell()
+
+    def slot_released(self) -> None:
+        """Those who wait for a slot are to look."""
+        self._wake()
+
+    def gone(self, connection: Connection) -> None:
+        """The connection has ended."""
+        self._logins.pop(connection.number, None)
+        self._readers.pop(connection.number, None)
+        self.slots.disconnected(connection.number)
+        self._wake()
+
+    # -- running ----------------------------------------------------------------------------------------
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Serve until `stop` is set. Raises `ConnectionFailedError` if the port cannot be had."""
+        loop = asyncio.get_running_loop()
+        settings = self._settings
+        try:
+            listener = await loop.create_server(
+                self._connection, settings.host, settings.port, backlog=_BACKLOG
+            )
+        except OSError as error:
+            raise ConnectionFailedError(
+                f"the port cannot be had: {error.strerror}",
+                where=f"{settings.host}:{settings.port}",
+                repair="choose another with --listen, or end who has it",
+            ) from None
+        loop.add_reader(self._page.fileno(), self._moved)
+        tasks = [asyncio.create_task(self._upkeep()), asyncio.create_task(self._scrub())]
+        _log.info(
+            "serving WAL", listen=f"{settings.host}:{settings.port}", tls=self.tls is not None
+        )
+        try:
+            await stop.wait()
+        finally:
+            listener.close()
+            for task in tasks:
+                task.cancel()
+            everybody = [*self._logins.values(), *self._readers.values()]
+            for connection in everybody:
+                connection.end(ENDING)
+            for connection in everybody:
+                await connection.ended()
+            loop.remove_reader(self._page.fileno())
+            if self.slots.changed:
+                await self.save_slots()
+            self._tell()
+            self._page.close()
+
+    def _connection(self) -> Connection:
+        self._number += 1
+        if len(self._logins) >= _MOST_LOGINS:
+            waiting = self._logins.values()
+            oldest = next((each for each in waiting if each.silent), next(iter(waiting)))
+            _log.warning("too many logins at once: the oldest has to go")
+            oldest.end(SqlError("53300", "too many connections are logging in", fatal=True))
+            del self._logins[oldest.number]
+        made = Connection(self, self._number)
+        self._logins[made.number] = made
+        return made
+
+    def _moved(self) -> None:
+        self._page.drain()
+        self._wake()
+
+    def _wake(self) -> None:
+        for connection in self._readers.values():
+            connection.wake()
+
+    async def _upkeep(self) -> None:
+        """What time brings: deadlines, a change that nobody told, users that were changed, slots that moved."""
+        last: Positions | None = None
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            now = time.monotonic()
+            with contextlib.suppress(TusklineError):
+                # An error of the folder is each reader's own; here it only has to be looked at again.
+                found = self._page.now()
+                if found is not None and found != last:
+                    last = found
+                    self.slots.segment_bytes = found.segment_bytes
+                    self._wake()
+            for connection in [*self._logins.values(), *self._readers.values()]:
+                connection.tick(now)
+            due = now - self._said_at >= _STATUS_SECONDS
+            lost = due and last is not None and self._lose_slots(last)
+            await self._keep(now, urgent=bool(lost))
+            if due:
+                self._said_at = now
+                if self._settings.status_file is not None:
+                    status_file.write(self._settings.status_file, self.status(last))
+
+    async def _scrub(self) -> None:
+        """Find damage in complete segments before readers do, beside everything else."""
+        scrub = Scrub(self.folder)
+        while True:
+            await asyncio.sleep(STEP_SECONDS)
+            try:
+                await asyncio.to_thread(scrub.step)
+                self._complain("segments cannot be read", None)
+            except OSError as error:
+                self._complain("segments cannot be read", error.strerror)
+
+    def _lose_slots(self, positions: Positions) -> bool:
+        """Find slots whose WAL has been removed; whether there were any."""
+        lost = self.slots.lose(
+            positions.served_lsn,
+            lambda lsn: self.folder.holds(lsn, positions.segment_bytes, positions.history),
+        )
+        for slot in lost:
+            _log.error(
+                "invalidating obsolete replication slot",
+                slot=slot.name,
+                restart_lsn=format_lsn(slot.restart_lsn or 0),
+                max_slot_wal_keep_size=self._settings.max_slot_wal_keep_size,
+            )
+        if lost:
+            self._wake()
+        return bool(lost)
+
+    def status(self, positions: Positions | None = None) -> dict[str, Any]:
+        """Who reads, and the slots. LSNs as PostgreSQL writes them; null: not known, or none.
+
+        `readers`: of each that streams its `user`, `address`, `application_name`, `timeline`, `sent_lsn`,
+        `flush_lsn`; `slots`: of each its `slot` name, `restart_lsn`, `active`, `temporary`, and `wal_status` as
+        PostgreSQL has it (`reserved`, `unreserved`: past `max_slot_wal_keep_size`, `lost`); `logins`: how many
+        clients are not through; `damaged`: segments that are not served.
+        """
+        flush_lsn = positions.flush_lsn if positions else 0
+        reserved = reserved_lsn(flush_lsn, self._settings.max_slot_wal_keep_size)
+        return {
+            "damaged": sorted(self.folder.damaged),
+            "logins": len(self._logins),
+            "readers": [
+                {
+                    "address": c.address,
+                    **c.who,
+                    "timeline": c.stream.timeline,
+                    "sent_lsn": format_lsn(c.stream.sent_lsn),
+                    "flush_lsn": format_lsn(c.stream.flush_lsn),
+                }
+                for c in self._readers.values()
+                if c.stream is not None
+            ],
+            "slots": [
+                {
+                    "slot": slot.name,
+                    "restart_lsn": None
+                    if slot.restart_lsn is None
+                    else format_lsn(slot.restart_lsn),
+                    "active": active,
+                    "temporary": slot.temporary,
+                    "wal_status": slot.wal_status(reserved),
+                }
+                for slot, active in self.slots.all()
+            ],
+        }
+
+    async def _keep(self, now: float, *, urgent: bool) -> None:
+        try:
+            self.users.refresh()
+            self._complain("the users stay as they were", None)
+        except ConfigError as error:
+            self._complain("the users stay as they were", f"{error.where}: {error.what}")
+        due = urgent or self.slots.frees_a_segment or now - self._saved_at > _SAVE_SECONDS
+        if self.slots.changed and due:
+            try:
+                await self.save_slots()
+                self._complain("the slots cannot be written", None)
+            except OSError as error:
+                # They pin more than they need meanwhile, and are tried again.
+                self._complain("the slots cannot be written", error.strerror)
+        self._tell()
+
+    def _complain(self, what: str, why: str | None) -> None:
+        """Log a fault once, however often it is met; `why` None: it is mended."""
+        if why is not None and self._faults.get(what) != why:
+            _log.error(what, why=why)
+        self._faults[what] = why
+
+    def refused(self, connection: Connection, lsn: int) -> None:
+        """A reader's WAL is not here: until it is brought, or nobody asks any more, it counts as needed."""
+        self._lacking.refused(connection.reader, lsn, time.monotonic())
+
+    def _tell(self) -> None:
+        """Tell the hot loop what the readers need, if that has changed."""
+        streams = [c.stream for c in self._readers.values() if c.stream is not None]
+        now = time.monotonic()
+        for connection in self._readers.values():
+            if connection.stream is not None:
+                self._lacking.sent(connection.reader, connection.stream.sent_lsn, now)
+        pins = [
+            pin for pin in (self.slots.pin_lsn(), self._lacking.pin_lsn(now)) if pin is not None
+        ]
+        needs = Readers(
+            min(pins, default=None),
+            feedback.oldest([*(s.feedback for s in streams), *self.slots.feedbacks()]),
+            len(streams),
+        )
+        if needs != self._told:
+            self._page.publish(needs)
+            self._told = needs

@@ -1,0 +1,207 @@
+"""Physical replication slots of a safekeeper: which WAL its readers still need.
+
+As in PostgreSQL a slot keeps WAL from the position that its reader last confirmed as flushed, and the reader's
+oldest transactions, also while nobody is connected. `TEMPORARY` ones live as long as their connection.
+
+Invariant: what is told as pinned (`pin_lsn`) is what the file says, and a slot moves forward only. So after a crash
+a slot asks for nothing that could have been removed. Advancing is written down lazily: when a slot has left a
+segment (sooner it would pin the same files), or some seconds later. Making and dropping are durable before their
+answer.
+
+A slot whose WAL has been removed all the same (the hot loop keeps `max_slot_wal_keep_size` for slots at most, and a log
+that began anew has none of it) is lost, as in PostgreSQL: it holds nothing any more, neither WAL nor VACUUM, and its
+clients are refused until it is dropped.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from walsender_bridge.postgres.protocol.backend import SqlErrorReply
+from walsender_bridge.quorum.protocol.messages import HotStandbyFeedback
+from walsender_bridge.quorum.protocol.positions import NO_FEEDBACK
+
+#: Slots that a safekeeper may have; more is a client that makes one at each start.
+MOST_SLOTS: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A slot. `restart_lsn` None: it keeps nothing until a reader confirms a first position.
+
+    `lost`: WAL from `restart_lsn` on has been removed.
+    """
+
+    name: str
+    restart_lsn: int | None = None
+    feedback: HotStandbyFeedback = NO_FEEDBACK
+    temporary: bool = False
+    lost: bool = False
+
+    def wal_status(self, reserved_lsn: int) -> str | None:
+        """As in PostgreSQL's `pg_replication_slots`; `reserved_lsn`: the oldest WAL that a slot can hold."""
+        if self.lost:
+            return "lost"
+        if self.restart_lsn is None:
+            return None
+        return "reserved" if self.restart_lsn >= reserved_lsn else "unreserved"
+
+
+@dataclass(slots=True)
+class _State:
+    slot: Slot
+    owner: int | None = None  # the number of the connection that uses it
+    missed: bool = False  # its WAL was not there at the last look
+
+
+@dataclass(slots=True)
+class Slots:
+    """The slots in memory. Connections are numbers. No I/O: `SlotFile` writes what `durable` gives."""
+
+    segment_bytes: int
+    _slots: dict[str, _State] = field(default_factory=dict)
+    _saved: dict[str, Slot] = field(default_factory=dict)
+
+    @classmethod
+    def restored(cls, slots: list[Slot], segment_bytes: int) -> "Slots":
+        """As the file had them."""
+        return cls(
+            segment_bytes,
+            {slot.name: _State(slot) for slot in slots},
+            {slot.name: slot for slot in slots},
+        )
+
+    def create(self, slot: Slot, connection: int) -> None:
+        """Make a slot; a temporary one is in use at once. Raises `SqlErrorReply` 42710, 53400."""
+        if slot.name in self._slots:
+            raise SqlErrorReply("42710", f'replication slot "{slot.name}" already exists')
+        if len(self._slots) >= MOST_SLOTS:
+            raise SqlErrorReply(
+                "53400", "all replication slots are in use", hint="Drop one that nobody needs."
+            )
+        self._slots[slot.name] = _State(slot, connection if slot.temporary else None)
+
+    def drop(self, name: str, connection: int) -> bool:
+        """Remove a slot; whether its removal has to be written down. Raises `SqlErrorReply` 42704, 55006."""
+        state = self._unused(name, connection)
+        del self._slots[name]
+        return not state.slot.temporary
+
+    def find(self, name: str) -> Slot | None:
+        """The slot of that name."""
+        state = self._slots.get(name)
+        return state.slot if state else None
+
+    def in_use(self, name: str, connection: int) -> bool:
+        """Whether another connection uses it."""
+        state = self._slots.get(name)
+        return state is not None and state.owner not in {None, connection}
+
+    def acquire(self, name: str, connection: int) -> None:
+        """Use a slot. Raises `SqlErrorReply` 42704, 55006, 55000."""
+        state = self._unused(name, connection)
+        self.check(name)
+        state.owner = connection
+
+    def check(self, name: str, *, fatal: bool = False) -> None:
+        """Raises `SqlErrorReply` 55000 when the slot is lost."""
+        state = self._slots.get(name)
+        if state is not None and state.slot.lost:
+            raise SqlErrorReply(
+                "55000",
+                f'can no longer access replication slot "{name}"',
+                fatal=fatal,
+                detail='This replication slot has been invalidated due to "wal_removed".',
+                hint="Drop it; WAL from its position on may be on another safekeeper, or in the archive.",
+            )
+
+    def lose(self, served_lsn: int, holds: Callable[[int], bool]) -> list[Slot]:
+        """Mark those whose WAL is gone, by two looks of which neither found it; which these are.
+
+        `holds`: whether the byte at an LSN below `served_lsn` is there.
+        """
+        found = []
+        for state in self._slots.values():
+            lsn = state.slot.restart_lsn
+            asked = lsn is not None and lsn < served_lsn and not state.slot.lost
+            missing = asked and lsn is not None and not holds(lsn)
+            if missing and state.missed:
+                state.slot = replace(state.slot, lost=True, feedback=NO_FEEDBACK)
+                found.append(state.slot)
+            state.missed = missing
+        return found
+
+    def release(self, name: str) -> None:
+        """The stream that used it has ended. A temporary slot stays its connection's."""
+        state = self._slots.get(name)
+        if state is not None and not state.slot.temporary:
+            state.owner = None
+
+    def disconnected(self, connection: int) -> None:
+        """A connection is gone, and with it its temporary slots."""
+        for name, state in list(self._slots.items()):
+            if state.owner == connection:
+                state.owner = None
+                if state.slot.temporary:
+                    del self._slots[name]
+
+    def confirm(self, name: str, flush_lsn: int) -> None:
+        """The slot's reader has WAL up to `flush_lsn` on disk."""
+        state = self._slots.get(name)
+        if state is None or state.slot.lost:
+            return
+        if flush_lsn > (state.slot.restart_lsn or 0):
+            state.slot = replace(state.slot, restart_lsn=flush_lsn)
+
+    def heed(self, name: str, feedback: HotStandbyFeedback) -> None:
+        """The oldest transactions of the slot's reader."""
+        state = self._slots.get(name)
+        if state is not None and not state.slot.lost and state.slot.feedback != feedback:
+            state.slot = replace(state.slot, feedback=feedback)
+
+    def feedbacks(self) -> Iterator[HotStandbyFeedback]:
+        """What each slot's reader still sees, connected or not."""
+        return (state.slot.feedback for state in self._slots.values())
+
+    def pin_lsn(self) -> int | None:
+        """The oldest WAL that the slots keep for certain: of permanent ones what the file says; None if none."""
+        kept = [*self._saved.values(), *(s.slot for s in self._slots.values() if s.slot.temporary)]
+        held = [slot.restart_lsn for slot in kept if not slot.lost]
+        return min((lsn for lsn in held if lsn is not None), default=None)
+
+    def all(self) -> list[tuple[Slot, bool]]:
+        """Every slot, by name, and whether it is in use."""
+        return [(state.slot, state.owner is not None) for _, state in sorted(self._slots.items())]
+
+    def durable(self) -> dict[str, Slot]:
+        """The permanent slots as they are now, for the file."""
+        return {n: s.slot for n, s in self._slots.items() if not s.slot.temporary}
+
+    def saved(self, slots: dict[str, Slot]) -> None:
+        """The file says this now."""
+        self._saved = slots
+
+    @property
+    def changed(self) -> bool:
+        """Whether the file is behind."""
+        return self.durable() != self._saved
+
+    @property
+    def frees_a_segment(self) -> bool:
+        """Whether writing the file now would unpin whole segments."""
+        return any(
+            name in self._saved
+            and (slot.restart_lsn or 0) // self.segment_bytes
+            > (self._saved[name].restart_lsn or 0) // self.segment_bytes
+            for name, slot in self.durable().items()
+        )
+
+    def _unused(self, name: str, connection: int) -> _State:
+        state = self._slots.get(name)
+        if state is None:
+            raise SqlErrorReply("42704", f'replication slot "{name}" does not exist')
+        if self.in_use(name, connection):
+            raise SqlErrorReply(
+                "55006", f'replication slot "{name}" is active for connection {state.owner}'
+            )
+        return state

@@ -1,0 +1,182 @@
+"""Who may read WAL: users and the verifiers of their passwords, and SCRAM-SHA-256 with them.
+
+The file has a line for each user, `"name" "SCRAM-SHA-256$..."`: the form of PgBouncer's `auth_file`, with the
+verifier that PostgreSQL itself keeps in `pg_authid.rolpassword`. From a verifier no password can be had, but
+whoever has it can pretend to be this server, so the file must be its owner's alone. Plain passwords and MD5 are
+refused by name. The file is read again when it has changed.
+
+Invariant: a name that is not in the file costs its client the same conversation, with a salt that stays the
+same, and the same error: nothing tells who exists. Nothing of what a client sends here is ever logged.
+
+Sources: RFC 5802, RFC 7677, RFC 5929 (`tls-server-end-point`); PostgreSQL documentation, "SASL Authentication".
+"""
+
+import base64
+import binascii
+import hashlib
+import hmac
+import re
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from scramp import ScramException, ScramMechanism
+
+from walsender_bridge.errors import ConfigError
+from walsender_bridge.postgres.protocol.backend import SqlErrorReply
+
+SCRAM: Final = "SCRAM-SHA-256"
+SCRAM_PLUS: Final = "SCRAM-SHA-256-PLUS"
+_LINE = re.compile(r'"((?:[^"]|"")+)"\s+"((?:[^"]|"")*)"\s*')
+_VERIFIER = re.compile(
+    r"SCRAM-SHA-256\$(\d{1,8}):([A-Za-z0-9+/=]+)\$([A-Za-z0-9+/=]+):([A-Za-z0-9+/=]+)"
+)
+_KEY_BYTES = 32
+#: What a PostgreSQL of today uses, for names that are not here.
+_ITERATIONS, _SALT_BYTES, _SHORTEST_SALT = 4096, 16, 12
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Verifier:
+    """What SCRAM needs to check a password, without the password."""
+
+    iterations: int
+    salt: bytes
+    stored_key: bytes
+    server_key: bytes
+
+
+def parse_verifier(text: str) -> Verifier:
+    """PostgreSQL's text of a verifier. Raises `ConfigError`, which never shows the text."""
+    match = _VERIFIER.fullmatch(text)
+    try:
+        if match is not None:
+            salt, stored, server = (base64.b64decode(match[i], validate=True) for i in (2, 3, 4))
+            if len(stored) == len(server) == _KEY_BYTES and len(salt) >= _SHORTEST_SALT:
+                return Verifier(int(match[1]), salt, stored, server)
+    except binascii.Error:
+        pass
+    raise ConfigError(
+        "a user's secret is not a SCRAM-SHA-256 verifier",
+        repair="take it from pg_authid.rolpassword of a role whose password was set with"
+        " password_encryption = scram-sha-256",
+    )
+
+
+class Users:
+    """The users of the file at `path`. Raises `ConfigError` when it is made, if the file is not right."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._secret = secrets.token_bytes(_KEY_BYTES)
+        self._stamp: tuple[int, int, int] = (0, 0, 0)
+        self._users: dict[str, Verifier] = {}
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Read the file again if it has changed. Raises `ConfigError`; the users stay as they were then."""
+        try:
+            found = self._path.stat()
+            stamp = (found.st_ino, found.st_mtime_ns, found.st_size)
+            if stamp == self._stamp:
+                return
+            if found.st_mode & 0o077:
+                raise ConfigError(
+                    "others may read the users' verifiers",
+                    where=str(self._path),
+                    repair=f"chmod 600 {self._path}",
+                )
+            lines = self._path.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                f"the users cannot be read: {type(error).__name__}",
+                where=str(self._path),
+                repair='write a line for each: "name" "SCRAM-SHA-256$..."',
+            ) from None
+        users: dict[str, Verifier] = {}
+        for number, line in enumerate(lines, 1):
+            if not line.strip() or line.lstrip().startswith((";", "#")):
+                continue
+            where = f"{self._path}:{number}"
+            match = _LINE.fullmatch(line.strip())
+            if match is None:
+                raise ConfigError(
+                    "not a user", where=where, repair='write "name" "SCRAM-SHA-256$..."'
+                )
+            try:
+                users[match[1].replace('""', '"')] = parse_verifier(match[2])
+            except ConfigError as error:
+                raise ConfigError(error.what, where=where, repair=error.repair) from None
+        self._users, self._stamp = users, stamp
+
+    def verifier(self, user: str) -> Verifier:
+        """The user's verifier; for a name that is not there one that no password fits."""
+        known = self._users.get(user)
+        if known is not None:
+            return known
+        salt = hmac.digest(self._secret, user.encode(), hashlib.sha256)[:_SALT_BYTES]
+        return Verifier(
+            _ITERATIONS,
+            salt,
+            secrets.token_bytes(_KEY_BYTES),
+            secrets.token_bytes(_KEY_BYTES),
+        )
+
+
+class ScramExchange:
+    """The server's side of one login: two messages in, two out. `certificate`: the server's, PEM, on TLS."""
+
+    def __init__(self, user: str, verifier: Verifier, certificate: str | None) -> None:
+        self._user = user
+        self._verifier = verifier
+        self._certificate = certificate
+        self.mechanisms = (SCRAM_PLUS, SCRAM) if certificate else (SCRAM,)
+
+    def first(self, mechanism: str, data: str) -> str:
+        """The client's first message, and the answer. Raises `SqlErrorReply` 28P01, 08P01."""
+        if mechanism not in self.mechanisms:
+            raise _violation("the client chose a mechanism that was not offered")
+        header, found, bare = _split_header(data)
+        if not found:
+            raise _violation("malformed SCRAM message")
+        if header.startswith("p=") != (mechanism == SCRAM_PLUS):
+            raise _violation("channel binding and mechanism do not fit together")
+        binding = ("tls-server-end-point", self._certificate) if self._certificate else None
+        made = self._verifier
+        try:
+            self._server = ScramMechanism(mechanism).make_server(
+                lambda _: (made.salt, made.stored_key, made.server_key, made.iterations),
+                channel_binding=binding,
+            )
+            # The name is the startup packet's. libpq leaves it empty here, which the library does not take.
+            self._server.set_client_first(f"{header}n=user,{bare.partition(',')[2]}")
+            # The proof is over the message as it came.
+            self._server.client_first_bare = bare
+            answer: str = self._server.get_server_first()
+        except ScramException:
+            raise _violation("malformed or unfitting SCRAM message") from None
+        return answer
+
+    def final(self, data: str) -> str:
+        """The client's proof, and the server's. Raises `SqlErrorReply` 28P01 if the password is wrong."""
+        try:
+            self._server.set_client_final(data)
+            answer: str = self._server.get_server_final()
+        except ScramException:
+            raise SqlErrorReply(
+                "28P01", f'password authentication failed for user "{self._user}"', fatal=True
+            ) from None
+        return answer
+
+
+def _split_header(data: str) -> tuple[str, bool, str]:
+    """The GS2 header (flag, authorisation identity, two commas), whether it is one, and the rest."""
+    flag, comma, rest = data.partition(",")
+    identity, second, bare = rest.partition(",")
+    whole = bool(comma and second and bare.startswith("n=") and flag[:1] in {"n", "y", "p"})
+    return f"{flag},{identity},", whole, bare
+
+
+def _violation(text: str) -> SqlErrorReply:
+    return SqlErrorReply("08P01", text, fatal=True)

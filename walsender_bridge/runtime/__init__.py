@@ -1,0 +1,1 @@
+"""What every process needs whatever it is for: durable files, logs, clocks, child processes."""

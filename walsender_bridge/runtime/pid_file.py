@@ -1,0 +1,131 @@
+"""Whether `tuskline up`, or a part by itself, runs in a folder: locks that its process holds for as long as it lives.
+
+They are the kernel's (`flock`), so they end with the process, whatever ends that. Of two that start, one gets
+`up.lock`. It writes its pid into `up.pid` and locks that file then: so while that lock is held, the pid in the
+file is its holder's, the file's time is its start, and no other process is ever taken for ours. For the parts of
+`keeper run`, `bridge run` and `lake run`, likewise, `keeper.lock` and so on.
+"""
+
+import contextlib
+import fcntl
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from walsender_bridge.errors import DeadlineError, RunningError
+from walsender_bridge.runtime import disk_full
+from walsender_bridge.runtime.times import iso_time
+
+#: Digits of a pid in its file, with spaces before it.
+_WIDTH = 20
+
+
+@contextmanager
+def held(run_dir: Path, part: str = "up") -> Iterator[None]:
+    """Hold the lock. Raises `RunningError` when another process has it, and what `disk_full` names."""
+    mutex_file, pid_file = run_dir / f"{part}.lock", _pid_file(run_dir, part)
+    with disk_full.named(run_dir):
+        run_dir.mkdir(parents=True, exist_ok=True)
+        mutex = mutex_file.open("a")
+    with mutex:
+        try:
+            fcntl.flock(mutex, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise _running(run_dir, part, owner(run_dir, part)) from None
+        except OSError as error:
+            # A file system without locks.
+            raise disk_full.of(error, mutex_file) from None
+        # Written over what is there: a disk that is full since has room for it.
+        with disk_full.named(pid_file):
+            descriptor = os.open(pid_file, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            with disk_full.named(pid_file):
+                os.write(descriptor, f"{os.getpid():>{_WIDTH}}\n".encode())
+                os.ftruncate(descriptor, _WIDTH + 1)
+            # Waits for those who are looking just now.
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+
+def _pid_file(run_dir: Path, part: str) -> Path:
+    return run_dir / f"{part}.pid"
+
+
+def _running(run_dir: Path, part: str, pid: int | None) -> RunningError:
+    """The error. The pid is not known (None) while the holder is writing it."""
+    command = "tuskline up" if part == "up" else f"tuskline {part} run"
+    since = None
+    with contextlib.suppress(OSError):
+        since = iso_time(_pid_file(run_dir, part).stat().st_mtime)
+    holder = f", as process {pid} since {since}" if pid is not None else ""
+    alone = f"end process {pid}" if pid is not None else "end that process"
+    return RunningError(
+        f"`{command}` runs already{holder}",
+        where=str(run_dir),
+        repair="tuskline down"
+        if part == "up"
+        else f"tuskline down, or {alone} if `up` does not run it",
+    )
+
+
+def owner(run_dir: Path, part: str = "up") -> int | None:
+    """The process id of the `up`, or of the part, that runs; None if there is none."""
+    try:
+        with _pid_file(run_dir, part).open() as file:
+            try:
+                # Shared: two who ask do not take each other for the owner.
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return int(file.read())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return None
+
+
+def refuse_while_running(run_dir: Path, part: str = "up", *, seconds: float = 0.0) -> None:
+    """Raise `RunningError` while `up`, or the part, runs. `seconds`: for one whose supervisor was killed to end."""
+    deadline = time.monotonic() + seconds
+    while (pid := owner(run_dir, part)) is not None:
+        if time.monotonic() >= deadline:
+            raise _running(run_dir, part, pid)
+        time.sleep(0.05)
+
+
+def wait_for_lock(file: Path, seconds: float) -> None:
+    """Return when no process has this file locked, or after `seconds`."""
+    deadline = time.monotonic() + seconds
+    with contextlib.suppress(OSError), file.open() as lock:
+        while time.monotonic() < deadline:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                time.sleep(0.05)
+            else:
+                return
+
+
+def end(run_dir: Path, timeout: float) -> int | None:
+    """Tell `up` to end, and wait until it has; its process id, None if it did not run.
+
+    Raises `DeadlineError` after `timeout` seconds.
+    """
+    pid = owner(run_dir)
+    if pid is None:
+        return None
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
+    deadline = time.monotonic() + timeout
+    while owner(run_dir) == pid:
+        if time.monotonic() > deadline:
+            raise DeadlineError(
+                f"process {pid} has not ended in {timeout:g} s",
+                where=str(run_dir),
+                repair="it ends its parts first; see its log",
+            )
+        time.sleep(0.05)
+    return pid

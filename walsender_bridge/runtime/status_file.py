@@ -1,0 +1,45 @@
+"""A JSON file in which a process says how it is: replaced as a whole, so a reader sees one moment.
+
+It is written from loops that must not stop: a disk that takes no file is no reason to. The log says so once, and the
+reader sees by `updated_at` (seconds since the Unix epoch) that it is old. `pid` says who wrote it.
+"""
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from walsender_bridge.runtime import logs
+
+_log = logs.logger(__name__)
+#: Files that could not be written when it was last tried.
+_untold: set[Path] = set()
+
+
+def write(path: Path, record: Mapping[str, Any]) -> None:
+    """Replace the file, with `pid` and `updated_at` added."""
+    draft = path.with_suffix(f".{os.getpid()}.tmp")
+    whole = {**record, "pid": os.getpid(), "updated_at": time.time()}
+    try:
+        draft.write_text(json.dumps(whole))
+        draft.rename(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            draft.unlink()
+        if path not in _untold:
+            _log.error("the status file cannot be written", where=str(path), reason=str(error))
+            _untold.add(path)
+    else:
+        _untold.discard(path)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """What was last written, or {}: nobody ever wrote, or not such a file."""
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

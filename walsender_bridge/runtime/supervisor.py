@@ -1,0 +1,265 @@
+"""Runs child processes, restarts those that end, and says what it runs.
+
+Invariant: a child never outlives its supervisor. Each child inherits the read end of a pipe whose write
+end only the supervisor holds; when the supervisor is gone, whatever killed it, the pipe closes and
+`exit_with_parent` ends the child. So a restarted supervisor never meets a second copy of its children.
+
+A child that ends, other than by a code in `Child.final`, is started again after a pause that grows from 0.2 s to 15 s and is forgotten after a
+minute of good life. So is one that cannot be started, since a disk is full or processes are many.
+
+What runs is written to `<run_dir>/<name>.json` at each change (name, pid, state, restarts, last exit code of each
+child), by rename, so a reader sees a whole file. A disk that takes no file ends no child, which has disks of its own;
+the file is written as soon as it can be.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from walsender_bridge.runtime import logs, status_file
+from walsender_bridge.runtime.private_folder import private_file
+
+PARENT_FD = "TUSKLINE_PARENT_FD"
+#: To a child: the signal that ended its predecessor, by name.
+LAST_SIGNAL = "TUSKLINE_LAST_SIGNAL"
+FIRST_PAUSE = 0.2
+LONGEST_PAUSE = 15.0
+GOOD_LIFE = 60.0
+#: Seconds between two tries to write the states.
+AGAIN_SECONDS = 1.0
+
+_log = logs.logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """A process to keep running. `env` is added to the supervisor's own environment."""
+
+    name: str
+    argv: Sequence[str]
+    env: Mapping[str, str] = field(default_factory=dict)
+    #: File that takes stdout and stderr (appended); None: they go where the supervisor's go.
+    log_file: Path | None = None
+    #: Exit codes after which it is not started again: another start would do harm, or the same.
+    final: Collection[int] = ()
+
+
+@dataclass(slots=True)
+class ChildState:
+    """What a supervisor knows of one child."""
+
+    pid: int | None = None
+    state: str = "starting"
+    restarts: int = 0
+    exit_code: int | None = None
+    started_at: float = 0.0
+    #: Ends in a row that came within `GOOD_LIFE`.
+    failures: int = 0
+
+
+class Supervisor:
+    """Keeps children running until `stop` is set; then ends them, politely first.
+
+    `grace` is the seconds a child has between SIGTERM and SIGKILL.
+    """
+
+    def __init__(
+        self, name: str, children: Sequence[Child], *, run_dir: Path, grace: float = 20.0
+    ) -> None:
+        self.name = name
+        self.states = {child.name: ChildState() for child in children}
+        self._children = children
+        self._run_dir = run_dir
+        self._grace = grace
+        #: Why the states could not be written; empty: they are.
+        self._untold = ""
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Run all children until `stop` is set."""
+        self._run_dir.mkdir(parents=True, exist_ok=True)
+        read_end, write_end = os.pipe()
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for child in self._children:
+                    tasks.create_task(self._keep(child, read_end, stop))
+                tasks.create_task(self._tell_again(stop))
+        finally:
+            os.close(read_end)
+            os.close(write_end)
+            self._write()
+
+    async def _keep(self, child: Child, read_end: int, stop: asyncio.Event) -> None:
+        state = self.states[child.name]
+        pause = FIRST_PAUSE
+        while not stop.is_set():
+            born = time.monotonic()
+            try:
+                process = await self._start(child, read_end)
+            except OSError as error:
+                state.exit_code = None
+                _log.error("child cannot be started", child=child.name, reason=str(error))
+            else:
+                state.pid, state.state, state.started_at = process.pid, "running", time.time()
+                self._write()
+                await self._wait(process, stop)
+                state.pid, state.exit_code = None, process.returncode
+            state.state = "stopped" if stop.is_set() else "restarting"
+            self._write()
+            if stop.is_set():
+                return
+            if state.exit_code in child.final:
+                state.state = "ended"
+                self._write()
+                _log.error("child ended for good", child=child.name, exit_code=state.exit_code)
+                # The others go on, and an operator sees that this one does not.
+                await stop.wait()
+                return
+            if time.monotonic() - born > GOOD_LIFE:
+                pause, state.failures = FIRST_PAUSE, 0
+            state.restarts += 1
+            state.failures += 1
+            _log.warning(
+                "child ended",
+                child=child.name,
+                exit_code=state.exit_code,
+                **({"signal": name} if (name := _signal_of(state.exit_code)) else {}),
+                again=pause,
+            )
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), pause)
+            pause = min(pause * 2, LONGEST_PAUSE)
+
+    async def _start(self, child: Child, read_end: int) -> asyncio.subprocess.Process:
+        environment = {**os.environ, **child.env, PARENT_FD: str(read_end)}
+        environment[LAST_SIGNAL] = _signal_of(self.states[child.name].exit_code)
+        if child.log_file is None:
+            return await asyncio.create_subprocess_exec(
+                *child.argv,
+                env=environment,
+                pass_fds=(read_end,),
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        child.log_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private_file(child.log_file)
+        with child.log_file.open("ab") as log:
+            return await asyncio.create_subprocess_exec(
+                *child.argv,
+                env=environment,
+                pass_fds=(read_end,),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    async def _wait(self, process: asyncio.subprocess.Process, stop: asyncio.Event) -> None:
+        ended = asyncio.create_task(process.wait())
+        stopped = asyncio.create_task(stop.wait())
+        await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if not ended.done():
+            with contextlib.suppress(ProcessLookupError):
+                process.terminate()
+            done, _ = await asyncio.wait({ended}, timeout=self._grace)
+            if not done:
+                with contextlib.suppress(ProcessLookupError):
+                    process.kill()
+        await ended
+
+    async def _tell_again(self, stop: asyncio.Event) -> None:
+        """Write the states that no disk took."""
+        while not stop.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), AGAIN_SECONDS)
+            if self._untold:
+                self._write()
+
+    def _write(self) -> None:
+        """Tell the states, if the disk takes them."""
+        path = self._run_dir / f"{self.name}.json"
+        draft = path.with_suffix(f".{os.getpid()}.tmp")
+        try:
+            draft.write_text(json.dumps(self._record()))
+            draft.rename(path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                draft.unlink()
+            if not self._untold:
+                _log.error("the state file cannot be written", where=str(path), reason=str(error))
+            self._untold = str(error)
+        else:
+            self._untold = ""
+
+    def _record(self) -> dict[str, Any]:
+        return {
+            "pid": os.getpid(),
+            "children": {
+                name: {
+                    "pid": s.pid,
+                    "state": s.state,
+                    "restarts": s.restarts,
+                    "exit_code": s.exit_code,
+                    "started_at": s.started_at,
+                    "failures": s.failures,
+                }
+                for name, s in self.states.items()
+            },
+        }
+
+
+def read_states(run_dir: Path, name: str) -> dict[str, Any]:
+    """What the supervisor `name` last wrote; `{}` when it never ran there, or a power cut left no such file."""
+    return status_file.read(run_dir / f"{name}.json")
+
+
+def stop_on_signals(stop: asyncio.Event) -> None:
+    """SIGTERM and SIGINT set `stop`, in the running loop."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+
+
+def _signal_of(exit_code: int | None) -> str:
+    """The name of the signal that ended a process; empty if none did."""
+    if exit_code is None or exit_code >= 0:
+        return ""
+    try:
+        return signal.Signals(-exit_code).name
+    except ValueError:
+        return f"signal {-exit_code}"
+
+
+def last_signal() -> signal.Signals | None:
+    """In a supervised process: the signal that ended its predecessor."""
+    name = os.environ.pop(LAST_SIGNAL, "")
+    return signal.Signals[name] if name in signal.Signals.__members__ else None
+
+
+def exit_with_parent() -> None:
+    """In a supervised process: end at once when the supervisor is gone. Elsewhere: nothing.
+
+    A thread, because a process may be blocked in the JVM, in gRPC or in libpq at that moment.
+    """
+    text = os.environ.pop(PARENT_FD, "")
+    if not text:
+        return
+    descriptor = int(text)
+    # The process's own children must not hold the pipe's read end; it is theirs to make another.
+    os.set_inheritable(descriptor, False)
+
+    def watch() -> None:
+        with contextlib.suppress(OSError):
+            os.read(descriptor, 1)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="exit-with-parent", daemon=True).start()
