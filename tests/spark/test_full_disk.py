@@ -43,7 +43,7 @@ def epoch(tuskline: Attached) -> int:
     return head.epoch if head is not None and head.readable else 0
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(800)
 def test_a_disk_that_fills_is_named_and_nothing_is_lost_once_there_is_room(
     tmp_path: Path, database, spark
 ) -> None:
@@ -57,7 +57,7 @@ def test_a_disk_that_fills_is_named_and_nothing_is_lost_once_there_is_room(
             tuskline.json("init")
             tuskline.up()
             wait_for(lambda: epoch(tuskline), 180, "the first epoch\n" + tuskline.logs())
-            wait_for(lambda: tuskline.run("status").returncode == 0, 60, "all is well")
+            wait_for(lambda: tuskline.run("status").returncode == 0, 240, "all is well")
             ballast = lake / "tables" / "ballast"
             assert fill(ballast) > 100 << 20
             before = epoch(tuskline)
@@ -87,7 +87,7 @@ def test_a_disk_that_fills_is_named_and_nothing_is_lost_once_there_is_room(
             ballast.unlink()
             done = tuskline.run("flush", "--timeout", "120")
             assert done.returncode == 0, done.stderr + tuskline.logs()
-            wait_for(lambda: tuskline.run("status").returncode == 0, 60, "all is well again")
+            wait_for(lambda: tuskline.run("status").returncode == 0, 240, "all is well again")
             wait_for(lambda: reasons(tuskline) == [], 30, "/readyz too")
             assert tuskline.stop_up() == 0
             # A driver that is started on a full disk says the same before it starts Spark.

@@ -77,7 +77,7 @@ def undone(table, state):
 
 
 @pytest.mark.parametrize(
-    "moves", [SOME, pytest.param(ALL, marks=[pytest.mark.long, pytest.mark.timeout(1200)])]
+    "moves", [SOME, pytest.param(ALL, marks=[pytest.mark.long, pytest.mark.timeout(3600)])]
 )
 def test_32_rows_follow_every_change_of_key_and_identity(spark, tmp_path, database, moves):
     tables = {f"t{number}": move for number, move in enumerate(moves)}

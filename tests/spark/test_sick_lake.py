@@ -23,7 +23,7 @@ def ill(tuskline: Attached) -> list[str]:
     return done.stderr.splitlines() if done.returncode else []
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(800)
 def test_a_lake_of_another_log_is_named_all_the_time_and_another_folder_is_a_way_out(
     tmp_path, database, spark
 ):
@@ -55,6 +55,6 @@ def test_a_lake_of_another_log_is_named_all_the_time_and_another_folder_is_a_way
         tuskline.up()
         flushed = tuskline.run("flush", seconds=240)
         assert flushed.returncode == 0, flushed.stderr + tuskline.logs()
-        wait_for(lambda: not ill(tuskline), 60, "all is well")
+        wait_for(lambda: not ill(tuskline), 240, "all is well")
         assert read(spark, tmp_path / "second")["orders"].count() == 1
         assert tuskline.stop_up() == 0

@@ -94,7 +94,7 @@ def test_26_the_policy_of_each_table_in_a_job_that_runs(tmp_path: Path, database
         tuskline.up()
         done = tuskline.run("table", "resume", BILLS, "--wait", "--timeout", "120", seconds=150)
         assert done.returncode == 0, done.stderr + tuskline.logs()
-        wait_for(lambda: tuskline.run("status").returncode == 0, 120, "all is well")
+        wait_for(lambda: tuskline.run("status").returncode == 0, 240, "all is well")
         flush(tuskline)
         wait_for(lambda: counts(tuskline, BILLS) == (1, 1, 0), 10, "it is set aside")
         assert counts(tuskline, DOCS) == (3, 1, 1)

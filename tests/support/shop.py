@@ -93,7 +93,7 @@ class Shop:
             assert sorted(map(tuple, snapshot[table].collect())) == expected
             assert snapshot.manifest.tables[table].rows == len(expected)
         assert set(snapshot) >= {*TABLES.values()}
-        wait_for(lambda: not self.ill(), 60, "all is well")
+        wait_for(lambda: not self.ill(), 240, "all is well")
 
     def ill(self) -> str:
         """What `status` says is wrong, in one line."""
