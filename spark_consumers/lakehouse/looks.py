@@ -9,14 +9,17 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import structlog
 
+from spark_consumers.lakehouse import sources
 from spark_consumers.lakehouse.shape import Look
-from spark_consumers.lakehouse.sources import Source, look
-from walsender_bridge.errors import TusklineError
+from spark_consumers.lakehouse.sources import Source
+from walsender_bridge.errors import TusklineError, UnavailableError
 
 #: Seconds between two questions to a source.
 LOOK_SECONDS = 5.0
 #: Seconds that the loop waits for the answers: a server that runs needs a few milliseconds.
 _PATIENCE = 1.0
+#: Seconds after which a source that is not seen is told: until it is, what its catalog alone shows goes unnoticed.
+UNSEEN_SECONDS = 60.0
 
 log = structlog.get_logger()
 
@@ -24,11 +27,16 @@ log = structlog.get_logger()
 class Looks:
     """See the module. Used by one thread."""
 
-    def __init__(self, sources: Sequence[Source]) -> None:
-        self._sources = {source.stream: source for source in sources}
-        self._pool = ThreadPoolExecutor(max(len(sources), 1), thread_name_prefix="look")
+    def __init__(
+        self, configured: Sequence[Source], now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._now = now
+        self._sources = {source.stream: source for source in configured}
+        self._pool = ThreadPoolExecutor(max(len(configured), 1), thread_name_prefix="look")
         self._asked: dict[str, tuple[float, Future[Look]]] = {}
         self._asked_at = float("-inf")
+        #: Since when a stream's source is asked in vain (monotonic seconds), and what came of it last.
+        self._unseen: dict[str, tuple[float, TusklineError]] = {}
 
     def answers(
         self,
@@ -41,21 +49,42 @@ class Looks:
 
         Asks these streams' sources when it is time, or `at_once`. `known`: see `sources.look`, by stream.
         """
-        now = time.monotonic()
+        now = self._now()
         if at_once or now - self._asked_at >= LOOK_SECONDS:
             self._asked_at = now
+            for stream in self._unseen.keys() - set(streams):
+                del self._unseen[stream]
             for stream in streams:
                 if stream not in self._asked:
-                    question = self._pool.submit(look, self._sources[stream], known(stream))
+                    question = self._pool.submit(sources.look, self._sources[stream], known(stream))
                     self._asked[stream] = now, question
             # One that is under way for longer hangs: it is not waited for each time.
             wait([asked for began, asked in self._asked.values() if began == now], _PATIENCE)
         for stream in [stream for stream, (_, asked) in self._asked.items() if asked.done()]:
             began, asked = self._asked.pop(stream)
             try:
-                yield stream, began, asked.result()
+                look = asked.result()
             except TusklineError as error:
                 log.warning("publication not seen", stream=stream, error=str(error))
+                since, _ = self._unseen.get(stream, (began, error))
+                self._unseen[stream] = since, error
+                continue
+            self._unseen.pop(stream, None)
+            yield stream, began, look
+
+    def unseen(self) -> TusklineError | None:
+        """The source that has not been seen for longest, if that is too long: its tables go on as they were."""
+        if not self._unseen:
+            return None
+        stream, (since, error) = min(self._unseen.items(), key=lambda each: each[1][0])
+        seconds = self._now() - since
+        if seconds < UNSEEN_SECONDS:
+            return None
+        return UnavailableError(
+            f"its tables have not been compared with the server's catalog for {seconds:.0f} s: {error.what}",
+            where=f"source {stream}",
+            repair=error.repair,
+        )
 
     def soon(self) -> None:
         """Ask at the next look, whenever the last one was."""

@@ -153,7 +153,7 @@ class Lakehouse:
                         continue
                     self.run_once()
                     pause = _FIRST_PAUSE
-                    self._failures.went_well()
+                    self._failures.went_well(self._looks.unseen())
                     stop.wait(_TICK)
                 except LakeError as error:
                     self._failures.ended(error)

@@ -23,7 +23,7 @@ log = structlog.get_logger()
 
 
 class RoundFailures:
-    """Names failures in the log, and to `failing`: with the error each time, and with None while rounds go well."""
+    """Names failures in the log, and to `failing`: with the error each time, and with None while all is well."""
 
     def __init__(
         self,
@@ -66,13 +66,13 @@ class RoundFailures:
         """The job ends by this error."""
         self._failing(error)
 
-    def went_well(self) -> None:
-        """A round has succeeded."""
+    def went_well(self, but: TusklineError | None = None) -> None:
+        """A round has succeeded. `but`: what is not well all the same, and ends no round."""
         now = self._now()
         if self._is_well and now - self._well_at < _WELL_SECONDS:
             return
         self._is_well, self._well_at = True, now
-        self._failing(None)
+        self._failing(but)
         if self._count:
             log.info("rounds succeed again", failures=self._count)
         self._count, self._said = 0, ""

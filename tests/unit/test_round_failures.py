@@ -56,3 +56,16 @@ def test_that_rounds_go_well_is_said_again_for_one_that_hangs_says_nothing(tmp_p
     now += 2
     failures.went_well()
     assert said == [None, None]
+
+
+def test_what_is_not_well_while_rounds_succeed_is_told(tmp_path: Path) -> None:
+    now = 100.0
+    said: list[TusklineError | None] = []
+    failures = RoundFailures(tmp_path, said.append, lambda: now)
+    unseen = UnavailableError("its tables have not been compared with the server's catalog")
+    failures.went_well()
+    now += 6
+    failures.went_well(unseen)
+    now += 6
+    failures.went_well()
+    assert said == [None, unseen, None]

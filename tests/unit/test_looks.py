@@ -1,0 +1,76 @@
+"""A source that is not seen for long is named: what only its catalog shows would go unnoticed, and all would seem well."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from spark_consumers.lakehouse import sources
+from spark_consumers.lakehouse.looks import UNSEEN_SECONDS, Looks
+from spark_consumers.lakehouse.shape import Look
+from spark_consumers.lakehouse.sources import Source
+from tests.support.waiting import wait_for
+from walsender_bridge.errors import TusklineError, UnavailableError
+
+LOCKED = UnavailableError("canceling statement due to lock timeout", repair="see pg_locks")
+
+
+class Servers:
+    """What each source answers, and what time it is."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.refused: dict[str, TusklineError] = {}
+        self.asked = 0
+
+    def look(self, source: Source, _known: object) -> Look:
+        self.asked += 1
+        if error := self.refused.get(source.stream):
+            raise error
+        return Look({}, frozenset(), 0, True, True)
+
+
+@pytest.fixture
+def servers(monkeypatch: pytest.MonkeyPatch) -> Servers:
+    made = Servers()
+    monkeypatch.setattr(sources, "look", made.look)
+    return made
+
+
+@pytest.fixture
+def looks(servers: Servers) -> Iterator[Looks]:
+    made = Looks([Source(name, "", name) for name in ("shop", "bank")], lambda: servers.now)
+    yield made
+    made.close()
+
+
+def ask(looks: Looks, servers: Servers, *streams: str) -> set[str]:
+    """The streams whose sources answered a question that was asked now."""
+    before = servers.asked
+    found = {stream for stream, *_ in looks.answers(streams, lambda _: (), at_once=True)}
+    wait_for(lambda: servers.asked >= before + len(streams), 30, "all are asked")
+    # What came after the patience is taken with the next call, which asks nobody.
+    return found | {stream for stream, *_ in looks.answers((), lambda _: ())}
+
+
+def test_a_source_that_is_asked_in_vain_for_long_is_named(looks: Looks, servers: Servers) -> None:
+    servers.refused["shop"] = LOCKED
+    assert ask(looks, servers, "shop", "bank") == {"bank"}
+    assert looks.unseen() is None
+    servers.now += UNSEEN_SECONDS + 1
+    assert ask(looks, servers, "shop", "bank") == {"bank"}
+    error = looks.unseen()
+    assert error is not None
+    assert (error.where, error.repair) == ("source shop", "see pg_locks")
+    assert "not been compared with the server's catalog for 61 s" in error.what
+    assert "lock timeout" in error.what
+    del servers.refused["shop"]
+    assert ask(looks, servers, "shop", "bank") == {"shop", "bank"}
+    assert looks.unseen() is None
+
+
+def test_a_source_that_is_not_asked_any_more_is_not_named(looks: Looks, servers: Servers) -> None:
+    servers.refused["shop"] = LOCKED
+    ask(looks, servers, "shop", "bank")
+    servers.now += UNSEEN_SECONDS + 1
+    ask(looks, servers, "bank")
+    assert looks.unseen() is None
