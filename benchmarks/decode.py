@@ -21,7 +21,7 @@ import pyarrow as pa
 from benchmarks import capture, log_reader, workload
 from benchmarks.report import Report, Round, load
 from benchmarks.workload import SLOT, STREAM, Workload
-from spark_consumers.decode import ChangeBatch, decode_entries
+from spark_consumers.decode.entries import ChangeBatch, decode_entries
 from tests.support.plain_decoder import Change, PlainDecoder
 from tests.support.stack import Stack
 from walsender_bridge.change_log.client import LogEntry

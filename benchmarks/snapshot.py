@@ -24,9 +24,9 @@ from pyspark.sql import DataFrame, SparkSession
 from benchmarks import workload
 from benchmarks.processes import tree_cpu_seconds
 from benchmarks.report import Report, Round, load
-from spark_consumers import jars
-from spark_consumers.session import session
-from spark_consumers.snapshot import ExportedSnapshot
+from spark_consumers.snapshot.exported import ExportedSnapshot
+from spark_consumers.spark import jars
+from spark_consumers.spark.session import session
 from walsender_bridge.demo.local_server import LocalServer
 from walsender_bridge.runtime import cache
 
@@ -81,7 +81,7 @@ def run(options: argparse.Namespace, say: Callable[[str], None]) -> Report:
     ):
         say(f"writing {units * _UNIT} rows")
         workload.pgbench(server, "-i", "-q", "-s", str(units))
-        workload.execute(server, "benchmark_keyless")
+        workload.execute(server, "benchmark/keyless")
         paths = [str(jar) for jar in (*jars.paths(), _driver())]
         conf = {"spark.jars": ",".join(paths), "spark.driver.memory": "3g"}
         spark = session("benchmark", lake=Path(folder) / "lake", conf=conf)

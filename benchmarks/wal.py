@@ -85,7 +85,7 @@ def _captured(server: LocalServer, folder: Path) -> Stack:
         for table in ("pgbench_history", "tiny"):
             connection.execute(f"ALTER TABLE {table} REPLICA IDENTITY FULL")
         slot = f"tuskline_{workload.STREAM}"
-        source.prepare(connection, source.Source(workload.STREAM, server.dsn(), slot, slot))
+        source.prepare(connection, source.CaptureSource(workload.STREAM, server.dsn(), slot, slot))
         connection.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [slot])
     place = folder / "capture"
     place.mkdir()

@@ -97,11 +97,11 @@ def tpcb(transactions: int, *, scale: int = 10, major: int | None = None) -> Ite
 def wide(rows: int, *, major: int | None = None) -> Iterator[Workload]:
     """Inserts of twelve columns of text, a thousand rows a transaction."""
     with server(major) as made, psycopg.connect(made.dsn(), autocommit=True) as connection:
-        connection.execute(load("benchmark_wide").encode())
+        connection.execute(load("benchmark/wide").encode())
         _begin(connection, made)
         for first in range(1, rows + 1, _WIDE_TRANSACTION):
             last = min(first + _WIDE_TRANSACTION - 1, rows)
-            statement = load("benchmark_wide_fill").encode()
+            statement = load("benchmark/wide_fill").encode()
             connection.execute(statement, {"first": first, "last": last})
         yield Workload("wide", made, ("public.wide",), rows, _end(connection))
 
@@ -121,7 +121,7 @@ def pgbench(server: LocalServer, *arguments: str) -> None:
 
 
 def _begin(connection: psycopg.Connection, server: LocalServer) -> None:
-    source.prepare(connection, source.Source(STREAM, server.dsn(), SLOT, PUBLICATION))
+    source.prepare(connection, source.CaptureSource(STREAM, server.dsn(), SLOT, PUBLICATION))
     make = "SELECT pg_create_logical_replication_slot(%s, 'pgoutput')"
     connection.execute(make, [_ORIGIN])
 

@@ -14,7 +14,7 @@ from slot_sync.resolver.transitions import (
     Action,
     Advance,
     Drop,
-    Mark,
+    MarkIncarnation,
     Nothing,
     Rename,
     Reserve,
@@ -23,7 +23,7 @@ from slot_sync.resolver.transitions import (
     SetFields,
     Wait,
 )
-from slot_sync.session import Session
+from slot_sync.session import BoundedSession
 from slot_sync.sessions import ACTION_SECONDS, Sessions
 from walsender_bridge.errors import ServerSettingError
 from walsender_bridge.postgres.protocol.lsn import format_lsn, parse_lsn
@@ -41,11 +41,11 @@ def does_something(action: Action) -> bool:
 
 
 def carry_out(action: Action, standby: Sessions, primary: Sessions) -> None:
-    """Do it. Raises what `Session.one` does."""
-    if isinstance(action, Mark):
+    """Do it. Raises what `BoundedSession.one` does."""
+    if isinstance(action, MarkIncarnation):
         with primary.lent(None) as session:
             _check_extension(session)
-            session.one("slots_mark", {"slot": action.slot, "value": action.value})
+            session.one("slot_sync/mark", {"slot": action.slot, "value": action.value})
         return
     if isinstance(action, Nothing | Wait):
         return
@@ -62,22 +62,22 @@ def carry_out(action: Action, standby: Sessions, primary: Sessions) -> None:
                 _set_fields(session, action)
             case SetFailover():
                 session.one(
-                    "slots_set_failover", {"name": action.name, "failover": action.failover}
+                    "slot_sync/set_failover", {"name": action.name, "failover": action.failover}
                 )
             case RestoreMappings():
                 _restore_mappings(session, action)
             case Rename():
                 session.one(
-                    "slots_rename", {"name": action.temporary_name, "new_name": action.name}
+                    "slot_sync/rename", {"name": action.temporary_name, "new_name": action.name}
                 )
             case Drop():
                 _drop(session, action)
         fail_point.hit(f"slots-after-{type(action).__name__.lower()}")
 
 
-def _check_extension(session: Session) -> None:
+def _check_extension(session: BoundedSession) -> None:
     """Each database has functions of its own under the extension's names."""
-    if session.one("slots_trusted") is not True:
+    if session.one("slot_sync/trusted") is not True:
         raise ServerSettingError(
             "the schema tuskline_slots, and all functions in it, are not a superuser's, or not there",
             where=session.where,
@@ -86,10 +86,10 @@ def _check_extension(session: Session) -> None:
         )
 
 
-def _reserve(session: Session, action: Reserve) -> None:
+def _reserve(session: BoundedSession, action: Reserve) -> None:
     two_phase_at = action.two_phase_at
     session.one(
-        "slots_reserve",
+        "slot_sync/reserve",
         {
             "name": action.temporary_name,
             "plugin": action.plugin,
@@ -101,28 +101,28 @@ def _reserve(session: Session, action: Reserve) -> None:
     )
 
 
-def _advance(session: Session, action: Advance) -> None:
+def _advance(session: BoundedSession, action: Advance) -> None:
     """Up to the position; a copy that is there already is decoded up to it once more, which may find a snapshot."""
     restart, at, _ = _positions(session, action.name)
     while at <= action.to_lsn:
         step = min(action.to_lsn, at + max(STEP_BYTES, at - restart))
         values = {"name": action.name, "lsn": format_lsn(step)}
         with session.allowing(_seconds(step - restart)):
-            reached = parse_lsn(session.one("slots_advance", values))
+            reached = parse_lsn(session.one("slot_sync/advance", values))
         if step == action.to_lsn or reached < step:
             return
         restart, at, _ = _positions(session, action.name)
 
 
-def _restore_mappings(session: Session, action: RestoreMappings) -> None:
+def _restore_mappings(session: BoundedSession, action: RestoreMappings) -> None:
     restart, _, replayed = _positions(session, action.name)
     with session.allowing(_seconds(replayed - restart)):
-        session.one("slots_restore_mappings", {"name": action.name})
+        session.one("slot_sync/restore_mappings", {"name": action.name})
 
 
-def _positions(session: Session, name: str) -> tuple[int, int, int]:
+def _positions(session: BoundedSession, name: str) -> tuple[int, int, int]:
     """The slot's restart_lsn and confirmed_flush_lsn, and what the standby has replayed; 0 for what is not there."""
-    found = session.one("slots_positions", {"name": name}) or (None, None, None)
+    found = session.one("slot_sync/positions", {"name": name}) or (None, None, None)
     restart, confirmed, replayed = (parse_lsn(each or "0/0") for each in found)
     return restart, confirmed, replayed
 
@@ -131,9 +131,9 @@ def _seconds(bytes_of_wal: int) -> float:
     return ACTION_SECONDS + max(bytes_of_wal, 0) / SLOWEST
 
 
-def _set_fields(session: Session, action: SetFields) -> None:
+def _set_fields(session: BoundedSession, action: SetFields) -> None:
     session.one(
-        "slots_set_fields",
+        "slot_sync/set_fields",
         {
             "name": action.name,
             "restart_lsn": format_lsn(action.restart_lsn),
@@ -144,6 +144,6 @@ def _set_fields(session: Session, action: SetFields) -> None:
     )
 
 
-def _drop(session: Session, action: Drop) -> None:
-    if session.one("slots_there", {"name": action.name}):
-        session.one("slots_drop", {"name": action.name, "any_slot": action.any_slot})
+def _drop(session: BoundedSession, action: Drop) -> None:
+    if session.one("slot_sync/there", {"name": action.name}):
+        session.one("slot_sync/drop", {"name": action.name, "any_slot": action.any_slot})

@@ -13,11 +13,11 @@ from typing import Final
 
 import structlog
 
-from slot_sync.copier import Copier
-from slot_sync.plan import Plan
-from slot_sync.report import Report, Round
-from slot_sync.shared_look import SharedLook
-from walsender_bridge.errors import RunningError, TusklineError
+from slot_sync.copier import SlotCopier
+from slot_sync.plan import SlotSyncPlan
+from slot_sync.probe.shared import SharedProbe
+from slot_sync.report import SlotReport, SlotRound
+from walsender_bridge.errors import InvariantError, RunningError, TusklineError
 from walsender_bridge.runtime.closing import Closing
 
 #: Rounds of `once`: a slot that is written to all the time has always something to be done.
@@ -28,33 +28,33 @@ _ENDING: Final = 2.0
 _log = structlog.get_logger(__name__)
 
 
-def look(plan: Plan) -> Report:
+def look(plan: SlotSyncPlan) -> SlotReport:
     """How all candidates stand now. Nothing is changed; what the controller wrote down is read."""
 
-    def one(copier: Copier) -> Round:
+    def one(copier: SlotCopier) -> SlotRound:
         with copier:
             return copier.look(began)
 
     began = time.monotonic()
-    with SharedLook(plan.primary_dsn) as primary:
-        copiers = [Copier(each, plan, primary) for each in plan.candidates]
+    with SharedProbe(plan.primary_dsn) as primary:
+        copiers = [SlotCopier(each, plan, primary) for each in plan.candidates]
         with ThreadPoolExecutor(max_workers=len(copiers)) as threads:
             rounds = [*threads.map(one, copiers)]
-    return Report({each.candidate: each for each in rounds})
+    return SlotReport({each.candidate: each for each in rounds})
 
 
 class Controller(Closing):
     """Keeps the plan's copies."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: SlotSyncPlan) -> None:
         self._plan = plan
-        self._primary = SharedLook(plan.primary_dsn, wants_turn=True)
-        self._copiers = [Copier(each, plan, self._primary) for each in plan.candidates]
+        self._primary = SharedProbe(plan.primary_dsn, wants_turn=True)
+        self._copiers = [SlotCopier(each, plan, self._primary) for each in plan.candidates]
         self._began = time.monotonic()
         self._active = False
         self._answers = False
         self._said: str | None = None
-        self._rounds: dict[str, Round] = {}
+        self._rounds: dict[str, SlotRound] = {}
 
     def close(self) -> None:
         """End the connections, and leave the turn to others."""
@@ -62,7 +62,7 @@ class Controller(Closing):
             copier.close()
         self._primary.close()
 
-    def once(self, seconds: float) -> Report:
+    def once(self, seconds: float) -> SlotReport:
         """Do what can be done now, and how it stands after that; about `seconds` at most.
 
         Raises `RunningError` when it is not our turn in that time, `ConfigError` when nothing can be recorded.
@@ -71,7 +71,7 @@ class Controller(Closing):
         deadline = began + seconds
         self._await_turn(deadline)
 
-        def one(copier: Copier) -> Round:
+        def one(copier: SlotCopier) -> SlotRound:
             since = began
             for _ in range(_ROUNDS):
                 found, begun = copier.round(since, act=self._active)
@@ -82,9 +82,9 @@ class Controller(Closing):
 
         with ThreadPoolExecutor(max_workers=len(self._copiers)) as threads:
             rounds = [*threads.map(one, self._copiers)]
-        return Report({each.candidate: each for each in rounds}, active=self._active)
+        return SlotReport({each.candidate: each for each in rounds}, active=self._active)
 
-    def watch(self, stop: threading.Event, tell: Callable[[Report], None]) -> None:
+    def watch(self, stop: threading.Event, tell: Callable[[SlotReport], None]) -> None:
         """Keep the copies until `stop` is set; `tell` is called at each poll with how they stand."""
         threads = [
             threading.Thread(target=self._keep, args=(copier, stop), daemon=True)
@@ -96,16 +96,22 @@ class Controller(Closing):
             thread.start()
         while (moment := self._next_moment(stop)) is not None:
             self._take_turn(moment)
-            tell(Report(dict(self._rounds), active=self._active))
+            tell(SlotReport(dict(self._rounds), active=self._active))
         for thread in threads:
             thread.join(_ENDING)
 
-    def _keep(self, copier: Copier, stop: threading.Event) -> None:
+    def _keep(self, copier: SlotCopier, stop: threading.Event) -> None:
         moment: float | None = self._began
         while moment is not None:
             try:
                 found, _ = copier.round(moment, act=self._active)
                 self._rounds[found.candidate] = found
+            except InvariantError as error:
+                # Nothing of this candidate is touched any more; its report grows old.
+                _log.error(
+                    "copies are not kept any more", standby=copier.candidate.name, **error.to_wire()
+                )
+                return
             except TusklineError as error:
                 _log.error("copies are not kept", standby=copier.candidate.name, **error.to_wire())
             except Exception:

@@ -15,24 +15,24 @@ from typing import Final
 import structlog
 
 from slot_sync.apply import carry_out, does_something
-from slot_sync.hands import Hands
-from slot_sync.look_standby import StandbyLook
-from slot_sync.plan import Candidate, Plan
+from slot_sync.keyed_worker_pool import KeyedWorkerPool
+from slot_sync.plan import FailoverCandidate, SlotSyncPlan
+from slot_sync.probe.shared import SharedProbe
+from slot_sync.probe.standby import StandbyProbe
 from slot_sync.record_file import RecordFile
-from slot_sync.report import Round
-from slot_sync.resolver.observed import Primary, Record, Standby
-from slot_sync.resolver.record import remember, remember_primary, under_way
+from slot_sync.report import SlotRound
+from slot_sync.resolver.observed import ObservedPrimary, ObservedStandby, StandbyRecord
+from slot_sync.resolver.record import check_invariants, remember, remember_primary, under_way
 from slot_sync.resolver.resolver import resolve
-from slot_sync.resolver.transitions import SAFE, Advance, Reason, SetFields, State, Transition
+from slot_sync.resolver.transitions import SAFE, Advance, CopyState, Reason, SetFields, Transition
 from slot_sync.sessions import Sessions
-from slot_sync.shared_look import SharedLook
 from walsender_bridge.errors import TusklineError
 from walsender_bridge.runtime.closing import Closing
 
 #: Seconds for which a verdict that says nothing new is not written down again.
 FRESH: Final = 1.0
 #: States of a copy whose client the standby was seen to have all of.
-_CLIENT_BEHIND: Final = {*SAFE, State.SYNCED}
+_CLIENT_BEHIND: Final = {*SAFE, CopyState.SYNCED}
 #: What a copy lacks that a record of the running transactions, decoded, brings.
 UNDECODED: Final = frozenset({Reason.NO_SNAPSHOT, Reason.FOREIGN_SNAPSHOT, Reason.XMIN_NOT_DECODED})
 #: The first version in which such a record can be asked for, and seconds between two of them.
@@ -42,46 +42,50 @@ ASK_SECONDS: Final = 2.0
 _log = structlog.get_logger(__name__)
 
 
-class Copier(Closing):
+class SlotCopier(Closing):
     """Keeps copies on one candidate, or only looks at them."""
 
-    def __init__(self, candidate: Candidate, plan: Plan, primary: SharedLook) -> None:
+    def __init__(
+        self, candidate: FailoverCandidate, plan: SlotSyncPlan, primary: SharedProbe
+    ) -> None:
         self.candidate = candidate
         self._plan = plan
         self._primary = primary
-        self._standby = StandbyLook(candidate.dsn, plan.primary_dsn)
+        self._standby = StandbyProbe(candidate.dsn, plan.primary_dsn)
         self._file = RecordFile(plan.folder, candidate.name)
         #: What is remembered, while it is ours to say; None: another controller may write it.
-        self._record: Record | None = None
+        self._record: StandbyRecord | None = None
         self._saved_at = float("-inf")
         self._asked_at = float("-inf")
         self._sessions = Sessions(candidate.dsn), Sessions(plan.primary_dsn)
-        self._hands = Hands(candidate.name)
+        self._hands = KeyedWorkerPool(candidate.name)
         self._failures: dict[str, TusklineError] = {}
         self._told: dict[str, str] = {}
 
-    def look(self, since: float) -> Round:
+    def look(self, since: float) -> SlotRound:
         """How it stands, from what is remembered. Nothing is changed or written. `since`: as in `round`."""
-        return self._seen(self._record or self._file.peek() or Record(), since)
+        return self._seen(self._record or self._file.peek() or StandbyRecord(), since)
 
-    def round(self, since: float, *, act: bool) -> tuple[Round, int]:
+    def round(self, since: float, *, act: bool) -> tuple[SlotRound, int]:
         """Look, remember, and begin what is to be done (`act`); how it stood, and how many actions were begun.
 
-        The primary is seen as it was at `since` or later, in monotonic seconds: a moment after the last round. Raises `ConfigError` when the record cannot be written: then nothing is begun.
+        The primary is seen as it was at `since` or later, in monotonic seconds: a moment after the last round. Raises `ConfigError` when the record cannot be written, `InvariantError`: then nothing is begun.
         """
         if not act:
             self._record = None
             return self.look(since), 0
         before = self._file.load() if self._record is None else self._record
         found = self._seen(before, since)
+        begun_now = [each for each in found.transitions if each.slot not in found.busy]
+        check_invariants(begun_now, before, found.record)
         self._remember(found.record, before, found.transitions)
         self._tell(found.transitions)
-        begun = sum(self._begin(each) for each in found.transitions if each.slot not in found.busy)
+        begun = sum(self._begin(each) for each in begun_now)
         if any(each.reason in UNDECODED for each in found.expected):
             self._ask_for_a_snapshot(found.primary)
         return replace(found, busy=self._hands.busy()), begun
 
-    def _ask_for_a_snapshot(self, primary: Primary | None) -> None:
+    def _ask_for_a_snapshot(self, primary: ObservedPrimary | None) -> None:
         """Have the primary write what a copy's decoder waits for, which an idle one does not do by itself (16+)."""
         now = time.monotonic()
         if (
@@ -94,7 +98,7 @@ class Copier(Closing):
         _, sessions = self._sessions
         # Without the privilege nothing is asked for; a server that does not answer is seen at the next look.
         with suppress(TusklineError), sessions.lent(None) as session:
-            session.one("slots_log_snapshot")
+            session.one("slot_sync/log_snapshot")
 
     def settle(self, seconds: float) -> bool:
         """Wait for what was begun; whether all of it has ended."""
@@ -106,10 +110,10 @@ class Copier(Closing):
         for each in (self._standby, *self._sessions):
             each.close()
 
-    def _seen(self, before: Record, since: float) -> Round:
+    def _seen(self, before: StandbyRecord, since: float) -> SlotRound:
         """How it stands for who remembers `before`, and what is to be remembered then."""
-        primary: Primary | None = None
-        standby: Standby | None = None
+        primary: ObservedPrimary | None = None
+        standby: ObservedStandby | None = None
         primary_error: TusklineError | None = None
         standby_error: TusklineError | None = None
         # What ends during the look may have been seen half done, so it counts as under way.
@@ -146,7 +150,7 @@ class Copier(Closing):
             for each in transitions
             if each.slot in self._failures and not each.safe
         }
-        return Round(
+        return SlotRound(
             self.candidate.name,
             self._standby.where,
             now,
@@ -161,7 +165,7 @@ class Copier(Closing):
         )
 
     def _remember(
-        self, record: Record, before: Record, transitions: tuple[Transition, ...]
+        self, record: StandbyRecord, before: StandbyRecord, transitions: tuple[Transition, ...]
     ) -> None:
         """Write it down. No copy is ever ahead of where the file has its slot, unless somebody else moved it."""
         now = time.monotonic()
@@ -192,7 +196,7 @@ class Copier(Closing):
         self._told = {each.slot: each.after for each in transitions}
 
 
-def _are_one(primary: Primary, standby: Standby) -> bool:
+def _are_one(primary: ObservedPrimary, standby: ObservedStandby) -> bool:
     """The candidate is the primary."""
     return (
         not standby.in_recovery
@@ -202,7 +206,7 @@ def _are_one(primary: Primary, standby: Standby) -> bool:
     )
 
 
-def _timeless(record: Record) -> Record:
+def _timeless(record: StandbyRecord) -> StandbyRecord:
     """Without what changes at each poll of a slot that moves; an older value of it is true too, and proves less.
 
     Of where a client was that is so only while the standby had flushed as much at the same poll.

@@ -3,11 +3,11 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from slot_sync.resolver.observed import Selection, Terms
+from slot_sync.resolver.observed import ReadinessTerms, Selection
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class FailoverCandidate:
     """A standby that may be promoted. `slot`: the physical slot on the primary that it streams from."""
 
     name: str
@@ -16,15 +16,15 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SlotSyncPlan:
     """`poll`: seconds between two looks at a candidate. `folder`: where the record of each is kept.
 
     `terms`: what an answer has to be good for.
     """
 
     primary_dsn: str
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[FailoverCandidate, ...]
     wanted: Selection
     folder: Path
     poll: float = 1.0
-    terms: Terms = field(default_factory=Terms)
+    terms: ReadinessTerms = field(default_factory=ReadinessTerms)

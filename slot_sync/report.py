@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slot_sync.apply import does_something
-from slot_sync.resolver.observed import Primary, Record, Standby
-from slot_sync.resolver.transitions import State, Transition
+from slot_sync.resolver.observed import ObservedPrimary, ObservedStandby, StandbyRecord
+from slot_sync.resolver.transitions import CopyState, Transition
 from walsender_bridge.errors import TusklineError
 from walsender_bridge.postgres.protocol.lsn import format_lsn
 
 
 @dataclass(frozen=True)
-class Round:
+class SlotRound:
     """One look at a candidate, and what came of it. `at`: Unix seconds.
 
     `failures`: by slot, why the last action on it failed. `busy`: by slot, for how many seconds it is worked on.
@@ -27,9 +27,9 @@ class Round:
     where: str
     at: float
     transitions: tuple[Transition, ...]
-    record: Record
-    primary: Primary | None
-    standby: Standby | None
+    record: StandbyRecord
+    primary: ObservedPrimary | None
+    standby: ObservedStandby | None
     primary_error: TusklineError | None = None
     standby_error: TusklineError | None = None
     failures: Mapping[str, TusklineError] = field(default_factory=dict)
@@ -107,7 +107,7 @@ class Round:
             "not_known": list(each.not_known),
             "lag_bytes": self._lag(each.slot),
             "age": self._age(
-                remembered.synced_at if each.after is State.SYNCED else remembered.proven_at
+                remembered.synced_at if each.after is CopyState.SYNCED else remembered.proven_at
             ),
             "action": type(each.action).__name__ if does_something(each.action) else None,
             "failure": None if failure is None else failure.to_wire(),
@@ -140,13 +140,13 @@ def _shown(name: str, value: object) -> object:
 
 
 @dataclass(frozen=True)
-class Report:
+class SlotReport:
     """All candidates. `active`: it is this controller's turn to act; None: nobody was to act."""
 
-    rounds: Mapping[str, Round]
+    rounds: Mapping[str, SlotRound]
     active: bool | None = None
 
-    def __getitem__(self, candidate: str) -> Round:
+    def __getitem__(self, candidate: str) -> SlotRound:
         return self.rounds[candidate]
 
     @property

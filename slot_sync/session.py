@@ -25,7 +25,7 @@ _NO_EXTENSION: Final = frozenset({"3F000", "42883"})
 Values = Mapping[str, Any]
 
 
-class Session(Closing):
+class BoundedSession(Closing):
     """One connection to `dsn`, to its own database or to `dbname`; each answer is due in `seconds`."""
 
     def __init__(self, dsn: str, *, seconds: float, dbname: str | None = None) -> None:
@@ -81,7 +81,7 @@ class Session(Closing):
         """Have the server, and the wait for it, end by `_seconds`; a connection that is not open does when it is."""
         if self._connection is not None and not self._connection.closed:
             self._connection.limit = self._seconds + _WAY
-            self.one("slots_begin", {"timeout": f"{round(self._seconds * 1000)}ms"})
+            self.one("slot_sync/begin", {"timeout": f"{round(self._seconds * 1000)}ms"})
 
     def close(self) -> None:
         """End the connection; what it does at that moment the server ends by itself."""
@@ -99,7 +99,7 @@ class Session(Closing):
         connection = BoundedConnection.connect(conninfo, autocommit=True)
         connection.limit = self._seconds + _WAY
         timeout = f"{round(self._seconds * 1000)}ms"
-        connection.execute(load("slots_begin").encode(), {"timeout": timeout})
+        connection.execute(load("slot_sync/begin").encode(), {"timeout": timeout})
         self._connection = connection
         return connection
 
@@ -124,7 +124,7 @@ class Session(Closing):
         return type(found)(found.what, where=found.where, repair=told.message_hint or found.repair)
 
 
-class Extended:
+class ExtensionSession:
     """A session whose questions have an inner query of the extension, or another one where that is not there.
 
     What looks like the extension and is not a superuser's is not called: it would run with this role's rights.
@@ -132,13 +132,13 @@ class Extended:
     Whether it is there is asked once, and again after the server has refused a question: it may be gone since.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: BoundedSession) -> None:
         self._session = session
         #: The functions of the extension are there, and this role may call them.
         self.found = False
 
     def one(self, text: str, values: Values, *, inspected: str) -> Any:
-        """As `Session.one`, with sql/`inspected`.sql or sql/slots_bare.sql in it."""
+        """As `BoundedSession.one`, with sql/`inspected`.sql or sql/slot_sync/bare.sql in it."""
         if self.found:
             try:
                 return self._session.one(text, values, inspected=inspected)
@@ -147,5 +147,7 @@ class Extended:
             except TusklineError:
                 if not self._session.is_open:
                     raise
-        self.found = bool(self._session.one("slots_extension", trusted="slots_trusted"))
-        return self._session.one(text, values, inspected=inspected if self.found else "slots_bare")
+        self.found = bool(self._session.one("slot_sync/extension", trusted="slot_sync/trusted"))
+        return self._session.one(
+            text, values, inspected=inspected if self.found else "slot_sync/bare"
+        )

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from slot_sync.session import Session
+from slot_sync.session import BoundedSession
 from walsender_bridge.runtime.closing import Closing
 
 #: Seconds that one step of an action may take, besides what it reads of WAL (`apply.SLOWEST`).
@@ -19,17 +19,17 @@ class Sessions(Closing):
     def __init__(self, dsn: str) -> None:
         self._dsn = dsn
         self._lock = threading.Lock()
-        self._idle: dict[str | None, list[Session]] = defaultdict(list)
+        self._idle: dict[str | None, list[BoundedSession]] = defaultdict(list)
         self._closed = False
 
     @contextmanager
-    def lent(self, database: str | None) -> Iterator[Session]:
+    def lent(self, database: str | None) -> Iterator[BoundedSession]:
         """A session of that database; None: the one that the DSN names."""
         with self._lock:
             idle = self._idle[database]
             session = idle.pop() if idle else None
         if session is None:
-            session = Session(self._dsn, seconds=ACTION_SECONDS, dbname=database)
+            session = BoundedSession(self._dsn, seconds=ACTION_SECONDS, dbname=database)
         try:
             yield session
         finally:

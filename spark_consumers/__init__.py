@@ -11,19 +11,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from spark_consumers.lakehouse.pipeline import Lakehouse
-    from spark_consumers.lakehouse.sources import Source
-    from spark_consumers.reader import Snapshot, read
-    from spark_consumers.snapshot import ExportedSnapshot
+    from spark_consumers.lake.reader import Snapshot, read
+    from spark_consumers.lake.tables.sources import Source
+    from spark_consumers.lake.writer.pipeline import Lakehouse
+    from spark_consumers.snapshot.exported import ExportedSnapshot
 
 __all__ = ["ExportedSnapshot", "Lakehouse", "Snapshot", "Source", "read"]
 
 _HOMES = {
-    "ExportedSnapshot": "snapshot",
-    "Lakehouse": "lakehouse.pipeline",
-    "Snapshot": "reader",
-    "Source": "lakehouse.sources",
-    "read": "reader",
+    "ExportedSnapshot": "snapshot.exported",
+    "Lakehouse": "lake.writer.pipeline",
+    "Snapshot": "lake.reader",
+    "Source": "lake.tables.sources",
+    "read": "lake.reader",
 }
 
 

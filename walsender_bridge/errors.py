@@ -40,6 +40,7 @@ class Cause(IntEnum):
     RUNNING = 26
     SPOOL = 27
     DISK_FULL = 28
+    INVARIANT = 29
 
 
 #: What stands before the repair, where an error is written for people: as PostgreSQL writes it.
@@ -247,6 +248,12 @@ class DiskFullError(TusklineError):
     """No room on a disk, or, at a safekeeper, less than is to stay free. It goes on by itself once there is room."""
 
     cause = Cause.DISK_FULL
+
+
+class InvariantError(TusklineError):
+    """An invariant of a part does not hold after a step: a fault of ours. The part stopped before it wrote anything of that step."""
+
+    cause = Cause.INVARIANT
 
 
 def _all_classes(root: type[TusklineError]) -> list[type[TusklineError]]:

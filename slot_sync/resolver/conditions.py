@@ -46,18 +46,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from slot_sync.resolver import database, incarnation
-from slot_sync.resolver.epoch import heard_after, precedes
+from slot_sync.resolver.feedback_epoch import heard_after, precedes
 from slot_sync.resolver.incarnation import is_of
 from slot_sync.resolver.observed import (
-    Copy,
     CopyRecord,
-    EpochKey,
+    FeedbackEpochKey,
     Incarnation,
     LogicalSlot,
     PhysicalSlot,
-    Place,
+    SlotCopy,
+    SlotPosition,
 )
-from slot_sync.resolver.transitions import Reason, State
+from slot_sync.resolver.transitions import CopyState, Reason
 
 #: Plugins that are known to read no user_catalog_table while they decode.
 READ_NO_USER_CATALOG = frozenset({"pgoutput", "tuskline", "test_decoding"})
@@ -68,22 +68,22 @@ _HASTY_SYNCHRONIZATION = range(170000, 170005)
 
 
 @dataclass(frozen=True)
-class View:
+class SlotView:
     """One copy, and all that its conditions look at."""
 
     slot: LogicalSlot
-    copy: Copy
+    copy: SlotCopy
     #: What is remembered of it in the epoch that is held now.
     record: CopyRecord
     #: The epoch that is held now, and its physical slot; `None`: nothing is held.
-    key: EpochKey | None
+    key: FeedbackEpochKey | None
     physical: PhysicalSlot | None
     replay_lsn: int
     #: The standby's server_version_num.
     version: int
-    #: `Standby.idle_share` of the copy.
+    #: `ObservedStandby.idle_share` of the copy.
     idle_share: float = 0.0
-    #: `Standby.outgrown` of the copy.
+    #: `ObservedStandby.outgrown` of the copy.
     outgrown: bool = False
     #: `database.is_replayed_to` of its database.
     has_database: bool = False
@@ -96,14 +96,14 @@ class Condition:
     """One thing that a copy needs to be READY."""
 
     reason: Reason
-    holds: Callable[[View], bool]
+    holds: Callable[[SlotView], bool]
     why: str
     repair: str = ""
     #: What a copy is that lacks it: INVALID ones are dropped and made again; others wait or are advanced.
-    state: State = State.SUSPECT
+    state: CopyState = CopyState.SUSPECT
 
 
-def fields_agree(view: View) -> bool:
+def fields_agree(view: SlotView) -> bool:
     """The copy is of the same kind as the slot. The name of its database may be another one until it is replayed."""
     slot, copy = view.slot, view.copy
     return (copy.plugin, copy.datoid, copy.two_phase, copy.two_phase_at) == (
@@ -114,77 +114,77 @@ def fields_agree(view: View) -> bool:
     )
 
 
-def is_valid(view: View) -> bool:
+def is_valid(view: SlotView) -> bool:
     """The standby has not invalidated it."""
     return view.copy.invalidation is None
 
 
-def has_wal(view: View) -> bool:
+def has_wal(view: SlotView) -> bool:
     """WAL from its restart_lsn on is there."""
     return view.copy.wal_present is True
 
 
-def is_persistent(view: View) -> bool:
+def is_persistent(view: SlotView) -> bool:
     """It stays after a promotion. A copy of PostgreSQL's own is temporary until it is synchronized."""
     return view.copy.persistency == "persistent"
 
 
-def is_not_idle(view: View) -> bool:
+def is_not_idle(view: SlotView) -> bool:
     """The checkpoint at the end of a promotion does not invalidate it."""
     return view.idle_share < 1
 
 
-def is_within_limit(view: View) -> bool:
+def is_within_limit(view: SlotView) -> bool:
     """The checkpoint at the end of a promotion leaves it its WAL."""
     return not view.outgrown
 
 
-def keeps_its_database(view: View) -> bool:
+def keeps_its_database(view: SlotView) -> bool:
     """Nothing that is still to be replayed drops it with its database."""
     return view.has_database
 
 
-def is_of_this_slot(view: View) -> bool:
+def is_of_this_slot(view: SlotView) -> bool:
     """It is where the slot that the primary has now has been, and no other of that name."""
     return is_of(view.copy, view.incarnation)
 
 
-def is_heard(view: View) -> bool:
+def is_heard(view: SlotView) -> bool:
     """An epoch is held, and the primary has heard the standby after the copy was first seen in it."""
     if view.key is None or view.physical is None or view.record.seen is None:
         return False
     return heard_after(view.physical, view.record.seen)
 
 
-def is_held(view: View) -> bool:
+def is_held(view: SlotView) -> bool:
     """Q <= X: the primary removes nothing from now on that X stands for."""
     held = view.physical.catalog_xmin if view.physical is not None else None
     xmin = view.copy.catalog_xmin
     return held is not None and xmin is not None and not precedes(xmin, held)
 
 
-def is_kept(view: View) -> bool:
+def is_kept(view: SlotView) -> bool:
     """P <= X: the slot itself has kept until now what X stands for."""
     there, here = view.slot.catalog_xmin, view.copy.catalog_xmin
     return there is not None and here is not None and not precedes(here, there)
 
 
-def is_reserved(view: View) -> bool:
+def is_reserved(view: SlotView) -> bool:
     """Nothing that X stands for was removed since this epoch began: the physical slot held it, or the slot itself."""
     return is_held(view) or is_kept(view)
 
 
-def has_snapshot(view: View) -> bool:
+def has_snapshot(view: SlotView) -> bool:
     """A decoder that starts at its restart_lsn knows what was in progress there."""
     return view.copy.snapshot_present is True
 
 
-def is_whole(view: View) -> bool:
+def is_whole(view: SlotView) -> bool:
     """No snapshot that a decoder may start with lacks a transaction that the plugin may ask about."""
     return starts_whole(view.copy, view.version)
 
 
-def starts_whole(copy: Copy, version: int) -> bool:
+def starts_whole(copy: SlotCopy, version: int) -> bool:
     """`is_whole`, of a copy on a standby of that version."""
     any_will_do = version >= _FIRST_WITH_INVALIDATIONS and copy.plugin in READ_NO_USER_CATALOG
     if copy.synced:
@@ -194,24 +194,24 @@ def starts_whole(copy: Copy, version: int) -> bool:
     return any_will_do or not copy.foreign_snapshot_after
 
 
-def has_mappings(view: View) -> bool:
+def has_mappings(view: SlotView) -> bool:
     """No mapping file of a rewritten catalog is missing that a decoder may ask for."""
     return view.copy.mappings_complete is True
 
 
-def is_replayed(view: View) -> bool:
+def is_replayed(view: SlotView) -> bool:
     """C.F <= what the standby has replayed."""
     confirmed = view.copy.confirmed_flush_lsn
     return confirmed is not None and confirmed <= view.replay_lsn
 
 
-def is_not_ahead(view: View) -> bool:
+def is_not_ahead(view: SlotView) -> bool:
     """C.F <= L.F: it would not leave out what the slot's client has not got."""
     there, here = view.slot.confirmed_flush_lsn, view.copy.confirmed_flush_lsn
     return there is not None and here is not None and here <= there
 
 
-def has_what_was_removed(view: View) -> bool:
+def has_what_was_removed(view: SlotView) -> bool:
     """P <= X, for the P of this poll or of the first one in this epoch at which the copy was held."""
     there, here = view.slot.catalog_xmin, view.copy.catalog_xmin
     if there is None or here is None:
@@ -220,14 +220,14 @@ def has_what_was_removed(view: View) -> bool:
     return not precedes(here, bound)
 
 
-def needed_from(view: View) -> int | None:
+def needed_from(view: SlotView) -> int | None:
     """B: nothing that was deleted before this transaction is needed from where the copy is."""
     here, slot = view.copy.confirmed_flush_lsn, view.slot
     if here is None:
         return None
     places = [view.record.passed, view.record.slot_was]
     if slot.confirmed_flush_lsn is not None and slot.catalog_xmin is not None:
-        places.append(Place(slot.confirmed_flush_lsn, slot.catalog_xmin))
+        places.append(SlotPosition(slot.confirmed_flush_lsn, slot.catalog_xmin))
     newest = None
     for place in places:
         if place is None or place.confirmed_flush_lsn > here:
@@ -237,7 +237,7 @@ def needed_from(view: View) -> int | None:
     return newest
 
 
-def xmin_is_decoded(view: View) -> bool:
+def xmin_is_decoded(view: SlotView) -> bool:
     """X <= need(C.F) for good."""
     copy, known = view.copy, view.record
     if copy.synced and view.version not in _HASTY_SYNCHRONIZATION:
@@ -264,28 +264,28 @@ CONDITIONS: tuple[Condition, ...] = (
         Reason.FIELDS_DIFFER,
         fields_agree,
         "plugin, database or two_phase differ from the slot on the primary",
-        state=State.INVALID,
+        state=CopyState.INVALID,
     ),
     Condition(
         Reason.INVALIDATED,
         is_valid,
         "the standby has invalidated the copy",
         "it is made again; if this repeats, look at the standby's log for the conflict",
-        state=State.INVALID,
+        state=CopyState.INVALID,
     ),
     Condition(
         Reason.WAL_GONE,
         has_wal,
         "WAL that the copy needs is not on the standby any more",
         "it is made again; raise wal_keep_size on the standby if this repeats",
-        state=State.INVALID,
+        state=CopyState.INVALID,
     ),
     Condition(
         Reason.NOT_PERSISTENT,
         is_persistent,
         "PostgreSQL has not finished the copy, and a promotion would lose it",
         "end transactions that have been open for long on the primary, or let the extension keep this slot",
-        state=State.PROVING,
+        state=CopyState.PROVING,
     ),
     Condition(
         Reason.IDLE,
@@ -358,6 +358,6 @@ CONDITIONS: tuple[Condition, ...] = (
 )
 
 
-def first_lacking(view: View) -> Condition | None:
+def first_failed(view: SlotView) -> Condition | None:
     """The first condition that does not hold; `None`: the copy is safe."""
     return next((condition for condition in CONDITIONS if not condition.holds(view)), None)

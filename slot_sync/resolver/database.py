@@ -11,13 +11,21 @@ the database until then. So at the first poll that shows a row without that lock
 primary's WAL, which is read later (`Settled.lsn`), and the standby has to have replayed up to there.
 """
 
-from slot_sync.resolver.observed import CopyRecord, LogicalSlot, Primary, Settled, Standby
+from slot_sync.resolver.observed import (
+    CopyRecord,
+    LogicalSlot,
+    ObservedPrimary,
+    ObservedStandby,
+    Settled,
+)
 
 WHY = "the standby has yet to replay an ALTER, DROP or CREATE DATABASE of the slot's database, which may drop the copy"
 REPAIR = "wait; if it lasts, look for what delays replay on the standby: a pause, recovery_min_apply_delay, a conflicting query"
 
 
-def settled_by(remembered: CopyRecord, slot: LogicalSlot, primary: Primary) -> Settled | None:
+def settled_by(
+    remembered: CopyRecord, slot: LogicalSlot, primary: ObservedPrimary
+) -> Settled | None:
     """What is known of the slot's database after a poll of the primary; `None`: it is being changed."""
     xmin = primary.databases.get(slot.datoid)
     if xmin is None or slot.datoid in primary.locked_databases:
@@ -28,7 +36,7 @@ def settled_by(remembered: CopyRecord, slot: LogicalSlot, primary: Primary) -> S
     return Settled(slot.datoid, xmin, primary.wal_lsn)
 
 
-def is_replayed_to(settled: Settled | None, standby: Standby) -> bool:
+def is_replayed_to(settled: Settled | None, standby: ObservedStandby) -> bool:
     """Replay has nothing left of what has been done to the database."""
     return (
         settled is not None
@@ -37,7 +45,7 @@ def is_replayed_to(settled: Settled | None, standby: Standby) -> bool:
     )
 
 
-def is_same_row(slot: LogicalSlot, primary: Primary, standby: Standby) -> bool:
+def is_same_row(slot: LogicalSlot, primary: ObservedPrimary, standby: ObservedStandby) -> bool:
     """The standby has the slot's database under the same name, and as it is on the primary."""
     xmin = primary.databases.get(slot.datoid)
     return xmin is not None and standby.databases.get(slot.datoid) == xmin

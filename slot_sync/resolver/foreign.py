@@ -1,6 +1,6 @@
 """Slots on a standby that are not the copies we keep: whose they are, and what may be done about them.
 
-Safety: a slot is ours by its marker (`Copy.marker`), never by its name, which anybody may take once ours is gone. A slot
+Safety: a slot is ours by its marker (`SlotCopy.marker`), never by its name, which anybody may take once ours is gone. A slot
 is only dropped here if a record names it, or its name is one that no client uses and the server has been
 promoted. Everything else is told to whoever looks, with the repair, and left alone.
 
@@ -13,24 +13,32 @@ for, of which nothing rests on who made it: so a copy that came with a backup is
 from collections.abc import Iterable
 from hashlib import sha256
 
-from slot_sync.resolver.epoch import precedes
+from slot_sync.resolver.feedback_epoch import precedes
 from slot_sync.resolver.observed import (
     TEMPORARY_PREFIX,
-    Copy,
     CopyRecord,
     LogicalSlot,
-    Primary,
-    Record,
-    Standby,
+    ObservedPrimary,
+    ObservedStandby,
+    SlotCopy,
+    StandbyRecord,
 )
-from slot_sync.resolver.transitions import Action, Drop, Nothing, Reason, State, Transition, Wait
+from slot_sync.resolver.transitions import (
+    Action,
+    CopyState,
+    Drop,
+    Nothing,
+    Reason,
+    Transition,
+    Wait,
+)
 
 #: The first major on which somebody can make a logical slot on a standby (server_version_num).
 _FIRST_WITH_OWN_SLOTS = 160000
 _WAIT = Wait()
 
 
-def is_ours(remembered: CopyRecord, here: Copy) -> bool:
+def is_ours(remembered: CopyRecord, here: SlotCopy) -> bool:
     """The slot under the real name is the one that we made, or PostgreSQL's own copy."""
     return here.synced or (here.marker is not None and here.marker == remembered.marker)
 
@@ -40,7 +48,7 @@ def temporary_prefix(name: str) -> str:
     return f"{TEMPORARY_PREFIX}{name[:24]}_{sha256(name.encode()).hexdigest()[:8]}_"
 
 
-def _is_kept_elsewhere(name: str, remembered: CopyRecord, here: Copy) -> bool:
+def _is_kept_elsewhere(name: str, remembered: CopyRecord, here: SlotCopy) -> bool:
     """A controller made it as a copy of that slot, it can be used, and our record does not name it."""
     return (
         here.marker is not None
@@ -51,7 +59,7 @@ def _is_kept_elsewhere(name: str, remembered: CopyRecord, here: Copy) -> bool:
     )
 
 
-def kept_elsewhere(name: str, remembered: CopyRecord, standby: Standby) -> Copy | None:
+def kept_elsewhere(name: str, remembered: CopyRecord, standby: ObservedStandby) -> SlotCopy | None:
     """The copy of that slot, proven or not, that a controller with another record has made."""
     here = standby.slot(name)
     if here is not None:
@@ -63,13 +71,18 @@ def kept_elsewhere(name: str, remembered: CopyRecord, standby: Standby) -> Copy 
 
 
 def elsewhere(
-    name: str, remembered: CopyRecord, copy: Copy, *, counts: bool = True, action: Action = _WAIT
+    name: str,
+    remembered: CopyRecord,
+    copy: SlotCopy,
+    *,
+    counts: bool = True,
+    action: Action = _WAIT,
 ) -> Transition:
     """The transition of a copy that our record does not name, and another's may."""
     return Transition(
         name,
         remembered.state,
-        State.KEPT_ELSEWHERE,
+        CopyState.KEPT_ELSEWHERE,
         Reason.OTHER_CONTROLLER,
         "a controller with another record made the copy, and the record here does not contain it",
         repair="ask on the machine of that controller; or stop it and run `tuskline slots sync` here, which proves the copy"
@@ -83,10 +96,10 @@ def elsewhere(
 
 def foreign_slot(
     slot: LogicalSlot,
-    here: Copy,
-    unproven_copy: Copy | None,
+    here: SlotCopy,
+    unproven_copy: SlotCopy | None,
     remembered: CopyRecord,
-    standby: Standby,
+    standby: ObservedStandby,
     *,
     linked: bool,
 ) -> Transition:
@@ -97,7 +110,7 @@ def foreign_slot(
         return Transition(
             slot.name,
             remembered.state,
-            State.LEFTOVER,
+            CopyState.LEFTOVER,
             Reason.OLD_PRIMARY,
             "it is the slot itself, from when this standby was the primary",
             repair="" if idle else "end the session that uses it",
@@ -118,7 +131,7 @@ def foreign_slot(
         return Transition(
             slot.name,
             remembered.state,
-            State.STALE_BACKUP,
+            CopyState.STALE_BACKUP,
             Reason.FROM_A_BACKUP,
             "the slot came with a backup; it keeps WAL here, and its rows are removed all the same",
             repair=f"on the standby: SELECT pg_drop_replication_slot('{here.name}')",
@@ -128,7 +141,7 @@ def foreign_slot(
     return Transition(
         slot.name,
         remembered.state,
-        State.CONFLICT,
+        CopyState.CONFLICT,
         Reason.NAME_TAKEN,
         "a slot of that name is on the standby, and it is not ours",
         repair="drop it or leave this slot out of those to keep",
@@ -137,7 +150,7 @@ def foreign_slot(
     )
 
 
-def _is_stale(here: Copy, slot: LogicalSlot | None, standby: Standby) -> bool:
+def _is_stale(here: SlotCopy, slot: LogicalSlot | None, standby: ObservedStandby) -> bool:
     """A slot as a restored snapshot or a copied folder brings it: idle, and nowhere ahead of the slot it was."""
     if (
         here.plugin is None
@@ -160,7 +173,10 @@ def _is_stale(here: Copy, slot: LogicalSlot | None, standby: Standby) -> bool:
 
 
 def unexpected(
-    primary: Primary, standby: Standby, record: Record, expected: frozenset[str]
+    primary: ObservedPrimary,
+    standby: ObservedStandby,
+    record: StandbyRecord,
+    expected: frozenset[str],
 ) -> list[Transition]:
     """Logical slots of the standby that no slot to keep explains, as far as somebody should know of them."""
     ours = {each.temporary_name for each in record.copies.values()}
@@ -175,7 +191,7 @@ def unexpected(
                 Transition(
                     here.name,
                     "",
-                    State.LEFTOVER,
+                    CopyState.LEFTOVER,
                     Reason.UNPROVEN_NAME,
                     "an unproven copy that no record of ours names; another controller may be at work",
                     repair=f"if none is: SELECT tuskline_slots.drop('{here.name}') in database {here.database}",
@@ -187,7 +203,7 @@ def unexpected(
                 Transition(
                     here.name,
                     record.of(here.name).state,
-                    State.LEFTOVER,
+                    CopyState.LEFTOVER,
                     Reason.OLD_PRIMARY,
                     "a slot from when this standby was the primary; it is not among those to keep now",
                     repair=f"on the standby: SELECT pg_drop_replication_slot('{here.name}')",
@@ -201,7 +217,7 @@ def unexpected(
                 Transition(
                     here.name,
                     "",
-                    State.STALE_BACKUP,
+                    CopyState.STALE_BACKUP,
                     Reason.FROM_A_BACKUP,
                     "the slot came with a backup; it keeps WAL here, and its rows are removed all the same",
                     repair=f"on the standby: SELECT pg_drop_replication_slot('{here.name}')",
@@ -211,7 +227,10 @@ def unexpected(
 
 
 def unproven(
-    slots: Iterable[Copy] | Iterable[LogicalSlot], record: Record, *, on_primary: bool = False
+    slots: Iterable[SlotCopy] | Iterable[LogicalSlot],
+    record: StandbyRecord,
+    *,
+    on_primary: bool = False,
 ) -> list[Transition]:
     """What is left of copies that were being proven, on a server that is not in recovery: nobody can use them.
 
@@ -227,7 +246,7 @@ def unproven(
             Transition(
                 slot.name,
                 states.get(slot.name, ""),
-                State.LEFTOVER,
+                CopyState.LEFTOVER,
                 Reason.UNPROVEN_NAME,
                 "the server was promoted before this copy was proven",
                 action=Drop(slot.name, slot.database or "", on_primary) if idle else Wait(),

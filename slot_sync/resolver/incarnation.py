@@ -9,7 +9,7 @@ slot is (`is_not_ahead`). So a copy, whichever slot it was made from, is of this
 was seen at. It is decoded up to there like any other.
 """
 
-from slot_sync.resolver.observed import Copy, CopyRecord, Incarnation, LogicalSlot
+from slot_sync.resolver.observed import CopyRecord, Incarnation, LogicalSlot, SlotCopy
 
 WHY = "the slot is another one of that name than the one that the copy was made from"
 REPAIR = (
@@ -29,7 +29,7 @@ def incarnation_by(remembered: CopyRecord, slot: LogicalSlot) -> Incarnation | N
     return Incarnation(slot.marker, lsn)
 
 
-def is_of(copy: Copy, incarnation: Incarnation | None) -> bool:
+def is_of(copy: SlotCopy, incarnation: Incarnation | None) -> bool:
     """The copy is where that slot has been, or farther."""
     here = copy.confirmed_flush_lsn
     return incarnation is not None and here is not None and here >= incarnation.lsn

@@ -3,24 +3,24 @@
 The verdict is weaker than READY, and has a name of its own: SYNCED. PostgreSQL reports the copy as synchronized,
 which is what its documentation says to check before a failover; the standby streams from this very primary through
 its configured slot, and no client is ahead of its disk. What only the extension shows is not verified (`NOT_SHOWN`),
-so SYNCED is no proof, and the operator decides whether it is sufficient (`Terms.accept_native`); otherwise the answer
+so SYNCED is no proof, and the operator decides whether it is sufficient (`ReadinessTerms.accept_native`); otherwise the answer
 is that it is not known.
 """
 
 from dataclasses import replace
 
 from slot_sync.resolver import client, database
-from slot_sync.resolver.epoch import link_problem, physical_slot
+from slot_sync.resolver.feedback_epoch import link_problem, physical_slot
 from slot_sync.resolver.observed import (
-    Copy,
     CopyRecord,
     LogicalSlot,
-    Primary,
-    Record,
-    Standby,
-    Terms,
+    ObservedPrimary,
+    ObservedStandby,
+    ReadinessTerms,
+    SlotCopy,
+    StandbyRecord,
 )
-from slot_sync.resolver.transitions import Nothing, Reason, State, Transition, Wait
+from slot_sync.resolver.transitions import CopyState, Nothing, Reason, Transition, Wait
 
 #: The first version that synchronizes slots by itself (server_version_num).
 FIRST = 170_000
@@ -41,7 +41,11 @@ _REPAIR = "install the extension for a proof, or accept SYNCED as sufficient: ac
 
 
 def judge_by_sql(
-    primary: Primary, standby: Standby, record: Record, name: str, terms: Terms
+    primary: ObservedPrimary,
+    standby: ObservedStandby,
+    record: StandbyRecord,
+    name: str,
+    terms: ReadinessTerms,
 ) -> Transition | None:
     """The transition of one slot; `None`: PostgreSQL does not keep this one, so only the extension could."""
     slot, copy = primary.logical(name), standby.slot(name)
@@ -54,7 +58,9 @@ def judge_by_sql(
     return _transition(remembered, after, reason, why, repair, terms)
 
 
-def remember_synced(record: Record, primary: Primary, standby: Standby) -> Record:
+def remember_synced(
+    record: StandbyRecord, primary: ObservedPrimary, standby: ObservedStandby
+) -> StandbyRecord:
     """The record with what SQL shows of PostgreSQL's own copies; what was proven of any copy stays as it was."""
     copies = dict(record.copies)
     for slot in primary.logical_slots:
@@ -68,19 +74,21 @@ def remember_synced(record: Record, primary: Primary, standby: Standby) -> Recor
             settled=database.settled_by(before, slot, primary),
             state=found,
         )
-        if found in {State.SYNCED, State.CLIENT_AHEAD}:
+        if found in {CopyState.SYNCED, CopyState.CLIENT_AHEAD}:
             after = replace(after, synced_at=standby.clock)
         copies[slot.name] = after
     return replace(record, copies=copies)
 
 
-def synced_before(remembered: CopyRecord, standby: Standby, terms: Terms) -> Transition:
+def synced_before(
+    remembered: CopyRecord, standby: ObservedStandby, terms: ReadinessTerms
+) -> Transition:
     """The transition of a copy that SQL has shown to be synchronized, when the primary does not answer."""
     copy, confirmed = standby.slot(remembered.name), remembered.confirmed
     problem = None if copy is None else _problem_of_its_own(copy)
     age = standby.clock - (remembered.synced_at or 0)
     state, reason, repair = (
-        State.SUSPECT,
+        CopyState.SUSPECT,
         Reason.PRIMARY_UNREACHABLE,
         "see that the primary can be reached",
     )
@@ -95,12 +103,12 @@ def synced_before(remembered: CopyRecord, standby: Standby, terms: Terms) -> Tra
     elif confirmed is None or confirmed.timeline != standby.timeline:
         why = "the standby is on another timeline"
     elif client.is_ahead(confirmed, standby.flush_lsn):
-        state, reason, why = State.CLIENT_AHEAD, Reason.CLIENT_AHEAD, client.WHY
+        state, reason, why = CopyState.CLIENT_AHEAD, Reason.CLIENT_AHEAD, client.WHY
     elif terms.max_age is not None and not 0 <= age <= terms.max_age:
-        state, reason = State.BLOCKED, Reason.PROVEN_LONG_AGO
+        state, reason = CopyState.BLOCKED, Reason.PROVEN_LONG_AGO
         why = f"it was last seen synchronized {age / 1e6:.0f} s ago"
     else:
-        state, reason, repair = State.SYNCED, Reason.SYNCED_ONLY, _REPAIR
+        state, reason, repair = CopyState.SYNCED, Reason.SYNCED_ONLY, _REPAIR
         why = f"it was last seen synchronized {age / 1e6:.0f} s ago"
     return _transition(
         remembered, state, reason, f"the primary does not answer, and {why}", repair, terms
@@ -108,42 +116,46 @@ def synced_before(remembered: CopyRecord, standby: Standby, terms: Terms) -> Tra
 
 
 def _found(
-    slot: LogicalSlot, copy: Copy | None, primary: Primary, standby: Standby, before: CopyRecord
-) -> tuple[State, Reason, str, str]:
+    slot: LogicalSlot,
+    copy: SlotCopy | None,
+    primary: ObservedPrimary,
+    standby: ObservedStandby,
+    before: CopyRecord,
+) -> tuple[CopyState, Reason, str, str]:
     """State, reason, why and repair of a slot with `failover`."""
     if slot.wal_status == "lost" or slot.invalidation is not None:
         why = "the slot is lost on the primary, and its client cannot go on from it"
-        return State.INVALID, Reason.LOST_ON_PRIMARY, why, "drop it there, and make it again"
+        return CopyState.INVALID, Reason.LOST_ON_PRIMARY, why, "drop it there, and make it again"
     if copy is None:
         why = "PostgreSQL has not made its copy yet"
-        return State.MISSING, Reason.NATIVE_PENDING, why, "look at the standby's log"
+        return CopyState.MISSING, Reason.NATIVE_PENDING, why, "look at the standby's log"
     if not copy.synced:
         why = "the standby has a slot of that name that PostgreSQL does not synchronize"
         repair = f"on the standby: SELECT pg_drop_replication_slot('{copy.name}')"
-        return State.CONFLICT, Reason.NAME_TAKEN, why, repair
+        return CopyState.CONFLICT, Reason.NAME_TAKEN, why, repair
     link = link_problem(primary, standby)
     if link is not None and link.reason is not Reason.NO_MARKER:
-        return State.SUSPECT, link.reason, link.why, link.repair
+        return CopyState.SUSPECT, link.reason, link.why, link.repair
     problem = _problem_of_its_own(copy)
     if problem is not None:
         return *problem, "look at the standby's log"
     if not standby.native_sync:
-        return State.SUSPECT, Reason.NOT_SYNCHRONIZED, SWITCHED_OFF, SWITCH_ON
+        return CopyState.SUSPECT, Reason.NOT_SYNCHRONIZED, SWITCHED_OFF, SWITCH_ON
     if (copy.plugin, copy.datoid, copy.two_phase) != (slot.plugin, slot.datoid, slot.two_phase):
         why = "plugin, database or two_phase differ from the slot on the primary"
         return (
-            State.INVALID,
+            CopyState.INVALID,
             Reason.FIELDS_DIFFER,
             why,
             "PostgreSQL corrects this itself; if it does not, look at the standby's log",
         )
     if not database.is_replayed_to(database.settled_by(before, slot, primary), standby):
-        return State.SUSPECT, Reason.DATABASE_PENDING, database.WHY, database.REPAIR
+        return CopyState.SUSPECT, Reason.DATABASE_PENDING, database.WHY, database.REPAIR
     physical = physical_slot(primary, standby)
     if physical is None or physical.catalog_xmin is None:
         why = "the standby's physical slot holds no catalog rows"
         return (
-            State.SUSPECT,
+            CopyState.SUSPECT,
             Reason.NO_CATALOG_XMIN,
             why,
             "wait for the standby's next hot-standby feedback",
@@ -152,31 +164,36 @@ def _found(
     if here is None or there is None or here > there:
         why = "the copy is ahead of the slot: the primary lost the slot's position in a crash"
         return (
-            State.SUSPECT,
+            CopyState.SUSPECT,
             Reason.AHEAD,
             why,
             "wait until the slot's client has confirmed the copy's position",
         )
     if client.is_ahead(client.confirmed_so_far(before, slot, primary.timeline), standby.flush_lsn):
-        return State.CLIENT_AHEAD, Reason.CLIENT_AHEAD, client.WHY, client.REPAIR
+        return CopyState.CLIENT_AHEAD, Reason.CLIENT_AHEAD, client.WHY, client.REPAIR
     why = "PostgreSQL reports it as synchronized; without the extension nothing else is known"
-    return State.SYNCED, Reason.SYNCED_ONLY, why, _REPAIR
+    return CopyState.SYNCED, Reason.SYNCED_ONLY, why, _REPAIR
 
 
-def _problem_of_its_own(copy: Copy) -> tuple[State, Reason, str] | None:
+def _problem_of_its_own(copy: SlotCopy) -> tuple[CopyState, Reason, str] | None:
     """What the copy itself says against its use after a promotion."""
     if copy.invalidation is not None:
-        return State.INVALID, Reason.INVALIDATED, "the standby has invalidated the copy"
+        return CopyState.INVALID, Reason.INVALIDATED, "the standby has invalidated the copy"
     if copy.persistency != "persistent":
         why = "PostgreSQL has not finished the copy, and a promotion would lose it"
-        return State.PROVING, Reason.NOT_PERSISTENT, why
+        return CopyState.PROVING, Reason.NOT_PERSISTENT, why
     return None
 
 
 def _transition(
-    remembered: CopyRecord, after: State, reason: Reason, why: str, repair: str, terms: Terms
+    remembered: CopyRecord,
+    after: CopyState,
+    reason: Reason,
+    why: str,
+    repair: str,
+    terms: ReadinessTerms,
 ) -> Transition:
-    synced = after is State.SYNCED
+    synced = after is CopyState.SYNCED
     accepted = synced and terms.accept_native
     return Transition(
         remembered.name,

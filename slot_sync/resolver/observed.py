@@ -75,7 +75,7 @@ class PhysicalSlot:
 
 
 @dataclass(frozen=True)
-class Primary:
+class ObservedPrimary:
     """The server that the logical slots are kept from, at one moment."""
 
     #: pg_control_system().system_identifier
@@ -130,14 +130,14 @@ class Upstream:
 
 
 @dataclass(frozen=True)
-class Safekeeper:
+class SafekeeperUpstream:
     """What a walreceiver streams from is a safekeeper, at this address: it has WAL and slots, and is no PostgreSQL."""
 
     where: str
 
 
 @dataclass(frozen=True)
-class Copy:
+class SlotCopy:
     """A slot of the standby, as `tuskline_slots.inspect` tells it. Whether it is a copy is what is decided here."""
 
     name: str
@@ -184,7 +184,7 @@ class Copy:
 
 
 @dataclass(frozen=True)
-class Standby:
+class ObservedStandby:
     """A failover candidate at one moment."""
 
     system_id: int
@@ -211,13 +211,13 @@ class Standby:
     #: When the walreceiver's process began (pg_stat_activity.backend_start), by the standby's clock.
     walreceiver_start: int | None
     #: Who it streams from; `None` if it streams from nobody, or nobody answered there.
-    upstream: Upstream | Safekeeper | None
+    upstream: Upstream | SafekeeperUpstream | None
     #: pg_last_wal_replay_lsn()
     replay_lsn: int
     #: What it has on disk: pg_last_wal_receive_lsn(), at least `replay_lsn`.
     flush_lsn: int
     #: Slots of every kind, under every name.
-    slots: tuple[Copy, ...] = ()
+    slots: tuple[SlotCopy, ...] = ()
     #: The library and the functions of the extension are there. Without them only native copies are judged.
     has_extension: bool = True
     #: The physical slot that the configuration says it streams from; `None`: it says nothing. Whoever streams from
@@ -233,10 +233,10 @@ class Standby:
     idle_timeout: int = 0
     #: sync_replication_slots (17+): PostgreSQL makes copies of slots with `failover` itself.
     native_sync: bool = False
-    #: `Primary.databases`, as far as it has replayed.
+    #: `ObservedPrimary.databases`, as far as it has replayed.
     databases: Mapping[int, int] = field(default_factory=dict)
 
-    def outgrown(self, copy: Copy) -> bool:
+    def outgrown(self, copy: SlotCopy) -> bool:
         """The copy needs older WAL than max_slot_wal_keep_size allows: the next checkpoint invalidates it.
 
         A checkpoint counts segments, not bytes (`KeepLogSeg` in xlog.c). One more is what a promotion may begin itself.
@@ -246,7 +246,7 @@ class Standby:
         needed = self.flush_lsn // self.segment_bytes - copy.restart_lsn // self.segment_bytes
         return needed + 1 > self.slot_wal_segments
 
-    def idle_share(self, copy: Copy) -> float:
+    def idle_share(self, copy: SlotCopy) -> float:
         """Which part of idle_replication_slot_timeout the copy has been idle for: from 1 on a checkpoint invalidates it.
 
         A promotion ends with one. PostgreSQL spares its own copies in recovery, and counts anew for them after it.
@@ -255,18 +255,18 @@ class Standby:
             return 0.0
         return (self.clock - copy.inactive_since) / self.idle_timeout
 
-    def slot(self, name: str) -> Copy | None:
+    def slot(self, name: str) -> SlotCopy | None:
         """The slot of that name."""
         return self._by_name.get(name)
 
     @cached_property
-    def _by_name(self) -> Mapping[str, Copy]:
+    def _by_name(self) -> Mapping[str, SlotCopy]:
         return {slot.name: slot for slot in self.slots}
 
 
 @dataclass(frozen=True)
-class EpochKey:
-    """What says that the physical slot's reservation has not been interrupted: `epoch.py` has the argument.
+class FeedbackEpochKey:
+    """What says that the physical slot's reservation has not been interrupted: `feedback_epoch.py` has the argument.
 
     Two polls with equal keys are of one epoch. Values of the slot are not in it: they can come back.
     """
@@ -300,7 +300,7 @@ class Reserved:
 
 
 @dataclass(frozen=True)
-class Place:
+class SlotPosition:
     """Where a slot of the primary was: whoever decodes from there on needs nothing deleted before `catalog_xmin`."""
 
     confirmed_flush_lsn: int
@@ -346,7 +346,7 @@ class CopyRecord:
     marker: str | None = None
     #: A `Rename` to `name` was begun; recorded before it is carried out, cleared when its end is known.
     renaming: bool = False
-    #: `Record.generation` that `seen`, `removed_before` and `proven_in` are of.
+    #: `StandbyRecord.generation` that `seen`, `removed_before` and `proven_in` are of.
     generation: int = 0
     #: When the copy that is there now was first seen in the epoch that is held now; `None` before.
     seen: Sighting | None = None
@@ -359,8 +359,8 @@ class CopyRecord:
     #: (`conditions.py`); void for a copy that stands before it.
     decoded_at: int | None = None
     #: Where the slot was at the last poll, and the farthest of such places that the copy has passed.
-    slot_was: Place | None = None
-    passed: Place | None = None
+    slot_was: SlotPosition | None = None
+    passed: SlotPosition | None = None
     #: The farthest that the slot's client has been seen: it outlives the copy, and a crash of the primary.
     confirmed: Confirmed | None = None
     #: The slot's database as it was last seen on the primary; `None`: it was being changed (`database.py`).
@@ -372,7 +372,7 @@ class CopyRecord:
     #: This server had the slot of that name of its own, while it was the primary.
     seen_on_primary: bool = False
     #: The epoch in which it was last proven that no row it needs is gone; void in any other.
-    proven_in: EpochKey | None = None
+    proven_in: FeedbackEpochKey | None = None
     #: Polls in a row, each with the real primary seen, in which the primary had no such slot.
     polls_gone: int = 0
     #: Polls in a row in which the copy was ahead of the slot on the primary.
@@ -384,12 +384,12 @@ class CopyRecord:
 
 
 @dataclass(frozen=True)
-class Record:
+class StandbyRecord:
     """What we remember of one standby. Written down before actions are carried out, read back after a crash."""
 
     #: The epoch of the last poll; `None`: none held.
-    epoch: EpochKey | None = None
-    #: `Standby.walreceiver_start` in that epoch.
+    epoch: FeedbackEpochKey | None = None
+    #: `ObservedStandby.walreceiver_start` in that epoch.
     walreceiver_start: int | None = None
     copies: Mapping[str, CopyRecord] = field(default_factory=dict)
     #: Goes up with each poll at which `epoch` is not what it was: an epoch that is interrupted is another one, even
@@ -415,7 +415,7 @@ class Selection:
 
 
 @dataclass(frozen=True)
-class Terms:
+class ReadinessTerms:
     """What an answer has to be good for."""
 
     #: Microseconds for which a proof counts once the primary does not answer; `None`: without limit.

@@ -9,7 +9,8 @@ from fnmatch import fnmatchcase
 
 from slot_sync.resolver import database
 from slot_sync.resolver.database import is_same_row
-from slot_sync.resolver.epoch import Problem, is_linked, link_problem
+from slot_sync.resolver.evaluate import drop, evaluate
+from slot_sync.resolver.feedback_epoch import FeedbackEpochProblem, is_linked, link_problem
 from slot_sync.resolver.foreign import (
     elsewhere,
     foreign_slot,
@@ -17,23 +18,22 @@ from slot_sync.resolver.foreign import (
     kept_elsewhere,
     temporary_prefix,
 )
-from slot_sync.resolver.judge import drop, judge
 from slot_sync.resolver.observed import (
-    Copy,
     CopyRecord,
     LogicalSlot,
-    Primary,
-    Record,
+    ObservedPrimary,
+    ObservedStandby,
     Selection,
-    Standby,
+    SlotCopy,
+    StandbyRecord,
 )
 from slot_sync.resolver.transitions import (
     Action,
-    Mark,
+    CopyState,
+    MarkIncarnation,
     Nothing,
     Reason,
     Reserve,
-    State,
     Transition,
     Wait,
 )
@@ -55,7 +55,11 @@ def is_wanted(slot: LogicalSlot, wanted: Selection) -> bool:
 
 
 def transition_of(
-    primary: Primary, standby: Standby, record: Record, wanted: Selection, name: str
+    primary: ObservedPrimary,
+    standby: ObservedStandby,
+    record: StandbyRecord,
+    wanted: Selection,
+    name: str,
 ) -> Transition:
     """The transition of one slot that is to be kept, or that we have a copy of. Both servers are set up for it."""
     slot = primary.logical(name)
@@ -74,7 +78,7 @@ def transition_of(
         return Transition(
             name,
             remembered.state,
-            State.INVALID,
+            CopyState.INVALID,
             Reason.LOST_ON_PRIMARY,
             "the slot is lost on the primary, and its client cannot go on from it",
             repair="drop it there, create it again, and let its client start over",
@@ -85,7 +89,7 @@ def transition_of(
         return Transition(
             name,
             remembered.state,
-            State.BLOCKED,
+            CopyState.BLOCKED,
             Reason.SLOT_BEING_MADE,
             "the slot is still being made on the primary",
             repair="end transactions that have been open there for long",
@@ -95,19 +99,25 @@ def transition_of(
         return Transition(
             name,
             remembered.state,
-            State.PROVING,
+            CopyState.PROVING,
             Reason.RENAME_CUT,
             "a rename was interrupted: the slot exists under both names",
             action=drop(unproven_copy),
         )
     found = _kept(slot, here or unproven_copy, primary, standby, record)
     if slot.marker is None and is_linked(primary, standby):
-        return replace(found, action=Mark(slot.name, f"{primary.wal_lsn:x}-{standby.clock:x}"))
+        return replace(
+            found, action=MarkIncarnation(slot.name, f"{primary.wal_lsn:x}-{standby.clock:x}")
+        )
     return found
 
 
 def _kept(
-    slot: LogicalSlot, copy: Copy | None, primary: Primary, standby: Standby, record: Record
+    slot: LogicalSlot,
+    copy: SlotCopy | None,
+    primary: ObservedPrimary,
+    standby: ObservedStandby,
+    record: StandbyRecord,
 ) -> Transition:
     """Of a slot that is whole on the primary, and nobody else's on the standby."""
     remembered = record.of(slot.name)
@@ -120,15 +130,15 @@ def _kept(
         link = None if is_linked(primary, standby) else link_problem(primary, standby)
         replayed = is_same_row(slot, primary, standby)
         return _missing(slot, remembered, standby, link, replayed=replayed)
-    return judge(slot, copy, primary, standby, record)
+    return evaluate(slot, copy, primary, standby, record)
 
 
-def _gives_way(copy: Copy, remembered: CopyRecord, *, linked: bool) -> Transition:
+def _gives_way(copy: SlotCopy, remembered: CopyRecord, *, linked: bool) -> Transition:
     """PostgreSQL makes its own copy, and stops at a slot of that name for all others, too."""
     return Transition(
         remembered.name,
         remembered.state,
-        State.SUSPECT,
+        CopyState.SUSPECT,
         Reason.GIVES_WAY,
         "PostgreSQL synchronizes this slot itself (failover), so this copy has to be dropped",
         repair="wait until PostgreSQL has made its own copy; if it does not, look at the standby's log",
@@ -139,8 +149,8 @@ def _gives_way(copy: Copy, remembered: CopyRecord, *, linked: bool) -> Transitio
 def _orphan(
     slot: LogicalSlot | None,
     remembered: CopyRecord,
-    here: Copy | None,
-    unproven_copy: Copy | None,
+    here: SlotCopy | None,
+    unproven_copy: SlotCopy | None,
     *,
     linked: bool,
 ) -> Transition:
@@ -155,7 +165,7 @@ def _orphan(
         return Transition(
             remembered.name,
             remembered.state,
-            State.ORPHAN,
+            CopyState.ORPHAN,
             Reason.DESELECTED,
             "[slots] no longer selects the slot",
             action=action,
@@ -164,7 +174,7 @@ def _orphan(
     return Transition(
         remembered.name,
         remembered.state,
-        State.ORPHAN,
+        CopyState.ORPHAN,
         Reason.GONE,
         "the slot no longer exists on the primary",
         evidence={"polls_gone": polls, "linked": linked},
@@ -176,8 +186,8 @@ def _orphan(
 def _missing(
     slot: LogicalSlot,
     remembered: CopyRecord,
-    standby: Standby,
-    link: Problem | None,
+    standby: ObservedStandby,
+    link: FeedbackEpochProblem | None,
     *,
     replayed: bool,
 ) -> Transition:
@@ -190,7 +200,7 @@ def _missing(
         return Transition(
             slot.name,
             remembered.state,
-            State.MISSING,
+            CopyState.MISSING,
             reason,
             why,
             repair=repair,

@@ -11,39 +11,50 @@ each says of which generation it is.
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import NamedTuple
 
 from slot_sync.resolver.client import confirmed_so_far
-from slot_sync.resolver.conditions import View, is_heard, is_held, needed_from, xmin_is_decoded
+from slot_sync.resolver.conditions import SlotView, is_heard, is_held, needed_from, xmin_is_decoded
 from slot_sync.resolver.database import settled_by
-from slot_sync.resolver.epoch import epoch_key, is_linked, setup_problem
+from slot_sync.resolver.evaluate import view_of
+from slot_sync.resolver.feedback_epoch import epoch_key, is_linked, setup_problem
 from slot_sync.resolver.foreign import is_ours, kept_elsewhere
 from slot_sync.resolver.incarnation import incarnation_by
-from slot_sync.resolver.judge import view_of
 from slot_sync.resolver.native import remember_synced
 from slot_sync.resolver.observed import (
     TEMPORARY_PREFIX,
-    Copy,
     CopyRecord,
-    EpochKey,
-    Place,
-    Primary,
-    Record,
+    FeedbackEpochKey,
+    ObservedPrimary,
+    ObservedStandby,
     Reserved,
     Sighting,
-    Standby,
+    SlotCopy,
+    SlotPosition,
+    StandbyRecord,
 )
-from slot_sync.resolver.transitions import Reason, Rename, Reserve, State, Transition
+from slot_sync.resolver.transitions import (
+    SAFE,
+    CopyState,
+    Drop,
+    Reason,
+    Rename,
+    Reserve,
+    Transition,
+)
+from walsender_bridge.runtime import invariants
+from walsender_bridge.runtime.invariants import Invariant
 
 #: The server that answered as the candidate is not the one that the record is of.
 ANOTHER_STANDBY = frozenset({Reason.OTHER_SYSTEM, Reason.OTHER_SLOT_NAME})
 
 
 def remember(
-    record: Record,
-    primary: Primary | None,
-    standby: Standby | None,
+    record: StandbyRecord,
+    primary: ObservedPrimary | None,
+    standby: ObservedStandby | None,
     transitions: Iterable[Transition],
-) -> Record:
+) -> StandbyRecord:
     """The record after a poll, to be written down before the actions of its transitions are carried out.
 
     A poll teaches nothing in which one of the servers did not answer or its slots could not be inspected, or the standby
@@ -70,7 +81,9 @@ def remember(
         bare = CopyRecord(name, state=found.state, polls_gone=found.polls_gone)
         if found != bare or primary.logical(name) is not None:
             copies[name] = found
-    return Record(key, standby.walreceiver_start if key is not None else None, copies, generation)
+    return StandbyRecord(
+        key, standby.walreceiver_start if key is not None else None, copies, generation
+    )
 
 
 def under_way(before: CopyRecord, after: CopyRecord) -> CopyRecord:
@@ -81,12 +94,12 @@ def under_way(before: CopyRecord, after: CopyRecord) -> CopyRecord:
 
 
 def _remembered(
-    record: Record,
-    primary: Primary,
-    standby: Standby,
+    record: StandbyRecord,
+    primary: ObservedPrimary,
+    standby: ObservedStandby,
     name: str,
     transition: Transition | None,
-    key: EpochKey | None,
+    key: FeedbackEpochKey | None,
     generation: int,
 ) -> CopyRecord:
     before = record.of(name)
@@ -136,7 +149,7 @@ def _remembered(
             after = replace(after, decoded_at=None, proven_in=None)
     if transition is None:
         return after
-    whole = transition.safe or transition.after is State.CLIENT_AHEAD
+    whole = transition.safe or transition.after is CopyState.CLIENT_AHEAD
     if whole or isinstance(transition.action, Rename):
         after = replace(after, proven_at=standby.clock)
         # With the primary silent only what the physical slot held is known to have been there until the end.
@@ -150,7 +163,7 @@ def _remembered(
     return after
 
 
-def _taken_over(before: CopyRecord, standby: Standby, transition: Transition) -> CopyRecord:
+def _taken_over(before: CopyRecord, standby: ObservedStandby, transition: Transition) -> CopyRecord:
     """The record of a copy that another controller has made: it is ours from now on, and nothing is known of it.
 
     Where its client was seen is of the slot, and stays. After a rename that was cut off the copy has both names.
@@ -171,7 +184,7 @@ def _taken_over(before: CopyRecord, standby: Standby, transition: Transition) ->
     )
 
 
-def _names(before: CopyRecord, here: Copy | None, unproven: Copy | None) -> CopyRecord:
+def _names(before: CopyRecord, here: SlotCopy | None, unproven: SlotCopy | None) -> CopyRecord:
     """Which slots of the standby are ours, by what was begun and what is there."""
     after = before
     if unproven is None:
@@ -187,7 +200,7 @@ def _names(before: CopyRecord, here: Copy | None, unproven: Copy | None) -> Copy
     return after
 
 
-def _learnt(before: CopyRecord, view: View) -> CopyRecord:
+def _learnt(before: CopyRecord, view: SlotView) -> CopyRecord:
     """What this poll shows of the copy for good; what was learnt of a copy that has gone back is void."""
     here, slot = view.copy.confirmed_flush_lsn, view.slot
     needed = needed_from(view)
@@ -195,8 +208,8 @@ def _learnt(before: CopyRecord, view: View) -> CopyRecord:
         before,
         slot_was=None
         if slot.confirmed_flush_lsn is None or slot.catalog_xmin is None
-        else Place(slot.confirmed_flush_lsn, slot.catalog_xmin),
-        passed=None if here is None or needed is None else Place(here, needed),
+        else SlotPosition(slot.confirmed_flush_lsn, slot.catalog_xmin),
+        passed=None if here is None or needed is None else SlotPosition(here, needed),
     )
     if not xmin_is_decoded(view):
         after = replace(after, decoded_at=None, proven_in=None)
@@ -208,7 +221,11 @@ def _learnt(before: CopyRecord, view: View) -> CopyRecord:
 
 
 def _seen(
-    before: CopyRecord, copy: Copy, standby: Standby, key: EpochKey | None, generation: int
+    before: CopyRecord,
+    copy: SlotCopy,
+    standby: ObservedStandby,
+    key: FeedbackEpochKey | None,
+    generation: int,
 ) -> CopyRecord:
     after = replace(before, generation=generation)
     if key is None:
@@ -225,10 +242,117 @@ def _seen(
     return after
 
 
-def remember_primary(record: Record, primary: Primary, names: Iterable[str]) -> Record:
+def remember_primary(
+    record: StandbyRecord, primary: ObservedPrimary, names: Iterable[str]
+) -> StandbyRecord:
     """The record of a server that is the primary now: its slots of these names are its own, and no copies of ours."""
     copies = dict(record.copies)
     for name in names:
         if primary.logical(name) is not None:
             copies[name] = CopyRecord(name, seen_on_primary=True)
-    return Record(generation=record.generation + 1, copies=copies)
+    return StandbyRecord(generation=record.generation + 1, copies=copies)
+
+
+# -- what must hold of a poll -----------------------------------------------------------------------
+
+#: Why a copy may be called safe (`conditions.py`).
+_PROOFS = frozenset({Reason.PROVEN, Reason.RENAME_CUT, Reason.PROVEN_BEFORE, Reason.BEHIND})
+
+
+class _Decided(NamedTuple):
+    """One transition, and the record before and after the poll."""
+
+    transition: Transition
+    before: StandbyRecord
+    after: StandbyRecord
+
+    @property
+    def copy(self) -> CopyRecord:
+        return self.after.of(self.transition.slot)
+
+
+def check_invariants(
+    transitions: Iterable[Transition], before: StandbyRecord, after: StandbyRecord
+) -> None:
+    """Before `after` is written down and the transitions' actions are begun. Raises `InvariantError`."""
+    for each in transitions:
+        decided = _Decided(each, before, after)
+        invariants.check(f"copy of slot {each.slot}", INVARIANTS, decided, _describe)
+
+
+def _describe(decided: _Decided) -> str:
+    each, copy = decided.transition, decided.copy
+    return (
+        f"{each.before} to {each.after}, {each.reason}, {each.action}; recorded: made {copy.made}, temporary name"
+        f" {copy.temporary_name}, renaming {copy.renaming}; generation {decided.before.generation} to"
+        f" {decided.after.generation}"
+    )
+
+
+def _reservation_is_recorded(decided: _Decided) -> bool:
+    action = decided.transition.action
+    if not isinstance(action, Reserve):
+        return True
+    name = action.temporary_name
+    return name.startswith(TEMPORARY_PREFIX) and decided.copy.temporary_name == name
+
+
+def _rename_is_recorded(decided: _Decided) -> bool:
+    action, slot = decided.transition.action, decided.transition.slot
+    return not isinstance(action, Rename) or (action.name == slot and decided.copy.renaming)
+
+
+def _rename_is_of_a_proven_copy(decided: _Decided) -> bool:
+    each = decided.transition
+    return not isinstance(each.action, Rename) or each.reason is Reason.PROVEN
+
+
+def _drop_is_recorded(decided: _Decided) -> bool:
+    action = decided.transition.action
+    if not isinstance(action, Drop):
+        return True
+    copies = [*decided.before.copies.values(), *decided.after.copies.values()]
+    return any(
+        action.name == each.temporary_name
+        or (action.name == each.name and (each.made or each.seen_on_primary or each.marker))
+        for each in copies
+    )
+
+
+INVARIANTS: tuple[Invariant[_Decided], ...] = (
+    Invariant(
+        "safe_only_when_proven",
+        "pg_failover_slots: a copy is ready once it is proven",
+        lambda decided: (
+            decided.transition.after not in SAFE or decided.transition.reason in _PROOFS
+        ),
+    ),
+    Invariant(
+        "reservation_is_recorded",
+        "a slot that we made is always named by the record",
+        _reservation_is_recorded,
+    ),
+    Invariant(
+        "rename_is_of_a_proven_copy",
+        "an unproven copy never has the name that a client would use",
+        _rename_is_of_a_proven_copy,
+    ),
+    Invariant(
+        "rename_is_recorded",
+        "a rename that was cut is known at the next poll",
+        _rename_is_recorded,
+    ),
+    Invariant(
+        "drop_is_recorded",
+        "nothing is dropped that our record does not name",
+        _drop_is_recorded,
+    ),
+    Invariant(
+        "generation_never_goes_back",
+        "what is proven belongs to one epoch",
+        lambda decided: (
+            decided.after.generation
+            >= decided.before.generation + (decided.after.epoch != decided.before.epoch)
+        ),
+    ),
+)

@@ -1,7 +1,7 @@
 """The state of each copy on one standby, and what is to be done next: all transitions, and why they are safe.
 
 Safety: **READY and LAGGING are answered only for a copy from which decoding can go on, complete, if the standby is
-promoted at the moment of the sample.** `conditions.py` proves it for one poll, `epoch.py` what holds between polls.
+promoted at the moment of the sample.** `conditions.py` proves it for one poll, `feedback_epoch.py` what holds between polls.
 Nothing else is safe to promote to, and the rest of this file only says why a copy is not there yet. Besides:
 
 - An unproven copy never has the name that a client would use: it has a temporary one until all conditions hold.
@@ -72,23 +72,35 @@ A drop of a slot that is in use becomes Wait. PostgreSQL's own copies (`synced`,
 every action on them but RestoreMappings becomes Wait, or Nothing: that is for its own worker.
 """
 
-from slot_sync.resolver.epoch import Problem, link_problem, physical_slot, setup_problem
+from slot_sync.resolver.feedback_epoch import (
+    FeedbackEpochProblem,
+    link_problem,
+    physical_slot,
+    setup_problem,
+)
 from slot_sync.resolver.foreign import unexpected, unproven
 from slot_sync.resolver.native import judge_by_sql
-from slot_sync.resolver.observed import TEMPORARY_PREFIX, Primary, Record, Selection, Standby, Terms
+from slot_sync.resolver.observed import (
+    TEMPORARY_PREFIX,
+    ObservedPrimary,
+    ObservedStandby,
+    ReadinessTerms,
+    Selection,
+    StandbyRecord,
+)
 from slot_sync.resolver.one_slot import is_wanted, transition_of
 from slot_sync.resolver.silent import primary_is_silent
-from slot_sync.resolver.transitions import Mark, Reason, State, Transition, Wait
+from slot_sync.resolver.transitions import CopyState, MarkIncarnation, Reason, Transition, Wait
 
-_ANY = Terms()
+_ANY = ReadinessTerms()
 
 
 def resolve(
-    primary: Primary | None,
-    standby: Standby | None,
-    record: Record,
+    primary: ObservedPrimary | None,
+    standby: ObservedStandby | None,
+    record: StandbyRecord,
     wanted: Selection,
-    terms: Terms = _ANY,
+    terms: ReadinessTerms = _ANY,
 ) -> list[Transition]:
     """What each copy is found in and what is to be done, by name; slots that nobody expected are told too.
 
@@ -116,13 +128,13 @@ def resolve(
         # With the wrong server even "none" says nothing of the slots that there are.
         names = (*expected, *unknown) or (standby.primary_slot_name or "",)
         return [*left_over, *(_blocked(name, record, problem) for name in names)]
-    lacking = _no_extension(primary, standby)
-    if lacking is not None:
+    failed = _no_extension(primary, standby)
+    if failed is not None:
         return [
             *left_over,
             *(
                 judge_by_sql(primary, standby, record, name, terms)
-                or _blocked(name, record, lacking)
+                or _blocked(name, record, failed)
                 for name in expected
             ),
             *(_no_such_slot(name, record) for name in unknown),
@@ -142,10 +154,12 @@ def resolve(
     ]
 
 
-def _no_extension(primary: Primary, standby: Standby) -> Problem | None:
+def _no_extension(
+    primary: ObservedPrimary, standby: ObservedStandby
+) -> FeedbackEpochProblem | None:
     """On which server the extension is not; `None`: it is on both."""
     if not standby.has_extension:
-        return Problem(
+        return FeedbackEpochProblem(
             Reason.NO_EXTENSION,
             "the standby does not have the extension tuskline, or an older version of it",
             "install its library on the standby, and on the primary, in the database of the candidate's dsn: CREATE EXTENSION"
@@ -153,7 +167,7 @@ def _no_extension(primary: Primary, standby: Standby) -> Problem | None:
             lasting=True,
         )
     if not primary.has_extension:
-        return Problem(
+        return FeedbackEpochProblem(
             Reason.NO_EXTENSION,
             "the primary does not show its slots through the extension tuskline",
             "on the primary, in the database of [slots] dsn: CREATE EXTENSION tuskline or ALTER EXTENSION tuskline UPDATE,"
@@ -163,7 +177,9 @@ def _no_extension(primary: Primary, standby: Standby) -> Problem | None:
     return None
 
 
-def _expected(primary: Primary | None, record: Record, wanted: Selection) -> list[str]:
+def _expected(
+    primary: ObservedPrimary | None, record: StandbyRecord, wanted: Selection
+) -> list[str]:
     there = () if primary is None else primary.logical_slots
     names = {slot.name for slot in there if not slot.temporary and is_wanted(slot, wanted)}
     known = {
@@ -172,11 +188,11 @@ def _expected(primary: Primary | None, record: Record, wanted: Selection) -> lis
     return sorted(name for name in names | known if not name.startswith(TEMPORARY_PREFIX))
 
 
-def _no_such_slot(name: str, record: Record) -> Transition:
+def _no_such_slot(name: str, record: StandbyRecord) -> Transition:
     return Transition(
         name,
         record.of(name).state,
-        State.MISSING,
+        CopyState.MISSING,
         Reason.NO_SUCH_SLOT,
         "the primary has no slot of that name",
         repair="create it there, or remove it from names in [slots]",
@@ -184,11 +200,11 @@ def _no_such_slot(name: str, record: Record) -> Transition:
     )
 
 
-def _standby_is_silent(name: str, record: Record) -> Transition:
+def _standby_is_silent(name: str, record: StandbyRecord) -> Transition:
     return Transition(
         name,
         record.of(name).state,
-        State.BLOCKED,
+        CopyState.BLOCKED,
         Reason.STANDBY_UNREACHABLE,
         "the standby does not answer",
         repair="see that it runs and that it can be reached",
@@ -196,22 +212,22 @@ def _standby_is_silent(name: str, record: Record) -> Transition:
     )
 
 
-def _promoted(name: str, record: Record) -> Transition:
+def _promoted(name: str, record: StandbyRecord) -> Transition:
     return Transition(
         name,
         record.of(name).state,
-        State.BLOCKED,
+        CopyState.BLOCKED,
         Reason.PROMOTED,
         "the standby has been promoted, and its slots are its own now",
         repair="give it as the primary, and the old one as a standby once it is one",
     )
 
 
-def _blocked(name: str, record: Record, problem: Problem) -> Transition:
+def _blocked(name: str, record: StandbyRecord, problem: FeedbackEpochProblem) -> Transition:
     return Transition(
         name,
         record.of(name).state,
-        State.BLOCKED,
+        CopyState.BLOCKED,
         problem.reason,
         problem.why,
         repair=problem.repair,
@@ -219,7 +235,7 @@ def _blocked(name: str, record: Record, problem: Problem) -> Transition:
     )
 
 
-def _marks(primary: Primary, standby: Standby) -> list[Transition]:
+def _marks(primary: ObservedPrimary, standby: ObservedStandby) -> list[Transition]:
     slot = physical_slot(primary, standby)
     if slot is None or slot.marker is not None:
         return []
@@ -230,10 +246,10 @@ def _marks(primary: Primary, standby: Standby) -> list[Transition]:
         Transition(
             slot.name,
             "",
-            State.BLOCKED,
+            CopyState.BLOCKED,
             Reason.NO_MARKER,
             "the physical slot has no marker yet: it is new to the controller",
-            action=Mark(slot.name, f"{primary.wal_lsn:x}-{standby.clock:x}"),
+            action=MarkIncarnation(slot.name, f"{primary.wal_lsn:x}-{standby.clock:x}"),
             counts=False,
         )
     ]

@@ -6,7 +6,7 @@ an objection. So is a copy that is ahead of where the slot was seen last, since 
 thing cannot be seen: a connection that came and went between two polls, after a crash of the primary. So the verdict
 has an age, and is called `proven_before`. What happened on the primary after the last poll cannot be known either:
 slots that were created there, and what their clients have confirmed. The verdict says so, and is valid for a limited
-time only (`Terms.max_age`), after which the answer is that it is not known.
+time only (`ReadinessTerms.max_age`), after which the answer is that it is not known.
 """
 
 from dataclasses import replace
@@ -17,8 +17,8 @@ from slot_sync.resolver.database import is_replayed_to
 from slot_sync.resolver.foreign import elsewhere, is_ours, kept_elsewhere
 from slot_sync.resolver.incarnation import is_of
 from slot_sync.resolver.native import SWITCHED_OFF, synced_before
-from slot_sync.resolver.observed import CopyRecord, Record, Standby, Terms
-from slot_sync.resolver.transitions import Nothing, Reason, State, Transition, Wait
+from slot_sync.resolver.observed import CopyRecord, ObservedStandby, ReadinessTerms, StandbyRecord
+from slot_sync.resolver.transitions import CopyState, Nothing, Reason, Transition, Wait
 
 #: What happens on the primary after it was looked at last.
 SLOTS_UNKNOWN = (
@@ -29,7 +29,9 @@ CONFIRMED_UNKNOWN = (
 )
 
 
-def objections(remembered: CopyRecord, standby: Standby, record: Record) -> list[str]:
+def objections(
+    remembered: CopyRecord, standby: ObservedStandby, record: StandbyRecord
+) -> list[str]:
     """What the standby shows that what was proven last may not hold any more."""
     copy = standby.slot(remembered.name)
     epoch = record.epoch
@@ -75,12 +77,15 @@ def objections(remembered: CopyRecord, standby: Standby, record: Record) -> list
 
 
 def primary_is_silent(
-    remembered: CopyRecord, standby: Standby, record: Record, terms: Terms
+    remembered: CopyRecord, standby: ObservedStandby, record: StandbyRecord, terms: ReadinessTerms
 ) -> Transition:
     """The transition of one remembered copy when the primary does not answer."""
 
     def found(
-        after: State, reason: Reason, why: str, repair: str = "see that the primary can be reached"
+        after: CopyState,
+        reason: Reason,
+        why: str,
+        repair: str = "see that the primary can be reached",
     ) -> Transition:
         return Transition(
             remembered.name,
@@ -88,9 +93,9 @@ def primary_is_silent(
             after,
             reason,
             why,
-            repair="" if after is State.READY else repair,
+            repair="" if after is CopyState.READY else repair,
             evidence=evidence,
-            action=Nothing() if after is State.READY else Wait(),
+            action=Nothing() if after is CopyState.READY else Wait(),
             not_known=not_known,
         )
 
@@ -106,7 +111,7 @@ def primary_is_silent(
     proven_at = remembered.proven_at
     if proven_at is None:
         return found(
-            State.BLOCKED,
+            CopyState.BLOCKED,
             Reason.NEVER_PROVEN,
             "the primary does not answer, and the copy was never proven",
         )
@@ -122,13 +127,13 @@ def primary_is_silent(
     against = objections(remembered, standby, record)
     if against:
         return found(
-            State.SUSPECT,
+            CopyState.SUSPECT,
             Reason.PRIMARY_UNREACHABLE,
             "the primary does not answer, and " + ", and ".join(against),
         )
     if client.is_ahead(confirmed, standby.flush_lsn):
         return found(
-            State.CLIENT_AHEAD,
+            CopyState.CLIENT_AHEAD,
             Reason.CLIENT_AHEAD,
             f"the primary does not answer, and {client.WHY}",
             "start the primary again; after a promotion its client has rows that no server has",
@@ -136,14 +141,14 @@ def primary_is_silent(
     # A clock that went back tells no age at all.
     if terms.max_age is not None and not 0 <= age <= terms.max_age:
         return found(
-            State.BLOCKED,
+            CopyState.BLOCKED,
             Reason.PROVEN_LONG_AGO,
             f"the primary does not answer, and it was proven {_seconds(age)} ago, which is more than"
             f" {_seconds(terms.max_age)}",
             "see that the primary can be reached, or accept older proofs: max_age in [slots], or --max-age",
         )
     return found(
-        State.READY,
+        CopyState.READY,
         Reason.PROVEN_BEFORE,
         f"the primary does not answer; it was proven {_seconds(age)} ago, and nothing speaks against it",
     )

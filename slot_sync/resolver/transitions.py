@@ -9,7 +9,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from enum import StrEnum
 
 
-class State(StrEnum):
+class CopyState(StrEnum):
     """Of one copy on one standby. `resolver.py` has the table of them."""
 
     MISSING = "MISSING"
@@ -30,7 +30,7 @@ class State(StrEnum):
 
 
 #: A promotion now would lose nothing that the slot stands for.
-SAFE = frozenset({State.READY, State.LAGGING})
+SAFE = frozenset({CopyState.READY, CopyState.LAGGING})
 
 
 class Reason(StrEnum):
@@ -130,7 +130,7 @@ class Wait:
 
 
 @dataclass(frozen=True)
-class Mark:
+class MarkIncarnation:
     """Write the marker of a slot, on the primary. That of a physical one has no copy's state as its subject."""
 
     slot: str
@@ -213,7 +213,7 @@ class Drop:
 Action = (
     Nothing
     | Wait
-    | Mark
+    | MarkIncarnation
     | Reserve
     | Advance
     | SetFields
@@ -228,11 +228,11 @@ Action = (
 class Transition:
     """What one copy is found in now, why, and what is to be done about it."""
 
-    #: The name of the slot on the primary; of a slot that nobody expected, its own; for `Mark`, the physical slot's.
+    #: The name of the slot on the primary; of a slot that nobody expected, its own; for `MarkIncarnation`, the physical slot's.
     slot: str
     #: The state that was remembered; "" if there was none.
     before: str
-    after: State
+    after: CopyState
     reason: Reason
     #: One sentence for a person.
     why: str
@@ -246,7 +246,7 @@ class Transition:
     counts: bool = True
     #: What the state does not cover, since it could not be verified.
     not_known: tuple[str, ...] = ()
-    #: It is not proven, but the operator has accepted it as safe (`Terms.accept_native`).
+    #: It is not proven, but the operator has accepted it as safe (`ReadinessTerms.accept_native`).
     accepted: bool = False
 
     @property

@@ -15,8 +15,8 @@ from typing import Never
 from walsender_bridge.capture import core
 from walsender_bridge.capture.driver import Capture
 from walsender_bridge.capture.gate.core import Rule
-from walsender_bridge.capture.gate.monitor import Gate, OpenGate, ServerGate
-from walsender_bridge.capture.source import Source
+from walsender_bridge.capture.gate.monitor import GateMonitor, OpenGate, ServerGate
+from walsender_bridge.capture.source import CaptureSource
 from walsender_bridge.capture.spool.core import LIMIT_BYTES
 from walsender_bridge.errors import Cause, TusklineError, UsageError
 from walsender_bridge.runtime import logs
@@ -46,13 +46,13 @@ def main(arguments: list[str]) -> int:
     gate.add_argument("--on-missing", choices=("block", "degrade"), default="block")
     gate.add_argument("--degrade-after", type=float, default=60.0, help="seconds")
     gate.add_argument("--gate-record", type=Path, help="the file of what was decided")
-    gate.add_argument("--proposer-status", type=Path, help="wait for the safekeepers' quorum too")
+    gate.add_argument("--commit-page", type=Path, help="wait for the safekeepers' quorum too")
     given = parser.parse_args(arguments)
     dsn = os.environ.pop(DSN_VARIABLE, None)
     if dsn is None:
         sys.stderr.write(f"{DSN_VARIABLE} is not set\n")
         return Cause.USAGE
-    source = Source(given.source, dsn, given.slot, given.publication, tuple(given.table))
+    source = CaptureSource(given.source, dsn, given.slot, given.publication, tuple(given.table))
     try:
         capture = Capture(
             source,
@@ -72,20 +72,20 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _gate(given: argparse.Namespace) -> Gate:
+def _gate(given: argparse.Namespace) -> GateMonitor:
     rule = Rule(
         tuple(given.candidate),
         given.members,
         given.gate_quorum,
         given.on_missing,
         given.degrade_after,
-        safekeepers=given.proposer_status is not None,
+        safekeepers=given.commit_page is not None,
     )
     if not rule.holds:
         return OpenGate()
     if given.gate_record is None:
         raise UsageError("a commit gate needs --gate-record", repair="name the file")
-    return ServerGate(rule, given.gate_record, given.proposer_status)
+    return ServerGate(rule, given.gate_record, given.commit_page)
 
 
 def _exit(code: int) -> Never:

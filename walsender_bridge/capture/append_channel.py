@@ -9,13 +9,13 @@ import queue
 import threading
 from collections.abc import Iterator
 
-from walsender_bridge.capture.events import Append
+from walsender_bridge.capture.events import AppendToReplica
 from walsender_bridge.change_log.client import Ack, AppendWriter
 from walsender_bridge.errors import TusklineError
 from walsender_bridge.runtime.waker import Waker
 
 
-class Handover:
+class AppendChannel:
     """Sends appends, and collects acknowledgements on a thread."""
 
     def __init__(self, writer: AppendWriter, waker: Waker) -> None:
@@ -25,7 +25,7 @@ class Handover:
         self._listener = threading.Thread(target=self._listen, name="listen", daemon=True)
         self._listener.start()
 
-    def put(self, append: Append) -> None:
+    def put(self, append: AppendToReplica) -> None:
         """Send this when the keeper takes it; does not wait. Raises the error that ended the writer."""
         self._writer.send(
             append.entries,

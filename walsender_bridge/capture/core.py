@@ -1,6 +1,6 @@
 """What capture decides, without sockets or clocks: `step(state, event) -> effects`.
 
-One `State` lives as long as one session: a walsender's stream on one side, a writer of the log's
+One `CaptureState` lives as long as one session: a walsender's stream on one side, a writer of the log's
 stream on the other. When either breaks, both are given up and a new state starts from what the log
 holds. So nothing here survives a crash, and nothing has to.
 
@@ -16,7 +16,7 @@ Invariants.
 - *The same history.* Nothing is appended or confirmed before what the server sends again has been found to
   be what the log holds (`overlap.py`).
 - *Bounded.* At most one entry (1 MiB, or one message) is held uncut, and 64 MiB wait for the replica's
-  acknowledgement; past that `State.reading` is false and the socket is left alone, while reports go on. The
+  acknowledgement; past that `CaptureState.reading` is false and the socket is left alone, while reports go on. The
   same when the log holds more than `held_limit` bytes of WAL that is not committed, while the gate is closed:
   then the server keeps it.
 
@@ -39,12 +39,12 @@ from walsender_bridge.capture import entries
 from walsender_bridge.capture.entries import PREFIX, Entries
 from walsender_bridge.capture.events import (
     Acknowledged,
-    Append,
+    AppendToReplica,
+    CopyDataReceived,
     Effect,
     Event,
-    Received,
     Replayed,
-    Report,
+    StandbyStatusUpdate,
 )
 from walsender_bridge.capture.overlap import Overlap
 from walsender_bridge.capture.replay import Replay
@@ -96,7 +96,7 @@ _OUTSIDE, _BEGUN, _TAKING, _SKIPPING = range(4)
 
 
 @dataclass(slots=True, kw_only=True)
-class State(Entries):
+class CaptureState(Entries):
     """A session. The fields without a default, and `overlap`, are what the log says when it begins.
 
     `confirmed` is the durable `confirm_to`.
@@ -166,7 +166,7 @@ class State(Entries):
 
     @property
     def deadline(self) -> float:
-        """When a `Tick` is due, unless something happens before."""
+        """When a `CaptureTick` is due, unless something happens before."""
         due = self.reported_at + REPORT_SECONDS
         if not self.in_flight:
             if self.whole:
@@ -175,7 +175,7 @@ class State(Entries):
         return due
 
 
-def step(state: State, event: Event) -> list[Effect]:
+def step(state: CaptureState, event: Event) -> list[Effect]:
     """What `event` makes capture do; `state` is changed in place.
 
     Raises `MalformedMessageError` for bytes that are not the protocol, `DivergedError` when the
@@ -183,7 +183,7 @@ def step(state: State, event: Event) -> list[Effect]:
     """
     effects: list[Effect] = []
     state.now = event.now
-    if isinstance(event, Received):
+    if isinstance(event, CopyDataReceived):
         if _receive(state, event.payloads):
             _report(state, effects)
     elif isinstance(event, Replayed):
@@ -207,7 +207,7 @@ def step(state: State, event: Event) -> list[Effect]:
     return effects
 
 
-def _receive(state: State, payloads: Sequence[bytes]) -> bool:
+def _receive(state: CaptureState, payloads: Sequence[bytes]) -> bool:
     """Take the payloads in; True if the server asked for a report.
 
     Local names and one pass: this is the loop that each row goes through.
@@ -310,7 +310,7 @@ def _receive(state: State, payloads: Sequence[bytes]) -> bool:
     return reply
 
 
-def _message(state: State, data: bytes, held: int) -> int:
+def _message(state: CaptureState, data: bytes, held: int) -> int:
     """Take a logical message of no transaction, as a transaction of its own with xid 0."""
     if data[XLOG_HEADER_SIZE] != pgoutput.MESSAGE:
         raise _fault("a change outside a transaction", data)
@@ -338,7 +338,7 @@ def _message(state: State, data: bytes, held: int) -> int:
     return held
 
 
-def _stream_commit(state: State, message: bytes) -> None:
+def _stream_commit(state: CaptureState, message: bytes) -> None:
     """A streamed transaction has committed: start its replay, unless the log has it."""
     commit, spooled = state.streams.commit(message)
     known = commit.commit_lsn < state.received_lsn
@@ -359,7 +359,7 @@ def _stream_commit(state: State, message: bytes) -> None:
     state.replay = Replay.start(state, spooled, commit)
 
 
-def _replay(state: State, messages: Sequence[bytes]) -> list[bytes]:
+def _replay(state: CaptureState, messages: Sequence[bytes]) -> list[bytes]:
     """Take a part of the spooled transaction in; at its end, the payloads that waited for that."""
     replay = state.replay
     assert replay is not None
@@ -371,7 +371,7 @@ def _replay(state: State, messages: Sequence[bytes]) -> list[bytes]:
     return replay.waiting
 
 
-def _acknowledge(state: State, event: Acknowledged, effects: list[Effect]) -> None:
+def _acknowledge(state: CaptureState, event: Acknowledged, effects: list[Effect]) -> None:
     size, _ = state.in_flight.popleft()
     state.in_flight_bytes -= size
     state.durable_lsn = max(state.durable_lsn, event.durable_lsn)
@@ -382,7 +382,7 @@ def _acknowledge(state: State, event: Acknowledged, effects: list[Effect]) -> No
         _report(state, effects)
 
 
-def _confirmable(state: State) -> int:
+def _confirmable(state: CaptureState) -> int:
     """Up to where the log's order has committed everything."""
     if not state.overlap.done:
         return 0
@@ -393,18 +393,18 @@ def _confirmable(state: State) -> int:
     )
 
 
-def _heartbeat_seconds(state: State) -> float:
+def _heartbeat_seconds(state: CaptureState) -> float:
     busy = state.hurry or state.logged_lsn > state.confirmed[1]
     return BUSY_HEARTBEAT_SECONDS if busy else IDLE_HEARTBEAT_SECONDS
 
 
-def _opened(state: State) -> bool:
+def _opened(state: CaptureState) -> bool:
     """The gate lets more pass than the replica knows, and something waits for it."""
     waits = state.logged_lsn > max(state.committed_lsn, state.told_gate)
     return waits and state.gate > state.told_gate
 
 
-def _append(state: State, effects: list[Effect]) -> None:
+def _append(state: CaptureState, effects: list[Effect]) -> None:
     """Hand over what was cut; or ask how far the log is, when it is time and no answer is due."""
     if not state.new_entries:
         due = state.appended_at + _heartbeat_seconds(state)
@@ -424,14 +424,14 @@ def _append(state: State, effects: list[Effect]) -> None:
     state.in_flight_bytes += size
     state.appended_at = state.now
     state.told_gate = state.gate
-    effects.append(Append(entries, schemas, confirm_to, state.gate))
+    effects.append(AppendToReplica(entries, schemas, confirm_to, state.gate))
 
 
-def _report(state: State, effects: list[Effect]) -> None:
-    if effects and isinstance(effects[-1], Report):
+def _report(state: CaptureState, effects: list[Effect]) -> None:
+    if effects and isinstance(effects[-1], StandbyStatusUpdate):
         effects.pop()
     flush = state.overlap.confirmable(state.confirmed[1])
-    effects.append(Report(max(state.durable_lsn, flush), flush))
+    effects.append(StandbyStatusUpdate(max(state.durable_lsn, flush), flush))
     state.reported_at = state.now
 
 
@@ -441,7 +441,7 @@ def _fault(what: str, data: bytes) -> MalformedMessageError:
     return MalformedMessageError(f"{what} (at {lsn}, starts {head})", where="walsender")
 
 
-def _not_in_order(state: State, commit_lsn: int, end_lsn: int) -> DivergedError:
+def _not_in_order(state: CaptureState, commit_lsn: int, end_lsn: int) -> DivergedError:
     return DivergedError(
         f"a transaction whose commit record is {format_lsn(commit_lsn)} to {format_lsn(end_lsn)} does"
         f" not follow the log, which ends at {format_lsn(state.received_lsn)}",

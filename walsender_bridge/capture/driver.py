@@ -20,21 +20,28 @@ from typing import Any
 import psycopg
 import structlog
 
-from walsender_bridge.capture import core, publication_watch, source, stream_record
-from walsender_bridge.capture.append_channel import Handover
+from walsender_bridge.capture import (
+    core,
+    invariants,
+    publication_watch,
+    source,
+    stream_record,
+)
+from walsender_bridge.capture.append_channel import AppendChannel
 from walsender_bridge.capture.events import (
     Acknowledged,
-    Append,
+    AppendToReplica,
+    CaptureTick,
+    CopyDataReceived,
     Effect,
-    Received,
+    Event,
     Replayed,
-    Report,
     SpoolAppend,
-    Tick,
+    StandbyStatusUpdate,
 )
-from walsender_bridge.capture.gate.monitor import Gate, Watch
-from walsender_bridge.capture.session_setup import Joining
-from walsender_bridge.capture.source import Source
+from walsender_bridge.capture.gate.monitor import GateMonitor, Watch
+from walsender_bridge.capture.session_setup import SessionSetup
+from walsender_bridge.capture.source import CaptureSource
 from walsender_bridge.capture.spool.files import SpoolFiles
 from walsender_bridge.capture.status import StatusFile, WalEnd
 from walsender_bridge.change_log.client import LogClient, ReplicaClient
@@ -102,10 +109,10 @@ class Capture:
 
     def __init__(
         self,
-        source: Source,
+        source: CaptureSource,
         *,
         log: str,
-        gate: Gate,
+        gate: GateMonitor,
         spool: Path,
         spool_limit: int,
         held_limit: int = core.HELD_BYTES,
@@ -125,6 +132,7 @@ class Capture:
         self._broken_in_stream = False
         self._status = StatusFile(status_file, source.name, source.slot)
         self._stopped = False
+        self._checked: invariants.Checked
         self.waker = Waker()
 
     def stop(self) -> None:
@@ -197,12 +205,12 @@ class Capture:
             )
             address = log.create_stream(own.name).address
             replica = stack.enter_context(ReplicaClient(address))
-            joining = Joining(own, walsender, log, replica, partial(self._check, connection))
+            joining = SessionSetup(own, walsender, log, replica, partial(self._check, connection))
             joined = joining.join(
                 slot_confirmed, spool_limit=self._spool_limit, held_limit=self._held_limit
             )
             state, writer = joined.state, joined.writer
-            handover = Handover(writer, self.waker)
+            handover = AppendChannel(writer, self.waker)
             stack.callback(handover.close)
             watch = stack.enter_context(
                 self._gate.watch(here, joined.identity, state.committed_lsn, self.waker.wake)
@@ -212,7 +220,7 @@ class Capture:
             files = SpoolFiles(self._spool, writer.term)
             stack.callback(files.close)
             # Some servers fail to decode a transaction in progress, and decode it well once it has
-            # committed ("could not map filenumber", docs/decisions/streamed-transactions.md).
+            # committed ("could not map filenumber", docs/decisions/capture.md).
             streaming = self._spool_limit > 0 and not self._broken_in_stream
             walsender.start_logical(own.slot, [own.publication], streaming=streaming)
             self._broken_in_stream = False
@@ -253,12 +261,12 @@ class Capture:
     def _stream(
         self,
         walsender: ReplicationConnection,
-        handover: Handover,
+        handover: AppendChannel,
         files: SpoolFiles,
-        state: core.State,
+        state: core.CaptureState,
         wal_end: WalEnd,
         watch: Watch,
-        tables: publication_watch.Look,
+        tables: publication_watch.PublicationPoll,
     ) -> None:
         """The poll loop: the walsender's socket, and the waker for acknowledgements, the gate and `stop`."""
         poll = select.poll()
@@ -267,6 +275,7 @@ class Capture:
         socket, watched = walsender.fileno(), select.POLLIN
         sent, published_at, loaded = True, 0.0, False
         heard_at = time.monotonic()
+        self._checked = invariants.checked(state)
         while not self._stopped:
             wanted = (select.POLLIN if state.reading else 0) | (0 if sent else select.POLLOUT)
             if wanted != watched:
@@ -282,7 +291,7 @@ class Capture:
             if self.waker.fileno() in ready:
                 self.waker.clear()
                 for ack in handover.acks():
-                    effects += core.step(
+                    effects += self._step(
                         state,
                         Acknowledged(
                             now, ack.durable_last_end_lsn, ack.committed_end_lsn, ack.confirmed_to
@@ -293,16 +302,16 @@ class Capture:
                 if socket in ready or not ready:
                     payloads = walsender.receive()
                 if payloads:
-                    effects += core.step(state, Received(now, payloads))
+                    effects += self._step(state, CopyDataReceived(now, payloads))
             elif ready.get(socket, 0) & (select.POLLERR | select.POLLHUP):
                 raise ConnectionFailedError("the connection broke", where=walsender.where)
             if state.replaying is not None:
                 # What one batch brought whole, from its Stream Start to its Stream Commit, is spooled first.
                 _perform(effects, walsender, handover, files)
-                effects = core.step(state, Replayed(now, files.read(state.replaying)))
+                effects = self._step(state, Replayed(now, files.read(state.replaying)))
             gate = watch.position()
             if now >= state.deadline or not ready or gate != state.gate:
-                effects += core.step(state, Tick(now, gate))
+                effects += self._step(state, CaptureTick(now, gate))
             _perform(effects, walsender, handover, files)
             watch.want(state.logged_lsn)
             sent = walsender.flush()
@@ -325,7 +334,14 @@ class Capture:
             if payloads:
                 loaded = len(payloads) >= MANY
 
-    def _check_keeper(self, state: core.State, now: float) -> None:
+    def _step(self, state: core.CaptureState, event: Event) -> list[Effect]:
+        """What the core wants done. Raises `InvariantError` before any of it is."""
+        effects = core.step(state, event)
+        if not invariants.is_hot(event):
+            self._checked = invariants.check_invariants(state, self._checked)
+        return effects
+
+    def _check_keeper(self, state: core.CaptureState, now: float) -> None:
         since = state.waiting_since
         if since is not None and now - since > ACK_SECONDS:
             raise HungKeeperError(
@@ -338,15 +354,15 @@ class Capture:
 def _perform(
     effects: Sequence[Effect],
     walsender: ReplicationConnection,
-    handover: Handover,
+    handover: AppendChannel,
     files: SpoolFiles,
 ) -> None:
     for effect in effects:
-        if isinstance(effect, Append):
+        if isinstance(effect, AppendToReplica):
             handover.put(effect)
         elif isinstance(effect, SpoolAppend):
             files.append(effect)
-        elif isinstance(effect, Report):
+        elif isinstance(effect, StandbyStatusUpdate):
             walsender.send(
                 status_update(
                     write=effect.write,

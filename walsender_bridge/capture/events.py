@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
+class CopyDataReceived:
     """CopyData payloads from the walsender, in order. `now`, here and below: monotonic seconds."""
 
     now: float
@@ -14,7 +14,7 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """The next messages of the spooled transaction that `State.replay` names, in order."""
+    """The next messages of the spooled transaction that `CaptureState.replay` names, in order."""
 
     now: float
     messages: Sequence[bytes]
@@ -22,7 +22,7 @@ class Replayed:
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
-    """The replica's answer to the oldest `Append` without one: LSNs are end LSNs."""
+    """The replica's answer to the oldest `AppendToReplica` without one: LSNs are end LSNs."""
 
     now: float
     durable_lsn: int
@@ -31,18 +31,18 @@ class Acknowledged:
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class CaptureTick:
     """Time has passed; `gate` is the commit gate's position."""
 
     now: float
     gate: int
 
 
-Event = Received | Replayed | Acknowledged | Tick
+Event = CopyDataReceived | Replayed | Acknowledged | CaptureTick
 
 
 @dataclass(frozen=True, slots=True)
-class Append:
+class AppendToReplica:
     """Hand these to the replica: schema records first, then entries, as one batch.
 
     With neither it asks how far the log is committed. `confirm_to` is (timeline, LSN) to make durable.
@@ -55,7 +55,7 @@ class Append:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class StandbyStatusUpdate:
     """Tell the server: `write` is durable in the log, `flush` is what the slot is confirmed to."""
 
     write: int
@@ -78,4 +78,4 @@ class SpoolCut:
     length: int
 
 
-Effect = Append | Report | SpoolAppend | SpoolCut
+Effect = AppendToReplica | StandbyStatusUpdate | SpoolAppend | SpoolCut

@@ -23,14 +23,14 @@ from psycopg import sql
 from psycopg.rows import tuple_row
 
 from walsender_bridge.errors import ConfigError, PrivilegeError, PublicationError
-from walsender_bridge.own_schema.provisioned import Made, Record
+from walsender_bridge.own_schema.provisioned import ProvisionedObject, ProvisionedRecord
 from walsender_bridge.postgres.protocol.relation_name import relation_name, split_relation
-from walsender_bridge.postgres.table_patterns import Choice, Chosen, Found, choose
+from walsender_bridge.postgres.table_patterns import CatalogTable, Choice, Chosen, choose
 from walsender_bridge.runtime import logs
 from walsender_bridge.runtime.sql import load
 
 if TYPE_CHECKING:
-    from walsender_bridge.capture.source import Source
+    from walsender_bridge.capture.source import CaptureSource
 
 #: The table that a flush writes to; published with the others.
 FLUSH_TABLE: Final = "tuskline.flush"
@@ -46,14 +46,14 @@ Connection = psycopg.Connection[Any]
 _log = logs.logger(__name__)
 
 
-def facts(connection: Connection, source: "Source") -> dict[str, Any] | None:
-    """The publication as sql/source_publication.sql describes it; None: there is none."""
+def facts(connection: Connection, source: "CaptureSource") -> dict[str, Any] | None:
+    """The publication as sql/publication/source.sql describes it; None: there is none."""
     names = {"publication": source.publication}
-    rows = _rows(connection, "source_publication", names)
+    rows = _rows(connection, "publication/source", names)
     return dict(rows[0][0]) if rows else None
 
 
-def survey(connection: Connection, source: "Source") -> Chosen:
+def survey(connection: Connection, source: "CaptureSource") -> Chosen:
     """What the source's `tables` mean in its database now."""
     choice = Choice.of(source.tables)
     names = choice.named
@@ -62,7 +62,7 @@ def survey(connection: Connection, source: "Source") -> Chosen:
         "tables": [table for _, table in names],
         "publication": source.publication,
     }
-    rows = _rows(connection, "source_tables", wanted)
+    rows = _rows(connection, "publication/tables", wanted)
     misnamed: dict[str, list[str]] = {}
     for _, root, quoted in partitions_named_otherwise(connection, None):
         misnamed.setdefault(root, []).append(quoted)
@@ -76,9 +76,9 @@ def _rows(connection: Connection, text: str, names: dict[str, Any]) -> list[tupl
         return cursor.execute(load(text).encode(), names).fetchall()
 
 
-def _found(row: Sequence[Any]) -> Found:
+def _found(row: Sequence[Any]) -> CatalogTable:
     values: Any = (tuple(each) if isinstance(each, list) else each for each in row)
-    return Found(*values)
+    return CatalogTable(*values)
 
 
 def is_kept(found: dict[str, Any], choice: Choice) -> bool:
@@ -106,12 +106,12 @@ def other_than_recorded(
     return f"publication {name!r} was {fate}: what was committed meanwhile is missing"
 
 
-def reattach(source: "Source") -> str:
+def reattach(source: "CaptureSource") -> str:
     """The repair of a stream that cannot go on."""
     return f"tuskline reattach {source.name}"
 
 
-def not_sent(source: "Source", error: PublicationError) -> PublicationError:
+def not_sent(source: "CaptureSource", error: PublicationError) -> PublicationError:
     """The error of a server that misses a publication for changes which it was to send."""
     if error.repair == reattach(source):
         return error
@@ -120,19 +120,24 @@ def not_sent(source: "Source", error: PublicationError) -> PublicationError:
 
 
 def recorded_fault(
-    connection: Connection, source: "Source", record: Record, found: dict[str, Any] | None
+    connection: Connection,
+    source: "CaptureSource",
+    record: ProvisionedRecord,
+    found: dict[str, Any] | None,
 ) -> str:
     """`other_than_recorded` of the source's slot, which is there, as far as the record can be read. `found`: `facts`."""
     name = source.publication
     recorded = record.publication_oid(name)
-    began = recorded is not None or (record.readable and Made("publication", name) in record.own())
+    began = recorded is not None or (
+        record.readable and ProvisionedObject("publication", name) in record.own()
+    )
     oid = None if found is None else found["oid"]
     return other_than_recorded(
         name, oid, recorded, began=began, now_called=_called(connection, recorded)
     )
 
 
-def check_same(connection: Connection, source: "Source", oid: int) -> None:
+def check_same(connection: Connection, source: "CaptureSource", oid: int) -> None:
     """Raise `PublicationError` unless the source's publication still is the one with this OID."""
     found = facts(connection, source)
     now = None if found is None else found["oid"]
@@ -143,7 +148,7 @@ def check_same(connection: Connection, source: "Source", oid: int) -> None:
 
 
 def _called(connection: Connection, oid: int | None) -> str | None:
-    rows = _rows(connection, "publication_name", {"oid": oid})
+    rows = _rows(connection, "publication/name", {"oid": oid})
     return str(rows[0][0]) if rows else None
 
 
@@ -152,8 +157,8 @@ def _called(connection: Connection, oid: int | None) -> str | None:
 
 def make_or_adopt(
     connection: Connection,
-    source: "Source",
-    record: Record,
+    source: "CaptureSource",
+    record: ProvisionedRecord,
     *,
     has_slot: bool = False,
     goes_on: bool = False,
@@ -163,7 +168,7 @@ def make_or_adopt(
     `has_slot`: there is a slot, which has to go on with the publication that it began with. `goes_on`: and a log of its
     changes, so it had one. Raises `PublicationError`, `ConfigError`, `PrivilegeError`.
     """
-    connection.execute(load("publication_lock_timeout").encode())
+    connection.execute(load("publication/lock_timeout").encode())
     found = facts(connection, source)
     if has_slot:
         why = recorded_fault(connection, source, record, found)
@@ -173,7 +178,7 @@ def make_or_adopt(
             raise PublicationError(why, where=source.where, repair=reattach(source))
     if found is None:
         _make(connection, source)
-        record.add(Made("publication", source.publication))
+        record.add(ProvisionedObject("publication", source.publication))
         found = facts(connection, source)
         assert found is not None
     else:
@@ -183,45 +188,50 @@ def make_or_adopt(
     return oid
 
 
-def _adopt(connection: Connection, source: "Source", record: Record, found: dict[str, Any]) -> None:
+def _adopt(
+    connection: Connection,
+    source: "CaptureSource",
+    record: ProvisionedRecord,
+    found: dict[str, Any],
+) -> None:
     missing = [op for op in ("insert", "update", "delete", "truncate") if not found[f"pub{op}"]]
     if missing:
         raise PublicationError(
             f"publication {source.publication!r} leaves out {', '.join(missing)}",
             where=source.where,
-            repair=sql.SQL(load("fix_operations"))
+            repair=sql.SQL(load("fix/operations"))
             .format(publication=sql.Identifier(source.publication))
             .as_string()
             .strip(),
         )
     names = {"publication": source.publication}
-    rows = _rows(connection, "source_published", names)
+    rows = _rows(connection, "publication/published", names)
     has_flush = FLUSH_TABLE in {relation_name(*row) for row in rows}
     chosen = survey(connection, source)
     absent = [table for table in chosen.named if not table.published]
     _check_named(connection, source, chosen, absent)
     added = [*(each.name for each in absent), *([] if has_flush else [FLUSH_TABLE])]
     if added:
-        _publish(connection, "publication_add", source, added)
+        _publish(connection, "publication/add", source, added)
         _check_again(connection, source, absent, ())
     for name in added:
-        record.add(Made("published", name, grantee=source.publication))
+        record.add(ProvisionedObject("published", name, grantee=source.publication))
 
 
-def _make(connection: Connection, source: "Source") -> None:
+def _make(connection: Connection, source: "CaptureSource") -> None:
     chosen = survey(connection, source)
     _check_named(connection, source, chosen, chosen.named)
     _check_owned(connection, source, chosen.fit)
     named = [*(table.name for table in chosen.named), FLUSH_TABLE]
-    _publish(connection, "publication_create", source, named, [t.name for t in chosen.fit])
+    _publish(connection, "publication/create", source, named, [t.name for t in chosen.fit])
     # Once more: another table may have taken a name before it was published, which locks it until the commit.
     _check_again(connection, source, chosen.named, chosen.fit)
-    _publish(connection, "publication_comment", source)
+    _publish(connection, "publication/comment", source)
     if connection.info.server_version >= VIA_ROOT_VERSION:
-        _publish(connection, "publication_via_root", source)
+        _publish(connection, "publication/via_root", source)
 
 
-def bring_up(connection: Connection, source: "Source", record: Record) -> None:
+def bring_up(connection: Connection, source: "CaptureSource", record: ProvisionedRecord) -> None:
     """Add all that `tables` match and that fits, in the transaction of the caller. Raises `PrivilegeError`."""
     found = facts(connection, source)
     if found is None or not is_kept(found, Choice.of(source.tables)):
@@ -230,14 +240,14 @@ def bring_up(connection: Connection, source: "Source", record: Record) -> None:
     if not fit:
         return
     _check_owned(connection, source, fit)
-    connection.execute(load("publication_lock_timeout").encode())
-    _publish(connection, "publication_add", source, (), [table.name for table in fit])
+    connection.execute(load("publication/lock_timeout").encode())
+    _publish(connection, "publication/add", source, (), [table.name for table in fit])
     _check_again(connection, source, (), fit)
     for table in fit:
-        record.add(Made("published", table.name, grantee=source.publication))
+        record.add(ProvisionedObject("published", table.name, grantee=source.publication))
 
 
-def withdraw(connection: Connection, source: "Source") -> list[str]:
+def withdraw(connection: Connection, source: "CaptureSource") -> list[str]:
     """Take out of a publication of ours what `tables` do not mean, or the server refuses UPDATEs of; which tables."""
     found = facts(connection, source)
     if found is None or not found["ours"] or found["puballtables"]:
@@ -246,15 +256,15 @@ def withdraw(connection: Connection, source: "Source") -> list[str]:
     names = sorted({table.name for table in (*chosen.unmeant, *chosen.harmed)})
     if names:
         with connection.transaction():
-            connection.execute(load("publication_lock_timeout").encode())
-            _publish(connection, "publication_remove", source, (), names)
+            connection.execute(load("publication/lock_timeout").encode())
+            _publish(connection, "publication/remove", source, (), names)
     return names
 
 
 # -- what goes on while capture runs --------------------------------------------------------------------
 
 
-def follow(connection: Connection, source: "Source") -> list[str]:
+def follow(connection: Connection, source: "CaptureSource") -> list[str]:
     """Add what has come to fit, and take out what has lost its replica identity, as far as the role may.
 
     One by one: a table that somebody else has locked is left for the next time. Returns the names of those to be added
@@ -268,26 +278,31 @@ def follow(connection: Connection, source: "Source") -> list[str]:
         table.name
         for table in chosen.fit
         if not table.published and table.owned
-        if not _change(connection, source, table, "publication_add", records=not found["ours"])
+        if not _change(connection, source, table, "publication/add", records=not found["ours"])
     ]
     for table in chosen.harmed if found["ours"] else ():
-        _change(connection, source, table, "publication_remove")
+        _change(connection, source, table, "publication/remove")
     return left
 
 
 def _change(
-    connection: Connection, source: "Source", table: Found, text: str, *, records: bool = False
+    connection: Connection,
+    source: "CaptureSource",
+    table: CatalogTable,
+    text: str,
+    *,
+    records: bool = False,
 ) -> bool:
     """Whether the table is as it should be now."""
     try:
         with connection.transaction():
-            connection.execute(load("publication_lock_timeout").encode())
+            connection.execute(load("publication/lock_timeout").encode())
             _publish(connection, text, source, (), [table.name])
-            if text == "publication_add":
+            if text == "publication/add":
                 _check_again(connection, source, (), [table])
             if records:
-                record = Record(connection, source.slot, source.dsn)
-                record.add(Made("published", table.name, grantee=source.publication))
+                record = ProvisionedRecord(connection, source.slot, source.dsn)
+                record.add(ProvisionedObject("published", table.name, grantee=source.publication))
     except psycopg.errors.DuplicateObject:
         return True  # capture and `flush` may both add it
     except (
@@ -317,7 +332,7 @@ def keeps_leaving_out(version: int) -> bool:
 
 
 def _check_named(
-    connection: Connection, source: "Source", chosen: Chosen, tables: Iterable[Found]
+    connection: Connection, source: "CaptureSource", chosen: Chosen, tables: Iterable[CatalogTable]
 ) -> None:
     """Raise for a table that is named and is not there, or whose publishing would break an application."""
     tables = list(tables)
@@ -353,7 +368,9 @@ def _check_named(
     _check_partitions(connection, source, [table.name for table in tables])
 
 
-def _check_partitions(connection: Connection, source: "Source", tables: Sequence[str]) -> None:
+def _check_partitions(
+    connection: Connection, source: "CaptureSource", tables: Sequence[str]
+) -> None:
     """Raise `PublicationError` for partitions by whose updates no row of their table would be found."""
     found = partitions_named_otherwise(connection, tables)
     if found:
@@ -364,7 +381,9 @@ def _check_partitions(connection: Connection, source: "Source", tables: Sequence
         )
 
 
-def _check_owned(connection: Connection, source: "Source", tables: Iterable[Found]) -> None:
+def _check_owned(
+    connection: Connection, source: "CaptureSource", tables: Iterable[CatalogTable]
+) -> None:
     foreign = [table.name for table in tables if not table.owned]
     if foreign:
         more = f" and {len(foreign) - _SHOWN} more" if len(foreign) > _SHOWN else ""
@@ -376,7 +395,10 @@ def _check_owned(connection: Connection, source: "Source", tables: Iterable[Foun
 
 
 def _check_again(
-    connection: Connection, source: "Source", named: Iterable[Found], fit: Iterable[Found]
+    connection: Connection,
+    source: "CaptureSource",
+    named: Iterable[CatalogTable],
+    fit: Iterable[CatalogTable],
 ) -> None:
     """Raise unless these tables may still be published; they are locked by now."""
     chosen = survey(connection, source)
@@ -406,14 +428,14 @@ def partitions_named_otherwise(
         "tables": [name for _, name in named],
         "all": tables is None,
     }
-    rows = _rows(connection, "partition_identities", wanted)
+    rows = _rows(connection, "publication/partition_identities", wanted)
     return [(relation_name(*row[:2]), relation_name(*row[2:4]), row[4]) for row in rows]
 
 
 def _publish(
     connection: Connection,
     text: str,
-    source: "Source",
+    source: "CaptureSource",
     tables: Sequence[str] = (),
     alone: Sequence[str] = (),
 ) -> None:
@@ -422,11 +444,11 @@ def _publish(
     only: list[sql.Composable] = [sql.Identifier(*split_relation(name)) for name in alone]
     whole, only = [*names, *only], [sql.SQL("ONLY {}").format(name) for name in only]
     version = connection.info.server_version
-    if text == "publication_add" and keeps_leaving_out(version):
+    if text == "publication/add" and keeps_leaving_out(version):
         # Partitions, too, that are published through their root.
         locked = whole if version >= VIA_ROOT_VERSION else [*names, *only]
         connection.execute(
-            sql.SQL(load("publication_lock_writers")).format(tables=sql.SQL(", ").join(locked))
+            sql.SQL(load("publication/lock_writers")).format(tables=sql.SQL(", ").join(locked))
         )
     connection.execute(
         sql.SQL(load(text)).format(

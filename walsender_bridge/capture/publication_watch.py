@@ -14,7 +14,7 @@ from typing import Final
 import structlog
 
 from walsender_bridge.capture import publication, source
-from walsender_bridge.capture.source import Source
+from walsender_bridge.capture.source import CaptureSource
 from walsender_bridge.errors import PublicationError, TusklineError
 from walsender_bridge.postgres.table_patterns import Choice
 
@@ -26,7 +26,7 @@ _END_SECONDS: Final = 1.0
 _log = structlog.get_logger(__name__)
 
 
-class Look:
+class PublicationPoll:
     """What the thread has found so far."""
 
     def __init__(self) -> None:
@@ -39,12 +39,12 @@ class Look:
 
 
 @contextmanager
-def watched(here: Source, oid: int | None) -> Iterator[Look]:
+def watched(here: CaptureSource, oid: int | None) -> Iterator[PublicationPoll]:
     """Look at the catalog from now on until the session ends. `here`: with a DSN of the server that it streams from.
 
     `oid`: of the publication that the session began with.
     """
-    look, ended = Look(), threading.Event()
+    look, ended = PublicationPoll(), threading.Event()
     arguments = (here, oid, look, ended)
     thread = threading.Thread(target=_run, args=arguments, name="tables", daemon=True)
     thread.start()
@@ -55,7 +55,9 @@ def watched(here: Source, oid: int | None) -> Iterator[Look]:
         thread.join(_END_SECONDS)
 
 
-def _run(here: Source, oid: int | None, look: Look, ended: threading.Event) -> None:
+def _run(
+    here: CaptureSource, oid: int | None, look: PublicationPoll, ended: threading.Event
+) -> None:
     follows = Choice.of(here.tables).follows
     while not ended.is_set():
         try:
@@ -72,7 +74,9 @@ def _run(here: Source, oid: int | None, look: Look, ended: threading.Event) -> N
             ended.wait(LOOK_SECONDS)
 
 
-def _look(connection: publication.Connection, here: Source, oid: int | None, look: Look) -> None:
+def _look(
+    connection: publication.Connection, here: CaptureSource, oid: int | None, look: PublicationPoll
+) -> None:
     if oid is None:
         return
     try:

@@ -20,13 +20,13 @@ import structlog
 from walsender_bridge.capture import core, source
 from walsender_bridge.capture.overlap import Overlap, utc
 from walsender_bridge.capture.publication import reattach
-from walsender_bridge.capture.source import Fork, LogPosition, Source
+from walsender_bridge.capture.source import CaptureSource, Fork, LogPosition
 from walsender_bridge.capture.spool.core import Streams
 from walsender_bridge.change_log.client import AppendWriter, LogClient, ReplicaClient
 from walsender_bridge.errors import DivergedError, UnavailableError
 from walsender_bridge.postgres.client.replication_connection import ReplicationConnection
 from walsender_bridge.postgres.protocol.lsn import format_lsn
-from walsender_bridge.postgres.protocol.replication import History, SystemIdentity
+from walsender_bridge.postgres.protocol.replication import ServerTimelines, SystemIdentity
 
 #: Seconds that the keeper may take for an answer of its own.
 ANSWER_SECONDS = 120.0
@@ -52,15 +52,15 @@ class Joined:
     """A session's begin: its writer (whoever gets this closes it), its state, and the server that it streams from."""
 
     writer: AppendWriter
-    state: core.State
+    state: core.CaptureState
     identity: SystemIdentity
 
 
 @dataclass(frozen=True, slots=True)
-class Joining:
+class SessionSetup:
     """What it takes. `check` is called while a slot is made, which may take long; what it raises ends that."""
 
-    source: Source
+    source: CaptureSource
     walsender: ReplicationConnection
     log: LogClient
     replica: ReplicaClient
@@ -97,13 +97,16 @@ class Joining:
 
     @staticmethod
     def _fork(
-        writer: AppendWriter, slot_confirmed: int | None, identity: SystemIdentity, history: History
+        writer: AppendWriter,
+        slot_confirmed: int | None,
+        identity: SystemIdentity,
+        history: ServerTimelines,
     ) -> Fork | None:
         status = writer.status
         position = LogPosition(
             status.last_timeline, status.last_end_lsn, status.confirmed_to, status.system_id
         )
-        return source.judge(position, slot_confirmed, identity, history)
+        return source.evaluate(position, slot_confirmed, identity, history)
 
     def _committed_only(
         self,
@@ -111,7 +114,7 @@ class Joining:
         fork: Fork,
         slot_confirmed: int | None,
         identity: SystemIdentity,
-        history: History,
+        history: ServerTimelines,
     ) -> bool:
         """Whether the slot continues what is committed; then the tail behind that has been cut off."""
         name = self.source.name
@@ -123,7 +126,7 @@ class Joining:
             status.confirmed_to,
             status.system_id,
         )
-        if source.judge(committed, slot_confirmed, identity, history) is not None:
+        if source.evaluate(committed, slot_confirmed, identity, history) is not None:
             return False
         _log.warning(
             "the tail of the log, which nobody has seen, is cut off: the server lacks transactions of it",
@@ -143,7 +146,7 @@ class Joining:
         *,
         spool_limit: int,
         held_limit: int,
-    ) -> core.State:
+    ) -> core.CaptureState:
         status = writer.status
         confirmed = status.confirmed_to
         if confirmed is None:
@@ -154,7 +157,7 @@ class Joining:
         if status.confirmed_to is None or status.system_id is None:
             # A new stream; or one from before the identifier was kept, which takes this server's.
             self._record(writer, confirmed, identity.system_id)
-        return core.State(
+        return core.CaptureState(
             timeline=identity.timeline,
             logged_lsn=status.last_end_lsn,
             committed_lsn=status.committed_end_lsn,

@@ -1,7 +1,7 @@
 """The source as capture needs it: publication, slot, and a history that is the log's own.
 
 The publication is there before the slot, since pgoutput looks it up as of each change. What exists is
-adopted if it fits, and never made smaller. `judge` decides, without I/O, whether the slot continues the
+adopted if it fits, and never made smaller. `evaluate` decides, without I/O, whether the slot continues the
 log; its rules are the only ones by which a session may start:
 
 - the server is of the cluster that the log was written from (its system identifier);
@@ -11,7 +11,7 @@ log; its rules are the only ones by which a session may start:
 
 The cluster is compared before anything else is looked at: on another one the rest is missing as well, and must not be made.
 
-Otherwise the stream has diverged. Nothing is skipped or repaired here. What `judge` cannot see, a copy of
+Otherwise the stream has diverged. Nothing is skipped or repaired here. What `evaluate` cannot see, a copy of
 the cluster that ran on by itself past the log's end, shows in what it sends again: `overlap.py`.
 """
 
@@ -33,12 +33,12 @@ from walsender_bridge.errors import (
     SlotInUseError,
 )
 from walsender_bridge.own_schema import own_tables
-from walsender_bridge.own_schema.provisioned import Made, Record
+from walsender_bridge.own_schema.provisioned import ProvisionedObject, ProvisionedRecord
 from walsender_bridge.postgres.client.bounded_query import BoundedConnection
 from walsender_bridge.postgres.client.replication_connection import describe, pinned_conninfo
 from walsender_bridge.postgres.protocol.lsn import format_lsn, parse_lsn
 from walsender_bridge.postgres.protocol.refusals import connection_error, server_error
-from walsender_bridge.postgres.protocol.replication import History, SystemIdentity
+from walsender_bridge.postgres.protocol.replication import ServerTimelines, SystemIdentity
 from walsender_bridge.runtime.sql import load
 
 #: Oldest server that pgoutput and this code are tested with: its version number.
@@ -46,7 +46,7 @@ OLDEST_VERSION = 110000
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class CaptureSource:
     """A database to capture. `tables`: see `table_patterns`; none means all that can be published."""
 
     name: str
@@ -61,7 +61,7 @@ class Source:
         return describe(self.dsn)
 
 
-def application_name(source: Source) -> str:
+def application_name(source: CaptureSource) -> str:
     """Of the session in which capture streams, as the server shows it: cut to what it keeps."""
     return f"tuskline-capture-{source.name}"[:63]
 
@@ -93,8 +93,8 @@ class Fork:
     lsn: int
 
 
-def judge(
-    log: LogPosition, slot_confirmed: int | None, identity: SystemIdentity, history: History
+def evaluate(
+    log: LogPosition, slot_confirmed: int | None, identity: SystemIdentity, history: ServerTimelines
 ) -> Fork | None:
     """None if the slot continues the log; `slot_confirmed` is None when there is no such slot."""
     if log.system_id not in {None, identity.system_id}:
@@ -159,7 +159,7 @@ _INVALIDATED: Final = {
 
 
 def lost(slot: Mapping[str, Any]) -> str:
-    """Why the server can send nothing from this slot any more; empty: it can. `slot`: as sql/source_slot.sql has it."""
+    """Why the server can send nothing from this slot any more; empty: it can. `slot`: as sql/capture/source_slot.sql has it."""
     reason = slot.get("invalidation_reason")
     removed = slot.get("wal_status") == "lost" or slot["confirmed_flush_lsn"] is None
     if slot["plugin"] != "pgoutput" or not (reason or removed):
@@ -171,7 +171,7 @@ def lost(slot: Mapping[str, Any]) -> str:
 
 
 @contextmanager
-def connect(source: Source) -> Iterator[psycopg.Connection[Any]]:
+def connect(source: CaptureSource) -> Iterator[psycopg.Connection[Any]]:
     """An ordinary connection for checks; its failures are raised as Tuskline's errors.
 
     No call on it waits longer than `ANSWER_SECONDS` (`DeadlineError`).
@@ -192,18 +192,18 @@ def connect(source: Source) -> Iterator[psycopg.Connection[Any]]:
 
 
 def check_cluster(
-    connection: psycopg.Connection[Any], source: Source, log: LogPosition | None
+    connection: psycopg.Connection[Any], source: CaptureSource, log: LogPosition | None
 ) -> None:
     """Raise `DivergedError` on another cluster than the one that the log was written from, if that is known."""
     if log is None or log.system_id is None:
         return
-    (found,) = _row(connection, "system_id")
+    (found,) = _row(connection, "postgres/system_id")
     if int(found) != log.system_id:
         raise other_cluster(source, log.system_id, int(found))
 
 
 def cannot_go_on(
-    source: Source, error: PublicationError | DivergedError
+    source: CaptureSource, error: PublicationError | DivergedError
 ) -> PublicationError | DivergedError:
     """An error of what was streamed, with the source that it is about, and its repair."""
     if isinstance(error, PublicationError):
@@ -216,7 +216,7 @@ def cannot_go_on(
     )
 
 
-def other_cluster(source: Source, logged: int, found: int) -> DivergedError:
+def other_cluster(source: CaptureSource, logged: int, found: int) -> DivergedError:
     """The error of a server of another cluster than the log's; both by their system identifiers."""
     return DivergedError(
         f"stream {source.name} has diverged: {_other_cluster(logged, found)}",
@@ -226,7 +226,7 @@ def other_cluster(source: Source, logged: int, found: int) -> DivergedError:
 
 
 def check_slot_kept(
-    connection: psycopg.Connection[Any], source: Source, log: LogPosition | None
+    connection: psycopg.Connection[Any], source: CaptureSource, log: LogPosition | None
 ) -> None:
     """Raise `SlotError` if the stream has a history, and the slot that has to continue it is gone, or was invalidated."""
     if log is None or not log.begun:
@@ -242,7 +242,7 @@ def check_slot_kept(
 
 
 def prepare(
-    connection: psycopg.Connection[Any], source: Source, *, goes_on: bool = False
+    connection: psycopg.Connection[Any], source: CaptureSource, *, goes_on: bool = False
 ) -> int | None:
     """Check the server, make or adopt the publication and the flush table; the publication's OID.
 
@@ -256,7 +256,7 @@ def prepare(
             where=source.where,
             repair="PostgreSQL 11 or later is needed",
         )
-    wal_level, in_recovery, has_schema, has_tables = _row(connection, "source_facts")
+    wal_level, in_recovery, has_schema, has_tables = _row(connection, "capture/source_facts")
     if wal_level != "logical":
         raise ServerSettingError(
             f"wal_level is {wal_level}",
@@ -273,18 +273,18 @@ def prepare(
     with connection.transaction():
         own_tables.check(connection, source.dsn)
         if not has_tables:
-            connection.execute(load("flush").encode())
+            connection.execute(load("flush/send").encode())
             # Once more: somebody may have made them first.
             own_tables.check(connection, source.dsn)
-            connection.execute(load("flush_row").encode())
-        record = Record(connection, source.slot, source.dsn)
+            connection.execute(load("flush/row").encode())
+        record = ProvisionedRecord(connection, source.slot, source.dsn)
         if not has_schema:
-            record.add(Made("schema", "tuskline"))
+            record.add(ProvisionedObject("schema", "tuskline"))
         kept = slot is not None and not lost(slot)
         oid = publication.make_or_adopt(connection, source, record, has_slot=kept, goes_on=goes_on)
         if slot is None:
             # Before it is there: a crash in between leaves a record too many, not a slot too many.
-            record.add(Made("slot", source.slot))
+            record.add(ProvisionedObject("slot", source.slot))
     return oid
 
 
@@ -294,18 +294,18 @@ def _row(connection: psycopg.Connection[Any], text: str) -> tuple[Any, ...]:
     return tuple(row)
 
 
-def _find_slot(connection: psycopg.Connection[Any], source: Source) -> dict[str, Any] | None:
-    row = connection.execute(load("source_slot").encode(), {"slot": source.slot}).fetchone()
+def _find_slot(connection: psycopg.Connection[Any], source: CaptureSource) -> dict[str, Any] | None:
+    row = connection.execute(load("capture/source_slot").encode(), {"slot": source.slot}).fetchone()
     return None if row is None else dict(row[0])
 
 
-def has_slot(connection: psycopg.Connection[Any], source: Source) -> bool:
+def has_slot(connection: psycopg.Connection[Any], source: CaptureSource) -> bool:
     """Whether there is a slot of the source's name for this database, of whatever use it is."""
     slot = _find_slot(connection, source)
     return slot is not None and slot["database"] == connection.info.dbname
 
 
-def slot_position(connection: psycopg.Connection[Any], source: Source) -> int | None:
+def slot_position(connection: psycopg.Connection[Any], source: CaptureSource) -> int | None:
     """What the slot is confirmed to (an LSN), or None when there is none.
 
     Raises `SlotError` if the slot is not one that capture can use, `LostSlotError` if it is of no use any more,

@@ -21,7 +21,7 @@ from typing import Any, Final
 import psycopg
 from psycopg import pq
 
-from walsender_bridge.capture.core import State
+from walsender_bridge.capture.core import CaptureState
 from walsender_bridge.capture.source import LogPosition
 from walsender_bridge.errors import ConnectionFailedError, TusklineError
 from walsender_bridge.runtime import status_file
@@ -78,7 +78,7 @@ class StatusFile:
 
     def progress(
         self,
-        session: State,
+        session: CaptureState,
         server_lsn: int,
         gate: dict[str, Any] | None,
         *,
@@ -118,7 +118,7 @@ class WalEnd:
         self._pgconn = connection.pgconn
         self._where = where
         self._asked = False
-        self._query = load("source_wal_end").encode()
+        self._query = load("capture/wal_end").encode()
         self.lsn = 0
 
     def refresh(self) -> None:

@@ -15,21 +15,21 @@ _ANSWER_SECONDS = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownPosition:
     """A stream's position: what is committed. `behind`: the slot may have been confirmed to more since."""
 
     log: LogPosition
     behind: bool = False
 
 
-def ask(address: str, written: Path | None, stream: str) -> Known | None:
+def ask(address: str, written: Path | None, stream: str) -> KnownPosition | None:
     """What the log at `address` has of the stream, or else capture's status file `written`; None: neither knows of it."""
     try:
         with LogClient(address, timeout=_ANSWER_SECONDS) as log:
             position = of_log(log, stream)
     except TusklineError:
         return None if written is None else of_file(status_file.read(written))
-    return None if position is None else Known(position)
+    return None if position is None else KnownPosition(position)
 
 
 def of_log(log: LogClient, stream: str) -> LogPosition | None:
@@ -43,11 +43,11 @@ def of_log(log: LogClient, stream: str) -> LogPosition | None:
     return LogPosition(timeline, cut.last_end_lsn, status.confirmed_to, status.system_id)
 
 
-def of_file(written: Mapping[str, Any]) -> Known | None:
+def of_file(written: Mapping[str, Any]) -> KnownPosition | None:
     """The same from capture's status file, as `capture.status` describes it; None: it never got so far."""
     confirmed, timeline = written.get("confirmed_lsn") or 0, written.get("timeline") or 0
     if not confirmed:
         return None
     committed, system_id = written.get("committed_lsn") or 0, written.get("system_id")
     position = LogPosition(timeline, committed, (timeline, confirmed), system_id)
-    return Known(position, behind=bool(written.get("behind", True)))
+    return KnownPosition(position, behind=bool(written.get("behind", True)))

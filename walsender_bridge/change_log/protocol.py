@@ -117,7 +117,7 @@ START = Position()
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ReplicaReport:
     """What a replica tells the repository: the seed's three fields, and where it stands.
 
     `version`: the highest that it holds durably. `local_offset`, `length`: entries that are written

@@ -4,7 +4,7 @@ After a lost slot, or on another cluster, what the server sends does not continu
 new slot and appends this entry, in one durable step with the slot's position and the cluster's system identifier. What
 follows is a stream as if it were new, with LSNs of its own, except that offsets and versions go on: an offset never has
 two meanings, and whoever has read up to one below `history_start` finds by comparing two numbers that nothing here
-continues what it has (`spark_consumers.history`). Tables are then copied again.
+continues what it has (`spark_consumers.sources.history`). Tables are then copied again.
 
 The entry stands alone behind what is committed. An uncommitted tail before it would be of a history that has no
 continuation: nobody has seen it, and it is cut off first. The entry itself is never cut off: the position and the cluster

@@ -16,7 +16,6 @@ from walsender_bridge.cli import (
     attach,
     doctor,
     epochs,
-    extras,
     flush,
     lake_verify,
     members,
@@ -39,7 +38,7 @@ from walsender_bridge.cli.options import (
 )
 from walsender_bridge.errors import Cause, TusklineError, UsageError
 from walsender_bridge.postgres.protocol.lsn import format_lsn
-from walsender_bridge.runtime import disk_full, logs
+from walsender_bridge.runtime import disk_full, extras, logs
 from walsender_bridge.runtime.output import Output
 from walsender_bridge.runtime.private_folder import private_folder
 from walsender_bridge.runtime.times import with_iso_times

@@ -23,7 +23,7 @@ from walsender_bridge.provisioning.configured import capture_source, known_of, n
 from walsender_bridge.runtime.output import Output
 
 if TYPE_CHECKING:
-    from walsender_bridge.capture.stream_record import Known
+    from walsender_bridge.capture.stream_record import KnownPosition
     from walsender_bridge.config import Config, LakeSection, SourceSection
 
 
@@ -92,7 +92,7 @@ def doctor(
 def of_source(
     section: "SourceSection",
     admin: str | None = None,
-    known: "Callable[[], Known | None]" = lambda: None,
+    known: "Callable[[], KnownPosition | None]" = lambda: None,
 ) -> list[Finding]:
     """The findings about one source and its server. `known`: says where its stream stands."""
     from walsender_bridge.doctor.server import examine
@@ -248,7 +248,7 @@ def of_machine(settings: "Config") -> list[Finding]:
 
 
 def _lake(lake: "LakeSection") -> Iterator[Finding]:
-    from spark_consumers.lakehouse import folder
+    from spark_consumers.lake import folder
     from walsender_bridge.doctor import machine
     from walsender_bridge.doctor.server import failed
 
@@ -261,7 +261,7 @@ def _lake(lake: "LakeSection") -> Iterator[Finding]:
 
 
 def _spark() -> Iterator[Finding]:
-    from spark_consumers import versions
+    from spark_consumers.spark import versions
 
     found = versions.here()
     for problem in found:

@@ -16,7 +16,7 @@ from walsender_bridge.runtime.output import Output
 from walsender_bridge.runtime.times import iso_time
 
 if TYPE_CHECKING:
-    from spark_consumers.lakehouse.manifest import Manifest
+    from spark_consumers.lake.manifest.chain import Manifest
 
 epochs_app = typer.Typer(help="Published epochs of a lake.", no_args_is_help=True)
 
@@ -34,7 +34,7 @@ def list_epochs(
 ) -> None:
     """The newest published epochs."""
     lake = lake_section(load_config(config))
-    from spark_consumers.lakehouse.manifest import open_chain
+    from spark_consumers.lake.manifest.chain import open_chain
 
     rows = [
         {
@@ -53,7 +53,7 @@ def list_epochs(
 def show(epoch: int, config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
     """One epoch: each stream's position and each table's snapshot."""
     lake = lake_section(load_config(config))
-    from spark_consumers.lakehouse.manifest import open_chain
+    from spark_consumers.lake.manifest.chain import open_chain
 
     record = shown(open_chain(lake.uri).at_epoch(epoch))
     output = Output(as_json=as_json)

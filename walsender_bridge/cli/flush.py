@@ -49,8 +49,8 @@ def flush(
     """Wait until everything committed before this call is readable in the lake, in every published table."""
     settings = load_config(config)
     lake = lake_section(settings)
-    from spark_consumers.flush import flush as flush_sources
-    from spark_consumers.lakehouse.sources import Source
+    from spark_consumers.lake.flush import flush as flush_sources
+    from spark_consumers.lake.tables.sources import Source
 
     began, output = time.monotonic(), Output(as_json=as_json)
     logs.hand_on(settings.logs.format)

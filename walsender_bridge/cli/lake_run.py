@@ -1,6 +1,6 @@
 """What `lake run` runs: a Spark driver that publishes epochs, the only one of this machine at its lake.
 
-Its locks come before Spark, which takes seconds to start. A driver on another machine stands by (docs/decisions/lake-run.md).
+Its locks come before Spark, which takes seconds to start. A driver on another machine stands by (docs/decisions/lake-writer.md).
 """
 
 import os
@@ -9,8 +9,8 @@ import sys
 import threading
 from pathlib import Path
 
-from spark_consumers.lakehouse import folder
-from spark_consumers.lakehouse.manifest import local_root
+from spark_consumers.lake import folder
+from spark_consumers.lake.manifest.chain import local_root
 from walsender_bridge.cli.copy_bars import CopyBars
 from walsender_bridge.cli.options import lake_section
 from walsender_bridge.cli.parts import alone
@@ -39,10 +39,10 @@ def place(uri: str) -> Path:
 
 
 def _drive(settings: Config) -> None:
-    from spark_consumers.lakehouse.pipeline import Lakehouse, Source
-    from spark_consumers.scratch import scratch
-    from spark_consumers.scratch import settings as scratch_settings
-    from spark_consumers.session import session, submitted
+    from spark_consumers.lake.writer.pipeline import Lakehouse, Source
+    from spark_consumers.spark.scratch import scratch
+    from spark_consumers.spark.scratch import settings as scratch_settings
+    from spark_consumers.spark.session import session, submitted
 
     lake, stop = lake_section(settings), threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())

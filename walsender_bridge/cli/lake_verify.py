@@ -23,8 +23,8 @@ def lake_verify(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) ->
     lake = lake_section(load_config(config))
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
-    from spark_consumers.lakehouse.manifest import open_chain
-    from spark_consumers.lakehouse.verify import verify
+    from spark_consumers.lake.manifest.chain import open_chain
+    from spark_consumers.lake.verify import verify
 
     output = Output(as_json=as_json)
     with Progress(

@@ -15,10 +15,10 @@ from walsender_bridge.runtime.supervisor import Child, Supervisor, stop_on_signa
 
 #: A proposer that ends so was fenced, or would corrupt: it must not come back by itself (rule 5).
 _PROPOSER_FINAL = frozenset(
-    {Cause.FENCED, Cause.DIVERGED, Cause.CORRUPT, Cause.USAGE, Cause.CONFIG}
+    {Cause.FENCED, Cause.DIVERGED, Cause.CORRUPT, Cause.INVARIANT, Cause.USAGE, Cause.CONFIG}
 )
-#: A capture that ends so met WAL that its server cannot send, now or ever (`wire.row_limit`).
-_CAPTURE_FINAL = frozenset({Cause.UNSUPPORTED_VALUE})
+#: A capture that ends so met WAL that its server cannot send, now or ever (`wire.row_limit`), or a fault of ours.
+_CAPTURE_FINAL = frozenset({Cause.INVARIANT, Cause.UNSUPPORTED_VALUE})
 #: Seconds in which the processes of one that was killed have ended.
 _GONE_SECONDS: Final = 10.0
 #: Seconds in which the kernel has closed the sockets of a process that has ended.
@@ -122,7 +122,8 @@ def _bridge(settings: Config) -> None:
         _supervise("bridge", children, settings, beside=repository.keep)
     finally:
         repository.stop()
-        shared_files.clear(settings.run_dir, settings.proposer_status.name)
+        names = settings.proposer_status.name, settings.commit_page.name
+        shared_files.clear(settings.run_dir, *names)
 
 
 def _captures(settings: Config) -> list[Child]:
@@ -142,7 +143,7 @@ def _captures(settings: Config) -> list[Child]:
         argv += ["--degrade-after", str(gate.degrade_after), "--held-limit", str(gate.held_limit)]
         argv += ["--gate-record", str(settings.gate_record(source))]
         if gate.safekeepers:
-            argv += ["--proposer-status", str(settings.proposer_status)]
+            argv += ["--commit-page", str(settings.commit_page)]
         # The DSN may hold a password, and arguments are everybody's to read.
         env = {"TUSKLINE_SOURCE_DSN": source.dsn}
         children.append(Child(f"capture-{source.name}", argv, env=env, final=_CAPTURE_FINAL))
@@ -164,6 +165,7 @@ def _proposer(settings: Config) -> list[Child]:
     argv += ["--queue-bytes", str(section.max_queue_bytes - inflight)]
     argv += ["--max-laggard-bytes", str(section.max_laggard_bytes)]
     argv += ["--status-file", str(settings.proposer_status)]
+    argv += ["--commit-page", str(settings.commit_page)]
     argv += ["--members-file", str(settings.members_request)]
     argv += ["--quorum-file", str(settings.quorum_id_file)]
     env = {"TUSKLINE_SOURCE_DSN": source.dsn}

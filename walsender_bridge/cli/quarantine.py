@@ -43,7 +43,7 @@ def list_rows(
     chain = lake_chain(settings)
     from itertools import islice
 
-    from spark_consumers.lakehouse.unfit_rows import rows_of
+    from spark_consumers.lake.epoch.quarantined_rows import rows_of
 
     chain.identity()
     head = chain.head()

@@ -19,7 +19,7 @@ from walsender_bridge.runtime.output import Output
 
 if TYPE_CHECKING:
     from walsender_bridge.config import Config
-    from walsender_bridge.quorum.proposer.quorum_id import Known
+    from walsender_bridge.quorum.proposer.quorum_id import KnownQuorumId
 
 quorum_app = typer.Typer(
     help="Whether commits wait for the safekeepers: see docs/quorum-lost.md.", no_args_is_help=True
@@ -170,16 +170,16 @@ def _somebody_is_asked(said: bool) -> None:
         )
 
 
-def _recorded(settings: "Config", output: Output) -> "Known":
+def _recorded(settings: "Config", output: Output) -> "KnownQuorumId":
     """The quorum's id as the bridge's file has it. One that cannot be read, now or ever, keeps nobody from deciding."""
-    from walsender_bridge.quorum.proposer.quorum_id import Known
+    from walsender_bridge.quorum.proposer.quorum_id import KnownQuorumId
     from walsender_bridge.quorum.proposer.quorum_id_record import load_file
 
     try:
         return load_file(settings.quorum_id_file)
     except (CorruptError, UnavailableError) as error:
         output.note(f"the quorum's id is not taken from {error.where}: {error.what}")
-        return Known()
+        return KnownQuorumId()
 
 
 def _shown(settings: "Config", found: dict[str, Any]) -> dict[str, Any]:

@@ -110,7 +110,7 @@ def _lake(settings: "Config", log_id: str, *, dry_run: bool) -> list[dict[str, s
     """Have the lake go on with this log, if it is of another one."""
     if settings.lake is None:
         return []
-    from spark_consumers.lakehouse import adopt
+    from spark_consumers.lake.writer import adopt
 
     trouble = adopt.trouble(settings.lake.uri, log_id)
     if trouble is None:

@@ -21,8 +21,8 @@ from walsender_bridge.runtime import logs
 from walsender_bridge.runtime.output import Output
 
 if TYPE_CHECKING:
-    from slot_sync.plan import Plan
-    from slot_sync.report import Report
+    from slot_sync.plan import SlotSyncPlan
+    from slot_sync.report import SlotReport
     from walsender_bridge.config import Config, SlotsSection
 
 slots_app = typer.Typer(
@@ -131,17 +131,19 @@ def configured(settings: "Config") -> "SlotsSection":
     return settings.slots
 
 
-def plan(settings: "Config", only: str | None = None, max_age: float | None = None) -> "Plan":
+def plan(
+    settings: "Config", only: str | None = None, max_age: float | None = None
+) -> "SlotSyncPlan":
     """What the configuration says is to be kept where; on the candidate `only`, if it is named."""
-    from slot_sync.plan import Candidate, Plan
-    from slot_sync.resolver.observed import Selection, Terms
+    from slot_sync.plan import FailoverCandidate, SlotSyncPlan
+    from slot_sync.resolver.observed import ReadinessTerms, Selection
 
     section = configured(settings)
     seconds = section.max_age if max_age is None else max_age
-    return Plan(
+    return SlotSyncPlan(
         settings.slots_dsn,
         tuple(
-            Candidate(name, each.dsn, each.slot)
+            FailoverCandidate(name, each.dsn, each.slot)
             for name, each in section.candidates.items()
             if only in {None, name}
         ),
@@ -153,11 +155,11 @@ def plan(settings: "Config", only: str | None = None, max_age: float | None = No
         ),
         settings.slots_dir,
         section.poll,
-        Terms(round(seconds * 1e6), section.accept_native),
+        ReadinessTerms(round(seconds * 1e6), section.accept_native),
     )
 
 
-def _answer(report: "Report", *, as_json: bool) -> None:
+def _answer(report: "SlotReport", *, as_json: bool) -> None:
     output = Output(as_json=as_json)
     record = report.to_json()
     if as_json:

@@ -22,7 +22,7 @@ from walsender_bridge.runtime.output import Output
 from walsender_bridge.runtime.times import with_iso_times
 
 if TYPE_CHECKING:
-    from spark_consumers.lakehouse.manifest import Chain
+    from spark_consumers.lake.manifest.chain import Chain
     from walsender_bridge.config import Config
 
 table_app = typer.Typer(help="The tables of the lake: see docs/tables.md.", no_args_is_help=True)
@@ -43,7 +43,7 @@ def register(app: typer.Typer) -> None:
 def list_tables(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
     """Every table: its state, whose rows it has, why, and how far its copy is."""
     chain = lake_chain(load_config(config))
-    from spark_consumers.lakehouse.status import read_status, table_rows
+    from spark_consumers.lake.status import read_status, table_rows
 
     chain.identity()
     head = chain.head()
@@ -186,8 +186,8 @@ def asked(
     bars: bool,
 ) -> list[dict[str, Any]]:
     """Leave a request at the lake; a record for each table, of its outcome if that is waited for."""
-    from spark_consumers.lakehouse import requests
-    from spark_consumers.lakehouse.status import read_status
+    from spark_consumers.lake.status import read_status
+    from spark_consumers.lake.writer import requests
     from walsender_bridge.cli.copy_bars import CopyBars
 
     request = requests.ask(chain, kind, names, rows)
@@ -206,7 +206,7 @@ def asked(
 def lake_chain(settings: "Config") -> "Chain":
     """The configured lake's chain. Raises `LakeError`."""
     lake = lake_section(settings)
-    from spark_consumers.lakehouse.manifest import open_chain
+    from spark_consumers.lake.manifest.chain import open_chain
 
     return open_chain(lake.uri)
 

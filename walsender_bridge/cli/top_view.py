@@ -27,7 +27,7 @@ class Line(NamedTuple):
     style: str = ""
 
 
-class _Section(NamedTuple):
+class _ViewSection(NamedTuple):
     name: str
     titles: tuple[str, ...]
     rows: list[tuple[object, ...]]
@@ -70,7 +70,7 @@ def _faults(words: Sequence[str], width: int, most: int) -> list[Line]:
 
 
 def _fill(
-    sections: Sequence[_Section], width: int, height: int
+    sections: Sequence[_ViewSection], width: int, height: int
 ) -> tuple[list[Line], dict[str, int]]:
     """The sections in `height` lines, and how many rows are in none of them, by section.
 
@@ -102,7 +102,7 @@ def _crop(text: str, width: int) -> str:
     return columns_text([text], [], width)[0]
 
 
-def _sections(seen: Observation) -> list[_Section]:
+def _sections(seen: Observation) -> list[_ViewSection]:
     stages = [stage for stage in lag.STAGES if stage != "merge" or seen.lake_configured]
     found = lag.of_sources(seen)
     sources = [
@@ -110,16 +110,16 @@ def _sections(seen: Observation) -> list[_Section]:
         for source in seen.sources
     ]
     return [
-        _Section("sources", ("source", "state", *stages, "slot holds"), sources),
-        _Section(
+        _ViewSection("sources", ("source", "state", *stages, "slot holds"), sources),
+        _ViewSection(
             "safekeepers",
             ("safekeeper", "state", "behind", "commit", "flush", "term"),
             _quorum_rows(seen),
         ),
-        _Section(
+        _ViewSection(
             "slots", ("slot", "candidate", "verdict", "lag", "proven", "reason"), _slot_rows(seen)
         ),
-        _Section(
+        _ViewSection(
             "tables",
             ("table", "state", "rows", "versions behind", "behind"),
             [
@@ -127,7 +127,7 @@ def _sections(seen: Observation) -> list[_Section]:
                 for t in sorted(lag.of_tables(seen), key=lambda t: t.state == "live")
             ],
         ),
-        _Section(
+        _ViewSection(
             "processes",
             ("process", "state", "pid", "restarts", "memory", "CPU"),
             [

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from walsender_bridge.cli import extras
 from walsender_bridge.cli.doctor import of_quorum, of_source
 from walsender_bridge.cli.options import DEFAULT_CONFIG, AsJson, ConfigPath, load_config
 from walsender_bridge.doctor.finding import Finding, Severity
 from walsender_bridge.errors import Cause, DeadlineError, TusklineError, from_wire
 from walsender_bridge.provisioning.configured import needed_quorum, waits
-from walsender_bridge.runtime import disk_full, logs, pid_file
+from walsender_bridge.runtime import disk_full, extras, logs, pid_file
 from walsender_bridge.runtime.output import Output
 from walsender_bridge.runtime.private_folder import private_file, private_folder
 
@@ -67,7 +66,7 @@ def preflight(settings: "Config") -> None:
     from walsender_bridge.cli.parts import refuse_quorum_of_one
 
     refuse_quorum_of_one(settings)
-    extras.need_for_up(settings)
+    _need_extras(settings)
     for error in _of_one_part(settings):
         logs.say_error(error)
     quorum = settings.quorum_id_file.exists()
@@ -84,6 +83,15 @@ def preflight(settings: "Config") -> None:
             if prevents and ends and not quorum:
                 raise error
             logs.say_error(error)
+
+
+def _need_extras(settings: "Config") -> None:
+    """What the parts that this configuration starts need. Raises `NotSupportedError`."""
+    extras.need("keeper")
+    if settings.lake is not None:
+        extras.need("spark")
+    if settings.metrics is not None:
+        extras.need("monitor")
 
 
 def _prevented(findings: Iterable[Finding]) -> list[tuple[TusklineError, bool]]:
@@ -124,7 +132,7 @@ def _of_the_log(settings: "Config") -> Iterator[TusklineError]:
 def _of_one_part(settings: "Config") -> Iterator[TusklineError]:
     """What keeps the lake, or one safekeeper, from running."""
     if settings.lake is not None:
-        from spark_consumers.lakehouse import folder
+        from spark_consumers.lake import folder
 
         try:
             folder.check(settings.lake.uri)

@@ -133,13 +133,18 @@ class Config(BaseModel):
 
     @property
     def scratch_dir(self) -> Path:
-        """Where Spark drivers that are started here keep what ends with them (`spark_consumers.scratch`)."""
+        """Where Spark drivers that are started here keep what ends with them (`spark_consumers.spark.scratch`)."""
         return self.log.data_dir / "scratch"
 
     @property
     def proposer_status(self) -> Path:
         """The file in which the proposer says how it is, where its bridge runs (`proposer.status`)."""
         return shared_files.folder(self.run_dir) / "proposer.json"
+
+    @property
+    def commit_page(self) -> Path:
+        """The page in which the proposer states what a quorum has, for the commit gates (`runtime.commit_page`)."""
+        return shared_files.folder(self.run_dir) / "commit.page"
 
     @property
     def members_request(self) -> Path:

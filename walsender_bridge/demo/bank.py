@@ -31,8 +31,8 @@ CLIENTS = 4
 def open_bank(dsn: str) -> None:
     """Create and fill the bank's tables in an empty database."""
     with psycopg.connect(dsn) as connection:
-        connection.execute(load("demo_bank"))
-        for statement in load("demo_fill").split(";"):
+        connection.execute(load("demo/bank"))
+        for statement in load("demo/fill").split(";"):
             if statement.strip():
                 connection.execute(statement, {"accounts": ACCOUNTS})
 
@@ -108,7 +108,7 @@ class Clients:
         if transaction.force_rollback:
             self.figures.rolled_back += 1
             return
-        cursor = await connection.execute(load("flush_position"))
+        cursor = await connection.execute(load("flush/position"))
         row = await cursor.fetchone()
         self.figures.transactions += 1
         if row is not None:

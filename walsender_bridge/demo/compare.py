@@ -50,7 +50,7 @@ class TableShape:
 
 def shape_of(connection: psycopg.Connection, table: str) -> TableShape:
     """The shape of `schema.table` as the comparison needs it."""
-    rows = connection.execute(load("demo_columns"), {"table": table}).fetchall()
+    rows = connection.execute(load("demo/columns"), {"table": table}).fetchall()
     casts = []
     for _, kind, typmod, _ in rows:
         unbounded = kind == "numeric" and typmod < 0

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import psycopg
 
-from spark_consumers.flush import flush
-from spark_consumers.lakehouse.manifest import open_chain
-from spark_consumers.lakehouse.sources import Source
+from spark_consumers.lake.flush import flush
+from spark_consumers.lake.manifest.chain import open_chain
+from spark_consumers.lake.tables.sources import Source
 from walsender_bridge.change_log.client import LogClient
 from walsender_bridge.demo.bank import TABLES, Clients, open_bank
 from walsender_bridge.demo.local_server import LocalServer, by_major, free_port
@@ -349,7 +349,7 @@ class _Demo:
             progress.version = status.version
             for stream, dsn in self.sources.items():
                 with psycopg.connect(dsn, connect_timeout=2, autocommit=True) as connection:
-                    row = connection.execute(load("flush_position")).fetchone()
+                    row = connection.execute(load("flush/position")).fetchone()
                 if row is not None and stream in status.streams:
                     progress.lag[stream] = max(0, row[0] - status.streams[stream].last_end_lsn)
         with contextlib.suppress(TusklineError):
@@ -365,8 +365,8 @@ class _Demo:
 
 def _verify(demo: _Demo, output: Output) -> dict[str, Any]:
     from spark_consumers import read
-    from spark_consumers.scratch import scratch, settings
-    from spark_consumers.session import session
+    from spark_consumers.spark.scratch import scratch, settings
+    from spark_consumers.spark.session import session
     from walsender_bridge.demo import verify
 
     with scratch(demo.directory / "scratch") as place:
@@ -420,8 +420,7 @@ def _print_snippet(output: Output, lake: str) -> None:
         "",
         "Read it yourself, with .venv/bin/python:",
         "",
-        "    from spark_consumers import read",
-        "    from spark_consumers.session import session",
+        "    from tuskline import read, session",
         f'    spark = session("me", lake={lake!r})',
         f'    bank = read(spark, {lake!r})["north.bank.accounts"]',
         '    bank.selectExpr("count(*)", "sum(balance)").show()',

@@ -16,8 +16,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # Spark's own convention
 
 from spark_consumers import read
-from spark_consumers.lakehouse.manifest import Manifest, open_chain
-from spark_consumers.reader import Snapshot
+from spark_consumers.lake.manifest.chain import Manifest, open_chain
+from spark_consumers.lake.reader import Snapshot
 from walsender_bridge.demo.bank import ACCOUNTS, OPENING_BALANCE, SCHEMA, TABLES
 from walsender_bridge.demo.compare import (
     TableDifference,

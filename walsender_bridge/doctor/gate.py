@@ -1,4 +1,4 @@
-"""Judgement on a source's commit gate, from the facts of sql/gate_slots.sql: can each candidate be waited for?"""
+"""Evaluates a source's commit gate, from the facts of sql/gate/slots.sql: can each candidate be waited for?"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +12,7 @@ from walsender_bridge.errors import Cause
 CHECK = "commit gate"
 
 
-def judge(facts: dict[str, Any], rule: Rule, where: str) -> Iterator[Finding]:
+def evaluate(facts: dict[str, Any], rule: Rule, where: str) -> Iterator[Finding]:
     """A finding for each candidate, and for what the role cannot see."""
     slots = slots_of(facts)
     blocks = rule.on_missing == "block"

@@ -1,4 +1,4 @@
-"""Judgement on pg_hba.conf for a role that is not there yet, so that no login can be tried. Pure.
+"""Evaluates pg_hba.conf for a role that is not there yet, so that no login can be tried. Pure.
 
 PostgreSQL takes the first rule that fits a connection. A logical walsender is let in like any other client of its database;
 the word `replication` is for physical ones. What cannot be judged from here (host names, `samenet`, regular expressions,
@@ -17,7 +17,7 @@ CHECK: Final = "pg_hba.conf"
 Rule = tuple[Any, ...]
 
 
-def judge(facts: Facts, where: str, *, physical: bool = False) -> Iterator[Finding]:
+def evaluate(facts: Facts, where: str, *, physical: bool = False) -> Iterator[Finding]:
     """Whether the role would be let in; nothing where the rules are not shown. `physical`: as a physical walsender."""
     rules: Sequence[Rule] = facts["hba"]
     if not rules:

@@ -94,8 +94,8 @@ def of_lake(settings: "Config", log_id: str | None) -> Iterator[Finding]:
     """Why the lake does not go on, and which of its tables do not. `log_id`: of the log, if it answers."""
     if settings.lake is None:
         return
-    from spark_consumers.lakehouse import adopt
-    from spark_consumers.lakehouse.manifest import open_chain
+    from spark_consumers.lake.manifest.chain import open_chain
+    from spark_consumers.lake.writer import adopt
 
     uri = settings.lake.uri
     with suppress(TusklineError):

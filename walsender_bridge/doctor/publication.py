@@ -1,14 +1,14 @@
-"""Judgement on a source's publication: what is in it, what could be, and what must not. Pure."""
+"""Evaluates a source's publication: what is in it, what could be, and what must not. Pure."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from walsender_bridge.capture.publication import FLUSH_TABLE, is_kept, reattach
-from walsender_bridge.capture.source import Source
+from walsender_bridge.capture.source import CaptureSource
 from walsender_bridge.doctor.finding import Finding, Severity, counted
 from walsender_bridge.doctor.settings import Facts, own_slot
 from walsender_bridge.errors import Cause
-from walsender_bridge.own_schema.provisioned import MADE_TABLE, Made
+from walsender_bridge.own_schema.provisioned import MADE_TABLE, ProvisionedObject
 from walsender_bridge.postgres.protocol.relation_name import relation_name
 from walsender_bridge.postgres.table_patterns import Choice, Chosen
 from walsender_bridge.provisioning.fixes import block, comment, fix, publish, recorded
@@ -44,8 +44,10 @@ def left_out(chosen: Chosen, where: str) -> Iterator[Finding]:
         )
 
 
-def judge(facts: Facts, tables: Sequence[Table], source: Source, where: str) -> Iterator[Finding]:
-    """All findings about the publication. `tables`: rows of sql/attach_tables.sql."""
+def evaluate(
+    facts: Facts, tables: Sequence[Table], source: CaptureSource, where: str
+) -> Iterator[Finding]:
+    """All findings about the publication. `tables`: rows of sql/provisioning/attach_tables.sql."""
     found = facts["publication"]
     if facts["other_publication"]:
         yield _dropped(facts["other_publication"], source, where)
@@ -62,7 +64,7 @@ def judge(facts: Facts, tables: Sequence[Table], source: Source, where: str) -> 
             f"{name} leaves out {', '.join(left)}",
             ERROR,
             repair="publish all four",
-            fix=fix("fix_operations", publication=name),
+            fix=fix("fix/operations", publication=name),
             cause=Cause.PUBLICATION,
         )
     yield from _of_others(found, choice, source, where)
@@ -91,7 +93,9 @@ def judge(facts: Facts, tables: Sequence[Table], source: Source, where: str) -> 
         yield Finding(CHECK, where, f"{name} has {counted(len(facts['published']), 'table')}")
 
 
-def _of_others(found: Facts, choice: Choice, source: Source, where: str) -> Iterator[Finding]:
+def _of_others(
+    found: Facts, choice: Choice, source: CaptureSource, where: str
+) -> Iterator[Finding]:
     """A publication that Tuskline does not keep stays as it is, and may publish what it should not."""
     kinds = {"all tables": found["puballtables"], "whole schemas": found["schemas"]}
     whole = [kind for kind, is_so in kinds.items() if is_so]
@@ -112,7 +116,7 @@ def _of_others(found: Facts, choice: Choice, source: Source, where: str) -> Iter
         )
 
 
-def _dropped(why: str, source: Source, where: str) -> Finding:
+def _dropped(why: str, source: CaptureSource, where: str) -> Finding:
     """No SQL: made again by hand it would only look like the one that the slot began with."""
     return Finding(
         CHECK,
@@ -126,7 +130,9 @@ def _dropped(why: str, source: Source, where: str) -> Finding:
     )
 
 
-def _absent(facts: Facts, tables: Sequence[Table], source: Source, where: str) -> Iterator[Finding]:
+def _absent(
+    facts: Facts, tables: Sequence[Table], source: CaptureSource, where: str
+) -> Iterator[Finding]:
     name = source.publication
     if own_slot(facts, source) is not None:
         if not facts["other_publication"]:
@@ -156,52 +162,60 @@ def may_make(facts: Facts, tables: Sequence[Table]) -> bool:
     return bool(facts["may_create"] and owns)
 
 
-def _create(facts: Facts, source: Source) -> str:
+def _create(facts: Facts, source: CaptureSource) -> str:
     """The statements that `init --admin` would run, the record included, in one transaction.
 
     Neither the role nor what it may read: those are findings of their own.
     """
     chosen: Chosen = facts["chosen"]
     role, name = facts["role"]["name"], source.publication
-    texts = [load("flush").strip(), fix("fix_guard"), load("flush_row").strip()]
+    texts = [load("flush/send").strip(), fix("fix/guard"), load("flush/row").strip()]
     named = [*(table.name for table in chosen.named), FLUSH_TABLE]
     fit = [table.name for table in chosen.fit]
-    texts.append(fix("publication_create", publication=name, tables=named, alone=fit))
-    texts.append(fix("publication_comment", publication=name))
+    texts.append(fix("publication/create", publication=name, tables=named, alone=fit))
+    texts.append(fix("publication/comment", publication=name))
     if facts["version"] >= 130_000:
-        texts.append(fix("publication_via_root", publication=name))
-    made = [Made("schema", "tuskline"), Made("publication", name), Made("slot", source.slot)]
+        texts.append(fix("publication/via_root", publication=name))
+    made = [
+        ProvisionedObject("schema", "tuskline"),
+        ProvisionedObject("publication", name),
+        ProvisionedObject("slot", source.slot),
+    ]
     if not facts["role"]["there"]:
-        made.append(Made("role", role))
+        made.append(ProvisionedObject("role", role))
     if not facts["role"]["connect"]:
-        made.append(Made("database", facts["database"], "CONNECT", role))
+        made.append(ProvisionedObject("database", facts["database"], "CONNECT", role))
     if not facts["role"]["superuser"]:
         made += flush_grants(role)
         texts += granted(flush_grants(role))
     texts += [recorded(each, source.slot) for each in made]
-    return block([*texts, fix("fix_publication_oid", slot_value=source.slot, name_value=name)])
+    return block([*texts, fix("fix/publication_oid", slot_value=source.slot, name_value=name)])
 
 
-def flush_grants(role: str) -> list[Made]:
+def flush_grants(role: str) -> list[ProvisionedObject]:
     """What the role needs of the schema of ours."""
     return [
-        Made("schema", "tuskline", "USAGE", role),
-        Made("table", FLUSH_TABLE, "SELECT", role),
-        Made("table", FLUSH_TABLE, "UPDATE", role),
+        ProvisionedObject("schema", "tuskline", "USAGE", role),
+        ProvisionedObject("table", FLUSH_TABLE, "SELECT", role),
+        ProvisionedObject("table", FLUSH_TABLE, "UPDATE", role),
         record_grant(role),
     ]
 
 
-def record_grant(role: str) -> Made:
+def record_grant(role: str) -> ProvisionedObject:
     """What it needs to see which publication its slot began with."""
-    return Made("table", MADE_TABLE, "SELECT", role)
+    return ProvisionedObject("table", MADE_TABLE, "SELECT", role)
 
 
-def granted(grants: Sequence[Made]) -> list[str]:
+def granted(grants: Sequence[ProvisionedObject]) -> list[str]:
     """The statements that grant these."""
     found = []
     for made in grants:
-        text = "roles_flush" if made.privilege == "UPDATE" else f"roles_{made.kind}"
+        text = (
+            "provisioning/roles_flush"
+            if made.privilege == "UPDATE"
+            else f"provisioning/roles_{made.kind}"
+        )
         key = "relation" if made.kind == "table" else "name"
         found.append(fix(text, role=made.grantee, **{key: made.name}))
     return found

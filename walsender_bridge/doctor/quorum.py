@@ -1,4 +1,4 @@
-"""Judgement on a server whose commits are to wait for safekeepers, from the facts of sql/quorum_facts.sql.
+"""Evaluates a server whose commits are to wait for safekeepers, from the facts of sql/quorum/facts.sql.
 
 What would let a commit return without the quorum, or hang for ever, is an error. None of it keeps `up` from
 starting, but a minor version that breaks the quorum's promise: a server that waits for the proposer is worst off
@@ -12,7 +12,7 @@ from walsender_bridge.doctor.finding import Finding, Severity
 from walsender_bridge.errors import Cause
 from walsender_bridge.postgres.standby_names import StandbyNames
 from walsender_bridge.provisioning.fixes import fix
-from walsender_bridge.provisioning.quorum import SETTING, Quorum, crowded
+from walsender_bridge.provisioning.quorum import SETTING, ConfiguredQuorum, crowded
 
 OK, WARNING, ERROR = Severity.OK, Severity.WARNING, Severity.ERROR
 Facts = dict[str, Any]
@@ -24,7 +24,9 @@ SENDERS: Final = 2
 _MEGABYTE: Final = 1 << 20
 
 
-def judge(facts: Facts, quorum: Quorum, where: str, max_laggard_bytes: int) -> Iterator[Finding]:
+def evaluate(
+    facts: Facts, quorum: ConfiguredQuorum, where: str, max_laggard_bytes: int
+) -> Iterator[Finding]:
     """All findings about the server as the quorum's."""
     yield from _version(facts, where)
     yield from _names(facts, quorum, where)
@@ -54,7 +56,7 @@ def _version(facts: Facts, where: str) -> Iterator[Finding]:
         )
 
 
-def _names(facts: Facts, quorum: Quorum, where: str) -> Iterator[Finding]:
+def _names(facts: Facts, quorum: ConfiguredQuorum, where: str) -> Iterator[Finding]:
     names, text = StandbyNames.parse(facts["names"]), facts["names"]
     wanted = names.joined_by(quorum.name)
     if names.needs(quorum.name) and not names.alone(quorum.name):
@@ -75,7 +77,7 @@ def _names(facts: Facts, quorum: Quorum, where: str) -> Iterator[Finding]:
             " wal_sender_timeout if a partition has cut it off",
             WARNING,
             repair="tuskline quorum require",
-            fix=fix("fix_keep_size", name=SETTING, value=str(wanted)),
+            fix=fix("fix/keep_size", name=SETTING, value=str(wanted)),
         )
         return
     if names.needs(quorum.name):
@@ -90,7 +92,7 @@ def _names(facts: Facts, quorum: Quorum, where: str) -> Iterator[Finding]:
             f"{SETTING} is {text!r}: others can answer in the place of {quorum.name}, and COMMIT returns "
             "without a quorum",
             f"name every standby that has to answer, the quorum first, and no *: {safe}",
-            fix("fix_keep_size", name=SETTING, value=str(safe)),
+            fix("fix/keep_size", name=SETTING, value=str(safe)),
         )
         return
     yield Finding(
@@ -99,11 +101,11 @@ def _names(facts: Facts, quorum: Quorum, where: str) -> Iterator[Finding]:
         f"commits do not wait for the quorum ({SETTING} is {text!r})",
         WARNING,
         repair="tuskline up, then tuskline quorum require",
-        fix=fix("fix_keep_size", name=SETTING, value=str(wanted)) if facts["senders"] else "",
+        fix=fix("fix/keep_size", name=SETTING, value=str(wanted)) if facts["senders"] else "",
     )
 
 
-def _proposers(facts: Facts, quorum: Quorum, where: str) -> Iterator[Finding]:
+def _proposers(facts: Facts, quorum: ConfiguredQuorum, where: str) -> Iterator[Finding]:
     waits = StandbyNames.parse(facts["names"]).names_it(quorum.name)
     if waits and (several := crowded(facts)):
         yield _error(
@@ -169,12 +171,12 @@ def _synchronous_commit(facts: Facts, where: str) -> Iterator[Finding]:
 
 def _on(role: str, database: str) -> str:
     if role and database:
-        return fix("fix_commit_both", role=role, database=database)
+        return fix("fix/commit_both", role=role, database=database)
     if role:
-        return fix("fix_commit_role", role=role)
+        return fix("fix/commit_role", role=role)
     if database:
-        return fix("fix_commit_database", database=database)
-    return fix("fix_keep_size", name="synchronous_commit", value="on")
+        return fix("fix/commit_database", database=database)
+    return fix("fix/keep_size", name="synchronous_commit", value="on")
 
 
 def _room(facts: Facts, where: str) -> Iterator[Finding]:
@@ -194,7 +196,7 @@ def _room(facts: Facts, where: str) -> Iterator[Finding]:
                 f"{max(free, 0)} of {limit} are free; the quorum needs {missing} more",
                 ERROR,
                 repair=f"raise {name} to {limit + missing - free} and restart the server",
-                fix=fix("fix_number", name=name, value=limit + missing - free),
+                fix=fix("fix/number", name=name, value=limit + missing - free),
                 prevents=False,
             )
 
@@ -212,7 +214,7 @@ def _retention(facts: Facts, where: str, max_laggard_bytes: int) -> Iterator[Fin
         )
 
 
-def _slot(facts: Facts, quorum: Quorum, where: str) -> Iterator[Finding]:
+def _slot(facts: Facts, quorum: ConfiguredQuorum, where: str) -> Iterator[Finding]:
     slot = facts["slot"]
     if slot is None:
         yield Finding("safekeepers' slot", where, f"{quorum.slot} is not there yet")
@@ -257,7 +259,7 @@ def _role(facts: Facts, where: str) -> Iterator[Finding]:
             "`status` cannot tell",
             WARNING,
             repair=f"tuskline init --admin user=..., or GRANT pg_read_all_stats TO {role}",
-            fix=fix("roles_stats", role=role),
+            fix=fix("provisioning/roles_stats", role=role),
             cause=Cause.PRIVILEGE,
         )
     if not facts["may_advance"]:
@@ -267,7 +269,7 @@ def _role(facts: Facts, where: str) -> Iterator[Finding]:
             f"{role} may not execute pg_replication_slot_advance: WAL for safekeepers would never be let go",
             ERROR,
             repair="grant it",
-            fix=fix("roles_advance", role=role),
+            fix=fix("provisioning/roles_advance", role=role),
             cause=Cause.PRIVILEGE,
             prevents=False,
         )

@@ -1,6 +1,6 @@
 """The configured safekeepers, as doctor finds them: whether each answers, and whether its WAL is this server's.
 
-`reach` asks each one who it is, as a proposer greets it, which changes nothing there. `judge` knows no connection. What
+`reach` asks each one who it is, as a proposer greets it, which changes nothing there. `evaluate` knows no connection. What
 only the proposer can find out (another history, other bytes at the same position: a clone), is told in its words.
 """
 
@@ -29,7 +29,7 @@ _FIELDS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class SafekeeperAnswer:
     """What a safekeeper said, or why it said nothing."""
 
     address: str
@@ -37,7 +37,7 @@ class Answer:
     silence: str = ""
 
 
-def reach(addresses: Sequence[str], server: m.ServerInfo) -> list[Answer]:
+def reach(addresses: Sequence[str], server: m.ServerInfo) -> list[SafekeeperAnswer]:
     """Ask each of them, side by side: those that hang cost no more than one."""
     places = [
         (host.strip("[]"), int(port))
@@ -47,14 +47,16 @@ def reach(addresses: Sequence[str], server: m.ServerInfo) -> list[Answer]:
     return [_answer(address, said[index]) for index, address in enumerate(addresses)]
 
 
-def _answer(address: str, said: m.SafekeeperGreeting | m.Refused | TusklineError) -> Answer:
+def _answer(
+    address: str, said: m.SafekeeperGreeting | m.Refused | TusklineError
+) -> SafekeeperAnswer:
     if isinstance(said, TusklineError):
-        return Answer(address, None, said.what)
-    return Answer(address, said)
+        return SafekeeperAnswer(address, None, said.what)
+    return SafekeeperAnswer(address, said)
 
 
-def judge(
-    answers: Sequence[Answer], server: m.ServerInfo, primary: Primary, where: str
+def evaluate(
+    answers: Sequence[SafekeeperAnswer], server: m.ServerInfo, primary: Primary, where: str
 ) -> Iterator[Finding]:
     """A finding for each safekeeper, and one for all of them."""
     there = []
@@ -84,7 +86,9 @@ def judge(
         )
 
 
-def _one(answer: Answer, server: m.ServerInfo, primary: Primary, where: str) -> Finding | None:
+def _one(
+    answer: SafekeeperAnswer, server: m.ServerInfo, primary: Primary, where: str
+) -> Finding | None:
     """What is wrong with this one; None: nothing."""
     said = answer.message
     if said is None:
@@ -115,7 +119,7 @@ def _one(answer: Answer, server: m.ServerInfo, primary: Primary, where: str) -> 
     return None
 
 
-def _too_far(answer: Answer, far: Container[int]) -> Finding | None:
+def _too_far(answer: SafekeeperAnswer, far: Container[int]) -> Finding | None:
     """Whether no proposer campaigns for its vote any more."""
     said = answer.message
     if not isinstance(said, m.SafekeeperGreeting) or said.safekeeper not in far:

@@ -1,6 +1,6 @@
 """A source's server, asked with the source's own role: no superuser is needed to hear what is wrong.
 
-`examine` asks; the functions in `settings` and `tables` judge what it heard, and know no connection. So do `quorum` and
+`examine` asks; the functions in `settings` and `tables` evaluate the answers, and know no connection. So do `quorum` and
 `safekeepers` what `examine_quorum` heard.
 """
 
@@ -13,8 +13,8 @@ import psycopg
 from walsender_bridge.capture import publication
 from walsender_bridge.capture import source as capture
 from walsender_bridge.capture.gate.core import Rule
-from walsender_bridge.capture.source import Source
-from walsender_bridge.capture.stream_record import Known
+from walsender_bridge.capture.source import CaptureSource
+from walsender_bridge.capture.stream_record import KnownPosition
 from walsender_bridge.doctor import (
     gate,
     host_based,
@@ -29,19 +29,19 @@ from walsender_bridge.doctor.finding import Finding, Severity
 from walsender_bridge.errors import AuthenticationError, TusklineError, UntrustedError
 from walsender_bridge.own_schema import own_tables
 from walsender_bridge.own_schema.login import login_of
-from walsender_bridge.own_schema.provisioned import Record
+from walsender_bridge.own_schema.provisioned import ProvisionedRecord
 from walsender_bridge.postgres.client.replication_connection import ReplicationConnection
 from walsender_bridge.postgres.protocol.relation_name import relation_name
 from walsender_bridge.provisioning.init import as_admin, copied, verifier, wanted_tables
-from walsender_bridge.provisioning.quorum import Quorum, facts, session
+from walsender_bridge.provisioning.quorum import ConfiguredQuorum, facts, session
 from walsender_bridge.quorum.proposer.primary.facts import PrimaryStream
 from walsender_bridge.runtime.sql import load
 
 
 def examine(
-    source: Source,
+    source: CaptureSource,
     admin: str | None = None,
-    known: Callable[[], Known | None] = lambda: None,
+    known: Callable[[], KnownPosition | None] = lambda: None,
 ) -> list[Finding]:
     """Everything there is to say about the source; a server that cannot be reached is one finding.
 
@@ -64,15 +64,15 @@ def examine(
         tried, server = _walsender(source, where)
         findings += tried
     else:
-        findings += host_based.judge(facts, where)
-    diverged = [*stream.judge(facts, position, server, source, where)]
+        findings += host_based.evaluate(facts, where)
+    diverged = [*stream.evaluate(facts, position, server, source, where)]
     if any(each.check == stream.CLUSTER for each in diverged):
         # All the rest is said of a server that is not the source's.
         return [findings[0], *diverged]
     findings += diverged
     facts["begun"] = position is not None and position.log.begun
-    findings += settings.judge(facts, source, where)
-    findings += tables.judge(facts, found, source, where)
+    findings += settings.evaluate(facts, source, where)
+    findings += tables.evaluate(facts, found, source, where)
     if untrusted is not None:
         # A script that writes to what is there would run it.
         bare = [replace(each, fix="") for each in findings]
@@ -81,7 +81,7 @@ def examine(
 
 
 def examine_quorum(
-    quorum: Quorum,
+    quorum: ConfiguredQuorum,
     addresses: Sequence[str],
     max_laggard_bytes: int,
     told: Mapping[str, Any],
@@ -99,9 +99,9 @@ def examine_quorum(
             found |= _of_role(connection, quorum.source, admin)
             if not found.get("there", True):
                 asked_for = {**found, "hba": _rules(connection), "database": ""}
-                findings += host_based.judge(asked_for, where, physical=True)
+                findings += host_based.evaluate(asked_for, where, physical=True)
                 addresses = ()
-        findings += quorum_settings.judge(found, quorum, where, max_laggard_bytes)
+        findings += quorum_settings.evaluate(found, quorum, where, max_laggard_bytes)
         if found["in_recovery"] or not addresses:
             return findings
         with PrimaryStream.connect(quorum.source.dsn, application_name="tuskline-doctor") as asked:
@@ -109,31 +109,31 @@ def examine_quorum(
     except TusklineError as error:
         return [*findings, failed("quorum", where, error)]
     answers = safekeepers.reach(addresses, server)
-    return [*findings, *safekeepers.judge(answers, server, primary, where)]
+    return [*findings, *safekeepers.evaluate(answers, server, primary, where)]
 
 
-def examine_gate(source: Source, rule: Rule, admin: str | None = None) -> list[Finding]:
+def examine_gate(source: CaptureSource, rule: Rule, admin: str | None = None) -> list[Finding]:
     """Whether the candidates of its commit gate can be waited for. `admin` as for `examine`."""
     where = f"{source.name} ({source.where})"
     try:
         with capture.connect(as_admin(source, admin)) as connection:
             names = {"slots": list(rule.candidates)}
-            row = connection.execute(load("gate_slots").encode(), names).fetchone()
+            row = connection.execute(load("gate/slots").encode(), names).fetchone()
             assert row is not None
             found = {**row[0], **_of_role(connection, source, admin)}
     except TusklineError as error:
         return [failed(gate.CHECK, where, error)]
-    return [*gate.judge(found, rule, where)]
+    return [*gate.evaluate(found, rule, where)]
 
 
 def _of_role(
-    connection: psycopg.Connection[Any], source: Source, admin: str | None
+    connection: psycopg.Connection[Any], source: CaptureSource, admin: str | None
 ) -> dict[str, Any]:
     """What the source's role may, where an administrator is connected."""
     if admin is None:
         return {}
     names = {"role": login_of(source.dsn).user}
-    row = connection.execute(load("doctor_role").encode(), names).fetchone()
+    row = connection.execute(load("doctor/role").encode(), names).fetchone()
     assert row is not None
     return dict(row[0])
 
@@ -144,14 +144,14 @@ def failed(check: str, where: str, error: TusklineError) -> Finding:
 
 
 def _ask(
-    source: Source, admin: str | None
+    source: CaptureSource, admin: str | None
 ) -> tuple[dict[str, Any], list[dict[str, Any]], UntrustedError | None]:
     """What the server says of itself and of the tables, and whose schema `tuskline` is, where that must not be used."""
     login = None if admin is None else login_of(source.dsn)
     with capture.connect(as_admin(source, admin)) as connection:
         role = connection.info.user if login is None else login.user
         names = {"publication": source.publication, "slot": source.slot, "role": role}
-        row = connection.execute(load("doctor_server").encode(), names).fetchone()
+        row = connection.execute(load("doctor/server").encode(), names).fetchone()
         assert row is not None
         facts: dict[str, Any] = row[0]
         facts["disk"]["free"] = wal_room.free_bytes(facts["disk"])
@@ -159,16 +159,20 @@ def _ask(
             facts["role"]["secret"] = verifier(connection, login, scram=True)
         facts["hba"] = _rules(connection)
         facts["publication"] = publication.facts(connection, source)
-        own = connection.execute(load("attach_own").encode(), {"role": role}).fetchone()
+        own = connection.execute(
+            load("provisioning/attach_own").encode(), {"role": role}
+        ).fetchone()
         assert own is not None
         rights = ("reachable", "readable", "writable", "recordable", "told")
         facts["own"] = dict(zip(rights, own, strict=True))
-        refused = connection.execute(load("published_unidentified").encode(), names).fetchall()
+        refused = connection.execute(
+            load("doctor/published_unidentified").encode(), names
+        ).fetchall()
         facts["refused"] = [name for (name,) in refused]
         facts["chosen"] = publication.survey(connection, source)
         tables = copied(facts["chosen"])
         facts["misnamed"] = publication.partitions_named_otherwise(connection, tables)
-        unsent = connection.execute(load("published_unsent").encode(), names).fetchall()
+        unsent = connection.execute(load("doctor/published_unsent").encode(), names).fetchall()
         facts["unsent"] = [
             (relation_name(schema, table), columns) for schema, table, columns in unsent
         ]
@@ -177,7 +181,7 @@ def _ask(
         try:
             own_tables.check(connection, source.dsn)
             if settings.own_slot(facts, source) is not None:
-                record = Record(connection, source.slot, source.dsn)
+                record = ProvisionedRecord(connection, source.slot, source.dsn)
                 facts["other_publication"] = publication.recorded_fault(
                     connection, source, record, facts["publication"]
                 )
@@ -189,18 +193,20 @@ def _ask(
 def _rules(connection: psycopg.Connection[Any]) -> list[tuple[Any, ...]]:
     """The rules of pg_hba.conf; none where the session may not read them."""
     try:
-        return connection.execute(load("doctor_hba").encode()).fetchall()
+        return connection.execute(load("doctor/hba").encode()).fetchall()
     except psycopg.errors.InsufficientPrivilege:
         return []
 
 
-def _walsender(source: Source, where: str) -> tuple[list[Finding], stream.Server | None]:
+def _walsender(
+    source: CaptureSource, where: str
+) -> tuple[list[Finding], stream.WalsenderIdentity | None]:
     """Whether the role is let in to replicate: pg_hba.conf and REPLICATION, tried and not guessed. And the server's history."""
     try:
         name = f"tuskline-doctor-{source.name}"
         with ReplicationConnection.connect(source.dsn, application_name=name) as walsender:
             identity = walsender.identify()
-            found = stream.Server(identity, walsender.history(identity.timeline))
+            found = stream.WalsenderIdentity(identity, walsender.history(identity.timeline))
     except TusklineError as error:
         return [failed("replication connection", where, error)], None
     return [Finding("replication connection", where, "a walsender answers")], found

@@ -1,15 +1,15 @@
-"""Judgement on a server's settings, role and slots, from the facts of sql/doctor_server.sql."""
+"""Evaluates a server's settings, role and slots, from the facts of sql/doctor/server.sql."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from walsender_bridge.capture.publication import reattach
-from walsender_bridge.capture.source import OLDEST_VERSION, Source, lost
+from walsender_bridge.capture.source import OLDEST_VERSION, CaptureSource, lost
 from walsender_bridge.doctor import wal_room
 from walsender_bridge.doctor.finding import Finding, Severity
 from walsender_bridge.doctor.unsafe_versions import faults_of
 from walsender_bridge.errors import Cause
-from walsender_bridge.own_schema.provisioned import Made
+from walsender_bridge.own_schema.provisioned import ProvisionedObject
 from walsender_bridge.provisioning.fixes import block, comment, fix, recorded
 
 #: The newest major that this version is tested with.
@@ -26,7 +26,7 @@ OK, WARNING, ERROR = Severity.OK, Severity.WARNING, Severity.ERROR
 Facts = dict[str, Any]
 
 
-def judge(facts: Facts, source: Source, where: str) -> Iterator[Finding]:
+def evaluate(facts: Facts, source: CaptureSource, where: str) -> Iterator[Finding]:
     """All findings about the server itself."""
     yield from _version(facts, where)
     yield from _wal_level(facts, where)
@@ -38,7 +38,7 @@ def judge(facts: Facts, source: Source, where: str) -> Iterator[Finding]:
     yield from _slots(facts, source, where)
 
 
-def own_slot(facts: Facts, source: Source) -> Facts | None:
+def own_slot(facts: Facts, source: CaptureSource) -> Facts | None:
     """The source's slot as the server shows it."""
     return next((slot for slot in facts["slots"] if slot["slot_name"] == source.slot), None)
 
@@ -95,11 +95,11 @@ def _wal_level(facts: Facts, where: str) -> Iterator[Finding]:
             f"wal_level is {level}",
             ERROR,
             repair="set wal_level = logical and restart the server",
-            fix=fix("fix_wal_level"),
+            fix=fix("fix/wal_level"),
         )
 
 
-def _room(facts: Facts, source: Source, where: str) -> Iterator[Finding]:
+def _room(facts: Facts, source: CaptureSource, where: str) -> Iterator[Finding]:
     """Capture needs a slot and a walsender for good, and a copy of tables one of each for its time."""
     slot = own_slot(facts, source)
     lasting = {
@@ -121,7 +121,7 @@ def _room(facts: Facts, source: Source, where: str) -> Iterator[Finding]:
             + "one while tables are copied",
             ERROR if free < missing else WARNING,
             repair=f"raise {name} to {wanted} and restart the server",
-            fix=fix("fix_number", name=name, value=wanted),
+            fix=fix("fix/number", name=name, value=wanted),
         )
 
 
@@ -147,11 +147,11 @@ def _role(facts: Facts, where: str) -> Iterator[Finding]:
             f"{role['name']} may not {'replicate' if role['login'] else 'log in'}",
             ERROR,
             repair=f"ALTER ROLE {role['name']} LOGIN REPLICATION",
-            fix=fix("fix_role", role=role["name"]),
+            fix=fix("fix/role", role=role["name"]),
             cause=Cause.PRIVILEGE,
         )
     if not role["connect"]:
-        connect = Made("database", facts["database"], "CONNECT", role["name"])
+        connect = ProvisionedObject("database", facts["database"], "CONNECT", role["name"])
         yield Finding(
             "privileges",
             where,
@@ -159,7 +159,9 @@ def _role(facts: Facts, where: str) -> Iterator[Finding]:
             ERROR,
             repair="tuskline init --admin user=..., or GRANT CONNECT",
             fix=in_record(
-                facts, [fix("roles_database", name=connect.name, role=role["name"])], connect
+                facts,
+                [fix("provisioning/roles_database", name=connect.name, role=role["name"])],
+                connect,
             ),
             cause=Cause.PRIVILEGE,
         )
@@ -167,7 +169,7 @@ def _role(facts: Facts, where: str) -> Iterator[Finding]:
 
 def _no_role(facts: Facts, where: str) -> Finding:
     role = facts["role"]
-    made = fix("roles", role=role["name"], password=role["secret"])
+    made = fix("provisioning/roles", role=role["name"], password=role["secret"])
     if role["secret"] is None:
         made += "\n" + comment(
             f"The DSN has no password for it; in psql: \\password {role['name']}"
@@ -178,12 +180,14 @@ def _no_role(facts: Facts, where: str) -> Finding:
         f"role {role['name']} is not there yet",
         ERROR,
         repair="tuskline init --admin user=..., which makes it",
-        fix=in_record(facts, [made], Made("role", role["name"])),
+        fix=in_record(facts, [made], ProvisionedObject("role", role["name"])),
         cause=Cause.PRIVILEGE,
     )
 
 
-def in_record(facts: Facts, statements: Sequence[str], *made: Made, slot: str = "") -> str:
+def in_record(
+    facts: Facts, statements: Sequence[str], *made: ProvisionedObject, slot: str = ""
+) -> str:
     """The statements, and what they make in the record if there is one that a superuser may write to."""
     if not facts["own"]["recordable"]:
         return "\n".join(statements)
@@ -233,11 +237,11 @@ def _retention(facts: Facts, where: str) -> Iterator[Finding]:
             "tables are copied again",
             WARNING,
             repair="set it to what the server's disk can spare",
-            fix=fix("fix_keep_size", name="max_slot_wal_keep_size", value="16GB"),
+            fix=fix("fix/keep_size", name="max_slot_wal_keep_size", value="16GB"),
         )
     else:
         yield Finding("max_slot_wal_keep_size", where, f"{keep} MB")
-    yield from wal_room.judge(keep, facts["disk"], where)
+    yield from wal_room.evaluate(keep, facts["disk"], where)
     idle = facts["settings"].get("idle_replication_slot_timeout")
     if idle is not None and int(idle["value"]) > 0:
         seconds = int(idle["value"]) * _SECONDS[idle["unit"]]
@@ -247,13 +251,13 @@ def _retention(facts: Facts, where: str) -> Iterator[Finding]:
             f"a bridge that is down for {seconds:.0f} s loses its slot, and all tables are copied again",
             WARNING,
             repair="set it to 0, or to longer than the bridge may ever be down",
-            fix=fix("fix_keep_size", name="idle_replication_slot_timeout", value="0"),
+            fix=fix("fix/keep_size", name="idle_replication_slot_timeout", value="0"),
         )
     elif idle is not None:
         yield Finding("idle_replication_slot_timeout", where, "off")
 
 
-def _transactions(facts: Facts, source: Source, where: str) -> Iterator[Finding]:
+def _transactions(facts: Facts, source: CaptureSource, where: str) -> Iterator[Finding]:
     prepared, oldest = facts["prepared"], facts["oldest_seconds"] or 0
     waits = own_slot(facts, source) is None
     told = "the slot is not made before they end" if waits else "they hold back WAL"
@@ -278,7 +282,7 @@ def _transactions(facts: Facts, source: Source, where: str) -> Iterator[Finding]
         )
 
 
-def _slots(facts: Facts, source: Source, where: str) -> Iterator[Finding]:
+def _slots(facts: Facts, source: CaptureSource, where: str) -> Iterator[Finding]:
     own = own_slot(facts, source)
     if own is None and not facts["begun"]:
         yield Finding(
@@ -291,7 +295,7 @@ def _slots(facts: Facts, source: Source, where: str) -> Iterator[Finding]:
         yield _slot(facts, slot, source, where)
 
 
-def _slot(facts: Facts, slot: Facts, source: Source, where: str) -> Finding:
+def _slot(facts: Facts, slot: Facts, source: CaptureSource, where: str) -> Finding:
     name, status = slot["slot_name"], slot.get("wal_status")
     own = name == source.slot
     bad = ERROR if own else WARNING

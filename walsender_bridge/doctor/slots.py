@@ -1,4 +1,4 @@
-"""Judgement on a primary and its failover candidates as keepers of logical slots, from the facts of sql/doctor_slots.sql.
+"""Evaluates a primary and its failover candidates as keepers of logical slots, from the facts of sql/doctor/slots.sql.
 
 None of it keeps `up` from starting: without copies everything goes on as long as the primary lives, and `slots status`
 says which copy is not ready.
@@ -36,7 +36,7 @@ def ask(dsn: str) -> Facts:
     try:
         conninfo = pinned_conninfo(dsn, application_name="tuskline-doctor")
         with BoundedConnection.connect(conninfo, autocommit=True) as connection:
-            row = connection.execute(load("doctor_slots").encode()).fetchone()
+            row = connection.execute(load("doctor/slots").encode()).fetchone()
     except psycopg.Error as error:
         if error.sqlstate is None:
             raise connection_error(str(error), where) from None
@@ -62,17 +62,17 @@ def examine(primary_dsn: str, candidates: dict[str, tuple[str, str]]) -> Iterato
         yield _failed(where, said)
     else:
         primary = said
-        yield from judge_primary(primary, {slot for _, slot in candidates.values()}, where)
+        yield from evaluate_primary(primary, {slot for _, slot in candidates.values()}, where)
     for (name, (dsn, slot)), standby in zip(candidates.items(), others, strict=True):
         where = f"candidate {name} ({describe(dsn)})"
         if isinstance(standby, TusklineError):
             yield _failed(where, standby)
         else:
-            yield from judge_standby(standby, primary, slot, where)
+            yield from evaluate_standby(standby, primary, slot, where)
             if standby["in_recovery"]:
                 found = upstream.ask(primary_dsn, standby)
                 system = None if primary is None else primary["system_id"]
-                yield from upstream.judge(standby, found, slot, system, where)
+                yield from upstream.evaluate(standby, found, slot, system, where)
 
 
 def _said(dsn: str) -> Facts | TusklineError:
@@ -83,7 +83,7 @@ def _said(dsn: str) -> Facts | TusklineError:
         return error
 
 
-def judge_primary(facts: Facts, physical: set[str], where: str) -> Iterator[Finding]:
+def evaluate_primary(facts: Facts, physical: set[str], where: str) -> Iterator[Finding]:
     """All findings about the primary. `physical`: the slots that the candidates stream from."""
     yield from _version(facts, where)
     yield from _wal_level(facts, where)
@@ -104,7 +104,7 @@ def judge_primary(facts: Facts, physical: set[str], where: str) -> Iterator[Find
                 f"there is no physical slot {name}",
                 f"SELECT pg_create_physical_replication_slot('{name}', true)",
                 cause=Cause.SLOT,
-                fix_sql=fix("fix_physical_slot", slot_value=name),
+                fix_sql=fix("fix/physical_slot", slot_value=name),
             )
         elif slot.get("wal_status") == "lost":
             yield _error(
@@ -126,7 +126,9 @@ def judge_primary(facts: Facts, physical: set[str], where: str) -> Iterator[Find
             yield Finding("physical slot", where, f"{name} is in use")
 
 
-def judge_standby(facts: Facts, primary: Facts | None, slot: str, where: str) -> Iterator[Finding]:
+def evaluate_standby(
+    facts: Facts, primary: Facts | None, slot: str, where: str
+) -> Iterator[Finding]:
     """All findings about a candidate that streams from the physical slot `slot`. `primary`: None, it did not answer."""
     settings = facts["settings"]
     yield from _version(facts, where)
@@ -301,7 +303,7 @@ def _idle(settings: Facts, where: str, *, standby: bool) -> Iterator[Finding]:
 
 def _disk(facts: Facts, where: str) -> Iterator[Finding]:
     limit = facts["settings"].get("max_slot_wal_keep_size")
-    yield from wal_room.judge(None if limit is None else int(limit), facts["disk"], where)
+    yield from wal_room.evaluate(None if limit is None else int(limit), facts["disk"], where)
 
 
 def _plugins(settings: Facts, primary: Facts | None, where: str) -> Iterator[Finding]:
@@ -335,7 +337,7 @@ def _role(facts: Facts, where: str, *, replication: bool) -> Iterator[Finding]:
             f"{name} may not advance slots",
             f"ALTER ROLE {name} REPLICATION, on the primary",
             cause=Cause.PRIVILEGE,
-            fix_sql=fix("fix_replication", role=name),
+            fix_sql=fix("fix/replication", role=name),
         )
     if not role["sees"]:
         yield _error(
@@ -344,7 +346,7 @@ def _role(facts: Facts, where: str, *, replication: bool) -> Iterator[Finding]:
             f"{name} does not see who streams from whom",
             f"GRANT pg_read_all_stats TO {name}, on the primary",
             cause=Cause.PRIVILEGE,
-            fix_sql=fix("roles_stats", role=name),
+            fix_sql=fix("provisioning/roles_stats", role=name),
         )
 
 
@@ -369,7 +371,7 @@ def _extension(facts: Facts, where: str, connected: str) -> Iterator[Finding]:
             "CREATE EXTENSION tuskline there, on the primary"
             if there
             else "build and install it, then CREATE EXTENSION tuskline: docs/extension.md",
-            fix_sql=fix("fix_extension") if there and database == connected else "",
+            fix_sql=fix("fix/extension") if there and database == connected else "",
         )
     elif not found["usable"]:
         yield _error(
@@ -378,7 +380,7 @@ def _extension(facts: Facts, where: str, connected: str) -> Iterator[Finding]:
             f"{facts['role']['name']} may not call the extension tuskline",
             f"GRANT tuskline_slots TO {facts['role']['name']}, on the primary",
             cause=Cause.PRIVILEGE,
-            fix_sql=fix("fix_extension_user", role=facts["role"]["name"]),
+            fix_sql=fix("fix/extension_user", role=facts["role"]["name"]),
         )
     elif found["version"] and facts["available"] and found["version"] != facts["available"]:
         yield Finding(
@@ -387,7 +389,7 @@ def _extension(facts: Facts, where: str, connected: str) -> Iterator[Finding]:
             f"tuskline {found['version']}, and {facts['available']} is installed",
             WARNING,
             repair="ALTER EXTENSION tuskline UPDATE, on the primary",
-            fix=fix("fix_extension_update") if database == connected else "",
+            fix=fix("fix/extension_update") if database == connected else "",
         )
     else:
         yield Finding("extension", where, f"tuskline {found['version'] or 'by its script'}")

@@ -1,18 +1,18 @@
-"""Judgement on whether the source's slot continues its stream, as capture will find it when it starts. Pure."""
+"""Evaluates whether the source's slot continues its stream, as capture will find it when it starts. Pure."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
 from walsender_bridge.capture.publication import reattach
-from walsender_bridge.capture.source import Source, gone, lost, other_cluster
-from walsender_bridge.capture.source import judge as fork
-from walsender_bridge.capture.stream_record import Known
+from walsender_bridge.capture.source import CaptureSource, gone, lost, other_cluster
+from walsender_bridge.capture.source import evaluate as fork
+from walsender_bridge.capture.stream_record import KnownPosition
 from walsender_bridge.doctor.finding import Finding, Severity
 from walsender_bridge.doctor.settings import Facts, own_slot
 from walsender_bridge.errors import Cause
 from walsender_bridge.postgres.protocol.lsn import parse_lsn
-from walsender_bridge.postgres.protocol.replication import History, SystemIdentity
+from walsender_bridge.postgres.protocol.replication import ServerTimelines, SystemIdentity
 
 CHECK: Final = "stream"
 #: The check that finds a server of another cluster.
@@ -20,15 +20,19 @@ CLUSTER: Final = "cluster"
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class WalsenderIdentity:
     """What a walsender says of its server."""
 
     identity: SystemIdentity
-    history: History
+    history: ServerTimelines
 
 
-def judge(
-    facts: Facts, known: Known | None, server: Server | None, source: Source, where: str
+def evaluate(
+    facts: Facts,
+    known: KnownPosition | None,
+    server: WalsenderIdentity | None,
+    source: CaptureSource,
+    where: str,
 ) -> Iterator[Finding]:
     """Nothing for a stream without a history. `server`: None where the role cannot replicate."""
     if known is None or not known.log.begun:
@@ -48,7 +52,7 @@ def judge(
         yield _diverged(CHECK, where, what, reattach(source))
 
 
-def _confirmed(slot: Facts | None, known: Known) -> int | None:
+def _confirmed(slot: Facts | None, known: KnownPosition) -> int | None:
     """What the slot may be judged by: one in use goes forward, and one that is lost is named as that."""
     if slot is None:
         return None

@@ -1,15 +1,15 @@
-"""Judgement on a source's tables, from the facts of sql/attach_tables.sql."""
+"""Evaluates a source's tables, from the facts of sql/provisioning/attach_tables.sql."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from walsender_bridge.capture.publication import FLUSH_TABLE
-from walsender_bridge.capture.source import Source
+from walsender_bridge.capture.source import CaptureSource
 from walsender_bridge.doctor import publication
 from walsender_bridge.doctor.finding import Finding, Severity, counted
 from walsender_bridge.doctor.settings import Facts, in_record, own_slot
 from walsender_bridge.errors import Cause
-from walsender_bridge.own_schema.provisioned import Made
+from walsender_bridge.own_schema.provisioned import ProvisionedObject
 from walsender_bridge.postgres.table_patterns import Chosen
 from walsender_bridge.provisioning.fixes import block, fix, recorded
 
@@ -17,7 +17,9 @@ OK, WARNING, ERROR = Severity.OK, Severity.WARNING, Severity.ERROR
 Table = dict[str, Any]
 
 
-def judge(facts: Facts, tables: Sequence[Table], source: Source, where: str) -> Iterator[Finding]:
+def evaluate(
+    facts: Facts, tables: Sequence[Table], source: CaptureSource, where: str
+) -> Iterator[Finding]:
     """All findings about what is published and copied."""
     chosen: Chosen = facts["chosen"]
     unknown = sorted(chosen.unknown)
@@ -53,7 +55,7 @@ def judge(facts: Facts, tables: Sequence[Table], source: Source, where: str) -> 
     yield from _keys(facts, where)
     yield from _security(facts, good, where)
     yield from _generated(facts, good, where)
-    yield from publication.judge(facts, good, source, where)
+    yield from publication.evaluate(facts, good, source, where)
     yield from _privileges(facts, good, source, where)
 
 
@@ -91,7 +93,7 @@ def _identity(facts: Facts, tables: Sequence[Table], where: str) -> Iterator[Fin
                 f"{_name(table)} has no replica identity: {harm}",
                 ERROR,
                 repair=f"ALTER TABLE {table['quoted']} REPLICA IDENTITY FULL, or give it a primary key",
-                fix=fix("fix_identity", table=_name(table)),
+                fix=fix("fix/identity", table=_name(table)),
                 cause=Cause.PUBLICATION,
                 prevents=not published,
             )
@@ -110,7 +112,7 @@ def _keys(facts: Facts, where: str) -> Iterator[Finding]:
             "would not say which row of it they are of",
             ERROR,
             repair=f"ALTER TABLE {quoted} REPLICA IDENTITY FULL",
-            fix=fix("fix_identity", table=part),
+            fix=fix("fix/identity", table=part),
             cause=Cause.PUBLICATION,
         )
     for name, columns in facts["unsent"]:
@@ -134,7 +136,7 @@ def _security(facts: Facts, tables: Sequence[Table], where: str) -> Iterator[Fin
             f"policies may hide rows from {role} in {', '.join(hidden)}: the copy would fail",
             ERROR,
             repair=f"ALTER ROLE {role} BYPASSRLS",
-            fix=fix("fix_bypass", role=role),
+            fix=fix("fix/bypass", role=role),
             cause=Cause.PRIVILEGE,
         )
     else:
@@ -160,7 +162,7 @@ def _generated(facts: Facts, tables: Sequence[Table], where: str) -> Iterator[Fi
 
 
 def _privileges(
-    facts: Facts, tables: Sequence[Table], source: Source, where: str
+    facts: Facts, tables: Sequence[Table], source: CaptureSource, where: str
 ) -> Iterator[Finding]:
     role, own = facts["role"]["name"], facts["own"]
     attached = facts["publication"] is not None
@@ -218,9 +220,11 @@ def _privileges(
 def _grants(facts: Facts, tables: Sequence[Table], slot: str, *, created: bool) -> str:
     role = facts["role"]["name"]
     schemas = sorted({table["schema"] for table in tables if not table["reachable"]})
-    grants = [Made("schema", schema, "USAGE", role) for schema in schemas]
+    grants = [ProvisionedObject("schema", schema, "USAGE", role) for schema in schemas]
     grants += [
-        Made("table", _name(table), "SELECT", role) for table in tables if not table["readable"]
+        ProvisionedObject("table", _name(table), "SELECT", role)
+        for table in tables
+        if not table["readable"]
     ]
     statements = publication.granted(grants)
     if created:

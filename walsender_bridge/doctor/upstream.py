@@ -30,13 +30,13 @@ def ask(primary_dsn: str, standby: dict[str, Any]) -> Upstream:
     conninfo = at_address(primary_dsn, host, port)
     try:
         with BoundedConnection.connect(conninfo, autocommit=True) as connection:
-            row = connection.execute(load("slots_upstream").encode()).fetchone()
+            row = connection.execute(load("slot_sync/upstream").encode()).fetchone()
     except psycopg.Error as error:
         return SAFEKEEPER if REPLICATION_ONLY in str(error) else None
     return None if row is None else dict(row[0])
 
 
-def judge(
+def evaluate(
     standby: dict[str, Any], upstream: Upstream, slot: str, system_id: str | None, where: str
 ) -> Iterator[Finding]:
     """The finding about it. `slot`: the candidate's physical slot; `system_id`: the primary's, if it is known."""

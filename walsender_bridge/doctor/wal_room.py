@@ -28,7 +28,7 @@ def free_bytes(disk: dict[str, Any]) -> int | None:
     return None
 
 
-def judge(limit: int | None, disk: dict[str, Any], where: str) -> Iterator[Finding]:
+def evaluate(limit: int | None, disk: dict[str, Any], where: str) -> Iterator[Finding]:
     """Nothing where there is no limit, or the free space is not known. `limit`: the setting, in MB."""
     free = disk["free"]
     if limit is None or limit < 0 or free is None:

@@ -59,7 +59,7 @@ def left_slots(
         return
     with connection.cursor(row_factory=tuple_row) as cursor:
         names = {"slots": [each.slot for each in formers]}
-        found = cursor.execute(load("former_slots").encode(), names).fetchall()
+        found = cursor.execute(load("observability/former_slots").encode(), names).fetchall()
     for slot, database, system_id in found:
         for each in formers:
             if (each.slot, each.system_id) == (slot, system_id):

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from walsender_bridge.errors import TusklineError, UnavailableError, from_wire
-from walsender_bridge.runtime import pid_file, processes
+from walsender_bridge.runtime import pid_file, processes, status_file
 from walsender_bridge.runtime.supervisor import read_states
 
 #: Seconds within which a job that cannot start is started again, and says so again.
@@ -32,15 +32,9 @@ def write(run_dir: Path, error: TusklineError | None) -> None:
         "updated_at": time.time(),
         "error": None if error is None else error.to_wire(),
     }
-    path = _path(run_dir)
-    draft = path.with_suffix(f".{os.getpid()}.tmp")
-    try:
+    with contextlib.suppress(OSError):
         run_dir.mkdir(parents=True, exist_ok=True)
-        draft.write_text(json.dumps(record))
-        draft.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            draft.unlink(missing_ok=True)
+        status_file.replace(_path(run_dir), json.dumps(record).encode())
 
 
 def said(run_dir: Path, since: float) -> TusklineError | None:
@@ -55,7 +49,7 @@ def trouble(run_dir: Path, lake: str) -> TusklineError | None:
     error = record and (_told(record, now - _AGAIN_SECONDS) or _hung(record, now))
     if error := error or _starting(record, job):
         return error
-    from spark_consumers.lakehouse import folder
+    from spark_consumers.lake import folder
 
     return folder.lack_of_room(lake)
 

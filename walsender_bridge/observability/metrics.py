@@ -41,7 +41,7 @@ def serve(settings: Config) -> None:
     section = settings.metrics or MetricsSection()
     with Observer(settings) as observer:
         try:
-            server = Endpoint(split_address(section.listen), Looks(observer))
+            server = Endpoint(split_address(section.listen), SharedObservations(observer))
         except OSError as error:
             raise ConfigError(
                 f"cannot listen: {error.strerror}",
@@ -53,7 +53,7 @@ def serve(settings: Config) -> None:
             server.serve_forever()
 
 
-class Looks:
+class SharedObservations:
     """Observations, shared by those who ask at the same time."""
 
     def __init__(self, observer: Observer) -> None:
@@ -74,7 +74,7 @@ class Looks:
 class Endpoint(BoundedServer):
     """The HTTP server. `server_address` says where it listens."""
 
-    def __init__(self, address: tuple[str, int], looks: Looks) -> None:
+    def __init__(self, address: tuple[str, int], looks: SharedObservations) -> None:
         self.looks = looks
         self.registry = CollectorRegistry()
         self.registry.register(_Collector(looks))
@@ -117,7 +117,7 @@ class _Handler(BoundedHandler):
 class _Collector(Collector):
     """An observation as metric families. docs/metrics.md lists them; a test compares the two."""
 
-    def __init__(self, looks: Looks) -> None:
+    def __init__(self, looks: SharedObservations) -> None:
         self._looks = looks
 
     def describe(self) -> list[Metric]:

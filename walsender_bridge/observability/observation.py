@@ -90,7 +90,7 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class SourceView:
-    """A source: what its capture says (`capture.status`), and its server (sql/observe_source.sql).
+    """A source: what its capture says (`capture.status`), and its server (sql/observability/source.sql).
 
     `process` is the capture's, if its bridge runs here.
     """
@@ -251,8 +251,8 @@ class Observer(Closing):
             errors["disk"] = full
         manifest, copying = None, dict[str, dict[str, Any]]()
         if settings.lake is not None:
-            from spark_consumers.lakehouse.manifest import open_chain
-            from spark_consumers.lakehouse.status import copying_now, read_status
+            from spark_consumers.lake.manifest.chain import open_chain
+            from spark_consumers.lake.status import copying_now, read_status
 
             try:
                 chain = open_chain(settings.lake.uri)
@@ -298,7 +298,7 @@ class Observer(Closing):
         try:
             with self._connection(section) as connection:
                 names = {"slot": section.slot_name}
-                server = connection.execute(load("observe_source").encode(), names).fetchone()
+                server = connection.execute(load("observability/source").encode(), names).fetchone()
                 self._look_at_tables(section, connection)
                 if section is self._settings.quorum_source:
                     quorum = self._quorum.look(connection)
@@ -319,7 +319,7 @@ class Observer(Closing):
         if time.monotonic() - asked_at < TABLES_SECONDS:
             return
         names = {"publication": section.publication_name}
-        rows = connection.execute(load("published_unidentified").encode(), names).fetchall()
+        rows = connection.execute(load("doctor/published_unidentified").encode(), names).fetchall()
         unidentified = tuple(row["name"] for row in rows)
         formers = former_sources.former_sources(self._settings)
         left = former_sources.left_slots(connection, formers)
@@ -339,7 +339,7 @@ class Observer(Closing):
                     section.dsn, connect_timeout="3", application_name="tuskline-observer"
                 )
                 connection = psycopg.connect(conninfo, autocommit=True, row_factory=dict_row)
-                connection.execute(load("observe_begin").encode())
+                connection.execute(load("observability/begin").encode())
                 self._connections[section.name] = connection
             yield connection
         except psycopg.Error as error:

@@ -9,7 +9,7 @@ from walsender_bridge.config import Config
 from walsender_bridge.errors import PrivilegeError
 from walsender_bridge.provisioning import release_record
 from walsender_bridge.provisioning.configured import needed_quorum
-from walsender_bridge.provisioning.quorum_gate import Gate
+from walsender_bridge.provisioning.quorum_gate import QuorumGate
 
 
 class QuorumServer:
@@ -17,15 +17,15 @@ class QuorumServer:
 
     def __init__(self, settings: Config) -> None:
         self._settings = settings
-        self._gate: tuple[psycopg.Connection[Any], Gate] | None = None
+        self._gate: tuple[psycopg.Connection[Any], QuorumGate] | None = None
 
     def look(self, connection: psycopg.Connection[Any]) -> list[str]:
         """What is not as it should be, in words. `connection` is to the quorum's source."""
         if self._gate is None or self._gate[0] is not connection:
-            self._gate = connection, Gate(connection, needed_quorum(self._settings))
+            self._gate = connection, QuorumGate(connection, needed_quorum(self._settings))
         return [*self._words(self._gate[1])]
 
-    def _words(self, gate: Gate) -> Iterator[str]:
+    def _words(self, gate: QuorumGate) -> Iterator[str]:
         released = release_record.standing(self._settings.log.data_dir)
         if released is not None:
             yield f"{released.told()}; tuskline quorum require"

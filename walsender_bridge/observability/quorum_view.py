@@ -186,6 +186,10 @@ class QuorumView:
             words.append("whether a quorum follows is not known")
         elif self.proposer_here and not self.quorum:
             words.append(f"a quorum is lost, commits hang: {self._why()}")
+        if fault := self.proposer.get("commit_page_fault"):
+            words.append(
+                f"commit gates that wait for the quorum stay closed: {fault}; make room there, or give the bridge's user the folder"
+            )
         if unlike := (self.proposer.get("membership") or {}).get("unlike"):
             words.append(f"the membership differs from the configured one: {unlike}")
         spare = self._all_members_heard()

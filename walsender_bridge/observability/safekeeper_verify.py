@@ -13,12 +13,12 @@ from walsender_bridge.errors import ConfigError, TusklineError
 from walsender_bridge.observability import quorum_view
 from walsender_bridge.postgres.protocol.lsn import format_lsn, parse_lsn
 from walsender_bridge.quorum.safekeeper import hosting, verify
-from walsender_bridge.quorum.safekeeper.verify import Held, Place
+from walsender_bridge.quorum.safekeeper.verify import DataDirectory, HeldWal
 from walsender_bridge.runtime.output import Output
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class VerifyReport:
     """`record`: plain values; `errors`: everything that is wrong, what is worse for one safekeeper first."""
 
     record: dict[str, Any]
@@ -26,7 +26,7 @@ class Report:
 
 
 #: A place, and how to look at it anew while its safekeeper runs.
-Looked = tuple[Place, Callable[[], Place] | None]
+Looked = tuple[DataDirectory, Callable[[], DataDirectory] | None]
 
 
 def named(folders: Sequence[Path]) -> list[Looked]:
@@ -34,7 +34,7 @@ def named(folders: Sequence[Path]) -> list[Looked]:
     for folder in folders:
         if not folder.is_dir():
             raise ConfigError("there is no such directory", where=str(folder))
-    return [(Place(str(folder), folder), None) for folder in folders]
+    return [(DataDirectory(str(folder), folder), None) for folder in folders]
 
 
 def hosted_places(settings: Config) -> list[Looked]:
@@ -46,17 +46,17 @@ def hosted_places(settings: Config) -> list[Looked]:
             "this machine hosts no safekeeper", repair="run it where they are, or name --data-dir"
         )
 
-    def place(each: hosting.Hosted) -> Place:
+    def place(each: hosting.Hosted) -> DataDirectory:
         own = quorum_view.fresh(each.status)
         lsns = (parse_lsn(own.get(name, "0/0")) for name in ("flush_lsn", "commit_lsn"))
-        return Place(each.name, each.data_dir, *lsns)
+        return DataDirectory(each.name, each.data_dir, *lsns)
 
     return [(place(each), partial(place, each)) for each in hosted]
 
 
-def run(places: Sequence[Looked], output: Output) -> Report:
+def run(places: Sequence[Looked], output: Output) -> VerifyReport:
     """Read and compare."""
-    held: list[Held] = []
+    held: list[HeldWal] = []
     errors: list[TusklineError] = []
     rows = []
     with Progress(
@@ -96,12 +96,12 @@ def run(places: Sequence[Looked], output: Output) -> Report:
         "first_difference": None if difference is None else format_lsn(difference.lsn),
         "errors": [error.to_wire() for error in errors],
     }
-    return Report(record, errors)
+    return VerifyReport(record, errors)
 
 
 _COLUMNS = ("begin_lsn", "end_lsn", "commit_lsn", "records")
 
 
-def _row(found: Held) -> dict[str, Any]:
+def _row(found: HeldWal) -> dict[str, Any]:
     lsns = (found.begin_lsn, found.end_lsn, found.commit_lsn)
     return dict(zip(_COLUMNS, (*map(format_lsn, lsns), found.records), strict=True))

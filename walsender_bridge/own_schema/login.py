@@ -8,17 +8,17 @@ from walsender_bridge.postgres.client.replication_connection import pinned_conni
 
 
 @dataclass(frozen=True, slots=True)
-class Login:
+class LoginRole:
     """Who a DSN logs in as, however libpq finds that out."""
 
     user: str
     password: str
 
 
-def login_of(dsn: str) -> Login:
+def login_of(dsn: str) -> LoginRole:
     """Libpq says whom it would log in as even when the server refuses, as it does before the role exists."""
     pgconn = pq.PGconn.connect(pinned_conninfo(dsn).encode())
     try:
-        return Login((pgconn.user or b"").decode(), (pgconn.password or b"").decode())
+        return LoginRole((pgconn.user or b"").decode(), (pgconn.password or b"").decode())
     finally:
         pgconn.finish()

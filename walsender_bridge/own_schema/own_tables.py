@@ -3,9 +3,9 @@
 A trigger, a default, a policy, a rule that a table's owner adds runs with the rights of the session that uses the table, and
 any role that may create schemas in the database could have made these first. Invariant: a session uses them only if
 
-- their owners could have had their code run by it anyway (itself, superusers; sql/own_owners.sql), or
+- their owners could have had their code run by it anyway (itself, superusers; sql/own_schema/owners.sql), or
 - they belong to the source's own role, which may attach by itself, and are used by a superuser; they are then exactly as
-  sql/flush.sql makes them, which runs nothing, and are locked against other definitions, the schema against
+  sql/flush/send.sql makes them, which runs nothing, and are locked against other definitions, the schema against
   another name, before they are looked at and until the transaction ends that uses them.
 
 An administrator who is no superuser cannot lock the schema's name, so the second rule is not for him.
@@ -29,7 +29,7 @@ _DROP = f"DROP SCHEMA {SCHEMA} CASCADE"
 
 @dataclass(frozen=True, slots=True)
 class Owned:
-    """A row of sql/own_owners.sql: `name` (of the schema, or a table) is `owner`'s, for a session of the role `user`."""
+    """A row of sql/own_schema/owners.sql: `name` (of the schema, or a table) is `owner`'s, for a session of the role `user`."""
 
     name: str
     owner: str
@@ -48,14 +48,14 @@ def check(connection: psycopg.Connection[Any], dsn: str) -> None:
         return
     role = login_of(dsn).user
     _refuse_strangers(before, role, describe(dsn))
-    connection.execute(load("own_hold").encode())
+    connection.execute(load("own_schema/hold").encode())
     tables = [sql.Identifier(*each.name.split(".")) for each in before if "." in each.name]
     if tables:
-        lock = sql.SQL(load("own_lock")).format(tables=sql.SQL(", ").join(tables))
+        lock = sql.SQL(load("own_schema/lock")).format(tables=sql.SQL(", ").join(tables))
         connection.execute(lock)
     held = _owned(connection)
     _refuse_strangers(held, role, describe(dsn))
-    rows = connection.execute(load("own_unlike").encode()).fetchall()
+    rows = connection.execute(load("own_schema/unlike").encode()).fetchall()
     found = [text for (text,) in rows]
     if [each.name for each in held] != [each.name for each in before]:
         found.append("they are being replaced")
@@ -68,7 +68,7 @@ def check(connection: psycopg.Connection[Any], dsn: str) -> None:
 
 
 def _owned(connection: psycopg.Connection[Any]) -> list[Owned]:
-    return [Owned(*row) for row in connection.execute(load("own_owners").encode())]
+    return [Owned(*row) for row in connection.execute(load("own_schema/owners").encode())]
 
 
 def _refuse_strangers(owned: Sequence[Owned], role: str, where: str) -> None:

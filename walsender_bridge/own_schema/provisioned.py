@@ -38,7 +38,7 @@ PUBLICATION_OID: Final = "publication oid"
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class ProvisionedObject:
     """One thing: `kind` is schema, slot, publication, published, role, or what a grant is on.
 
     Or quorum, physical slot, setting, member (a role that was made a member of pg_read_all_stats). `name` is as the
@@ -62,7 +62,7 @@ class Made:
         return f"{self.kind} {self.name}"
 
 
-class Record:
+class ProvisionedRecord:
     """The record of one source, on a connection to its database; `dsn` is the source's own. All raise `PrivilegeError`."""
 
     def __init__(self, connection: psycopg.Connection[Any], slot: str, dsn: str) -> None:
@@ -70,7 +70,7 @@ class Record:
         self._slot = slot
         self._dsn = dsn
         self._held = False
-        row = connection.execute(load("made_owner").encode()).fetchone()
+        row = connection.execute(load("own_schema/provisioned_owner").encode()).fetchone()
         #: The record's owner; None: nothing was ever made here.
         self.owner: str | None = row and row[0]
         #: Whose rights the connection has.
@@ -79,12 +79,12 @@ class Record:
         #: Whether it can be read at all.
         self.readable = bool(row and row[3])
 
-    def add(self, made: Made) -> None:
+    def add(self, made: ProvisionedObject) -> None:
         """Record a thing. Without the right to, nothing is recorded: it is not for detach to take back."""
         if not self._writable:
             return
         self._ask(
-            "made_insert",
+            "own_schema/provisioned_insert",
             slot=self._slot if made.kind in OF_ONE_SOURCE else "",
             kind=made.kind,
             name=made.name,
@@ -92,7 +92,7 @@ class Record:
             grantee=made.grantee,
         )
 
-    def own(self) -> list[Made]:
+    def own(self) -> list[ProvisionedObject]:
         """What was made for this source alone."""
         return [made for made in self._list(self._slot) if made.kind != PUBLICATION_OID]
 
@@ -108,36 +108,43 @@ class Record:
         if not self._writable or self.publication_oid(name) == oid:
             return
         with self.held():
-            self._ask("made_forget_kind", slot=self._slot, kind=PUBLICATION_OID, name=name)
-            self.add(Made(PUBLICATION_OID, name, grantee=str(oid)))
+            self._ask(
+                "own_schema/provisioned_forget_kind",
+                slot=self._slot,
+                kind=PUBLICATION_OID,
+                name=name,
+            )
+            self.add(ProvisionedObject(PUBLICATION_OID, name, grantee=str(oid)))
 
-    def shared(self) -> list[Made]:
+    def shared(self) -> list[ProvisionedObject]:
         """What all sources of this database use."""
         return self._list("")
 
-    def others_made(self, made: Made) -> bool:
+    def others_made(self, made: ProvisionedObject) -> bool:
         """Whether the same is recorded for something else of this database."""
         if not self.readable:
             return False
-        row = self._ask("made_others", slot=self._slot, kind=made.kind, name=made.name).fetchone()
+        row = self._ask(
+            "own_schema/provisioned_others", slot=self._slot, kind=made.kind, name=made.name
+        ).fetchone()
         return row is not None and row[0]
 
     def is_last(self) -> bool:
         """Whether no other source of this database has made anything."""
-        row = self._ask("made_rest", slot=self._slot).fetchone()
+        row = self._ask("own_schema/provisioned_rest", slot=self._slot).fetchone()
         return row is not None and row[0] == 0
 
     def forget(self) -> None:
         """Remove the rows of this source."""
-        self._ask("made_forget", slot=self._slot)
+        self._ask("own_schema/provisioned_forget", slot=self._slot)
 
     def quorum_ids(self) -> set[int]:
         """The ids of quorums that this server's commits are on: one, or none."""
-        return {int(name, 16) for (name,) in self._ask("quorum_id")}
+        return {int(name, 16) for (name,) in self._ask("quorum/id")}
 
     def forget_quorum(self) -> None:
         """Remove the quorum's id, whichever source's slot it is recorded under."""
-        self._ask("quorum_id_forget")
+        self._ask("quorum/id_forget")
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -157,5 +164,7 @@ class Record:
         with self.held():
             return self._connection.execute(load(text).encode(), values or None)
 
-    def _list(self, slot: str) -> list[Made]:
-        return [Made(*row) for row in self._ask("made_list", slot=slot)]
+    def _list(self, slot: str) -> list[ProvisionedObject]:
+        return [
+            ProvisionedObject(*row) for row in self._ask("own_schema/provisioned_list", slot=slot)
+        ]

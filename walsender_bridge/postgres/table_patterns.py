@@ -124,8 +124,8 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A table of the database, as sql/source_tables.sql describes it.
+class CatalogTable:
+    """A table of the database, as sql/publication/tables.sql describes it.
 
     `quoted`: as SQL writes it. `kind`, `logged`: relkind, and whether its rows are in the WAL. `root`: the partitioned table
     that it is a partition of, whatever the depth. `of_extension`: an extension made it. `bare`: it, or those of its partitions,
@@ -166,7 +166,7 @@ class LeftOut:
     `harms`: while it is published, the server refuses its UPDATEs and DELETEs.
     """
 
-    table: Found
+    table: CatalogTable
     reason: str
     repair: str
     cost: str = ""
@@ -182,26 +182,26 @@ class Chosen:
     an entry in the publication, and is not meant. `harmed`: what is published, matched, and has its UPDATEs refused by that.
     """
 
-    named: tuple[Found, ...]
+    named: tuple[CatalogTable, ...]
     unknown: tuple[str, ...]
-    fit: tuple[Found, ...]
+    fit: tuple[CatalogTable, ...]
     left_out: tuple[LeftOut, ...]
     idle: tuple[str, ...]
-    others: tuple[Found, ...]
-    unmeant: tuple[Found, ...]
+    others: tuple[CatalogTable, ...]
+    unmeant: tuple[CatalogTable, ...]
 
     @property
-    def harmed(self) -> tuple[Found, ...]:
+    def harmed(self) -> tuple[CatalogTable, ...]:
         """See the class."""
         return tuple(each.table for each in self.left_out if each.table.member and each.harms)
 
     @property
-    def wanted(self) -> tuple[Found, ...]:
+    def wanted(self) -> tuple[CatalogTable, ...]:
         """Everything that is to be in the publication."""
         return (*self.named, *self.fit)
 
 
-def choose(choice: Choice, tables: Sequence[Found], major: int) -> Chosen:
+def choose(choice: Choice, tables: Sequence[CatalogTable], major: int) -> Chosen:
     """What the entries mean in a database of these tables."""
     here = {(each.schema, each.table): each for each in tables}
     named = choice.named
@@ -225,7 +225,7 @@ def choose(choice: Choice, tables: Sequence[Found], major: int) -> Chosen:
     )
 
 
-def _is_candidate(table: Found, major: int) -> bool:
+def _is_candidate(table: CatalogTable, major: int) -> bool:
     """Partitions go with their root, where the server can publish that."""
     if table.of_extension:
         return False
@@ -234,12 +234,12 @@ def _is_candidate(table: Found, major: int) -> bool:
     return table.kind == "r"
 
 
-def _names(table: Found, major: int) -> list[tuple[str, str]]:
+def _names(table: CatalogTable, major: int) -> list[tuple[str, str]]:
     own = (table.schema, table.table)
     return [own] if major >= _VIA_ROOT_MAJOR or table.root is None else [own, table.root]
 
 
-def _means(choice: Choice, table: Found, major: int) -> bool:
+def _means(choice: Choice, table: CatalogTable, major: int) -> bool:
     """Where partitions are tables of their own, they are meant with their root, and excluded with it."""
     names = _names(table, major)
     return any(choice.means(*name) for name in names) and not any(
@@ -247,7 +247,9 @@ def _means(choice: Choice, table: Found, major: int) -> bool:
     )
 
 
-def _is_idle(pattern: Pattern, choice: Choice, candidates: Sequence[Found], major: int) -> bool:
+def _is_idle(
+    pattern: Pattern, choice: Choice, candidates: Sequence[CatalogTable], major: int
+) -> bool:
     if pattern.exact is not None and not pattern.excludes:
         return pattern.exact not in choice.named
     if pattern.excludes and any(
@@ -257,7 +259,7 @@ def _is_idle(pattern: Pattern, choice: Choice, candidates: Sequence[Found], majo
     return not any(pattern.matches(*name) for t in candidates for name in _names(t, major))
 
 
-def _misfit(table: Found, major: int) -> LeftOut | None:
+def _misfit(table: CatalogTable, major: int) -> LeftOut | None:
     """Why publishing the table would harm it, or give nothing."""
     if not table.logged:
         return LeftOut(
@@ -293,7 +295,7 @@ def _misfit(table: Found, major: int) -> LeftOut | None:
     return _misfit_of_key(table, major)
 
 
-def _misfit_of_key(table: Found, major: int) -> LeftOut | None:
+def _misfit_of_key(table: CatalogTable, major: int) -> LeftOut | None:
     if table.misnamed:
         return LeftOut(
             table,

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 def capture_source(section: "SourceSection") -> Any:
     """The configured source as capture knows it."""
-    from walsender_bridge.capture.source import Source
+    from walsender_bridge.capture.source import CaptureSource
 
-    return Source(
+    return CaptureSource(
         section.name, section.dsn, section.slot_name, section.publication_name, section.tables
     )
 
@@ -42,9 +42,9 @@ def needed_quorum(settings: "Config") -> Any:
 
 def quorum_of(settings: "Config", section: "SourceSection") -> Any:
     """The quorum of this source, whether or not the configuration still has safekeepers."""
-    from walsender_bridge.provisioning.quorum import Quorum
+    from walsender_bridge.provisioning.quorum import ConfiguredQuorum
 
-    return Quorum(
+    return ConfiguredQuorum(
         capture_source(section), settings.safekeepers.application_name, settings.safekeepers.slot
     )
 

@@ -7,7 +7,7 @@ import psycopg
 
 from walsender_bridge.capture import publication
 from walsender_bridge.capture import source as capture
-from walsender_bridge.capture.source import Source
+from walsender_bridge.capture.source import CaptureSource
 from walsender_bridge.own_schema.login import login_of
 from walsender_bridge.postgres.table_patterns import Choice
 from walsender_bridge.provisioning.fixes import fix
@@ -18,7 +18,7 @@ from walsender_bridge.runtime.sql import load
 _OWNERS = 10
 
 
-def offered(source: Source, admin: str | None = None) -> list[str]:
+def offered(source: CaptureSource, admin: str | None = None) -> list[str]:
     """The statements, each by itself or all but the first together; none if the role may, or no new table is meant.
 
     `admin` as for `init`.
@@ -28,16 +28,16 @@ def offered(source: Source, admin: str | None = None) -> list[str]:
         if not _grows(connection, source):
             return []
         names = {"publication": source.publication, "role": role}
-        rows = connection.execute(load("new_tables").encode(), names).fetchall()
-    read_all = [fix("fix_read_all", role=role)] if any(has_group for *_, has_group in rows) else []
+        rows = connection.execute(load("provisioning/new_tables").encode(), names).fetchall()
+    read_all = [fix("fix/read_all", role=role)] if any(has_group for *_, has_group in rows) else []
     each = [
-        fix("fix_default_select", owner=owner, schema=schema, role=role)
+        fix("fix/default_select", owner=owner, schema=schema, role=role)
         for owner, schema, _ in rows[:_OWNERS]
     ]
     return [*read_all, *each]
 
 
-def _grows(connection: psycopg.Connection[tuple[object, ...]], source: Source) -> bool:
+def _grows(connection: psycopg.Connection[tuple[object, ...]], source: CaptureSource) -> bool:
     if Choice.of(source.tables).follows:
         return True
     return any(table.kind == "p" for table in publication.survey(connection, source).wanted)

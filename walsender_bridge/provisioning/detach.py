@@ -12,9 +12,9 @@ from psycopg import sql
 
 from walsender_bridge.capture import publication
 from walsender_bridge.capture import source as capture
-from walsender_bridge.capture.source import Source
+from walsender_bridge.capture.source import CaptureSource
 from walsender_bridge.errors import ConfigError, PrivilegeError, SlotInUseError
-from walsender_bridge.own_schema.provisioned import MADE_TABLE, Made, Record
+from walsender_bridge.own_schema.provisioned import MADE_TABLE, ProvisionedObject, ProvisionedRecord
 from walsender_bridge.provisioning import stats_grant
 from walsender_bridge.provisioning.init import as_admin, identifier
 from walsender_bridge.runtime.sql import load
@@ -23,20 +23,20 @@ from walsender_bridge.runtime.sql import load
 _SLOT_SECONDS = 5.0
 
 
-def detach(source: Source, admin: str | None = None) -> list[Made]:
+def detach(source: CaptureSource, admin: str | None = None) -> list[ProvisionedObject]:
     """Take back what was made for `source`; what was taken back.
 
     `admin` as for `init`. Raises `SlotInUseError` while somebody streams from the slot, `PrivilegeError`
     when another role has made these things, or when something of others depends on them.
     """
     with capture.connect(as_admin(source, admin)) as connection:
-        record = Record(connection, source.slot, source.dsn)
+        record = ProvisionedRecord(connection, source.slot, source.dsn)
         if record.owner is None:
             return []
         found = record.own() if record.readable else []
         for made in found:
             if made.kind == stats_grant.KIND:
-                stats_grant.take_sight(connection, source, record, made)
+                stats_grant.take_grant(connection, source, record, made)
         try:
             with record.held():
                 _act_as_owner(connection, record, source)
@@ -58,7 +58,7 @@ def detach(source: Source, admin: str | None = None) -> list[Made]:
         return found
 
 
-def left_behind(source: Source, admin: str | None = None) -> list[str]:
+def left_behind(source: CaptureSource, admin: str | None = None) -> list[str]:
     """What goes on under the source's names, in words: it was there before, or the record of it is lost. `admin` as for `init`."""
     why = f"by the record ({MADE_TABLE}) it was not made by Tuskline. If nobody else uses it:"
     found = []
@@ -72,13 +72,17 @@ def left_behind(source: Source, admin: str | None = None) -> list[str]:
     return [f"{source.where}: {each}" for each in found]
 
 
-def _act_as_owner(connection: psycopg.Connection[Any], record: Record, source: Source) -> None:
+def _act_as_owner(
+    connection: psycopg.Connection[Any], record: ProvisionedRecord, source: CaptureSource
+) -> None:
     """See `record`: nobody may have more taken back than they could take back themselves."""
     if record.owner == record.user:
         return
     assert record.owner is not None
     try:
-        connection.execute(sql.SQL(load("set_role")).format(role=sql.Identifier(record.owner)))
+        connection.execute(
+            sql.SQL(load("provisioning/set_role")).format(role=sql.Identifier(record.owner))
+        )
     except psycopg.errors.InsufficientPrivilege:
         raise PrivilegeError(
             f"role {record.owner} has attached this database",
@@ -87,13 +91,13 @@ def _act_as_owner(connection: psycopg.Connection[Any], record: Record, source: S
         ) from None
 
 
-def drop_slot(connection: psycopg.Connection[Any], source: Source) -> None:
+def drop_slot(connection: psycopg.Connection[Any], source: CaptureSource) -> None:
     """Drop the source's slot if it is there. Raises `SlotInUseError` if somebody streams from it for long."""
     deadline = time.monotonic() + _SLOT_SECONDS
     while True:
         try:
             with connection.transaction():
-                connection.execute(load("slot_drop").encode(), {"slot": source.slot})
+                connection.execute(load("provisioning/slot_drop").encode(), {"slot": source.slot})
         except psycopg.errors.ObjectInUse as error:
             if time.monotonic() > deadline:
                 raise SlotInUseError(
@@ -106,24 +110,26 @@ def drop_slot(connection: psycopg.Connection[Any], source: Source) -> None:
             return
 
 
-def _take_back_shared(connection: psycopg.Connection[Any], record: Record) -> list[Made]:
+def _take_back_shared(
+    connection: psycopg.Connection[Any], record: ProvisionedRecord
+) -> list[ProvisionedObject]:
     shared = record.shared()
     grants = [made for made in shared if made.privilege]
     for made in grants:
         _take_back(connection, made)
-    connection.execute(load("made_drop").encode())
+    connection.execute(load("own_schema/provisioned_drop").encode())
     for made in shared:
         if made not in grants:
             _take_back(connection, made)
     return shared
 
 
-def _take_back(connection: psycopg.Connection[Any], made: Made) -> None:
+def _take_back(connection: psycopg.Connection[Any], made: ProvisionedObject) -> None:
     """Undo one thing, unless somebody else has undone it."""
     if made.privilege:
         _run(
             connection,
-            f"revoke_{made.kind}",
+            f"provisioning/revoke_{made.kind}",
             privilege=sql.SQL(_checked_privilege(made)),
             name=identifier(made),
             role=sql.Identifier(made.grantee),
@@ -131,18 +137,18 @@ def _take_back(connection: psycopg.Connection[Any], made: Made) -> None:
         return
     match made.kind:
         case "publication":
-            _run(connection, "publication_drop", publication=sql.Identifier(made.name))
+            _run(connection, "publication/drop", publication=sql.Identifier(made.name))
         case "published":
             _run(
                 connection,
-                "publication_remove",
+                "publication/remove",
                 publication=sql.Identifier(made.grantee),
                 tables=identifier(made),
             )
         case "schema":
-            _run(connection, "schema_drop")
+            _run(connection, "provisioning/schema_drop")
         case "role":
-            _run(connection, "role_drop", role=sql.Identifier(made.name))
+            _run(connection, "provisioning/role_drop", role=sql.Identifier(made.name))
         case _:
             # The slot is gone already, and so is the role's sight.
             pass
@@ -160,7 +166,7 @@ def _run(connection: psycopg.Connection[Any], text: str, **names: sql.Composable
         return
 
 
-def _checked_privilege(made: Made) -> Any:
+def _checked_privilege(made: ProvisionedObject) -> Any:
     """The record may hold anything; a privilege is one of these words."""
     if made.privilege not in {"CONNECT", "USAGE", "SELECT", "UPDATE"}:
         raise ConfigError(

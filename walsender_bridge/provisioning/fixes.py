@@ -12,7 +12,7 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from walsender_bridge.capture.publication import keeps_leaving_out
-from walsender_bridge.own_schema.provisioned import OF_ONE_SOURCE, Made
+from walsender_bridge.own_schema.provisioned import OF_ONE_SOURCE, ProvisionedObject
 from walsender_bridge.postgres.protocol.relation_name import split_relation
 from walsender_bridge.runtime.printable import printable
 from walsender_bridge.runtime.sql import load
@@ -45,13 +45,13 @@ def publish(
     if keeps_leaving_out(version):
         locked = [*tables, *alone]
         return fix(
-            "publication_add_alone",
+            "publication/add_alone",
             publication=publication,
             tables=[*tables],
             alone=alone,
             locked=locked,
         )
-    return fix("publication_add", publication=publication, tables=[*tables], alone=alone)
+    return fix("publication/add", publication=publication, tables=[*tables], alone=alone)
 
 
 def comment(text: str) -> str:
@@ -86,14 +86,14 @@ def relation(name: str) -> str:
 
 def block(statements: Iterable[str]) -> str:
     """These in one transaction, which fails where another role's code could run with the rights of this one."""
-    begun = ["BEGIN;", "SET LOCAL search_path = pg_catalog, pg_temp;", fix("fix_guard")]
+    begun = ["BEGIN;", "SET LOCAL search_path = pg_catalog, pg_temp;", fix("fix/guard")]
     return "\n".join([*begun, *statements, "COMMIT;"])
 
 
-def recorded(made: Made, slot: str) -> str:
+def recorded(made: ProvisionedObject, slot: str) -> str:
     """What has `tuskline detach` take this back; `slot`: of the source."""
     return fix(
-        "fix_made",
+        "fix/made",
         slot_value=slot if made.kind in OF_ONE_SOURCE else "",
         kind_value=made.kind,
         name_value=made.name,

@@ -21,10 +21,10 @@ from psycopg.rows import dict_row
 from walsender_bridge.capture import publication
 from walsender_bridge.capture import source as capture
 from walsender_bridge.capture.publication import FLUSH_TABLE
-from walsender_bridge.capture.source import LogPosition, Source
+from walsender_bridge.capture.source import CaptureSource, LogPosition
 from walsender_bridge.errors import ConfigError, PrivilegeError, SlotInUseError, UntrustedError
-from walsender_bridge.own_schema.login import Login, login_of
-from walsender_bridge.own_schema.provisioned import MADE_TABLE, Made, Record
+from walsender_bridge.own_schema.login import LoginRole, login_of
+from walsender_bridge.own_schema.provisioned import MADE_TABLE, ProvisionedObject, ProvisionedRecord
 from walsender_bridge.postgres.client.dsn import parameters
 from walsender_bridge.postgres.client.replication_connection import ReplicationConnection
 from walsender_bridge.postgres.protocol.relation_name import relation_name, split_relation
@@ -36,7 +36,9 @@ SLOT_SECONDS = 60.0
 _FLUSH = split_relation(FLUSH_TABLE)
 
 
-def init(source: Source, admin: str | None = None, log: LogPosition | None = None) -> list[Made]:
+def init(
+    source: CaptureSource, admin: str | None = None, log: LogPosition | None = None
+) -> list[ProvisionedObject]:
     """Make what `source` lacks on its server; what was made, in order.
 
     `admin`: what a libpq connection string of an administrator has otherwise than the source's
@@ -53,11 +55,13 @@ def init(source: Source, admin: str | None = None, log: LogPosition | None = Non
             before = _recorded(connection, source)
             capture.prepare(connection, source)
             with connection.transaction():
-                record = Record(connection, source.slot, source.dsn)
+                record = ProvisionedRecord(connection, source.slot, source.dsn)
                 publication.bring_up(connection, source, record)
             if admin is not None:
                 _prepare_role(connection, source)
-            slot = [Made("slot", source.slot)] if _make_slot(connection, source) else []
+            slot = (
+                [ProvisionedObject("slot", source.slot)] if _make_slot(connection, source) else []
+            )
             found = [made for made in _recorded(connection, source) if made not in before]
             # Its row may be from one that was there before, or the record not this role's to read.
             return found + [made for made in slot if made not in found]
@@ -72,13 +76,13 @@ def init(source: Source, admin: str | None = None, log: LogPosition | None = Non
         ) from None
 
 
-def withdraw(source: Source, admin: str | None = None) -> list[str]:
+def withdraw(source: CaptureSource, admin: str | None = None) -> list[str]:
     """Take the tables out of a publication of ours that `tables` do not mean any more; their names. `admin` as for `init`."""
     with capture.connect(as_admin(source, admin)) as connection:
         return publication.withdraw(connection, source)
 
 
-def as_admin(source: Source, admin: str | None) -> Source:
+def as_admin(source: CaptureSource, admin: str | None) -> CaptureSource:
     """The source as an administrator reaches it. Raises `ConfigError` for what libpq does not read."""
     if admin is None:
         return source
@@ -92,30 +96,34 @@ def as_admin(source: Source, admin: str | None) -> Source:
     return replace(source, dsn=make_conninfo("", **{**own, **over}))
 
 
-def _recorded(connection: psycopg.Connection[Any], source: Source) -> list[Made]:
-    record = Record(connection, source.slot, source.dsn)
+def _recorded(
+    connection: psycopg.Connection[Any], source: CaptureSource
+) -> list[ProvisionedObject]:
+    record = ProvisionedRecord(connection, source.slot, source.dsn)
     return [*record.own(), *record.shared()] if record.readable else []
 
 
 # -- the role -------------------------------------------------------------------------------------------
 
 
-def _prepare_role(connection: psycopg.Connection[Any], source: Source) -> None:
+def _prepare_role(connection: psycopg.Connection[Any], source: CaptureSource) -> None:
     """Make the source's role if it is not there, and grant what it lacks."""
     login = login_of(source.dsn)
     if login.user == connection.info.user:
         return
-    record = Record(connection, source.slot, source.dsn)
+    record = ProvisionedRecord(connection, source.slot, source.dsn)
     with connection.transaction():
-        found = connection.execute(load("attach_role").encode(), {"role": login.user}).fetchone()
+        found = connection.execute(
+            load("provisioning/attach_role").encode(), {"role": login.user}
+        ).fetchone()
         if found is None:
             connection.execute(
-                sql.SQL(load("roles")).format(
+                sql.SQL(load("provisioning/roles")).format(
                     role=sql.Identifier(login.user),
                     password=sql.Literal(verifier(connection, login)),
                 )
             )
-            record.add(Made("role", login.user))
+            record.add(ProvisionedObject("role", login.user))
         elif not (found[0] and found[1]):
             raise PrivilegeError(
                 f"role {login.user} may not log in and replicate",
@@ -123,7 +131,11 @@ def _prepare_role(connection: psycopg.Connection[Any], source: Source) -> None:
                 repair=f"ALTER ROLE {login.user} LOGIN REPLICATION, or name a new role in the DSN",
             )
         for made in _lacking(connection, source, login.user):
-            text = "roles_flush" if made.privilege == "UPDATE" else f"roles_{made.kind}"
+            text = (
+                "provisioning/roles_flush"
+                if made.privilege == "UPDATE"
+                else f"provisioning/roles_{made.kind}"
+            )
             key = "relation" if made.kind == "table" else "name"
             connection.execute(
                 sql.SQL(load(text)).format(
@@ -134,7 +146,7 @@ def _prepare_role(connection: psycopg.Connection[Any], source: Source) -> None:
 
 
 def verifier(
-    connection: psycopg.Connection[Any], login: Login, *, scram: bool = False
+    connection: psycopg.Connection[Any], login: LoginRole, *, scram: bool = False
 ) -> str | None:
     """The password as the server keeps it, so that no log of statements shows it.
 
@@ -149,32 +161,34 @@ def verifier(
     return digest.decode()
 
 
-def _lacking(connection: psycopg.Connection[Any], source: Source, role: str) -> Iterator[Made]:
+def _lacking(
+    connection: psycopg.Connection[Any], source: CaptureSource, role: str
+) -> Iterator[ProvisionedObject]:
     """The grants that the role lacks, each once."""
     names = {"role": role}
-    row = connection.execute(load("attach_role").encode(), names).fetchone()
+    row = connection.execute(load("provisioning/attach_role").encode(), names).fetchone()
     if row is not None and not row[2]:
-        yield Made("database", connection.info.dbname, "CONNECT", role)
-    row = connection.execute(load("attach_own").encode(), names).fetchone()
+        yield ProvisionedObject("database", connection.info.dbname, "CONNECT", role)
+    row = connection.execute(load("provisioning/attach_own").encode(), names).fetchone()
     assert row is not None
     reachable, readable, writable, _, told = row
     if not reachable:
-        yield Made("schema", _FLUSH[0], "USAGE", role)
+        yield ProvisionedObject("schema", _FLUSH[0], "USAGE", role)
     if not readable:
-        yield Made("table", FLUSH_TABLE, "SELECT", role)
+        yield ProvisionedObject("table", FLUSH_TABLE, "SELECT", role)
     if not writable:
-        yield Made("table", FLUSH_TABLE, "UPDATE", role)
+        yield ProvisionedObject("table", FLUSH_TABLE, "UPDATE", role)
     if not told:
         # Which publication its slot began with.
-        yield Made("table", MADE_TABLE, "SELECT", role)
+        yield ProvisionedObject("table", MADE_TABLE, "SELECT", role)
     schemas: set[str] = set()
     tables = copied(publication.survey(connection, source))
     for table in wanted_tables(connection, tables, role):
         if not table["reachable"] and table["schema"] not in schemas:
             schemas.add(table["schema"])
-            yield Made("schema", table["schema"], "USAGE", role)
+            yield ProvisionedObject("schema", table["schema"], "USAGE", role)
         if not table["readable"]:
-            yield Made("table", table["full_name"], "SELECT", role)
+            yield ProvisionedObject("table", table["full_name"], "SELECT", role)
 
 
 def copied(chosen: Chosen) -> list[str]:
@@ -185,21 +199,21 @@ def copied(chosen: Chosen) -> list[str]:
 def wanted_tables(
     connection: psycopg.Connection[Any], tables: Iterable[str], role: str
 ) -> list[dict[str, Any]]:
-    """These tables and their partitions, as sql/attach_tables.sql describes them.
+    """These tables and their partitions, as sql/provisioning/attach_tables.sql describes them.
 
     `full_name` is the table's, `root` that of the named table it belongs to, both as `relation_name` writes them.
     """
     named = [split_relation(name) for name in tables]
     wanted = {"schemas": [s for s, _ in named], "tables": [t for _, t in named], "role": role}
     with connection.cursor(row_factory=dict_row) as cursor:
-        found = cursor.execute(load("attach_tables").encode(), wanted).fetchall()
+        found = cursor.execute(load("provisioning/attach_tables").encode(), wanted).fetchall()
     for table in found:
         table["root"] = relation_name(table.pop("root_schema"), table.pop("root_name"))
         table["full_name"] = relation_name(table["schema"], table["name"])
     return found
 
 
-def identifier(made: Made) -> sql.Identifier:
+def identifier(made: ProvisionedObject) -> sql.Identifier:
     """The thing's name, quoted."""
     tables = made.kind in {"table", "published"}
     return sql.Identifier(*(split_relation(made.name) if tables else (made.name,)))
@@ -208,7 +222,7 @@ def identifier(made: Made) -> sql.Identifier:
 # -- the slot -------------------------------------------------------------------------------------------
 
 
-def _make_slot(connection: psycopg.Connection[Any], source: Source) -> bool:
+def _make_slot(connection: psycopg.Connection[Any], source: CaptureSource) -> bool:
     """Make the slot as the source's role unless it is there: it will be the one that streams from it. Whether it was made."""
     try:
         if capture.slot_position(connection, source) is not None:
@@ -222,7 +236,7 @@ def _make_slot(connection: psycopg.Connection[Any], source: Source) -> bool:
 
 
 @contextmanager
-def _walsender(source: Source) -> Iterator[ReplicationConnection]:
+def _walsender(source: CaptureSource) -> Iterator[ReplicationConnection]:
     name = f"tuskline-init-{source.name}"
     with ReplicationConnection.connect(source.dsn, application_name=name) as walsender:
         yield walsender

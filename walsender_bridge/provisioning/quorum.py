@@ -19,7 +19,7 @@ from psycopg import sql
 from psycopg.rows import tuple_row
 
 from walsender_bridge.capture import source as capture
-from walsender_bridge.capture.source import Source
+from walsender_bridge.capture.source import CaptureSource
 from walsender_bridge.errors import (
     DeadlineError,
     PrivilegeError,
@@ -29,12 +29,12 @@ from walsender_bridge.errors import (
     UsageError,
 )
 from walsender_bridge.own_schema.login import login_of
-from walsender_bridge.own_schema.provisioned import QUORUM, Made, Record
+from walsender_bridge.own_schema.provisioned import QUORUM, ProvisionedObject, ProvisionedRecord
 from walsender_bridge.postgres.protocol.lsn import format_lsn
 from walsender_bridge.postgres.standby_names import StandbyNames
 from walsender_bridge.provisioning import stats_grant
 from walsender_bridge.provisioning.init import as_admin
-from walsender_bridge.provisioning.release_record import Decision
+from walsender_bridge.provisioning.release_record import ReleaseDecision
 from walsender_bridge.runtime.sql import load
 
 SETTING: Final = "synchronous_standby_names"
@@ -49,10 +49,10 @@ Connection = psycopg.Connection[Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Quorum:
+class ConfiguredQuorum:
     """`source`: a database of the server. `name`: the proposer's application_name. `slot`: see `proposer.primary`."""
 
-    source: Source
+    source: CaptureSource
     name: str
     slot: str
 
@@ -63,29 +63,31 @@ class Quorum:
 
 
 @contextmanager
-def session(quorum: Quorum, admin: str | None = None) -> Iterator[Connection]:
+def session(quorum: ConfiguredQuorum, admin: str | None = None) -> Iterator[Connection]:
     """A connection whose commits wait for no standby. `admin` as for `init`; raises what `capture.connect` does."""
     with capture.connect(as_admin(quorum.source, admin)) as connection:
-        connection.execute(load("quorum_session").encode())
+        connection.execute(load("quorum/session").encode())
         yield connection
 
 
-def facts(connection: Connection, quorum: Quorum) -> dict[str, Any]:
-    """What the server says: sql/quorum_facts.sql."""
+def facts(connection: Connection, quorum: ConfiguredQuorum) -> dict[str, Any]:
+    """What the server says: sql/quorum/facts.sql."""
     names = {"slot": quorum.slot, "name": quorum.name}
     with connection.cursor(row_factory=tuple_row) as cursor:
-        row = cursor.execute(load("quorum_facts").encode(), names).fetchone()
+        row = cursor.execute(load("quorum/facts").encode(), names).fetchone()
     assert row is not None
     found: dict[str, Any] = row[0]
     return found
 
 
 def decision(
-    connection: Connection, quorum: Quorum, action: Literal["release", "require", "forget"]
-) -> Decision:
+    connection: Connection,
+    quorum: ConfiguredQuorum,
+    action: Literal["release", "require", "forget"],
+) -> ReleaseDecision:
     """What is decided, and how it stands at this moment: for `release_record`."""
     found = facts(connection, quorum)
-    return Decision(
+    return ReleaseDecision(
         action,
         quorum.where,
         found["role"]["name"],
@@ -103,7 +105,7 @@ def _text(lsn: int | None) -> str | None:
 # -- making and taking back -----------------------------------------------------------------------------
 
 
-def attach_quorum(quorum: Quorum, admin: str | None = None) -> list[Made]:
+def attach_quorum(quorum: ConfiguredQuorum, admin: str | None = None) -> list[ProvisionedObject]:
     """Make the slot, let the source's role see what is reported, and have commits wait if the quorum is there.
 
     Not beside other standbys: that is an operator's decision (`require_quorum`). What was made. The database has been attached (`init`). Raises as `require_quorum`, and `SlotError`.
@@ -120,10 +122,10 @@ def attach_quorum(quorum: Quorum, admin: str | None = None) -> list[Made]:
         return [made for made in record.own() if made not in before]
 
 
-def detach_quorum(quorum: Quorum, admin: str | None = None) -> list[Made]:
+def detach_quorum(quorum: ConfiguredQuorum, admin: str | None = None) -> list[ProvisionedObject]:
     """Take back what the record says; what was taken back. Raises `SlotInUseError`, `PrivilegeError`."""
     with session(quorum, admin) as connection:
-        record = Record(connection, quorum.slot, quorum.source.dsn)
+        record = ProvisionedRecord(connection, quorum.slot, quorum.source.dsn)
         found = record.own() if record.readable else []
         if any(made.kind == _NAMES for made in found):
             may_set(connection, quorum)
@@ -134,14 +136,14 @@ def detach_quorum(quorum: Quorum, admin: str | None = None) -> list[Made]:
             if made.kind == _SLOT and made.name == quorum.slot:
                 _drop_slot(connection, quorum)
             elif made.kind == stats_grant.KIND:
-                stats_grant.take_sight(connection, quorum.source, record, made)
+                stats_grant.take_grant(connection, quorum.source, record, made)
         if found:
             record.forget()
         return found
 
 
-def _record(connection: Connection, quorum: Quorum) -> Record:
-    record = Record(connection, quorum.slot, quorum.source.dsn)
+def _record(connection: Connection, quorum: ConfiguredQuorum) -> ProvisionedRecord:
+    record = ProvisionedRecord(connection, quorum.slot, quorum.source.dsn)
     if record.owner is None:
         raise ServerSettingError(
             "this database is not attached", where=quorum.where, repair="tuskline init"
@@ -149,7 +151,7 @@ def _record(connection: Connection, quorum: Quorum) -> Record:
     return record
 
 
-def _make_slot(connection: Connection, quorum: Quorum, record: Record) -> None:
+def _make_slot(connection: Connection, quorum: ConfiguredQuorum, record: ProvisionedRecord) -> None:
     """As the proposer would. One of our own prefix is ours whoever of us has made it."""
     slot = facts(connection, quorum)["slot"]
     if slot is not None and (slot["slot_type"] != "physical" or slot["active"]):
@@ -159,16 +161,20 @@ def _make_slot(connection: Connection, quorum: Quorum, record: Record) -> None:
             repair="choose another name: [safekeepers] slot",
         )
     if slot is None or quorum.slot.startswith("tuskline_"):
-        record.add(Made(_SLOT, quorum.slot))
+        record.add(ProvisionedObject(_SLOT, quorum.slot))
     if slot is None:
-        connection.execute(load("physical_slot_create").encode(), {"slot": quorum.slot})
+        connection.execute(
+            load("provisioning/physical_slot_create").encode(), {"slot": quorum.slot}
+        )
 
 
-def _drop_slot(connection: Connection, quorum: Quorum) -> None:
+def _drop_slot(connection: Connection, quorum: ConfiguredQuorum) -> None:
     deadline = time.monotonic() + _SLOT_SECONDS
     while True:
         try:
-            connection.execute(load("physical_slot_drop").encode(), {"slot": quorum.slot})
+            connection.execute(
+                load("provisioning/physical_slot_drop").encode(), {"slot": quorum.slot}
+            )
         except psycopg.errors.ObjectInUse as error:
             if time.monotonic() > deadline:
                 raise SlotInUseError(
@@ -184,7 +190,7 @@ def _drop_slot(connection: Connection, quorum: Quorum) -> None:
 # -- what commits wait for ------------------------------------------------------------------------------
 
 
-def check(found: dict[str, Any], quorum: Quorum) -> None:
+def check(found: dict[str, Any], quorum: ConfiguredQuorum) -> None:
     """Raise `ServerSettingError` for a server on which commits could not wait for the proposer, or for ever."""
     apply = [each for each in found["commit_elsewhere"] if each["value"] == "remote_apply"]
     if found["commit"] == "remote_apply" or apply:
@@ -212,13 +218,13 @@ def crowded(found: dict[str, Any]) -> str:
     return f"{', '.join(names)}: without the proposer they can answer in the quorum's place"
 
 
-def _others(found: dict[str, Any], quorum: Quorum) -> list[str]:
+def _others(found: dict[str, Any], quorum: ConfiguredQuorum) -> list[str]:
     """The standbys beside the proposer that commits wait for."""
     names = StandbyNames.parse(found["names"]).names
     return [each for each in names if each.lower() != quorum.name.lower()]
 
 
-def _check_others(found: dict[str, Any], quorum: Quorum, *, beside: bool) -> None:
+def _check_others(found: dict[str, Any], quorum: ConfiguredQuorum, *, beside: bool) -> None:
     """Raise `ServerSettingError` where others can answer in the quorum's place, unless that is accepted."""
     others = _others(found, quorum)
     if others and not beside:
@@ -239,7 +245,7 @@ def _check_others(found: dict[str, Any], quorum: Quorum, *, beside: bool) -> Non
 
 
 def require_quorum(
-    connection: Connection, quorum: Quorum, *, timeout: float = 30.0, beside: bool = False
+    connection: Connection, quorum: ConfiguredQuorum, *, timeout: float = 30.0, beside: bool = False
 ) -> bool:
     """Have commits wait for the proposer; whether anything had to be changed. `connection` is from `session`.
 
@@ -267,20 +273,22 @@ def require_quorum(
     if timeout:
         wait_for_quorum(connection, quorum, timeout)
     if not any(made.kind == _NAMES for made in record.own()):
-        row = connection.execute(load("system_value").encode(), {"name": SETTING}).fetchone()
-        record.add(Made(_NAMES, SETTING, grantee="" if row is None else f"={row[0]}"))
+        row = connection.execute(
+            load("provisioning/system_value").encode(), {"name": SETTING}
+        ).fetchone()
+        record.add(ProvisionedObject(_NAMES, SETTING, grantee="" if row is None else f"={row[0]}"))
     set_names(connection, quorum, str(wanted))
     return True
 
 
-def record_id(connection: Connection, quorum: Quorum, quorum_id: int) -> None:
+def record_id(connection: Connection, quorum: ConfiguredQuorum, quorum_id: int) -> None:
     """Record on the server which quorum its commits are on, unless one is recorded: see `proposer.quorum_record`."""
-    record = Record(connection, quorum.slot, quorum.source.dsn)
+    record = ProvisionedRecord(connection, quorum.slot, quorum.source.dsn)
     if record.readable and not record.quorum_ids():
-        record.add(Made(QUORUM, f"{quorum_id:032x}"))
+        record.add(ProvisionedObject(QUORUM, f"{quorum_id:032x}"))
 
 
-def forget_id(connection: Connection, quorum: Quorum) -> None:
+def forget_id(connection: Connection, quorum: ConfiguredQuorum) -> None:
     """Take the id back, so that new safekeepers may form a quorum. Raises `UsageError`, `PrivilegeError`.
 
     Not while commits wait for the quorum: until another one is formed they would hang.
@@ -292,7 +300,7 @@ def forget_id(connection: Connection, quorum: Quorum) -> None:
             where=quorum.where,
             repair="tuskline quorum release",
         )
-    record = Record(connection, quorum.slot, quorum.source.dsn)
+    record = ProvisionedRecord(connection, quorum.slot, quorum.source.dsn)
     if not record.readable:
         return
     try:
@@ -303,7 +311,7 @@ def forget_id(connection: Connection, quorum: Quorum) -> None:
         ) from None
 
 
-def release_quorum(connection: Connection, quorum: Quorum) -> bool:
+def release_quorum(connection: Connection, quorum: ConfiguredQuorum) -> bool:
     """Have commits no longer wait for the proposer: those that hang return. Whether anything had to be changed.
 
     `connection` is from `session`. The record of what was there before stays, for `detach`.
@@ -318,19 +326,26 @@ def release_quorum(connection: Connection, quorum: Quorum) -> bool:
     return True
 
 
-def set_names(connection: Connection, quorum: Quorum, value: str | None) -> None:
+def set_names(connection: Connection, quorum: ConfiguredQuorum, value: str | None) -> None:
     """ALTER SYSTEM, and wait until it holds. None: RESET, then it only must not name the proposer any more.
 
     Raises `ServerSettingError` when something else (the command line, an HA manager) overrides it.
     """
     if value is None:
-        _system(connection, "system_reset", name=sql.Identifier(SETTING))
+        _system(connection, "provisioning/system_reset", name=sql.Identifier(SETTING))
     else:
-        _system(connection, "system_set", name=sql.Identifier(SETTING), value=sql.Literal(value))
-    connection.execute(load("reload_conf").encode())
+        _system(
+            connection,
+            "provisioning/system_set",
+            name=sql.Identifier(SETTING),
+            value=sql.Literal(value),
+        )
+    connection.execute(load("provisioning/reload_conf").encode())
     deadline = time.monotonic() + _RELOAD_SECONDS
     while True:
-        row = connection.execute(load("setting_now").encode(), {"name": SETTING}).fetchone()
+        row = connection.execute(
+            load("provisioning/setting_now").encode(), {"name": SETTING}
+        ).fetchone()
         assert row is not None
         held = StandbyNames.parse(row[0])
         if not held.names_it(quorum.name) if value is None else held == StandbyNames.parse(value):
@@ -345,9 +360,16 @@ def set_names(connection: Connection, quorum: Quorum, value: str | None) -> None
         time.sleep(0.05)
 
 
-def _put_back(connection: Connection, quorum: Quorum, record: Record, made: Made) -> None:
+def _put_back(
+    connection: Connection,
+    quorum: ConfiguredQuorum,
+    record: ProvisionedRecord,
+    made: ProvisionedObject,
+) -> None:
     """What ALTER SYSTEM said before. What somebody else has set since then stays."""
-    row = connection.execute(load("system_value").encode(), {"name": SETTING}).fetchone()
+    row = connection.execute(
+        load("provisioning/system_value").encode(), {"name": SETTING}
+    ).fetchone()
     if row is None:
         return
     now = StandbyNames.parse(row[0])
@@ -356,7 +378,9 @@ def _put_back(connection: Connection, quorum: Quorum, record: Record, made: Made
     if not (now.names_it(quorum.name) or same):
         return
     # Who is no superuser could have written anything into the record.
-    trusted = connection.execute(load("role_superuser").encode(), {"role": record.owner}).fetchone()
+    trusted = connection.execute(
+        load("provisioning/role_superuser").encode(), {"role": record.owner}
+    ).fetchone()
     if trusted == (True,) or before is None:
         set_names(connection, quorum, before)
     else:
@@ -367,7 +391,7 @@ def _system(connection: Connection, text: str, **names: sql.Composable) -> None:
     connection.execute(sql.SQL(load(text)).format(**names))
 
 
-def may_set(connection: Connection, quorum: Quorum) -> None:
+def may_set(connection: Connection, quorum: ConfiguredQuorum) -> None:
     """Raise `PrivilegeError` when this role may not change what commits wait for."""
     role = facts(connection, quorum)["role"]
     if not role["superuser"]:
@@ -378,12 +402,12 @@ def may_set(connection: Connection, quorum: Quorum) -> None:
         )
 
 
-def wait_for_quorum(connection: Connection, quorum: Quorum, timeout: float) -> None:
+def wait_for_quorum(connection: Connection, quorum: ConfiguredQuorum, timeout: float) -> None:
     """Commit, and wait until the proposer has told this server that a quorum has that commit.
 
     Raises `DeadlineError` after `timeout` seconds.
     """
-    connection.execute(load("quorum_mark").encode())
+    connection.execute(load("quorum/mark").encode())
     wanted = facts(connection, quorum)["flush_lsn"]
     deadline = time.monotonic() + timeout
     while True:

@@ -27,14 +27,14 @@ from walsender_bridge.errors import (
 )
 from walsender_bridge.postgres.protocol.lsn import format_lsn
 from walsender_bridge.postgres.standby_names import StandbyNames
-from walsender_bridge.provisioning.quorum import Quorum, crowded, facts, session
+from walsender_bridge.provisioning.quorum import ConfiguredQuorum, crowded, facts, session
 
 #: Seconds between two looks.
 _LOOK = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class GateState:
+class QuorumGateState:
     """`wanted`: what the quorum must have. `reached`: what it has, as far as this server was told. LSNs, or None.
 
     `required`: whether commits wait for the quorum, `waiting`: how many do now, `proposers`: how many there are to
@@ -61,16 +61,16 @@ class GateState:
         }
 
 
-class Gate:
+class QuorumGate:
     """The gate of one connection, which must not outlive it. `connection` may be anybody's to the quorum's server."""
 
-    def __init__(self, connection: psycopg.Connection[Any], quorum: Quorum) -> None:
+    def __init__(self, connection: psycopg.Connection[Any], quorum: ConfiguredQuorum) -> None:
         self._connection = connection
         self._quorum = quorum
         self._wanted: int | None = None
         self._passed = False
 
-    def look(self) -> GateState:
+    def look(self) -> QuorumGateState:
         """Where it stands. Raises `PrivilegeError` when this role may not see what the proposer reports."""
         found = facts(self._connection, self._quorum)
         if not found["may_see"]:
@@ -82,7 +82,7 @@ class Gate:
             )
         required = StandbyNames.parse(found["names"]).needs(self._quorum.name)
         if found["in_recovery"]:
-            return GateState(
+            return QuorumGateState(
                 None, None, required, 0, 0, "the server is a standby, or still recovers"
             )
         if self._wanted is None:
@@ -96,12 +96,14 @@ class Gate:
         elif not self._passed:
             held = "nothing yet" if not reached else format_lsn(reached)
             reason = f"a quorum has {held} of the WAL, which reaches {format_lsn(wanted)}"
-        return GateState(
+        return QuorumGateState(
             wanted, reached, required, found["waiting"], found["senders"], reason, crowded(found)
         )
 
 
-def wait_ready(quorum: Quorum, timeout: float, admin: str | None = None) -> GateState:
+def wait_ready(
+    quorum: ConfiguredQuorum, timeout: float, admin: str | None = None
+) -> QuorumGateState:
     """Wait until the gate is open, at most `timeout` seconds; a server that is away or recovers is waited for.
 
     Raises `DeadlineError` with the reason, and what another try would not mend.
@@ -111,7 +113,7 @@ def wait_ready(quorum: Quorum, timeout: float, admin: str | None = None) -> Gate
     while True:
         try:
             with session(quorum, admin) as connection:
-                gate = Gate(connection, quorum)
+                gate = QuorumGate(connection, quorum)
                 while True:
                     state = gate.look()
                     if not state.reason:
@@ -123,7 +125,7 @@ def wait_ready(quorum: Quorum, timeout: float, admin: str | None = None) -> Gate
         _pause(deadline, timeout, reason, quorum)
 
 
-def _pause(deadline: float, timeout: float, reason: str, quorum: Quorum) -> None:
+def _pause(deadline: float, timeout: float, reason: str, quorum: ConfiguredQuorum) -> None:
     if time.monotonic() + _LOOK > deadline:
         raise DeadlineError(
             f"not ready in {timeout:g} s: {reason}",

@@ -19,7 +19,7 @@ import psycopg
 from walsender_bridge.capture import publication, stream_record
 from walsender_bridge.capture import source as capture
 from walsender_bridge.capture.session_setup import settle
-from walsender_bridge.capture.source import Source
+from walsender_bridge.capture.source import CaptureSource
 from walsender_bridge.change_log.client import LogClient, ReplicaClient
 from walsender_bridge.change_log.restart import build_restart
 from walsender_bridge.errors import (
@@ -30,10 +30,10 @@ from walsender_bridge.errors import (
     SlotInUseError,
     UnavailableError,
 )
-from walsender_bridge.own_schema.provisioned import Record
+from walsender_bridge.own_schema.provisioned import ProvisionedRecord
 from walsender_bridge.postgres.client.hosts import same_server
 from walsender_bridge.postgres.client.replication_connection import ReplicationConnection
-from walsender_bridge.postgres.protocol.replication import History, SystemIdentity
+from walsender_bridge.postgres.protocol.replication import ServerTimelines, SystemIdentity
 from walsender_bridge.provisioning.detach import drop_slot
 from walsender_bridge.provisioning.init import as_admin, init
 from walsender_bridge.runtime.sql import load
@@ -44,7 +44,7 @@ ANSWER_SECONDS = 60.0
 _ATTEMPTS = 10
 
 
-def reason(source: Source, log: LogClient, admin: str | None = None) -> str | None:
+def reason(source: CaptureSource, log: LogClient, admin: str | None = None) -> str | None:
     """Why the source's stream cannot go on; None: it can as far as is seen, or it has not begun yet.
 
     `admin` as for `init`: on another cluster the source's role may be missing. Raises what keeps it from being found out.
@@ -56,7 +56,7 @@ def reason(source: Source, log: LogClient, admin: str | None = None) -> str | No
     with capture.connect(seen) as connection:
         identity, history = _identity(connection, seen)
         # On another cluster everything else that is missing is so for this.
-        fork = capture.judge(position, 0, identity, history)
+        fork = capture.evaluate(position, 0, identity, history)
         if fork is not None:
             return fork.reason
         try:
@@ -65,15 +65,15 @@ def reason(source: Source, log: LogClient, admin: str | None = None) -> str | No
             return error.what
         except SlotInUseError:
             confirmed = 0
-        fork = capture.judge(position, confirmed, identity, history)
+        fork = capture.evaluate(position, confirmed, identity, history)
         if fork is not None:
             return fork.reason
-        record = Record(connection, source.slot, source.dsn)
+        record = ProvisionedRecord(connection, source.slot, source.dsn)
         found = publication.facts(connection, seen)
         return publication.recorded_fault(connection, seen, record, found) or None
 
 
-def reattach(source: Source, log: LogClient, admin: str | None = None) -> None:
+def reattach(source: CaptureSource, log: LogClient, admin: str | None = None) -> None:
     """Make publication and slot again, and begin another history in the log.
 
     `admin` as for `init`. Raises `SlotInUseError` while somebody else streams from the slot, and the errors of `init`.
@@ -98,7 +98,7 @@ def reattach(source: Source, log: LogClient, admin: str | None = None) -> None:
             break
 
 
-def _drop_slot(connection: psycopg.Connection[Any], source: Source) -> None:
+def _drop_slot(connection: psycopg.Connection[Any], source: CaptureSource) -> None:
     """Drop the slot, if it is one that capture could have used."""
     with suppress(LostSlotError, SlotInUseError):
         # Whoever uses it may only not have noticed yet that it is gone.
@@ -107,7 +107,7 @@ def _drop_slot(connection: psycopg.Connection[Any], source: Source) -> None:
     for attempt in range(_ATTEMPTS):
         # A source that goes on has a capture that streams, and comes back.
         names = {"slot": source.slot, "capture": capture.application_name(source)}
-        ended = connection.execute(load("capture_end").encode(), names).fetchall()
+        ended = connection.execute(load("provisioning/capture_end").encode(), names).fetchall()
         try:
             drop_slot(connection, source)
         except SlotInUseError as error:
@@ -123,7 +123,9 @@ def _drop_slot(connection: psycopg.Connection[Any], source: Source) -> None:
             return
 
 
-def _restart(source: Source, log: LogClient, confirm_to: tuple[int, int], system_id: int) -> None:
+def _restart(
+    source: CaptureSource, log: LogClient, confirm_to: tuple[int, int], system_id: int
+) -> None:
     """Append the RESTART entry behind what is committed, and wait for its commit."""
     name = source.name
     with ReplicaClient(log.status().streams[name].address) as replica:
@@ -160,8 +162,8 @@ def _writer(replica: ReplicaClient, log: LogClient, name: str) -> Iterator[Any]:
 
 
 def _identity(
-    connection: psycopg.Connection[Any], source: Source
-) -> tuple[SystemIdentity, History]:
+    connection: psycopg.Connection[Any], source: CaptureSource
+) -> tuple[SystemIdentity, ServerTimelines]:
     """Of the server that the connection is to; each connection could go to another one of several hosts."""
     here = replace(source, dsn=same_server(source.dsn, connection))
     name = f"tuskline-reattach-{source.name}"

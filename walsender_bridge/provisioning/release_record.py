@@ -21,7 +21,7 @@ FILE = "quorum.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class ReleaseDecision:
     """`lsn`: the end of the server's durable WAL. `quorum_lsn`: what a quorum had of it. Both `X/Y` or None.
 
     `waiting`: commits that hung at that moment. `names`: synchronous_standby_names before. `at`: Unix seconds.
@@ -46,9 +46,9 @@ class Decision:
         )
 
 
-def write(data_dir: Path, decision: Decision) -> Decision:
+def write(data_dir: Path, decision: ReleaseDecision) -> ReleaseDecision:
     """Append it, durably, with who and when; what was written. Raises `ConfigError`."""
-    signed = Decision(**{**asdict(decision), "by": _who(), "at": time.time()})
+    signed = ReleaseDecision(**{**asdict(decision), "by": _who(), "at": time.time()})
     path = data_dir / FILE
     try:
         json_lines.append(path, asdict(signed))
@@ -61,17 +61,17 @@ def write(data_dir: Path, decision: Decision) -> Decision:
     return signed
 
 
-def decisions(data_dir: Path) -> list[Decision]:
+def decisions(data_dir: Path) -> list[ReleaseDecision]:
     """All of them, oldest first."""
     found = []
     for _, values in json_lines.read(data_dir / FILE):
         if values is not None:
             with contextlib.suppress(TypeError):
-                found.append(Decision(**values))
+                found.append(ReleaseDecision(**values))
     return found
 
 
-def standing(data_dir: Path) -> Decision | None:
+def standing(data_dir: Path) -> ReleaseDecision | None:
     """The release that holds; None when commits are to wait for the quorum."""
     standing = [each for each in decisions(data_dir) if each.action != "forget"]
     last = standing[-1] if standing else None

@@ -1,7 +1,7 @@
 """The right to see what other people's sessions do: a membership in pg_read_all_stats, which has no lesser form.
 
 Two parts need it: the quorum reads what its proposer reports, the commit gate what streams from a candidate's slot
-(`sql/quorum_facts.sql`, `sql/gate_slots.sql`). Invariant: the membership is given once, each part that was in need of it
+(`sql/quorum/facts.sql`, `sql/gate/slots.sql`). Invariant: the membership is given once, each part that was in need of it
 then has a record of its own (`own_schema.provisioned`), and it goes with the last of those. One that was there before has no record,
 and stays.
 """
@@ -13,10 +13,10 @@ import psycopg
 from psycopg import sql
 
 from walsender_bridge.capture import source as capture
-from walsender_bridge.capture.source import Source
+from walsender_bridge.capture.source import CaptureSource
 from walsender_bridge.errors import PrivilegeError
 from walsender_bridge.own_schema.login import login_of
-from walsender_bridge.own_schema.provisioned import Made, Record
+from walsender_bridge.own_schema.provisioned import ProvisionedObject, ProvisionedRecord
 from walsender_bridge.provisioning.init import as_admin
 from walsender_bridge.runtime.sql import load
 
@@ -26,22 +26,22 @@ KIND = "member"
 Connection = psycopg.Connection[Any]
 
 
-def attach_gate(source: Source, admin: str | None = None) -> list[Made]:
+def attach_gate(source: CaptureSource, admin: str | None = None) -> list[ProvisionedObject]:
     """Let the source's role see what streams from the candidates of its gate; what was made for that.
 
     The database has been attached (`init`). Without an administrator nothing is done, and `doctor` says so.
     """
     with capture.connect(as_admin(source, admin)) as connection:
-        record = Record(connection, source.slot, source.dsn)
+        record = ProvisionedRecord(connection, source.slot, source.dsn)
         before = record.own() if record.readable else []
         let_see(connection, record, login_of(source.dsn).user)
         return [made for made in record.own() if made not in before] if record.readable else []
 
 
-def let_see(connection: Connection, record: Record, role: str) -> None:
+def let_see(connection: Connection, record: ProvisionedRecord, role: str) -> None:
     """Give `role` what it lacks, if this connection is an administrator's, and record for what."""
-    row = connection.execute(load("role_sees").encode(), {"role": role}).fetchone()
-    made = Made(KIND, role)
+    row = connection.execute(load("provisioning/role_sees").encode(), {"role": role}).fetchone()
+    made = ProvisionedObject(KIND, role)
     if row is None:
         return
     sees, is_own, may_give = row
@@ -50,10 +50,17 @@ def let_see(connection: Connection, record: Record, role: str) -> None:
     with connection.transaction():
         record.add(made)
         if not sees:
-            connection.execute(sql.SQL(load("roles_stats")).format(role=sql.Identifier(role)))
+            connection.execute(
+                sql.SQL(load("provisioning/roles_stats")).format(role=sql.Identifier(role))
+            )
 
 
-def take_sight(connection: Connection, source: Source, record: Record, made: Made) -> None:
+def take_grant(
+    connection: Connection,
+    source: CaptureSource,
+    record: ProvisionedRecord,
+    made: ProvisionedObject,
+) -> None:
     """Take it back, unless another part has it by a record of its own; `record` is to be forgotten after this.
 
     Only from the source's own role: whoever may write the record cannot have it taken from others. By the rights of the
@@ -63,7 +70,9 @@ def take_sight(connection: Connection, source: Source, record: Record, made: Mad
         return
     try:
         with suppress(psycopg.errors.UndefinedObject), connection.transaction():
-            connection.execute(sql.SQL(load("revoke_stats")).format(role=sql.Identifier(made.name)))
+            connection.execute(
+                sql.SQL(load("provisioning/revoke_stats")).format(role=sql.Identifier(made.name))
+            )
     except psycopg.errors.InsufficientPrivilege:
         raise PrivilegeError(
             f"role {record.user} may not take back the {made}",

@@ -5,9 +5,9 @@ from dataclasses import replace
 from psycopg import sql
 
 from walsender_bridge.capture import source as capture
-from walsender_bridge.capture.source import Source
+from walsender_bridge.capture.source import CaptureSource
 from walsender_bridge.errors import PrivilegeError, PublicationError, UntrustedError
-from walsender_bridge.own_schema.provisioned import Made
+from walsender_bridge.own_schema.provisioned import ProvisionedObject
 from walsender_bridge.postgres.protocol.relation_name import split_relation
 from walsender_bridge.postgres.table_patterns import entry_for
 from walsender_bridge.provisioning.fixes import publish
@@ -15,7 +15,9 @@ from walsender_bridge.provisioning.init import as_admin, init, wanted_tables
 from walsender_bridge.runtime.sql import load
 
 
-def add_table(source: Source, table: str, admin: str | None = None) -> list[Made]:
+def add_table(
+    source: CaptureSource, table: str, admin: str | None = None
+) -> list[ProvisionedObject]:
     """Publish `schema.table`, and let the source's role read it if an administrator acts; what was made.
 
     Raises `PublicationError` (there is no publication yet, or the table cannot be published), `ConfigError` (no
@@ -24,7 +26,7 @@ def add_table(source: Source, table: str, admin: str | None = None) -> list[Made
     with capture.connect(as_admin(source, admin)) as connection:
         version = connection.info.server_version
         names = {"publication": source.publication}
-        if connection.execute(load("source_publication").encode(), names).fetchone() is None:
+        if connection.execute(load("publication/source").encode(), names).fetchone() is None:
             raise PublicationError(
                 f"there is no publication {source.publication!r}",
                 where=source.where,
@@ -46,7 +48,7 @@ def add_table(source: Source, table: str, admin: str | None = None) -> list[Made
     return made
 
 
-def _check_readable(source: Source, table: str) -> None:
+def _check_readable(source: CaptureSource, table: str) -> None:
     """Raise `PrivilegeError` for what the source's own role could not copy."""
     with capture.connect(source) as connection:
         role = connection.info.user

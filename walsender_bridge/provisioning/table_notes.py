@@ -6,7 +6,7 @@ from typing import Any
 import psycopg
 
 from walsender_bridge.capture import publication
-from walsender_bridge.capture.source import Source
+from walsender_bridge.capture.source import CaptureSource
 from walsender_bridge.postgres.table_patterns import Choice, Chosen
 from walsender_bridge.provisioning.fixes import fix, publish
 from walsender_bridge.provisioning.init import copied, wanted_tables
@@ -15,7 +15,7 @@ from walsender_bridge.provisioning.init import copied, wanted_tables
 _SHOWN = 5
 
 
-def notes(connection: psycopg.Connection[Any], source: Source) -> tuple[str, ...]:
+def notes(connection: psycopg.Connection[Any], source: CaptureSource) -> tuple[str, ...]:
     """Nothing before there is a publication. `connection`: of the source's role."""
     found = publication.facts(connection, source)
     if found is None:
@@ -27,7 +27,7 @@ def notes(connection: psycopg.Connection[Any], source: Source) -> tuple[str, ...
 
 
 def _of(
-    source: Source,
+    source: CaptureSource,
     role: str,
     version: int,
     found: dict[str, Any],
@@ -65,9 +65,9 @@ def _of(
 def _grants(tables: Sequence[dict[str, Any]], role: str) -> list[str]:
     schemas = sorted({table["schema"] for table in tables if not table["reachable"]})
     return [
-        *(fix("roles_schema", name=schema, role=role) for schema in schemas),
+        *(fix("provisioning/roles_schema", name=schema, role=role) for schema in schemas),
         *(
-            fix("roles_table", relation=table["full_name"], role=role).splitlines()[-1]
+            fix("provisioning/roles_table", relation=table["full_name"], role=role).splitlines()[-1]
             for table in tables
             if not table["readable"]
         ),

@@ -74,13 +74,13 @@ def read_whole(disk: Disk, name: str) -> bytes:
     return disk.read(name, 0, _HEAD.size + _LARGEST + _CRC.size + 1)
 
 
-def keep_aside(disk: Disk, name: str) -> str:
-    """Give a damaged file a name under which nobody reads it; the name."""
+def keep_aside(disk: Disk, name: str, mark: str = ASIDE) -> str:
+    """Give a damaged file a name under which nobody reads it: `mark` and a number behind its own; the name."""
     taken = disk.names()
     number = 1
-    while f"{name}{ASIDE}{number}" in taken:
+    while f"{name}{mark}{number}" in taken:
         number += 1
-    aside = f"{name}{ASIDE}{number}"
+    aside = f"{name}{mark}{number}"
     disk.rename(name, aside)
     disk.sync()
     return aside

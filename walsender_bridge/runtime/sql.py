@@ -1,4 +1,4 @@
-"""SQL texts that run inside PostgreSQL, by name. They are files in `sql/`, never strings in Python."""
+"""SQL texts that run inside PostgreSQL, by name. They are files in `sql/`, in a folder for each part that sends them."""
 
 from functools import cache
 from pathlib import Path
@@ -16,7 +16,7 @@ def folder() -> Path:
 
 @cache
 def load(name: str) -> str:
-    """The text of `sql/<name>.sql`; `UsageError` if there is none."""
+    """The text of `sql/<name>.sql`, for instance of `publication/create`; `UsageError` if there is none."""
     path = folder() / f"{name}.sql"
     try:
         return path.read_text(encoding="utf-8")

@@ -21,19 +21,28 @@ _untold: set[Path] = set()
 
 def write(path: Path, record: Mapping[str, Any]) -> None:
     """Replace the file, with `pid` and `updated_at` added."""
-    draft = path.with_suffix(f".{os.getpid()}.tmp")
     whole = {**record, "pid": os.getpid(), "updated_at": time.time()}
     try:
-        draft.write_text(json.dumps(whole))
-        draft.rename(path)
+        replace(path, json.dumps(whole).encode())
     except OSError as error:
-        with contextlib.suppress(OSError):
-            draft.unlink()
         if path not in _untold:
             _log.error("the status file cannot be written", where=str(path), reason=str(error))
             _untold.add(path)
     else:
         _untold.discard(path)
+
+
+def replace(path: Path, content: bytes) -> None:
+    """Give the file this content, for readers of now: whole, but not durable. Raises `OSError`; no draft is left then."""
+    # Of this process alone, so that two that write at once leave one of both and no mixture.
+    draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        draft.write_bytes(content)
+        draft.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            draft.unlink()
+        raise
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -187,13 +187,9 @@ class Supervisor:
     def _write(self) -> None:
         """Tell the states, if the disk takes them."""
         path = self._run_dir / f"{self.name}.json"
-        draft = path.with_suffix(f".{os.getpid()}.tmp")
         try:
-            draft.write_text(json.dumps(self._record()))
-            draft.rename(path)
+            status_file.replace(path, json.dumps(self._record()).encode())
         except OSError as error:
-            with contextlib.suppress(OSError):
-                draft.unlink()
             if not self._untold:
                 _log.error("the state file cannot be written", where=str(path), reason=str(error))
             self._untold = str(error)

@@ -3,7 +3,7 @@
 Spark lists `sys.path` for modules named `pyspark_*` and takes the class `DefaultSource` from each.
 """
 
-from spark_consumers.source import TusklineSource
+from spark_consumers.sources.changes import TusklineSource
 
 
 class DefaultSource(TusklineSource):

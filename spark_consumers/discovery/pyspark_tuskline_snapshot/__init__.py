@@ -3,7 +3,7 @@
 Spark lists `sys.path` for modules named `pyspark_*` and takes the class `DefaultSource` from each.
 """
 
-from spark_consumers.snapshot_source import SnapshotSource
+from spark_consumers.sources.snapshot import SnapshotSource
 
 
 class DefaultSource(SnapshotSource):

@@ -42,7 +42,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, Literal
 
-from walsender_bridge.capture.gate.slots import Slot, away, flushed_by, itself
+from walsender_bridge.capture.gate.slots import GateSlot, away, flushed_by, itself
 from walsender_bridge.postgres.protocol.lsn import format_lsn
 
 #: Bytes of WAL that a candidate may lack of what was shown, and be counted again: a segment, a second's work.
@@ -57,7 +57,7 @@ class Standing(StrEnum):
     PROMOTED = "promoted"
 
 
-class Decision(StrEnum):
+class GateDecision(StrEnum):
     """What changes the gate, and is recorded."""
 
     DEGRADED = "degraded"
@@ -100,7 +100,7 @@ class Seen:
     now: float
     timeline: int
     flush_lsn: int
-    slots: Mapping[str, Slot]
+    slots: Mapping[str, GateSlot]
     was: str = ""
     quorum: int | None = None
     quorum_why: str = ""
@@ -110,7 +110,7 @@ class Seen:
 class Decided:
     """To be made durable before what comes after it. `position`: what had been shown by then."""
 
-    decision: Decision
+    decision: GateDecision
     candidate: str
     timeline: int
     position: int
@@ -128,7 +128,7 @@ Effect = Decided | Pass
 
 
 @dataclass(slots=True)
-class Candidate:
+class GateCandidate:
     """One candidate. `held`: what it has flushed, as far as it may be relied on; `away`: why it does not follow.
 
     `streams`: it follows, and has caught up; `streamed`: it has done so on this timeline.
@@ -164,10 +164,10 @@ class GateState:
     quorum_why: str = ""
     #: The server is on an older timeline than one that was seen: nothing of it is shown.
     left_behind: str = ""
-    candidates: dict[str, Candidate] = field(init=False)
+    candidates: dict[str, GateCandidate] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.candidates = {slot: Candidate(slot) for slot in self.rule.candidates}
+        self.candidates = {slot: GateCandidate(slot) for slot in self.rule.candidates}
         for each in self.candidates.values():
             each.streamed = each.slot in self.streamed
             standing = self.standings.get(each.slot, Standing.COUNTED)
@@ -176,7 +176,7 @@ class GateState:
                 each.standing = standing
 
     @property
-    def counted(self) -> list[Candidate]:
+    def counted(self) -> list[GateCandidate]:
         """Those that the gate waits for."""
         return [each for each in self.candidates.values() if each.standing is Standing.COUNTED]
 
@@ -226,7 +226,7 @@ def step(state: GateState, seen: Seen) -> list[Effect]:
                 each.standing = Standing.COUNTED
                 lacks = f", {behind} bytes behind what was shown" if behind > 0 else ""
                 why = f"its standby streams again{lacks}"
-                effects.append(_decided(state, Decision.REJOINED, each, why))
+                effects.append(_decided(state, GateDecision.REJOINED, each, why))
     if state.rule.on_missing == "degrade":
         effects += _degrade(state, seen.now)
     if seen.quorum is not None:
@@ -253,7 +253,7 @@ def _to_timeline(state: GateState, seen: Seen) -> Decided:
     if not proof and before and seen.was in state.candidates and seen.was not in seen.slots:
         proof = seen.was, "it has no slot of that name, which it streamed from"
     if not proof:
-        return Decided(Decision.TIMELINE, "", seen.timeline, state.shown, after)
+        return Decided(GateDecision.TIMELINE, "", seen.timeline, state.shown, after)
     return _promoted(state, proof, f" ({after})")
 
 
@@ -269,10 +269,10 @@ def _promoted(state: GateState, proof: tuple[str, str], more: str = "") -> Decid
     name, how = proof
     state.candidates[name].standing = Standing.PROMOTED
     why = f"it is the server, on timeline {state.timeline}{more}: {how}"
-    return _decided(state, Decision.PROMOTED, state.candidates[name], why)
+    return _decided(state, GateDecision.PROMOTED, state.candidates[name], why)
 
 
-def _look(each: Candidate, seen: Seen) -> None:
+def _look(each: GateCandidate, seen: Seen) -> None:
     slot = seen.slots.get(each.slot)
     why = away(each.slot, slot)
     if why and not each.away:
@@ -300,7 +300,7 @@ def _degrade(state: GateState, now: float) -> list[Effect]:
         if each.away and now - each.away_since >= state.rule.degrade_after:
             each.standing = Standing.DEGRADED
             why = f"for {state.rule.degrade_after:g} s: {each.away}"
-            effects.append(_decided(state, Decision.DEGRADED, each, why))
+            effects.append(_decided(state, GateDecision.DEGRADED, each, why))
     return effects
 
 
@@ -314,5 +314,5 @@ def _reached(state: GateState, flush_lsn: int) -> int:
     return min(position, held[needed - 1]) if needed else position
 
 
-def _decided(state: GateState, decision: Decision, each: Candidate, why: str) -> Decided:
+def _decided(state: GateState, decision: GateDecision, each: GateCandidate, why: str) -> Decided:
     return Decided(decision, each.slot, state.timeline, state.shown, why)

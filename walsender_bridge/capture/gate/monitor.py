@@ -6,7 +6,7 @@ session's timeline, and when its connection breaks the session ends with it.
 
 There is nothing in PostgreSQL that would wake it, so it polls: while something waits, every `BUSY_SECONDS` as long as
 the gate moves and ever more seldom up to `LONGEST_SECONDS` while it does not; otherwise once a second. A look is one
-query over shared memory (docs/decisions/commit-gate.md).
+query over shared memory (docs/decisions/capture.md).
 """
 
 import threading
@@ -22,13 +22,14 @@ import structlog
 
 from walsender_bridge.capture import source
 from walsender_bridge.capture.gate.core import Decided, GateState, Rule, Seen, step
+from walsender_bridge.capture.gate.invariants import check_invariants, checked
 from walsender_bridge.capture.gate.record import GateRecord
-from walsender_bridge.capture.gate.slots import Sender, Slot
-from walsender_bridge.capture.source import Source
+from walsender_bridge.capture.gate.slots import GateSlot, Sender
+from walsender_bridge.capture.source import CaptureSource
 from walsender_bridge.errors import ConnectionFailedError, TusklineError
-from walsender_bridge.postgres.protocol.lsn import MAX_LSN, format_lsn, parse_lsn
+from walsender_bridge.postgres.protocol.lsn import MAX_LSN, format_lsn
 from walsender_bridge.postgres.protocol.replication import SystemIdentity
-from walsender_bridge.runtime import status_file
+from walsender_bridge.runtime.commit_page import CommitPageReader
 from walsender_bridge.runtime.sql import load
 
 #: Seconds from when something begins to wait until the first look: a standby's own disk is about as fast as ours.
@@ -53,7 +54,7 @@ class Watch(Protocol):
         """What is to be said of it (`capture.status`); None: there is no gate."""
 
 
-class Gate(Protocol):
+class GateMonitor(Protocol):
     """Makes a session's watch."""
 
     @property
@@ -61,7 +62,7 @@ class Gate(Protocol):
         """Whether there are servers that may take over from the source's."""
 
     def watch(
-        self, here: Source, identity: SystemIdentity, shown: int, wake: Callable[[], None]
+        self, here: CaptureSource, identity: SystemIdentity, shown: int, wake: Callable[[], None]
     ) -> AbstractContextManager[Watch]:
         """`here`: the source, with a DSN of the one server that the session streams from, which is `identity`.
 
@@ -69,10 +70,10 @@ class Gate(Protocol):
         """
 
 
-def slots_of(facts: dict[str, Any]) -> dict[str, Slot]:
-    """The slots in what sql/gate_slots.sql found."""
+def slots_of(facts: dict[str, Any]) -> dict[str, GateSlot]:
+    """The slots in what sql/gate/slots.sql found."""
     return {
-        name: Slot(
+        name: GateSlot(
             restart_lsn=slot["restart_lsn"],
             sender=_sender(slot["sender"], facts["may_see"]),
             physical=slot["physical"],
@@ -109,7 +110,7 @@ class OpenGate:
 
     @contextmanager
     def watch(
-        self, here: Source, identity: SystemIdentity, shown: int, wake: Callable[[], None]
+        self, here: CaptureSource, identity: SystemIdentity, shown: int, wake: Callable[[], None]
     ) -> Iterator[Watch]:
         """A watch that is open."""
         del here, identity, shown, wake
@@ -120,12 +121,12 @@ class OpenGate:
 class ServerGate:
     """Waits for candidates and safekeepers, as `rule` says.
 
-    `record`: the file of decisions. `proposer`: the file in which the safekeepers' proposer says how it is.
+    `record`: the file of decisions. `commit_page`: in which the safekeepers' proposer states what a quorum has.
     """
 
     rule: Rule
     record: Path
-    proposer: Path | None = None
+    commit_page: Path | None = None
 
     @property
     def failover(self) -> bool:
@@ -134,7 +135,7 @@ class ServerGate:
 
     @contextmanager
     def watch(
-        self, here: Source, identity: SystemIdentity, shown: int, wake: Callable[[], None]
+        self, here: CaptureSource, identity: SystemIdentity, shown: int, wake: Callable[[], None]
     ) -> Iterator[Watch]:
         """A watch that has looked once. Raises what a connection may, and `CorruptError` for the record."""
         with closing(_ServerWatch(self, here, identity, shown, wake)) as watch:
@@ -146,7 +147,7 @@ class _ServerWatch:
     def __init__(
         self,
         gate: ServerGate,
-        here: Source,
+        here: CaptureSource,
         identity: SystemIdentity,
         shown: int,
         wake: Callable[[], None],
@@ -156,6 +157,7 @@ class _ServerWatch:
         self._identity = identity
         self._wake = wake
         self._record = GateRecord(gate.record)
+        self._page = None if gate.commit_page is None else CommitPageReader(gate.commit_page)
         self._state = GateState(
             gate.rule,
             timeline=self._record.timeline,
@@ -172,7 +174,7 @@ class _ServerWatch:
         self._told: dict[str, Any] = {}
         #: Since when something waits and nothing has passed; seconds since the Unix epoch.
         self._stuck_since: float | None = None
-        self._query = load("gate_slots").encode()
+        self._query = load("gate/slots").encode()
         self._thread = threading.Thread(target=self._run, name="gate", daemon=True)
 
     def start(self) -> None:
@@ -244,7 +246,10 @@ class _ServerWatch:
         if self._closed:
             return False  # the next session's watch decides now
         position = self._position
-        for effect in step(self._state, self._seen(row[0])):
+        seen, before = self._seen(row[0]), checked(self._state)
+        effects = step(self._state, seen)
+        check_invariants(self._state, before, seen)
+        for effect in effects:
             if isinstance(effect, Decided):
                 self._record.add(effect)
                 _log.warning(
@@ -290,19 +295,9 @@ class _ServerWatch:
 
     def _quorum(self) -> tuple[int | None, str]:
         """What a quorum of safekeepers has of this very timeline, as its proposer says; or why that is not known."""
-        if not self._gate.rule.safekeepers or self._gate.proposer is None:
+        if not self._gate.rule.safekeepers or self._page is None:
             return None, ""
-        said = status_file.read(self._gate.proposer)
-        if said.get("error"):
-            return None, f"the safekeepers' proposer: {said['error'].get('what')}"
-        if not said.get("server") or not parse_lsn(said.get("commit_lsn", "0/0")):
-            return None, "the safekeepers' proposer has not said yet what a quorum has"
-        if said["server"].get("system_id") != self._identity.system_id:
-            return None, "the safekeepers have the WAL of another server"
-        if said.get("timeline") != self._identity.timeline:
-            return None, f"the safekeepers are on timeline {said.get('timeline')}"
-        commit = parse_lsn(said["commit_lsn"])
-        return commit, "" if said.get("quorum") else "the safekeepers have no quorum"
+        return self._page.committed(self._identity.system_id, self._identity.timeline)
 
     def _say(self, position: int) -> dict[str, Any]:
         state = self._state

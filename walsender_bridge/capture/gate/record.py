@@ -13,15 +13,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from walsender_bridge.capture.gate.core import Decided, Decision, Standing
+from walsender_bridge.capture.gate.core import Decided, GateDecision, Standing
 from walsender_bridge.errors import CorruptError
 from walsender_bridge.postgres.protocol.lsn import format_lsn
 from walsender_bridge.runtime import disk_full, json_lines
 
 _STANDINGS = {
-    Decision.DEGRADED: Standing.DEGRADED,
-    Decision.PROMOTED: Standing.PROMOTED,
-    Decision.REJOINED: Standing.COUNTED,
+    GateDecision.DEGRADED: Standing.DEGRADED,
+    GateDecision.PROMOTED: Standing.PROMOTED,
+    GateDecision.REJOINED: Standing.COUNTED,
 }
 
 
@@ -35,7 +35,7 @@ class GateRecord:
         #: Who has come back on this timeline, and so is a standby of its server.
         self.streamed: set[str] = set()
         for line in decisions(path):
-            self._take(Decision(line["decision"]), line["candidate"], line["timeline"])
+            self._take(GateDecision(line["decision"]), line["candidate"], line["timeline"])
 
     def add(self, decided: Decided) -> None:
         """Make a decision durable. Raises what `disk_full` names: then it was not decided."""
@@ -51,7 +51,7 @@ class GateRecord:
             json_lines.append(self._path, line)
         self._take(decided.decision, decided.candidate, decided.timeline)
 
-    def _take(self, decision: Decision, candidate: str, timeline: int) -> None:
+    def _take(self, decision: GateDecision, candidate: str, timeline: int) -> None:
         if timeline > self.timeline:
             self.timeline = timeline
             self.streamed.clear()
@@ -61,7 +61,7 @@ class GateRecord:
                     self.standings[name] = Standing.COUNTED
         if decision in _STANDINGS:
             self.standings[candidate] = _STANDINGS[decision]
-        if decision is Decision.REJOINED:
+        if decision is GateDecision.REJOINED:
             self.streamed.add(candidate)
 
 
@@ -79,7 +79,7 @@ def decisions(path: Path) -> Iterator[dict[str, Any]]:
 
 def _is_decision(record: dict[str, Any]) -> bool:
     return (
-        record.get("decision") in {*Decision}
+        record.get("decision") in {*GateDecision}
         and isinstance(record.get("candidate"), str)
         and isinstance(record.get("timeline"), int)
     )

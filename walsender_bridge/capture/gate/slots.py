@@ -32,7 +32,7 @@ class Sender:
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class GateSlot:
     """A slot of that name on the server. `restart_lsn` None: nobody has used it yet. `sender` None: nobody uses it."""
 
     restart_lsn: int | None
@@ -41,14 +41,14 @@ class Slot:
     lost: bool = False
 
 
-def flushed_by(slot: Slot) -> int | None:
+def flushed_by(slot: GateSlot) -> int | None:
     """What the slot's standby has, which follows (`away`); None while it catches up."""
     if slot.sender is None or slot.sender.state != "streaming":
         return None
     return min(slot.restart_lsn or 0, slot.sender.flush_lsn or 0)
 
 
-def away(name: str, slot: Slot | None) -> str:
+def away(name: str, slot: GateSlot | None) -> str:
     """Why nobody who could be promoted follows through the slot; empty: somebody does."""
     if slot is None:
         return (
@@ -66,7 +66,7 @@ def away(name: str, slot: Slot | None) -> str:
     return _unreliable(name, slot, slot.sender)
 
 
-def _unreliable(name: str, slot: Slot, sender: Sender) -> str:
+def _unreliable(name: str, slot: GateSlot, sender: Sender) -> str:
     """Why what the walsender of a slot was told counts for nothing."""
     if sender.state is None:
         return f"slot {name} is in use, but the source's role lacks pg_read_all_stats and cannot see its walsender"
@@ -83,7 +83,10 @@ def _unreliable(name: str, slot: Slot, sender: Sender) -> str:
 
 
 def itself(
-    members: Collection[str], slots: Mapping[str, Slot], was: str, streamed: Collection[str] = ()
+    members: Collection[str],
+    slots: Mapping[str, GateSlot],
+    was: str,
+    streamed: Collection[str] = (),
 ) -> tuple[str, str] | None:
     """Which of all members the server is, and by what proof; None: that is not known.
 
@@ -102,6 +105,6 @@ def itself(
     return None
 
 
-def follows(name: str, slot: Slot | None) -> bool:
+def follows(name: str, slot: GateSlot | None) -> bool:
     """Whether the slot's standby streams from it, has caught up, and can be relied on."""
     return slot is not None and not away(name, slot) and flushed_by(slot) is not None

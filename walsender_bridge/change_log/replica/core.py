@@ -28,17 +28,23 @@ from dataclasses import replace
 from enum import StrEnum
 
 from walsender_bridge.change_log.entry import schema_hash, split_schema_record, verify
-from walsender_bridge.change_log.protocol import Ack, CommitContext, Position, ReplicaStatus, Report
+from walsender_bridge.change_log.protocol import (
+    Ack,
+    CommitContext,
+    Position,
+    ReplicaReport,
+    ReplicaStatus,
+)
 from walsender_bridge.change_log.replica.disk import (
     DropFrom,
     Effect,
-    Found,
     IndexRow,
     Judgement,
     PutDurable,
     PutEntry,
     PutIndex,
     PutSchema,
+    StoredReplica,
     Tail,
     judge,
     tail_at,
@@ -54,7 +60,7 @@ from walsender_bridge.postgres.protocol import pgoutput
 from walsender_bridge.postgres.protocol.lsn import MAX_LSN
 
 
-class State(StrEnum):
+class ReplicaState(StrEnum):
     """LEARNING is silent: it recovers, or it was found invalid and must synchronise."""
 
     LEARNING = "learning"
@@ -86,51 +92,51 @@ class Event(StrEnum):
 
 
 #: Every transition. What is not here is refused.
-TRANSITIONS: dict[State, dict[Event, State]] = {
-    State.LEARNING: {
-        Event.RECOVER: State.APPENDABLE,
-        Event.RECOVER_SEALING: State.SEALING,
-        Event.RECOVER_SEALED: State.SEALED,
-        Event.DAMAGE: State.LEARNING,
-        Event.CLOSE: State.CLOSED,
+TRANSITIONS: dict[ReplicaState, dict[Event, ReplicaState]] = {
+    ReplicaState.LEARNING: {
+        Event.RECOVER: ReplicaState.APPENDABLE,
+        Event.RECOVER_SEALING: ReplicaState.SEALING,
+        Event.RECOVER_SEALED: ReplicaState.SEALED,
+        Event.DAMAGE: ReplicaState.LEARNING,
+        Event.CLOSE: ReplicaState.CLOSED,
     },
-    State.APPENDABLE: {
-        Event.OPEN_WRITER: State.APPENDABLE,
-        Event.CUT_TAIL: State.APPENDABLE,
-        Event.APPEND: State.APPENDABLE,
-        Event.COMMIT: State.APPENDABLE,
-        Event.EMPTY_COMMIT: State.APPENDABLE,
-        Event.REPORT: State.APPENDABLE,
-        Event.READ: State.APPENDABLE,
-        Event.TRIM: State.APPENDABLE,
-        Event.SEAL_BEHIND: State.SEALING,
-        Event.SEAL: State.SEALED,
-        Event.UNSEAL: State.APPENDABLE,
-        Event.DAMAGE: State.LEARNING,
-        Event.CLOSE: State.CLOSED,
+    ReplicaState.APPENDABLE: {
+        Event.OPEN_WRITER: ReplicaState.APPENDABLE,
+        Event.CUT_TAIL: ReplicaState.APPENDABLE,
+        Event.APPEND: ReplicaState.APPENDABLE,
+        Event.COMMIT: ReplicaState.APPENDABLE,
+        Event.EMPTY_COMMIT: ReplicaState.APPENDABLE,
+        Event.REPORT: ReplicaState.APPENDABLE,
+        Event.READ: ReplicaState.APPENDABLE,
+        Event.TRIM: ReplicaState.APPENDABLE,
+        Event.SEAL_BEHIND: ReplicaState.SEALING,
+        Event.SEAL: ReplicaState.SEALED,
+        Event.UNSEAL: ReplicaState.APPENDABLE,
+        Event.DAMAGE: ReplicaState.LEARNING,
+        Event.CLOSE: ReplicaState.CLOSED,
     },
-    State.SEALING: {
-        Event.COMMIT: State.SEALING,
-        Event.EMPTY_COMMIT: State.SEALING,
-        Event.REPORT: State.SEALING,
-        Event.READ: State.SEALING,
-        Event.TRIM: State.SEALING,
-        Event.SEAL_BEHIND: State.SEALING,
-        Event.SEAL: State.SEALED,
-        Event.DAMAGE: State.LEARNING,
-        Event.CLOSE: State.CLOSED,
+    ReplicaState.SEALING: {
+        Event.COMMIT: ReplicaState.SEALING,
+        Event.EMPTY_COMMIT: ReplicaState.SEALING,
+        Event.REPORT: ReplicaState.SEALING,
+        Event.READ: ReplicaState.SEALING,
+        Event.TRIM: ReplicaState.SEALING,
+        Event.SEAL_BEHIND: ReplicaState.SEALING,
+        Event.SEAL: ReplicaState.SEALED,
+        Event.DAMAGE: ReplicaState.LEARNING,
+        Event.CLOSE: ReplicaState.CLOSED,
     },
-    State.SEALED: {
-        Event.EMPTY_COMMIT: State.SEALED,
-        Event.REPORT: State.SEALED,
-        Event.READ: State.SEALED,
-        Event.TRIM: State.SEALED,
-        Event.SEAL: State.SEALED,
-        Event.UNSEAL: State.APPENDABLE,
-        Event.DAMAGE: State.LEARNING,
-        Event.CLOSE: State.CLOSED,
+    ReplicaState.SEALED: {
+        Event.EMPTY_COMMIT: ReplicaState.SEALED,
+        Event.REPORT: ReplicaState.SEALED,
+        Event.READ: ReplicaState.SEALED,
+        Event.TRIM: ReplicaState.SEALED,
+        Event.SEAL: ReplicaState.SEALED,
+        Event.UNSEAL: ReplicaState.APPENDABLE,
+        Event.DAMAGE: ReplicaState.LEARNING,
+        Event.CLOSE: ReplicaState.CLOSED,
     },
-    State.CLOSED: {},
+    ReplicaState.CLOSED: {},
 }
 
 
@@ -141,11 +147,14 @@ class Replica:
     """See the module. `uncommitted`: the entries behind the context's end, as the store holds them."""
 
     def __init__(
-        self, found: Found, uncommitted: Iterable[bytes | memoryview], schemas: Iterable[bytes]
+        self,
+        found: StoredReplica,
+        uncommitted: Iterable[bytes | memoryview],
+        schemas: Iterable[bytes],
     ) -> None:
         self.durable = found.durable
         self.current = found.durable
-        self.state = State.LEARNING
+        self.state = ReplicaState.LEARNING
         self._schemas = set(schemas)
         #: Ends of transactions that are written and not committed, in order.
         self._ends: deque[Position] = deque()
@@ -163,6 +172,11 @@ class Replica:
             self._move(Event.RECOVER_SEALING)
         else:
             self._move(Event.RECOVER_SEALED)
+
+    @property
+    def uncommitted_ends(self) -> Sequence[Position]:
+        """Ends of transactions that are written and not committed, in order."""
+        return self._ends
 
     def _move(self, event: Event) -> None:
         after = TRANSITIONS[self.state].get(event)
@@ -299,12 +313,12 @@ class Replica:
 
     # -- the repository -----------------------------------------------------------------------------
 
-    def report(self, replica: str) -> Report | None:
+    def report(self, replica: str) -> ReplicaReport | None:
         """What can be committed: whole transactions that the gate has passed. None: silent."""
         if Event.REPORT not in TRANSITIONS[self.state]:
             return None
         position = self.current.position
-        if self.state == State.APPENDABLE:
+        if self.state == ReplicaState.APPENDABLE:
             for end in self._ends:
                 if end.end_lsn > self.current.gate_lsn:
                     break
@@ -313,7 +327,7 @@ class Replica:
                     # A RESTART is a commit of its own: readers begin behind it, where a commit ends.
                     break
         start = self.current.committed_end
-        return Report(
+        return ReplicaReport(
             replica,
             self.durable.stream,
             self.durable.log_id,
@@ -330,7 +344,7 @@ class Replica:
 
         Raises `InvalidReplicaError` if it does not follow, or ends where no transaction does.
         """
-        if self.state in {State.LEARNING, State.CLOSED}:
+        if self.state in {ReplicaState.LEARNING, ReplicaState.CLOSED}:
             self._move(Event.COMMIT)
         if context.version <= self.current.version:
             return []
@@ -351,7 +365,7 @@ class Replica:
         size = position.bytes_total - self.current.position.bytes_total
         self.current = replace(self.current, context=context, position=position, taken_at=now)
         effects: list[Effect] = [PutIndex(IndexRow(context, size, position, now))]
-        if self.state == State.SEALING and self.current.sealed_at == context.end:
+        if self.state == ReplicaState.SEALING and self.current.sealed_at == context.end:
             effects += self._sealed()
         return self._write(effects)
 
@@ -364,7 +378,7 @@ class Replica:
 
     def persist(self) -> list[Effect]:
         """Write down an empty commit, or a gate, that waits."""
-        return [] if self.state == State.LEARNING else self._write([])
+        return [] if self.state == ReplicaState.LEARNING else self._write([])
 
     def seal(self, end: int) -> list[Effect]:
         """Take no more, and keep nothing at or above `end`, where the last commit ends.
@@ -424,7 +438,7 @@ class Replica:
 
     def close(self) -> None:
         """The end."""
-        if self.state != State.CLOSED:
+        if self.state != ReplicaState.CLOSED:
             self._move(Event.CLOSE)
 
     def status(self) -> ReplicaStatus:

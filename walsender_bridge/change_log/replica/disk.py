@@ -61,7 +61,7 @@ class IndexRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class StoredReplica:
     """What a store holds when it is opened.
 
     `first_offset`, `last_offset`: of the entries, trimmed ones included as long as they are there.
@@ -84,7 +84,7 @@ class Judgement(StrEnum):
     INVALID = "invalid"
 
 
-def judge(found: Found) -> tuple[Judgement, str]:
+def judge(found: StoredReplica) -> tuple[Judgement, str]:
     """May this replica take part? With the reason, if it may not (the seed, "Recovery").
 
     An uncommitted tail is no fault: it is what the next report offers.

@@ -2,7 +2,8 @@
 
 Every change goes the same way: the core says the effects, the store does them in one durable
 transaction, then the answer is given. If the store cannot, both are recovered from what is on disk, so
-the core never knows more than the disk. Reading needs the lock only to look at the watermarks.
+the core never knows more than the disk. If an invariant of the core does not hold, nothing is written, and the replica
+answers with that until its process is started again. Reading needs the lock only to look at the watermarks.
 """
 
 import contextlib
@@ -27,16 +28,18 @@ from walsender_bridge.change_log.protocol import (
     Ack,
     CommitContext,
     CutPoint,
+    ReplicaReport,
     ReplicaStatus,
-    Report,
 )
 from walsender_bridge.change_log.replica import damaged_segments
-from walsender_bridge.change_log.replica.core import Replica, State
+from walsender_bridge.change_log.replica.core import Replica, ReplicaState
 from walsender_bridge.change_log.replica.disk import Durable, Effect, IndexRow, Judgement
+from walsender_bridge.change_log.replica.invariants import check_invariants
 from walsender_bridge.change_log.storage.store import SEGMENT_BYTES, StoredEntry, StreamStore
 from walsender_bridge.errors import (
     CorruptError,
     FencedError,
+    InvariantError,
     TrimmedError,
     TusklineError,
     UnavailableError,
@@ -156,10 +159,13 @@ class HostedReplica:
             raise self._broken.with_traceback(None)
         return self._core
 
-    def _do(self, event: Callable[[Replica], list[Effect]]) -> None:
-        """An event, durably. The lock is held."""
+    def _do(self, event: Callable[[Replica], list[Effect]], *, hot: bool = False) -> None:
+        """An event, durably. The lock is held. Raises `InvariantError`, from then on for everything."""
         core = self._healthy()
+        before = core.current
         effects = event(core)
+        if not hot:
+            self._check(core, before)
         tail = core.tail.bytes_total - core.current.position.bytes_total
         try:
             self._store.apply(effects, tail_bytes=tail)
@@ -168,6 +174,16 @@ class HostedReplica:
             self._broken = self._out_of_reach(error)
             self._store.close()
             self.recover()
+            raise
+
+    def _check(self, core: Replica, before: Durable) -> None:
+        try:
+            check_invariants(core, before)
+        except InvariantError as error:
+            # The disk is right, and stays as it is: whoever looks for the fault needs it.
+            self._broken = error
+            self._store.close()
+            _log.error("a replica has stopped", **error.to_wire())
             raise
 
     # -- the writer ---------------------------------------------------------------------------------
@@ -203,12 +219,15 @@ class HostedReplica:
                     where=f"stream {self.folder.name}",
                     repair="stop this one",
                 )
-            self._do(lambda core: core.append(entries, schemas, confirm_to, gate_lsn, system_id))
+            self._do(
+                lambda core: core.append(entries, schemas, confirm_to, gate_lsn, system_id),
+                hot=True,
+            )
             return self._core.ack()
 
     # -- the repository -----------------------------------------------------------------------------
 
-    def report(self, replica: str) -> Report | None:
+    def report(self, replica: str) -> ReplicaReport | None:
         """What may be committed; None: the replica is silent. Writes down what waited long enough."""
         with self._lock:
             self._try_again()
@@ -272,7 +291,7 @@ class HostedReplica:
         """Raise `CorruptError`, or what else keeps it from being read, for a replica that is silent."""
         with self._lock:
             core = self._healthy()
-            if core.state == State.LEARNING:
+            if core.state == ReplicaState.LEARNING:
                 raise CorruptError(
                     core.reason, where=f"stream {self.folder.name}", repair=damaged_segments.REPAIR
                 )

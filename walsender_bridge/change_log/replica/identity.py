@@ -13,8 +13,7 @@ from typing import Final
 import google_crc32c
 
 from walsender_bridge.errors import CorruptError, NotSupportedError
-from walsender_bridge.runtime.checksummed_json import opened, sealed
-from walsender_bridge.runtime.durable import replace_file
+from walsender_bridge.runtime import checksummed_json
 
 FORMAT: Final = 1
 NAME: Final = "keeper.json"
@@ -23,14 +22,14 @@ NAME: Final = "keeper.json"
 def make(data_dir: Path) -> None:
     """Give a new keeper its name."""
     record = {"format": FORMAT, "keeper_id": str(uuid.uuid4())}
-    replace_file(data_dir / NAME, sealed(record), mode=0o600)
+    checksummed_json.save(data_dir / NAME, record, mode=0o600)
 
 
 def load(data_dir: Path) -> str:
     """The keeper's name. Raises `CorruptError`, or `NotSupportedError` for a newer format."""
     path = data_dir / NAME
     try:
-        record = opened(path.read_bytes())
+        record = checksummed_json.load(path, checked=False)
         version, name, crc = record["format"], record["keeper_id"], record.get("crc")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _damaged(path, f"{type(error).__name__}: {error}") from None

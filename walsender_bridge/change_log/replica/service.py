@@ -120,7 +120,7 @@ class ReplicaServer:
             level("replica opened", stream=name, judgement=str(judgement), reason=reason)
         try:
             listening.check(listen)
-            self._flight = _Service(self, listen)
+            self._flight = _ReplicaService(self, listen)
         except (OSError, pa.ArrowException, ConfigError) as error:
             self._close()
             raise listening.refused(listen, error) from None
@@ -275,7 +275,7 @@ class ReplicaServer:
         }
 
 
-class _Service(flight.FlightServerBase):  # type: ignore[misc]  # Flight carries no types
+class _ReplicaService(flight.FlightServerBase):  # type: ignore[misc]  # Flight carries no types
     """The Flight side: no meaning, only forms."""
 
     def __init__(self, server: ReplicaServer, listen: str) -> None:

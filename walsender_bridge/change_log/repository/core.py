@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
-from walsender_bridge.change_log.protocol import START, CommitContext, Position, Report, load
+from walsender_bridge.change_log.protocol import START, CommitContext, Position, ReplicaReport, load
 
 # -- records ----------------------------------------------------------------------------------------
 
@@ -85,27 +85,29 @@ class KeeperSeen:
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class RepositoryTick:
     """What the replicas report at a moment, and the barriers that wait: stream -> end LSN each.
 
     Without `issue` the reports only tell what the replicas have taken.
     """
 
     now: float
-    reports: tuple[Report, ...]
+    reports: tuple[ReplicaReport, ...]
     barriers: tuple[dict[str, int], ...] = ()
     issue: bool = True
 
 
 _OfConsumers = ConsumerSeen | ConsumerDropped
-Record = Created | KeeperSeen | StreamCreated | TermGiven | _OfConsumers | VersionRaised | Tick
+Record = (
+    Created | KeeperSeen | StreamCreated | TermGiven | _OfConsumers | VersionRaised | RepositoryTick
+)
 
 
 # -- state ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Commit:
+class StreamCommit:
     """A commit that is not empty, and where it leaves its stream."""
 
     context: CommitContext
@@ -113,13 +115,13 @@ class Commit:
 
 
 @dataclass(slots=True)
-class Stream:
+class StreamState:
     """One stream. `history` starts with the newest commit that nobody needs any more."""
 
     replicas: tuple[str, ...]
     term: int = 0
-    history: list[Commit] = field(
-        default_factory=lambda: [Commit(CommitContext(0, 1, 1, 0), START)]
+    history: list[StreamCommit] = field(
+        default_factory=lambda: [StreamCommit(CommitContext(0, 1, 1, 0), START)]
     )
     #: The context of the newest version, empty or not.
     latest: CommitContext = field(default_factory=lambda: CommitContext(0, 1, 1, 0))
@@ -127,11 +129,11 @@ class Stream:
     applied: dict[str, int] = field(default_factory=dict)
 
     @property
-    def last(self) -> Commit:
+    def last(self) -> StreamCommit:
         """The last commit that is not empty."""
         return self.history[-1]
 
-    def at(self, version: int) -> Commit | None:
+    def at(self, version: int) -> StreamCommit | None:
         """The commit that stands at that version; None: that is history nobody kept."""
         place = bisect_right(self.history, version, key=lambda c: c.context.version)
         return self.history[place - 1] if place else None
@@ -154,14 +156,14 @@ class Consumer:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ReportVerdict:
     """Whether a report counts; `reason` if it does not.
 
     `ahead`: it is of a replica of this log that knows a version that was never issued, so records were lost here:
     perhaps also the one that made its stream.
     """
 
-    report: Report
+    report: ReplicaReport
     reason: str = ""
     ahead: bool = False
 
@@ -176,7 +178,7 @@ class Repository:
         self.published = 0
         self.next_global = 1
         self.keepers: dict[str, str] = {}
-        self.streams: dict[str, Stream] = {}
+        self.streams: dict[str, StreamState] = {}
         self.consumers: dict[str, Consumer] = {}
         #: The newest time that was recorded; 0: none was.
         self.clock = 0.0
@@ -196,7 +198,7 @@ class Repository:
                 if stream in self.streams:
                     return False
                 latest = CommitContext(self.version, 1, self.next_global, 0)
-                self.streams[stream] = Stream(replicas, latest=latest)
+                self.streams[stream] = StreamState(replicas, latest=latest)
             case TermGiven(stream, term):
                 self.streams[stream].term = term
             case ConsumerSeen(name, version, until):
@@ -205,11 +207,11 @@ class Repository:
                 return self.consumers.pop(name, None) is not None
             case VersionRaised(version):
                 return self._raise(version)
-            case Tick():
+            case RepositoryTick():
                 return self._tick(record)
         return True
 
-    def _tick(self, tick: Tick) -> bool:
+    def _tick(self, tick: RepositoryTick) -> bool:
         reports = [v.report for v in self.judge(tick.reports) if not v.reason]
         ready = self._committable(reports) if tick.issue else {}
         forced = tick.issue and self._forced(tick.barriers, ready)
@@ -238,15 +240,15 @@ class Repository:
         self.published = self._published({})
         return True
 
-    def judge(self, reports: Iterable[Report]) -> list[Verdict]:
+    def judge(self, reports: Iterable[ReplicaReport]) -> list[ReportVerdict]:
         """Which reports count, and why the others do not. Changes nothing."""
-        return [Verdict(r, self._fault(r), ahead=self._is_ahead(r)) for r in reports]
+        return [ReportVerdict(r, self._fault(r), ahead=self._is_ahead(r)) for r in reports]
 
-    def _is_ahead(self, report: Report) -> bool:
+    def _is_ahead(self, report: ReplicaReport) -> bool:
         # Also of a stream, or a replica of one, that this repository does not know any more.
         return report.log_id == self.log_id and report.version > self.version
 
-    def _fault(self, report: Report) -> str:
+    def _fault(self, report: ReplicaReport) -> str:
         stream = self.streams.get(report.stream)
         if stream is None or report.log_id != self.log_id:
             return f"stream {report.stream} of log {report.log_id} is not of this log"
@@ -268,7 +270,7 @@ class Repository:
             )
         return ""
 
-    def _committable(self, reports: Sequence[Report]) -> dict[str, Report]:
+    def _committable(self, reports: Sequence[ReplicaReport]) -> dict[str, ReplicaReport]:
         """For each stream with something new: the report of the replica that holds the least of it."""
         ready = {}
         for name in sorted(self.streams):
@@ -284,7 +286,9 @@ class Repository:
                 ready[name] = least
         return ready
 
-    def _forced(self, barriers: Sequence[Mapping[str, int]], ready: Mapping[str, Report]) -> bool:
+    def _forced(
+        self, barriers: Sequence[Mapping[str, int]], ready: Mapping[str, ReplicaReport]
+    ) -> bool:
         """Some barrier's positions are all committed, this step's commits included."""
 
         def reached(name: str, lsn: int) -> bool:
@@ -295,7 +299,7 @@ class Repository:
 
         return any(all(reached(*item) for item in barrier.items()) for barrier in barriers)
 
-    def _issue(self, ready: Mapping[str, Report]) -> None:
+    def _issue(self, ready: Mapping[str, ReplicaReport]) -> None:
         self.version += 1
         for name in sorted(self.streams):
             stream = self.streams[name]
@@ -305,7 +309,7 @@ class Repository:
             stream.latest = CommitContext(self.version, end, self.next_global, length)
             self.next_global += length
             if report is not None:
-                stream.history.append(Commit(stream.latest, report.position))
+                stream.history.append(StreamCommit(stream.latest, report.position))
 
     def _progress(self, applied: Mapping[tuple[str, str], int]) -> bool:
         """Some replica has taken a commit that is not empty."""
@@ -343,7 +347,7 @@ class Repository:
         """All of the barrier's positions are committed."""
         return self._forced([barrier], {})
 
-    def cut(self, stream: str, version: int) -> Commit | None:
+    def cut(self, stream: str, version: int) -> StreamCommit | None:
         """Where a version cuts a stream; None if that history is gone."""
         return self.streams[stream].at(version)
 
@@ -389,8 +393,8 @@ class Repository:
         for name in ("log_id", "version", "forced_version", "published", "next_global"):
             setattr(state, name, record[name])
         for name, stream in record["streams"].items():
-            history = [Commit(CommitContext(*c), Position(*p)) for c, p in stream["history"]]
-            state.streams[name] = Stream(
+            history = [StreamCommit(CommitContext(*c), Position(*p)) for c, p in stream["history"]]
+            state.streams[name] = StreamState(
                 tuple(stream["replicas"]),
                 stream["term"],
                 history,
@@ -413,10 +417,10 @@ _KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Record)
 
 def record_to_json(record: Record) -> dict[str, Any]:
     """A record as it is kept."""
-    if isinstance(record, Tick):
+    if isinstance(record, RepositoryTick):
         reports = [report_to_json(report) for report in record.reports]
         return {
-            "kind": "Tick",
+            "kind": "RepositoryTick",
             "now": record.now,
             "reports": reports,
             "barriers": list(record.barriers),
@@ -429,16 +433,16 @@ def record_to_json(record: Record) -> dict[str, Any]:
 def record_from_json(values: Mapping[str, Any]) -> Record:
     """The record of such a form."""
     fields = {k: v for k, v in values.items() if k != "kind"}
-    if values["kind"] == "Tick":
-        reports = tuple(load(Report, report) for report in fields["reports"])
-        return Tick(fields["now"], reports, tuple(fields["barriers"]), fields["issue"])
+    if values["kind"] == "RepositoryTick":
+        reports = tuple(load(ReplicaReport, report) for report in fields["reports"])
+        return RepositoryTick(fields["now"], reports, tuple(fields["barriers"]), fields["issue"])
     if "replicas" in fields:
         fields["replicas"] = tuple(fields["replicas"])
     record: Record = _KINDS[values["kind"]](**fields)
     return record
 
 
-def report_to_json(report: Report) -> dict[str, Any]:
+def report_to_json(report: ReplicaReport) -> dict[str, Any]:
     """A report as it travels and is kept."""
     values = {name: getattr(report, name) for name in type(report).__slots__}
     position = {name: getattr(report.position, name) for name in Position.__slots__}

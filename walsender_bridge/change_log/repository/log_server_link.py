@@ -14,8 +14,8 @@ import structlog
 from pyarrow import flight
 
 from walsender_bridge.change_log import protocol
-from walsender_bridge.change_log.protocol import CommitContext, Report, load, text
-from walsender_bridge.change_log.repository.core import Stream
+from walsender_bridge.change_log.protocol import CommitContext, ReplicaReport, load, text
+from walsender_bridge.change_log.repository.core import StreamState
 from walsender_bridge.change_log.repository.stream_faults import twins
 from walsender_bridge.errors import TusklineError, from_wire
 
@@ -39,7 +39,7 @@ class KeeperLink:
         #: Its reports have been taken once.
         self.heard = False
         #: The report that is awaited.
-        self.asked: Future[list[Report]] | None = None
+        self.asked: Future[list[ReplicaReport]] | None = None
         #: Why the replica of a stream does not take the commits that it was sent last.
         self.refused: dict[str, TusklineError] = {}
         #: Newest version sent to each stream since the keeper last failed to answer.
@@ -53,11 +53,11 @@ class KeeperLink:
         """One action. Raises what the keeper raised, or `UnavailableError`."""
         return protocol.call(self._flight, self.address, action, _ANSWER, **fields)
 
-    def report(self) -> list[Report]:
+    def report(self) -> list[ReplicaReport]:
         """The reports of its replicas."""
         answer = self.call("report")
         self.keeper_id, self._warned = text(answer, "keeper"), False
-        return [load(Report, report) for report in answer["reports"]]
+        return [load(ReplicaReport, report) for report in answer["reports"]]
 
     def lost(self, error: TusklineError) -> None:
         """It did not answer."""
@@ -95,13 +95,13 @@ class Keepers:
         copies = twins(self._links)
         return [link for link in self.answering() if link not in copies]
 
-    def ask(self, *, within: float) -> list[Report]:
+    def ask(self, *, within: float) -> list[ReplicaReport]:
         """The reports that arrive in time; a keeper that is late is waited for, not asked again."""
         for link in self._links:
             if link.asked is None:
                 link.asked = self._pool.submit(link.report)
         wait([link.asked for link in self._links if link.asked], timeout=within)
-        told: list[tuple[KeeperLink, list[Report]]] = []
+        told: list[tuple[KeeperLink, list[ReplicaReport]]] = []
         for link in self._links:
             if link.asked is None or not link.asked.done():
                 continue
@@ -113,7 +113,7 @@ class Keepers:
             else:
                 link.answers = True
         apart = self.told_apart()
-        reports: list[Report] = []
+        reports: list[ReplicaReport] = []
         for link, its in told:
             if link in apart:
                 link.heard = True
@@ -121,7 +121,7 @@ class Keepers:
         return reports
 
     def due(
-        self, reports: Sequence[Report], streams: Mapping[str, Stream]
+        self, reports: Sequence[ReplicaReport], streams: Mapping[str, StreamState]
     ) -> list[tuple[KeeperLink, dict[str, list[CommitContext]]]]:
         """What each keeper has missed, by its reports."""
         due = []
@@ -144,7 +144,7 @@ class Keepers:
     @staticmethod
     def send(
         link: KeeperLink, commits: Mapping[str, Sequence[CommitContext]], now: float
-    ) -> list[Report]:
+    ) -> list[ReplicaReport]:
         """Send commits, with the time of the steady clock; what its replicas report then."""
         records = {
             stream: [{name: getattr(c, name) for name in CommitContext.__slots__} for c in missed]
@@ -163,7 +163,7 @@ class Keepers:
             if stream not in link.refused:
                 _log.error("commit refused", stream=stream, reason=refusal.get("what"))
             link.refused[stream] = from_wire(refusal)
-        return [load(Report, report) for report in answer["reports"]]
+        return [load(ReplicaReport, report) for report in answer["reports"]]
 
     def close(self) -> None:
         """End the connections."""

@@ -24,7 +24,7 @@ import structlog
 from pyarrow import flight
 
 from walsender_bridge.change_log import protocol
-from walsender_bridge.change_log.protocol import Report, check_stream, number, text
+from walsender_bridge.change_log.protocol import ReplicaReport, check_stream, number, text
 from walsender_bridge.change_log.repository.barriers import Barrier, Barriers
 from walsender_bridge.change_log.repository.core import (
     ConsumerDropped,
@@ -33,10 +33,10 @@ from walsender_bridge.change_log.repository.core import (
     KeeperSeen,
     Record,
     Repository,
-    Stream,
+    RepositoryTick,
     StreamCreated,
+    StreamState,
     TermGiven,
-    Tick,
     VersionRaised,
 )
 from walsender_bridge.change_log.repository.log_server_link import Keepers
@@ -46,6 +46,7 @@ from walsender_bridge.errors import (
     Cause,
     ConfigError,
     DeadlineError,
+    InvariantError,
     MalformedMessageError,
     TusklineError,
     UnavailableError,
@@ -89,7 +90,7 @@ class RepositoryServer:
         self._changed = threading.Condition()
         self._stopping = False
         self.barriers = Barriers()
-        self._reports: dict[str, Report] = {}
+        self._reports: dict[str, ReplicaReport] = {}
         self._noted = StreamFaults()
         self._faults: dict[str, TusklineError] = {}
         self._trim_at = 0.0
@@ -99,7 +100,7 @@ class RepositoryServer:
         self._clock = SteadyClock(self._state.clock, jumped=_jumped)
         self._keepers = Keepers(keepers)
         self._thread = threading.Thread(target=self._run, name="repository", daemon=True)
-        self._flight: _Service | None = None
+        self._flight: _RepositoryService | None = None
         self.address = protocol.address_of(listen)
 
     @property
@@ -115,7 +116,7 @@ class RepositoryServer:
         self._step()
         try:
             listening.check(self._listen)
-            self._flight = _Service(self, self._listen)
+            self._flight = _RepositoryService(self, self._listen)
         except (OSError, pa.ArrowException, ConfigError) as error:
             self._store.close()
             raise listening.refused(self._listen, error) from None
@@ -147,6 +148,8 @@ class RepositoryServer:
                 _log.exception("the repository's step failed", error=str(error))
                 self._reload()
                 self._failed(error)
+                if isinstance(error, InvariantError):
+                    return  # no later step is written either; what there is can still be asked for
             with self._changed:
                 pause = _HASTE if self.barriers.hurry() else self._tick
                 left = started + pause - time.monotonic()
@@ -182,7 +185,7 @@ class RepositoryServer:
             counted = self._note(reports)
             issue = self._noted.refusal(self._state.streams, self._keepers) is None
             now = self._clock.now()
-            self._record(Tick(now, tuple(reports), positions, issue))
+            self._record(RepositoryTick(now, tuple(reports), positions, issue))
             if self._state.forced_version > forced:
                 for barrier in barriers:
                     if self._state.satisfied(barrier.positions):
@@ -193,7 +196,7 @@ class RepositoryServer:
         ]
         with self._changed:
             if taken:
-                self._record(Tick(self._clock.now(), tuple(taken), issue=False))
+                self._record(RepositoryTick(self._clock.now(), tuple(taken), issue=False))
                 self._note(taken)
             self._faults = self._noted.look(self._state.streams, self._keepers)
             self.barriers.published(self._state.published)
@@ -207,7 +210,7 @@ class RepositoryServer:
             if self._state.keepers.get(keeper.keeper_id) != keeper.address:
                 self._record(KeeperSeen(keeper.keeper_id, keeper.address))
 
-    def _note(self, reports: Sequence[Report]) -> list[Report]:
+    def _note(self, reports: Sequence[ReplicaReport]) -> list[ReplicaReport]:
         """Remember the reports that count."""
         counted = self._noted.note(self._state.judge(reports))
         self._reports.update((report.stream, report) for report in counted)
@@ -235,7 +238,7 @@ class RepositoryServer:
 
     # -- actions ------------------------------------------------------------------------------------
 
-    def _stream(self, name: str) -> Stream:
+    def _stream(self, name: str) -> StreamState:
         stream = self._state.streams.get(name)
         if stream is None:
             raise UnknownStreamError(
@@ -407,7 +410,7 @@ def _jumped(seconds: float) -> None:
     )
 
 
-class _Service(flight.FlightServerBase):  # type: ignore[misc]  # Flight carries no types
+class _RepositoryService(flight.FlightServerBase):  # type: ignore[misc]  # Flight carries no types
     """The Flight side: no meaning, only forms."""
 
     def __init__(self, server: RepositoryServer, listen: str) -> None:

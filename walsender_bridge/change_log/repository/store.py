@@ -6,6 +6,8 @@ records before it along, in one transaction. The commits, the larger part of the
 their own (version -> stream, local range, global range): a checkpoint adds and removes only those that
 changed.
 
+If an invariant of the state does not hold after a record, neither this one nor any later one is written.
+
 Each row has a checksum of its values, since a digit that changed still makes a record. Rows of format 1 have none.
 """
 
@@ -22,8 +24,15 @@ from walsender_bridge.change_log.repository.core import (
     record_from_json,
     record_to_json,
 )
+from walsender_bridge.change_log.repository.invariants import Checked, check_invariants, checked
 from walsender_bridge.change_log.repository.stream_faults import REPAIR
-from walsender_bridge.errors import ConfigError, CorruptError, NotSupportedError, UnavailableError
+from walsender_bridge.errors import (
+    ConfigError,
+    CorruptError,
+    InvariantError,
+    NotSupportedError,
+    UnavailableError,
+)
 from walsender_bridge.runtime import sql
 from walsender_bridge.runtime.private_folder import private_file
 
@@ -42,6 +51,8 @@ class RepositoryStore:
     def __init__(self, path: Path, *, checkpoint_every: int = CHECKPOINT_EVERY) -> None:
         self._path = path
         self._checkpoint_every = checkpoint_every
+        #: Why nothing is written any more.
+        self._stopped: InvariantError | None = None
         try:
             # SQLite's other files get the modes of this one.
             private_file(path)
@@ -71,7 +82,9 @@ class RepositoryStore:
             self._db.execute(f"PRAGMA {pragma}")
         (version,) = self._db.execute("PRAGMA user_version").fetchone()
         if version in {0, 1}:
-            making = sql.load("repository_from_1" if version else "repository")
+            making = sql.load(
+                "change_log/repository_from_1" if version else "change_log/repository"
+            )
             self._db.executescript(f"BEGIN; {making}; PRAGMA user_version = {FORMAT}; COMMIT;")
         elif version != FORMAT:
             self._db.close()
@@ -119,13 +132,18 @@ class RepositoryStore:
     def append(self, record: Record) -> bool:
         """Fold a record into `state`, and keep it durably if it changed anything.
 
-        Raises `UnavailableError` if it cannot be kept; `state` is then what the disk says.
+        Raises `UnavailableError` if it cannot be kept, `InvariantError` now and for each later record; `state` is then
+        what the disk says.
         """
+        if self._stopped is not None:
+            raise self._stopped.with_traceback(None)
         state = self.state
+        before = checked(state)
         # Ahead of the disk until the record is on it: if that fails, it is loaded when it is asked for next.
         self._state = None
         changed = state.apply(record)
         if changed:
+            self._check(state, before)
             self._keep(record)
         self._state = state
         if changed and self._number - self._checkpointed >= self._checkpoint_every:
@@ -135,6 +153,13 @@ class RepositoryStore:
             except sqlite3.DatabaseError as error:
                 _log.warning("no checkpoint", error=str(error), where=str(self._path))
         return changed
+
+    def _check(self, state: Repository, before: Checked) -> None:
+        try:
+            check_invariants(state, before)
+        except InvariantError as error:
+            self._stopped = error
+            raise
 
     def _keep(self, record: Record) -> None:
         body = json.dumps(record_to_json(record), separators=(",", ":"))

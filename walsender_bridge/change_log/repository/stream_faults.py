@@ -16,8 +16,8 @@ from typing import Final, Protocol, TypeVar
 
 import structlog
 
-from walsender_bridge.change_log.protocol import Report
-from walsender_bridge.change_log.repository.core import Stream, Verdict
+from walsender_bridge.change_log.protocol import ReplicaReport
+from walsender_bridge.change_log.repository.core import ReportVerdict, StreamState
 from walsender_bridge.errors import ConfigError, DivergedError, TusklineError, UnavailableError
 
 #: Seconds for which a keeper may be away before that is a fault: longer than its restart takes.
@@ -53,7 +53,7 @@ class StreamFaults:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         #: The last verdict on each replica, by keeper and stream.
-        self._verdicts: dict[tuple[str, str], Verdict] = {}
+        self._verdicts: dict[tuple[str, str], ReportVerdict] = {}
         #: Since when a keeper that has replicas is away.
         self._away: dict[str, float] = {}
         self._began = clock()
@@ -63,11 +63,11 @@ class StreamFaults:
         """Some replica knows a version that was never issued."""
         return self._ahead() is not None
 
-    def _ahead(self) -> Verdict | None:
+    def _ahead(self) -> ReportVerdict | None:
         return next((verdict for verdict in self._verdicts.values() if verdict.ahead), None)
 
     def refusal(
-        self, streams: Mapping[str, Stream], keepers: Iterable[Keeper]
+        self, streams: Mapping[str, StreamState], keepers: Iterable[Keeper]
     ) -> TusklineError | None:
         """Why no version may be issued now, for no stream; None: it may."""
         if ahead := self._ahead():
@@ -85,7 +85,7 @@ class StreamFaults:
             )
         return None
 
-    def note(self, verdicts: Sequence[Verdict]) -> list[Report]:
+    def note(self, verdicts: Sequence[ReportVerdict]) -> list[ReplicaReport]:
         """The reports that count; why another does not is logged once."""
         for verdict in verdicts:
             report = verdict.report
@@ -97,7 +97,7 @@ class StreamFaults:
         return [verdict.report for verdict in verdicts if not verdict.reason]
 
     def look(
-        self, streams: Mapping[str, Stream], keepers: Iterable[Keeper]
+        self, streams: Mapping[str, StreamState], keepers: Iterable[Keeper]
     ) -> dict[str, TusklineError]:
         """The fault of each stream that has one."""
         known = list(keepers)
@@ -173,7 +173,7 @@ def _twin_fault(copies: Sequence[Keeper], where: str) -> TusklineError:
     )
 
 
-def unheard(streams: Mapping[str, Stream], keepers: Iterable[Keeper]) -> list[Keeper]:
+def unheard(streams: Mapping[str, StreamState], keepers: Iterable[Keeper]) -> list[Keeper]:
     """The keepers that may have a replica that is ahead of the repository, as far as it can know."""
     known = list(keepers)
     heard = {keeper.keeper_id for keeper in known if keeper.heard}

@@ -17,12 +17,12 @@ from walsender_bridge.change_log.entry import (
 from walsender_bridge.change_log.replica.damaged_segments import REPAIR
 from walsender_bridge.change_log.replica.disk import IndexRow
 from walsender_bridge.change_log.storage.records import key_of, offset_of
-from walsender_bridge.change_log.storage.segment import Snapshot
+from walsender_bridge.change_log.storage.segment import SegmentSnapshot
 from walsender_bridge.errors import CorruptError, NotSupportedError
 from walsender_bridge.postgres.protocol import pgoutput
 
 
-def entries(snapshot: Snapshot, start: int) -> Iterator[tuple[int, EntryHeader, bytes]]:
+def entries(snapshot: SegmentSnapshot, start: int) -> Iterator[tuple[int, EntryHeader, bytes]]:
     """The entries from `start` on, committed or not, up to the first that is not there.
 
     Raises `CorruptError` with stream, offset and file.
@@ -41,7 +41,7 @@ def entries(snapshot: Snapshot, start: int) -> Iterator[tuple[int, EntryHeader, 
 
 
 def committed_entries(
-    snapshot: Snapshot, start: int
+    snapshot: SegmentSnapshot, start: int
 ) -> Iterator[tuple[int, IndexRow, EntryHeader, bytes]]:
     """The committed entries from `start` on with their commits. Raises `CorruptError`."""
     commit: IndexRow | None = None
@@ -61,7 +61,7 @@ def committed_entries(
         yield offset, commit, header, data
 
 
-def schema(snapshot: Snapshot, digest: bytes) -> bytes:
+def schema(snapshot: SegmentSnapshot, digest: bytes) -> bytes:
     """The schema record of that hash. Raises `CorruptError`."""
     record = snapshot.get(b"schemas", digest)
     if record is None:
@@ -71,7 +71,7 @@ def schema(snapshot: Snapshot, digest: bytes) -> bytes:
     return record
 
 
-def newest_schemas(snapshot: Snapshot) -> Iterator[bytes]:
+def newest_schemas(snapshot: SegmentSnapshot) -> Iterator[bytes]:
     """The newest schema record of each relation, ordered by name. Raises `CorruptError`."""
     for name, digest in snapshot.rows(b"relations"):
         record = schema(snapshot, bytes(digest))
@@ -81,7 +81,9 @@ def newest_schemas(snapshot: Snapshot) -> Iterator[bytes]:
         yield record
 
 
-def _checked(snapshot: Snapshot, offset: int, data: bytes, previous: int | None) -> EntryHeader:
+def _checked(
+    snapshot: SegmentSnapshot, offset: int, data: bytes, previous: int | None
+) -> EntryHeader:
     try:
         header = check(data)
         if previous is not None:
@@ -98,10 +100,10 @@ def _at(offset: int) -> str:
     return f"offset {offset}"
 
 
-def _place(snapshot: Snapshot, what: str) -> str:
+def _place(snapshot: SegmentSnapshot, what: str) -> str:
     segment = snapshot.segment
     return f"stream {segment.folder.parent.name}, {what}, {segment.file}"
 
 
-def _named(snapshot: Snapshot, place: str, what: str) -> CorruptError:
+def _named(snapshot: SegmentSnapshot, place: str, what: str) -> CorruptError:
     return CorruptError(what, where=_place(snapshot, place), repair=REPAIR)

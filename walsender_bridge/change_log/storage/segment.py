@@ -217,10 +217,10 @@ class Segment:
     # -- reading ------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def reading(self) -> Iterator["Snapshot"]:
+    def reading(self) -> Iterator["SegmentSnapshot"]:
         """A short read transaction."""
         with self.using(), self._env.begin(buffers=True) as transaction:
-            yield Snapshot(self, transaction)
+            yield SegmentSnapshot(self, transaction)
 
     def database(self, name: bytes) -> Any:
         """One of its databases."""
@@ -267,7 +267,9 @@ class Segment:
             transaction.put(b"state", state, db=self._databases[b"meta"])
             transaction.put(b"chain", b"[]", db=self._databases[b"meta"])
 
-    def write_copy(self, source: "Snapshot", chain: list[int], step: Callable[[str], None]) -> None:
+    def write_copy(
+        self, source: "SegmentSnapshot", chain: list[int], step: Callable[[str], None]
+    ) -> None:
         """In one transaction: what a new segment needs of the one before it."""
         with self._env.begin(write=True) as transaction:
             for name in (b"schemas", b"relations"):
@@ -281,7 +283,7 @@ class Segment:
             transaction.put(b"chain", json.dumps(chain).encode(), db=meta)
 
 
-class Snapshot:
+class SegmentSnapshot:
     """A segment at one moment. What it returns as memory is valid only while it is open."""
 
     def __init__(self, segment: Segment, transaction: Any) -> None:
@@ -367,7 +369,7 @@ class Snapshot:
         return found
 
 
-def dense(snapshot: Snapshot) -> tuple[int, int] | None:
+def dense(snapshot: SegmentSnapshot) -> tuple[int, int] | None:
     """First and last entry, if none is missing between them. Raises `CorruptError`."""
     bounds = snapshot.bounds(b"entries")
     if bounds is not None and snapshot.count(b"entries") != bounds[1] - bounds[0] + 1:
@@ -375,7 +377,7 @@ def dense(snapshot: Snapshot) -> tuple[int, int] | None:
     return bounds
 
 
-def check_old(snapshot: Snapshot, end: int, stream: str) -> None:
+def check_old(snapshot: SegmentSnapshot, end: int, stream: str) -> None:
     """An older segment holds everything of the stream from its name to the next one's.
 
     Raises `CorruptError`.

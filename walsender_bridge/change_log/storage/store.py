@@ -30,7 +30,13 @@ import lmdb
 from walsender_bridge.change_log.entry import EntryHeader
 from walsender_bridge.change_log.replica import damaged_segments
 from walsender_bridge.change_log.replica.damaged_segments import REPAIR
-from walsender_bridge.change_log.replica.disk import Durable, Effect, Found, IndexRow, PutIndex
+from walsender_bridge.change_log.replica.disk import (
+    Durable,
+    Effect,
+    IndexRow,
+    PutIndex,
+    StoredReplica,
+)
 from walsender_bridge.change_log.storage.entries import (
     committed_entries,
     entries,
@@ -41,7 +47,7 @@ from walsender_bridge.change_log.storage.records import key_of, pack_state, unpa
 from walsender_bridge.change_log.storage.segment import (
     DAMAGE,
     Segment,
-    Snapshot,
+    SegmentSnapshot,
     check_old,
     dense,
     refused_read,
@@ -87,7 +93,7 @@ class StreamStore:
         self._recent: list[Segment] = []
         #: By first offset: what was wrong with a segment that was read.
         self._damaged: dict[int, CorruptError] = {}
-        self.found: Found
+        self.found: StoredReplica
 
     # -- create and open ----------------------------------------------------------------------------
 
@@ -100,7 +106,7 @@ class StreamStore:
             segment.write_first(pack_state(durable))
 
         self._segments = [self._make(1, fill)]
-        self.found = Found(durable, None, None, None)
+        self.found = StoredReplica(durable, None, None, None)
 
     def _make(self, first_offset: int, fill: Callable[[Segment], None]) -> Segment:
         """A new segment, whole or not at all."""
@@ -146,7 +152,7 @@ class StreamStore:
         try:
             self.found = self._find(durable, damage)
         except CorruptError as error:
-            self.found = Found(durable, None, None, None, f"{error.where}: {error.what}")
+            self.found = StoredReplica(durable, None, None, None, f"{error.where}: {error.what}")
 
     def _open_newest(self, newest: Segment) -> tuple[Durable, list[int]]:
         try:
@@ -185,7 +191,7 @@ class StreamStore:
                 return first
         return None
 
-    def _find(self, durable: Durable, damage: str) -> Found:
+    def _find(self, durable: Durable, damage: str) -> StoredReplica:
         """The ends of what is there; the history between them is not looked at."""
         newest = self._segments[-1]
         with newest.reading() as snapshot:
@@ -200,7 +206,9 @@ class StreamStore:
             last = last or newest.first_offset - 1
         for segment in self._segments[:-1]:
             segment.retire()
-        return Found(durable, first, last, None if commit is None else commit.context.end, damage)
+        return StoredReplica(
+            durable, first, last, None if commit is None else commit.context.end, damage
+        )
 
     def close(self) -> None:
         """Close everything that nobody reads; the rest when it has been read."""
@@ -266,7 +274,7 @@ class StreamStore:
     # -- reading ------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _snapshot(self, segment: Segment) -> Iterator[Snapshot]:
+    def _snapshot(self, segment: Segment) -> Iterator[SegmentSnapshot]:
         """A short read of one segment; damage that is met is named."""
         try:
             with segment.reading() as snapshot:
@@ -292,7 +300,7 @@ class StreamStore:
             return self._segments[-1]
 
     @contextlib.contextmanager
-    def _owner(self, offset: int) -> Iterator[tuple[Snapshot, int | None]]:
+    def _owner(self, offset: int) -> Iterator[tuple[SegmentSnapshot, int | None]]:
         """The segment that owns this offset, and where the next one starts (None: it is the newest)."""
         with self._lock:
             self._check_open()

@@ -27,7 +27,7 @@ def make_standby(
             repair=f"install {OLDEST} or later; for older ones there is docs/extension.md",
         )
     with psycopg.connect(origin.dsn(), autocommit=True) as connection:
-        connection.execute(load("physical_slot_create").encode(), {"slot": slot})
+        connection.execute(load("provisioning/physical_slot_create").encode(), {"slot": slot})
     standby = origin.copied(folder)
     lines = {
         "primary_conninfo": origin.dsn(),
@@ -50,5 +50,5 @@ def make_standby(
 def has_slots(standby: LocalServer, slots: list[str]) -> bool:
     """Whether the standby could go on from these logical slots. Raises psycopg's errors."""
     with psycopg.connect(standby.dsn(), autocommit=True, connect_timeout=5) as connection:
-        row = connection.execute(load("standby_slots").encode(), {"slots": slots}).fetchone()
+        row = connection.execute(load("demo/standby_slots").encode(), {"slots": slots}).fetchone()
     return row is not None and row[0] == len(slots)

@@ -37,7 +37,7 @@ from walsender_bridge.postgres.protocol.refusals import (
     one_line,
     server_error,
 )
-from walsender_bridge.postgres.protocol.replication import History, Row, SystemIdentity
+from walsender_bridge.postgres.protocol.replication import Row, ServerTimelines, SystemIdentity
 from walsender_bridge.postgres.protocol.row_limit import unsendable_row
 from walsender_bridge.runtime.closing import Closing
 
@@ -163,10 +163,10 @@ class ReplicationConnection(Closing):
         rows = self.command(replication.IDENTIFY_SYSTEM, timeout=ANSWER_SECONDS)
         return replication.parse_identity(rows)
 
-    def history(self, timeline: int) -> History:
+    def history(self, timeline: int) -> ServerTimelines:
         """The history that leads to `timeline` (which `identify` told)."""
         if timeline == 1:
-            return History(1)
+            return ServerTimelines(1)
         rows = self.command(replication.timeline_history(timeline), timeout=ANSWER_SECONDS)
         return replication.parse_history(timeline, rows[0][1] or "")
 

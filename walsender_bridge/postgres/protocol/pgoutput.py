@@ -1,7 +1,7 @@
 """The frames of pgoutput that are read one by one: transactions, streams, messages, relations, types.
 
 Rows (Insert, Update, Delete, Truncate) are never parsed here: capture copies them, and
-`spark_consumers.decode` reads many at once. Formats: PostgreSQL documentation, "Logical Replication
+`spark_consumers.decode.entries` reads many at once. Formats: PostgreSQL documentation, "Logical Replication
 Message Formats" (protocol versions 1 to 4). Times are microseconds since the Unix epoch, UTC.
 
 From version 2 on, between Stream Start and Stream Stop, rows, Relation, Type and Message have the xid of

@@ -64,7 +64,7 @@ class SystemIdentity:
 
 
 @dataclass(frozen=True, slots=True)
-class History:
+class ServerTimelines:
     """A server's timelines: the current one, and where each ancestor was left (its exclusive end)."""
 
     timeline: int
@@ -200,7 +200,7 @@ def parse_identity(rows: Sequence[Row]) -> SystemIdentity:
     raise MalformedMessageError("not an answer to IDENTIFY_SYSTEM", where="walsender")
 
 
-def parse_history(timeline: int, text: str) -> History:
+def parse_history(timeline: int, text: str) -> ServerTimelines:
     """A timeline history file: lines of `timeline, LSN where it was left, reason`.
 
     Raises `MalformedMessageError`, also for timelines that do not grow.
@@ -219,7 +219,7 @@ def parse_history(timeline: int, text: str) -> History:
     order = [number for number, _ in ancestors] + [timeline]
     if any(later <= earlier for earlier, later in itertools.pairwise(order)):
         raise MalformedMessageError(f"timelines {order} do not grow", where="walsender")
-    return History(timeline, tuple(ancestors))
+    return ServerTimelines(timeline, tuple(ancestors))
 
 
 def _fault(what: str, data: bytes) -> MalformedMessageError:

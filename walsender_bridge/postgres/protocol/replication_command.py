@@ -120,7 +120,7 @@ def parse(text: str) -> Command | None:
         if text.strip(" \t\r\n;"):
             return Unsupported("SQL")
         return None
-    reader = _Reader(_tokens(text))
+    reader = _CommandReader(_tokens(text))
     reader.word()
     command = _READERS[word](reader)
     reader.end()
@@ -140,7 +140,7 @@ def _tokens(text: str) -> list[_Token]:
     return tokens
 
 
-class _Reader:
+class _CommandReader:
     """Goes through the tokens of one command."""
 
     def __init__(self, tokens: Sequence[_Token]) -> None:
@@ -237,22 +237,22 @@ class _Reader:
             raise self._fault()
 
 
-def _identify(_: _Reader) -> Command:
+def _identify(_: _CommandReader) -> Command:
     return IdentifySystem()
 
 
-def _show(reader: _Reader) -> Command:
+def _show(reader: _CommandReader) -> Command:
     name = reader.name()
     while reader.sign(".", must=False):
         name += f".{reader.name()}"
     return Show(name)
 
 
-def _history(reader: _Reader) -> Command:
+def _history(reader: _CommandReader) -> Command:
     return TimelineHistory(reader.timeline())
 
 
-def _create(reader: _Reader) -> Command:
+def _create(reader: _CommandReader) -> Command:
     slot = reader.slot()
     temporary = bool(reader.word(among=["TEMPORARY"]))
     if reader.word(among=["LOGICAL"]):
@@ -268,15 +268,15 @@ def _create(reader: _Reader) -> Command:
     return CreateSlot(slot, temporary, reserve_wal=reserve in _TRUE)
 
 
-def _read(reader: _Reader) -> Command:
+def _read(reader: _CommandReader) -> Command:
     return ReadSlot(reader.slot())
 
 
-def _drop(reader: _Reader) -> Command:
+def _drop(reader: _CommandReader) -> Command:
     return DropSlot(reader.slot(), wait=bool(reader.word(among=["WAIT"])))
 
 
-def _start(reader: _Reader) -> Command:
+def _start(reader: _CommandReader) -> Command:
     slot = reader.slot() if reader.word(among=["SLOT"]) else None
     if reader.word(among=["LOGICAL"]):
         raise _no_logical()

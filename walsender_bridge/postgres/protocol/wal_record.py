@@ -53,7 +53,7 @@ _RM_XLOG, _SWITCH, _INFO_MASK = 0, 0x40, 0xF0
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class WalRecord:
     """One whole record: `start` and `end` as LSNs, `length` its own bytes, `previous` the start of the one before.
 
     `resource_manager` and `info` say what it is (`rmgrlist.h`).
@@ -89,7 +89,7 @@ class _Overwritten(Exception):
         self.lsn = lsn
 
 
-class Walk:
+class RecordScan:
     """The records from `start` on, where one begins (a page boundary stands for the byte behind its header).
 
     Iterate over it; when it is exhausted, `end` is where the last whole record ended (`start`, if there was
@@ -120,7 +120,7 @@ class Walk:
         self._page: bytes | memoryview = b""
         self._header: PageHeader
 
-    def __iter__(self) -> Iterator[Record]:
+    def __iter__(self) -> Iterator[WalRecord]:
         position = self.end
         while True:
             try:
@@ -159,7 +159,7 @@ class Walk:
         self._timeline = header.timeline
         self._page_lsn, self._page, self._header = lsn, data, header
 
-    def _record(self, position: int) -> Record:
+    def _record(self, position: int) -> WalRecord:
         """The whole record that starts at this position."""
         page_lsn = page_start(position)
         self._load(page_lsn)
@@ -182,12 +182,12 @@ class Walk:
             raise _Stop(f"the record at {format_lsn(start)} follows {format_lsn(previous)}")
         if google_crc32c.extend(crc, head[:_COVERED]) != expected_crc:
             raise _Stop(f"the record at {format_lsn(start)} has another checksum")
-        record = Record(start, end, length, xid, previous, resource_manager, info)
+        record = WalRecord(start, end, length, xid, previous, resource_manager, info)
         if record.is_switch:
             segment = self._expected.segment_bytes
             boundary = segment_start(start, segment) + segment
             if self._stop is not None and boundary <= self._stop:
-                return Record(start, boundary, length, xid, previous, resource_manager, info)
+                return WalRecord(start, boundary, length, xid, previous, resource_manager, info)
         return record
 
     def _read(self, start: int, offset: int, length: int) -> tuple[bytes, int, int]:
@@ -254,7 +254,7 @@ def record_start_before(
 
 def walk_below(
     pages: Pages, position: int, stop: int, expected: WalFormat, *, oldest: int
-) -> Walk | None:
+) -> RecordScan | None:
     """A walk, exhausted, from a record at or below `position` to `stop`; None: none begins there. Raises as `record_start_before`.
 
     A page header names where a record ends. Behind a segment switch no other begins there, so the walk is tried from
@@ -262,7 +262,7 @@ def walk_below(
     """
     walk = None
     while (start := record_start_before(pages, position, expected, oldest=oldest)) is not None:
-        walk = Walk(pages, start, expected, stop=stop)
+        walk = RecordScan(pages, start, expected, stop=stop)
         for _ in walk:
             pass
         if walk.ran_out or walk.end > start or start <= oldest:

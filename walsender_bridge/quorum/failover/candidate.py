@@ -17,7 +17,7 @@ from walsender_bridge.postgres.client.bounded_query import BoundedConnection
 from walsender_bridge.postgres.client.replication_connection import describe
 from walsender_bridge.postgres.protocol.refusals import connection_error, server_error
 from walsender_bridge.postgres.standby_names import StandbyNames
-from walsender_bridge.quorum.failover.plan import Candidate
+from walsender_bridge.quorum.failover.plan import PromotionCandidate
 from walsender_bridge.quorum.proposer.primary.wal_source import StandbyStream
 from walsender_bridge.quorum.protocol.messages import ServerInfo
 from walsender_bridge.runtime.sql import load
@@ -62,13 +62,13 @@ class CandidateServer:
         with StandbyStream.connect(self.dsn) as asked:
             return asked.server_info()
 
-    def look(self) -> Candidate:
+    def look(self) -> PromotionCandidate:
         """How it is now. Raises `ConnectionFailedError` and others of `wire.connection`."""
         with StandbyStream.connect(self.dsn) as asked:
             seen = asked.primary()
             major = asked.server_version // 10000
         with self._connect() as connection:
-            row = connection.execute(load("candidate").encode()).fetchone()
+            row = connection.execute(load("gate/candidate").encode()).fetchone()
         assert row is not None
         in_recovery, replay_lsn, names, level, upstream, slot, restores, paused, senders = row
         follows: bool | None = None
@@ -76,7 +76,7 @@ class CandidateServer:
             follows = upstream == self._upstream and self._ports.issuperset(senders or ())
             # An earlier run may have died just before the promotion: no safekeeper has that slot.
             follows = follows and (not slot or slot != self._slot)
-        return Candidate(
+        return PromotionCandidate(
             in_recovery=in_recovery,
             lineage=seen.lineage,
             end_lsn=seen.flush_lsn,
@@ -121,7 +121,7 @@ class CandidateServer:
         with self._connect() as connection:
             return connection.info.server_version // 10000
 
-    def _until(self, reached: Callable[[Candidate], bool], seconds: float) -> None:
+    def _until(self, reached: Callable[[PromotionCandidate], bool], seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and not reached(self.look()):
             time.sleep(_LOOK)

@@ -32,7 +32,7 @@ from walsender_bridge.postgres.protocol.lsn import format_lsn
 from walsender_bridge.quorum.proposer.effects import Lineage
 
 
-class Step(StrEnum):
+class FailoverStep(StrEnum):
     """See the module; in this order, each one only where it is needed."""
 
     ELECT = "elect a proposer without a primary; the votes fence the timeline that stands"
@@ -48,7 +48,7 @@ class Step(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class PromotionCandidate:
     """The server that becomes the primary, or is it by now. `end_lsn`: of its durable WAL.
 
     `follows`: it streams from a safekeeper, or from nobody, and will not from another server; None: its major (11, 12)
@@ -67,7 +67,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Quorum:
+class FailoverQuorum:
     """The safekeepers. `timeline`: a majority's logs are on it; `fenced`: the greatest that a failover fenced, or 0.
 
     `vcl`: of the election that this run has won; None before. `equal_to`: below it this run found the candidate's
@@ -81,7 +81,9 @@ class Quorum:
     committed: int | None = None
 
 
-def next_step(candidate: Candidate, quorum: Quorum, *, trusts_restore: bool = False) -> Step:
+def next_step(
+    candidate: PromotionCandidate, quorum: FailoverQuorum, *, trusts_restore: bool = False
+) -> FailoverStep:
     """What to do now. `trusts_restore`: the operator says that `restore_command` reads WAL of the quorum only.
 
     Raises `DivergedError`, `FencedError`, `ServerSettingError`, `NotSupportedError`.
@@ -103,13 +105,13 @@ def next_step(candidate: Candidate, quorum: Quorum, *, trusts_restore: bool = Fa
             "the standby's replay is paused", repair="SELECT pg_wal_replay_resume()"
         )
     if quorum.vcl is None:
-        return Step.ELECT
+        return FailoverStep.ELECT
     if not candidate.guarded:
-        return Step.GUARD
+        return FailoverStep.GUARD
     if quorum.equal_to is None:
-        return Step.COMPARE
+        return FailoverStep.COMPARE
     if candidate.follows is False:
-        return Step.FOLLOW
+        return FailoverStep.FOLLOW
     if candidate.end_lsn < quorum.vcl:
         if candidate.follows is None:
             raise NotSupportedError(
@@ -117,15 +119,15 @@ def next_step(candidate: Candidate, quorum: Quorum, *, trusts_restore: bool = Fa
                 " its major takes another primary_conninfo only with a restart",
                 repair="point it at a safekeeper's WAL server, restart it, and run this again: it goes on from here",
             )
-        return Step.RECEIVE
+        return FailoverStep.RECEIVE
     # Who may still hear from the old server grows for ever; what is beyond is proposed when it is attached.
     wanted = candidate.end_lsn if candidate.follows else quorum.vcl
     if quorum.committed is None or quorum.committed < wanted:
-        return Step.COMMIT
-    return Step.REPLAY if candidate.replay_lsn < quorum.vcl else Step.PROMOTE
+        return FailoverStep.COMMIT
+    return FailoverStep.REPLAY if candidate.replay_lsn < quorum.vcl else FailoverStep.PROMOTE
 
 
-def _attached(candidate: Candidate, quorum: Quorum) -> Step:
+def _attached(candidate: PromotionCandidate, quorum: FailoverQuorum) -> FailoverStep:
     """For one that is a primary already."""
     timeline = candidate.lineage.timeline
     if timeline < quorum.timeline:
@@ -138,48 +140,54 @@ def _attached(candidate: Candidate, quorum: Quorum) -> Step:
             f"this server is a primary on timeline {timeline}, which a failover has fenced",
             repair="choose a standby, or take the failover back (`abort`)",
         )
-    return Step.DONE if timeline == quorum.timeline else Step.ATTACH
+    return FailoverStep.DONE if timeline == quorum.timeline else FailoverStep.ATTACH
 
 
-def after(step: Step, candidate: Candidate, quorum: Quorum) -> tuple[Candidate, Quorum]:
+def after(
+    step: FailoverStep, candidate: PromotionCandidate, quorum: FailoverQuorum
+) -> tuple[PromotionCandidate, FailoverQuorum]:
     """What is seen once a step has succeeded, as far as can be told beforehand."""
     vcl = quorum.vcl or 0
     match step:
-        case Step.ELECT:
+        case FailoverStep.ELECT:
             assert quorum.vcl is not None, "who looks ahead says what VCL it expects"
             return candidate, replace(quorum, fenced=quorum.timeline)
-        case Step.GUARD:
+        case FailoverStep.GUARD:
             return replace(candidate, guarded=True), quorum
-        case Step.COMPARE:
+        case FailoverStep.COMPARE:
             return candidate, replace(quorum, equal_to=min(candidate.end_lsn, vcl))
-        case Step.FOLLOW:
+        case FailoverStep.FOLLOW:
             return replace(candidate, follows=True), quorum
-        case Step.RECEIVE:
+        case FailoverStep.RECEIVE:
             return replace(candidate, end_lsn=vcl), quorum
-        case Step.COMMIT:
+        case FailoverStep.COMMIT:
             return candidate, replace(quorum, committed=candidate.end_lsn)
-        case Step.REPLAY:
+        case FailoverStep.REPLAY:
             return replace(candidate, replay_lsn=candidate.end_lsn), quorum
-        case Step.PROMOTE:
+        case FailoverStep.PROMOTE:
             old = candidate.lineage
             switches = (*old.switches, (old.timeline, candidate.end_lsn))
             lineage = Lineage(quorum.timeline + 1, switches)
             return replace(candidate, in_recovery=False, lineage=lineage), quorum
-        case Step.ATTACH:
+        case FailoverStep.ATTACH:
             return candidate, replace(quorum, timeline=candidate.lineage.timeline, fenced=0)
-        case Step.DONE:
+        case FailoverStep.DONE:
             return candidate, quorum
 
 
 def plan(
-    candidate: Candidate, quorum: Quorum, expected_vcl: int, *, trusts_restore: bool = False
-) -> list[Step]:
+    candidate: PromotionCandidate,
+    quorum: FailoverQuorum,
+    expected_vcl: int,
+    *,
+    trusts_restore: bool = False,
+) -> list[FailoverStep]:
     """The steps from here to DONE, if each succeeds. Raises what `next_step` raises."""
-    steps: list[Step] = []
-    while Step.DONE not in steps:
+    steps: list[FailoverStep] = []
+    while FailoverStep.DONE not in steps:
         step = next_step(candidate, quorum, trusts_restore=trusts_restore)
         steps.append(step)
-        if step == Step.ELECT:
+        if step == FailoverStep.ELECT:
             quorum = replace(quorum, vcl=expected_vcl)
         candidate, quorum = after(step, candidate, quorum)
     return steps

@@ -31,17 +31,18 @@ from walsender_bridge.errors import (
 from walsender_bridge.postgres.protocol.lsn import format_lsn
 from walsender_bridge.quorum.failover import plan as failover
 from walsender_bridge.quorum.failover.candidate import CandidateServer
-from walsender_bridge.quorum.failover.plan import Candidate, Quorum, Step
-from walsender_bridge.quorum.failover.term import TermInOffice
+from walsender_bridge.quorum.failover.invariants import check_invariants
+from walsender_bridge.quorum.failover.plan import FailoverQuorum, FailoverStep, PromotionCandidate
+from walsender_bridge.quorum.failover.term import LeaderTerm
 from walsender_bridge.quorum.proposer.catch_up.wal_range import read_range
-from walsender_bridge.quorum.proposer.driver import Session
+from walsender_bridge.quorum.proposer.driver import ProposerSession
 from walsender_bridge.quorum.proposer.first_membership import find_membership
 from walsender_bridge.quorum.proposer.handshake import ask_all
 from walsender_bridge.quorum.proposer.primary.facts import PrimaryStream
 from walsender_bridge.quorum.proposer.primary.wal_source import NoPrimary, StandbyStream
-from walsender_bridge.quorum.proposer.quorum_id import Known, in_force
+from walsender_bridge.quorum.proposer.quorum_id import KnownQuorumId, in_force
 from walsender_bridge.quorum.proposer.quorum_id_record import known_on
-from walsender_bridge.quorum.proposer.settings import Settings
+from walsender_bridge.quorum.proposer.settings import ProposerSettings
 from walsender_bridge.quorum.protocol.configuration import Configuration
 from walsender_bridge.quorum.protocol.messages import Purpose, SafekeeperGreeting, ServerInfo
 from walsender_bridge.runtime import fail_point
@@ -59,7 +60,7 @@ class FailoverSettings:
     `promote`, `slot`: see `CandidateServer`. `seconds`: how long each step may take.
     """
 
-    proposer: Settings
+    proposer: ProposerSettings
     upstream: str
     promote: Callable[[], object] | None = None
     trusts_restore: bool = False
@@ -80,12 +81,12 @@ class FailoverRun:
             settings.promote,
             settings.slot,
         )
-        self._office: TermInOffice | None = None
+        self._office: LeaderTerm | None = None
         #: When the step at hand has to be done, and what held it up last.
         self._deadline = 0.0
         self._reason = ""
 
-    def plan(self) -> list[Step]:
+    def plan(self) -> list[FailoverStep]:
         """What a run would do now, as far as can be told without an election. Raises what `run` raises."""
         info = self._server.server_info()
         members = _members(self._proposer, info)
@@ -96,7 +97,7 @@ class FailoverRun:
             trusts_restore=self._settings.trusts_restore,
         )
 
-    def run(self) -> list[Step]:
+    def run(self) -> list[FailoverStep]:
         """Fail over to the candidate; the steps that were done. May be run again after whatever happened.
 
         Raises what `failover.next_step` raises, `FencedError` (another proposer came), `DeadlineError` (a step took
@@ -106,9 +107,9 @@ class FailoverRun:
         info = self._server.server_info()
         quorum = _members(self._proposer, info).quorum()
         self._begin_step()
-        done: list[Step] = []
+        done: list[FailoverStep] = []
         try:
-            while Step.DONE not in done:
+            while FailoverStep.DONE not in done:
                 quorum = self._advance(done, quorum, info)
         except BaseException:
             try:
@@ -119,7 +120,9 @@ class FailoverRun:
         self._leave()
         return done
 
-    def _advance(self, done: list[Step], quorum: Quorum, info: ServerInfo) -> Quorum:
+    def _advance(
+        self, done: list[FailoverStep], quorum: FailoverQuorum, info: ServerInfo
+    ) -> FailoverQuorum:
         """Look, and do the next step; `done` gains it when it is new. What has passed is passed over."""
         try:
             candidate = self._server.look()
@@ -130,12 +133,13 @@ class FailoverRun:
             step = failover.next_step(
                 candidate, quorum, trusts_restore=self._settings.trusts_restore
             )
+            check_invariants(step, candidate, quorum)
             if step not in done:
                 _log.info("failover", step=step.value, candidate=self._server.where)
                 done.append(step)
                 self._begin_step()
             fail_point.hit(f"failover-before-{step.name}")
-            if step == Step.DONE:
+            if step == FailoverStep.DONE:
                 return quorum
             self._in_time(step)
             quorum = self._perform(step, candidate, quorum, info)
@@ -146,7 +150,7 @@ class FailoverRun:
             time.sleep(_LOOK)
             if self._office is None or self._office.over:
                 self._leave()
-                quorum = Quorum(quorum.timeline, quorum.fenced)
+                quorum = FailoverQuorum(quorum.timeline, quorum.fenced)
         return quorum
 
     def _begin_step(self) -> None:
@@ -160,7 +164,7 @@ class FailoverRun:
             _log.info("failover is held up", reason=reason)
             self._reason = reason
 
-    def _in_time(self, step: Step | None) -> None:
+    def _in_time(self, step: FailoverStep | None) -> None:
         """Raises `DeadlineError` once the step's time is over."""
         if time.monotonic() > self._deadline:
             what = step.value if step else "look at the candidate"
@@ -172,27 +176,31 @@ class FailoverRun:
             )
 
     def _perform(
-        self, step: Step, candidate: Candidate, quorum: Quorum, info: ServerInfo
-    ) -> Quorum:
+        self,
+        step: FailoverStep,
+        candidate: PromotionCandidate,
+        quorum: FailoverQuorum,
+        info: ServerInfo,
+    ) -> FailoverQuorum:
         server, seconds = self._server, self._settings.seconds
         match step:
-            case Step.ELECT:
+            case FailoverStep.ELECT:
                 return self._elect(quorum, info)
-            case Step.GUARD:
+            case FailoverStep.GUARD:
                 server.guard()
-            case Step.COMPARE:
+            case FailoverStep.COMPARE:
                 return self._compare(candidate, quorum, info)
-            case Step.FOLLOW:
+            case FailoverStep.FOLLOW:
                 server.follow(seconds)
-            case Step.COMMIT:
+            case FailoverStep.COMMIT:
                 return self._commit(candidate, quorum, info)
-            case Step.PROMOTE:
+            case FailoverStep.PROMOTE:
                 # A standby's stream goes on over its promotion: the new timeline's WAL is not this term's.
                 self._leave()
                 server.promote(seconds)
-            case Step.ATTACH:
+            case FailoverStep.ATTACH:
                 self._attach(candidate, info)
-            case Step.RECEIVE | Step.REPLAY | Step.DONE:
+            case FailoverStep.RECEIVE | FailoverStep.REPLAY | FailoverStep.DONE:
                 pass
         time.sleep(_LOOK)
         return quorum
@@ -209,20 +217,22 @@ class FailoverRun:
         if office is not None:
             office.close()
 
-    def _enter(self, info: ServerInfo, source: NoPrimary | StandbyStream | None) -> TermInOffice:
+    def _enter(self, info: ServerInfo, source: NoPrimary | StandbyStream | None) -> LeaderTerm:
         """A proposer in office; the one before it has gone."""
         self._leave()
         purpose = Purpose.FAILOVER if source else Purpose.ATTACH
         self._office = _enter(self._proposer, info, purpose, source)
         return self._office
 
-    def _elect(self, quorum: Quorum, info: ServerInfo) -> Quorum:
+    def _elect(self, quorum: FailoverQuorum, info: ServerInfo) -> FailoverQuorum:
         office = self._enter(info, NoPrimary(info))
-        office.wait(lambda: office.established, self._settings.seconds, Step.ELECT)
+        office.wait(lambda: office.established, self._settings.seconds, FailoverStep.ELECT)
         _log.info("a quorum has everything that may be committed", lsn=format_lsn(office.vcl))
         return replace(quorum, timeline=office.timeline, fenced=office.timeline, vcl=office.vcl)
 
-    def _compare(self, candidate: Candidate, quorum: Quorum, info: ServerInfo) -> Quorum:
+    def _compare(
+        self, candidate: PromotionCandidate, quorum: FailoverQuorum, info: ServerInfo
+    ) -> FailoverQuorum:
         """The candidate's last bytes below VCL, with those that a safekeeper serves."""
         assert quorum.vcl is not None
         end = min(candidate.end_lsn, quorum.vcl)
@@ -246,18 +256,20 @@ class FailoverRun:
             )
         return replace(quorum, equal_to=end)
 
-    def _commit(self, candidate: Candidate, quorum: Quorum, info: ServerInfo) -> Quorum:
+    def _commit(
+        self, candidate: PromotionCandidate, quorum: FailoverQuorum, info: ServerInfo
+    ) -> FailoverQuorum:
         """The candidate as the source of WAL: its bytes below VCL are compared once more, its tail is committed."""
         end = candidate.end_lsn
         office = self._enter(info, StandbyStream.connect(self._proposer.dsn))
         office.wait(
             lambda: office.established and office.commit_lsn >= end,
             self._settings.seconds,
-            Step.COMMIT,
+            FailoverStep.COMMIT,
         )
         return replace(quorum, vcl=office.vcl, committed=end)
 
-    def _attach(self, candidate: Candidate, info: ServerInfo) -> None:
+    def _attach(self, candidate: PromotionCandidate, info: ServerInfo) -> None:
         office = self._enter(info, None)
         timeline = candidate.lineage.timeline
 
@@ -267,7 +279,9 @@ class FailoverRun:
 
         try:
             office.wait(
-                lambda: office.established and attached(), self._settings.seconds, Step.ATTACH
+                lambda: office.established and attached(),
+                self._settings.seconds,
+                FailoverStep.ATTACH,
             )
         except FencedError:
             # The bridge's own proposer may have been quicker.
@@ -275,7 +289,7 @@ class FailoverRun:
                 raise
 
 
-def abort(settings: Settings, *, seconds: float = 60.0) -> bool:
+def abort(settings: ProposerSettings, *, seconds: float = 60.0) -> bool:
     """Take a failover back: the old primary, whose DSN this is, goes on. False: nothing was fenced.
 
     A candidate that was promoted meanwhile is lost: it comes back with pg_rewind. Raises `DivergedError` when the
@@ -301,7 +315,7 @@ def abort(settings: Settings, *, seconds: float = 60.0) -> bool:
             return True
 
 
-def _take_back(settings: Settings, info: ServerInfo, seconds: float) -> None:
+def _take_back(settings: ProposerSettings, info: ServerInfo, seconds: float) -> None:
     """One election for an abort. Raises as `abort`, and `OutvotedError`."""
     office = _enter(settings, info, Purpose.ABORT, None)
     try:
@@ -311,18 +325,18 @@ def _take_back(settings: Settings, info: ServerInfo, seconds: float) -> None:
 
 
 def _enter(
-    settings: Settings,
+    settings: ProposerSettings,
     info: ServerInfo,
     purpose: Purpose,
     source: NoPrimary | StandbyStream | None,
-) -> TermInOffice:
+) -> LeaderTerm:
     membership = find_membership(settings.safekeepers, info, known=_known(settings))
-    return TermInOffice(
-        lambda tell: Session(settings, membership, tell, purpose=purpose, source=source)
+    return LeaderTerm(
+        lambda tell: ProposerSession(settings, membership, tell, purpose=purpose, source=source)
     )
 
 
-def _known(settings: Settings) -> Known:
+def _known(settings: ProposerSettings) -> KnownQuorumId:
     """Which quorum it is: the bridge says so, where its disk is left; and the standby, which has the primary's record."""
     with StandbyStream.connect(settings.dsn) as asked:
         return known_on(asked, settings.quorum_file, settings.application_name)
@@ -335,16 +349,16 @@ class _Members:
     configuration: Configuration
     greetings: tuple[SafekeeperGreeting, ...]
 
-    def quorum(self) -> Quorum:
+    def quorum(self) -> FailoverQuorum:
         """What a majority of them agrees on."""
         timelines = {greeting.safekeeper: greeting.timeline for greeting in self.greetings}
-        return Quorum(
+        return FailoverQuorum(
             timeline=self.configuration.quorum_lsn(timelines),
             fenced=max(greeting.fenced_timeline for greeting in self.greetings),
         )
 
 
-def _members(settings: Settings, info: ServerInfo) -> _Members:
+def _members(settings: ProposerSettings, info: ServerInfo) -> _Members:
     """Those that answer, a majority. Nobody's term changes by being asked. Raises `UnavailableError`."""
     asked = [answer for _, answer in ask_all(settings.safekeepers, info)]
     greetings = [answer for answer in asked if isinstance(answer, SafekeeperGreeting)]

@@ -9,17 +9,17 @@ from collections.abc import Callable
 
 from walsender_bridge.errors import DeadlineError
 from walsender_bridge.quorum.proposer.core import Phase
-from walsender_bridge.quorum.proposer.driver import Session
+from walsender_bridge.quorum.proposer.driver import ProposerSession
 
 _LOOK = 0.02
 #: Seconds in which a session has to end once it is told to: it looks five times a second.
 _LEAVE_SECONDS = 10.0
 
-#: Makes the session that tells how far it is; see `Session`.
-MakeSession = Callable[[Callable[[int, Phase], None]], Session]
+#: Makes the session that tells how far it is; see `ProposerSession`.
+MakeSession = Callable[[Callable[[int, Phase], None]], ProposerSession]
 
 
-class TermInOffice:
+class LeaderTerm:
     """See the module. It begins at once. `commit_lsn`: what a quorum has, and has been told to the safekeepers."""
 
     def __init__(self, make: MakeSession) -> None:

@@ -28,16 +28,17 @@ from walsender_bridge.errors import (
 )
 from walsender_bridge.quorum.proposer.configured_membership import refuse_smaller
 from walsender_bridge.quorum.proposer.core import Phase
-from walsender_bridge.quorum.proposer.driver import Session
+from walsender_bridge.quorum.proposer.driver import ProposerSession
 from walsender_bridge.quorum.proposer.effects import Limits
 from walsender_bridge.quorum.proposer.first_membership import find_membership
 from walsender_bridge.quorum.proposer.member_changes import MemberChanges, parse_address
 from walsender_bridge.quorum.proposer.primary.facts import PrimaryStream
 from walsender_bridge.quorum.proposer.quorum_id_record import draw, known_on
-from walsender_bridge.quorum.proposer.settings import Settings
-from walsender_bridge.quorum.proposer.status import without_session
+from walsender_bridge.quorum.proposer.settings import ProposerSettings
+from walsender_bridge.quorum.proposer.status import commit_page, without_session
 from walsender_bridge.quorum.protocol.configuration import Configuration
 from walsender_bridge.runtime import gc_control, logs, status_file, supervisor
+from walsender_bridge.runtime.commit_page import CommitPage, CommitPageWriter
 
 DSN_VARIABLE = "TUSKLINE_SOURCE_DSN"
 #: Seconds between two sessions.
@@ -51,10 +52,14 @@ _log = structlog.get_logger(__name__)
 
 
 class _Process:
-    def __init__(self, settings: Settings, status_file: Path | None) -> None:
+    def __init__(
+        self, settings: ProposerSettings, status_file: Path | None, page: Path | None
+    ) -> None:
         self._settings = settings
         self._status_file = status_file
-        self._session: Session | None = None
+        #: What the commit gates go by; the status is for people and monitoring.
+        self._page = None if page is None else CommitPageWriter(page)
+        self._session: ProposerSession | None = None
         self._stopped = threading.Event()
         self._told = ("", 0, 0.0)
         #: Whether a membership was looked at and found to be what is configured.
@@ -97,7 +102,7 @@ class _Process:
         """Raises what ends it, or returns when it was told to stop."""
         patience = self._settings.limits.patience_ticks << min(self._outvoted, _MOST_DOUBLINGS)
         limits = replace(self._settings.limits, patience_ticks=patience)
-        session = self._session = Session(
+        session = self._session = ProposerSession(
             replace(self._settings, limits=limits),
             membership,
             self._tell,
@@ -119,18 +124,29 @@ class _Process:
     def _tell(self, commit_lsn: int, phase: Phase) -> None:
         """Say how it is: at each change of phase, a few times a second, and more often while the quorum gets further."""
         now = time.monotonic()
-        if self._status_file is None or self._session is None:
+        if self._session is None:
             return
         before, lsn, at = self._told
         if phase == before and now - at < (_PAUSE if commit_lsn == lsn else _MOVING):
             return
         self._told = phase, commit_lsn, now
-        self._say(self._session.report())
+        self._say(self._session.status())
 
     def _say(self, record: dict[str, Any], error: TusklineError | None = None) -> None:
+        if self._page is not None:
+            self._page.write(self._committed(record, error))
+            record = {**record, "commit_page_fault": self._page.fault}
         if self._status_file is not None:
             told = None if error is None else error.to_wire()
             status_file.write(self._status_file, {**record, "error": told})
+
+    def _committed(self, record: dict[str, Any], error: TusklineError | None) -> CommitPage:
+        """What a quorum has, for the commit gates."""
+        if error is not None:
+            return CommitPage(why=f"the safekeepers' proposer: {error.what}")
+        if self._session is None or record["phase"] == Phase.STOPPED:
+            return CommitPage(why="the safekeepers' proposer has stopped")
+        return commit_page(self._session.core, has_quorum=record["quorum"])
 
 
 def main(arguments: list[str]) -> int:
@@ -142,6 +158,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--application-name", default="tuskline_quorum")
     parser.add_argument("--slot", default="tuskline_safekeepers", help="keeps WAL for laggards")
     parser.add_argument("--status-file", type=Path, help="where to say how far it is (JSON)")
+    parser.add_argument("--commit-page", type=Path, help="where the commit gates read")
     parser.add_argument("--members-file", type=Path, help="where a change of members is asked for")
     parser.add_argument("--quorum-file", type=Path, help="where the quorum's id is recorded")
     parser.add_argument("--queue-bytes", type=int, default=Limits().queue_bytes)
@@ -152,7 +169,7 @@ def main(arguments: list[str]) -> int:
     try:
         if dsn is None:
             raise UsageError(f"{DSN_VARIABLE} is not set")
-        settings = Settings(
+        settings = ProposerSettings(
             dsn=dsn,
             safekeepers=tuple(parse_address(each) for each in given.safekeeper),
             application_name=given.application_name,
@@ -165,7 +182,7 @@ def main(arguments: list[str]) -> int:
             members_file=given.members_file,
             quorum_file=given.quorum_file,
         )
-        process = _Process(settings, given.status_file)
+        process = _Process(settings, given.status_file, given.commit_page)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: process.stop())
         # What has been made by now lives as long as the process.

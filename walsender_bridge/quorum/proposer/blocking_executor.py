@@ -19,7 +19,7 @@ _T = TypeVar("_T")
 _CLOSE_SECONDS = 2.0
 
 
-class Errands:
+class BlockingExecutor:
     """See the module. When `waker` is readable, `serve` may have something to do."""
 
     def __init__(self, waker: Waker) -> None:

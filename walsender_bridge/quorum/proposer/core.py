@@ -27,7 +27,7 @@ from enum import StrEnum
 from walsender_bridge.errors import CorruptError, DivergedError, NotSupportedError
 from walsender_bridge.quorum.proposer import election, identities, lineage, rivals
 from walsender_bridge.quorum.proposer.catch_up import same_wal
-from walsender_bridge.quorum.proposer.catch_up.same_wal import SameWal, Verdict
+from walsender_bridge.quorum.proposer.catch_up.same_wal import ComparisonVerdict, SameWal
 from walsender_bridge.quorum.proposer.effects import (
     ClosePeer,
     Effect,
@@ -44,7 +44,6 @@ from walsender_bridge.quorum.proposer.effects import (
     PrimaryAt,
     PrimaryKeeps,
     SendMessage,
-    SpillKeeps,
     StartStreaming,
     Stop,
     StopReason,
@@ -53,9 +52,9 @@ from walsender_bridge.quorum.proposer.effects import (
     WalRead,
     WalReceived,
 )
-from walsender_bridge.quorum.proposer.leader import Office
+from walsender_bridge.quorum.proposer.leader import LeaderState
 from walsender_bridge.quorum.proposer.membership import Membership
-from walsender_bridge.quorum.proposer.peer import Peer, PeerState
+from walsender_bridge.quorum.proposer.peer import PeerState, SafekeeperPeer
 from walsender_bridge.quorum.proposer.refusals import Refusals
 from walsender_bridge.quorum.proposer.replication import Streaming
 from walsender_bridge.quorum.protocol import messages as m
@@ -102,7 +101,7 @@ class Proposer:
         self.server = server
         self.primary = primary
         self.membership = Membership(configuration, quorum)
-        self.peers = {number: Peer(number) for number in range(peers)}
+        self.peers = {number: SafekeeperPeer(number) for number in range(peers)}
         self.configured = peers if configured is None else configured
         self.purpose = purpose
         self.limits = limits or Limits()
@@ -116,7 +115,7 @@ class Proposer:
         self.same_wal = SameWal()
         self.history = History()
         self.vcl = 0
-        self.office: Office | None = None
+        self.office: LeaderState | None = None
 
     @property
     def streaming(self) -> Streaming | None:
@@ -154,7 +153,7 @@ class Proposer:
             assert streaming is not None
             return streaming.was_read(self.peers[event.peer], event.begin_lsn, event.end_lsn)
         if isinstance(event, PeerConnected):
-            peer = self.peers.setdefault(event.peer, Peer(event.peer))
+            peer = self.peers.setdefault(event.peer, SafekeeperPeer(event.peer))
             peer.state = PeerState.CONNECTED
             return self._greet([peer])
         if isinstance(event, PeerClosed):
@@ -163,21 +162,18 @@ class Proposer:
             return self._compared(event)
         return self._told(event)
 
-    def _told(self, event: SpillKeeps | PrimaryKeeps | PrimaryAt | MembersWanted) -> list[Effect]:
+    def _told(self, event: PrimaryKeeps | PrimaryAt | MembersWanted) -> list[Effect]:
         streaming = self.streaming
         if isinstance(event, MembersWanted):
             return self._members_wanted(event.members)
         if isinstance(event, PrimaryAt):
             return self._located(event.flush_lsn)
-        if isinstance(event, PrimaryKeeps):
-            self.primary_begin = event.begin_lsn
-            if streaming:
-                streaming.primary_begin = event.begin_lsn
-        elif streaming:
-            streaming.spill = (event.begin_lsn, event.end_lsn)
+        self.primary_begin = event.begin_lsn
+        if streaming:
+            streaming.primary_begin = event.begin_lsn
         return []
 
-    def _received(self, peer: Peer, message: m.ToProposer) -> list[Effect]:
+    def _received(self, peer: SafekeeperPeer, message: m.ToProposer) -> list[Effect]:
         if isinstance(message, m.AppendAck):
             return self.office.acknowledged(peer, message) if self.office else []
         if isinstance(message, m.SafekeeperGreeting):
@@ -211,7 +207,7 @@ class Proposer:
     def _displaced(self, reason: StopReason, by: m.NodeId | None) -> list[Effect]:
         return self._stop(reason, f"the vote went to {by}", by)
 
-    def _refused(self, peer: Peer, refused: m.Refused) -> list[Effect]:
+    def _refused(self, peer: SafekeeperPeer, refused: m.Refused) -> list[Effect]:
         """What rules this proposer out ends it (`refusals.py`); other faults are one safekeeper's."""
         if refused.reason == m.Refusal.OLDER_TERM:
             # The next greeting tells whose the vote is, and whether that one was elected (rule 5).
@@ -230,7 +226,7 @@ class Proposer:
             return [PeerFault(peer.number, refused), ClosePeer(peer.number)]
         return self._stop(reason, refused.detail, refused.node_id)
 
-    def _outvoted(self, peer: Peer, voted: m.NodeId) -> list[Effect]:
+    def _outvoted(self, peer: SafekeeperPeer, voted: m.NodeId) -> list[Effect]:
         """Whose vote a safekeeper has given: it is no use to this term if it is another's."""
         peers = self.peers.values()
         return [*rivals.outvoted(peer, voted, self.node_id, self.configuration, peers)]
@@ -247,7 +243,7 @@ class Proposer:
 
     # -- greetings ----------------------------------------------------------------------------------
 
-    def _closed(self, peer: Peer) -> list[Effect]:
+    def _closed(self, peer: SafekeeperPeer) -> list[Effect]:
         peer.closed()
         return self._decide_again() if self.phase == Phase.COMPARING else []
 
@@ -257,11 +253,11 @@ class Proposer:
         self.same_wal.forget()
         return self._decide()
 
-    def _greet(self, peers: Collection[Peer]) -> list[Effect]:
+    def _greet(self, peers: Collection[SafekeeperPeer]) -> list[Effect]:
         greeting = m.ProposerGreeting(self.server, self.node_id.proposer, self.membership.quorum)
         return [SendMessage(peer.number, greeting) for peer in peers]
 
-    def _greeted(self, peer: Peer, greeting: m.SafekeeperGreeting) -> list[Effect]:
+    def _greeted(self, peer: SafekeeperPeer, greeting: m.SafekeeperGreeting) -> list[Effect]:
         if peer.state not in {PeerState.CONNECTED, PeerState.GREETED}:
             return []  # it was greeted again, and asked for its vote before the answer came
         if greeting.server.system_id and greeting.server != self.server:
@@ -329,7 +325,7 @@ class Proposer:
             return []
         return self._ahead(self.vcl) if flush_lsn < self.vcl else self._compare()
 
-    def _ask(self, peer: Peer) -> list[Effect]:
+    def _ask(self, peer: SafekeeperPeer) -> list[Effect]:
         """For its vote, once, and only a member: nobody else's counts (rule 10)."""
         if peer.state != PeerState.GREETED:
             return []
@@ -350,7 +346,7 @@ class Proposer:
 
     # -- the election -------------------------------------------------------------------------------
 
-    def _voted(self, peer: Peer, reply: m.VoteReply) -> list[Effect]:
+    def _voted(self, peer: SafekeeperPeer, reply: m.VoteReply) -> list[Effect]:
         if reply.node_id != self.node_id:
             return []  # an answer to nobody's question
         peer.state = PeerState.VOTED
@@ -416,13 +412,13 @@ class Proposer:
     def _compared(self, compared: WalCompared) -> list[Effect]:
         replies = self._replies().values()
         verdict = self.same_wal.answered(compared, self.best, replies)
-        if verdict == Verdict.EQUAL:
+        if verdict == ComparisonVerdict.EQUAL:
             return self._compare()
-        if verdict == Verdict.OTHER:
+        if verdict == ComparisonVerdict.OTHER:
             return self._stop(StopReason.OTHER_BYTES, same_wal.other(self.vcl))
-        if verdict == Verdict.REMOVED:
+        if verdict == ComparisonVerdict.REMOVED:
             return self._stop(StopReason.REMOVED, same_wal.removed(self.vcl))
-        return self._decide_again() if verdict == Verdict.OUTRANKED else []
+        return self._decide_again() if verdict == ComparisonVerdict.OUTRANKED else []
 
     # -- in office ----------------------------------------------------------------------------------
 
@@ -431,7 +427,7 @@ class Proposer:
         self.phase = Phase.LEADING
         stamped = self.configuration.stamped(self.node_id.term, self.membership.quorum)
         self.membership.use(stamped)
-        office = Office.elected(
+        office = LeaderState.elected(
             self.node_id.term,
             self.vcl,
             self.history,

@@ -1,12 +1,13 @@
 """Runs a proposer's core: the primary's stream, the safekeepers' connections, the queue of WAL, and the clock.
 
-One thread and one epoll for everything that a commit waits for; what may wait for a server is an errand. A `Session`
+One thread and one epoll for everything that a commit waits for; what may wait for a server is an errand. A `ProposerSession`
 is one process of the protocol: a UUID of its own, one election, and its end when the primary's connection breaks (a
 server that restarted is looked at anew) or the core says `Stop`. A safekeeper's connection that breaks is made again,
 and the core resumes it.
 
 Invariant: the primary is told of an LSN only as the effect `Feedback` says. Until the first one it is told 0,
-which is no position, so no commit returns.
+which is no position, so no commit returns. An invariant of the core that does not hold ends the session before any
+effect of that event.
 
 Memory is bounded: WAL that no quorum has yet is at most half the queue and what was on its way, then the primary is
 read no further, and TCP holds its walsender back. Commits that wait for the quorum wait anyway.
@@ -30,13 +31,14 @@ from walsender_bridge.errors import (
 )
 from walsender_bridge.postgres.protocol.lsn import format_lsn
 from walsender_bridge.quorum.proposer import effects as e
-from walsender_bridge.quorum.proposer.blocking_executor import Errands
+from walsender_bridge.quorum.proposer import invariants
+from walsender_bridge.quorum.proposer.blocking_executor import BlockingExecutor
 from walsender_bridge.quorum.proposer.catch_up.feed import OlderFeed
 from walsender_bridge.quorum.proposer.catch_up.older_wal import OlderWal
 from walsender_bridge.quorum.proposer.catch_up.wal_reads import WalReads
 from walsender_bridge.quorum.proposer.core import Phase, Proposer
 from walsender_bridge.quorum.proposer.exit_error import ended
-from walsender_bridge.quorum.proposer.links import Link, Links
+from walsender_bridge.quorum.proposer.links import Links, SafekeeperLink
 from walsender_bridge.quorum.proposer.member_changes import MemberChanges
 from walsender_bridge.quorum.proposer.peer import PeerState
 from walsender_bridge.quorum.proposer.primary.clean_segments import CleanSegments
@@ -44,9 +46,8 @@ from walsender_bridge.quorum.proposer.primary.facts import PrimaryStream, WalSlo
 from walsender_bridge.quorum.proposer.primary.link import PrimaryLink
 from walsender_bridge.quorum.proposer.primary.wal_source import WalSource
 from walsender_bridge.quorum.proposer.quorum_id_record import QuorumRecord
-from walsender_bridge.quorum.proposer.report import keeps_up, report
-from walsender_bridge.quorum.proposer.settings import Settings
-from walsender_bridge.quorum.proposer.status import completed
+from walsender_bridge.quorum.proposer.settings import ProposerSettings
+from walsender_bridge.quorum.proposer.status import Surroundings, keeps_up, of_session
 from walsender_bridge.quorum.proposer.wal_queue import WalQueue
 from walsender_bridge.quorum.protocol import messages as m
 from walsender_bridge.quorum.protocol.configuration import Configuration
@@ -66,7 +67,7 @@ _QUIET = (PeerState.GREETED, PeerState.VOTED)
 _log = structlog.get_logger(__name__)
 
 
-class Session:
+class ProposerSession:
     """See the module. `tell(commit_lsn, phase)` hears of every change and tick; `source` stands in for the primary.
 
     `above`: a term that an earlier session of this process has heard of. `quorum`: the id for a membership without one;
@@ -75,7 +76,7 @@ class Session:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: ProposerSettings,
         configuration: Configuration,
         tell: Callable[[int, Phase], None],
         *,
@@ -100,7 +101,7 @@ class Session:
             connection.close()
             raise
         self._waker = Waker()
-        self._errands = Errands(self._waker)
+        self._errands = BlockingExecutor(self._waker)
         self._poll = select.epoll()
         self._primary = PrimaryLink(connection, self._poll)
         self._changes = MemberChanges(settings.members_file)
@@ -132,6 +133,7 @@ class Session:
             quorum=quorum,
             configured=len(set(settings.safekeepers)),
         )
+        self._checked = invariants.checked(self.core)
         self._queue = WalQueue(0)
         self._clean = CleanSegments(0, server.segment_size)
         #: How much may lie above what a quorum has until the primary is read no further.
@@ -139,7 +141,7 @@ class Session:
         #: The frame and the WAL of the last Append from the queue: the next safekeeper gets the same.
         self._same: tuple[tuple[int, int, int, int], bytes, list[memoryview]] | None = None
         #: Safekeepers that something was queued for in this turn.
-        self._to_flush: dict[int, Link] = {}
+        self._to_flush: dict[int, SafekeeperLink] = {}
         self._events: deque[e.Event] = deque()
         self._sweeper = Sweeper()
         self._start = 0
@@ -156,7 +158,7 @@ class Session:
         self._waker.wake()
 
     def run(self) -> None:
-        """Until `stop`. Raises `ConnectionFailedError` (the primary), and what a `Stop` means."""
+        """Until `stop`. Raises `ConnectionFailedError` (the primary), `InvariantError`, and what a `Stop` means."""
         try:
             self._poll.register(self._waker.fileno(), select.EPOLLIN)
             tick_at = 0.0
@@ -238,15 +240,19 @@ class Session:
 
     # -- safekeepers --------------------------------------------------------------------------------
 
-    def report(self) -> dict[str, Any]:
-        """What `report.py` and `status.py` say of this session."""
-        configured = self._settings.safekeepers
-        goals, stuck = self._feed.goals(), self._feed.stuck()
-        told = report(
-            self.core, self._addresses, self._faults, self._changes, configured, goals, stuck
+    def status(self) -> dict[str, Any]:
+        """What `status.py` says of this session."""
+        around = Surroundings(
+            addresses=self._addresses,
+            faults=self._faults,
+            changes=self._changes,
+            configured=self._settings.safekeepers,
+            goals=self._feed.goals(),
+            stuck=self._feed.stuck(),
+            heard={peer: link.since for peer, link in self._links.by_peer.items()},
+            now=time.monotonic(),
         )
-        heard = {peer: link.since for peer, link in self._links.by_peer.items()}
-        return completed(told, self.core, heard, time.monotonic())
+        return of_session(self.core, around)
 
     def _look_for_changes(self) -> None:
         known = set(self._addresses)
@@ -317,7 +323,7 @@ class Session:
         if len(self._events) > 1:
             return
         while self._events:
-            for effect in self.core.step(self._events[0]):
+            for effect in self._step(self._events[0]):
                 if fail_point.ARMED:
                     fail_point.hit(f"proposer-{type(effect).__name__}")
                 self._perform(effect)
@@ -325,6 +331,14 @@ class Session:
         if self.core.phase != self._phase:
             self._phase = self.core.phase
             self._tell(self._primary.commit_lsn, self._phase)
+
+    def _step(self, event: e.Event) -> list[e.Effect]:
+        """What the core wants done. Raises `InvariantError` before any of it is."""
+        effects = self.core.step(event)
+        hot = invariants.is_hot(event)
+        check = invariants.check_commit if hot else invariants.check_invariants
+        self._checked = check(self.core, self._checked)
+        return effects
 
     def _perform(self, effect: e.Effect) -> None:
         match effect:
@@ -369,7 +383,7 @@ class Session:
             case e.Stop():
                 self._stop = effect
 
-    def _send(self, peer: int, message: m.ToSafekeeper, *wal: memoryview) -> Link | None:
+    def _send(self, peer: int, message: m.ToSafekeeper, *wal: memoryview) -> SafekeeperLink | None:
         """Queue a message, and the WAL behind it; None if there is no connection."""
         link = self._links.by_peer.get(peer)
         if link is not None:

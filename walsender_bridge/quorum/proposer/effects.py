@@ -2,7 +2,7 @@
 
 The driver owns sockets and bytes. `peer` is its number of a safekeeper's address; a peer's messages arrive in
 order until `PeerClosed`. It keeps the WAL of `[queue_begin, end)` in memory, where each `ReleaseWal` moves
-`queue_begin`, and may keep more in a spill file. LSNs and lengths are bytes.
+`queue_begin`. LSNs and lengths are bytes.
 """
 
 from dataclasses import dataclass
@@ -123,14 +123,6 @@ class WalCompared:
 
 
 @dataclass(frozen=True, slots=True)
-class SpillKeeps:
-    """The spill file holds [begin_lsn, end_lsn)."""
-
-    begin_lsn: int
-    end_lsn: int
-
-
-@dataclass(frozen=True, slots=True)
 class PrimaryKeeps:
     """The primary can still send its WAL from `begin_lsn` on."""
 
@@ -163,7 +155,6 @@ Event: TypeAlias = (
     | WalReceived
     | WalRead
     | WalCompared
-    | SpillKeeps
     | PrimaryKeeps
     | PrimaryAt
     | MembersWanted
@@ -174,10 +165,9 @@ Event: TypeAlias = (
 # -- effects ----------------------------------------------------------------------------------------
 
 
-class Source(StrEnum):
+class WalSource(StrEnum):
     """Where WAL is read that is no longer in the queue."""
 
-    SPILL = "spill"
     PRIMARY = "primary"
     PEER = "peer"
 
@@ -272,7 +262,7 @@ class ReadWal:
     """Read [begin_lsn, end_lsn) for `peer`, from `donor` if the source is a peer. Answer: `WalRead`."""
 
     peer: int
-    source: Source
+    source: WalSource
     begin_lsn: int
     end_lsn: int
     donor: int | None = None

@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from walsender_bridge.errors import DivergedError
 from walsender_bridge.quorum.proposer import quorum_id
 from walsender_bridge.quorum.proposer.handshake import ANSWER_SECONDS, ask_each
-from walsender_bridge.quorum.proposer.quorum_id import Answer, Known, in_force
+from walsender_bridge.quorum.proposer.quorum_id import Answer, KnownQuorumId, in_force
 from walsender_bridge.quorum.protocol import messages as m
 from walsender_bridge.quorum.protocol.configuration import Configuration
 
-_NOTHING = Known()
+_NOTHING = KnownQuorumId()
 _OTHER_SERVER = (
     m.Refusal.OTHER_SYSTEM,
     m.Refusal.OTHER_MAJOR,
@@ -31,7 +31,7 @@ def find_membership(
     server: m.ServerInfo,
     others: Sequence[tuple[str, int]] = (),
     seconds: float = ANSWER_SECONDS,
-    known: Known = _NOTHING,
+    known: KnownQuorumId = _NOTHING,
 ) -> Configuration:
     """The membership in force, or the first one.
 
@@ -60,7 +60,7 @@ def _ask(
     addresses: Sequence[tuple[str, int]],
     server: m.ServerInfo,
     seconds: float,
-    known: Known,
+    known: KnownQuorumId,
     answers: dict[int, Answer],
 ) -> Configuration:
     """The newest membership that they hold; no more is waited for than a majority of it. Fills `answers`."""

@@ -21,13 +21,13 @@ not detected.
 from collections.abc import Iterable
 
 from walsender_bridge.quorum.proposer.effects import ClosePeer, Effect, PeerFault
-from walsender_bridge.quorum.proposer.peer import Peer
+from walsender_bridge.quorum.proposer.peer import SafekeeperPeer
 from walsender_bridge.quorum.proposer.replication import Streaming
 from walsender_bridge.quorum.protocol.configuration import Configuration
 from walsender_bridge.quorum.protocol.messages import NodeId, Refusal, Refused, VoteReply
 
 
-def check(peer: Peer, peers: Iterable[Peer]) -> list[Effect]:
+def check(peer: SafekeeperPeer, peers: Iterable[SafekeeperPeer]) -> list[Effect]:
     """Send this safekeeper, which has just greeted, away if it cannot be who it says; empty: it can."""
     assert peer.greeting is not None
     why = _objection(peer, peers)
@@ -38,7 +38,7 @@ def check(peer: Peer, peers: Iterable[Peer]) -> list[Effect]:
     return [PeerFault(peer.number, refused), ClosePeer(peer.number)]
 
 
-def _objection(peer: Peer, peers: Iterable[Peer]) -> str:
+def _objection(peer: SafekeeperPeer, peers: Iterable[SafekeeperPeer]) -> str:
     name = f"safekeeper {peer.identity:032x}"
     if any(other is not peer and other.identity == peer.identity for other in peers):
         return (
@@ -48,7 +48,7 @@ def _objection(peer: Peer, peers: Iterable[Peer]) -> str:
     return ""
 
 
-def stranger(peer: Peer, configuration: Configuration) -> list[Effect]:
+def stranger(peer: SafekeeperPeer, configuration: Configuration) -> list[Effect]:
     """What is wrong with a safekeeper that is no member: its vote counts for nothing (rule 10). Empty: it is one."""
     assert peer.greeting is not None
     if peer.identity in configuration.everyone:
@@ -57,7 +57,7 @@ def stranger(peer: Peer, configuration: Configuration) -> list[Effect]:
     return [PeerFault(peer.number, Refused(Refusal.NOT_A_MEMBER, peer.greeting.node_id, detail))]
 
 
-def rolled_back(peer: Peer, own: NodeId, streaming: Streaming) -> bool:
+def rolled_back(peer: SafekeeperPeer, own: NodeId, streaming: Streaming) -> bool:
     """Whether a greeting contradicts what the safekeeper has acknowledged in this term.
 
     One greeting proves nothing: on the way to us, at a second address, it may have been overtaken by the vote.
@@ -74,7 +74,7 @@ def contradicts(reply: VoteReply, identity: int, term: int, streaming: Streaming
     return reply.history.latest_epoch != term or reply.flush_lsn < streaming.epoch_start <= held
 
 
-def distrusted(peer: Peer) -> list[Effect]:
+def distrusted(peer: SafekeeperPeer) -> list[Effect]:
     """Send a safekeeper away whose disk was rolled back."""
     assert peer.greeting is not None
     refused = Refused(Refusal.NOT_A_MEMBER, peer.greeting.node_id, has_forgotten(peer.identity))

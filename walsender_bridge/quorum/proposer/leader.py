@@ -18,7 +18,7 @@ from walsender_bridge.quorum.proposer.effects import (
     SendMessage,
 )
 from walsender_bridge.quorum.proposer.membership import Membership
-from walsender_bridge.quorum.proposer.peer import Peer, PeerState
+from walsender_bridge.quorum.proposer.peer import PeerState, SafekeeperPeer
 from walsender_bridge.quorum.proposer.replication import Streaming
 from walsender_bridge.quorum.protocol import messages as m
 from walsender_bridge.quorum.protocol.configuration import Configuration
@@ -26,7 +26,7 @@ from walsender_bridge.quorum.protocol.history import History, divergence
 from walsender_bridge.quorum.protocol.hot_standby_feedback import oldest
 
 
-class Office:
+class LeaderState:
     """See the module. `history` ends with this term's epoch, which starts at `vcl`."""
 
     __slots__ = (
@@ -45,7 +45,7 @@ class Office:
         term: int,
         vcl: int,
         history: History,
-        peers: dict[int, Peer],
+        peers: dict[int, SafekeeperPeer],
         membership: Membership,
         streaming: Streaming,
     ) -> None:
@@ -65,14 +65,14 @@ class Office:
         term: int,
         vcl: int,
         history: History,
-        peers: dict[int, Peer],
+        peers: dict[int, SafekeeperPeer],
         membership: Membership,
         best: m.VoteReply,
         voters: Collection[m.VoteReply],
         segment_size: int,
         limits: Limits,
         primary_begin: int | None,
-    ) -> "Office":
+    ) -> "LeaderState":
         """The office of who has this quorum of votes; `best` is the most advanced of them."""
         commit = election.committed([best, *voters])
         restart = max((election.restart(reply, best, vcl) for reply in voters), default=0)
@@ -90,7 +90,7 @@ class Office:
         )
         return cls(term, vcl, history, peers, membership, streaming)
 
-    def take_over(self, peer: Peer) -> list[Effect]:
+    def take_over(self, peer: SafekeeperPeer) -> list[Effect]:
         """Bring a voter into this epoch, where its log parts from ours (rules 3 and 6)."""
         reply, streaming = peer.reply, self.streaming
         assert reply is not None
@@ -129,7 +129,7 @@ class Office:
         )
         return [SendMessage(peer.number, elected)]
 
-    def distrust(self, peer: Peer) -> list[Effect]:
+    def distrust(self, peer: SafekeeperPeer) -> list[Effect]:
         """Its promises are void: for this proposer at once, for every later one when a majority has persisted that."""
         configuration = self.membership.configuration
         void = configuration.distrusting(peer.identity)
@@ -149,7 +149,7 @@ class Office:
     def _divergence(self, reply: m.VoteReply) -> int | None:
         return divergence(reply.history, reply.flush_lsn, self.history, self.vcl)
 
-    def acknowledged(self, peer: Peer, ack: m.AppendAck) -> list[Effect]:
+    def acknowledged(self, peer: SafekeeperPeer, ack: m.AppendAck) -> list[Effect]:
         """A safekeeper has taken over, or has more of the WAL on disk."""
         streaming = self.streaming
         if ack.term != self.term:
@@ -199,18 +199,18 @@ class Office:
                 effects += self._configure(peer)
         return [*effects, *self.streaming.advance()]
 
-    def _configure(self, peer: Peer) -> list[Effect]:
+    def _configure(self, peer: SafekeeperPeer) -> list[Effect]:
         if self.membership.persisted.get(peer.identity) == self.membership.configuration.generation:
             return []
         return [SendMessage(peer.number, m.Configure(self.term, self.membership.configuration))]
 
-    def persisted(self, peer: Peer, configured: m.Configured) -> list[Effect]:
+    def persisted(self, peer: SafekeeperPeer, configured: m.Configured) -> list[Effect]:
         """A safekeeper holds a configuration of this term."""
         if configured.term != self.term:
             return []
         return [*self._holds(peer, configured.generation), *self._next_membership()]
 
-    def _holds(self, peer: Peer, generation: int) -> list[Effect]:
+    def _holds(self, peer: SafekeeperPeer, generation: int) -> list[Effect]:
         settled = self.membership.holds(peer.identity, generation)
         return [MembersSettled(self.membership.configuration)] if settled else []
 

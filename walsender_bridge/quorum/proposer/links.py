@@ -30,7 +30,7 @@ LENDING_SECONDS = 2.0
 COMPARED_SECONDS = 60.0
 
 
-class Link:
+class SafekeeperLink:
     """A safekeeper's connection, and what was asked of it with `Fetch`, in order."""
 
     def __init__(self, end: WireEnd) -> None:
@@ -54,7 +54,7 @@ class Links:
     ) -> None:
         #: By the peer's number. They may become more.
         self.addresses = addresses
-        self.by_peer: dict[int, Link] = {}
+        self.by_peer: dict[int, SafekeeperLink] = {}
         self.by_fd: dict[int, int] = {}
         self._poll = poll
         self._dial_at: dict[int, float] = {}
@@ -98,7 +98,7 @@ class Links:
             return
         end = WireEnd(dialled, self.where(peer))
         end.trust()
-        link = self.by_peer[peer] = Link(end)
+        link = self.by_peer[peer] = SafekeeperLink(end)
         self.by_fd[end.fileno()] = peer
         self._poll.register(end, link.polled)
 
@@ -130,7 +130,7 @@ class Links:
         """It follows: when it breaks, it is tried again at once."""
         self._pause.pop(peer, None)
 
-    def drop(self, peer: int) -> Link:
+    def drop(self, peer: int) -> SafekeeperLink:
         """Close one."""
         link = self.by_peer.pop(peer)
         descriptor = link.end.fileno()
@@ -139,7 +139,7 @@ class Links:
         link.end.close()
         return link
 
-    def watch(self, link: Link) -> None:
+    def watch(self, link: SafekeeperLink) -> None:
         """Poll a link for what it waits for."""
         events = link.end.events
         if events != link.polled:

@@ -18,7 +18,6 @@ The change begins when every safekeeper that joins, and a majority of the new me
 then wait for no longer than the new ones take to be rebuilt from the last segments that somebody may still need.
 """
 
-import json
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -28,10 +27,10 @@ from pathlib import Path
 from walsender_bridge.errors import CorruptError, UsageError
 from walsender_bridge.quorum.proposer.effects import MembersWanted
 from walsender_bridge.quorum.proposer.membership import Membership
-from walsender_bridge.quorum.proposer.peer import Peer
+from walsender_bridge.quorum.proposer.peer import SafekeeperPeer
 from walsender_bridge.quorum.proposer.replication import Streaming
 from walsender_bridge.quorum.protocol.configuration import majority
-from walsender_bridge.runtime.durable import replace_file
+from walsender_bridge.runtime import checksummed_json
 
 Address = tuple[str, int]
 #: How long a change may wait for its beginning.
@@ -53,8 +52,7 @@ class ChangeState(StrEnum):
 class MemberRequest:
     """`members`, identities, instead of the membership of `generation`; `addresses`: where members are found.
 
-    `asked_at`: seconds since 1970; tells one request from another, too. `quorum`: whose membership that is; 0: not known,
-    as in the file of an earlier release.
+    `asked_at`: seconds since 1970; tells one request from another, too. `quorum`: whose membership that is; 0: not known.
     """
 
     generation: int
@@ -78,7 +76,7 @@ class MemberRequest:
             return ChangeState.EXPIRED if expired else ChangeState.WAITING
         return ChangeState.SUPERSEDED
 
-    def obstacle(self, members: frozenset[int], peers: Iterable[Peer]) -> str:
+    def obstacle(self, members: frozenset[int], peers: Iterable[SafekeeperPeer]) -> str:
         """Why it cannot begin from `members` now; empty if it can."""
         here = {peer.identity for peer in peers if peer.greeting is not None}
         missing = sorted(self.members - members - here)
@@ -97,20 +95,19 @@ class MemberRequest:
             "asked_at": self.asked_at,
             "quorum": f"{self.quorum:032x}",
         }
-        replace_file(file, json.dumps(record).encode())
+        checksummed_json.save(file, record)
 
     @classmethod
     def load(cls, file: Path) -> "MemberRequest | None":
         """What the file asks for; None if there is none. Raises `CorruptError`."""
         try:
-            record = json.loads(file.read_text())
+            record = checksummed_json.load(file)
             return cls(
                 int(record["generation"]),
                 frozenset(int(member, 16) for member in record["members"]),
                 tuple(parse_address(each) for each in record["addresses"]),
-                # Earlier releases did not write it down.
-                float(record.get("asked_at", file.stat().st_mtime)),
-                int(record.get("quorum", "0"), 16),
+                float(record["asked_at"]),
+                int(record["quorum"], 16),
             )
         except FileNotFoundError:
             return None

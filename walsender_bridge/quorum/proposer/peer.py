@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from walsender_bridge.quorum.proposer.effects import Source
+from walsender_bridge.quorum.proposer.effects import WalSource
 from walsender_bridge.quorum.protocol.messages import (
     HotStandbyFeedback,
     NodeId,
@@ -25,7 +25,7 @@ class PeerState(StrEnum):
 
 
 @dataclass(slots=True)
-class Peer:
+class SafekeeperPeer:
     """One connection. `sent_lsn`: all below is sent or durable; `flush_lsn`: acknowledged in this term."""
 
     number: int
@@ -37,9 +37,9 @@ class Peer:
     #: The end of what `ReadWal` was asked for, while no answer has come.
     reading: int | None = None
     #: Where it is read, and where it could not be read from this position.
-    source: Source | None = None
+    source: WalSource | None = None
     donor: int | None = None
-    failed: frozenset[Source] = frozenset()
+    failed: frozenset[WalSource] = frozenset()
     #: The oldest WAL that it holds, and the segments of it that it could not lend.
     begin_lsn: int = 0
     unlent: frozenset[int] = frozenset()

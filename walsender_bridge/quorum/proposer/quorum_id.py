@@ -26,7 +26,7 @@ _START = "start the safekeepers; if they run, see that their ports can be reache
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownQuorumId:
     """What is known before a safekeeper is asked. `quorum`: the id; 0: none.
 
     `formed`: it has been in office; otherwise the id was drawn for a first membership, which may never have come about.
@@ -39,7 +39,7 @@ class Known:
 
 
 def in_force(
-    greetings: Collection[m.SafekeeperGreeting], asked: int, known: Known
+    greetings: Collection[m.SafekeeperGreeting], asked: int, known: KnownQuorumId
 ) -> Configuration:
     """The newest membership of the quorum among them; one without members: none is known. `asked`: addresses."""
     own = [e for e in greetings if e.configuration.quorum == known.quorum != 0]
@@ -52,7 +52,7 @@ def _majority(
     configuration: Configuration,
     held: Collection[m.SafekeeperGreeting],
     asked: int,
-    known: Known,
+    known: KnownQuorumId,
 ) -> bool:
     """Whether those at most of the addresses are its members, and of its quorum."""
     ids = {configuration.quorum}
@@ -67,7 +67,7 @@ def _majority(
 
 
 def first(
-    answers: Mapping[int, Answer], addresses: Sequence[tuple[str, int]], known: Known
+    answers: Mapping[int, Answer], addresses: Sequence[tuple[str, int]], known: KnownQuorumId
 ) -> Configuration:
     """The first membership: of all that were asked, if nothing says that there was a quorum before.
 

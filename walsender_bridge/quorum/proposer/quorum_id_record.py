@@ -17,6 +17,7 @@ import contextlib
 import os
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import structlog
@@ -28,7 +29,7 @@ from walsender_bridge.errors import (
     TusklineError,
     UnavailableError,
 )
-from walsender_bridge.own_schema.provisioned import QUORUM, Made, Record
+from walsender_bridge.own_schema.provisioned import QUORUM, ProvisionedObject, ProvisionedRecord
 from walsender_bridge.postgres.client.bounded_query import BoundedConnection
 from walsender_bridge.postgres.client.replication_connection import (
     ANSWER_SECONDS,
@@ -37,12 +38,10 @@ from walsender_bridge.postgres.client.replication_connection import (
 )
 from walsender_bridge.postgres.protocol.refusals import server_error
 from walsender_bridge.postgres.standby_names import StandbyNames
-from walsender_bridge.quorum.proposer.blocking_executor import Errands
+from walsender_bridge.quorum.proposer.blocking_executor import BlockingExecutor
 from walsender_bridge.quorum.proposer.primary.facts import PrimaryStream
-from walsender_bridge.quorum.proposer.quorum_id import Known
-from walsender_bridge.runtime import record_file
-from walsender_bridge.runtime.checksummed_json import opened, sealed
-from walsender_bridge.runtime.durable import replace_file
+from walsender_bridge.quorum.proposer.quorum_id import KnownQuorumId
+from walsender_bridge.runtime import checksummed_json, record_file
 from walsender_bridge.runtime.folder import FolderDisk
 from walsender_bridge.runtime.sql import load
 
@@ -52,15 +51,15 @@ _AGAIN = "then tuskline down, tuskline up"
 _DISK = "give this user the folder of [log] data_dir, make room, or see whether its disk works; it is tried again"
 
 
-def load_file(file: Path | None) -> Known:
+def load_file(file: Path | None) -> KnownQuorumId:
     """What the bridge's file says; nothing, if there is none. Raises `CorruptError`, `UnavailableError` (not now)."""
     if file is None:
-        return Known()
+        return KnownQuorumId()
     try:
-        record = opened(file.read_bytes())
-        return Known(int(record["quorum"], 16), bool(record["formed"]))
+        record = checksummed_json.load(file, checked=False)
+        return KnownQuorumId(int(record["quorum"], 16), bool(record["formed"]))
     except FileNotFoundError:
-        return Known()
+        return KnownQuorumId()
     except OSError as error:
         raise UnavailableError(
             f"the quorum's id cannot be read: {error.strerror}", where=str(file), repair=_DISK
@@ -73,27 +72,27 @@ def load_file(file: Path | None) -> Known:
         ) from error
 
 
-def _content(known: Known) -> bytes:
-    return sealed({"quorum": f"{known.quorum:032x}", "formed": known.formed})
+def _record(known: KnownQuorumId) -> dict[str, Any]:
+    return {"quorum": f"{known.quorum:032x}", "formed": known.formed}
 
 
-def save_file(file: Path, known: Known) -> None:
+def save_file(file: Path, known: KnownQuorumId) -> None:
     """Write it down, durably. Raises `UnavailableError`."""
     try:
-        replace_file(file, _content(known))
+        checksummed_json.save(file, _record(known))
     except OSError as error:
         raise UnavailableError(
             f"the quorum's id cannot be recorded: {error.strerror}", where=str(file), repair=_DISK
         ) from None
 
 
-def known_on(asked: PrimaryStream, file: Path | None, application_name: str) -> Known:
+def known_on(asked: PrimaryStream, file: Path | None, application_name: str) -> KnownQuorumId:
     """What bridge and server know of the quorum.
 
     Raises `DivergedError` when they name different ones, and, when there is no other, `UnavailableError` while the server's
     record is locked or the bridge's cannot be read, `CorruptError` when the bridge's is damaged.
     """
-    own = Known()
+    own = KnownQuorumId()
     damage: TusklineError | None = None
     try:
         own = load_file(file)
@@ -113,27 +112,27 @@ def known_on(asked: PrimaryStream, file: Path | None, application_name: str) -> 
     ((names,),) = asked.command("SHOW synchronous_standby_names", timeout=ANSWER_SECONDS)
     required = StandbyNames.parse(names or "").names_it(application_name)
     if recorded:
-        return Known(recorded.pop(), formed=True, required=required)
-    return Known(own.quorum, own.formed, required)
+        return KnownQuorumId(recorded.pop(), formed=True, required=required)
+    return KnownQuorumId(own.quorum, own.formed, required)
 
 
 def _recorded(asked: PrimaryStream, *, is_enough: bool) -> set[int]:
     """The ids that the server names. `is_enough`: what the bridge knows by itself."""
-    owner = _rows(asked, "made_owner")
+    owner = _rows(asked, "own_schema/provisioned_owner")
     if not owner or owner[0][3] != "t":
         return set()
-    for name, role, trusted, *_ in _rows(asked, "own_owners"):
+    for name, role, trusted, *_ in _rows(asked, "own_schema/owners"):
         if trusted != "t":
             reason = (
                 f"{name} belongs to role {role}, whose code would run there with this role's rights"
             )
             _log.warning("the quorum's id is not read from the server", reason=reason)
             return set()
-    for pid, query in _rows(asked, "quorum_locked"):
+    for pid, query in _rows(asked, "quorum/locked"):
         _pass_over(asked, pid, query, is_enough=is_enough)
         return set()
-    _rows(asked, "quorum_lock_timeout")
-    return {int(name, 16) for (name,) in _rows(asked, "quorum_id") if name}
+    _rows(asked, "quorum/lock_timeout")
+    return {int(name, 16) for (name,) in _rows(asked, "quorum/id") if name}
 
 
 def _pass_over(
@@ -164,7 +163,7 @@ def draw(file: Path | None) -> int:
         return own.quorum
     quorum = int.from_bytes(os.urandom(16), "big") or 1
     if file is not None:
-        save_file(file, Known(quorum))
+        save_file(file, KnownQuorumId(quorum))
     return quorum
 
 
@@ -175,7 +174,13 @@ class QuorumRecord:
     """
 
     def __init__(
-        self, file: Path | None, dsn: str, slot: str, errands: Errands, *, formed: bool = False
+        self,
+        file: Path | None,
+        dsn: str,
+        slot: str,
+        errands: BlockingExecutor,
+        *,
+        formed: bool = False,
     ) -> None:
         self._file = file
         self._dsn = dsn
@@ -185,7 +190,7 @@ class QuorumRecord:
 
     def settled(self, quorum: int) -> None:
         """A majority has the quorum's id on disk. It is durable here, or on the server, on return; and told to the server."""
-        known = Known(quorum, formed=True)
+        known = KnownQuorumId(quorum, formed=True)
         if self._file is None:
             return
         try:
@@ -197,10 +202,10 @@ class QuorumRecord:
         self._errands.ask(partial(_tell_server, self._dsn, self._slot, quorum), _told)
 
 
-def _settle(file: Path, known: Known) -> None:
+def _settle(file: Path, known: KnownQuorumId) -> None:
     """Have the file say so. One that is damaged is kept aside by name. Raises `UnavailableError`."""
     with contextlib.suppress(OSError):
-        if file.read_bytes() == _content(known):
+        if file.read_bytes() == checksummed_json.sealed(_record(known)):
             return
     try:
         load_file(file)
@@ -231,14 +236,14 @@ def _tell_server(dsn: str, slot: str, quorum: int) -> None:
     conninfo = pinned_conninfo(dsn, application_name="tuskline-quorum-id")
     try:
         with BoundedConnection.connect(conninfo, autocommit=True) as connection:
-            connection.execute(load("quorum_session").encode())
-            connection.execute(load("quorum_lock_timeout").encode())
-            record = Record(connection, slot, dsn)
+            connection.execute(load("quorum/session").encode())
+            connection.execute(load("quorum/lock_timeout").encode())
+            record = ProvisionedRecord(connection, slot, dsn)
             if not record.readable:
                 return
             found = record.quorum_ids()
             if not found:
-                record.add(Made(QUORUM, f"{quorum:032x}"))
+                record.add(ProvisionedObject(QUORUM, f"{quorum:032x}"))
     except psycopg.Error as error:
         if error.sqlstate is None:
             raise ConnectionFailedError(str(error), where=describe(dsn)) from None

@@ -9,7 +9,7 @@ or that took the address of one that has left, ends nobody.
 """
 
 from walsender_bridge.quorum.proposer.effects import STOPS, StopReason
-from walsender_bridge.quorum.proposer.peer import Peer
+from walsender_bridge.quorum.proposer.peer import SafekeeperPeer
 from walsender_bridge.quorum.protocol import messages as m
 from walsender_bridge.quorum.protocol.configuration import Configuration
 
@@ -30,7 +30,7 @@ class Refusals:
 
     def weigh(
         self,
-        peer: Peer,
+        peer: SafekeeperPeer,
         reason: m.Refusal,
         configuration: Configuration,
         addresses: int,
@@ -54,10 +54,10 @@ class Refusals:
             return stop if theirs > addresses // 2 and not has_quorum else None
         return stop
 
-    def greeted(self, peer: Peer) -> None:
+    def greeted(self, peer: SafekeeperPeer) -> None:
         """At its address is a safekeeper of this server now."""
         self.foreign -= {peer.number}
 
-    def voted(self, peer: Peer) -> None:
+    def voted(self, peer: SafekeeperPeer) -> None:
         """It votes after all: what it withheld its vote for was taken back."""
         self.withheld -= {peer.identity}

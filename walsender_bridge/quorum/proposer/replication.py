@@ -1,8 +1,8 @@
 """The elected proposer's WAL: who has how much of it, what is committed, what may be let go.
 
     restart_lsn          queue_begin      commit_lsn      end
-        |   spill, primary,   |    memory     |            |
-        |   or a safekeeper   |               |            |
+        |     primary, or     |    memory     |            |
+        |    a safekeeper     |               |            |
 
 Invariants: `restart_lsn <= commit_lsn <= end`; `commit_lsn` and `restart_lsn` never fall (rule 7);
 `commit_lsn` moves only to an LSN at or above the start of the epoch (rule 4) that a majority of each
@@ -24,9 +24,9 @@ from walsender_bridge.quorum.proposer.effects import (
     ReadWal,
     ReleaseWal,
     SendWal,
-    Source,
+    WalSource,
 )
-from walsender_bridge.quorum.proposer.peer import Peer, PeerState
+from walsender_bridge.quorum.proposer.peer import PeerState, SafekeeperPeer
 from walsender_bridge.quorum.protocol.configuration import Configuration
 from walsender_bridge.quorum.protocol.history import History
 
@@ -50,13 +50,12 @@ class Streaming:
         "rebuild",
         "restart_lsn",
         "segment_size",
-        "spill",
         "waiting",
     )
 
     def __init__(
         self,
-        peers: dict[int, Peer],
+        peers: dict[int, SafekeeperPeer],
         configuration: Configuration,
         history: History,
         *,
@@ -77,7 +76,6 @@ class Streaming:
         self.limits = limits
         #: The oldest WAL that the primary can still send; None without a primary.
         self.primary_begin = primary_begin
-        self.spill = (0, 0)
         #: What each member, by identity, has acknowledged in this term; it holds while it is away.
         self.acked: dict[int, int] = {}
         #: Members whose WAL was let go.
@@ -122,7 +120,7 @@ class Streaming:
 
     # -- WAL goes out -------------------------------------------------------------------------------
 
-    def start(self, peer: Peer, lsn: int) -> list[Effect]:
+    def start(self, peer: SafekeeperPeer, lsn: int) -> list[Effect]:
         """The safekeeper is in this epoch and has everything below `lsn` durable."""
         peer.state = PeerState.STREAMING
         peer.sent_lsn = lsn
@@ -137,7 +135,7 @@ class Streaming:
                 self.pump(peer, effects)
         return effects
 
-    def pump(self, peer: Peer, effects: list[Effect]) -> None:
+    def pump(self, peer: SafekeeperPeer, effects: list[Effect]) -> None:
         """Send to one safekeeper until it has all, or enough for now, or its bytes must be read first."""
         limits = self.limits
         while peer.reading is None and peer.sent_lsn < self.end:
@@ -154,12 +152,12 @@ class Streaming:
                 return
             effects.append(self.send(peer, begin, end))
 
-    def send(self, peer: Peer, begin: int, end: int) -> SendWal:
+    def send(self, peer: SafekeeperPeer, begin: int, end: int) -> SendWal:
         """WAL, or a heartbeat when it is empty."""
         peer.sent_lsn = end
         return SendWal(peer.number, begin, end, self.commit_lsn, self.restart_lsn)
 
-    def _read(self, peer: Peer, begin: int, end: int) -> list[Effect]:
+    def _read(self, peer: SafekeeperPeer, begin: int, end: int) -> list[Effect]:
         found = self.source(begin, end, peer.failed)
         if found is not None:
             peer.source, end, peer.donor = found
@@ -175,18 +173,16 @@ class Streaming:
         return [*self._mark(peer.identity), ClosePeer(peer.number)]
 
     def source(
-        self, begin: int, end: int, failed: frozenset[Source] = frozenset()
-    ) -> tuple[Source, int, int | None] | None:
+        self, begin: int, end: int, failed: frozenset[WalSource] = frozenset()
+    ) -> tuple[WalSource, int, int | None] | None:
         """Where [begin, end), or a first part of it, can be read: (source, end of the part, donor)."""
-        if self.spill[0] <= begin < self.spill[1] and Source.SPILL not in failed:
-            return Source.SPILL, min(end, self.spill[1]), None
         kept = self.primary_begin is not None and self.primary_begin <= begin
-        if kept and Source.PRIMARY not in failed:
-            return Source.PRIMARY, end, None
-        if Source.PEER in failed:
+        if kept and WalSource.PRIMARY not in failed:
+            return WalSource.PRIMARY, end, None
+        if WalSource.PEER in failed:
             return None
         segment = segment_start(begin, self.segment_size)
-        best: Peer | None = None
+        best: SafekeeperPeer | None = None
         for donor in self.peers.values():
             holds = donor.begin_lsn <= begin < donor.flush_lsn and segment not in donor.unlent
             # One that hangs falls behind the others.
@@ -195,13 +191,13 @@ class Streaming:
                 best = donor
         if best is None:
             return None
-        return Source.PEER, min(end, best.flush_lsn, segment + self.segment_size), best.number
+        return WalSource.PEER, min(end, best.flush_lsn, segment + self.segment_size), best.number
 
     def oldest_kept(self) -> int:
         """The start of the segment of `restart_lsn`: below it, nobody promises to keep WAL."""
         return self.restart_lsn - self.restart_lsn % self.segment_size
 
-    def was_read(self, peer: Peer, begin: int, end: int) -> list[Effect]:
+    def was_read(self, peer: SafekeeperPeer, begin: int, end: int) -> list[Effect]:
         """The bytes for a safekeeper are in hand."""
         if peer.reading is None or peer.state != PeerState.STREAMING:
             return []  # asked for a connection that is gone
@@ -233,7 +229,7 @@ class Streaming:
 
     # -- acknowledgements ---------------------------------------------------------------------------
 
-    def acknowledged(self, peer: Peer, flush_lsn: int) -> list[Effect]:
+    def acknowledged(self, peer: SafekeeperPeer, flush_lsn: int) -> list[Effect]:
         """A safekeeper of this epoch has everything below `flush_lsn` on disk."""
         assert flush_lsn <= self.end, (flush_lsn, self.end)
         peer.flush_lsn = flush_lsn
@@ -279,7 +275,7 @@ class Streaming:
                 effects += self._mark(each)
         return [*effects, *self._advance_restart()] if effects else effects
 
-    def no_room(self, peer: Peer) -> None:
+    def no_room(self, peer: SafekeeperPeer) -> None:
         """The safekeeper was sent WAL, and its disk had no room for it."""
         if peer.identity in self.members:
             self.full[peer.identity] = self.acked.get(peer.identity, 0)

@@ -22,7 +22,7 @@ campaigning above it is what the others refuse, and waiting for it is waiting fo
 from collections.abc import Collection, Container
 
 from walsender_bridge.quorum.proposer.effects import PeerFault
-from walsender_bridge.quorum.proposer.peer import Peer
+from walsender_bridge.quorum.proposer.peer import SafekeeperPeer
 from walsender_bridge.quorum.protocol import terms
 from walsender_bridge.quorum.protocol.configuration import Configuration
 from walsender_bridge.quorum.protocol.messages import NodeId, Refusal, Refused, SafekeeperGreeting
@@ -39,11 +39,11 @@ def out_of_reach(voted: NodeId, own: int) -> bool:
 
 
 def outvoted(
-    peer: Peer,
+    peer: SafekeeperPeer,
     voted: NodeId,
     own: NodeId,
     configuration: Configuration,
-    peers: Collection[Peer],
+    peers: Collection[SafekeeperPeer],
 ) -> list[PeerFault]:
     """A safekeeper's vote is known: it is no use to this term if it is another's. Sets its `rival`."""
     before = peer.rival
@@ -61,12 +61,12 @@ def outvoted(
     return [PeerFault(peer.number, refused)]
 
 
-def left_out(peers: Collection[Peer], far: Container[int]) -> list[PeerFault]:
+def left_out(peers: Collection[SafekeeperPeer], far: Container[int]) -> list[PeerFault]:
     """Those with these identities have voted out of reach."""
     return [_fault(p, p.greeting.node_id) for p in peers if p.greeting and p.identity in far]
 
 
-def _fault(peer: Peer, voted: NodeId) -> PeerFault:
+def _fault(peer: SafekeeperPeer, voted: NodeId) -> PeerFault:
     why = (
         f"it voted in term {voted.term}, which no election of the others reaches: replace it with one that has an empty data "
         "directory (docs/quorum-lost.md)"

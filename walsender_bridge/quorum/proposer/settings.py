@@ -8,7 +8,7 @@ from walsender_bridge.quorum.proposer.member_changes import Address
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ProposerSettings:
     """`safekeepers`: (host, port) of each. `slot`: the idle physical slot that keeps WAL for them.
 
     `members_file`: where an operator asks for another membership (`member_changes.py`). `quorum_file`: where the

@@ -1,27 +1,61 @@
-"""What a proposer says of itself, for `status`, `/metrics` and capture's commit gate.
+"""What a proposer says of itself, for `status` and `/metrics`; and the page by which capture's commit gate decides.
 
-At each change of its phase, twice a second, and more often while its quorum gets further.
+At each change of its phase, twice a second, and more often while its quorum gets further. JSON values; pure.
 
-Keys, beside those of `report.report`: `phase` (`core.Phase`; `ended` when it will not go on), `error` (why it has no
-session, or null), `proposer` (its UUID), `epoch` and `timeline` of what it proposes; the LSNs `vcl` and
+Keys, beside `term`, `server`, `membership`, `change` (of the membership), `rebuild`, `restart_lsn` and `end_lsn`:
+`phase` (`core.Phase`; `ended` when it will not go on), `error` (why it has no session, or null), `proposer` (its UUID), `epoch` and `timeline` of what it proposes; the LSNs `vcl` and
 `commit_lsn` as PostgreSQL writes them; bytes `queue_bytes` (of WAL in memory) and `queue_limit`; `quorum`: whether a
-majority of each membership follows and was heard of within `SILENT_SECONDS`. Each of its `safekeepers` has
-`shown` and `lag_bytes` (null: not known) besides.
+majority of each membership follows and was heard of within `SILENT_SECONDS`; `commit_page_fault`: why the page
+of the commit gates cannot be written (empty: it can).
 
-A safekeeper is `shown` as `streaming`, `catching up` (its next byte is not in memory), `silent` (connected, and
-says nothing), `joining`, `rebuild` (its WAL was let go: it begins anew) or `away`.
+Each of its `safekeepers` has `begin_lsn`, where its WAL began when it told last; `brought_to`: down to there it is being
+brought older WAL (null: it wants none that there is); `stuck`: nobody could lend the next of it; `lag_bytes` (null: not
+known). It is `shown` as `streaming`, `catching up` (its next byte is not in memory), `silent` (connected, and says
+nothing), `joining`, `rebuild` (its WAL was let go: it begins anew) or `away`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from walsender_bridge.postgres.protocol.lsn import format_lsn
+from walsender_bridge.quorum.proposer import identities
+from walsender_bridge.quorum.proposer.configured_membership import difference
 from walsender_bridge.quorum.proposer.core import Phase, Proposer
-from walsender_bridge.quorum.proposer.peer import Peer, PeerState
+from walsender_bridge.quorum.proposer.member_changes import Address, MemberChanges
+from walsender_bridge.quorum.proposer.peer import PeerState, SafekeeperPeer
+from walsender_bridge.runtime.commit_page import CommitPage
 
 #: Seconds after which a safekeeper that says nothing counts as hung: it is spoken to five times a second.
 SILENT_SECONDS: Final = 3.0
 _FOLLOWS: Final = ("streaming", "catching up")
+_TAKEN: Final = (PeerState.TAKING, PeerState.STREAMING)
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a proposer's driver knows beside its core. By the peer's number: `addresses`, `faults`, `goals`, `heard`.
+
+    `configured`: the addresses that the operator wrote down. `goals`: down to where a safekeeper is being brought older
+    WAL; `stuck`: those for whom nobody could lend the next of it. `heard`: when a peer last said something, on the clock
+    of `now`.
+    """
+
+    addresses: Sequence[Address]
+    faults: Mapping[int, str]
+    changes: MemberChanges
+    configured: Sequence[Address]
+    goals: Mapping[int, int]
+    stuck: Collection[int]
+    heard: Mapping[int, float]
+    now: float
+
+
+def keeps_up(core: Proposer, number: int) -> bool:
+    """Whether a safekeeper has all there is: nothing is wrong with it any more."""
+    peer, streaming = core.peers[number], core.streaming
+    follows = peer.state == PeerState.STREAMING
+    return follows and streaming is not None and peer.flush_lsn == streaming.end
 
 
 def without_session(phase: str) -> dict[str, Any]:
@@ -29,21 +63,35 @@ def without_session(phase: str) -> dict[str, Any]:
     return {"phase": phase, "commit_lsn": format_lsn(0), "quorum": False, "safekeepers": []}
 
 
-def completed(
-    report: dict[str, Any], core: Proposer, heard: Mapping[int, float], now: float
-) -> dict[str, Any]:
-    """`report` with the keys above. `heard`: when each peer last said something, on the clock of `now`."""
+def commit_page(core: Proposer, *, has_quorum: bool) -> CommitPage:
+    """What a quorum has of the timeline that is proposed."""
+    return CommitPage(
+        core.server.system_id,
+        core.history.entries[-1].timeline if core.history else 0,
+        core.streaming.commit_lsn if core.streaming else 0,
+        "" if has_quorum else "the safekeepers have no quorum",
+    )
+
+
+def of_session(core: Proposer, around: Surroundings) -> dict[str, Any]:
+    """The status of a session; its caller adds `error`."""
     streaming = core.streaming
     entry = core.history.entries[-1] if core.history else None
-    shown = {number: _shown(core, peer, heard, now) for number, peer in core.peers.items()}
-    there = {core.peers[number].identity for number, word in shown.items() if word in _FOLLOWS}
-    safekeepers = []
-    for (number, peer), told in zip(sorted(core.peers.items()), report["safekeepers"], strict=True):
-        held = streaming.acked.get(peer.identity) if streaming and peer.identity else None
-        lag = None if streaming is None or held is None else streaming.end - held
-        safekeepers.append({**told, "shown": shown[number], "lag_bytes": lag})
+    safekeepers = {n: _safekeeper(core, peer, around) for n, peer in sorted(core.peers.items())}
+    there = {core.peers[n].identity for n, each in safekeepers.items() if each["shown"] in _FOLLOWS}
+    changes = around.changes
     return {
-        **report,
+        "term": core.node_id.term,
+        "server": asdict(core.server),
+        "membership": _membership(core, around),
+        "change": {
+            "state": changes.state(core.membership),
+            "why": changes.why,
+            "asked_at": changes.request.asked_at if changes.request else None,
+        },
+        "rebuild": sorted(f"{each:032x}" for each in streaming.rebuild) if streaming else [],
+        "restart_lsn": format_lsn(streaming.restart_lsn if streaming else 0),
+        "end_lsn": format_lsn(streaming.end if streaming else 0),
         "phase": core.phase,
         "proposer": f"{core.node_id.proposer:032x}",
         "epoch": entry.epoch if entry else 0,
@@ -53,11 +101,53 @@ def completed(
         "queue_bytes": streaming.end - streaming.queue_begin if streaming else 0,
         "queue_limit": core.limits.queue_bytes,
         "quorum": core.phase == Phase.LEADING and core.configuration.has_quorum(there),
-        "safekeepers": safekeepers,
+        "safekeepers": [*safekeepers.values()],
     }
 
 
-def _shown(core: Proposer, peer: Peer, heard: Mapping[int, float], now: float) -> str:
+def _membership(core: Proposer, around: Surroundings) -> dict[str, Any]:
+    configuration = core.configuration
+    new = configuration.new_members
+    found = {around.addresses[number]: peer.identity for number, peer in core.peers.items()}
+    request = around.changes.request
+    return {
+        "quorum": f"{core.membership.quorum:032x}",
+        "generation": configuration.generation,
+        "members": sorted(f"{member:032x}" for member in configuration.members),
+        "new_members": None if new is None else sorted(f"{member:032x}" for member in new),
+        "distrusted": sorted(f"{member:032x}" for member in configuration.distrusted),
+        "settled": core.membership.settled,
+        "unlike": difference(configuration, around.configured, found, request),
+    }
+
+
+def _safekeeper(core: Proposer, peer: SafekeeperPeer, around: Surroundings) -> dict[str, Any]:
+    number, streaming = peer.number, core.streaming
+    host, port = around.addresses[number]
+    held = streaming.acked.get(peer.identity) if streaming and peer.identity else None
+    return {
+        "address": f"{host}:{port}",
+        "safekeeper": f"{peer.identity:032x}" if peer.identity else None,
+        "state": peer.state,
+        "member": peer.identity in core.configuration.everyone,
+        "flush_lsn": None if held is None else format_lsn(held),
+        "begin_lsn": format_lsn(peer.begin_lsn) if peer.state in _TAKEN else None,
+        "brought_to": format_lsn(around.goals[number]) if number in around.goals else None,
+        "stuck": number in around.stuck,
+        "reads_from": peer.source if peer.reading is not None else None,
+        "fault": around.faults.get(number) or _of_its_disk(core, peer),
+        "shown": _shown(core, peer, around.heard, around.now),
+        "lag_bytes": None if streaming is None or held is None else streaming.end - held,
+    }
+
+
+def _of_its_disk(core: Proposer, peer: SafekeeperPeer) -> str | None:
+    """Until a proposer is elected, nothing else says why a connected member makes no majority."""
+    distrusted = core.configuration.distrusted
+    return identities.has_forgotten(peer.identity) if peer.identity in distrusted else None
+
+
+def _shown(core: Proposer, peer: SafekeeperPeer, heard: Mapping[int, float], now: float) -> str:
     streaming = core.streaming
     if streaming and peer.identity and peer.identity in streaming.rebuild:
         return "rebuild"

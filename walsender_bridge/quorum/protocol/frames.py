@@ -32,7 +32,7 @@ _HEADER = struct.Struct(">BBHIQQQQ")
 HEADER_BYTES = _HEADER.size
 
 
-class Kind(IntEnum):
+class FrameKind(IntEnum):
     """The first byte of a frame: letters, as in PostgreSQL's own protocol."""
 
     PROPOSER_GREETING = ord("G")
@@ -52,28 +52,28 @@ class Kind(IntEnum):
     REFUSED = ord("r")
 
 
-_KINDS: dict[int, Kind] = {int(kind): kind for kind in Kind}
+_KINDS: dict[int, FrameKind] = {int(kind): kind for kind in FrameKind}
 #: Whose term may be believed no further than `MAX_TERM`. The proposer itself judges those of safekeepers, and names them.
 _TO_SAFEKEEPER = frozenset(
     {
-        Kind.PROPOSER_GREETING,
-        Kind.VOTE,
-        Kind.RESUME,
-        Kind.ELECTED,
-        Kind.APPEND,
-        Kind.FETCH,
-        Kind.OLDER,
-        Kind.CONFIGURE,
+        FrameKind.PROPOSER_GREETING,
+        FrameKind.VOTE,
+        FrameKind.RESUME,
+        FrameKind.ELECTED,
+        FrameKind.APPEND,
+        FrameKind.FETCH,
+        FrameKind.OLDER,
+        FrameKind.CONFIGURE,
     }
 )
-_CARRIES_WAL = frozenset({Kind.APPEND, Kind.FETCHED, Kind.OLDER})
+_CARRIES_WAL = frozenset({FrameKind.APPEND, FrameKind.FETCHED, FrameKind.OLDER})
 
 
 @value
 class Header:
     """The first 40 bytes of a frame. `length` counts what follows."""
 
-    kind: Kind
+    kind: FrameKind
     length: int
     term: int
     first: int
@@ -113,7 +113,7 @@ def encode(message: m.Message) -> bytes:
     match message:
         case m.Append():
             return _frame(
-                Kind.APPEND,
+                FrameKind.APPEND,
                 message.length,
                 message.term,
                 message.begin_lsn,
@@ -121,14 +121,14 @@ def encode(message: m.Message) -> bytes:
                 message.restart_lsn,
             )
         case m.Fetched():
-            return _frame(Kind.FETCHED, message.length, message.term, message.begin_lsn)
+            return _frame(FrameKind.FETCHED, message.length, message.term, message.begin_lsn)
         case m.AppendAck():
             body = Writer()
             if message.feedback is not None:
                 body.feedback(message.feedback)
             return (
                 _frame(
-                    Kind.APPEND_ACK,
+                    FrameKind.APPEND_ACK,
                     len(body.data),
                     message.term,
                     message.flush_lsn,
@@ -137,21 +137,21 @@ def encode(message: m.Message) -> bytes:
                 + body.data
             )
         case m.Fetch():
-            return _frame(Kind.FETCH, 0, message.term, message.begin_lsn, message.end_lsn)
+            return _frame(FrameKind.FETCH, 0, message.term, message.begin_lsn, message.end_lsn)
         case m.Older():
             first, second = message.begin_lsn, message.timeline
-            return _frame(Kind.OLDER, message.length, message.term, first, second)
+            return _frame(FrameKind.OLDER, message.length, message.term, first, second)
         case m.Held():
             lsns = message.begin_lsn, message.wanted_lsn, message.next_lsn
-            return _frame(Kind.HELD, 0, message.term, *lsns)
+            return _frame(FrameKind.HELD, 0, message.term, *lsns)
         case m.Configured():
-            return _frame(Kind.CONFIGURED, 0, message.term, message.generation)
+            return _frame(FrameKind.CONFIGURED, 0, message.term, message.generation)
         case _:
             return _encode_body(message)
 
 
 def _frame(
-    kind: Kind, length: int, term: int, first: int = 0, second: int = 0, third: int = 0
+    kind: FrameKind, length: int, term: int, first: int = 0, second: int = 0, third: int = 0
 ) -> bytes:
     limit = MAX_WAL_BYTES if kind in _CARRIES_WAL else MAX_BODY_BYTES
     assert length <= limit, (kind, length)
@@ -162,37 +162,37 @@ def _encode_body(message: m.Message) -> bytes:
     body = Writer()
     match message:
         case m.ProposerGreeting():
-            kind, term = Kind.PROPOSER_GREETING, 0
+            kind, term = FrameKind.PROPOSER_GREETING, 0
             body.server(message.server).identity(message.proposer).identity(message.quorum)
         case m.SafekeeperGreeting():
-            kind, term = Kind.SAFEKEEPER_GREETING, message.node_id.term
+            kind, term = FrameKind.SAFEKEEPER_GREETING, message.node_id.term
             body.identity(message.safekeeper).server(message.server)
             body.identity(message.node_id.proposer).configuration(message.configuration)
             body.u64(message.flush_lsn).u64(message.commit_lsn)
             body.u32(message.timeline).u32(message.fenced_timeline)
         case m.Vote():
-            kind, term = Kind.VOTE, message.node_id.term
+            kind, term = FrameKind.VOTE, message.node_id.term
             body.identity(message.node_id.proposer).u8(message.purpose)
             body.u32(message.timeline).configuration(message.configuration)
         case m.Resume():
-            kind, term = Kind.RESUME, message.node_id.term
+            kind, term = FrameKind.RESUME, message.node_id.term
             body.identity(message.node_id.proposer)
         case m.VoteReply():
-            kind, term = Kind.VOTE_REPLY, message.node_id.term
+            kind, term = FrameKind.VOTE_REPLY, message.node_id.term
             body.identity(message.node_id.proposer)
             body.u64(message.flush_lsn).u64(message.commit_lsn)
             body.u64(message.restart_lsn).u64(message.begin_lsn)
             body.history(message.history).configuration(message.configuration)
         case m.Elected():
-            kind, term = Kind.ELECTED, message.term
+            kind, term = FrameKind.ELECTED, message.term
             body.u64(message.start_lsn).u64(message.commit_lsn).u8(message.rebuild)
             body.history(message.history).configuration(message.configuration)
             body.ancestors(message.ancestors)
         case m.Configure():
-            kind, term = Kind.CONFIGURE, message.term
+            kind, term = FrameKind.CONFIGURE, message.term
             body.configuration(message.configuration)
         case m.Refused():
-            kind, term = Kind.REFUSED, message.node_id.term
+            kind, term = FrameKind.REFUSED, message.node_id.term
             body.u8(message.reason).identity(message.node_id.proposer).text(message.detail)
         case _:
             raise AssertionError(message)
@@ -205,30 +205,35 @@ def decode(header: Header, body: bytes | bytearray | memoryview = b"") -> m.Mess
     Raises `MalformedMessageError`.
     """
     term, first, second = header.term, header.first, header.second
-    if header.kind is Kind.APPEND:
+    if header.kind is FrameKind.APPEND:
         return m.Append(term, first, second, header.third, header.length)
-    if header.kind is Kind.APPEND_ACK and not header.length and not header.third and not len(body):
+    if (
+        header.kind is FrameKind.APPEND_ACK
+        and not header.length
+        and not header.third
+        and not len(body)
+    ):
         return m.AppendAck(term, first, second)
     if len(body) != (0 if header.carries_wal else header.length):
         raise MalformedMessageError(
             f"{header.kind.name} with {len(body)} bytes for {header.length}"
         )
-    if header.kind is Kind.HELD and not header.length:
+    if header.kind is FrameKind.HELD and not header.length:
         return m.Held(term, first, second, header.third)
     reader = Reader(body)
     message: m.Message
     match header.kind:
-        case Kind.FETCHED:
+        case FrameKind.FETCHED:
             message = m.Fetched(term, first, header.length)
             second_used = False
-        case Kind.APPEND_ACK:
+        case FrameKind.APPEND_ACK:
             message = m.AppendAck(term, first, second, reader.feedback() if body else None)
             second_used = True
-        case Kind.FETCH:
+        case FrameKind.FETCH:
             message, second_used = m.Fetch(term, first, second), True
-        case Kind.OLDER:
+        case FrameKind.OLDER:
             message, second_used = m.Older(term, first, second, header.length), True
-        case Kind.CONFIGURED:
+        case FrameKind.CONFIGURED:
             message, second_used = m.Configured(term, first), False
         case _:
             message, second_used = _decode_body(header, reader), False
@@ -243,11 +248,11 @@ def decode(header: Header, body: bytes | bytearray | memoryview = b"") -> m.Mess
 def _decode_body(header: Header, reader: Reader) -> m.Message:
     term = header.term
     match header.kind:
-        case Kind.PROPOSER_GREETING:
+        case FrameKind.PROPOSER_GREETING:
             if term:
                 raise MalformedMessageError("a proposer greets without a term")
             return m.ProposerGreeting(reader.server(), reader.identity(), reader.identity())
-        case Kind.SAFEKEEPER_GREETING:
+        case FrameKind.SAFEKEEPER_GREETING:
             safekeeper, server = reader.identity(), reader.server()
             node_id = m.NodeId(term, reader.identity())
             return m.SafekeeperGreeting(
@@ -260,13 +265,13 @@ def _decode_body(header: Header, reader: Reader) -> m.Message:
                 timeline=reader.u32(),
                 fenced_timeline=reader.u32(),
             )
-        case Kind.VOTE:
+        case FrameKind.VOTE:
             node_id = m.NodeId(term, reader.identity())
             purpose = reader.member(m.Purpose)
             return m.Vote(node_id, purpose, reader.u32(), reader.configuration())
-        case Kind.RESUME:
+        case FrameKind.RESUME:
             return m.Resume(m.NodeId(term, reader.identity()))
-        case Kind.VOTE_REPLY:
+        case FrameKind.VOTE_REPLY:
             return m.VoteReply(
                 m.NodeId(term, reader.identity()),
                 flush_lsn=reader.u64(),
@@ -276,7 +281,7 @@ def _decode_body(header: Header, reader: Reader) -> m.Message:
                 history=reader.history(),
                 configuration=reader.configuration(),
             )
-        case Kind.ELECTED:
+        case FrameKind.ELECTED:
             return m.Elected(
                 term,
                 start_lsn=reader.u64(),
@@ -286,7 +291,7 @@ def _decode_body(header: Header, reader: Reader) -> m.Message:
                 configuration=reader.configuration(),
                 ancestors=reader.ancestors(),
             )
-        case Kind.CONFIGURE:
+        case FrameKind.CONFIGURE:
             return m.Configure(term, reader.configuration())
         case _:
             reason = reader.member(m.Refusal)

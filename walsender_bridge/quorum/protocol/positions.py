@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-from walsender_bridge.postgres.protocol.replication import History
+from walsender_bridge.postgres.protocol.replication import ServerTimelines
 from walsender_bridge.quorum.protocol.messages import HotStandbyFeedback
 
 NO_FEEDBACK: Final = HotStandbyFeedback()
@@ -19,7 +19,7 @@ class Positions:
     system_id: int
     major: int
     segment_bytes: int
-    history: History
+    history: ServerTimelines
     flush_lsn: int
     commit_lsn: int
 

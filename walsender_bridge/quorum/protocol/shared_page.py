@@ -33,7 +33,7 @@ from typing import Final
 import google_crc32c
 
 from walsender_bridge.errors import CorruptError, DiskFullError
-from walsender_bridge.postgres.protocol.replication import History
+from walsender_bridge.postgres.protocol.replication import ServerTimelines
 from walsender_bridge.quorum.protocol.messages import HotStandbyFeedback
 from walsender_bridge.quorum.protocol.positions import NO_FEEDBACK, Positions, Readers
 from walsender_bridge.runtime.closing import Closing
@@ -176,13 +176,13 @@ class PositionWriter(_Page):
 class PositionReader(_Page):
     """The server's end. `history_of` reads the history of a timeline (errors: its own)."""
 
-    def __init__(self, path: Path, history_of: Callable[[int], History]) -> None:
+    def __init__(self, path: Path, history_of: Callable[[int], ServerTimelines]) -> None:
         super().__init__(path)
         self._lock = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         # Shared, and waited for: the hot loop looks whether it is held, for a moment.
         fcntl.flock(self._lock, fcntl.LOCK_SH)
         self._history_of = history_of
-        self._history = History(0)
+        self._history = ServerTimelines(0)
         self._seen: tuple[int, Positions] | None = None
 
     def now(self) -> Positions | None:

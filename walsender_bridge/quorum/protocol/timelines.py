@@ -5,7 +5,7 @@ from walsender_bridge.postgres.protocol.lsn import format_lsn
 from walsender_bridge.quorum.protocol.history import History
 
 
-def server_history(history: History) -> replication.History:
+def server_history(history: History) -> replication.ServerTimelines:
     """The newest timeline, and those before it that the log still knows of."""
     switches: list[tuple[int, int]] = []
     timeline = 0
@@ -13,7 +13,7 @@ def server_history(history: History) -> replication.History:
         if timeline and entry.timeline != timeline:
             switches.append((timeline, entry.start_lsn))
         timeline = entry.timeline
-    return replication.History(timeline, tuple(switches))
+    return replication.ServerTimelines(timeline, tuple(switches))
 
 
 def history_file(

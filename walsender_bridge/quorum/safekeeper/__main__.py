@@ -13,7 +13,7 @@ from pathlib import Path
 from walsender_bridge.errors import Cause, TusklineError, UsageError
 from walsender_bridge.quorum.safekeeper import data_dir
 from walsender_bridge.quorum.safekeeper.driver import SafekeeperDriver
-from walsender_bridge.quorum.safekeeper.settings import Settings
+from walsender_bridge.quorum.safekeeper.settings import SafekeeperSettings
 from walsender_bridge.quorum.safekeeper.status import Tell, tell_nobody
 from walsender_bridge.quorum.safekeeper.storage.segments import StorageLimits
 from walsender_bridge.runtime import gc_control, logs, status_file, supervisor
@@ -42,7 +42,7 @@ def main(arguments: list[str]) -> int:
         host, _, port = given.listen.rpartition(":")
         if not host or not port.isdecimal():
             raise UsageError(f"--listen {given.listen}", repair="write host:port")
-        settings = Settings(
+        settings = SafekeeperSettings(
             data_dir=given.data_dir,
             host=host.strip("[]"),
             port=int(port),
@@ -66,7 +66,7 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _run(settings: Settings) -> None:
+def _run(settings: SafekeeperSettings) -> None:
     driver = SafekeeperDriver(settings)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: driver.stop())

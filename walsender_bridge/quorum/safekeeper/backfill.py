@@ -29,7 +29,7 @@ from walsender_bridge.postgres.protocol.wal_page import (
     parse_page_header,
     segment_start,
 )
-from walsender_bridge.postgres.protocol.wal_record import Pages, Walk
+from walsender_bridge.postgres.protocol.wal_record import Pages, RecordScan
 from walsender_bridge.quorum.safekeeper.storage.segments import NO_ROOM, RECEIVING, Segments
 from walsender_bridge.quorum.safekeeper.storage.wal import WalStorage
 from walsender_bridge.runtime.folder import Disk, File
@@ -44,7 +44,7 @@ _PAGE_TIMELINE = struct.Struct("<4xI")
 _log = structlog.get_logger(__name__)
 
 
-class Backfill:
+class BackfillStorage:
     """See the module; beside a `WalStorage`, in the same thread. `why`: what was wrong with the last that was received."""
 
     def __init__(self, storage: WalStorage) -> None:
@@ -183,7 +183,10 @@ class Backfill:
         start = self._first_record(pages)
         if start is None:
             return  # all of it is the inside of one record: the segment that begins it is checked with this one
-        walk, part = Walk(pages, start, storage.format, stop=storage.flush_lsn), start + _PART_BYTES
+        walk, part = (
+            RecordScan(pages, start, storage.format, stop=storage.flush_lsn),
+            start + _PART_BYTES,
+        )
         for record in walk:
             if record.start >= end:
                 return

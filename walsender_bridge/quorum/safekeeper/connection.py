@@ -20,7 +20,7 @@ GREETING_SECONDS = 10.0
 IDLE_SECONDS = 60.0
 
 
-class Connection:
+class SafekeeperConnection:
     """One of them, and what the driver does with it.
 
     `since`: when it was made; `heard`: when something came last; `greeted`: it has said who it is;
@@ -49,14 +49,16 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def makes_room(connections: Mapping[int, Connection], owner: int | None) -> int | None:
+def makes_room(connections: Mapping[int, SafekeeperConnection], owner: int | None) -> int | None:
     """The one that goes when another comes; None: there is room. They are in the order in which they came."""
     if len(connections) < MOST_CONNECTIONS:
         return None
     return next(number for number in connections if number != owner)
 
 
-def overdue(connections: Mapping[int, Connection], owner: int | None, now: float) -> Iterator[int]:
+def overdue(
+    connections: Mapping[int, SafekeeperConnection], owner: int | None, now: float
+) -> Iterator[int]:
     """Those that have had their time."""
     for number, connection in connections.items():
         if not connection.greeted:

@@ -27,18 +27,18 @@ from walsender_bridge.quorum.safekeeper.effects import (
     Close,
     Closed,
     ControlState,
+    DiskFull,
     Drained,
     Effect,
     Event,
     Fence,
     KeepTimelines,
-    NoRoom,
+    MessageReceived,
     PersistControl,
     PersistDue,
     ReadersMoved,
-    Received,
     ResetWal,
-    Send,
+    SendMessage,
     ServeReaders,
     SyncWal,
     TruncateWal,
@@ -94,7 +94,7 @@ class Safekeeper:
 
     def step(self, event: Event) -> list[Effect]:
         """What to do about an event. The hot ones come first."""
-        if isinstance(event, Received):
+        if isinstance(event, MessageReceived):
             return self._received(event.conn, event.message)
         if isinstance(event, Drained):
             return [SyncWal(self.written_lsn)] if self.written_lsn > self.flush_lsn else []
@@ -102,7 +102,7 @@ class Safekeeper:
             return self._synced(event.flush_lsn)
         if isinstance(event, WalAligned):
             return self._aligned(event)
-        if isinstance(event, NoRoom):
+        if isinstance(event, DiskFull):
             return self._full(event)
         if isinstance(event, Closed):
             self._forget(event.conn)
@@ -150,11 +150,11 @@ class Safekeeper:
             counted[-1].timeline if counted else 0,
             self.control.fence.timeline if self.control.fence else 0,
         )
-        return [Send(conn, reply)]
+        return [SendMessage(conn, reply)]
 
     def _refuse(self, conn: int, reason: m.Refusal, detail: str) -> list[Effect]:
         self._forget(conn)
-        return [Send(conn, m.Refused(reason, self.control.node_id, detail)), Close(conn)]
+        return [SendMessage(conn, m.Refused(reason, self.control.node_id, detail)), Close(conn)]
 
     def _forget(self, conn: int) -> None:
         self.greeted = {other: g for other, g in self.greeted.items() if other != conn}
@@ -195,7 +195,7 @@ class Safekeeper:
         displaced: list[Effect] = []
         if self.owner is not None and self.owner != conn:
             fenced = m.Refused(m.Refusal.OLDER_TERM, vote.node_id, "displaced")
-            displaced.append(Send(self.owner, fenced))
+            displaced.append(SendMessage(self.owner, fenced))
         return [self._persist(), *displaced, *self._own(conn), *self._tell_what_is_held()]
 
     def _resume(self, conn: int, resume: m.Resume) -> list[Effect]:
@@ -231,7 +231,7 @@ class Safekeeper:
             history=self.control.history,
             configuration=self.control.configuration,
         )
-        return [Send(self.owner, reply)]
+        return [SendMessage(self.owner, reply)]
 
     def _elected(self, conn: int, elected: m.Elected) -> list[Effect]:
         aligned = self.aligned
@@ -268,7 +268,7 @@ class Safekeeper:
         self.flush_lsn = self.written_lsn = elected.start_lsn
         if elected.ancestors:
             effects = [*effects, KeepTimelines(elected.history, elected.ancestors)]
-        return [*effects, self._persist(), Send(conn, self._ack())]
+        return [*effects, self._persist(), SendMessage(conn, self._ack())]
 
     def _point(self, elected: m.Elected, aligned: WalAligned) -> int | None:
         """Where this log parts from the proposer's, whatever it says."""
@@ -352,7 +352,7 @@ class Safekeeper:
             self.written_lsn = end
         elif self.written_lsn == self.flush_lsn:
             effects.append(
-                Send(conn, self._ack())
+                SendMessage(conn, self._ack())
             )  # else the ack of the sync answers the heartbeat
         return effects
 
@@ -363,11 +363,11 @@ class Safekeeper:
             return []
         # Only a durable position of the term in office is acknowledged (rule 4).
         return [
-            Send(self.owner, self._ack()),
+            SendMessage(self.owner, self._ack()),
             *self._serve(min(self.commit_lsn, self.flush_lsn)),
         ]
 
-    def _full(self, event: NoRoom) -> list[Effect]:
+    def _full(self, event: DiskFull) -> list[Effect]:
         """Its proposer is sent away and comes back: each time it tells what may be removed, and tries again."""
         self.flush_lsn = self.written_lsn = event.flush_lsn
         effects = self._serve(min(self.commit_lsn, self.flush_lsn))
@@ -401,7 +401,7 @@ class Safekeeper:
         self.control = replace(self.control, configuration=configuration)
         return [
             self._persist(),
-            Send(conn, m.Configured(configure.term, configuration.generation)),
+            SendMessage(conn, m.Configured(configure.term, configuration.generation)),
         ]
 
     def _persist(self) -> PersistControl:

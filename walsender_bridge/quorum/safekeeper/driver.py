@@ -4,7 +4,8 @@ One thread and one epoll: what has arrived from the proposer is taken to its end
 and acknowledged once (group commit). Readers are served by a process of their own (`server/`), which hears of
 each new position through a page of shared memory.
 
-Invariant: the effects of an event are performed in order, each to its end, before the next event. An error of
+Invariant: the effects of an event are performed in order, each to its end, before the next event. An invariant of the
+core that does not hold ends the process before any effect of that event, and nothing is written on the way out. An error of
 the disk ends the process, except that it is full: WAL for which there is no room is not taken and the proposer
 sent away, to come back; a promise for which there is none is waited with, and all else with it.
 """
@@ -21,6 +22,7 @@ import structlog
 from walsender_bridge.errors import (
     ConnectionFailedError,
     DiskFullError,
+    InvariantError,
     MalformedMessageError,
     NotSupportedError,
 )
@@ -32,17 +34,22 @@ from walsender_bridge.quorum.protocol.history import History
 from walsender_bridge.quorum.protocol.message_socket import WireEnd
 from walsender_bridge.quorum.protocol.positions import Readers
 from walsender_bridge.quorum.protocol.timelines import history_file
-from walsender_bridge.quorum.safekeeper import control_file, data_dir, status
+from walsender_bridge.quorum.safekeeper import control_file, data_dir, invariants, status
 from walsender_bridge.quorum.safekeeper import effects as e
 from walsender_bridge.quorum.safekeeper.archive import archived_file
-from walsender_bridge.quorum.safekeeper.backfill import Backfill
-from walsender_bridge.quorum.safekeeper.connection import Connection, listen, makes_room, overdue
+from walsender_bridge.quorum.safekeeper.backfill import BackfillStorage
+from walsender_bridge.quorum.safekeeper.connection import (
+    SafekeeperConnection,
+    listen,
+    makes_room,
+    overdue,
+)
 from walsender_bridge.quorum.safekeeper.core import Safekeeper
 from walsender_bridge.quorum.safekeeper.disk_full_retry import until_room
 from walsender_bridge.quorum.safekeeper.horizon import horizon, reserved_lsn
 from walsender_bridge.quorum.safekeeper.lending import Lending
 from walsender_bridge.quorum.safekeeper.reader_page import ReaderPage
-from walsender_bridge.quorum.safekeeper.settings import Settings
+from walsender_bridge.quorum.safekeeper.settings import SafekeeperSettings
 from walsender_bridge.quorum.safekeeper.status import WriteTimes
 from walsender_bridge.quorum.safekeeper.storage.wal import WalStorage
 from walsender_bridge.runtime import fail_point
@@ -61,7 +68,7 @@ class SafekeeperDriver:
     Raises `ConfigError`, `UnavailableError` (port), `CorruptError`, `NotSupportedError` (data directory), `OSError`.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: SafekeeperSettings) -> None:
         self._settings = settings
         self._control_disk = FolderDisk(settings.data_dir / "control")
         self._wal_disk = FolderDisk(settings.data_dir / "wal")
@@ -75,7 +82,7 @@ class SafekeeperDriver:
         self._positions.tell(control, 0, 0)
         self._storage: WalStorage | None = None
         flush_lsn = 0
-        self._backfill: Backfill | None = None
+        self._backfill: BackfillStorage | None = None
         self._lending: Lending | None = None
         #: Where the WAL began when the disk was full last: what gave way then is not wanted again.
         self._gave_way = 0
@@ -83,7 +90,8 @@ class SafekeeperDriver:
             self._storage = self._open_storage(control)
             flush_lsn = self._storage.flush_lsn
         self.core = Safekeeper(control, flush_lsn)
-        self._connections: dict[int, Connection] = {}
+        self._checked = invariants.checked(self.core)
+        self._connections: dict[int, SafekeeperConnection] = {}
         self._numbers: dict[int, int] = {}
         #: Connections whose frames are here and were not taken, since they do not read their answers.
         self._stalled: set[int] = set()
@@ -118,7 +126,7 @@ class SafekeeperDriver:
             self._settings.limits,
         )
         storage.open()
-        self._backfill, self._lending = Backfill(storage), Lending(storage)
+        self._backfill, self._lending = BackfillStorage(storage), Lending(storage)
         return storage
 
     def stop(self) -> None:
@@ -127,23 +135,32 @@ class SafekeeperDriver:
         os.write(self._wake_write, b"!")
 
     def run(self) -> None:
-        """Serve until `stop`. Raises `OSError` when the disk fails, `UnavailableError` (`Settings.still_held`, too)."""
+        """Serve until `stop`.
+
+        Raises `OSError` when the disk fails, `UnavailableError` (`SafekeeperSettings.still_held`, too), `InvariantError`.
+        """
+        keep = True
         try:
             while not self._stopped:
                 self._turn()
+        except InvariantError:
+            keep = False
+            raise
         finally:
-            self._close()
+            self._close(keep=keep)
 
-    def _close(self) -> None:
+    def _close(self, *, keep: bool = True) -> None:
+        """`keep`: write down what waits; what is in memory is right."""
         for number in list(self._connections):
             self._drop(number)
         self._listener.close()
         try:
-            # Nothing is written into a directory that another one has taken the place of.
-            self._settings.still_held()
-            if self._storage is not None:
-                self._storage.close()
-            self._handle(e.PersistDue())
+            if keep:
+                # Nothing is written into a directory that another one has taken the place of.
+                self._settings.still_held()
+                if self._storage is not None:
+                    self._storage.close()
+                self._handle(e.PersistDue())
         finally:
             self._positions.close()
             self._poll.close()
@@ -188,7 +205,7 @@ class SafekeeperDriver:
             self._gone(oldest)
         self._next += 1
         end = WireEnd(connected, f"{address[0]}:{address[1]}")
-        self._connections[self._next] = Connection(end, now)
+        self._connections[self._next] = SafekeeperConnection(end, now)
         self._numbers[end.fileno()] = self._next
         self._poll.register(end, select.EPOLLIN)
 
@@ -212,7 +229,7 @@ class SafekeeperDriver:
                     message = decode(header, b"" if header.carries_wal else body)
                     if not isinstance(message, m.ToSafekeeper):
                         raise ConnectionFailedError("a safekeeper's message", where=end.where)
-                    self._handle(e.Received(number, message))
+                    self._handle(e.MessageReceived(number, message))
                     if number not in self._connections or connection.closing:
                         return
                     if isinstance(message, m.ProposerGreeting):
@@ -323,7 +340,11 @@ class SafekeeperDriver:
         events = deque([event])
         while events:
             answers: list[e.Event] = []
-            for effect in self.core.step(events.popleft()):
+            event = events.popleft()
+            effects = self.core.step(event)
+            if not invariants.is_hot(event):
+                self._checked = invariants.check_invariants(self.core, self._checked)
+            for effect in effects:
                 if fail_point.ARMED:
                     fail_point.hit(f"safekeeper-{type(effect).__name__}")
                 answer = self._perform(effect)
@@ -333,7 +354,7 @@ class SafekeeperDriver:
 
     def _perform(self, effect: e.Effect) -> e.Event | None:
         match effect:
-            case e.Send(conn, message):
+            case e.SendMessage(conn, message):
                 if (connection := self._connections.get(conn)) is not None:
                     connection.end.send(message)
                     # At once: what else this turn does, nobody waits for. What breaks is found at its end.
@@ -362,10 +383,10 @@ class SafekeeperDriver:
                 self._held.truncate(lsn)
             case e.ResetWal(lsn):
                 self._held.reset(lsn)
-            case e.ReadWal():
+            case e.SendWal():
                 if self._lending is not None:
                     self._lending.ask(effect)
-            case e.TellHeld(conn, term):
+            case e.SendHeld(conn, term):
                 self._tell_held(conn, term)
             case e.TakeOlder(conn, term, begin_lsn, timeline):
                 if self._backfill is not None:
@@ -381,7 +402,7 @@ class SafekeeperDriver:
         assert self._storage is not None, "a vote came first"
         return self._storage
 
-    def _unless_full(self, act: Callable[[], object]) -> e.NoRoom | None:
+    def _unless_full(self, act: Callable[[], object]) -> e.DiskFull | None:
         """Take WAL, or make it durable, as far as there is room."""
         storage = self._held
         try:
@@ -391,7 +412,7 @@ class SafekeeperDriver:
             if not self._full:
                 _log.error("no room for WAL; none is taken", reason=error.what, repair=error.repair)
             self._full = error.what
-            return e.NoRoom(storage.flush_lsn, error.what)
+            return e.DiskFull(storage.flush_lsn, error.what)
         if self._full and not storage.segments.full:
             self._full = ""
             _log.info("there is room again")

@@ -63,7 +63,7 @@ class ControlState:
 
 
 @value
-class Received:
+class MessageReceived:
     """A message came. For an `Append`, all of its WAL bytes are in the driver's hands."""
 
     conn: int
@@ -90,7 +90,7 @@ class WalSynced:
 
 
 @dataclass(frozen=True, slots=True)
-class NoRoom:
+class DiskFull:
     """The disk takes no more WAL: what was written beyond `flush_lsn` is dropped, the rest is durable."""
 
     flush_lsn: int
@@ -119,7 +119,14 @@ class PersistDue:
 
 
 Event: TypeAlias = (
-    Received | Closed | Drained | WalSynced | NoRoom | WalAligned | ReadersMoved | PersistDue
+    MessageReceived
+    | Closed
+    | Drained
+    | WalSynced
+    | DiskFull
+    | WalAligned
+    | ReadersMoved
+    | PersistDue
 )
 
 
@@ -184,7 +191,7 @@ class ResetWal:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadWal:
+class SendWal:
     """Send [begin_lsn, end_lsn) as `Fetched` frames, and the bytes behind each, to `conn`."""
 
     conn: int
@@ -194,7 +201,7 @@ class ReadWal:
 
 
 @dataclass(frozen=True, slots=True)
-class TellHeld:
+class SendHeld:
     """Send `Held` to `conn`: what WAL is here, and what older WAL is wanted."""
 
     conn: int
@@ -203,7 +210,7 @@ class TellHeld:
 
 @value
 class TakeOlder:
-    """Take the bytes of the `Older` in hand, below all WAL that is held, then `TellHeld`."""
+    """Take the bytes of the `Older` in hand, below all WAL that is held, then `SendHeld`."""
 
     conn: int
     term: int
@@ -219,7 +226,7 @@ class ServeReaders:
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class SendMessage:
     """Send a message."""
 
     conn: int
@@ -241,10 +248,10 @@ Effect: TypeAlias = (
     | AlignWal
     | TruncateWal
     | ResetWal
-    | ReadWal
-    | TellHeld
+    | SendWal
+    | SendHeld
     | TakeOlder
     | ServeReaders
-    | Send
+    | SendMessage
     | Close
 )

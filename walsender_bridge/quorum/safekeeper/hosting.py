@@ -19,7 +19,7 @@ from walsender_bridge.runtime import shared_files
 from walsender_bridge.runtime.supervisor import Child
 
 #: After these, another start would find the same: an operator has to look.
-FINAL = frozenset({Cause.CONFIG, Cause.CORRUPT, Cause.NOT_SUPPORTED, Cause.USAGE})
+FINAL = frozenset({Cause.CONFIG, Cause.CORRUPT, Cause.INVARIANT, Cause.NOT_SUPPORTED, Cause.USAGE})
 _EMPTY_USERS = '# Who may read WAL here. A line for each: "name" "SCRAM-SHA-256$..."\n'
 
 

@@ -18,7 +18,7 @@ from walsender_bridge.errors import TrimmedError
 from walsender_bridge.postgres.protocol.wal_page import segment_start
 from walsender_bridge.quorum.protocol import messages as m
 from walsender_bridge.quorum.protocol.frames import MAX_WAL_BYTES
-from walsender_bridge.quorum.safekeeper.effects import ReadWal
+from walsender_bridge.quorum.safekeeper.effects import SendWal
 from walsender_bridge.quorum.safekeeper.storage.segments import PIECE_BYTES, SegmentFile
 from walsender_bridge.quorum.safekeeper.storage.wal import WalStorage
 
@@ -41,7 +41,7 @@ class Lending:
     def __init__(self, storage: WalStorage) -> None:
         self._storage = storage
         #: By the connection: what it asked for, and the work at the first of it.
-        self._wanted: dict[int, deque[ReadWal]] = {}
+        self._wanted: dict[int, deque[SendWal]] = {}
         self._work: dict[int, Iterator[Piece | None]] = {}
         self._term = 0
         #: By name, with the sum that is recorded.
@@ -64,7 +64,7 @@ class Lending:
         """Whether `step` has something to do. `crowded`: whether a connection has enough to send already."""
         return any(not crowded(conn) for conn in self._wanted)
 
-    def ask(self, wanted: ReadWal) -> None:
+    def ask(self, wanted: SendWal) -> None:
         """To be answered after what this connection asked before."""
         self._wanted.setdefault(wanted.conn, deque()).append(wanted)
 
@@ -90,7 +90,7 @@ class Lending:
             if not wanted:
                 self.forget(conn)
 
-    def _lent(self, wanted: ReadWal) -> Iterator[Piece | None]:
+    def _lent(self, wanted: SendWal) -> Iterator[Piece | None]:
         """The pieces of one range; None: more is to be read first. An empty one: it is not held."""
         lsn = wanted.begin_lsn
         while lsn < wanted.end_lsn:

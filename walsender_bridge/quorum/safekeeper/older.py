@@ -10,9 +10,9 @@ from walsender_bridge.quorum.protocol import messages as m
 from walsender_bridge.quorum.safekeeper.effects import (
     ControlState,
     Effect,
-    ReadWal,
+    SendHeld,
+    SendWal,
     TakeOlder,
-    TellHeld,
 )
 
 
@@ -25,11 +25,11 @@ def answer(
         known = _may_be(control, message)
         return [TakeOlder(conn, message.term, begin, message.timeline)] if known else []
     if not message.end_lsn:
-        return [TellHeld(conn, message.term)]
+        return [SendHeld(conn, message.term)]
     held = bool(control.history) and message.end_lsn <= flush_lsn
     if not held or not 0 <= message.end_lsn - begin <= m.MAX_FETCH_BYTES:
         return []
-    return [ReadWal(conn, message.term, begin, message.end_lsn)]
+    return [SendWal(conn, message.term, begin, message.end_lsn)]
 
 
 def _may_be(control: ControlState, older: m.Older) -> bool:

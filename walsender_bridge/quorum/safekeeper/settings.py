@@ -9,7 +9,7 @@ from walsender_bridge.quorum.safekeeper.storage.segments import StorageLimits
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class SafekeeperSettings:
     """`data_dir` holds `control/` and `wal/`; `positions` is the page that the WAL server reads.
 
     `keep_bytes`: how much WAL is kept behind the end though nobody needs it. `archive`: where the archiver beside

@@ -21,7 +21,7 @@ from typing import Any, Final
 from walsender_bridge.postgres.protocol.lsn import format_lsn
 from walsender_bridge.quorum.protocol.positions import Readers
 from walsender_bridge.quorum.safekeeper.archive.archived_file import Archived
-from walsender_bridge.quorum.safekeeper.backfill import Backfill
+from walsender_bridge.quorum.safekeeper.backfill import BackfillStorage
 from walsender_bridge.quorum.safekeeper.core import Safekeeper
 from walsender_bridge.quorum.safekeeper.lending import Lending
 from walsender_bridge.quorum.safekeeper.storage.wal import WalStorage
@@ -56,7 +56,7 @@ class WriteTimes:
 def record(
     core: Safekeeper,
     storage: WalStorage | None,
-    backfill: Backfill | None,
+    backfill: BackfillStorage | None,
     lending: Lending | None,
     writes: WriteTimes,
     *,
@@ -111,7 +111,7 @@ def record(
     }
 
 
-def _older_wal(backfill: Backfill, begin_lsn: int) -> dict[str, Any] | None:
+def _older_wal(backfill: BackfillStorage, begin_lsn: int) -> dict[str, Any] | None:
     if backfill.wanted_lsn >= begin_lsn:
         return None
     return {"wanted_lsn": format_lsn(backfill.wanted_lsn), "why": backfill.why}

@@ -26,11 +26,11 @@ from walsender_bridge.postgres.protocol.wal_page import (
     align,
     parse_page_header,
 )
-from walsender_bridge.postgres.protocol.wal_record import Walk
+from walsender_bridge.postgres.protocol.wal_record import RecordScan
 from walsender_bridge.quorum.safekeeper import data_dir
 from walsender_bridge.quorum.safekeeper.effects import ControlState
 from walsender_bridge.quorum.safekeeper.storage import position_file
-from walsender_bridge.quorum.safekeeper.storage.position_file import Position
+from walsender_bridge.quorum.safekeeper.storage.position_file import StoragePosition
 from walsender_bridge.quorum.safekeeper.storage.reader import WalReader
 from walsender_bridge.runtime.folder import FolderDisk
 
@@ -43,7 +43,7 @@ Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class DataDirectory:
     """A safekeeper's data directory. `flush_lsn`: what a running one says is durable; 0: it does not run."""
 
     name: str
@@ -53,10 +53,10 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldWal:
     """What one safekeeper was found to hold: WAL of [begin_lsn, end_lsn), with so many whole records."""
 
-    place: Place
+    place: DataDirectory
     control: ControlState | None
     reader: WalReader | None
     begin_lsn: int = 0
@@ -88,7 +88,9 @@ class Difference:
         )
 
 
-def check(place: Place, progress: Progress, look: Callable[[], Place] | None = None) -> Held:
+def check(
+    place: DataDirectory, progress: Progress, look: Callable[[], DataDirectory] | None = None
+) -> HeldWal:
     """What it holds, read from end to end. `look` says anew how it is while it runs.
 
     Raises `CorruptError`, `NotSupportedError`, `ConfigError` (`data_dir.check`).
@@ -103,7 +105,7 @@ def check(place: Place, progress: Progress, look: Callable[[], Place] | None = N
     raise AssertionError
 
 
-def _located(error: TusklineError, place: Place) -> TusklineError:
+def _located(error: TusklineError, place: DataDirectory) -> TusklineError:
     return CorruptError(
         error.what,
         where=f"{place.data_dir}, {error.where}" if error.where else str(place.data_dir),
@@ -112,19 +114,19 @@ def _located(error: TusklineError, place: Place) -> TusklineError:
     )
 
 
-def _check(place: Place, progress: Progress) -> Held:
+def _check(place: DataDirectory, progress: Progress) -> HeldWal:
     control = data_dir.check(place.data_dir)
     if control is None or not control.server.system_id:
-        return Held(place, control, None)
+        return HeldWal(place, control, None)
     server = control.server
     wal = WalFormat(server.major, server.system_id, server.segment_size)
     folder = place.data_dir / data_dir.WAL
     reader = WalReader(folder, server.segment_size)
-    position = position_file.read(FolderDisk(folder)) or Position()
+    position = position_file.read(FolderDisk(folder)) or StoragePosition()
     if not reader.end_lsn:
         if position.durable_lsn > position.begin_lsn:
             raise CorruptError(f"WAL up to {format_lsn(position.durable_lsn)} is gone")
-        return Held(place, control, reader)
+        return HeldWal(place, control, reader)
     # A cut in progress is finished at the next start; what is behind it is no WAL.
     durable = position.durable_lsn
     if not position.cutting:
@@ -135,7 +137,7 @@ def _check(place: Place, progress: Progress) -> Held:
             f"the segments from {format_lsn(position.begin_lsn)} to {format_lsn(begin)} are gone"
         )
     first = _first_record(reader, wal, durable)
-    walk = Walk(reader.page, first, wal, stop=durable)
+    walk = RecordScan(reader.page, first, wal, stop=durable)
     records = 0
     told = first
     for record in walk:
@@ -151,10 +153,10 @@ def _check(place: Place, progress: Progress) -> Held:
     end = durable
     if not (position.exact or position.cutting or place.flush_lsn):
         # After a crash the end is that of the last whole record.
-        behind = Walk(reader.page, walk.end, wal, previous=walk.previous)
+        behind = RecordScan(reader.page, walk.end, wal, previous=walk.previous)
         records += sum(1 for _ in behind)
         end = max(durable, behind.end)
-    return Held(place, control, reader, begin, end, records)
+    return HeldWal(place, control, reader, begin, end, records)
 
 
 def _first_record(reader: WalReader, wal: WalFormat, durable: int) -> int:
@@ -171,7 +173,7 @@ def _first_record(reader: WalReader, wal: WalFormat, durable: int) -> int:
     return durable
 
 
-def compare(helds: Sequence[Held], progress: Progress) -> tuple[Difference | None, int]:
+def compare(helds: Sequence[HeldWal], progress: Progress) -> tuple[Difference | None, int]:
     """The first difference below the greatest known `commit_lsn`, and how many bytes were compared.
 
     Raises `DivergedError` when they are of different clusters.
@@ -195,7 +197,7 @@ def compare(helds: Sequence[Held], progress: Progress) -> tuple[Difference | Non
     return None, compared
 
 
-def _same_cluster(holding: Sequence[Held]) -> None:
+def _same_cluster(holding: Sequence[HeldWal]) -> None:
     for one, other in pairwise(holding):
         assert one.control is not None
         assert other.control is not None
@@ -207,9 +209,9 @@ def _same_cluster(holding: Sequence[Held]) -> None:
             )
 
 
-def _compare(having: Sequence[Held], begin: int, end: int) -> Difference | None:
+def _compare(having: Sequence[HeldWal], begin: int, end: int) -> Difference | None:
     """The first byte of [begin, end), of one segment, in which one of them differs from the first of them."""
-    pieces: list[tuple[Held, WalReader, bytes]] = []
+    pieces: list[tuple[HeldWal, WalReader, bytes]] = []
     for held in having:
         assert held.reader is not None
         with contextlib.suppress(TrimmedError):  # removed meanwhile, as old WAL is

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from walsender_bridge.errors import TusklineError, UsageError
-from walsender_bridge.quorum.wal_server.service import Settings, WalServer
+from walsender_bridge.quorum.wal_server.service import WalServer, WalServerSettings
 from walsender_bridge.quorum.wal_server.stream import TIMEOUT
 from walsender_bridge.quorum.wal_server.tls import TlsFiles
 from walsender_bridge.runtime import logs, supervisor
@@ -51,7 +51,7 @@ async def _serve(given: argparse.Namespace) -> None:
     if not host or not port.isdecimal():
         raise UsageError(f"--listen {given.listen}", repair="write host:port")
     server = WalServer(
-        Settings(
+        WalServerSettings(
             wal_dir=given.wal_dir,
             positions=given.positions,
             slots=given.slots,

@@ -9,10 +9,10 @@ from typing import Final
 from walsender_bridge.postgres.protocol import backend
 from walsender_bridge.postgres.protocol.backend import INT4, INT8, TEXT, SqlErrorReply
 from walsender_bridge.postgres.protocol.lsn import format_lsn
-from walsender_bridge.postgres.protocol.replication import History
+from walsender_bridge.postgres.protocol.replication import ServerTimelines
 from walsender_bridge.postgres.protocol.wal_page import PAGE_BYTES, history_name
 from walsender_bridge.quorum.protocol.positions import Positions
-from walsender_bridge.quorum.wal_server.slots import Slot
+from walsender_bridge.quorum.wal_server.slots import WalServerSlot
 
 _MIB, _GIB = 1 << 20, 1 << 30
 #: WAL files are made readable for the owner only, and tools that copy them are told so.
@@ -71,14 +71,14 @@ def timeline_history(timeline: int, text: bytes) -> bytes:
     return answer + backend.complete("TIMELINE_HISTORY")
 
 
-def created_slot(slot: Slot) -> bytes:
+def created_slot(slot: WalServerSlot) -> bytes:
     """The answer to `CREATE_REPLICATION_SLOT`: a physical slot has no consistent point."""
     names = ("slot_name", "consistent_point", "snapshot_name", "output_plugin")
     answer = backend.row([(name, TEXT) for name in names], [slot.name, "0/0", None, None])
     return answer + backend.complete("CREATE_REPLICATION_SLOT")
 
 
-def read_slot(slot: Slot | None, history: History) -> bytes:
+def read_slot(slot: WalServerSlot | None, history: ServerTimelines) -> bytes:
     """The answer to `READ_REPLICATION_SLOT`: a row of NULLs for a slot that is not there."""
     columns = [("slot_type", TEXT), ("restart_lsn", TEXT), ("restart_tli", INT8)]
     values: list[str | int | bytes | None] = [None, None, None]
@@ -89,6 +89,6 @@ def read_slot(slot: Slot | None, history: History) -> bytes:
     return backend.row(columns, values) + backend.complete("READ_REPLICATION_SLOT")
 
 
-def _timeline_at(lsn: int, history: History) -> int:
+def _timeline_at(lsn: int, history: ServerTimelines) -> int:
     """The timeline to which the byte at `lsn` belongs."""
     return next((each for each, left in history.ancestors if lsn < left), history.timeline)

@@ -30,10 +30,16 @@ from walsender_bridge.postgres.protocol.replication_command import (
 )
 from walsender_bridge.quorum.protocol.positions import Positions
 from walsender_bridge.quorum.wal_server import answers
-from walsender_bridge.quorum.wal_server.login import Login, Step, Then
-from walsender_bridge.quorum.wal_server.peer import GoneError, Peer
-from walsender_bridge.quorum.wal_server.slots import Slot, Slots
-from walsender_bridge.quorum.wal_server.stream import Finish, Send, Stream, Wait, Write
+from walsender_bridge.quorum.wal_server.login import LoginExchange, LoginStep, Then
+from walsender_bridge.quorum.wal_server.peer import ClientSocket, GoneError
+from walsender_bridge.quorum.wal_server.slots import Slots, WalServerSlot
+from walsender_bridge.quorum.wal_server.stream import (
+    Finish,
+    ReaderStream,
+    SendRange,
+    WaitForPositions,
+    Write,
+)
 from walsender_bridge.quorum.wal_server.users import Users
 from walsender_bridge.quorum.wal_server.wal_folder import REMOVED, WalCursor, WalFolder
 
@@ -46,7 +52,7 @@ ENDING = SqlError("57P01", "terminating connection: the server is ending", fatal
 _log = structlog.get_logger(__name__)
 
 
-class Server(Protocol):
+class ConnectionHost(Protocol):
     """What a connection needs of the server that it belongs to."""
 
     folder: WalFolder
@@ -60,7 +66,7 @@ class Server(Protocol):
     def positions(self) -> Positions:
         """The positions now. Raises `SqlErrorReply` 57P03 when there is no WAL yet."""
 
-    def admit(self, connection: "Connection") -> None:
+    def admit(self, connection: "ClientConnection") -> None:
         """The client has proved who it is. Raises `SqlErrorReply` 53300 when there are too many."""
 
     def wants_change(self) -> None:
@@ -69,26 +75,26 @@ class Server(Protocol):
     async def save_slots(self) -> None:
         """Make the slots durable as they are now."""
 
-    def refused(self, connection: "Connection", lsn: int) -> None:
+    def refused(self, connection: "ClientConnection", lsn: int) -> None:
         """A reader's WAL is not here."""
 
     def slot_released(self) -> None:
         """A slot is free again: those who wait for one are to look."""
 
-    def gone(self, connection: "Connection") -> None:
+    def gone(self, connection: "ClientConnection") -> None:
         """The connection has ended."""
 
 
-class Connection(Peer):
+class ClientConnection(ClientSocket):
     """A client. `number` stands for it where slots and errors name it."""
 
-    def __init__(self, server: Server, number: int) -> None:
+    def __init__(self, server: ConnectionHost, number: int) -> None:
         super().__init__()
         self.number = number
-        self.stream: Stream | None = None
+        self.stream: ReaderStream | None = None
         self._server = server
         self._buffer = bytearray()
-        self._login = Login(
+        self._login = LoginExchange(
             server.users.verifier, server.certificate, tls_required=server.tls_required
         )
         self._task: asyncio.Task[None] | None = None
@@ -107,7 +113,7 @@ class Connection(Peer):
     @property
     def silent(self) -> bool:
         """Whether the client has not even said who it is."""
-        return self._login.step is Step.START
+        return self._login.step is LoginStep.START
 
     @property
     def who(self) -> dict[str, str]:
@@ -162,7 +168,7 @@ class Connection(Peer):
     async def _log_in(self) -> bool:
         """Whether the client may go on to commands."""
         loop = asyncio.get_running_loop()
-        while self._login.step is not Step.DONE:
+        while self._login.step is not LoginStep.DONE:
             packet = await self.packet()
             reply = self._login.take(packet, more=self.parser.buffered > 0)
             self.write(reply.data)
@@ -238,7 +244,9 @@ class Connection(Peer):
             case ReadSlot(name):
                 answer = answers.read_slot(slots.find(name), positions.history)
             case CreateSlot(name, temporary, reserve):
-                slot = Slot(name, positions.served_lsn if reserve else None, temporary=temporary)
+                slot = WalServerSlot(
+                    name, positions.served_lsn if reserve else None, temporary=temporary
+                )
                 slots.create(slot, self.number)
                 if not temporary:
                     try:
@@ -271,7 +279,7 @@ class Connection(Peer):
 
     async def _start_replication(self, command: StartReplication, positions: Positions) -> None:
         slots, now = self._server.slots, time.monotonic()
-        stream = Stream(
+        stream = ReaderStream(
             positions, command.lsn, command.timeline, now=now, timeout=self._server.timeout
         )
         if command.slot is not None:
@@ -303,7 +311,7 @@ class Connection(Peer):
                 slots.release(command.slot)
                 self._server.slot_released()
 
-    async def _send_wal(self, stream: Stream, slot: str | None, segment_bytes: int) -> None:
+    async def _send_wal(self, stream: ReaderStream, slot: str | None, segment_bytes: int) -> None:
         cursor = WalCursor(self._server.folder, segment_bytes)
         try:
             while True:
@@ -324,13 +332,13 @@ class Connection(Peer):
                     case Write(data):
                         self.write(data)
                         continue
-                    case Send(begin, end):
+                    case SendRange(begin, end):
                         if self._send(cursor, stream, begin, end):
                             # Others' turn: a reader that takes everything at once would keep the loop.
                             await asyncio.sleep(0)
                             continue
                         self.deadline = now  # the positions have just gone back; look again soon
-                    case Wait(until):
+                    case WaitForPositions(until):
                         self.deadline = until
                         self._server.wants_change()
                         if self._server.positions() is not positions:
@@ -339,7 +347,7 @@ class Connection(Peer):
         finally:
             cursor.close()
 
-    def _take_messages(self, stream: Stream, slot: str | None) -> None:
+    def _take_messages(self, stream: ReaderStream, slot: str | None) -> None:
         while (packet := self.next_packet()) is not None:
             assert isinstance(packet, Message)
             if stream.received(packet.kind, packet.body, time.monotonic()):
@@ -351,7 +359,7 @@ class Connection(Peer):
             self._server.slots.check(slot, fatal=True)
         self.check_alive()
 
-    def _send(self, cursor: WalCursor, stream: Stream, begin: int, end: int) -> bool:
+    def _send(self, cursor: WalCursor, stream: ReaderStream, begin: int, end: int) -> bool:
         """Send a chunk of what may be sent; False if the positions went back while it was read."""
         size = min(CHUNK, end - begin)
         if len(self._buffer) < backend.XLOG_HEADER + size:

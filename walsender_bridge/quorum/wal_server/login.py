@@ -33,7 +33,7 @@ YES: Final = b"S"
 _TRUE = {"true", "on", "yes", "1", "t", "y"}
 
 
-class Step(Enum):
+class LoginStep(Enum):
     """Where a login stands."""
 
     START = auto()
@@ -58,7 +58,7 @@ class Reply:
     then: Then = Then.GO_ON
 
 
-class Login:
+class LoginExchange:
     """One connection's login.
 
     `certificate`: the server's own (PEM) if it has TLS; `tls_required`: nothing goes without; `verifier`: of a
@@ -68,7 +68,7 @@ class Login:
     def __init__(
         self, verifier: Callable[[str], Verifier], certificate: str | None, *, tls_required: bool
     ) -> None:
-        self.step = Step.START
+        self.step = LoginStep.START
         self.user = ""
         self.application = ""
         self.encrypted = False
@@ -80,16 +80,16 @@ class Login:
     def take(self, packet: Packet, *, more: bool) -> Reply:
         """The reply to a packet. `more`: bytes have come behind it. Raises `SqlErrorReply`, always fatal."""
         match self.step, packet:
-            case Step.START, EncryptionRequest(gss):
+            case LoginStep.START, EncryptionRequest(gss):
                 return self._encryption(gss, more=more)
-            case Step.START, CancelRequest():
+            case LoginStep.START, CancelRequest():
                 return Reply(b"", Then.END)
-            case Step.START, Startup() as startup:
+            case LoginStep.START, Startup() as startup:
                 return self._startup(startup)
-            case Step.MECHANISM, Message("p", body):
+            case LoginStep.MECHANISM, Message("p", body):
                 return self._mechanism(body)
-            case Step.PROOF, Message("p", body):
-                self.step = Step.DONE
+            case LoginStep.PROOF, Message("p", body):
+                self.step = LoginStep.DONE
                 return Reply(backend.sasl_final(self._exchange.final(_text(body))))
         raise _violation("unexpected message during login")
 
@@ -137,7 +137,7 @@ class Login:
         self._exchange = ScramExchange(
             self.user, self._verifier(self.user), self._certificate if self.encrypted else None
         )
-        self.step = Step.MECHANISM
+        self.step = LoginStep.MECHANISM
         unknown = [name for name in given if name.startswith("_pq_.")]
         negotiation = backend.negotiate_protocol(unknown) if startup.minor or unknown else b""
         return Reply(negotiation + backend.sasl(self._exchange.mechanisms))
@@ -147,7 +147,7 @@ class Login:
         if not nul or len(rest) < 4 or int.from_bytes(rest[:4], "big") != len(rest) - 4:
             raise _violation("malformed SASL message")
         answer = self._exchange.first(_text(name), _text(rest[4:]))
-        self.step = Step.PROOF
+        self.step = LoginStep.PROOF
         return Reply(backend.sasl_continue(answer))
 
 

@@ -25,7 +25,7 @@ class GoneError(Exception):
     """The client has closed the connection."""
 
 
-class Peer(asyncio.Protocol):
+class ClientSocket(asyncio.Protocol):
     """A client's socket. `deadline` (monotonic seconds) is when the event is set though nothing happened.
 
     `room`: whether the client has taken all that was written.

@@ -23,7 +23,7 @@ class _Refused:
     served: bool = False
 
 
-class Lacking:
+class RefusedReaders:
     """See the module. A reader is known by its user and `application_name`; times are of a steady clock, in seconds."""
 
     def __init__(self) -> None:

@@ -19,12 +19,12 @@ import structlog
 from walsender_bridge.errors import ConfigError, ConnectionFailedError, TusklineError
 from walsender_bridge.postgres.protocol.backend import SqlError, SqlErrorReply
 from walsender_bridge.postgres.protocol.lsn import format_lsn
+from walsender_bridge.quorum.protocol.hot_standby_feedback import oldest
 from walsender_bridge.quorum.protocol.positions import Positions, Readers
 from walsender_bridge.quorum.protocol.shared_page import LOOK_SECONDS, PositionReader
 from walsender_bridge.quorum.safekeeper.horizon import reserved_lsn
-from walsender_bridge.quorum.wal_server import feedback
-from walsender_bridge.quorum.wal_server.connection import ENDING, Connection
-from walsender_bridge.quorum.wal_server.refused_readers import Lacking
+from walsender_bridge.quorum.wal_server.connection import ENDING, ClientConnection
+from walsender_bridge.quorum.wal_server.refused_readers import RefusedReaders
 from walsender_bridge.quorum.wal_server.scrub import STEP_SECONDS, Scrub
 from walsender_bridge.quorum.wal_server.slot_file import SlotFile
 from walsender_bridge.quorum.wal_server.slots import Slots
@@ -47,7 +47,7 @@ _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class WalServerSettings:
     """Where things are, and who may come in.
 
     `positions`: the page that the hot loop writes; `slots`: the file of the slots; `tls_client_ca`: whose client
@@ -73,7 +73,7 @@ class Settings:
 class WalServer:
     """Serves the WAL of one safekeeper. `run` it; it is what `connection.Server` asks for."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: WalServerSettings) -> None:
         """Read users, slots and certificates. Raises `ConfigError`, `CorruptError`, `NotSupportedError`."""
         loopback = settings.host in {"127.0.0.1", "::1", "localhost"}
         self.tls_required = not loopback if settings.tls_required is None else settings.tls_required
@@ -95,9 +95,9 @@ class WalServer:
         # The segment size is known once there is WAL; until then no slot can have moved.
         self.slots = Slots.restored(self._file.load(), segment_bytes=1 << 24)
         self._page = PositionReader(settings.positions, self.folder.history)
-        self._lacking = Lacking()
-        self._logins: dict[int, Connection] = {}
-        self._readers: dict[int, Connection] = {}
+        self._lacking = RefusedReaders()
+        self._logins: dict[int, ClientConnection] = {}
+        self._readers: dict[int, ClientConnection] = {}
         self._number = 0
         self._saving = asyncio.Lock()
         self._saved_at = time.monotonic()
@@ -114,7 +114,7 @@ class WalServer:
             raise SqlErrorReply("57P03", "the safekeeper holds no WAL yet", fatal=True)
         return found
 
-    def admit(self, connection: Connection) -> None:
+    def admit(self, connection: ClientConnection) -> None:
         """The client has proved who it is. Raises `SqlErrorReply` 53300 when there are too many."""
         self._logins.pop(connection.number, None)
         if len(self._readers) >= MOST_READERS:
@@ -139,7 +139,7 @@ class WalServer:
         """Those who wait for a slot are to look."""
         self._wake()
 
-    def gone(self, connection: Connection) -> None:
+    def gone(self, connection: ClientConnection) -> None:
         """The connection has ended."""
         self._logins.pop(connection.number, None)
         self._readers.pop(connection.number, None)
@@ -184,7 +184,7 @@ class WalServer:
             self._tell()
             self._page.close()
 
-    def _connection(self) -> Connection:
+    def _connection(self) -> ClientConnection:
         self._number += 1
         if len(self._logins) >= _MOST_LOGINS:
             waiting = self._logins.values()
@@ -192,7 +192,7 @@ class WalServer:
             _log.warning("too many logins at once: the oldest has to go")
             oldest.end(SqlError("53300", "too many connections are logging in", fatal=True))
             del self._logins[oldest.number]
-        made = Connection(self, self._number)
+        made = ClientConnection(self, self._number)
         self._logins[made.number] = made
         return made
 
@@ -315,7 +315,7 @@ class WalServer:
             _log.error(what, why=why)
         self._faults[what] = why
 
-    def refused(self, connection: Connection, lsn: int) -> None:
+    def refused(self, connection: ClientConnection, lsn: int) -> None:
         """A reader's WAL is not here: until it is brought, or nobody asks any more, it counts as needed."""
         self._lacking.refused(connection.reader, lsn, time.monotonic())
 
@@ -331,7 +331,7 @@ class WalServer:
         ]
         needs = Readers(
             min(pins, default=None),
-            feedback.oldest([*(s.feedback for s in streams), *self.slots.feedbacks()]),
+            oldest([*(s.feedback for s in streams), *self.slots.feedbacks()]),
             len(streams),
         )
         if needs != self._told:

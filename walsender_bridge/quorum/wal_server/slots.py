@@ -26,7 +26,7 @@ MOST_SLOTS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class WalServerSlot:
     """A slot. `restart_lsn` None: it keeps nothing until a reader confirms a first position.
 
     `lost`: WAL from `restart_lsn` on has been removed.
@@ -49,7 +49,7 @@ class Slot:
 
 @dataclass(slots=True)
 class _State:
-    slot: Slot
+    slot: WalServerSlot
     owner: int | None = None  # the number of the connection that uses it
     missed: bool = False  # its WAL was not there at the last look
 
@@ -60,10 +60,10 @@ class Slots:
 
     segment_bytes: int
     _slots: dict[str, _State] = field(default_factory=dict)
-    _saved: dict[str, Slot] = field(default_factory=dict)
+    _saved: dict[str, WalServerSlot] = field(default_factory=dict)
 
     @classmethod
-    def restored(cls, slots: list[Slot], segment_bytes: int) -> "Slots":
+    def restored(cls, slots: list[WalServerSlot], segment_bytes: int) -> "Slots":
         """As the file had them."""
         return cls(
             segment_bytes,
@@ -71,7 +71,7 @@ class Slots:
             {slot.name: slot for slot in slots},
         )
 
-    def create(self, slot: Slot, connection: int) -> None:
+    def create(self, slot: WalServerSlot, connection: int) -> None:
         """Make a slot; a temporary one is in use at once. Raises `SqlErrorReply` 42710, 53400."""
         if slot.name in self._slots:
             raise SqlErrorReply("42710", f'replication slot "{slot.name}" already exists')
@@ -87,7 +87,7 @@ class Slots:
         del self._slots[name]
         return not state.slot.temporary
 
-    def find(self, name: str) -> Slot | None:
+    def find(self, name: str) -> WalServerSlot | None:
         """The slot of that name."""
         state = self._slots.get(name)
         return state.slot if state else None
@@ -115,7 +115,7 @@ class Slots:
                 hint="Drop it; WAL from its position on may be on another safekeeper, or in the archive.",
             )
 
-    def lose(self, served_lsn: int, holds: Callable[[int], bool]) -> list[Slot]:
+    def lose(self, served_lsn: int, holds: Callable[[int], bool]) -> list[WalServerSlot]:
         """Mark those whose WAL is gone, by two looks of which neither found it; which these are.
 
         `holds`: whether the byte at an LSN below `served_lsn` is there.
@@ -169,15 +169,15 @@ class Slots:
         held = [slot.restart_lsn for slot in kept if not slot.lost]
         return min((lsn for lsn in held if lsn is not None), default=None)
 
-    def all(self) -> list[tuple[Slot, bool]]:
+    def all(self) -> list[tuple[WalServerSlot, bool]]:
         """Every slot, by name, and whether it is in use."""
         return [(state.slot, state.owner is not None) for _, state in sorted(self._slots.items())]
 
-    def durable(self) -> dict[str, Slot]:
+    def durable(self) -> dict[str, WalServerSlot]:
         """The permanent slots as they are now, for the file."""
         return {n: s.slot for n, s in self._slots.items() if not s.slot.temporary}
 
-    def saved(self, slots: dict[str, Slot]) -> None:
+    def saved(self, slots: dict[str, WalServerSlot]) -> None:
         """The file says this now."""
         self._saved = slots
 

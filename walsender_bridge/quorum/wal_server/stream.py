@@ -22,7 +22,7 @@ from walsender_bridge.errors import MalformedMessageError
 from walsender_bridge.postgres.protocol import backend
 from walsender_bridge.postgres.protocol.backend import SqlErrorReply
 from walsender_bridge.postgres.protocol.lsn import format_lsn
-from walsender_bridge.postgres.protocol.replication import History
+from walsender_bridge.postgres.protocol.replication import ServerTimelines
 from walsender_bridge.quorum.protocol.messages import HotStandbyFeedback
 from walsender_bridge.quorum.protocol.positions import Positions
 
@@ -34,7 +34,7 @@ _FEEDBACK = struct.Struct(">qIIII")
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class SendRange:
     """WAL from `begin` up to `end` may be sent, in pieces of any size; `sent` tells how far that went."""
 
     begin: int
@@ -56,16 +56,16 @@ class Finish:
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class WaitForPositions:
     """Nothing to do before a message, a change of the positions, or `until`."""
 
     until: float
 
 
-Action: TypeAlias = Send | Write | Finish | Wait
+Action: TypeAlias = SendRange | Write | Finish | WaitForPositions
 
 
-class Stream:
+class ReaderStream:
     """A reader's stream from `lsn` on `timeline` (0: the current one).
 
     Raises `SqlErrorReply` for a timeline that is not in the history, or was left before `lsn`.
@@ -153,8 +153,8 @@ class Stream:
             return Write(backend.keepalive(self.sent_lsn, now_us, reply=True))
         end = positions.served_lsn if left is None else min(positions.served_lsn, left)
         if not self._done_sending and self.sent_lsn < end:
-            return Send(self.sent_lsn, end)
-        return Wait(self._heard + self._timeout if self._asked else half)
+            return SendRange(self.sent_lsn, end)
+        return WaitForPositions(self._heard + self._timeout if self._asked else half)
 
     def sent(self, lsn: int) -> None:
         """WAL was sent up to `lsn`."""
@@ -192,7 +192,7 @@ class Stream:
             )
 
 
-def _left_at(timeline: int, history: History) -> int | None:
+def _left_at(timeline: int, history: ServerTimelines) -> int | None:
     """Where `timeline` was left; None: it is the current one. Raises `SqlErrorReply` for a foreign one."""
     if timeline == history.timeline:
         return None
@@ -204,6 +204,6 @@ def _left_at(timeline: int, history: History) -> int | None:
     return end
 
 
-def _next_timeline(timeline: int, history: History) -> int:
+def _next_timeline(timeline: int, history: ServerTimelines) -> int:
     lineage = [*(each for each, _ in history.ancestors), history.timeline]
     return lineage[lineage.index(timeline) + 1]

@@ -20,7 +20,7 @@ from pathlib import Path
 from walsender_bridge.errors import CorruptError
 from walsender_bridge.postgres.protocol.backend import SqlErrorReply
 from walsender_bridge.postgres.protocol.lsn import MAX_LSN
-from walsender_bridge.postgres.protocol.replication import History, parse_history
+from walsender_bridge.postgres.protocol.replication import ServerTimelines, parse_history
 from walsender_bridge.postgres.protocol.wal_page import history_name, segment_name, segment_start
 
 PARTIAL = ".partial"
@@ -49,10 +49,10 @@ class WalFolder:
                 "58P01", f'could not open file "pg_wal/{name}": No such file or directory'
             ) from None
 
-    def history(self, timeline: int) -> History:
+    def history(self, timeline: int) -> ServerTimelines:
         """The history of the safekeeper's own timeline. Raises `CorruptError` if its file is missing or damaged."""
         if timeline == 1:
-            return History(1)
+            return ServerTimelines(1)
         try:
             return parse_history(timeline, self.history_text(timeline).decode(errors="replace"))
         except SqlErrorReply:
@@ -62,7 +62,7 @@ class WalFolder:
                 repair="copy it from another safekeeper, or from the primary's pg_wal",
             ) from None
 
-    def holds(self, lsn: int, segment_bytes: int, history: History) -> bool:
+    def holds(self, lsn: int, segment_bytes: int, history: ServerTimelines) -> bool:
         """Whether the segment is there that a reader at `lsn`, of WAL that was written, would be given."""
         # Twice: a segment may lose its suffix between two looks.
         return any(
@@ -82,11 +82,11 @@ class WalCursor:
         self._descriptor = -1
         self._file = 0  # the inode of what is open
         self._paths: list[Path] = []
-        self._key: tuple[int, History] | None = None
+        self._key: tuple[int, ServerTimelines] | None = None
         self._until = 0  # where the WAL ends that may be read from it
 
     def read_into(
-        self, buffer: memoryview, lsn: int, size: int, timeline: int, history: History
+        self, buffer: memoryview, lsn: int, size: int, timeline: int, history: ServerTimelines
     ) -> int:
         """Read up to `size` bytes of `timeline`'s WAL at `lsn`; how many. A chunk ends with its segment.
 
@@ -111,7 +111,7 @@ class WalCursor:
         self._descriptor = -1
         self._key = None
 
-    def _open(self, lsn: int, timeline: int, history: History) -> None:
+    def _open(self, lsn: int, timeline: int, history: ServerTimelines) -> None:
         self.close()
         # Twice: a segment may become complete, and lose its suffix, between two looks.
         for _ in range(2):
@@ -145,7 +145,7 @@ class WalCursor:
         return SqlErrorReply(REMOVED, f"requested WAL segment {name} has already been removed")
 
 
-def _names(lsn: int, size: int, history: History) -> Iterator[tuple[str, int]]:
+def _names(lsn: int, size: int, history: ServerTimelines) -> Iterator[tuple[str, int]]:
     """The files that may hold the byte at `lsn`, the preferred one first, and up to where each may be read."""
     end = segment_start(lsn, size) + size
     began = 0

@@ -21,7 +21,7 @@ from walsender_bridge.quorum.proposer.effects import (
     SendMessage,
     SendOlder,
 )
-from walsender_bridge.quorum.proposer.peer import Peer, PeerState
+from walsender_bridge.quorum.proposer.peer import PeerState, SafekeeperPeer
 from walsender_bridge.quorum.proposer.replication import Streaming
 from walsender_bridge.quorum.protocol import messages as m
 
@@ -50,7 +50,7 @@ class _Receiver:
     rounds: int = 0
 
 
-class Backfill:
+class CatchUp:
     """See the module. `lineage`: the primary's, which knows the timeline of all of its WAL."""
 
     def __init__(self, lineage: Lineage, segment_size: int) -> None:
@@ -70,7 +70,7 @@ class Backfill:
         followers = [p for p in streaming.peers.values() if p.state == PeerState.STREAMING]
         return [SendMessage(peer.number, m.Fetch(term, 0, 0)) for peer in followers]
 
-    def held(self, peer: Peer, held: m.Held, streaming: Streaming) -> list[ReadOlder]:
+    def held(self, peer: SafekeeperPeer, held: m.Held, streaming: Streaming) -> list[ReadOlder]:
         """A safekeeper of this term says what it holds, and where the next piece goes."""
         if peer.state != PeerState.STREAMING:
             return []
@@ -107,8 +107,12 @@ class Backfill:
             receiver.whole, receiver.donors = False, frozenset()
 
     def _donor(
-        self, peer: Peer, receiver: _Receiver, end: int, peers: Mapping[int, Peer]
-    ) -> Peer | None:
+        self,
+        peer: SafekeeperPeer,
+        receiver: _Receiver,
+        end: int,
+        peers: Mapping[int, SafekeeperPeer],
+    ) -> SafekeeperPeer | None:
         for donor in peers.values():
             if donor.state != PeerState.STREAMING or donor is peer:
                 continue
@@ -140,7 +144,7 @@ class Backfill:
         timeline = self.lineage.timeline_at(receiver.segment + self.segment_size - 1)
         return [SendOlder(peer.number, read.begin_lsn, read.end_lsn, timeline)]
 
-    def goal(self, peer: Peer, streaming: Streaming) -> int | None:
+    def goal(self, peer: SafekeeperPeer, streaming: Streaming) -> int | None:
         """Down to where a safekeeper is being brought older WAL; None: there is none that it wants."""
         receiver = self._receivers.get(peer.number)
         if receiver is None or peer.state != PeerState.STREAMING:
@@ -153,7 +157,7 @@ class Backfill:
         goal = max(receiver.wanted_lsn, min(begins, default=peer.begin_lsn))
         return goal if goal < peer.begin_lsn else None
 
-    def stuck(self, peer: Peer) -> bool:
+    def stuck(self, peer: SafekeeperPeer) -> bool:
         """Whether nobody could lend what is to be brought next, or what they lent was not taken, when asked again, too."""
         receiver = self._receivers.get(peer.number)
         return receiver is not None and receiver.rounds > 1

@@ -4,16 +4,18 @@ from collections.abc import Callable
 from typing import Protocol
 
 from walsender_bridge.quorum.proposer import effects as e
-from walsender_bridge.quorum.proposer.catch_up.core import Backfill
+from walsender_bridge.quorum.proposer.catch_up.core import CatchUp
 from walsender_bridge.quorum.proposer.core import Proposer
-from walsender_bridge.quorum.proposer.links import Link
+from walsender_bridge.quorum.proposer.links import SafekeeperLink
 from walsender_bridge.quorum.protocol import messages as m
 
 
-class Send(Protocol):
+class SendToPeer(Protocol):
     """Queues a message for a peer, and the WAL behind it; None: there is no connection."""
 
-    def __call__(self, peer: int, message: m.ToSafekeeper, /, *wal: memoryview) -> Link | None:
+    def __call__(
+        self, peer: int, message: m.ToSafekeeper, /, *wal: memoryview
+    ) -> SafekeeperLink | None:
         """See the class."""
 
 
@@ -21,10 +23,14 @@ class OlderFeed:
     """See the module. Without a primary nothing is brought: only it knows the timelines of older WAL."""
 
     def __init__(
-        self, core: Callable[[], Proposer], primary: e.Primary | None, segment_size: int, send: Send
+        self,
+        core: Callable[[], Proposer],
+        primary: e.Primary | None,
+        segment_size: int,
+        send: SendToPeer,
     ) -> None:
         self._core = core
-        self._backfill = Backfill(primary.lineage, segment_size) if primary else None
+        self._backfill = CatchUp(primary.lineage, segment_size) if primary else None
         self._send = send
 
     def tick(self) -> None:

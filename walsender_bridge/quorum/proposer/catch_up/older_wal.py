@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import structlog
 
 from walsender_bridge.errors import SlotError, TusklineError
-from walsender_bridge.quorum.proposer.blocking_executor import Errands
+from walsender_bridge.quorum.proposer.blocking_executor import BlockingExecutor
 from walsender_bridge.quorum.proposer.effects import Lineage
 from walsender_bridge.quorum.proposer.primary.facts import PrimaryStream
 from walsender_bridge.quorum.proposer.primary.wal_stream import WalStream
@@ -33,7 +33,7 @@ _log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class WalRange:
     """The bytes of [begin_lsn, end_lsn), and who is told: `then` gets them, or b"" when they cannot be had.
 
     None when they never can be: the server has removed them.
@@ -44,14 +44,14 @@ class Range:
     then: Callable[[bytes | None], None]
 
 
-class _Reader:
+class _WalReader:
     """One connection: the bytes of `[at, at + len(held))` are here."""
 
     def __init__(self) -> None:
         self.stream: WalStream | None = None
         self.opening = False
         self.polled = False
-        self.wanted: deque[Range] = deque()
+        self.wanted: deque[WalRange] = deque()
         self.held = bytearray()
         self.at = 0
         self.since = time.monotonic()
@@ -60,19 +60,21 @@ class _Reader:
 class OlderWal:
     """See the module. `serve(descriptor)` when `poll` says that it is readable; `tick` now and then."""
 
-    def __init__(self, dsn: str, lineage: Lineage, errands: Errands, poll: select.epoll) -> None:
+    def __init__(
+        self, dsn: str, lineage: Lineage, errands: BlockingExecutor, poll: select.epoll
+    ) -> None:
         self._dsn = dsn
         self._lineage = lineage
         self._errands = errands
         self._poll = poll
-        self._readers: dict[int, _Reader] = {}
-        self._by_fd: dict[int, _Reader] = {}
+        self._readers: dict[int, _WalReader] = {}
+        self._by_fd: dict[int, _WalReader] = {}
         #: The last reason of a failure: the same is not told again and again.
         self._told = ""
 
-    def ask(self, peer: int, wanted: Range) -> None:
+    def ask(self, peer: int, wanted: WalRange) -> None:
         """Read a range for a safekeeper, after those that it was asked for before."""
-        reader = self._readers.setdefault(peer, _Reader())
+        reader = self._readers.setdefault(peer, _WalReader())
         reader.wanted.append(wanted)
         reader.since = time.monotonic()
         self._go_on(reader)
@@ -114,7 +116,7 @@ class OlderWal:
 
     # -- inside -------------------------------------------------------------------------------------
 
-    def _go_on(self, reader: _Reader) -> None:
+    def _go_on(self, reader: _WalReader) -> None:
         """Hand over what is here; have the rest sent."""
         while reader.wanted and not reader.opening:
             wanted = reader.wanted[0]
@@ -133,10 +135,10 @@ class OlderWal:
             wanted.then(data)
         self._listen(reader)
 
-    def _end(self, reader: _Reader) -> int:
+    def _end(self, reader: _WalReader) -> int:
         return reader.at + len(reader.held)
 
-    def _listen(self, reader: _Reader) -> None:
+    def _listen(self, reader: _WalReader) -> None:
         """Poll it, unless enough is here."""
         if reader.stream is None:
             return
@@ -145,7 +147,7 @@ class OlderWal:
             reader.polled = room
             self._poll.modify(reader.stream, select.EPOLLIN if room else 0)
 
-    def _open(self, reader: _Reader, lsn: int) -> None:
+    def _open(self, reader: _WalReader, lsn: int) -> None:
         self._forget(reader)
         reader.opening = True
 
@@ -171,7 +173,7 @@ class OlderWal:
 
         self._errands.ask(lambda: PrimaryStream.connect(self._dsn, application_name=_NAME), opened)
 
-    def _failed(self, reader: _Reader, reason: str, *, removed: bool = False) -> None:
+    def _failed(self, reader: _WalReader, reason: str, *, removed: bool = False) -> None:
         """The range at hand cannot be had; those behind it are tried anew."""
         if reason != self._told:
             self._told = reason
@@ -182,7 +184,7 @@ class OlderWal:
             reader.wanted.popleft().then(None if removed else b"")
         self._go_on(reader)
 
-    def _forget(self, reader: _Reader) -> None:
+    def _forget(self, reader: _WalReader) -> None:
         if reader.stream is not None:
             del self._by_fd[reader.stream.fileno()]
             self._poll.unregister(reader.stream)

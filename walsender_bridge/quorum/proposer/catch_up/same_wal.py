@@ -14,12 +14,12 @@ from enum import StrEnum
 from walsender_bridge.postgres.protocol.lsn import format_lsn
 from walsender_bridge.quorum.proposer import election
 from walsender_bridge.quorum.proposer.effects import CompareWal, Limits, WalCompared
-from walsender_bridge.quorum.proposer.peer import Peer
+from walsender_bridge.quorum.proposer.peer import SafekeeperPeer
 from walsender_bridge.quorum.protocol.history import divergence
 from walsender_bridge.quorum.protocol.messages import ServerInfo, VoteReply
 
 
-class Verdict(StrEnum):
+class ComparisonVerdict(StrEnum):
     """What an answer means.
 
     STALE: it was of a connection that broke. AGAIN: a tick tries again. OUTRANKED: VCL is higher by now. EQUAL: so far;
@@ -55,7 +55,12 @@ class SameWal:
         self.wanted = self.below = None
 
     def ask(
-        self, best: VoteReply, vcl: int, peers: Iterable[Peer], limits: Limits, server: ServerInfo
+        self,
+        best: VoteReply,
+        vcl: int,
+        peers: Iterable[SafekeeperPeer],
+        limits: Limits,
+        server: ServerInfo,
     ) -> CompareWal | None:
         """The next range, the highest one, and the voter that has most of it; None: all that voters have is equal."""
         below = vcl if self.below is None else self.below
@@ -78,22 +83,26 @@ class SameWal:
 
     def answered(
         self, told: WalCompared, best: VoteReply | None, replies: Collection[VoteReply]
-    ) -> Verdict:
+    ) -> ComparisonVerdict:
         """What follows from an answer. REMOVED: and no later vote is of a more advanced log than `best`."""
         wanted = self.wanted
         if wanted is None or (wanted.peer, wanted.end_lsn) != (told.peer, told.end_lsn):
-            return Verdict.STALE
+            return ComparisonVerdict.STALE
         self.wanted = None
         if told.equal is not None:
             self.unread -= {wanted.peer}
             self.below = wanted.begin_lsn
-            return Verdict.EQUAL if told.equal else Verdict.OTHER
+            return ComparisonVerdict.EQUAL if told.equal else ComparisonVerdict.OTHER
         if told.removed and self.last_segment:
-            return Verdict.OUTRANKED if election.outranked(best, replies) else Verdict.REMOVED
+            return (
+                ComparisonVerdict.OUTRANKED
+                if election.outranked(best, replies)
+                else ComparisonVerdict.REMOVED
+            )
         if not told.removed:
             self.unread |= {wanted.peer}
         self.last_segment = not self.last_segment
-        return Verdict.AGAIN
+        return ComparisonVerdict.AGAIN
 
 
 def agrees_up_to(reply: VoteReply, best: VoteReply, vcl: int) -> int:

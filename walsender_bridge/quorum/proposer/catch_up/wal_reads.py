@@ -10,8 +10,8 @@ from walsender_bridge.errors import MalformedMessageError
 from walsender_bridge.quorum.proposer import effects as e
 from walsender_bridge.quorum.proposer.catch_up.comparison import Comparison
 from walsender_bridge.quorum.proposer.catch_up.feed import OlderFeed
-from walsender_bridge.quorum.proposer.catch_up.older_wal import OlderWal, Range
-from walsender_bridge.quorum.proposer.links import Link
+from walsender_bridge.quorum.proposer.catch_up.older_wal import OlderWal, WalRange
+from walsender_bridge.quorum.proposer.links import SafekeeperLink
 from walsender_bridge.quorum.protocol import messages as m
 
 
@@ -27,7 +27,7 @@ class WalReads:
         self,
         older: OlderWal,
         handle: Callable[[e.WalRead | e.WalCompared], None],
-        send: Callable[[int, m.Fetch], Link | None],
+        send: Callable[[int, m.Fetch], SafekeeperLink | None],
         term: Callable[[], int],
         feed: OlderFeed,
     ) -> None:
@@ -42,10 +42,10 @@ class WalReads:
 
     def read(self, wanted: e.ReadWal) -> None:
         """Have `WalRead` told of a range."""
-        if wanted.source == e.Source.PRIMARY:
+        if wanted.source == e.WalSource.PRIMARY:
             self._ask_primary(wanted)
         else:
-            assert wanted.donor is not None, "no spill file was announced"
+            assert wanted.donor is not None, wanted
             self._fetch(wanted.donor, wanted)
 
     def compare(self, wanted: e.CompareWal) -> None:
@@ -58,7 +58,7 @@ class WalReads:
         start, data = self._hands.pop(peer)
         return data[begin - start : end - start]
 
-    def fetched(self, link: Link, message: m.Fetched, body: memoryview) -> None:
+    def fetched(self, link: SafekeeperLink, message: m.Fetched, body: memoryview) -> None:
         """A piece of what was asked of a safekeeper. An empty one: it does not hold it any more.
 
         Raises `MalformedMessageError`.
@@ -102,7 +102,7 @@ class WalReads:
 
     def _ask_primary(self, wanted: e.ReadWal | e.CompareWal) -> None:
         came = partial(self._primary_has, wanted)
-        self._older.ask(wanted.peer, Range(wanted.begin_lsn, wanted.end_lsn, came))
+        self._older.ask(wanted.peer, WalRange(wanted.begin_lsn, wanted.end_lsn, came))
 
     def _primary_has(self, wanted: e.ReadWal | e.CompareWal, data: bytes | None) -> None:
         if isinstance(wanted, e.ReadWal):

@@ -23,11 +23,11 @@ class LibpqCopy:
         self._next: tuple[int, int] | None = None
 
     def fileno(self) -> int:
-        """See `Copy`."""
+        """See `CopyBothStream`."""
         return self._pgconn.socket
 
     def start(self, command: str) -> None:
-        """See `Copy`."""
+        """See `CopyBothStream`."""
         self._row = self._next = None
         try:
             self._pgconn.send_query(command.encode())
@@ -36,7 +36,7 @@ class LibpqCopy:
         self.flush()
 
     def payloads(self) -> Iterator[memoryview]:
-        """See `Copy`."""
+        """See `CopyBothStream`."""
         pgconn = self._pgconn
         try:
             pgconn.consume_input()
@@ -92,11 +92,11 @@ class LibpqCopy:
             ) from None
 
     def next_timeline(self) -> tuple[int, int] | None:
-        """See `Copy`."""
+        """See `CopyBothStream`."""
         return self._next
 
     def send(self, payload: bytes) -> None:
-        """See `Copy`."""
+        """See `CopyBothStream`."""
         if not self._copying:
             return
         try:
@@ -106,7 +106,7 @@ class LibpqCopy:
         self.flush()
 
     def flush(self) -> bool:
-        """See `Copy`."""
+        """See `CopyBothStream`."""
         try:
             return self._pgconn.flush() == 0
         except psycopg.OperationalError as error:
@@ -117,5 +117,5 @@ class LibpqCopy:
         return ConnectionFailedError(f"the connection broke: {line}", where=self._connection.where)
 
     def close(self) -> None:
-        """See `Copy`."""
+        """See `CopyBothStream`."""
         self._connection.close()

@@ -110,7 +110,7 @@ class PrimaryStream(ReplicationConnection):
         One that the server has invalidated keeps nothing, and is replaced: whether the WAL that it kept is still needed
         shows when it is compared (`StopReason.REMOVED`). Raises `SlotError` for a slot of that name that is none of ours, and what `command` raises.
         """
-        asked = load("wal_slot").strip().rstrip(";").replace("%(slot)s", f"'{slot}'")
+        asked = load("quorum/wal_slot").strip().rstrip(";").replace("%(slot)s", f"'{slot}'")
         rows = self.command(asked, timeout=ANSWER_SECONDS)
         lost = bool(rows) and rows[0][0] == "physical" and rows[0][3] == "lost"
         if lost:
@@ -166,7 +166,8 @@ class WalSlot(Closing):
                 conninfo = pinned_conninfo(self._dsn, application_name="tuskline-wal-slot")
                 self._connection = BoundedConnection.connect(conninfo, autocommit=True)
             self._connection.execute(
-                load("wal_slot_advance").encode(), {"slot": self._slot, "lsn": format_lsn(lsn)}
+                load("quorum/wal_slot_advance").encode(),
+                {"slot": self._slot, "lsn": format_lsn(lsn)},
             )
         except psycopg.Error as error:
             self.close()

@@ -40,7 +40,7 @@ _COPY_DATA, _COPY_DONE, _COPY_BOTH = ord("d"), ord("c"), ord("W")
 _READY, _ERROR, _ROW, _COMPLETE = ord("Z"), ord("E"), ord("D"), ord("C")
 
 
-class Copy(Protocol):
+class CopyBothStream(Protocol):
     """A connection in CopyBoth mode, or on its way into it."""
 
     def fileno(self) -> int:
@@ -66,7 +66,7 @@ class Copy(Protocol):
 
 
 class SocketCopy:
-    """A `Copy` over a plain socket."""
+    """A `CopyBothStream` over a plain socket."""
 
     def __init__(self, connection: PrimaryStream) -> None:
         """The connection, idle, is this object's from now on."""
@@ -85,17 +85,17 @@ class SocketCopy:
         self._next: tuple[int, int] | None = None
 
     def fileno(self) -> int:
-        """See `Copy`."""
+        """See `CopyBothStream`."""
         return self._socket.fileno()
 
     def start(self, command: str) -> None:
-        """See `Copy`."""
+        """See `CopyBothStream`."""
         text = command.encode() + b"\0"
         self._row = self._next = None
         self._send(b"Q" + (4 + len(text)).to_bytes(4, "big") + text)
 
     def payloads(self) -> Iterator[memoryview]:
-        """See `Copy`. Raises the server's error, `ConnectionFailedError`, `MalformedMessageError`."""
+        """See `CopyBothStream`. Raises the server's error, `ConnectionFailedError`, `MalformedMessageError`."""
         self._receive()
         view, buffer = self._view, self._buffer
         while self._end - self._begin >= 5:
@@ -153,11 +153,11 @@ class SocketCopy:
             raise MalformedMessageError("WAL that was not asked for", where=self._where)
 
     def next_timeline(self) -> tuple[int, int] | None:
-        """See `Copy`."""
+        """See `CopyBothStream`."""
         return self._next
 
     def send(self, payload: bytes) -> None:
-        """See `Copy`. Raises `ConnectionFailedError`."""
+        """See `CopyBothStream`. Raises `ConnectionFailedError`."""
         if self._copying:
             self._send(b"d" + (4 + len(payload)).to_bytes(4, "big") + payload)
 
@@ -172,7 +172,7 @@ class SocketCopy:
         self.flush()
 
     def flush(self) -> bool:
-        """See `Copy`. Raises `ConnectionFailedError`."""
+        """See `CopyBothStream`. Raises `ConnectionFailedError`."""
         if self._out:
             try:
                 sent = self._socket.send(self._out)
@@ -187,7 +187,7 @@ class SocketCopy:
         return ConnectionFailedError(f"the connection broke: {text}", where=self._where)
 
     def close(self) -> None:
-        """See `Copy`."""
+        """See `CopyBothStream`."""
         self._socket.close()
         self._connection.close()
 
@@ -222,7 +222,9 @@ class WalStream(Closing):
         not that of the term that reads it. The connection is this object's from now on. Raises
         `ConnectionFailedError`.
         """
-        self._copy: Copy = SocketCopy(connection) if connection.plain else LibpqCopy(connection)
+        self._copy: CopyBothStream = (
+            SocketCopy(connection) if connection.plain else LibpqCopy(connection)
+        )
         self.where = connection.where
         #: Where the next piece begins.
         self.lsn = lsn

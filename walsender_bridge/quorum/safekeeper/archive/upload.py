@@ -30,7 +30,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from walsender_bridge.errors import CorruptError, DivergedError, UnavailableError
 from walsender_bridge.postgres.protocol.lsn import format_lsn
-from walsender_bridge.postgres.protocol.replication import History, parse_history
+from walsender_bridge.postgres.protocol.replication import ServerTimelines, parse_history
 from walsender_bridge.postgres.protocol.wal_page import (
     history_name,
     parse_segment_name,
@@ -207,7 +207,7 @@ class Archive:
                 found.append((at, at + size))
         return tuple(found)
 
-    def _history(self) -> History:
+    def _history(self) -> ServerTimelines:
         """That of the newest timeline here."""
         names = self._wal.names()
         newest = max((place[0] for each in names if (place := self._place(each))), default=1)
@@ -302,7 +302,7 @@ def _is_history(name: str) -> bool:
     return name.endswith(".history")
 
 
-def _timeline_at(lsn: int, history: History) -> int:
+def _timeline_at(lsn: int, history: ServerTimelines) -> int:
     return next((each for each, left in history.ancestors if lsn < left), history.timeline)
 
 

@@ -17,7 +17,7 @@ FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class StoragePosition:
     """See the module. LSNs; all 0: nothing was ever held."""
 
     begin_lsn: int = 0
@@ -26,19 +26,19 @@ class Position:
     exact: bool = False
 
 
-def save(disk: Disk, position: Position) -> None:
+def save(disk: Disk, position: StoragePosition) -> None:
     """Replace the file, durably. Raises `OSError`."""
     record_file.replace(disk, NAME, record_file.pack(MAGIC, FORMAT, asdict(position)))
 
 
-def read(disk: Disk) -> Position | None:
+def read(disk: Disk) -> StoragePosition | None:
     """What it says; None: there is none. Nothing is written. Raises `CorruptError` and `NotSupportedError`."""
     if NAME not in disk.names():
         return None
     where = f"{disk}/{NAME}"
     try:
         _, record = record_file.unpack(record_file.read_whole(disk, NAME), MAGIC, FORMAT)
-        return Position(**record)
+        return StoragePosition(**record)
     except NotSupportedError as error:
         raise NotSupportedError(error.what, where=where, repair=error.repair) from error
     except (CorruptError, TypeError) as error:
@@ -49,7 +49,7 @@ def read(disk: Disk) -> Position | None:
         ) from error
 
 
-def load(disk: Disk) -> Position | None:
+def load(disk: Disk) -> StoragePosition | None:
     """The same, for the safekeeper whose it is: a damaged one is kept aside."""
     try:
         return read(disk)

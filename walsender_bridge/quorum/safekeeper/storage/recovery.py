@@ -5,16 +5,16 @@ from functools import lru_cache
 from walsender_bridge.errors import CorruptError
 from walsender_bridge.postgres.protocol.lsn import format_lsn
 from walsender_bridge.postgres.protocol.wal_page import PAGE_BYTES, WalFormat, segment_start
-from walsender_bridge.postgres.protocol.wal_record import Pages, Walk, walk_below
+from walsender_bridge.postgres.protocol.wal_record import Pages, RecordScan, walk_below
 from walsender_bridge.quorum.safekeeper.storage import position_file
-from walsender_bridge.quorum.safekeeper.storage.position_file import Position
+from walsender_bridge.quorum.safekeeper.storage.position_file import StoragePosition
 from walsender_bridge.quorum.safekeeper.storage.segments import PIECE_BYTES, SegmentFile, Segments
 from walsender_bridge.runtime.folder import Disk
 
 _WINDOW = 1 << 18
 
 
-def load(disk: Disk, segments: Segments) -> Position | None:
+def load(disk: Disk, segments: Segments) -> StoragePosition | None:
     """See what is there; None: nothing, it is new. Raises `CorruptError` for WAL without its position file."""
     segments.load()
     position = position_file.load(disk)
@@ -27,7 +27,9 @@ def load(disk: Disk, segments: Segments) -> Position | None:
     return position
 
 
-def find_end(segments: Segments, wal_format: WalFormat, position: Position) -> tuple[int, int]:
+def find_end(
+    segments: Segments, wal_format: WalFormat, position: StoragePosition
+) -> tuple[int, int]:
     """Where the WAL begins and ends. Raises `CorruptError` when some of what was durable is not there."""
     size = wal_format.segment_bytes
     known = position.durable_lsn
@@ -100,7 +102,7 @@ def _scan(pages: Pages, wal_format: WalFormat, begin: int, known: int, *, exact:
         start, previous = begin, None
     if exact:
         return known
-    walk = Walk(pages, start, wal_format, previous=previous)
+    walk = RecordScan(pages, start, wal_format, previous=previous)
     for _ in walk:
         pass
     return max(known, walk.end)

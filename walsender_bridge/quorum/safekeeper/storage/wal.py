@@ -44,7 +44,7 @@ from walsender_bridge.quorum.protocol.timelines import says_more
 from walsender_bridge.quorum.safekeeper.storage import position_file
 from walsender_bridge.quorum.safekeeper.storage import recovery as wal_recovery
 from walsender_bridge.quorum.safekeeper.storage.checksums import SegmentSums
-from walsender_bridge.quorum.safekeeper.storage.position_file import Position
+from walsender_bridge.quorum.safekeeper.storage.position_file import StoragePosition
 from walsender_bridge.quorum.safekeeper.storage.segments import (
     PIECE_BYTES,
     SegmentFile,
@@ -114,7 +114,7 @@ class WalStorage:
         self._close_file()
 
     def _mark(self, lsn: int, *, cutting: bool = False, exact: bool = False) -> None:
-        position_file.save(self._disk, Position(self.begin_lsn, lsn, cutting, exact))
+        position_file.save(self._disk, StoragePosition(self.begin_lsn, lsn, cutting, exact))
 
     def _resume(self) -> None:
         """Get ready to write behind `flush_lsn`."""

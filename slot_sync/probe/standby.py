@@ -1,0 +1,180 @@
+"""A failover candidate as the resolver wants it (`resolver.observed.Standby`), by one query.
+
+Who it streams from is asked of that server itself, at the address that the WAL receiver shows, with what the primary's
+DSN has otherwise: slot names alone do not tell a primary from another standby or a safekeeper. A safekeeper says what it
+is to whoever wants a database of it.
+"""
+
+from dataclasses import replace
+from datetime import datetime
+
+from slot_sync.probe.primary import LOOK_SECONDS, upstream
+from slot_sync.probe.slot_rows import Row, by_name, databases, invalidation, lsn, two_phase_at, xid
+from slot_sync.resolver.observed import ObservedStandby, SafekeeperUpstream, SlotCopy, Upstream
+from slot_sync.session import BoundedSession, ExtensionSession
+from walsender_bridge.errors import TusklineError
+from walsender_bridge.postgres.client.hosts import at_address
+from walsender_bridge.postgres.protocol.backend import REPLICATION_ONLY
+from walsender_bridge.runtime.closing import Closing
+
+
+class StandbyProbe(Closing):
+    """Looks at the candidate behind `dsn`, and at its upstream as `primary_dsn` would be let in there."""
+
+    def __init__(self, dsn: str, primary_dsn: str) -> None:
+        self._session = BoundedSession(dsn, seconds=LOOK_SECONDS)
+        self._extended = ExtensionSession(self._session)
+        self._primary_dsn = primary_dsn
+        self._upstream: BoundedSession | None = None
+        self._conf_load_time: int | None = None
+        self._upstream_at: tuple[str, int] | None = None
+        self._known: tuple[object, Upstream | SafekeeperUpstream] | None = None
+        self.where = self._session.where
+
+    def look(self) -> ObservedStandby:
+        """The candidate now. Raises what `BoundedSession.one` does; an upstream that does not answer is None."""
+        seen = self._observe()
+        if self._conf_load_time not in {None, seen["conf_load_time"]}:
+            # Each session has its own time of a reload; a new one has the server's, which all others see as well.
+            self._session.close()
+            seen = self._observe()
+        self._conf_load_time = seen["conf_load_time"]
+        found = standby(seen, has_extension=seen["extended"])
+        receiver = seen["receiver"] or {}
+        host, port = receiver.get("sender_host"), receiver.get("sender_port")
+        if not host or not port:
+            return found
+        return replace(
+            found, upstream=self._upstream_of(receiver, found.walreceiver_start, (host, port))
+        )
+
+    def close(self) -> None:
+        """End the connections."""
+        self._session.close()
+        if self._upstream is not None:
+            self._upstream.close()
+
+    def _observe(self) -> Row:
+        found = self._extended.one("slot_sync/standby", {}, inspected="slot_sync/inspected")
+        return {**found, "extended": self._extended.found}
+
+    def _upstream_of(
+        self, receiver: Row, began: int | None, at: tuple[str, int]
+    ) -> Upstream | SafekeeperUpstream | None:
+        """Who the WAL receiver streams from. Asked once for each receiver of a primary, or of a safekeeper.
+
+        A receiver's process is one connection, and the walsender behind it a child of the server that was asked: while
+        that receiver is there the server is the same, and one that has been a primary stays it until it ends.
+        """
+        if began is None:
+            return self._ask(at)
+        connection = (at, receiver.get("pid"), began)
+        if self._known is None or self._known[0] != connection:
+            upstream = self._ask(at)
+            if upstream is None or (isinstance(upstream, Upstream) and upstream.in_recovery):
+                return upstream
+            self._known = connection, upstream
+        return self._known[1]
+
+    def _ask(self, at: tuple[str, int]) -> Upstream | SafekeeperUpstream | None:
+        """Who is there; None: nobody answers."""
+        if self._upstream is None or self._upstream_at != at:
+            if self._upstream is not None:
+                self._upstream.close()
+            # Several hosts, or one by its address: this one server is meant.
+            dsn = at_address(self._primary_dsn, *at)
+            self._upstream, self._upstream_at = BoundedSession(dsn, seconds=LOOK_SECONDS), at
+        try:
+            return upstream(self._upstream.one("slot_sync/upstream"))
+        except TusklineError as error:
+            if REPLICATION_ONLY not in error.what:
+                return None
+            return SafekeeperUpstream(":".join(map(str, at)))
+
+
+def standby(seen: Row, *, has_extension: bool) -> ObservedStandby:
+    """The answer to sql/slot_sync/standby.sql as a value."""
+    more = by_name(seen["inspected"])
+    settings = seen["settings"]
+    receiver = seen["receiver"] or {}
+    replay, received = lsn(seen["replay_lsn"]) or 0, lsn(seen["flush_lsn"])
+    return ObservedStandby(
+        system_id=int(seen["system_id"]),
+        timeline=seen["timeline"],
+        in_recovery=seen["in_recovery"],
+        postmaster_start=seen["postmaster_start"],
+        version=seen["version"],
+        wal_level=seen["wal_level"],
+        conf_load_time=seen["conf_load_time"],
+        clock=seen["clock"],
+        hot_standby_feedback=settings["hot_standby_feedback"] == "on",
+        wal_receiver_status_interval=int(settings["wal_receiver_status_interval"]),
+        # 11 has it in recovery.conf only.
+        primary_slot_name=settings.get("primary_slot_name") or receiver.get("slot_name"),
+        walreceiver_status=receiver.get("status"),
+        walreceiver_slot_name=receiver.get("slot_name"),
+        walreceiver_start=seen["receiver_start"],
+        upstream=None,
+        replay_lsn=replay,
+        flush_lsn=max(replay, received or 0),
+        replays_archive=received is not None and received < replay,
+        # One that is inspected no more has just been dropped.
+        slots=tuple(
+            _copy(row, more.get(row["slot_name"]))
+            for row in seen["slots"]
+            if row["slot_name"] in more or not has_extension
+        ),
+        has_extension=has_extension,
+        native_sync=settings.get("sync_replication_slots") == "on",
+        slot_wal_segments=_slot_wal_segments(settings),
+        segment_bytes=int(settings["wal_segment_size"]),
+        idle_timeout=(seen["idle_timeout"] or 0) * 1_000_000,
+        databases=databases(seen["databases"]),
+    )
+
+
+def _copy(row: Row, inspected: Row | None) -> SlotCopy:
+    """A slot; what only the extension shows is guessed from nothing, so without it those fields are empty."""
+    own = inspected or {}
+    shown = inspected or row
+    return SlotCopy(
+        name=row["slot_name"],
+        plugin=row["plugin"],
+        database=row["database"],
+        persistency=own.get("persistency") or ("temporary" if row["temporary"] else "persistent"),
+        restart_lsn=lsn(shown["restart_lsn"]),
+        confirmed_flush_lsn=lsn(shown["confirmed_flush_lsn"]),
+        catalog_xmin=xid(shown["catalog_xmin"]),
+        effective_catalog_xmin=xid(shown.get("effective_catalog_xmin") or shown["catalog_xmin"]),
+        active_pid=shown["active_pid"],
+        two_phase=bool(shown.get("two_phase")),
+        two_phase_at=two_phase_at(shown),
+        synced=bool(shown.get("synced")),
+        failover=bool(row.get("failover")),
+        invalidation=invalidation(row, own),
+        snapshot_present=own.get("snapshot_present"),
+        snapshot_complete=own.get("snapshot_complete"),
+        foreign_snapshot_after=own.get("foreign_snapshot_after"),
+        wal_present=own.get("wal_present"),
+        mappings_complete=own.get("mappings_complete"),
+        marker=own.get("marker"),
+        inactive_since=_microseconds(row.get("inactive_since")),
+        datoid=int(row["datoid"] or 0),
+    )
+
+
+def _microseconds(text: str | None) -> int | None:
+    """A time as JSON has it, in microseconds since 1970; None for NULL, or where the major has no such column."""
+    return None if text is None else round(datetime.fromisoformat(text).timestamp() * 1e6)
+
+
+def _slot_wal_segments(settings: Row) -> int | None:
+    """How much WAL checkpoints leave to slots at least; None: all that they need.
+
+    Both settings are in MB (13+), and the server rounds each down to whole segments.
+    """
+    limit = int(settings.get("max_slot_wal_keep_size") or -1)
+    if limit < 0:
+        return None
+    megabytes = max(limit, int(settings.get("wal_keep_size") or 0))
+    return megabytes * 1024 * 1024 // int(settings["wal_segment_size"])

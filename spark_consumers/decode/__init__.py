@@ -1,0 +1,1 @@
+"""Entries of the change log as columns: from bytes to Arrow, on executors."""

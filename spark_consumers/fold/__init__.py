@@ -1,0 +1,1 @@
+"""One row a key from many changes; pure."""

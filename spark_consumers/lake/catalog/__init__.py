@@ -1,0 +1,1 @@
+"""Names of the lake's tables for engines that know no manifests."""

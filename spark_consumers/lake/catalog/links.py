@@ -1,0 +1,65 @@
+"""The names of tables in the lake's folder: `orders` is a link to `orders%t3-9f0c2a7b11de`, the table's newest copy.
+
+Each copy has a folder of its own, whose name is never used again (`takeover.folder_of`). Whoever opens tables by their
+folder, as Spark's catalog does, finds the newest copy by the link. A link is relative, so a lake can be mounted elsewhere,
+and it is replaced by a rename, so the name is always there.
+
+In a table's name, `%` is written `%25`; so no name is that of another table's folder.
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from spark_consumers.lake.manifest.takeover import name_of
+
+_TABLES = "tables/*/*/*"
+
+
+def folders(root: Path) -> Iterator[Path]:
+    """What is in the place of a table's folder, each once: links, which are second names, are left out."""
+    return (path for path in root.glob(_TABLES) if not path.is_symlink())
+
+
+def links(paths: Iterable[str]) -> dict[str, str]:
+    """For tables in these folders (below the lake) the links and the folder that each names.
+
+    A folder of an early version has the table's name itself.
+    """
+    return {name_of(path): path.rpartition("/")[2] for path in paths if name_of(path) != path}
+
+
+def is_ours(name: str, target: str) -> bool:
+    """Whether a link of this name to this target is one that a driver made."""
+    return "/" not in target and name_of(target) == name != target
+
+
+def follow(root: Path, paths: Iterable[str]) -> list[str]:
+    """Make the links those of tables in these folders; the names that something else has, which stays.
+
+    Raises `OSError`: read-only, a full disk. Whoever calls sees to it that no other driver does.
+    """
+    wanted = links(paths)
+    there = dict(_found(root))
+    for name in there.keys() - wanted.keys():
+        (root / name).unlink(missing_ok=True)
+    taken = []
+    for name, target in _different(there, wanted).items():
+        if name not in there and os.path.lexists(root / name):
+            taken.append(name)
+            continue
+        draft = root / "_tuskline" / "link.draft"
+        draft.unlink(missing_ok=True)
+        draft.symlink_to(target)
+        draft.rename(root / name)
+    return taken
+
+
+def _found(root: Path) -> Iterator[tuple[str, str]]:
+    for path in root.glob(_TABLES):
+        if path.is_symlink() and is_ours(path.name, target := str(path.readlink())):
+            yield str(path.relative_to(root)), target
+
+
+def _different(there: Mapping[str, str], wanted: Mapping[str, str]) -> dict[str, str]:
+    return {name: target for name, target in wanted.items() if there.get(name) != target}

@@ -1,0 +1,167 @@
+"""What engines see that know nothing of manifests: `main` of each table, then its name in the catalog and in the folder.
+
+After each link the driver compares the catalog (`catalog_file`) and the links (`table_links`) with what they should be,
+and writes what differs. They are second to the epochs: whatever goes wrong here is logged, and tried again.
+
+A driver that was suspended puts no older state back. It holds a lock while it compares and writes, and inside it its own
+link has to be the newest of the chain. If it is, a later driver writes after it; if not, it leaves everything as it is.
+"""
+
+import errno
+import fcntl
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import structlog
+
+from spark_consumers.lake.catalog import links as table_links
+from spark_consumers.lake.catalog.entries import Name
+from spark_consumers.lake.catalog.file import CatalogFile
+from spark_consumers.lake.concurrently import each
+from spark_consumers.lake.format.iceberg_files import following
+from spark_consumers.lake.format.table_format import TableFormat
+from spark_consumers.lake.manifest.chain import Chain, Manifest, TableVersion
+from walsender_bridge.errors import CorruptError, UnavailableError
+
+#: How often names are compared while no link is published, and how soon again after a failure, in seconds.
+_LOOK_AGAIN = 60.0
+_AFTER_FAILURE = 1.0
+
+log = structlog.get_logger()
+
+
+class OtherEngines:
+    """What one writer lets them see, in the term that began with link `head`."""
+
+    def __init__(self, chain: Chain, tables: TableFormat, head: Manifest) -> None:
+        self._root = chain.root
+        self._format = tables
+        self._term = head.term
+        #: What plain readers see of each table folder: the takeover has shown what there was.
+        self._shown = {table.path: table.snapshot_id for table in head.versions}
+        self._names = TableNames(
+            chain, lambda path, at: tables.metadata_file(str(chain.root / path), at)
+        )
+
+    def show(self, manifest: Manifest) -> None:
+        """Let them see what was published: all that they do not see yet, also of earlier epochs. Raises `FencedError`."""
+
+        def show(name: str, table: TableVersion) -> None:
+            try:
+                self._format.show(str(self._root / table.path), self._term, table.snapshot_id)
+            except CorruptError as error:
+                # It is held as soon as it is to be written again.
+                log.warning("table is damaged", table=name, error=str(error))
+            self._shown[table.path] = table.snapshot_id
+
+        readable = manifest.readable.items()
+        unseen = [(n, t) for n, t in readable if self._shown.get(t.path) != t.snapshot_id]
+        if unseen:
+            each(unseen, show)
+        self._names.follow(manifest)
+
+
+class TableNames:
+    """The names of one lake's tables, kept by one writer.
+
+    `metadata`: the newest metadata file of the table in a folder (below the lake) that shows plain readers this
+    snapshot; None if none does. `now` counts seconds.
+    """
+
+    def __init__(
+        self,
+        chain: Chain,
+        metadata: Callable[[str, int], Path | None],
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._chain = chain
+        self._metadata = metadata
+        self._now = now
+        self._file = CatalogFile(chain.root)
+        #: By folder: a snapshot and the metadata file that shows it.
+        self._known: dict[str, tuple[int, Path]] = {}
+        self._link = 0
+        self._look_at = float("-inf")
+        self._failure = ""
+        self._taken: set[str] = set()
+
+    def follow(self, head: Manifest) -> None:
+        """Have the names be those of this link, the newest of ours; at once after it, and then now and again."""
+        now = self._now()
+        if head.link == self._link and now < self._look_at:
+            return
+        self._link, self._look_at = head.link, now + _LOOK_AGAIN
+        try:
+            self._look(head)
+        except Exception as error:
+            self._failed(error)
+            self._look_at = self._now() + _AFTER_FAILURE
+            return
+        if self._failure:
+            log.info("the names of tables are right again")
+        self._failure = ""
+
+    def _look(self, head: Manifest) -> None:
+        with self._locked():
+            if self._chain.numbers()[-1] != head.link:
+                return
+            try:
+                self._follow_links(head)
+            finally:
+                self._file.follow(self._locations(head))
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        path = self._chain.root / "_tuskline" / "names.lock"
+        with path.open("ab") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UnavailableError(
+                    "another driver is in the middle of it",
+                    where=str(path),
+                    repair="end that driver, if it is suspended",
+                ) from None
+            except OSError as error:
+                # A file system without locks: what a suspended driver puts back is mended by the next look.
+                if error.errno not in {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}:
+                    raise
+            yield
+
+    def _follow_links(self, head: Manifest) -> None:
+        taken = set(table_links.follow(self._chain.root, [t.path for t in head.readable.values()]))
+        for name in sorted(taken - self._taken):
+            log.warning("no link for a table: something else has its name", path=name)
+        self._taken = taken
+
+    def _locations(self, head: Manifest) -> Mapping[Name, str | None]:
+        tables = head.readable
+        found = {Name.of(name): self._location(table) for name, table in tables.items()}
+        folders = {table.path for table in tables.values()}
+        self._known = {path: at for path, at in self._known.items() if path in folders}
+        return found
+
+    def _location(self, table: TableVersion) -> str | None:
+        snapshot, file = self._known.get(table.path, (None, None))
+        if file is None or snapshot != table.snapshot_id or not _is_newest(file):
+            try:
+                file = self._metadata(table.path, table.snapshot_id)
+            except Exception:
+                # A table's own trouble is reported where it is used; the others go on.
+                file = None
+            if file is None:
+                return None
+            self._known[table.path] = table.snapshot_id, file
+        return str(file)
+
+    def _failed(self, error: Exception) -> None:
+        cause = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:300]}"
+        if cause != self._failure:
+            log.warning("the names of tables are behind", path=str(self._file.path), error=cause)
+        self._failure = cause
+
+
+def _is_newest(file: Path) -> bool:
+    return file.exists() and not following(file).exists()

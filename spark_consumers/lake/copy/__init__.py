@@ -1,0 +1,1 @@
+"""The copy of a table from PostgreSQL that its changes join."""

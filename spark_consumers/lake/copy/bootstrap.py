@@ -1,0 +1,309 @@
+"""The initial copy of tables: exact at one LSN, while everything else goes on.
+
+A table is copied from a snapshot that PostgreSQL exports at an LSN. Changes of transactions whose commit
+record starts before that LSN are in the copy and are skipped later; all others come from the log. For
+nothing to fall in between,
+
+- the copy starts only when the stream's slot is known to exist: the log then holds whatever commits after
+  the snapshot;
+- it notes where the log's committed end is *before* the snapshot is exported: all that the log has below it
+  was committed before, so it is in the copy;
+- the table is shown at the first epoch whose cut has passed the LSN, on the timeline of the snapshot
+  (`origin`): at an earlier one it would hold what other tables do not have yet.
+
+A copy goes into a new folder. Until a manifest names it, nothing but this process knows it; each table is
+handed over when it is whole, so that a crash costs only those that are not.
+"""
+
+import re
+import shutil
+import threading
+import time
+import uuid
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from urllib.parse import quote
+
+import pyarrow as pa
+import structlog
+from pyspark.sql import SparkSession
+
+from spark_consumers.decode.types import arrow_schema, spark_schema, text_columns, told_type
+from spark_consumers.lake.copy.initial_copy import CopyProgress, write_source
+from spark_consumers.lake.epoch.quarantine import QuarantineOfCopy, keeps_unfit, with_unfit
+from spark_consumers.lake.format import checksums
+from spark_consumers.lake.format.table_format import ROW_ID, TableFormat, TableWrite
+from spark_consumers.lake.manifest.chain import COPIED, TableVersion
+from spark_consumers.lake.manifest.table_version import Column
+from spark_consumers.lake.manifest.takeover import folder_of
+from spark_consumers.lake.tables.origin import Origin, check
+from spark_consumers.lake.tables.schema_change import schema_hash
+from spark_consumers.lake.tables.schema_match import unusable
+from spark_consumers.lake.tables.shape import Publication, Shape, refusal, texts_changed
+from spark_consumers.lake.tables.sources import Source, look, mark, shapes
+from spark_consumers.snapshot.exported import ExportedSnapshot, PublishedTable, reading
+from spark_consumers.sources.snapshot import PARTITION_BYTES, SnapshotSource
+from walsender_bridge import errors
+from walsender_bridge.change_log.client import ReplicaClient, StreamCut
+from walsender_bridge.errors import (
+    NotSupportedError,
+    TusklineError,
+    UnavailableError,
+    UnsupportedValueError,
+)
+from walsender_bridge.runtime.sql import load
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True)
+class CopyRequest:
+    """Copy these tables of a source (`schema.table`).
+
+    `cut`: where its stream was committed to before the snapshot. `rate`: bytes a second, of what one copy writes.
+    """
+
+    source: Source
+    tables: frozenset[str]
+    cut: StreamCut
+    term: int
+    rate: float | None = None
+
+
+#: What becomes of a table, by `stream.schema.table`: a copy, an error, or None if it is not published any more.
+Deliver = Callable[[str, "TableVersion | TusklineError | None"], None]
+
+
+class TableCopier:
+    """Copies tables into the lake at `root`, an absolute path. `on_unfit_value`: see `quarantine.keeps_unfit`."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        root: Path,
+        tables: TableFormat,
+        on_unfit_value: Mapping[str, str] | None = None,
+    ) -> None:
+        self._spark = spark
+        self._root = root
+        self._format = tables
+        self._on_unfit_value = on_unfit_value or {}
+        #: Set to end a copy between two parts of a table.
+        self.stop = threading.Event()
+
+    def copy(
+        self, request: CopyRequest, deliver: Deliver, progress: Mapping[str, CopyProgress]
+    ) -> None:
+        """Copy all tables of the request from one snapshot; one that fails does not stop the others.
+
+        Raises `UnavailableError` while the stream's slot is not there yet, the errors of `origin.check` and
+        those of the server.
+        """
+        source = request.source
+        with ReplicaClient(request.cut.address) as replica:
+            log_status = replica.stream_status(source.stream)
+            if log_status.confirmed_to is None:
+                raise UnavailableError(
+                    "its slot has not been made yet",
+                    where=source.stream,
+                    repair="see that `tuskline bridge run` is running",
+                )
+        with ExportedSnapshot(source.dsn) as snapshot:
+            origin = Origin(snapshot.system_id, snapshot.timeline, snapshot.lsn)
+            check(origin, source.stream, log_status.system_id, request.cut)
+            published = {table.full_name: table for table in snapshot.tables(source.publication)}
+            found = _shapes(source, snapshot)
+            later = look(replace(source, dsn=snapshot.dsn))
+            for relation in sorted(request.tables):
+                name = f"{source.stream}.{relation}"
+                # A publication is what it is by now, in any snapshot: a table can leave it between the two.
+                if relation not in published or relation not in found.shapes:
+                    deliver(name, None)
+                    continue
+                path = new_path(source.stream, published[relation], request.term)
+                try:
+                    shape = checked(found.shapes[relation], later.shapes.get(relation), name)
+                    made = self._copy(
+                        request,
+                        snapshot,
+                        published[relation],
+                        shape,
+                        path,
+                        progress[name],
+                    )
+                except Exception as error:
+                    self.remove(path)
+                    deliver(
+                        name,
+                        error if isinstance(error, TusklineError) else _copy_error(name, error),
+                    )
+                else:
+                    deliver(name, made)
+                    mark(source)
+
+    def remove(self, path: str) -> None:
+        """Remove a copy that no manifest names; `path` is relative to the lake."""
+        shutil.rmtree(self._root / path, ignore_errors=True)
+        self._format.forget(str(self._root / path))
+
+    def _copy(
+        self,
+        request: CopyRequest,
+        snapshot: ExportedSnapshot,
+        table: PublishedTable,
+        shape: Shape,
+        path: str,
+        progress: CopyProgress,
+    ) -> TableVersion:
+        began = time.monotonic()
+        stream = request.source.stream
+        name = f"{stream}.{table.full_name}"
+        columns = arrow_schema(table.columns)
+        key = usable_key(table)
+        folder = str(self._root / path)
+        layout = columns if key else columns.append(pa.field(ROW_ID, pa.string()))
+        self._format.create(folder, layout)
+        schema = spark_schema(columns)
+        reading = SnapshotSource(
+            {
+                "dsn": snapshot.dsn,
+                "snapshot": snapshot.snapshot,
+                "table": table.full_name,
+                "publication": request.source.publication,
+                "partitionBytes": str(part_bytes(request.rate)),
+            }
+        )
+        apart = keeps_unfit(self._on_unfit_value, name)
+        prefix = f"{folder}/data/copy-t{request.term}"
+        files, unfit = write_source(
+            self._spark,
+            reading.reader_apart(schema) if apart else reading.reader(schema),
+            prefix,
+            self._format.schemas(folder)[1],
+            None if key else "copy",
+            rate=request.rate,
+            progress=progress,
+            stop=self.stop,
+            apart=QuarantineOfCopy(name, prefix, columns, snapshot.lsn) if apart else None,
+        )
+        _remove_others(Path(folder) / "data", request.term, {file.path for file in files})
+        # Version 0: a copy is of no range of the log.
+        write = TableWrite(0, None, key or (ROW_ID,), "", files)
+        made = self._format.write(folder, request.term, write).snapshot
+        rows = sum(file.rows for file in files)
+        seconds = round(time.monotonic() - began, 3)
+        log.info("table copied", table=name, rows=rows, lsn=snapshot.lsn, seconds=seconds)
+        version = TableVersion(
+            path=path,
+            format=self._format.name,
+            snapshot_id=made,
+            schema_hash=schema_hash(columns, key),
+            key=key,
+            text_columns=tuple(text_columns(table.columns)),
+            start_lsn=snapshot.lsn,
+            offset=request.cut.end_offset,
+            rows=rows,
+            relation_id=table.oid,
+            state=COPIED,
+            layout=_layout(snapshot, table),
+            system_id=snapshot.system_id,
+            timeline=snapshot.timeline,
+            shape=shape.dump(),
+        )
+        return with_unfit(version, unfit)
+
+
+def _shapes(source: Source, snapshot: ExportedSnapshot) -> Publication:
+    """The publication's tables, as the snapshot has them."""
+    with reading(snapshot.dsn, snapshot.snapshot) as connection:
+        return shapes(connection, source.publication)
+
+
+def checked(shape: Shape, later: Shape | None, where: str) -> Shape:
+    """The shape. Raises `NotSupportedError` for a table whose changes would not give its rows.
+
+    And `UnavailableError` where the snapshot's values and what an ordinary query sees `later`, before the copy reads
+    them, have not the same texts: then the copy has one, and the changes after it have the other.
+    """
+    changes = later and (texts_changed(shape, later) or texts_changed(later, shape))
+    if changes:
+        raise UnavailableError(changes, where=where)
+    refused = refusal(shape)
+    if refused is not None:
+        raise NotSupportedError(refused.reason, where=where, repair=refused.repair)
+    return shape
+
+
+def _layout(snapshot: ExportedSnapshot, table: PublishedTable) -> tuple[Column, ...]:
+    """The table's columns as the stream will tell them."""
+    with reading(snapshot.dsn, snapshot.snapshot) as connection:
+        rows = connection.execute(load("lake/table_columns"), {"table": table.oid}).fetchall()
+    declared = {name: kind for name, kind, _, _ in rows}
+    return tuple((c.name, told_type(declared[c.name], c.type_oid), c.typmod) for c in table.columns)
+
+
+def part_bytes(rate: float | None) -> int:
+    """Bytes of a table that one task reads: about a second's worth where the rate is limited."""
+    return PARTITION_BYTES if rate is None else int(min(max(rate, 2**20), PARTITION_BYTES))
+
+
+def usable_key(table: PublishedTable) -> tuple[str, ...]:
+    """The columns that tell rows apart in the lake; none for a bag.
+
+    Raises `NotSupportedError` for a key that Iceberg cannot delete by, and for columns that the lake cannot keep.
+    """
+    reason = unusable([column.name for column in table.columns], table.key or ())
+    if reason is not None:
+        raise NotSupportedError(
+            reason,
+            where=table.full_name,
+            repair="leave the table out of the publication, or add or rename a column",
+        )
+    if table.key is None:
+        return ()
+    schema = arrow_schema(table.columns)
+    for name in table.key:
+        if pa.types.is_nested(schema.field(name).type):
+            raise NotSupportedError(
+                f"its key has the array {name!r}, which rows of the lake cannot be told apart by",
+                where=table.full_name,
+                repair="leave the table out of the publication, or give it another replica identity",
+            )
+    return table.key
+
+
+def new_path(stream: str, table: PublishedTable, term: int) -> str:
+    """The folder of a new copy, below the lake: one that no other copy ever has, so nothing is in its way.
+
+    Names that are no plain folder names are written with `%`.
+    """
+    parts = [quote(part, safe=" $~").replace(".", "%2E") for part in (table.schema, table.name)]
+    return folder_of(f"tables/{stream}/{parts[0]}/{parts[1]}", term, uuid.uuid4().hex[:12])
+
+
+def _remove_others(folder: Path, term: int, wanted: Collection[str]) -> None:
+    """Remove what this term's own failed attempts have left: a newer writer's files are not ours to judge."""
+    for file in folder.glob(f"copy-t{term}-*") if folder.exists() else ():
+        if str(file) not in wanted:
+            checksums.remove(file)
+
+
+def _copy_error(name: str, error: Exception) -> TusklineError:
+    """What Spark made of an executor's error, as an error of this table."""
+    # What the driver's own Java raises stands behind a colon.
+    text = [line.removeprefix(": ") for line in str(error).strip().splitlines()]
+    # Spark wraps what an executor raised between stack traces; an exception begins a line with its class.
+    named = [line for line in text if re.match(r"[\w.]+(Error|Exception): .", line)]
+    line = (named or text or [type(error).__name__])[-1][:500]
+    if (own := re.match(rf"{errors.__name__}\.(\w+): (.+)", line)) is None:
+        return UnavailableError(line, where=name)
+    kind, what = own.groups()
+    if kind != UnsupportedValueError.__name__:
+        return UnavailableError(what, where=name)
+    return UnsupportedValueError(
+        what,
+        where=name,
+        repair=f'change the value at the source, or set such rows aside ([lake.on_unfit_value] "{name}" = "quarantine", '
+        "start `lake run` again)",
+    )

@@ -1,0 +1,198 @@
+"""Copied rows as data files of a table, written where they are read."""
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+from spark_consumers.lake.epoch.quarantine import QuarantineFile, QuarantineOfCopy
+from spark_consumers.lake.format import checksums
+from spark_consumers.lake.format.data_files import sync
+from spark_consumers.lake.format.table_format import FileInfo
+from walsender_bridge.errors import UnavailableError
+
+
+@dataclass
+class CopyProgress:
+    """How far the copy of one table is. Written by the copy's threads, read by anybody.
+
+    `bytes` are those of the rows in memory, `pieces` the parts in which the table is read; times are seconds
+    since the Unix epoch. A table that waits for its turn has begun at 0.
+    """
+
+    began_at: float = 0.0
+    rows: int = 0
+    bytes: int = 0
+    pieces: int = 0
+    pieces_done: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def begin(self, pieces: int) -> None:
+        """The copy begins."""
+        self.began_at, self.pieces = time.time(), pieces
+
+    def add(self, rows: int, size: int) -> None:
+        """A piece is done."""
+        with self._lock:
+            self.rows += rows
+            self.bytes += size
+            self.pieces_done += 1
+
+    def to_json(self, now: float) -> dict[str, Any]:
+        """For a status: the rates are per second since the copy began."""
+        seconds = max(now - self.began_at, 1e-3) if self.began_at else 0.0
+        return {
+            "began_at": self.began_at,
+            "rows": self.rows,
+            "bytes": self.bytes,
+            "pieces": self.pieces,
+            "pieces_done": self.pieces_done,
+            "rows_per_second": round(self.rows / seconds, 1) if seconds else 0.0,
+            "bytes_per_second": round(self.bytes / seconds, 1) if seconds else 0.0,
+        }
+
+
+class _Pace:
+    """Keeps what is written to so many bytes a second, by letting the next part wait for its turn.
+
+    Nobody sleeps on an executor, where a task that waits would keep others from its core.
+    """
+
+    def __init__(self, rate: float | None) -> None:
+        self._rate = rate
+        self._free_at = time.monotonic()
+        self._lock = threading.Lock()
+
+    def wait(self, stop: threading.Event) -> None:
+        """Wait until what was written is not too much any more, or until `stop`."""
+        while not stop.is_set():
+            with self._lock:
+                left = self._free_at - time.monotonic()
+            if left <= 0:
+                return
+            stop.wait(min(left, 1.0))
+
+    def spent(self, size: int) -> None:
+        """So many bytes were written."""
+        if self._rate is not None:
+            with self._lock:
+                self._free_at += size / self._rate
+
+
+def write_source(
+    spark: Any,
+    reader: DataSourceReader,
+    prefix: str,
+    schema: pa.Schema,
+    ids: str | None,
+    *,
+    rate: float | None = None,
+    progress: CopyProgress | None = None,
+    stop: threading.Event | None = None,
+    apart: QuarantineOfCopy | None = None,
+) -> tuple[list[FileInfo], list[QuarantineFile]]:
+    """Write what a data source reads, a file a partition; the rows never pass through the JVM.
+
+    Every partition is a job of its own, as many at a time as there are cores: whatever else the session has
+    to do gets the next core that is free, and need not wait for the whole table. With `ids` a last column
+    is added that tells every row from all others: text that begins with `ids`. `rate`: bytes a second, of
+    all partitions together. `apart`: rows that do not fit are written apart; the reader tells them. Returns
+    the files that have rows, and those of rows that do not fit. An error on an executor is raised by
+    Spark; `stop` ends the copy between two partitions, with `UnavailableError`.
+    """
+    work = list(enumerate(reader.partitions()))
+    context = spark.sparkContext
+    at_once = max(1, min(len(work), context.defaultParallelism))
+    # Where a table cannot be read in parts, its one task has to keep the rate.
+    within = rate if len(work) == 1 else None
+    pace, stop = _Pace(rate), stop or threading.Event()
+    progress = progress or CopyProgress()
+    progress.begin(len(work))
+    # The reader knows all partitions; it is sent once, and not with each of them.
+    shared = context.broadcast(reader)
+
+    def write(numbered: tuple[int, InputPartition]) -> tuple[FileInfo, int, QuarantineFile | None]:
+        number, partition = numbered
+        batches: Any = shared.value.read(partition)
+        unfit: list[pa.Table] = []
+        if apart is not None:
+            batches = apart.split(batches, unfit)
+        if ids is not None:
+            batches = _with_ids(batches, f"{ids}-{number}-")
+        path = _path(prefix)
+        file, size = _write_file(path, batches, schema, within)
+        told = None
+        if apart is not None:
+            told = apart.write(path.removeprefix(f"{prefix}-").removesuffix(".parquet"), unfit)
+        return file, size, told
+
+    def run(numbered: tuple[int, InputPartition]) -> tuple[FileInfo, QuarantineFile | None]:
+        pace.wait(stop)
+        if stop.is_set():
+            raise UnavailableError(
+                "the copy was stopped", repair="it begins again with the lake job"
+            )
+        done: tuple[FileInfo, int, QuarantineFile | None]
+        (done,) = context.parallelize([numbered], 1).map(write).collect()
+        progress.add(done[0].rows, done[1])
+        pace.spent(done[1])
+        return done[0], done[2]
+
+    with ThreadPoolExecutor(at_once, thread_name_prefix="piece") as pool:
+        futures = [pool.submit(run, numbered) for numbered in work]
+        try:
+            found = [future.result() for future in futures]
+        finally:
+            for future in futures:
+                future.cancel()
+    shared.unpersist()
+    return [file for file, _ in found if file.rows], [told for _, told in found if told]
+
+
+def _path(prefix: str) -> str:
+    """A name of its own for each attempt of each task."""
+    context = TaskContext.get()
+    assert context is not None
+    return f"{prefix}-{context.partitionId()}-{context.taskAttemptId()}.parquet"
+
+
+def _with_ids(batches: Iterator[pa.RecordBatch], prefix: str) -> Iterator[pa.RecordBatch]:
+    rows = 0
+    for batch in batches:
+        ids = pa.array([f"{prefix}{rows + i}" for i in range(len(batch))], pa.string())
+        rows += len(batch)
+        yield pa.RecordBatch.from_arrays(
+            [*batch.columns, ids], [*(f"c{i}" for i in range(len(batch.columns))), "id"]
+        )
+
+
+def _write_file(
+    path: str, batches: Iterator[pa.RecordBatch], schema: pa.Schema, rate: float | None
+) -> tuple[FileInfo, int]:
+    """Write one file, no faster than `rate` bytes a second; the file, and the bytes of its rows."""
+    rows = size = 0
+    began = time.monotonic()
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with open(target, "xb") as file, pq.ParquetWriter(file, schema, compression="zstd") as writer:
+        for batch in batches:
+            fitted = [c.cast(f.type) for c, f in zip(batch.columns, schema, strict=True)]
+            writer.write_batch(pa.record_batch(fitted, schema=schema))
+            rows += len(batch)
+            size += batch.nbytes
+            if rate is not None:
+                time.sleep(max(0.0, size / rate - (time.monotonic() - began)))
+    if not rows:
+        target.unlink()
+        return FileInfo(path, 0, 0), 0
+    made = FileInfo(path, rows, sync(target))
+    checksums.seal(target)
+    return made, size

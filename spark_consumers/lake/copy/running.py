@@ -1,0 +1,116 @@
+"""Copies under way: a few at a time, behind the epochs, each table handed over when it is whole.
+
+The pipeline asks for copies (`start`) and takes what came of them (`finished`) in its own loop; nothing here
+writes to the chain. A copy that the pipeline does not want any more when it comes is removed (`discard`): no
+manifest has ever named it.
+"""
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from spark_consumers.lake.copy.bootstrap import CopyRequest, TableCopier
+from spark_consumers.lake.copy.initial_copy import CopyProgress
+from spark_consumers.lake.manifest.chain import TableVersion
+from spark_consumers.lake.tables.states import stream_of
+from walsender_bridge.errors import (
+    ConnectionFailedError,
+    DeadlineError,
+    TusklineError,
+    UnavailableError,
+)
+
+#: Snapshots that are read at the same time: a small table need not wait for a large one.
+_AT_ONCE = 2
+
+
+@dataclass(frozen=True)
+class NotBegun:
+    """A copy that could not begin, for a reason that is not the table's: the server is away, say."""
+
+    reason: TusklineError
+
+
+Result = TableVersion | TusklineError | NotBegun | None
+
+
+class Copies:
+    """The copies of one writer. `close` ends those that run, between two parts of a table."""
+
+    def __init__(self, copier: TableCopier) -> None:
+        self._copier = copier
+        self._pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="copy")
+        self._done: SimpleQueue[tuple[str, Result]] = SimpleQueue()
+        self._progress: dict[str, CopyProgress] = {}
+        self._unwanted: set[str] = set()
+
+    def start(self, request: CopyRequest) -> None:
+        """Copy these tables, none of which is being copied."""
+        names = {f"{request.source.stream}.{relation}" for relation in request.tables}
+        assert not names & set(self._progress)
+        self._progress |= {name: CopyProgress() for name in names}
+        self._pool.submit(self._run, request, names)
+
+    def _run(self, request: CopyRequest, names: set[str]) -> None:
+        left = set(names)
+
+        def deliver(name: str, result: Result) -> None:
+            left.discard(name)
+            self._done.put((name, result))
+
+        try:
+            self._copier.copy(request, deliver, {name: self._progress[name] for name in names})
+        except Exception as error:
+            told = error if isinstance(error, TusklineError) else UnavailableError(str(error)[:500])
+            passing = isinstance(told, UnavailableError | ConnectionFailedError | DeadlineError)
+            for name in sorted(left):
+                deliver(name, NotBegun(told) if passing else told)
+
+    def finished(self) -> Iterator[tuple[str, Result]]:
+        """What came of copies since the last look: the table, an error, or None (not published any more).
+
+        A copy that could not begin is `NotBegun`.
+        """
+        while True:
+            try:
+                name, result = self._done.get_nowait()
+            except Empty:
+                return
+            del self._progress[name]
+            if name in self._unwanted:
+                self._unwanted.discard(name)
+                self.discard(result)
+                result = None
+            yield name, result
+
+    def discard(self, result: Result) -> None:
+        """Remove a copy that no link names."""
+        if isinstance(result, TableVersion):
+            self._copier.remove(result.path)
+
+    def drop(self, name: str) -> None:
+        """What comes of this table's copy, if it is being copied, is not wanted any more."""
+        if name in self._progress:
+            self._unwanted.add(name)
+
+    @property
+    def running(self) -> set[str]:
+        """The tables that are being copied, or wait for their turn."""
+        return set(self._progress)
+
+    def of_stream(self, stream: str) -> bool:
+        """Whether a table of the stream is being copied."""
+        return any(stream_of(name) == stream for name in self._progress)
+
+    def status(self) -> dict[str, dict[str, Any]]:
+        """How far each table is, by name (`copy_out.Progress`)."""
+        now = time.time()
+        return {name: progress.to_json(now) for name, progress in sorted(self._progress.items())}
+
+    def close(self) -> None:
+        """End what runs, and wait for it."""
+        self._copier.stop.set()
+        self._pool.shutdown(wait=True, cancel_futures=True)

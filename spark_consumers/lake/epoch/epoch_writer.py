@@ -1,0 +1,428 @@
+"""One epoch, from the log to the manifest.
+
+In this order: the executors read and write files that nobody knows (*staging*); every table gets its
+files in one commit to a branch that nobody reads (*table writes*); one link is created (*the manifest*).
+Only the last is visible, and it is one file. A crash before it leaves things that no manifest names; a crash
+after it leaves a whole epoch. Repeating any part is harmless, because a table write follows the snapshot
+that the *manifest* names, whatever was written since.
+"""
+
+import shutil
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TypeVar
+from zlib import crc32
+
+import pyarrow as pa
+import structlog
+from pyspark.sql import SparkSession
+
+from spark_consumers.decode.types import arrow_schema, text_columns
+from spark_consumers.lake.concurrently import each
+from spark_consumers.lake.epoch.complete import (
+    Completed,
+    CompleteTask,
+    check_found,
+    in_groups,
+    narrowed,
+    removed,
+    run_complete,
+)
+from spark_consumers.lake.epoch.log_view import aliases, late_commits, new_commits
+from spark_consumers.lake.epoch.plan import EpochPlan, Pace, choose, tasks
+from spark_consumers.lake.epoch.quarantine import keeps_unfit, with_unfit
+from spark_consumers.lake.epoch.stage import (
+    ComposeTask,
+    Staged,
+    Target,
+    in_order,
+    run_compose,
+    run_range,
+    total_changes,
+)
+from spark_consumers.lake.format.data_files import Stage, write_data
+from spark_consumers.lake.format.table_format import ROW_ID, TableFormat, TableWrite
+from spark_consumers.lake.manifest.chain import LIVE, Chain, Manifest, TableVersion
+from spark_consumers.lake.tables import fault as table_fault
+from spark_consumers.lake.tables import noticed
+from spark_consumers.lake.tables.fault import TableFault, TableFaultsError
+from spark_consumers.lake.tables.schema_change import first_layout, schema_hash
+from spark_consumers.lake.tables.schema_match import Layout, SchemaMismatch
+from walsender_bridge.change_log.client import CutPoint, LogStatus
+from walsender_bridge.postgres.protocol.pgoutput import Column
+from walsender_bridge.runtime import fail_point
+from walsender_bridge.runtime.steady_clock import SteadyClock
+
+#: A table is rewritten without its files of deletes when there are more than this, and more for each
+#: further `_COMPACT_BYTES` of data: then the rewriting stays a small part of the work. Tables differ by up
+#: to as much again, so that they do not all come due in one epoch.
+_COMPACT_FILES = 8
+_COMPACT_BYTES = 32 << 20
+
+log = structlog.get_logger()
+
+_In = TypeVar("_In")
+_Out = TypeVar("_Out")
+
+
+@dataclass
+class Timings:
+    """Seconds that each part of a round took; of the tables, each one's own."""
+
+    stage: float = 0.0
+    complete: float = 0.0
+    write: float = 0.0
+    publish: float = 0.0
+    tables: dict[str, float] = field(default_factory=dict)
+
+
+class ShapeChangedError(Exception):
+    """Changes of these tables have another shape than the lake has them in; nothing was written.
+
+    `tables`: as the epoch would have shown them.
+    """
+
+    def __init__(
+        self, misfits: Sequence[SchemaMismatch], tables: Mapping[str, TableVersion]
+    ) -> None:
+        super().__init__(", ".join(sorted({misfit.table for misfit in misfits})))
+        self.misfits = misfits
+        self.tables = tables
+
+
+class EpochWriter:
+    """Writes epochs into one lake, for the term that began with link `head`.
+
+    `unchanged` is called before an epoch is published: it raises if what was read may be of another log (`adopt`).
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        chain: Chain,
+        tables: TableFormat,
+        head: Manifest,
+        *,
+        clock: SteadyClock,
+        max_bytes: int,
+        unchanged: Callable[[LogStatus], None],
+        on_unfit_value: Mapping[str, str] | None = None,
+    ) -> None:
+        self._spark = spark
+        self._chain = chain
+        self._format = tables
+        self._term = head.term
+        self._clock = clock
+        self._pace = Pace(max_bytes)
+        self._unchanged = unchanged
+        self._on_unfit_value = on_unfit_value or {}
+        self._attempt = 0
+        #: By the table's path and schema hash.
+        self._schemas: dict[tuple[str, str], tuple[pa.Schema, pa.Schema]] = {}
+        self._wrote_one = threading.Event()
+
+    def write(
+        self,
+        head: Manifest,
+        status: LogStatus,
+        layouts: Mapping[str, tuple[Layout, ...]],
+        looked: Collection[str],
+        *,
+        everything: bool,
+    ) -> Manifest:
+        """Write and publish the epoch after `head`; its manifest.
+
+        `layouts`: for tables (by path) that got columns on the way, which and from where on. `looked`: the streams whose
+        sources were looked at since `status` was asked. `everything`: up to the newest version, whatever that costs.
+        Raises `ShapeChangedError` for tables whose changes have another shape, `TableFaultsError` for tables whose changes
+        cannot be applied, `FencedError` when a newer writer has taken over; whatever is raised, the lake is as it was, and the round can be repeated.
+        """
+        began = time.monotonic()
+        self._attempt += 1
+        self._wrote_one.clear()
+        stage = Stage(head.link + 1, self._term, self._attempt)
+        timings = Timings()
+        plan, late = self._plan(head, status, everything=everything)
+        scratch = self._chain.staging / str(stage)
+        try:
+            plan = self._extended(plan, layouts)
+            following = {n: t for n, t in plan.tables.items() if t.state == LIVE}
+            known = aliases(status, following.items())
+            targets = {
+                name: replace(
+                    self._target(name, table, stage),
+                    layouts=layouts.get(table.path, first_layout(table)),
+                    aliases=known.get(name, ()),
+                )
+                for name, table in following.items()
+            }
+            plan, staged = self._stage(plan, targets, status, late, scratch, looked)
+            timings.stage = time.monotonic() - began
+            fail_point.hit("staged")
+            tables = self._write_tables(plan, targets, stage, staged, timings)
+            timings.write = time.monotonic() - began - timings.stage
+            manifest = head.next(
+                self._clock.now(),
+                epoch=plan.version,
+                term=self._term,
+                stage=str(stage),
+                streams=plan.streams,
+                tables=tables,
+                copies=plan.copies,
+                changes=total_changes(staged.values()),
+                seconds=round(time.monotonic() - began, 3),
+            )
+            fail_point.hit("before-manifest")
+            self._unchanged(status)
+            self._chain.publish(manifest, head)
+            self._pace.published(plan)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+        fail_point.hit("after-manifest")
+        timings.publish = time.monotonic() - began - timings.stage - timings.write
+        self._tell(manifest, timings, time.monotonic() - began)
+        return manifest
+
+    def _path(self, table: TableVersion) -> str:
+        return str(self._chain.root / table.path)
+
+    def _plan(
+        self, head: Manifest, status: LogStatus, *, everything: bool
+    ) -> tuple[EpochPlan, dict[str, Sequence[CutPoint]]]:
+        """What the epoch holds, and for each table that it shows first what it still lacks of the log."""
+        commits = new_commits(head, status, None if everything else self._pace.limit)
+        plan = choose(head, status.version, status.streams, commits)
+        return plan, late_commits(head, status, plan)
+
+    def _stage(
+        self,
+        plan: EpochPlan,
+        targets: Mapping[str, Target],
+        status: LogStatus,
+        late: Mapping[str, Sequence[CutPoint]],
+        scratch: Path,
+        looked: Collection[str],
+    ) -> tuple[EpochPlan, dict[str, Staged]]:
+        """Have everything read and written; what there is, by table, and the plan with what it tells of partitions."""
+        addresses = {stream: cut.address for stream, cut in status.streams.items()}
+        work = tasks(plan, targets, addresses, late, str(scratch))
+        found: dict[str, list[Staged]] = defaultdict(list)
+        misfits: list[SchemaMismatch] = []
+        faults: list[TableFault] = []
+        for part in self._run(run_range, work, plan):
+            for one in part:
+                if isinstance(one, SchemaMismatch):
+                    misfits.append(one)
+                elif isinstance(one, TableFault):
+                    faults.append(one)
+                else:
+                    found[one.table].append(one)
+        if faults:
+            raise TableFaultsError(faults, plan.tables)
+        came = {n: frozenset[int]().union(*(p.partitions for p in ps)) for n, ps in found.items()}
+        tables, told = noticed.told_of(plan.tables, came, looked)
+        misfits += [
+            SchemaMismatch(name, 0, 0, (), frozenset(), reason) for name, reason in told.items()
+        ]
+        if misfits:
+            raise ShapeChangedError(misfits, plan.tables)
+        partial = [name for name, parts in found.items() if parts[0].partial is not None]
+        composing = [
+            ComposeTask(
+                targets[name],
+                tuple(p.partial for p in in_order(found[name]) if p.partial is not None),
+                plan.version,
+                str(scratch),
+                total_changes(found[name]),
+            )
+            for name in partial
+        ]
+        composing += [
+            # What is to be tried again, in a table that has no changes.
+            ComposeTask(target, (), plan.version, str(scratch), 0)
+            for name, target in targets.items()
+            if target.retry_unfit and target.unfit_files and name not in found
+        ]
+        for one in self._run(run_compose, composing, plan):
+            found[one.table] = [one]
+        return replace(plan, tables=tables), {name: part for name, (part,) in found.items()}
+
+    def _extended(self, plan: EpochPlan, layouts: Mapping[str, tuple[Layout, ...]]) -> EpochPlan:
+        """The plan with the columns that these tables got; their Iceberg tables get them here."""
+        tables = dict(plan.tables)
+        for name, table in plan.tables.items():
+            if table.path not in layouts or table.state != LIVE:
+                continue
+            newest = layouts[table.path][-1].columns
+            added = tuple(Column(*column, is_key=False) for column in newest[len(table.layout) :])
+            self._format.extend(self._path(table), self._term, arrow_schema(added))
+            kept_as_text = (*table.text_columns, *text_columns(added))
+            columns = arrow_schema(Column(*column, is_key=False) for column in newest)
+            tables[name] = replace(
+                table,
+                layout=newest,
+                text_columns=kept_as_text,
+                schema_hash=schema_hash(columns, table.key),
+            )
+        return replace(plan, tables=tables)
+
+    def _target(self, name: str, table: TableVersion, stage: Stage) -> Target:
+        path = self._path(table)
+        if (path, table.schema_hash) not in self._schemas:
+            columns, files = self._format.schemas(path)
+            if table.layout:
+                # An attempt that was not published may have left the table with more columns.
+                wanted = [column for column, _, _ in table.layout]
+                columns = pa.schema([columns.field(column) for column in wanted])
+                hidden = [] if table.key else [ROW_ID]
+                files = pa.schema([files.field(column) for column in [*wanted, *hidden]])
+            self._schemas[path, table.schema_hash] = columns, files
+        columns, file_schema = self._schemas[path, table.schema_hash]
+        return Target(
+            name=name,
+            relation=name.partition(".")[2],
+            prefix=f"{path}/data/{stage}",
+            columns=columns,
+            file_schema=file_schema,
+            key=table.key,
+            start_lsn=table.start_lsn,
+            relation_id=table.relation_id,
+            partitions=noticed.partitions(table),
+            keeps_unfit=keeps_unfit(self._on_unfit_value, name),
+            unfit_files=tuple(f"{path}/{file}" for file in table.unfit_files),
+            retry_unfit=table.retry_unfit,
+        )
+
+    def _run(
+        self, function: Callable[[_In], _Out], work: Sequence[_In], plan: EpochPlan
+    ) -> list[_Out]:
+        """Run the tasks on the executors. An error of ours is raised here as what it was there."""
+        if not work:
+            return []
+        context = self._spark.sparkContext
+        # A task of Spark costs more than most of ours: as many as run at the same time are enough.
+        slices = min(len(work), context.defaultParallelism)
+        done = context.parallelize(work, slices).map(table_fault.told(function)).collect()
+        return table_fault.results(done, plan.tables)
+
+    def _write_tables(
+        self,
+        plan: EpochPlan,
+        targets: Mapping[str, Target],
+        stage: Stage,
+        staged: Mapping[str, Staged],
+        timings: Timings,
+    ) -> dict[str, TableVersion]:
+        """Complete what the tables have to complete, and make each table's write."""
+        began = time.monotonic()
+        parts = list(staged.items())
+        scans = self._each_of(plan, parts, lambda name, part: self._scan(plan, targets[name], part))
+        completed: dict[str, list[Completed]] = defaultdict(list)
+        for one in self._run(run_complete, [task for scan in scans for task in scan], plan):
+            completed[one.table].append(one)
+        timings.complete = time.monotonic() - began
+
+        def write(name: str, part: Staged) -> TableVersion:
+            began = time.monotonic()
+            made = self._write_table(plan, targets[name], stage, part, completed[name])
+            timings.tables[name] = round(time.monotonic() - began, 3)
+            if not self._wrote_one.is_set():
+                self._wrote_one.set()
+                fail_point.hit("table-written")
+            return made
+
+        written = self._each_of(plan, parts, write)
+        return {**plan.tables, **dict(zip(staged, written, strict=True))}
+
+    def _scan(self, plan: EpochPlan, target: Target, staged: Staged) -> list[CompleteTask]:
+        """The tasks that look at the table's files for what it has to complete."""
+        table = plan.tables[target.name]
+        path, base = self._path(table), table.snapshot_id
+        compact = self._wants_compaction(target, path, base, staged)
+        if not (compact or staged.patches or staged.removals):
+            return []
+        column, values = (None, ()) if compact else narrowed(target, staged)
+        return [
+            CompleteTask(
+                target,
+                number,
+                files,
+                patches=staged.patches.path if staged.patches else None,
+                rows=staged.rows.path if staged.patches and staged.rows and not number else None,
+                removals=staged.removals.path if staged.removals else None,
+                compact=compact,
+            )
+            for number, files in enumerate(in_groups(self._format.scan(path, base, column, values)))
+        ]
+
+    def _wants_compaction(self, target: Target, path: str, base: int, staged: Staged) -> bool:
+        if staged.truncated or not (staged.deletes or staged.removals):
+            return False
+        files, size = self._format.small_files(path, base)
+        share = crc32(target.name.encode()) % _COMPACT_FILES
+        return files > (_COMPACT_FILES + share) * (1 + size // _COMPACT_BYTES)
+
+    def _write_table(
+        self,
+        plan: EpochPlan,
+        target: Target,
+        stage: Stage,
+        staged: Staged,
+        completed: Sequence[Completed],
+    ) -> TableVersion:
+        table = with_unfit(plan.tables[target.name], [staged.unfit, *(c.unfit for c in completed)])
+        path, base = self._path(table), table.snapshot_id
+        identity = table.key or (ROW_ID,)
+        rows = [staged.rows] if staged.rows else []
+        deletes = [staged.deletes] if staged.deletes else []
+        if staged.patches:
+            check_found(target, sum(c.patched for c in completed), staged.patches.rows)
+            rows = [c.rows for c in completed if c.rows]
+        if staged.removals:
+            gone = removed(target, staged.removals, completed)
+            schema = pa.schema([target.file_schema.field(ROW_ID)])
+            file = write_data(f"{target.prefix}-removed.parquet", [gone], schema)
+            deletes += [file] if file else []
+        if not (rows or deletes or staged.truncated):
+            return table
+        compacted = [c.compacted for c in completed if c.compacted]
+        if compacted:
+            # First a snapshot with the same rows in new files, then the epoch's own on top of it.
+            same = TableWrite(
+                plan.version, base, identity, str(stage), compacted, truncate=True, compaction=True
+            )
+            base = self._format.write(path, self._term, same).snapshot
+        write = TableWrite(
+            plan.version, base, identity, str(stage), rows, deletes, staged.truncated
+        )
+        done = self._format.write(path, self._term, write)
+        count = (0 if staged.truncated else table.rows) + staged.added
+        return replace(table, snapshot_id=done.snapshot, stage=done.stage, rows=count)
+
+    def _each_of(
+        self,
+        plan: EpochPlan,
+        work: Sequence[tuple[str, _In]],
+        function: Callable[[str, _In], _Out],
+    ) -> list[_Out]:
+        """As `each`; raises `TableFaultsError` for tables of the plan."""
+        return table_fault.results(each(work, table_fault.guarded(function)), plan.tables)
+
+    def _tell(self, manifest: Manifest, timings: Timings, seconds: float) -> None:
+        log.info(
+            "epoch published",
+            epoch=manifest.epoch,
+            link=manifest.link,
+            changes=manifest.changes,
+            rows=manifest.rows,
+            seconds=round(seconds, 3),
+            stage_seconds=round(timings.stage, 3),
+            complete_seconds=round(timings.complete, 3),
+            write_seconds=round(timings.write, 3),
+            publish_seconds=round(timings.publish, 3),
+            table_seconds=timings.tables,
+        )

@@ -1,0 +1,342 @@
+"""Rows with a value that the lake cannot hold: folded like all others, and kept beside their table.
+
+A table whose policy says so is folded *wide* as soon as a value does not fit: behind its own columns (NULL
+where a value does not fit) stands for each of them PostgreSQL's text of what does not fit (NULL where it
+does), and then where the change comes from (`ABOUT`). A row is *unfit* while any such text is there. The fold
+knows nothing of it: an unsent column keeps its text as it keeps its value, a key is its columns and their
+texts, and whatever replaces, moves, truncates or deletes a row does so to its texts.
+
+Invariant: the table and its unfit rows together are the source's table at the epoch's cut, and share no row.
+The unfit rows of all earlier epochs (`held`) are the first part of every fold, as rows that are there and that
+the table does not have. So what comes of a row later needs no rule of its own: fit, it is added to the table; unfit, it
+is written with the others; gone, it is in neither. All unfit rows of a table are written anew in each epoch
+that touches it, in files that only the manifest names, so they are of the epoch as the table is: a replayed
+or abandoned round leaves nothing.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from spark_consumers.decode.entries import ChangeBatch
+from spark_consumers.decode.spans import of_numbers
+from spark_consumers.decode.types import ColumnType, apart, from_text
+from spark_consumers.fold.keyed import PATCH, Bools, Bytes, Fold, fold
+from spark_consumers.fold.multiset import MultisetFold, fold_bag
+from spark_consumers.lake.format.data_files import read_data, write_table
+from spark_consumers.lake.manifest.table_version import TableVersion
+from walsender_bridge.errors import CorruptError, UnsupportedValueError
+
+if TYPE_CHECKING:
+    from spark_consumers.lake.epoch.stage import Target
+
+#: What is done with a row that has a value which the lake cannot hold.
+FAIL, QUARANTINE = "fail", "quarantine"
+#: Where the last change of an unfit row was: its place in the log, its transaction, and the log's version (0
+#: and NULL for the initial copy, which has its snapshot's LSN). `skipped`: somebody accepted that it is missing.
+ABOUT = pa.schema(
+    [
+        ("offset", pa.int64()),
+        ("lsn", pa.int64()),
+        ("xid", pa.int64()),
+        ("version", pa.int64()),
+        ("commit_time", pa.int64()),
+        ("skipped", pa.bool_()),
+    ]
+)
+#: What the names of a file's columns begin with.
+VALUE, UNFIT, ABOUT_IT = "value ", "unfit ", "about "
+#: More rows of one table than this are no exceptions any more, and every epoch would write them anew.
+MAX_ROWS = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class QuarantineFile:
+    """A file of unfit rows (`path`), how many, and how many of them are given up."""
+
+    path: str
+    rows: int
+    skipped: int
+
+
+@dataclass(frozen=True)
+class FoldParts:
+    """A wide fold taken apart: what the table gets, and the whole unfit rows."""
+
+    rows: list[pa.Array]
+    added: int
+    unfit: list[pa.Array]
+
+
+@dataclass
+class _WideBatch:
+    """A batch as `fold.Changes`, with the texts of what does not fit and where each change comes from."""
+
+    ops: Bytes
+    columns: list[pa.Array]
+    unchanged: Bools | None
+    old_columns: list[pa.Array] | None
+    old_kind: Bytes
+
+
+def width(columns: int) -> int:
+    """How many columns a table of so many has when it is folded wide."""
+    return 2 * columns + len(ABOUT)
+
+
+def has_unfit(batches: Sequence[ChangeBatch]) -> bool:
+    """Whether a value of these changes does not fit."""
+    return any(batch.unfit or batch.old_unfit for batch in batches)
+
+
+def fold_wide(batches: Sequence[ChangeBatch], key: tuple[int, ...]) -> Fold | MultisetFold:
+    """Fold changes wide; `key` are the positions of the table's key, none for a bag."""
+    wide = [_widened(batch) for batch in batches]
+    if not key:
+        return fold_bag(wide, told=len(ABOUT))
+    return fold(wide, _wide_key(key, len(batches[0].columns)), key_columns=len(key))
+
+
+def alike(
+    first: Fold | MultisetFold, then: Fold | MultisetFold
+) -> tuple[Fold | MultisetFold, Fold | MultisetFold]:
+    """Both folds, both wide if one of them is."""
+    least = min(len(first.columns), len(then.columns))
+    if len(first.columns) != len(then.columns):
+        first, then = (_wide(f) if len(f.columns) == least else f for f in (first, then))
+    return first, then
+
+
+def held(target: "Target") -> Fold | MultisetFold | None:
+    """The unfit rows of earlier epochs as the fold that comes before all others; None without any."""
+    if not target.unfit_files:
+        return None
+    table = pa.concat_tables([read_data(path) for path in target.unfit_files])
+    columns = [
+        # A column that the table got since is NULL in them.
+        table.column(field.name).combine_chunks()
+        if field.name in table.column_names
+        else pa.nulls(len(table), field.type)
+        for field in file_schema(target.columns)
+    ]
+    if target.retry_unfit:
+        columns = _tried_again(columns, target.columns)
+    count = len(table)
+    if not target.key:
+        inserts = _WideBatch(
+            np.full(count, ord("I"), np.uint8), columns, None, None, np.zeros(count, np.uint8)
+        )
+        return fold_bag([inserts], told=len(ABOUT))
+    return Fold(
+        _wide_key(target.key_positions, len(target.columns)),
+        truncated=False,
+        existed=np.zeros(count, np.bool_),
+        state=np.ones(count, np.uint8),
+        columns=columns,
+    )
+
+
+def parts(folded: Fold, columns: int) -> FoldParts:
+    """A wide fold of a table with so many columns. Patches are left to `complete`, fit or not."""
+    unfit = is_unfit(folded.columns, columns)
+    there = folded.state != 0
+    if (folded.existed & is_unfit(folded.keys, len(folded.key) // 2)).any():
+        raise CorruptError("a row whose key does not fit is not among those that were set aside")
+    stays = there & ~unfit
+    whole = there & (folded.state != PATCH)
+    added = int((stays & ~folded.existed).sum()) - int((folded.existed & ~stays).sum())
+    return FoldParts(
+        _chosen(folded.columns[:columns], whole & ~unfit),
+        added,
+        _chosen(folded.columns, whole & unfit),
+    )
+
+
+def bag_parts(folded: MultisetFold, columns: int) -> tuple[MultisetFold, list[pa.Array]]:
+    """What the table of so many columns gets, and the unfit rows, each as often as it is there."""
+    unfit = is_unfit(folded.columns, columns)
+    if (unfit & (folded.delta < 0)).any():
+        raise CorruptError("a row that does not fit is not among those that were set aside")
+    fit = MultisetFold(
+        folded.truncated, _chosen(folded.columns[:columns], ~unfit), folded.delta[~unfit]
+    )
+    aside = MultisetFold(
+        truncated=False, columns=_chosen(folded.columns, unfit), delta=folded.delta[unfit]
+    )
+    return fit, aside.rows()
+
+
+def is_unfit(wide: Sequence[pa.Array], columns: int) -> Bools:
+    """Which of these rows have a value that does not fit; `wide` has that many columns, then their texts."""
+    texts = wide[columns : 2 * columns]
+    found = np.zeros(len(wide[0]), np.bool_)
+    for text in texts:
+        if text.null_count < len(text):
+            found |= np.asarray(text.is_valid())
+    return found
+
+
+def write_unfit(
+    target: "Target | QuarantineOfCopy", name: str, columns: list[pa.Array]
+) -> QuarantineFile | None:
+    """Write unfit rows (wide); None, and no file, without any. `name` tells the files of a round apart.
+
+    Raises `UnsupportedValueError` if there are too many.
+    """
+    count = len(columns[0])
+    if not count:
+        return None
+    if count > MAX_ROWS:
+        raise UnsupportedValueError(
+            f"{count} rows have a value that the lake cannot hold; at most {MAX_ROWS} are set aside",
+            where=target.name,
+            repair="leave the column out of the publication, or change it at the source",
+        )
+    skipped = int(np.asarray(columns[-1].fill_null(False)).sum())
+    stage = Path(target.prefix)
+    path = stage.parent.parent / "unfit" / f"{stage.name}-{name}.parquet"
+    table = pa.Table.from_arrays(columns, schema=file_schema(target.columns))
+    return QuarantineFile(write_table(str(path), table).path, count, skipped)
+
+
+def file_schema(columns: pa.Schema) -> pa.Schema:
+    """Unfit rows as their file has them: a `value` and an `unfit` column for each column, and `ABOUT`."""
+    values = [pa.field(f"{VALUE}{field.name}", field.type) for field in columns]
+    texts = [pa.field(f"{UNFIT}{name}", pa.string()) for name in columns.names]
+    about = [field.with_name(f"{ABOUT_IT}{field.name}") for field in ABOUT]
+    return pa.schema([*values, *texts, *about])
+
+
+@dataclass(frozen=True)
+class QuarantineOfCopy:
+    """What a copy's task needs to write its unfit rows apart; `lsn` is the snapshot's. See `Target`."""
+
+    name: str
+    prefix: str
+    columns: pa.Schema
+    lsn: int
+
+    def split(
+        self, batches: Iterator[pa.RecordBatch], found: list[pa.Table]
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows that fit, of batches with their texts behind them; the others go to `found`, wide."""
+        columns = len(self.columns)
+        for batch in batches:
+            unfit = is_unfit(batch.columns, columns)
+            fit = pa.RecordBatch.from_arrays(batch.columns[:columns], schema=self.columns)
+            if unfit.any():
+                count = int(unfit.sum())
+                zero, none = of_numbers(np.zeros(count, np.int64)), pa.nulls(count, pa.int64())
+                place = of_numbers(np.full(count, self.lsn, np.int64))
+                about = [zero, place, none, zero, none, pa.nulls(count, pa.bool_())]
+                wide = [*_chosen(batch.columns, unfit), *about]
+                found.append(pa.Table.from_arrays(wide, schema=file_schema(self.columns)))
+                fit = fit.filter(pa.array(~unfit))
+            yield fit
+
+    def write(self, name: str, found: list[pa.Table]) -> QuarantineFile | None:
+        """Write what `split` found."""
+        if not found:
+            return None
+        columns = [column.combine_chunks() for column in pa.concat_tables(found).columns]
+        return write_unfit(self, name, columns)
+
+
+def keeps_unfit(policy: Mapping[str, str], name: str) -> bool:
+    """Whether rows of this table (`stream.schema.table`) that do not fit are set aside.
+
+    `policy`: `fail` or `quarantine` by table, and for all others as `default`.
+    """
+    return policy.get(name, policy.get("default", FAIL)) == QUARANTINE
+
+
+def with_unfit(table: TableVersion, files: Iterable[QuarantineFile | None]) -> TableVersion:
+    """The table with these unfit rows instead of those that it had."""
+    there = [file for file in files if file is not None]
+    return replace(
+        table,
+        unfit_files=tuple(f"unfit/{Path(file.path).name}" for file in there),
+        unfit_rows=sum(file.rows for file in there),
+        skipped_rows=sum(file.skipped for file in there),
+        retry_unfit=False,
+    )
+
+
+def _widened(batch: ChangeBatch) -> _WideBatch:
+    count = len(batch)
+    nothing = pa.nulls(count, pa.string())
+    positions = range(len(batch.columns))
+    about = [
+        of_numbers(batch.offset.astype(np.int64)),
+        of_numbers(batch.commit_lsn.astype(np.int64)),
+        of_numbers(batch.xid.astype(np.int64)),
+        of_numbers(batch.version.astype(np.int64)),
+        of_numbers(batch.commit_time),
+        pa.nulls(count, pa.bool_()),
+    ]
+    unchanged = batch.unchanged
+    if unchanged is not None:
+        told = np.zeros((count, len(ABOUT)), np.bool_)
+        unchanged = np.hstack([unchanged, unchanged, told])
+    old = None
+    if batch.old_columns is not None:
+        texts = [batch.old_unfit.get(i, nothing) for i in positions]
+        old = [*batch.old_columns, *texts, *about]
+    columns = [*batch.columns, *(batch.unfit.get(i, nothing) for i in positions), *about]
+    return _WideBatch(batch.ops, columns, unchanged, old, batch.old_kind)
+
+
+def _wide(folded: Fold | MultisetFold) -> Fold | MultisetFold:
+    """A fold of changes that all fit, as wide as one of others."""
+    count, columns = len(folded.columns[0]), len(folded.columns)
+    more = [pa.nulls(count, pa.string())] * columns
+    more += [pa.nulls(count, kind) for kind in ABOUT.types]
+    if isinstance(folded, MultisetFold):
+        return replace(folded, columns=[*folded.columns, *more], told=len(ABOUT))
+    unset, source = folded.unset, folded.source
+    if unset is not None and source is not None:
+        # A row of which an unsent column does not fit still comes from where that came from.
+        told = np.repeat((folded.state == PATCH)[:, None], len(ABOUT), axis=1)
+        unset = np.hstack([unset, unset, told])
+        source = [*source, *([pa.nulls(count, pa.string())] * len(source))]
+    return replace(
+        folded,
+        key=_wide_key(folded.key, columns),
+        columns=[*folded.columns, *more],
+        unset=unset,
+        source=source,
+    )
+
+
+def _wide_key(key: tuple[int, ...], columns: int) -> tuple[int, ...]:
+    """A key that does not fit is told from others by its text."""
+    return (*key, *(columns + position for position in key))
+
+
+def _tried_again(wide: list[pa.Array], schema: pa.Schema) -> list[pa.Array]:
+    """The rows with every text tried again; what fits by now is a value."""
+    columns, made = len(schema), list(wide)
+    for i, arrow in enumerate(schema.types):
+        text = wide[columns + i]
+        at = np.flatnonzero(np.asarray(text.is_valid()))
+        if not len(at):
+            continue
+        kind = ColumnType(0, -1, arrow, kept_as_text=False)
+        values, still = apart(text.take(of_numbers(at)), arrow, partial(from_text, kind=kind))
+        place = np.arange(len(text))
+        place[at] = len(text) + np.arange(len(at))
+        rows = of_numbers(place)
+        made[i] = pa.concat_arrays([wide[i], values]).take(rows)
+        texts = pa.nulls(len(at), pa.string()) if still is None else still
+        made[columns + i] = pa.concat_arrays([text, texts]).take(rows)
+    return made
+
+
+def _chosen(columns: Sequence[pa.Array], mask: Bools) -> list[pa.Array]:
+    chosen = pa.array(mask)
+    return [column.filter(chosen) for column in columns]

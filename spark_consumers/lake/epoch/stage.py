@@ -1,0 +1,402 @@
+"""What the executors do for an epoch: read a range of the log, fold it, write each table's files.
+
+A table whose changes are all in one range gets its data files at once. Where an epoch is large enough to be
+read in several ranges, each range leaves a partial fold for every table, and a second task composes a
+table's partials in order and writes its files. Either way a table gets one file of rows and one of keys.
+
+Runs without Spark: a task is a function of its arguments, and what it returns is small.
+"""
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pyarrow as pa
+
+from spark_consumers.decode.entries import ChangeBatch, decode_entries
+from spark_consumers.fold.keyed import Fold, compose, fold
+from spark_consumers.fold.multiset import MultisetFold, compose_bags, fold_bag
+from spark_consumers.fold.serial import fold_from_table, fold_to_table
+from spark_consumers.lake.epoch import quarantine
+from spark_consumers.lake.epoch.quarantine import QuarantineFile
+from spark_consumers.lake.format.data_files import (
+    read_partial,
+    write_data,
+    write_partial,
+    write_table,
+)
+from spark_consumers.lake.format.table_format import FileInfo
+from spark_consumers.lake.tables.fault import TableFault, fault_of
+from spark_consumers.lake.tables.schema_match import (
+    Layout,
+    SchemaMismatch,
+    columns_of,
+    key_of,
+    misfit,
+    padded,
+    unexpected,
+    without_copied,
+)
+from walsender_bridge.change_log.client import ReplicaClient
+from walsender_bridge.errors import CorruptError
+from walsender_bridge.runtime import fail_point
+
+#: Changes of one table that are held unfolded.
+_PENDING_ROWS = 200_000
+
+
+@dataclass(frozen=True)
+class Target:
+    """One table as a task needs it.
+
+    `name` is `stream.schema.table`, `relation` its last two parts, `prefix` the path that its data files
+    begin with. `columns` are PostgreSQL's columns as Arrow types, `file_schema` those of the data files
+    (`ROW_ID` last, if `key` is empty). Changes of transactions whose commit record starts below
+    `start_lsn` are left out. `relation_id` is the OID of the table that was copied; `aliases` are other names
+    that the log has for it. `keeps_unfit`: rows with a value that the table cannot hold are set aside, beside
+    those of `unfit_files`, which are tried again if `retry_unfit`. `layouts` says which columns its changes have from which offset on; those that
+    come at the end of `columns` only later are NULL before. `partitions`: those that are known, by OID, and before which
+    commit LSN they must not have had changes.
+    """
+
+    name: str
+    relation: str
+    prefix: str
+    columns: pa.Schema
+    file_schema: pa.Schema
+    key: tuple[str, ...]
+    start_lsn: int
+    relation_id: int
+    layouts: tuple[Layout, ...] = ()
+    partitions: Mapping[int, int] = field(default_factory=dict)
+    aliases: tuple[str, ...] = ()
+    keeps_unfit: bool = False
+    unfit_files: tuple[str, ...] = ()
+    retry_unfit: bool = False
+
+    @property
+    def scratch_name(self) -> str:
+        """How its scratch files begin: whoever may create a table chose its name, which may be a path."""
+        return hashlib.sha256(self.name.encode()).hexdigest()[:20]
+
+    @property
+    def key_positions(self) -> tuple[int, ...]:
+        """Where the key's columns are among the columns."""
+        return tuple(self.columns.get_field_index(name) for name in self.key)
+
+
+@dataclass(frozen=True)
+class RangeTask:
+    """Read [start, end) of a stream for some tables; `number` orders the ranges of an epoch.
+
+    The tables in `whole` get their files; the others leave partials in `scratch`.
+    """
+
+    stream: str
+    address: str
+    start: int
+    end: int
+    number: int
+    version: int
+    scratch: str
+    targets: tuple[Target, ...]
+    whole: frozenset[str]
+
+
+@dataclass(frozen=True)
+class ComposeTask:
+    """Compose one table's partials, in order, and write its files. Without any it is about its unfit rows."""
+
+    target: Target
+    partials: tuple[str, ...]
+    version: int
+    scratch: str
+    changes: int
+
+
+@dataclass(frozen=True)
+class Staged:
+    """What is written of one table.
+
+    `partial`: a fold, if other ranges have changes of this table too. Otherwise files: `rows`, `deletes`
+    (keys), and what only the table itself can complete: `patches` (rows with columns that were never
+    sent; `rows` is then no data file yet) and `removals` (rows of a bag, with how many of each go). `added`: rows more than before, or
+    than none if `truncated`. `changes`: how many were folded. `unfit`: the rows that are set aside. `partitions`: those
+    that have changes, and are not among the target's, or had them too early.
+    """
+
+    table: str
+    number: int
+    changes: int
+    partial: str | None = None
+    rows: FileInfo | None = None
+    deletes: FileInfo | None = None
+    patches: FileInfo | None = None
+    removals: FileInfo | None = None
+    truncated: bool = False
+    added: int = 0
+    unfit: QuarantineFile | None = None
+    partitions: frozenset[int] = frozenset()
+
+
+@dataclass
+class _Pending:
+    """One table's changes so far: folded, and not yet."""
+
+    target: Target
+    changes: int = 0
+    rows: int = 0
+    batches: list[ChangeBatch] = field(default_factory=list)
+    folded: Fold | MultisetFold | None = None
+    partitions: set[int] = field(default_factory=set)
+
+    def add(self, batch: ChangeBatch) -> None:
+        self.changes += len(batch)
+        self.rows += len(batch)
+        self.batches.append(batch)
+        self.partitions |= unexpected(batch, self.target.partitions)
+        if self.rows >= _PENDING_ROWS:
+            self.fold()
+
+    def fold(self) -> Fold | MultisetFold:
+        """All that came so far, folded. Raises `CorruptError` with the table's name."""
+        if self.batches:
+            new: Fold | MultisetFold
+            with _of(self.target):
+                if quarantine.has_unfit(self.batches):
+                    new = quarantine.fold_wide(self.batches, self.target.key_positions)
+                elif self.target.key:
+                    new = fold(self.batches, self.target.key_positions)
+                else:
+                    new = fold_bag(self.batches)
+                self.folded = new if self.folded is None else composed(self.folded, new)
+            self.batches, self.rows = [], 0
+        assert self.folded is not None
+        return self.folded
+
+
+@contextmanager
+def _of(target: Target) -> Iterator[None]:
+    """What does not fold is this table's fault, and mended by a copy of it."""
+    try:
+        yield
+    except CorruptError as error:
+        raise CorruptError(
+            error.what, where=target.name, repair=f"tuskline table resync {target.name}"
+        ) from None
+
+
+def composed(first: Fold | MultisetFold, then: Fold | MultisetFold) -> Fold | MultisetFold:
+    """The fold of the changes of both."""
+    first, then = quarantine.alike(first, then)
+    if isinstance(first, MultisetFold):
+        assert isinstance(then, MultisetFold)
+        return compose_bags(first, then)
+    assert isinstance(then, Fold)
+    return compose(first, then)
+
+
+def run_range(task: RangeTask) -> list[Staged | SchemaMismatch | TableFault]:
+    """Read, fold and write. A table with a change that does not fit is told by its misfits instead.
+
+    A table whose changes cannot be applied is told by that fault. Raises the log's errors.
+    """
+    by_name: dict[str, list[Target]] = defaultdict(list)
+    for target in task.targets:
+        for name in (target.relation, *target.aliases):
+            by_name[name].append(target)
+    pending: dict[str, _Pending] = {}
+    misfits: dict[str, list[SchemaMismatch]] = {}
+    faults: dict[str, TableFault] = {}
+
+    def failed(relation: str, error: Exception) -> None:
+        found = [fault_of(target.name, error) for target in by_name[relation]]
+        faults.update({fault.table: fault for fault in found if fault is not None})
+        if None in found:
+            raise error
+
+    with ReplicaClient(task.address) as replica:
+
+        def schema(digest: bytes) -> bytes:
+            return replica.schemas(task.stream, [digest])[digest]
+
+        entries = replica.read(task.stream, task.start, task.end, relations=sorted(by_name))
+        keeping = {name for name, found in by_name.items() if any(t.keeps_unfit for t in found)}
+        batches = decode_entries(
+            entries, schema, relations=by_name, keep_unfit=keeping, failed=failed
+        )
+        for batch in batches:
+            for target in by_name[batch.relation.full_name]:
+                if target.name not in faults:
+                    with _caught(target, faults):
+                        _take(task.number, target, batch, pending, misfits)
+            fail_point.hit("staging")
+    staged = []
+    for name, table in pending.items():
+        if name not in misfits and name not in faults:
+            with _caught(table.target, faults):
+                staged.append(_stage(task, table))
+    return [*staged, *(m for told in misfits.values() for m in told), *faults.values()]
+
+
+@contextmanager
+def _caught(target: Target, faults: dict[str, TableFault]) -> Iterator[None]:
+    """What goes wrong with this table alone is noted, and the others go on."""
+    try:
+        yield
+    except Exception as error:
+        fault = fault_of(target.name, error)
+        if fault is None:
+            raise
+        faults[fault.table] = fault
+
+
+def _take(
+    number: int,
+    target: Target,
+    batch: ChangeBatch,
+    pending: dict[str, _Pending],
+    misfits: dict[str, list[SchemaMismatch]],
+) -> None:
+    """Add the batch to what is pending of its table, or to its misfits if it does not fit."""
+    if batch.relation.full_name != target.relation and batch.relation.oid != target.relation_id:
+        return
+    new = without_copied(batch, target.start_lsn)
+    if not len(new):
+        return
+    if batch.relation.full_name != target.relation:
+        reason: str | None = f"the table was renamed to {batch.relation.full_name}"
+    else:
+        reason = misfit(new, target.columns, target.layouts, target.key, target.relation_id)
+    if reason is None:
+        if target.name in misfits:
+            # What it was before, after it was something else: that is a change as well.
+            reason = ""
+        else:
+            pending.setdefault(target.name, _Pending(target)).add(padded(new, target.columns))
+            return
+    told = misfits.setdefault(target.name, [])
+    columns = columns_of(batch.relation)
+    if not told or (told[-1].columns, told[-1].reason) != (columns, reason):
+        told.append(
+            SchemaMismatch(
+                target.name, number, int(new.offset[0]), columns, key_of(batch.relation), reason
+            )
+        )
+
+
+def _stage(task: RangeTask, table: _Pending) -> Staged:
+    name, folded = table.target.name, table.fold()
+    if name in task.whole:
+        staged = write_fold(
+            table.target, folded, task.version, task.scratch, task.number, table.changes
+        )
+    else:
+        path = f"{task.scratch}/{task.number}-{table.target.scratch_name}.arrow"
+        write_partial(path, fold_to_table(folded))
+        staged = Staged(name, task.number, table.changes, partial=path)
+    return replace(staged, partitions=frozenset(table.partitions))
+
+
+def run_compose(task: ComposeTask) -> Staged:
+    """Compose a table's partials and write its files."""
+    whole: Fold | MultisetFold | None = None
+    with _of(task.target):
+        for path in task.partials:
+            part = fold_from_table(read_partial(path))
+            whole = part if whole is None else composed(whole, part)
+    return write_fold(task.target, whole, task.version, task.scratch, 0, task.changes)
+
+
+def write_fold(
+    target: Target,
+    folded: Fold | MultisetFold | None,
+    version: int,
+    scratch: str,
+    number: int,
+    changes: int,
+) -> Staged:
+    """Write a table's files, those of its unfit rows too."""
+    before = quarantine.held(target)
+    if before is not None:
+        with _of(target):
+            folded = before if folded is None else composed(before, folded)
+    assert folded is not None
+    columns = len(target.columns)
+    unfit: list[pa.Array] | None = None
+    if isinstance(folded, MultisetFold):
+        if len(folded.columns) > columns:
+            with _of(target):
+                folded, unfit = quarantine.bag_parts(folded, columns)
+        rows = folded.rows()
+        ids = [f"{version}-{number}-{i}" for i in range(len(rows[0]))]
+        gone, counts = folded.removals()
+        removals = None
+        if len(counts):
+            fields = {f"c{i}": column for i, column in enumerate(gone)}
+            removals = write_table(
+                f"{scratch}/{target.scratch_name}-removals.parquet",
+                pa.table({**fields, "n": pa.array(counts), "i": np.arange(len(counts))}),
+            )
+        return Staged(
+            target.name,
+            number,
+            changes,
+            rows=write_data(
+                f"{target.prefix}.parquet", [*rows, pa.array(ids, pa.string())], target.file_schema
+            ),
+            removals=removals,
+            truncated=folded.truncated,
+            added=folded.added,
+            unfit=quarantine.write_unfit(target, "rows", unfit) if unfit else None,
+        )
+    whole, added = folded.rows(), folded.added
+    if len(folded.columns) > columns:
+        with _of(target):
+            found = quarantine.parts(folded, columns)
+        whole, added, unfit = found.rows, found.added, found.unfit
+    keys = pa.schema([target.file_schema.field(name) for name in target.key])
+    patches = _write_patches(target, folded, scratch)
+    # Where there are patches, the one file of rows is written when they are complete.
+    path = (
+        f"{scratch}/{target.scratch_name}-rows.parquet" if patches else f"{target.prefix}.parquet"
+    )
+    return Staged(
+        target.name,
+        number,
+        changes,
+        rows=write_data(path, whole, target.file_schema),
+        deletes=write_data(
+            f"{target.prefix}-deletes.parquet", folded.deletes()[: len(target.key)], keys
+        ),
+        patches=patches,
+        truncated=folded.truncated,
+        added=added,
+        unfit=quarantine.write_unfit(target, "rows", unfit) if unfit else None,
+    )
+
+
+def _write_patches(target: Target, folded: Fold, scratch: str) -> FileInfo | None:
+    at = folded.patches
+    if not len(at):
+        return None
+    assert folded.unset is not None
+    assert folded.source is not None
+    rows = pa.array(at)
+    fields = {f"c{i}": column.take(rows) for i, column in enumerate(folded.columns)}
+    fields |= {f"u{i}": pa.array(folded.unset[at, i]) for i in range(len(folded.columns))}
+    fields |= {f"s{i}": column.take(rows) for i, column in enumerate(folded.source)}
+    return write_table(f"{scratch}/{target.scratch_name}-patches.parquet", pa.table(fields))
+
+
+def total_changes(staged: Iterable[Staged]) -> int:
+    """How many changes went into these."""
+    return sum(s.changes for s in staged)
+
+
+def in_order(staged: Sequence[Staged]) -> list[Staged]:
+    """By the ranges that they come from."""
+    return sorted(staged, key=lambda s: s.number)

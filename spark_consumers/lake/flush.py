@@ -1,0 +1,242 @@
+"""FLUSH: everything that was committed before the call is readable when it returns.
+
+Why it holds: for each source the write-ahead log's insert position L is read first, and then a row of the
+published one-row table `tuskline.flush` is written. Whatever the caller committed ends at or below L; the
+row's own commit ends above L. When the log has committed a position beyond L, everything up to L is in it
+(transactions enter the log in commit order), and a barrier forced then is a version that holds it all. It is readable when
+an epoch of that version is published, and every published table is in it.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import psycopg
+
+from spark_consumers.lake.manifest.chain import Chain, Manifest, open_chain, wait_for_epoch
+from spark_consumers.lake.tables.noticed import known, unshown
+from spark_consumers.lake.tables.shape import Publication
+from spark_consumers.lake.tables.sources import Source, look
+from spark_consumers.lake.tables.states import is_undecided, unreadable
+from spark_consumers.lake.writer import adopt
+from spark_consumers.snapshot import flush_mark
+from walsender_bridge.change_log.client import LogClient
+from walsender_bridge.errors import (
+    ConfigError,
+    ConnectionFailedError,
+    DeadlineError,
+    DivergedError,
+    PrivilegeError,
+    TusklineError,
+    UnavailableError,
+    UnknownStreamError,
+)
+from walsender_bridge.postgres.client.bounded_query import BoundedConnection
+from walsender_bridge.runtime.sql import load
+
+#: Tables that an error names.
+_TOLD = 10
+_LOOK_AGAIN = 0.1
+_LOOK_AT_SOURCES = 1.0
+#: Seconds in which what somebody has just asked for a table that cannot follow may be carried out.
+_UNDECIDED = 10.0
+#: Seconds between two questions whether waiting is of use.
+_ASK_AGAIN = 2.0
+
+
+def force_barrier(log: str, sources: Mapping[str, str], *, timeout: float = 60.0) -> int:
+    """Write to each source (stream name -> DSN) and force a barrier; the version that holds the writes.
+
+    Raises `ConfigError` (`init` has not run), `ConnectionFailedError`, `PrivilegeError`, `DeadlineError`, `UnavailableError`.
+    """
+    return _Patience(timeout, None).barrier(log, _written(sources))
+
+
+class AwaitedProcesses(Protocol):
+    """What is known of the processes that flush waits for."""
+
+    def starting(self) -> bool:
+        """Whether log and captures run, or are being started: who does not answer yet, or knows no stream yet, will."""
+
+    def hopeless(self) -> TusklineError | None:
+        """Why waiting is of no use; None: what is waited for may come."""
+
+
+class _Patience:
+    """How long is waited, all in all, and whether that is of use."""
+
+    def __init__(self, seconds: float, parts: AwaitedProcesses | None) -> None:
+        self._deadline = time.monotonic() + seconds
+        self._parts = parts
+        self._ask_at = 0.0
+
+    @property
+    def left(self) -> float:
+        """Seconds."""
+        return self._deadline - time.monotonic()
+
+    def check(self) -> None:
+        """Raise what makes waiting useless."""
+        if self._parts is None or time.monotonic() < self._ask_at:
+            return
+        self._ask_at = time.monotonic() + _ASK_AGAIN
+        if error := self._parts.hopeless():
+            raise error
+
+    def barrier(self, log: str, positions: Mapping[str, int]) -> int:
+        """The version that holds the positions."""
+        while True:
+            try:
+                with LogClient(log) as client:
+                    return client.barrier(positions, timeout=max(0.0, min(self.left, _ASK_AGAIN)))
+            except DeadlineError:
+                if self.left <= 0:
+                    raise
+            except (UnknownStreamError, UnavailableError):
+                if self._parts is None or self.left <= 0 or not self._parts.starting():
+                    raise
+                time.sleep(_LOOK_AGAIN)
+            self.check()
+
+    def epoch(self, chain: Chain, version: int) -> Manifest:
+        """The newest epoch, once it is at or past a version."""
+        while True:
+            try:
+                wait = max(0.0, min(self.left, _ASK_AGAIN))
+                return wait_for_epoch(chain.root, version, timeout=wait)
+            except DeadlineError:
+                if self.left <= 0:
+                    raise
+            self.check()
+
+
+def flush(
+    lake: str,
+    log: str,
+    sources: Sequence[Source],
+    *,
+    timeout: float = 60.0,
+    parts: AwaitedProcesses | None = None,
+    waiting: Callable[[Mapping[str, str]], None] = lambda _: None,
+) -> int:
+    """Wait until all that was committed in `sources` before this call is readable in `lake`.
+
+    That is an epoch which holds it, and every table that is published now in it, as it is at its source: one that is
+    being copied is waited for, one that cannot follow until somebody acts for ten seconds. Tables that somebody has
+    paused are not.
+
+    Returns the epoch (a later one may be published already). `timeout` is in seconds; `waiting` is called, again and again, with the tables that are not
+    there yet and why; `parts` may end the wait before
+    it is over, and makes it begin before the log can answer. Raises what `parts` raises, what `force_barrier` raises, `UnavailableError`,
+    `PublicationError` when what marks the moment is not published, `DivergedError` when the log is behind the lake, `LakeError` when it is another than the lake's, and `DeadlineError` when no epoch came in time, or tables are missing, which it names.
+    """
+    dsns = {source.stream: source.dsn for source in sources}
+    chain = open_chain(lake)
+    before = chain.head()
+    patience = _Patience(timeout, parts)
+    seen = _look(chain, sources)
+    for source in sources:
+        if not seen[source.stream].marked:
+            raise flush_mark.not_published(source.publication, source.stream)
+        if not seen[source.stream].updates:
+            raise flush_mark.without_updates(source.publication, source.stream)
+    wanted = {f"{stream}.{name}" for stream, found in seen.items() for name in found.shapes}
+    version = patience.barrier(log, _written(dsns))
+    while before is not None and version <= before.epoch:
+        # An epoch of that number is published, and is of another history than what was just committed.
+        _check_awaited(chain, before, log, version)
+        if patience.left <= 0:
+            raise DeadlineError(
+                "the lake does not go on with the log that answers yet",
+                where=lake,
+                repair="see that `tuskline lake run` is running, or wait longer with --timeout",
+            )
+        patience.check()
+        time.sleep(_LOOK_AGAIN)
+        version = patience.barrier(log, _written(dsns))
+    look_at = 0.0
+    head = patience.epoch(chain, version)
+    shown: set[str] = set()
+    since: dict[str, float] = {}
+    while missing := {**unreadable(head, wanted), **unshown(head, seen)}:
+        undecided = {n for n in missing if n in head.tables and is_undecided(head.tables[n])}
+        since = {name: since.get(name, time.monotonic()) for name in undecided}
+        too_long = any(time.monotonic() - at > _UNDECIDED for at in since.values())
+        if patience.left <= 0 or too_long:
+            raise _unreadable(missing, head.epoch, lake)
+        patience.check()
+        waiting(missing)
+        copied = {head.copies[name].path for name in missing if name in head.copies}
+        if copied - shown:
+            # A copy is shown by the first epoch that has passed it, which would come in its own time.
+            shown |= copied
+            patience.barrier(log, _written(dsns))
+        time.sleep(_LOOK_AGAIN)
+        head = chain.head() or head
+        # A table that is as it was later than we looked is as good: it has what was committed before.
+        if time.monotonic() >= look_at and unshown(head, seen):
+            seen = _look(chain, sources, head)
+            look_at = time.monotonic() + _LOOK_AT_SOURCES
+    return head.epoch
+
+
+def _look(
+    chain: Chain, sources: Sequence[Source], head: Manifest | None = None
+) -> dict[str, Publication]:
+    head = head or chain.head()
+    return {
+        source.stream: look(source, known(head, source.stream) if head is not None else ())
+        for source in sources
+    }
+
+
+def _check_awaited(chain: Chain, before: Manifest, log: str, version: int) -> None:
+    """Raise why waiting is of no use, unless the lake is asked to go on with this log, which skips such versions then."""
+    with LogClient(log) as client:
+        log_id = client.status().log_id
+    if adopt.log_of(chain, before) == log_id:
+        raise DivergedError(
+            f"the log was rolled back: it issued version {version}, and epoch {before.epoch} is published",
+            where=log,
+            repair="see that `tuskline lake run` is running: it names the tables, and two ways out",
+        )
+    adopt.wanted(chain, chain.head(), log_id)
+
+
+def _unreadable(missing: Mapping[str, str], epoch: int, lake: str) -> DeadlineError:
+    told = [f"{name} ({why})" for name, why in sorted(missing.items())]
+    more = f" and {len(told) - _TOLD} more" if len(told) > _TOLD else ""
+    return DeadlineError(
+        f"epoch {epoch} is published, without {', '.join(told[:_TOLD])}{more}",
+        where=lake,
+        repair="see `tuskline table list`; wait longer with --timeout, or pause tables that flush should not wait for",
+    )
+
+
+def _written(sources: Mapping[str, str]) -> dict[str, int]:
+    """Where the WAL of each source was before a row was written to it."""
+    return {stream: _write(stream, dsn) for stream, dsn in sources.items()}
+
+
+def _write(stream: str, dsn: str) -> int:
+    try:
+        with BoundedConnection.open(dsn) as connection:
+            row = connection.execute(load("flush/position")).fetchone()
+            flush_mark.write(connection, stream)
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise PrivilegeError(
+            str(error).strip(), where=stream, repair="grant UPDATE on tuskline.flush to this role"
+        ) from None
+    except psycopg.errors.UndefinedTable:
+        raise ConfigError(
+            "the table tuskline.flush does not exist", where=stream, repair="run `tuskline init`"
+        ) from None
+    except psycopg.Error as error:
+        raise ConnectionFailedError(
+            str(error).strip() or type(error).__name__,
+            where=stream,
+            repair="see that it accepts connections",
+        ) from None
+    if row is None:
+        raise ConnectionFailedError("the server gave no position", where=stream)
+    return int(row[0])

@@ -1,0 +1,132 @@
+"""Can a lake be written in this folder? Asked before Spark is started, which takes seconds.
+
+A folder that holds something else is refused: a lake's files in the middle of somebody's own would be taken
+for theirs, and the other way round.
+"""
+
+import contextlib
+import errno
+import os
+import re
+import shutil
+from pathlib import Path
+
+from spark_consumers.lake.manifest.chain import local_root
+from walsender_bridge.errors import LakeError, TusklineError, UnavailableError
+
+#: Bytes below which nothing is begun: an epoch's files would fill the disk.
+ROOM = 64 << 20
+
+
+def check(lake: str | Path) -> int:
+    """Free bytes where the lake is, or will be; writes a file there and removes it.
+
+    Raises `LakeError`: not a folder, holds something else, read-only, full, a name that Spark does not read. `NotSupportedError` for a store.
+    """
+    root = local_root(lake)
+    where = str(root)
+    if "#" in where:
+        raise LakeError(
+            "its path has a #, and Spark takes what is behind it for a part of a table",
+            where=where,
+            repair="name a folder for the lake whose path has no #",
+        )
+    if root.exists() and not root.is_dir():
+        raise LakeError("is not a folder", where=where, repair="name a new folder for the lake")
+    try:
+        if root.is_dir() and not (root / "_tuskline").is_dir() and any(root.iterdir()):
+            raise LakeError(
+                "is not empty and holds no lake",
+                where=where,
+                repair="name a new or empty folder for the lake",
+            )
+        place = next(each for each in (root, *root.parents) if each.is_dir())
+        _probe(place, remove_to=root)
+        free = shutil.disk_usage(place).free
+    except OSError as error:
+        raise _refused(error, where) from None
+    if free < ROOM:
+        raise _full(where, free)
+    return free
+
+
+def lack_of_room(lake: str | Path) -> LakeError | None:
+    """The error, if there is a lake and its disk has less room than is begun with; nothing is written."""
+    root = local_root(lake)
+    try:
+        free = shutil.disk_usage(root).free
+    except OSError:
+        return None
+    return _full(str(root), free) if free < ROOM else None
+
+
+def why(error: Exception, lake: str | Path) -> TusklineError:
+    """A failed round's cause as an error with its repair. Spark's tasks and its JVM tell it in words only."""
+    if isinstance(error, TusklineError):
+        return error
+    text = str(error)
+    code = error.errno if isinstance(error, OSError) else None
+    for number in (errno.ENOSPC, errno.EDQUOT):
+        if code == number or os.strerror(number) in text:
+            return LakeError(
+                f"a disk is full: {os.strerror(number)}",
+                where=_place(error, text) or str(local_root(lake)),
+                repair="make room; the job tries again by itself, and nothing is lost",
+            )
+    return UnavailableError(
+        f"a round failed: {_first_line(text)}",
+        where=str(local_root(lake)),
+        repair="the job tries again by itself; its log has the whole error",
+    )
+
+
+def _place(error: Exception, text: str) -> str:
+    """The file that could not be written, if the error names one."""
+    if isinstance(error, OSError) and error.filename:
+        return str(error.filename)
+    found = re.search(r"(?:'|\bfile:)(/[^'\s:]+)", text)
+    return found[1] if found else ""
+
+
+def _first_line(text: str) -> str:
+    return text.strip().partition("\n")[0][:300]
+
+
+def _probe(place: Path, remove_to: Path) -> None:
+    """Write where the lake's first file will be; a folder that is not there yet is not made."""
+    if place != remove_to:
+        if not os.access(place, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return
+    file = place / f".tuskline-{os.getpid()}.probe"
+    try:
+        with file.open("wb") as probe:
+            probe.write(bytes(1 << 16))
+            probe.flush()
+            os.fsync(probe.fileno())
+    finally:
+        with contextlib.suppress(OSError):
+            file.unlink(missing_ok=True)
+
+
+def _refused(error: OSError, where: str) -> LakeError:
+    match error.errno:
+        case errno.EROFS | errno.EACCES | errno.EPERM:
+            return LakeError(
+                "cannot be written: it is read-only for this user",
+                where=where,
+                repair="give this user the folder, or mount it for writing",
+            )
+        case errno.ENOSPC | errno.EDQUOT | errno.EFBIG:
+            return _full(where, 0)
+    return LakeError(
+        f"cannot be used: {error.strerror}", where=where, repair="name another folder for the lake"
+    )
+
+
+def _full(where: str, free: int) -> LakeError:
+    return LakeError(
+        f"the disk is full: {free >> 20} MB are free",
+        where=where,
+        repair="make room, or name a folder on another disk",
+    )

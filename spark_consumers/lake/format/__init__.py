@@ -1,0 +1,1 @@
+"""The files of a table: Iceberg, their checksums, and what removes them."""

@@ -1,0 +1,63 @@
+"""A table's own files, compared with their checksums where their bytes are about to be used.
+
+Iceberg makes new manifests of old ones, and its files are read here without Hadoop's verification: what is damaged
+would go on with checksums that are right. So a writer asks before each of its commits, and before it lets files go.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from spark_consumers.lake.format import avro, checksums
+from spark_consumers.lake.format.iceberg_files import local
+
+
+class Checked:
+    """What one writer has compared. Raises `CorruptError`, also for a file that is gone."""
+
+    def __init__(self) -> None:
+        #: By folder and name: what the file system said of the file then.
+        self._seen: dict[Path, dict[str, tuple[int, ...]]] = {}
+
+    def snapshot(self, manifest_list: Path) -> None:
+        """The manifest list of a snapshot and its manifests: small ones each time, and large ones once."""
+        checksums.check(manifest_list)
+        for manifest in manifests_of(manifest_list):
+            if manifest.exists() and manifest.stat().st_size > checksums.SMALL:
+                self._once(manifest)
+            else:
+                checksums.check(manifest)
+
+    def all_manifests(self, table: Path) -> None:
+        """Those of all snapshots, each once for as long as it stays the same file."""
+        folder, there = table / "metadata", set()
+        for sums in folder.glob(".*.avro.crc"):
+            file = checksums.file_of(sums)
+            if file is not None:
+                self._once(file)
+                there.add(file.name)
+        # Each epoch makes some, and retention removes as many.
+        for name in self._seen.get(folder, {}).keys() - there:
+            del self._seen[folder][name]
+
+    def forget(self, table: Path) -> None:
+        """Compare all of this table's files again."""
+        self._seen.pop(table / "metadata", None)
+
+    def _once(self, file: Path) -> None:
+        try:
+            found = file.stat()
+        except FileNotFoundError:
+            if checksums.sums_of(file).exists():
+                checksums.check(file)
+            return
+        known = found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+        seen = self._seen.setdefault(file.parent, {})
+        if seen.get(file.name) != known:
+            checksums.check(file)
+            seen[file.name] = known
+
+
+def manifests_of(manifest_list: Path) -> Iterator[Path]:
+    """The manifests of a snapshot. Raises `CorruptError`."""
+    for row in avro.rows(manifest_list):
+        yield local(row["manifest_path"])

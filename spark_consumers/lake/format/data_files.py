@@ -1,0 +1,177 @@
+"""Data files and partial folds, as the executors write them.
+
+A data file's name begins with its *stage*: the link that it is written for, the writer's term, the attempt.
+A manifest names for each table the stage of its last write. So a file is garbage if the manifest of the link
+in its name names another stage for its table: that is how what a crash or a failed attempt has left behind
+is told from data (`orphans`). Data files are synced before they are handed to a table.
+
+A file has its name only when it is whole (`whole_file`): Spark runs a task again that has failed, perhaps
+while an earlier attempt still runs somewhere, and all attempts write the same name. The first whole file keeps it.
+"""
+
+import contextlib
+import errno
+import os
+import re
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import pyarrow as pa
+import pyarrow.ipc
+import pyarrow.parquet as pq
+import structlog
+
+from spark_consumers.lake.format import checksums
+from spark_consumers.lake.format.table_format import FileInfo
+from spark_consumers.lake.manifest.table_version import TableVersion
+from walsender_bridge.errors import CorruptError
+
+_STAGE = re.compile(r"(\d{20})-t(\d+)-a(\d+)")
+_ROW_GROUP = 128 * 1024
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One attempt at one link by one writer."""
+
+    link: int
+    term: int
+    attempt: int
+
+    def __str__(self) -> str:
+        return f"{self.link:020d}-t{self.term}-a{self.attempt}"
+
+    @classmethod
+    def of(cls, name: str) -> "Stage | None":
+        """The stage that a file's or a folder's name begins with."""
+        match = _STAGE.match(name)
+        return cls(*(int(part) for part in match.groups())) if match else None
+
+
+def write_data(path: str, columns: list[pa.Array], schema: pa.Schema) -> FileInfo | None:
+    """Write one data file; None, and no file, if there are no rows.
+
+    `schema` is the table's (`TableFormat.file_schema`) or a part of it: small integers are widened to it.
+    """
+    if not len(columns[0]):
+        return None
+    widened = [
+        column if column.type == field.type else column.cast(field.type)
+        for column, field in zip(columns, schema, strict=True)
+    ]
+    return write_table(path, pa.table(widened, schema=schema))
+
+
+def write_table(path: str, table: pa.Table) -> FileInfo:
+    """Write a Parquet file, synced."""
+    with whole_file(path) as file:
+        pq.write_table(table, file, compression="zstd", row_group_size=_ROW_GROUP)
+    return FileInfo(path, table.num_rows, Path(path).stat().st_size)
+
+
+def read_data(path: str | Path, columns: list[str] | None = None) -> pa.Table:
+    """Read a Parquet file of the lake. Raises `CorruptError` if it is not what was written."""
+    checksums.check(Path(path))
+    with as_damage(path):
+        return pq.read_table(path, columns=columns)
+
+
+@contextmanager
+def as_damage(path: str | Path) -> Iterator[None]:
+    """What Arrow says of a file that it cannot read, as `CorruptError`: the file may have no checksums."""
+    try:
+        yield
+    except (pa.ArrowInvalid, OSError) as error:
+        # Arrow's own have no number; others are the machine's, and pass, but for a disk's.
+        if getattr(error, "errno", None) not in {None, errno.EIO}:
+            raise
+        raise CorruptError(
+            f"the file cannot be read: {str(error).partition(chr(10))[0][:200]}",
+            where=str(path),
+            repair=checksums.REPAIR,
+        ) from None
+
+
+@contextmanager
+def whole_file(path: str, *, durable: bool = True) -> Iterator[BinaryIO]:
+    """A file to write that gets its name at the end of the block; none if that raises.
+
+    If `durable`, it is synced before, and gets its checksums (`checksums`).
+
+    If another attempt of the same task has made the file meanwhile, that one stays: it may be in use.
+    """
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    draft = target.with_name(f".{target.name}.{uuid.uuid4().hex}.tmp")
+    try:
+        with open(draft, "xb") as file:
+            yield file
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+        with contextlib.suppress(FileExistsError):
+            os.link(draft, target)
+        if durable:
+            checksums.seal(target)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def sync(path: Path) -> int:
+    """Make a written file durable; its size in bytes."""
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+        return os.fstat(file.fileno()).st_size
+
+
+def write_partial(path: str, table: pa.Table) -> str:
+    """Write what another task of the same round reads; not synced, since a crash starts anew."""
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with (
+        whole_file(path, durable=False) as sink,
+        pa.ipc.new_file(sink, table.schema, options=options) as out,
+    ):
+        out.write_table(table)
+    return path
+
+
+def read_partial(path: str) -> pa.Table:
+    """What `write_partial` wrote."""
+    with pa.memory_map(path) as source:
+        return pa.ipc.open_file(source).read_all()
+
+
+def orphans(folder: Path, stages: Mapping[int, str]) -> Iterator[Path]:
+    """The data files in a table's folder that belong to nobody.
+
+    `stages`: for some links the stage that the link's manifest names for this table. Files for other links
+    are left alone.
+    """
+    for file in (folder / "data").iterdir() if (folder / "data").exists() else ():
+        stage = Stage.of(file.name.removeprefix("."))
+        if stage is None or stage.link not in stages:
+            continue
+        sealed = checksums.file_of(file)
+        if sealed is not None and sealed.exists():
+            # These go with their file.
+            continue
+        # What a task had not finished when it was killed is of no use, whichever stage was published.
+        if file.name.startswith(".") or str(stage) != stages[stage.link]:
+            yield file
+
+
+def remove_orphans(
+    lake: Path, tables: Mapping[str, TableVersion], links: Mapping[int, Mapping[str, TableVersion]]
+) -> None:
+    """Remove data files of rounds that were not published. `links`: for some links the tables that they name."""
+    for name, table in tables.items():
+        stages = {link: there[name].stage if name in there else "" for link, there in links.items()}
+        for file in list(orphans(lake / table.path, stages)):
+            log.info("orphan removed", file=file.name, table=name)
+            checksums.remove(file)

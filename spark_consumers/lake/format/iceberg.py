@@ -1,0 +1,443 @@
+"""Iceberg tables: what the pipeline writes becomes snapshots, each commit a compare-and-set.
+
+Rows are taken away by *equality deletes*: a file of keys. Writing them needs no look at the table, so an
+epoch costs what its changes cost, however large the table is; readers join them, and compaction folds them
+in (docs/decisions).
+
+The fence. Each writer's term has a branch of its own in every table, made at the takeover from the snapshot
+that the manifest names, when all older branches are dropped. A write goes to the writer's branch and is
+refused where that is gone. Checking and committing are one step, because a commit makes the next metadata
+file *exclusively* (`link`): if anything was committed since the table was looked at, the number is taken
+and the writer looks again. Iceberg's own catalog in a folder renames, and a rename would replace what a
+newer writer has written in between; so its libraries build the metadata here, and only the last step is
+ours.
+
+`main` shows the plain reader of the table the last *published* snapshot. A tag `tuskline_epoch_N` keeps a
+snapshot from being expired by others.
+"""
+
+import json
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import structlog
+from pyspark.sql import SparkSession
+
+from spark_consumers.lake.format import checksums, leaks
+from spark_consumers.lake.format.data_files import Stage
+from spark_consumers.lake.format.iceberg_commit import (
+    needed,
+    newest,
+    ref_of,
+    refs_of,
+    sync_snapshots,
+)
+from spark_consumers.lake.format.iceberg_files import link, local, prepared, refs_in, version_of
+from spark_consumers.lake.format.iceberg_read import blamed
+from spark_consumers.lake.format.iceberg_refs import (
+    TAG,
+    VERSION,
+    branch_of,
+    fenced,
+    fenced_by,
+    free_tag,
+    is_epoch,
+    of_users,
+    unpublished,
+)
+from spark_consumers.lake.format.iceberg_schema import (
+    arrow_schema,
+    decoded,
+    encoded,
+    file_type,
+    iceberg_schema,
+)
+from spark_consumers.lake.format.iceberg_tables import LoadedTables, of_table
+from spark_consumers.lake.format.table_format import ROW_ID, FileInfo, ScanFile, TableWrite, Written
+from spark_consumers.lake.manifest import takeover
+from walsender_bridge.errors import CorruptError, FencedError, LakeError, NotSupportedError
+from walsender_bridge.runtime.durable import sync_folder
+
+#: The table property that has PostgreSQL's columns as Arrow types, which are finer than Iceberg's.
+_COLUMNS = "tuskline.columns"
+_PROPERTIES = {
+    "format-version": "2",
+    "write.parquet.compression-codec": "zstd",
+    # What expires is said by the manifests, never by age alone.
+    "history.expire.max-snapshot-age-ms": str(2**62),
+}
+
+
+log = structlog.get_logger()
+
+
+class IcebergFormat:
+    """Iceberg tables in folders, through the Iceberg library in the session's JVM.
+
+    Damaged files of a table raise `CorruptError`, with the file's path, before anything is built on them.
+
+    `lake` is the lake's UUID; every snapshot's summary has it, with the table's name and the version.
+    """
+
+    name = "iceberg"
+
+    def __init__(self, spark: SparkSession, lake: str) -> None:
+        self._spark = spark
+        self._lake = lake
+        jvm: Any = spark._jvm  # noqa: SLF001  # PySpark has no public way to its JVM
+        self._jvm = jvm
+        self._new_array = spark.sparkContext._gateway.new_array  # type: ignore[union-attr]  # noqa: SLF001
+        self._iceberg = jvm.org.apache.iceberg
+        self._unpartitioned = self._iceberg.PartitionSpec.unpartitioned()
+        self._tables = LoadedTables(spark)
+
+    def create(self, path: str, columns: pa.Schema) -> None:
+        """Make an empty table in a new folder. Raises `FencedError` if another writer made it."""
+        schema = self._iceberg.SchemaParser.fromJson(json.dumps(iceberg_schema(columns)))
+        properties = self._jvm.java.util.HashMap()
+        for name, value in {**_PROPERTIES, _COLUMNS: encoded(columns)}.items():
+            properties.put(name, value)
+        metadata = self._iceberg.TableMetadata.newTableMetadata(
+            schema, self._unpartitioned, path, properties
+        )
+        (Path(path) / "metadata").mkdir(parents=True, exist_ok=True)
+        (Path(path) / "data").mkdir(exist_ok=True)
+        # Down to the table: lake, `tables`, stream, schema, table.
+        for folder in reversed([Path(path), *Path(path).parents[:4]]):
+            sync_folder(folder)
+        if not self._link(path, 1, metadata):
+            raise FencedError("another writer made this table", where=path)
+
+    def forget(self, path: str) -> None:
+        """The folder is gone: a handle of its table would go on to show what it had loaded."""
+        self._tables.forget(path)
+
+    @of_table
+    def schemas(self, path: str) -> tuple[pa.Schema, pa.Schema]:
+        """Its columns now, and the data files' schema with Iceberg's field numbers."""
+        table = self._tables.current(path)
+        columns = decoded(table.properties().get(_COLUMNS))
+        files = arrow_schema(json.loads(self._iceberg.SchemaParser.toJson(table.schema())))
+        if columns.names[-1] == ROW_ID:
+            columns = columns.remove(len(columns) - 1)
+        return columns, files
+
+    @of_table
+    def extend(self, path: str, term: int, columns: pa.Schema) -> None:
+        """Give the table the columns that it lacks, at its end; snapshots that are there keep their schema.
+
+        Raises `FencedError`, and `LakeError` if it has one of them with another type.
+        """
+
+        def change(table: Any) -> Any:
+            base = table.operations().current()
+            if base.ref(branch_of(term)) is None:
+                raise fenced(path, term)
+            files = arrow_schema(json.loads(self._iceberg.SchemaParser.toJson(base.schema())))
+            missing = [field for field in columns if field.name not in files.names]
+            for field in columns:
+                if field not in missing and files.field(field.name).type != file_type(field.type):
+                    raise LakeError(f"has another column {field.name!r}", where=path)
+            if not missing:
+                return None
+            known = decoded(table.properties().get(_COLUMNS))
+            hidden = known.names[-1] == ROW_ID
+            transaction = table.newTransaction()
+            update = transaction.updateSchema()
+            for field in missing:
+                record = json.dumps(iceberg_schema(pa.schema([field])))
+                kind = self._iceberg.SchemaParser.fromJson(record).columns().get(0).type()
+                update.addColumn(None, field.name, kind)
+                if hidden:
+                    update.moveBefore(field.name, ROW_ID)
+                known = known.insert(len(known) - hidden, field)
+            update.commit()
+            transaction.updateProperties().set(_COLUMNS, encoded(known)).commit()
+            return transaction.currentMetadata()
+
+        self._commit(path, change)
+
+    @of_table
+    def take_over(self, path: str, snapshot: int, term: int, epoch: int) -> None:
+        """Drop the branches of lower terms and what they wrote after `epoch`; make this term's branch.
+
+        Raises `FencedError` if a higher term has the table, `CorruptError` if the snapshot is not there or damaged.
+        """
+
+        def change(table: Any) -> Any:
+            base = table.operations().current()
+            self._tables.check(path, table, snapshot)
+            builder = self._iceberg.TableMetadata.buildFrom(base)
+            refs = refs_of(base)
+            for name in (*fenced_by(refs, term, path), *unpublished(refs, epoch)):
+                builder.removeRef(name)
+            for name in (branch_of(term), "main"):
+                builder.setRef(name, self._iceberg.SnapshotRef.branchBuilder(snapshot).build())
+            return builder.build()
+
+        self._commit(path, change, clean=True)
+
+    @of_table
+    def write(self, path: str, term: int, write: TableWrite) -> Written:
+        """Commit the write to this term's branch. The same write again is a no-op.
+
+        Raises `FencedError` when the term's branch is gone.
+        """
+        branch = branch_of(term)
+        made: list[Written] = []
+
+        def change(table: Any) -> Any:
+            base = table.operations().current()
+            head = base.ref(branch)
+            if head is None:
+                if write.base is not None or refs_of(base):
+                    raise fenced(path, term)
+            elif self._is_done(base.snapshot(head.snapshotId()), path, write):
+                summary = base.snapshot(head.snapshotId()).summary()
+                made.append(Written(head.snapshotId(), summary.get("tuskline.stage")))
+                return None
+            if write.base is not None:
+                self._tables.check(path, table, write.base)
+            transaction = table.newTransaction()
+            if head is not None and head.snapshotId() != write.base:
+                # What an attempt at another range has left on our branch was never published.
+                transaction.manageSnapshots().replaceBranch(branch, write.base).commit()
+            name = free_tag(write.version, lambda name: ref_of(base, name))
+            self._snapshot(table, transaction, branch, path, write, name)
+            metadata = transaction.currentMetadata()
+            snapshot = metadata.ref(branch).snapshotId()
+            made.append(Written(snapshot, write.stage))
+            tag = self._iceberg.SnapshotRef.tagBuilder(snapshot).build()
+            builder = self._iceberg.TableMetadata.buildFrom(metadata)
+            return builder.setRef(name, tag).build()
+
+        self._commit(path, change)
+        return made[-1]
+
+    def _identity(self, path: str) -> str:
+        return f"{self._lake}:{'/'.join(Path(path).parts[-3:])}"
+
+    def _is_done(self, snapshot: Any, path: str, write: TableWrite) -> bool:
+        """Whether this snapshot already is that write: the same table, base, end version and link.
+
+        Once another link has taken that number, the files of an attempt at it belong to nobody.
+        """
+        if write.compaction:
+            return False
+        summary = snapshot.summary()
+        done, wanted = Stage.of(summary.get("tuskline.stage") or ""), Stage.of(write.stage)
+        if done and wanted and done.link != wanted.link:
+            return False
+        return bool(
+            summary.get("tuskline.table") == self._identity(path)
+            and summary.get(VERSION) == str(write.version)
+            and summary.get("tuskline.base") == str(write.base)
+            and snapshot.parentId() == write.base
+        )
+
+    def _snapshot(
+        self, table: Any, transaction: Any, branch: str, path: str, write: TableWrite, tag: str
+    ) -> None:
+        if write.truncate:
+            update = transaction.newOverwrite()
+            update.overwriteByRowFilter(self._iceberg.expressions.Expressions.alwaysTrue())
+            for file in write.rows:
+                update.addFile(self._data_file(table, file))
+        else:
+            update = transaction.newRowDelta()
+            for file in write.rows:
+                update.addRows(self._data_file(table, file))
+            for file in write.deletes:
+                update.addDeletes(self._delete_file(table, file, write.identity))
+        update.set("tuskline.table", self._identity(path))
+        update.set(VERSION, str(write.version))
+        update.set(TAG, tag)
+        update.set("tuskline.stage", write.stage)
+        update.set("tuskline.base", str(write.base))
+        update.toBranch(branch)
+        update.commit()
+
+    def _data_file(self, table: Any, file: FileInfo) -> Any:
+        return self._described(
+            self._iceberg.DataFiles.builder(self._unpartitioned), table, file
+        ).build()
+
+    def _delete_file(self, table: Any, file: FileInfo, identity: tuple[str, ...]) -> Any:
+        numbers = self._new_array(self._jvm.int, len(identity))
+        for position, column in enumerate(identity):
+            numbers[position] = table.schema().findField(column).fieldId()
+        builder = self._iceberg.FileMetadata.deleteFileBuilder(self._unpartitioned)
+        return self._described(builder.ofEqualityDeletes(numbers), table, file).build()
+
+    def _described(self, builder: Any, table: Any, file: FileInfo) -> Any:
+        # The bounds of each column come from the file's own footer, read by Iceberg's own code.
+        metrics = self._jvm.org.apache.iceberg.parquet.ParquetUtil.fileMetrics(
+            table.io().newInputFile(file.path), self._iceberg.MetricsConfig.forTable(table)
+        )
+        return (
+            builder.withPath(file.path)
+            .withFormat("parquet")
+            .withFileSizeInBytes(file.size)
+            .withMetrics(metrics)
+        )
+
+    @of_table
+    def show(self, path: str, term: int, snapshot: int) -> None:
+        """Move `main` to a published snapshot. Raises `FencedError`."""
+
+        def change(table: Any) -> Any:
+            base = table.operations().current()
+            if base.ref(branch_of(term)) is None:
+                raise fenced(path, term)
+            main = base.ref("main")
+            if main is not None and main.snapshotId() == snapshot:
+                return None
+            moved = self._iceberg.SnapshotRef.branchBuilder(snapshot).build()
+            return self._iceberg.TableMetadata.buildFrom(base).setRef("main", moved).build()
+
+        self._commit(path, change)
+
+    @of_table
+    def metadata_file(self, path: str, snapshot: int) -> Path | None:
+        """The newest metadata file; None if its `main` is another snapshot."""
+        table = self._tables.current(path)
+        main = table.operations().current().ref("main")
+        return newest(table) if main is not None and main.snapshotId() == snapshot else None
+
+    def expire(self, path: str, term: int, kept: Collection[int]) -> int:
+        """Drop snapshots that are not `kept`, not the head of a branch and not tagged by a user.
+
+        A table that is damaged keeps all that it has: what its files say cannot be trusted. Raises `FencedError`.
+        """
+        doomed: list[Any] = []
+
+        def change(table: Any) -> Any:
+            base = table.operations().current()
+            refs = refs_of(base)
+            # A table that has left, or could not be opened at the takeover, has no branch of ours.
+            fenced_by(refs, term, path)
+            tags = {name for name, ref in refs.items() if is_epoch(name, ref)}
+            wanted = set(kept) | {ref.snapshot for name, ref in refs.items() if name not in tags}
+            gone = [s.snapshotId() for s in base.snapshots() if s.snapshotId() not in wanted]
+            if not gone:
+                return None
+            self._tables.check_all(path)
+            transaction = table.newTransaction()
+            refs_update = transaction.manageSnapshots()
+            for name in tags:
+                if refs[name].snapshot not in wanted:
+                    refs_update.removeTag(name)
+            refs_update.commit()
+            update = transaction.expireSnapshots()
+            for snapshot in gone:
+                update.expireSnapshotId(snapshot)
+            # The files are told to this, not removed: the metadata that forgets them is not there yet.
+            found = self._jvm.java.util.stream.Stream.builder()
+            update.deleteWith(found).cleanExpiredFiles(True).commit()
+            doomed[:] = list(found.build().toArray())
+            return transaction.currentMetadata()
+
+        try:
+            with blamed(path):
+                self._commit(path, change)
+        except CorruptError as error:
+            log.warning("nothing expires: the table is damaged", error=str(error))
+            self._tables.forget(path)
+            return 0
+        for file in doomed:
+            checksums.remove(local(str(file)))
+        return len(doomed)
+
+    @of_table
+    def sweep(self, path: str, term: int, listed: frozenset[str]) -> int:
+        """Remove those of the listed files (`leaks.listed`) that no snapshot needs; how many. Raises `FencedError`.
+
+        None of a table that the takeover did not take, since it has left or is damaged.
+        """
+        refs = refs_of(self._tables.current(path).operations().current())
+        fenced_by(refs, term, path)
+        if branch_of(term) not in refs:
+            return 0
+
+        def is_ours(table: Any) -> bool:
+            return table.operations().current().ref(branch_of(term)) is not None
+
+        return takeover.carry_out(leaks.sweep(listed, is_ours, path), partial(self._do, path))
+
+    def users_refs(self, path: str) -> list[str]:
+        """Branches and tags that are not ours; [] for a folder without a table."""
+        return of_users(refs_in(path))
+
+    @of_table
+    def scan(
+        self, path: str, snapshot: int, column: str | None = None, values: Sequence[Any] = ()
+    ) -> list[ScanFile]:
+        """The data files of a snapshot: all, or those that may have one of `values` in `column`.
+
+        Raises `NotSupportedError` for deletes by position, which only others can have written.
+        """
+        table = self._tables.at(path, snapshot)
+        self._tables.check(path, table, snapshot)
+        scan = table.newScan().useSnapshot(snapshot)
+        if column is not None:
+            wanted = self._jvm.java.util.ArrayList()
+            for value in values:
+                wanted.add(value)
+            # `in` is no name that Python lets stand behind a dot.
+            within = getattr(self._iceberg.expressions.Expressions, "in")
+            scan = scan.filter(within(column, wanted))
+        found = []
+        tasks = scan.planFiles()
+        for task in tasks.iterator():
+            deletes = list(task.deletes())
+            if any(d.content().toString() != "EQUALITY_DELETES" for d in deletes):
+                raise NotSupportedError(
+                    "has deletes by position, which Tuskline does not write",
+                    where=path,
+                    repair="let only Tuskline write to the lake's tables",
+                )
+            found.append(
+                ScanFile(
+                    str(local(task.file().location())),
+                    task.file().fileSizeInBytes(),
+                    tuple(str(local(d.location())) for d in deletes),
+                )
+            )
+        tasks.close()
+        return found
+
+    @of_table
+    def small_files(self, path: str, snapshot: int) -> tuple[int, int]:
+        """How many files of deletes a reader of the snapshot has to apply, and its data in bytes."""
+        summary = self._tables.at(path, snapshot).snapshot(snapshot).summary()
+        return int(summary.get("total-delete-files") or 0), int(
+            summary.get("total-files-size") or 0
+        )
+
+    def _commit(self, path: str, change: Callable[[Any], Any], *, clean: bool = False) -> None:
+        """Commit what `change` makes of the table (`takeover.commit`)."""
+        takeover.carry_out(takeover.commit(change, path, clean=clean), partial(self._do, path))
+
+    def _do(self, path: str, effect: takeover.Effect) -> Any:
+        """Carry out an effect on one table; its answer."""
+        match effect:
+            case takeover.ListPrepared():
+                return prepared(newest(self._tables.current(path)))
+            case takeover.ReadTable():
+                return self._tables.current(path)
+            case takeover.LinkTable(table, metadata):
+                sync_snapshots(table, metadata)
+                number = version_of(newest(table)) + 1
+                return self._link(path, number, metadata)
+            case takeover.ReadNamed(files):
+                return needed(self._spark, self._tables.current(path), files)
+            case takeover.RemovePrepared(file):
+                return checksums.remove(Path(file))
+        raise AssertionError(f"{effect} is of the lake")
+
+    def _link(self, path: str, number: int, metadata: Any) -> bool:
+        """Make `metadata` the table's version `number`, exclusively; False if that is not the next one."""
+        return link(path, number, self._iceberg.TableMetadataParser.toJson(metadata))

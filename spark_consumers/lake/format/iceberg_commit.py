@@ -1,0 +1,90 @@
+"""Around the one step that commits to an Iceberg table: what is made durable before, what is garbage after."""
+
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from spark_consumers.lake.format import checksums
+from spark_consumers.lake.format.data_files import sync
+from spark_consumers.lake.format.iceberg_files import local
+from spark_consumers.lake.format.iceberg_refs import Ref
+from spark_consumers.lake.format.leaks import DATA, METADATA
+from walsender_bridge.errors import LakeError
+from walsender_bridge.runtime.durable import sync_folder
+
+
+def sync_snapshots(table: Any, metadata: Any) -> None:
+    """Make durable what the new snapshots of `metadata` are made of, before anything names them."""
+    known, snapshots = table.operations().current(), metadata.snapshots()
+    made = False
+    # The new ones are the last: a table may have thousands, and each look is a call of the JVM.
+    for place in range(snapshots.size() - 1, -1, -1):
+        snapshot = snapshots.get(place)
+        if known.snapshot(snapshot.snapshotId()) is not None:
+            break
+        manifests = [
+            str(manifest.path())
+            for manifest in snapshot.allManifests(table.io())
+            if manifest.snapshotId() == snapshot.snapshotId()
+        ]
+        for file in map(local, [str(snapshot.manifestListLocation()), *manifests]):
+            sync(file)
+            checksums.seal(file)
+        made = True
+    if made:
+        # The executors have synced the data files, but not the names that they have in their folder. The
+        # names here are made durable with the one that makes them count (`create_exclusively`).
+        sync_folder(local(str(table.location())) / "data")
+
+
+def needed(spark: SparkSession, table: Any, files: frozenset[str]) -> set[str]:
+    """Those of these files that a snapshot of the table needs."""
+    jvm: Any = spark._jvm  # noqa: SLF001  # PySpark has no public way to its JVM
+    lists = jvm.org.apache.iceberg.ReachableFileUtil.manifestListLocations(table)
+    found = {str(local(str(location))) for location in lists} & files
+    path = str(local(str(table.location())))
+    for folder, view, column in (
+        (METADATA, "all_manifests", "path"),
+        (DATA, "all_files", "file_path"),
+    ):
+        asked = {file for file in files if Path(file).parent.name == folder}
+        if asked - found:
+            rows = spark.read.format("iceberg").load(f"{path}#{view}").select(column)
+            named = {str(local(row[0])) for row in rows.distinct().collect()}
+            if len(named) < _least(table, view):
+                raise LakeError(f"its {view} are not all there: nothing is removed", where=path)
+            found |= named & asked
+    return found
+
+
+def _least(table: Any, view: str) -> int:
+    """How many files that view of the table has at least: those of what plain readers see."""
+    snapshot = table.currentSnapshot()
+    if snapshot is None:
+        return 0
+    if view == "all_manifests":
+        return len(snapshot.allManifests(table.io()))
+    summary = snapshot.summary()
+    return sum(int(summary.get(f"total-{kind}-files") or 0) for kind in ("data", "delete"))
+
+
+def newest(table: Any) -> Path:
+    """The metadata file of the table as it was last looked at."""
+    return local(str(table.operations().current().metadataFileLocation()))
+
+
+def refs_of(metadata: Any) -> dict[str, Ref]:
+    """The table's branches and tags by name."""
+    found = {name: ref_of(metadata, name) for name in map(str, metadata.refs().keySet())}
+    return {name: ref for name, ref in found.items() if ref is not None}
+
+
+def ref_of(metadata: Any, name: str) -> Ref | None:
+    """The branch or tag of this name; None if there is none."""
+    ref = metadata.ref(name)
+    if ref is None:
+        return None
+    snapshot = metadata.snapshot(ref.snapshotId())
+    summary = snapshot.summary() if snapshot is not None else {}
+    return Ref.of(ref.snapshotId(), summary, is_branch=ref.isBranch())

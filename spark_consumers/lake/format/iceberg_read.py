@@ -1,0 +1,100 @@
+"""A table's snapshot for readers, its small files verified first.
+
+Invariant: what Iceberg's own code is told to read (metadata, manifest list, manifests) is what was written,
+or there is a `CorruptError` with the file's name. Data files are verified chunk by chunk, by Hadoop, where
+they are read (`checksums`).
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from spark_consumers.lake.format import checksums
+from spark_consumers.lake.format.checked import Checked
+from spark_consumers.lake.format.iceberg_files import local
+from walsender_bridge.errors import CorruptError, LakeError
+
+#: How Iceberg says that a table's own files are not there, or are none.
+_LOST = (
+    "NoSuchTableException",
+    "FileNotFoundException",
+    "NotFoundException",
+    "Metadata file for version",
+    "JsonParseException",
+    "Not an Avro data file",
+)
+
+
+def read_snapshot(spark: SparkSession, path: str, snapshot: int) -> Any:
+    """The Iceberg table in folder `path` at a snapshot, as a Spark DataFrame.
+
+    Raises `CorruptError` for a small file that is not what was written, `LakeError` for a table that
+    cannot be opened.
+    """
+    jvm: Any = spark._jvm  # noqa: SLF001  # PySpark has no public way to its JVM
+    with named(path):
+        configuration = spark._jsc.hadoopConfiguration()  # noqa: SLF001  # as above
+        check_snapshot(
+            jvm.org.apache.iceberg.hadoop.HadoopTables(configuration).load(path), snapshot
+        )
+        return spark.read.format("iceberg").option("versionAsOf", snapshot).load(path)
+
+
+def check_snapshot(table: Any, snapshot: int) -> None:
+    """Verify the metadata of Iceberg's table object, and the manifests of a snapshot if it is there.
+
+    Raises `CorruptError`.
+    """
+    with named(str(table.location())):
+        checksums.check(local(table.operations().current().metadataFileLocation()))
+        found = table.snapshot(snapshot)
+        if found is not None:
+            Checked().snapshot(local(str(found.manifestListLocation())))
+
+
+@contextmanager
+def blamed(path: str) -> Iterator[None]:
+    """What Iceberg, Hadoop and Spark say of damaged or lost files of a table, as `CorruptError`.
+
+    They fail at the first byte that makes no sense, and name it as they like: so the checksums are asked. What is
+    not the table's fault stays as it is.
+    """
+    try:
+        yield
+    except (Py4JJavaError, PySparkException) as error:
+        for sums in sorted((Path(path) / "metadata").glob(".*.crc")):
+            file = checksums.file_of(sums)
+            if file is not None and file.exists():
+                checksums.check(file)
+        if any(word in str(error) for word in _LOST):
+            raise CorruptError(
+                f"the table cannot be opened: {_line(error)}",
+                where=path,
+                repair="restore its files from a backup, or copy it anew: tuskline table resync",
+            ) from error
+        raise
+
+
+@contextmanager
+def named(path: str) -> Iterator[None]:
+    """As `blamed`, and everything else as `LakeError`."""
+    try:
+        with blamed(path):
+            yield
+    except (Py4JJavaError, PySparkException) as error:
+        raise LakeError(
+            f"the table cannot be opened: {_line(error)}",
+            where=path,
+            repair="find the damaged file: tuskline lake verify",
+        ) from error
+
+
+def _line(error: Exception) -> str:
+    text = str(error)
+    line = next((li for li in text.splitlines() if "Exception: " in li), text.partition("\n")[0])
+    return line.strip(": ")[:300]

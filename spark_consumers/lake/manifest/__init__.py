@@ -1,0 +1,1 @@
+"""The chain of manifests, and who may add to it."""

@@ -1,0 +1,452 @@
+"""The chain of manifests: what an epoch is, and who may publish the next one.
+
+A lake's state is a chain of immutable files, `<lake>/_tuskline/epochs/<link, 20 digits>.json`. Each link
+names an epoch, the snapshot of every table that makes it, and the term of its writer. The newest link is
+the lake: readers resolve it once and read every table at the snapshot that it names.
+
+Why a table set is never torn and never goes back:
+
+- A link is published by creating its file *exclusively* under the number after the head's, complete and
+  synced before it gets that name. Of two writers one gets the number; the other is fenced.
+- A writer's first act is a *takeover link*: the head's content under a higher term. Whatever an older
+  writer does from then on, the number that it means to publish is taken.
+- Epochs and terms never fall along the chain; `publish` refuses a link that would.
+- The newest link is told beside the chain (`newest_told`): a chain that ends before has lost it, and nobody goes on.
+- Links are removed from the old end only, in order. A writer that slept until then could create a removed
+  number again; it finds after creating that the link before its own is gone, and takes its own away.
+  Readers never saw it, for they start at the greatest number.
+
+Half-written files have temporary names and are not links. A damaged link is an error that names it, not a
+reason to read an older one.
+"""
+
+import os
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+from spark_consumers.lake.manifest.exclusive import create_exclusively
+from spark_consumers.lake.manifest.newest import ChainLink, PublishedLink, lost
+from spark_consumers.lake.manifest.newest_record import NewestRecord
+from spark_consumers.lake.manifest.sealed_json import FORMAT_VERSION, REPAIR, dump, load
+from spark_consumers.lake.manifest.table_version import (
+    COPIED,
+    HELD,
+    LEFT,
+    LIVE,
+    StreamPosition,
+    TableVersion,
+)
+from walsender_bridge.errors import (
+    CorruptError,
+    DeadlineError,
+    FencedError,
+    LakeError,
+    NotSupportedError,
+    TrimmedError,
+)
+
+__all__ = [
+    "COPIED",
+    "LEFT",
+    "LIVE",
+    "Chain",
+    "Manifest",
+    "StreamPosition",
+    "TableVersion",
+    "local_root",
+    "open_chain",
+    "wait_for_epoch",
+]
+
+_LINK_DIGITS = 20
+#: How often a waiting reader looks for a new link, in seconds: one listing of one folder.
+_LOOK_AGAIN = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """One link of the chain.
+
+    `published_at` is in seconds since the Unix epoch, by the wall clock, for people and `as_of`. `steady_at` is the
+    writer's `SteadyClock`, which goes on along the chain, for ages; 0 in links of earlier formats. `seconds` is how long the round took that wrote it;
+    `changes` counts the row changes of the log in this epoch's range (0 in a takeover link); `stage` is the
+    name that the round's data files carry. `tables` is keyed by `stream.schema.table`; so is `copies`: what
+    was copied and is not shown yet, beside the table that it replaces, if there is one. `set_aside` says
+    why a table is not in the lake, or why its copy failed. `answered`: requests that were carried out, by
+    their ids (`requests`). `log_id`: the log that the lake is of, if it is not the one in `lake.json` any more (`adopt`).
+    """
+
+    lake: str
+    link: int
+    epoch: int
+    previous_epoch: int
+    term: int
+    published_at: float
+    steady_at: float = 0.0
+    seconds: float = 0.0
+    changes: int = 0
+    stage: str = ""
+    streams: dict[str, StreamPosition] = field(default_factory=dict)
+    tables: dict[str, TableVersion] = field(default_factory=dict)
+    views: dict[str, Any] = field(default_factory=dict)
+    set_aside: dict[str, str] = field(default_factory=dict)
+    copies: dict[str, TableVersion] = field(default_factory=dict)
+    answered: dict[str, dict[str, Any]] = field(default_factory=dict)
+    log_id: str = ""
+
+    @property
+    def rows(self) -> int:
+        """Rows that a reader of this epoch sees, over all tables."""
+        return sum(table.rows for table in self.tables.values())
+
+    @property
+    def readable(self) -> dict[str, TableVersion]:
+        """The tables that a reader of this epoch sees."""
+        return dict(self.tables)
+
+    @property
+    def versions(self) -> list[TableVersion]:
+        """Every table whose files are needed: shown, or copied and not shown yet."""
+        return [*self.tables.values(), *self.copies.values()]
+
+    @property
+    def written(self) -> list[TableVersion]:
+        """Those that a writer may come to write: a table that has left is copied again if it comes back."""
+        return [table for table in self.versions if table.state != LEFT]
+
+    def to_json(self) -> dict[str, Any]:
+        """The manifest as its file has it."""
+        return {"format_version": FORMAT_VERSION, **asdict(self), "rows": self.rows}
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any], where: str) -> Self:
+        """The manifest in a file's JSON. Raises `CorruptError`, or `NotSupportedError` for a newer format."""
+        version = record.get("format_version")
+        if isinstance(version, int) and version > FORMAT_VERSION:
+            raise NotSupportedError(
+                f"the lake's format is {version}, this version knows {FORMAT_VERSION}",
+                where=where,
+                repair="install a newer tuskline",
+            )
+        values = {k: v for k, v in record.items() if k not in {"format_version", "rows"}}
+        try:
+            values["streams"] = {k: StreamPosition(**v) for k, v in values["streams"].items()}
+            for name in ("tables", "copies"):
+                values[name] = {
+                    k: TableVersion.from_json(v) for k, v in values.get(name, {}).items()
+                }
+            if version == 1:
+                # There, a copy stood in the place of its table.
+                copies = {k: t for k, t in values["tables"].items() if t.state == COPIED}
+                values["copies"] = copies
+                values["tables"] = {k: t for k, t in values["tables"].items() if k not in copies}
+            return cls(**values)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CorruptError(f"not a manifest: {error}", where=where, repair=REPAIR) from None
+
+    def next(self, steady_at: float, **changes: Any) -> "Manifest":
+        """The link after this one, published at `steady_at`: same content but for `changes`."""
+        return replace(
+            self,
+            **{
+                "link": self.link + 1,
+                "previous_epoch": self.epoch,
+                "published_at": time.time(),
+                "steady_at": steady_at,
+                "seconds": 0.0,
+                "changes": 0,
+                "stage": "",
+                **changes,
+            },
+        )
+
+
+def local_root(lake: str | Path) -> Path:
+    """The lake's folder. Raises `NotSupportedError` for a store without an exclusive create that we use."""
+    text = os.fspath(lake)
+    parts = urlsplit(text)
+    if len(parts.scheme) <= 1:
+        return Path(text).absolute()
+    if parts.scheme == "file" and parts.netloc in {"", "localhost"}:
+        return Path(parts.path)
+    raise NotSupportedError(
+        f"a lake on {parts.scheme}:// is not supported by this version",
+        where=text,
+        repair="use a folder on a local disk",
+    )
+
+
+def open_chain(lake: str | Path) -> "Chain":
+    """The chain of the lake in folder `lake`. The folder need not exist yet."""
+    return Chain(local_root(lake))
+
+
+class Chain:
+    """The manifests of one lake on a local disk."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._state = root / "_tuskline"
+        self._epochs = self._state / "epochs"
+        self._told = NewestRecord(self._state)
+        #: Where a round's unfinished work is; nothing of it outlives the round.
+        self.staging = self._state / "staging"
+
+    def initialise(self, log_id: str, table_format: str) -> str:
+        """Make this folder a lake of that change log, or find that it is one, of whatever log (`adopt`); the lake's UUID.
+
+        Raises `LakeError` if it holds another format.
+        """
+        made = {
+            "format_version": FORMAT_VERSION,
+            "lake": str(uuid.uuid4()),
+            "log_id": log_id,
+            "format": table_format,
+        }
+        self._epochs.mkdir(parents=True, exist_ok=True)
+        where = self._state / "lake.json"
+        # Whether we made it or found it, what counts is what is there.
+        create_exclusively(where, dump(made))
+        found = load(where)
+        if found.get("format") != table_format:
+            raise LakeError(
+                f"this lake's format is {found.get('format')!r}, not {table_format!r}",
+                where=str(self.root),
+                repair="name another folder for the lake",
+            )
+        lake: str = found["lake"]
+        return lake
+
+    def exists(self) -> bool:
+        """Whether a lake is here."""
+        return (self._state / "lake.json").exists()
+
+    def identity(self) -> dict[str, Any]:
+        """What `lake.json` says. Raises `LakeError` if this is no lake, `CorruptError`."""
+        if not self.exists():
+            raise LakeError(
+                "no lake is here",
+                where=str(self.root),
+                repair="name the folder that `tuskline lake run` writes",
+            )
+        return load(self._state / "lake.json")
+
+    def numbers(self) -> list[int]:
+        """The numbers of the links that are there, ascending."""
+        try:
+            names = [path.name for path in self._epochs.iterdir()]
+        except FileNotFoundError:
+            return []
+        return sorted(
+            int(stem)
+            for stem, _, ending in (name.partition(".") for name in names)
+            if ending == "json" and len(stem) == _LINK_DIGITS and stem.isdecimal()
+        )
+
+    def head(self) -> Manifest | None:
+        """The newest link; None if nothing was ever published. Raises `CorruptError`."""
+        while True:
+            numbers = self.numbers()
+            if not numbers:
+                return None
+            found = self._read(numbers[-1])
+            if found is not None:
+                return found
+
+    def links(self) -> Iterator[Manifest]:
+        """All links that are kept, oldest first."""
+        for number in self.numbers():
+            found = self._read(number)
+            if found is not None:
+                yield found
+
+    def at_link(self, link: int) -> Manifest | None:
+        """That link; None if it is not there. Raises `CorruptError`."""
+        return self._read(link)
+
+    def newest(self, limit: int) -> list[Manifest]:
+        """The newest `limit` links, newest first."""
+        found = (self._read(number) for number in reversed(self.numbers()[-limit:]))
+        return [manifest for manifest in found if manifest is not None]
+
+    def at_epoch(self, epoch: int) -> Manifest:
+        """The last link of that epoch.
+
+        Raises `TrimmedError` for one that is past its retention, `LakeError` for one that never was.
+        """
+        numbers = self.numbers()
+        # Epochs never fall along the chain, so the last link at or below the epoch is found by halves.
+        low, high = 0, len(numbers)
+        best: Manifest | None = None
+        while low < high:
+            middle = (low + high) // 2
+            manifest = self._read(numbers[middle])
+            if manifest is None or manifest.epoch <= epoch:
+                best = manifest or best
+                low = middle + 1
+            else:
+                high = middle
+        if best is not None and best.epoch == epoch:
+            return best
+        oldest = self._read(numbers[0]) if numbers else None
+        if oldest is not None and epoch < oldest.epoch:
+            raise TrimmedError(
+                f"epoch {epoch} has expired; the oldest that is kept is {oldest.epoch}",
+                where=str(self.root),
+                repair="read a later epoch, or set a longer [lake] retention",
+            )
+        nearest = f"; the one before is {best.epoch}" if best is not None else ""
+        raise LakeError(
+            f"there is no epoch {epoch}{nearest}",
+            where=str(self.root),
+            repair="list them with `tuskline epochs list`",
+        )
+
+    def as_of(self, moment: float) -> Manifest:
+        """The link that was the newest at `moment`, in seconds since the Unix epoch.
+
+        Raises `TrimmedError` if that is before the oldest kept link, `LakeError` if nothing is published.
+        """
+        oldest: Manifest | None = None
+        for number in reversed(self.numbers()):
+            manifest = self._read(number)
+            if manifest is None:
+                continue
+            if manifest.published_at <= moment:
+                return manifest
+            oldest = manifest
+        if oldest is None:
+            raise LakeError("nothing is published yet", where=str(self.root))
+        raise TrimmedError(
+            f"nothing is kept from that time; the oldest epoch that is kept is {oldest.epoch}",
+            where=str(self.root),
+            repair="read a later epoch, or set a longer [lake] retention",
+        )
+
+    def publish(self, manifest: Manifest, head: Manifest | None) -> None:
+        """Make `manifest` the link after `head`, durably.
+
+        Raises `FencedError` if another writer has published since `head`, `CorruptError` if `head` is lost, and
+        `AssertionError` for a link that could not follow `head`.
+        """
+        if head is not None:
+            assert manifest.link == head.link + 1, "links are consecutive"
+            assert manifest.epoch >= head.epoch, "epochs never go back"
+            assert manifest.term >= head.term, "terms never go back"
+            assert manifest.steady_at >= head.steady_at, "the steady time never goes back"
+            if not self.has(head.link) and max(self.numbers(), default=0) < head.link:
+                raise lost(
+                    PublishedLink(head.link, head.epoch, head.term), self.head(), self.where(head)
+                )
+        self._told.fence(manifest)
+        path = self._path(manifest.link)
+        taken = not create_exclusively(path, dump(manifest.to_json()))
+        newest = self.numbers()[-1]
+        retired = not self._path(head.link).exists() if head is not None else newest > manifest.link
+        if retired and not taken:
+            path.unlink()
+        if taken or retired:
+            now = self._read(newest)
+            raise FencedError(
+                f"link {manifest.link} is not ours to publish: term {manifest.term} is over"
+                + (f", term {now.term} is at link {now.link}" if now is not None else ""),
+                where=str(self.root),
+                repair="nothing: the newer writer goes on",
+            )
+
+        self._told.tell(manifest)
+
+    def told(self) -> PublishedLink | None:
+        """The newest link that a writer has told of, which may not be the newest. Raises `CorruptError`.
+
+        Ask before the chain is read.
+        """
+        return self._told.read()
+
+    def where(self, link: ChainLink) -> str:
+        """The file of this link."""
+        return str(self._path(link.link))
+
+    def missing(self) -> list[int]:
+        """Numbers of links that are lost between others: those removed by retention are older than all that are there."""
+        there = self.numbers()
+        gaps = [n for before, after in pairwise(there) for n in range(before + 1, after)]
+        # Retention may have removed some while the folder was listed; it goes from the old end, in order.
+        return [n for n in gaps if any(self.has(older) for older in there if older < n)]
+
+    def has(self, link: int) -> bool:
+        """Whether this link is kept."""
+        return self._path(link).exists()
+
+    def retire(self, before: float, held_from: int | None = None) -> int:
+        """Remove the links that were already succeeded at `before` (steady seconds), below `held_from`; how many.
+
+        The newest link published at or before that time stays, for it was current then; so does the head.
+        A link of an earlier format has no steady time: it counts as published with the next one that has.
+        """
+        removed = 0
+        succeeded: list[int] = []
+        for number, following in pairwise(self.numbers()):
+            after = self._read(following)
+            if after is None or (held_from is not None and number >= held_from):
+                break
+            succeeded.append(number)
+            if not after.steady_at:
+                continue
+            if after.steady_at > before:
+                break
+            for old in succeeded:
+                self._path(old).unlink(missing_ok=True)
+            removed += len(succeeded)
+            succeeded.clear()
+        return removed
+
+    def _path(self, link: int) -> Path:
+        return self._epochs / f"{link:0{_LINK_DIGITS}d}.json"
+
+    def _read(self, link: int) -> Manifest | None:
+        """The link; None if it has been removed in between."""
+        path = self._path(link)
+        try:
+            record = load(path)
+        except FileNotFoundError:
+            return None
+        manifest = Manifest.from_json(record, str(path))
+        if manifest.link != link:
+            raise CorruptError(f"holds link {manifest.link}", where=str(path), repair=REPAIR)
+        return manifest
+
+
+def wait_for_epoch(
+    lake: str | Path, version: int, *, timeout: float, stop: threading.Event | None = None
+) -> Manifest:
+    """Wait until an epoch at or past `version` is published; the newest then. `timeout` is in seconds.
+
+    Raises `DeadlineError`, also when `stop` is set before.
+    """
+    chain = open_chain(lake)
+    stop = stop or threading.Event()
+    deadline = time.monotonic() + timeout
+    while True:
+        head = chain.head()
+        if head is not None and head.epoch >= version:
+            return head
+        left = deadline - time.monotonic()
+        # The lake's writer is another process, on a disk that tells nobody: looking again is all there is.
+        if left <= 0 or stop.wait(min(left, _LOOK_AGAIN)):
+            tables = head.tables if head is not None else {}
+            held = [f"{name} ({t.reason})" for name, t in tables.items() if t.state == HELD]
+            raise DeadlineError(
+                f"version {version} was not published in time; the newest epoch is "
+                f"{head.epoch if head is not None else 'none'}"
+                + (f"; epochs wait for {', '.join(held)}" if held else ""),
+                where=str(chain.root),
+                repair="see `tuskline table list`, and that `tuskline lake run` is running",
+            )

@@ -1,0 +1,57 @@
+"""Which link was the newest, told beside the chain: so the loss of the newest link is noticed. Pure.
+
+`<lake>/_tuskline/newest.json` has number, epoch and term of a link, and is replaced after each publication
+(`newest_record`).
+
+Invariant: the chain's newest link has this number and term, or greater ones. Publications add greater ones only, and
+retention removes from the old end, never the newest; so if the chain ends before, its newest links are lost. What is
+told may be older than the newest link, for its writer may die or sleep in between: then less is noticed, and nothing
+that is not so. For the same reason it has to be read *before* the chain.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from walsender_bridge.errors import CorruptError
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedLink:
+    """A link that was published."""
+
+    link: int
+    epoch: int
+    term: int
+
+
+class ChainLink(Protocol):
+    """As `PublishedLink`, in the chain."""
+
+    @property
+    def link(self) -> int:
+        """Its number."""
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that it shows."""
+
+    @property
+    def term(self) -> int:
+        """Its writer's term."""
+
+
+def is_lost(told: PublishedLink | None, newest: ChainLink | None) -> bool:
+    """Whether the link that was told, or what came after it, is not in the chain any more."""
+    if told is None:
+        return False
+    return newest is None or newest.link < told.link or newest.term < told.term
+
+
+def lost(told: PublishedLink, newest: ChainLink | None, where: str) -> CorruptError:
+    """The error: `where` is the file of the link that was told."""
+    left = f"link {newest.link} (epoch {newest.epoch})" if newest is not None else "none"
+    return CorruptError(
+        f"link {told.link} (epoch {told.epoch}) was published and is lost; the newest that is left is {left}",
+        where=where,
+        repair="restore the file from a backup; or, to go on from what is left, remove _tuskline/newest.json",
+    )

@@ -1,0 +1,64 @@
+"""The file that tells which link was the newest (`newest_told`)."""
+
+import contextlib
+import os
+import uuid
+from dataclasses import asdict
+from pathlib import Path
+
+from spark_consumers.lake.manifest.newest import ChainLink, PublishedLink
+from spark_consumers.lake.manifest.sealed_json import dump, load
+from walsender_bridge.errors import CorruptError, FencedError
+
+
+class NewestRecord:
+    """The record of one lake; `state` is its folder `_tuskline`."""
+
+    def __init__(self, state: Path) -> None:
+        self._file = state / "newest.json"
+
+    def read(self) -> PublishedLink | None:
+        """What was told last; None if nothing was. Raises `CorruptError` for a file that is not what was written."""
+        try:
+            record = load(self._file)
+            return PublishedLink(record["link"], record["epoch"], record["term"])
+        except FileNotFoundError:
+            return None
+        except (CorruptError, KeyError) as error:
+            what = error.what if isinstance(error, CorruptError) else f"lacks {error}"
+            raise CorruptError(
+                what,
+                where=str(self._file),
+                repair="remove it: the lake's driver makes it anew with its next link",
+            ) from None
+
+    def tell(self, link: ChainLink) -> None:
+        """This link was published. One that is older than what was told changes nothing."""
+        before = self._known()
+        if before is not None and before.link >= link.link:
+            return
+        draft = self._file.with_name(f".{self._file.name}.{uuid.uuid4().hex}.tmp")
+        try:
+            with draft.open("xb") as file:
+                file.write(dump(asdict(PublishedLink(link.link, link.epoch, link.term))))
+                file.flush()
+                os.fsync(file.fileno())
+            draft.replace(self._file)
+        finally:
+            draft.unlink(missing_ok=True)
+
+    def fence(self, link: ChainLink) -> None:
+        """Raise `FencedError` if a writer of a higher term than this link's has told of one, though it may be lost."""
+        told = self._known()
+        if told is not None and told.term > link.term:
+            raise FencedError(
+                f"link {link.link} is not ours to publish: term {link.term} is over, "
+                f"term {told.term} is at link {told.link}",
+                where=str(self._file),
+                repair="nothing: the newer writer goes on",
+            )
+
+    def _known(self) -> PublishedLink | None:
+        with contextlib.suppress(CorruptError):
+            return self.read()
+        return None

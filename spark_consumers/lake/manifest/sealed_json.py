@@ -1,0 +1,55 @@
+"""The lake's own records, each a JSON object with the checksum of its members.
+
+Not `runtime.checksummed_json`: a link of the chain is made exclusively, never replaced, and its format is that of lakes.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import google_crc32c
+
+from walsender_bridge.errors import CorruptError
+
+#: 2 brought tables that do not follow, copies beside their tables, and answers to requests; 3 a checksum in each file;
+#: 4 the steady time in each link, and the shape of each table at its source; 5 the log that a link is of.
+FORMAT_VERSION = 5
+#: The member that has the CRC32C of all others, and the format that brought it.
+_CRC = "crc"
+_SEALED_FROM = 3
+
+REPAIR = (
+    "restore the file from a backup; or, if it is in _tuskline/epochs and there is no backup, move it away: its epoch is lost, "
+    "and the lake goes on with the others"
+)
+
+
+def dump(record: dict[str, Any]) -> bytes:
+    """The file of a record."""
+    return json.dumps({**record, _CRC: _crc(record)}, indent=1).encode()
+
+
+def _crc(record: dict[str, Any]) -> int:
+    crc: int = google_crc32c.value(json.dumps(record).encode())
+    return crc
+
+
+def load(path: Path) -> dict[str, Any]:
+    """The record in a file. Raises `CorruptError` for another content, `FileNotFoundError`."""
+    content = path.read_bytes()
+    try:
+        record = json.loads(content)
+    except ValueError as error:
+        raise CorruptError(f"not JSON: {error}", where=str(path), repair=REPAIR) from None
+    if not isinstance(record, dict):
+        raise CorruptError("not an object", where=str(path), repair=REPAIR)
+    version = record.get("format_version")
+    version = version if isinstance(version, int) else 0
+    sealed = version >= _SEALED_FROM
+    told = record.pop(_CRC, None)
+    # A later format may be sealed otherwise.
+    if version <= FORMAT_VERSION and (sealed or told is not None) and told != _crc(record):
+        raise CorruptError(
+            "its content is not what was written (CRC32C)", where=str(path), repair=REPAIR
+        )
+    return record

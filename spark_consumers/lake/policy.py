@@ -1,0 +1,58 @@
+"""What the configuration says about tables that cannot follow. Pure.
+
+`failing_table` has three values:
+
+- `hold`: all or nothing. No epoch is published while a table cannot follow.
+- `wait_for_copy` (the default): epochs wait for a table that is being copied again, for that ends by itself. They go on
+  without one that waits for somebody's decision (a value that the lake cannot hold, damage, a fault of ours, changes
+  that the log has trimmed), or of which a copy has failed.
+- `go_on`: epochs wait for no table.
+
+A table that epochs go on without is `stale`, and a reader gets it only by asking for that (`reader.read`): so a
+transaction is in all tables that a snapshot gives, or in none, whatever is set here.
+"""
+
+from dataclasses import dataclass, replace
+
+from spark_consumers.lake.manifest.chain import Manifest
+from spark_consumers.lake.manifest.table_version import HELD, STALE
+
+HOLD, WAIT_FOR_COPY, GO_ON = "hold", "wait_for_copy", "go_on"
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What the configuration says of tables.
+
+    `failing_table`: see above. `copy_rate`: bytes a second that a copy writes at most. `keep_paused`: seconds for which
+    the log is kept for a paused table.
+    """
+
+    failing_table: str = WAIT_FOR_COPY
+    copy_rate: float | None = None
+    keep_paused: float = 86_400.0
+
+    def holds(self, *, copied_again: bool) -> bool:
+        """Whether epochs wait for a table that stops following now; `copied_again`: a copy of it is made by itself."""
+        return self.failing_table == HOLD or (copied_again and self.failing_table == WAIT_FOR_COPY)
+
+    @property
+    def holds_streams(self) -> bool:
+        """Whether epochs wait for the tables of a stream whose log was rolled back (`rolled_back`)."""
+        return self.failing_table != GO_ON
+
+    def released(self, head: Manifest, rolled_back: str) -> Manifest:
+        """The head with the tables that hold the epochs back, and are not to by this policy, stale.
+
+        `rolled_back`: what the reason of a table begins with whose log was rolled back.
+        """
+        if self.failing_table == HOLD:
+            return head
+        tables = dict(head.tables)
+        for name, table in head.tables.items():
+            if table.state != HELD:
+                continue
+            waits = name not in head.set_aside and bool(table.resync)
+            if self.failing_table == GO_ON or not (waits or table.reason.startswith(rolled_back)):
+                tables[name] = replace(table, state=STALE)
+        return replace(head, tables=tables)

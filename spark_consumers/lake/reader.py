@@ -1,0 +1,273 @@
+"""Reading a lake: all tables of one epoch, or none.
+
+`read` resolves one manifest, once, and every table of the `Snapshot` is read at the snapshot that this
+manifest names. So whatever is joined, at whatever time, is of one epoch; and a Spark session that has read
+an epoch is never given an older one by a later `read` that does not ask for it.
+
+While a `Snapshot` is there, and an hour longer, its epoch does not expire (`lake.manifest.reader_leases`).
+"""
+
+import difflib
+import hashlib
+import time
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from spark_consumers.lake.manifest.chain import (
+    LIVE,
+    Chain,
+    Manifest,
+    StreamPosition,
+    TableVersion,
+    open_chain,
+)
+from spark_consumers.lake.manifest.newest import is_lost, lost
+from spark_consumers.lake.manifest.reader_leases import lease_on
+from spark_consumers.lake.tables.states import is_behind
+from walsender_bridge.errors import LakeError, NotSupportedError, TrimmedError, UsageError
+from walsender_bridge.postgres.protocol.relation_name import split_relation
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+#: How long a reader waits for a link that it has seen already, in seconds.
+_PATIENCE = 10.0
+_LOOK_AGAIN = 0.1
+
+#: For each Spark application and lake the newest epoch that it has read.
+_seen: "WeakKeyDictionary[Any, dict[str, int]]" = WeakKeyDictionary()
+#: For each Spark session the views that were registered, by lake and prefix.
+_views: "WeakKeyDictionary[Any, dict[tuple[Path, str], set[str]]]" = WeakKeyDictionary()
+
+
+def read(
+    spark: "SparkSession",
+    lake: str | Path,
+    epoch: int | None = None,
+    as_of: float | None = None,
+    live: bool = False,
+    *,
+    allow_stale: bool = False,
+) -> "Snapshot":
+    """All tables of the lake at one epoch: the newest, or that of number `epoch`, or of the time `as_of`.
+
+    `as_of` is in seconds since the Unix epoch: what was the newest then. A table that cannot follow has the rows of an
+    earlier epoch, and may lack parts of transactions that others show: it is left out of the snapshot, unless
+    `allow_stale`. Tables that were paused on request, or have left their publication, are in it. Raises `LakeError` (no lake, no
+    such epoch), `TrimmedError` (past its retention), `CorruptError`, `NotSupportedError` (`live`).
+    """
+    if live:
+        raise NotSupportedError(
+            "live reads are not in this version", repair="read the newest epoch: leave live out"
+        )
+    if epoch is not None and as_of is not None:
+        raise UsageError("epoch and as_of exclude each other", repair="give one of them")
+    chain = open_chain(lake)
+    identity: str = chain.identity()["lake"]
+    seen = _seen.setdefault(spark.sparkContext, {})
+    lease = lease_on(chain.root)
+    with lease.resolving() if lease is not None else nullcontext():
+        if epoch is not None:
+            manifest = chain.at_epoch(epoch)
+        elif as_of is not None:
+            manifest = chain.as_of(as_of)
+        else:
+            manifest = _newest(chain, seen.get(identity, 0))
+        snapshot = Snapshot(spark, chain.root, manifest, allow_stale=allow_stale)
+        if lease is not None:
+            lease.keep(snapshot, manifest.link)
+    seen[identity] = max(seen.get(identity, 0), manifest.epoch)
+    return snapshot
+
+
+def _newest(chain: Chain, least: int) -> Manifest:
+    """The newest link, once it is as new as what this session has read, and what was published.
+
+    On a disk that several machines share, a listing may be older than one seen before. Raises `CorruptError` if the
+    newest link is lost: an older one would take this reader back.
+    """
+    where = str(chain.root)
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        told = chain.told()
+        found = chain.head()
+        is_behind = told is not None and is_lost(told, found)
+        if found is not None and found.epoch >= least and not is_behind:
+            return found
+        if told is not None and is_behind and time.monotonic() > deadline:
+            raise lost(told, found, chain.where(told))
+        if is_behind:
+            time.sleep(_LOOK_AGAIN)
+            continue
+        if found is None and not least:
+            raise LakeError(
+                "nothing is published yet",
+                where=where,
+                repair="see that `tuskline lake run` is running",
+            )
+        if time.monotonic() > deadline:
+            raise LakeError(
+                f"this session has read epoch {least}, but the newest here is "
+                f"{found.epoch if found is not None else 'gone'}",
+                where=where,
+                repair="see that this is the same lake, not an older copy of it",
+            )
+        time.sleep(_LOOK_AGAIN)
+
+
+class Snapshot(Mapping[str, "DataFrame"]):
+    """The tables of one epoch, as DataFrames by name: `snapshot["public.orders"]`.
+
+    A name is `stream.schema.table`, or a shorter end of it that only one table has.
+    """
+
+    def __init__(
+        self, spark: "SparkSession", root: Path, manifest: Manifest, *, allow_stale: bool = False
+    ) -> None:
+        self._spark = spark
+        self._root = root
+        self.manifest = manifest
+        self._withheld = (
+            {}
+            if allow_stale
+            else {n: t for n, t in manifest.readable.items() if is_behind(manifest, t)}
+        )
+
+    @property
+    def epoch(self) -> int:
+        """The epoch's number: the log's version that it ends with."""
+        return self.manifest.epoch
+
+    @property
+    def positions(self) -> dict[str, StreamPosition]:
+        """Where the epoch cuts each stream."""
+        return dict(self.manifest.streams)
+
+    @property
+    def tables(self) -> list[str]:
+        """The names of the tables that this snapshot gives, `stream.schema.table`, ordered."""
+        return sorted(self.manifest.readable.keys() - self._withheld.keys())
+
+    @property
+    def stale(self) -> dict[str, str]:
+        """The tables whose rows are those of an earlier epoch, and why: paused, stale, copied again, or left."""
+        return {
+            name: f"as of epoch {table.as_of}: {table.reason or table.state}"
+            for name, table in self.manifest.readable.items()
+            if table.state != LIVE and table.as_of != self.epoch
+        }
+
+    def __getitem__(self, name: str) -> "DataFrame":
+        """The table as a DataFrame.
+
+        Raises `LakeError` for an unknown or ambiguous name, and for a stale table without `allow_stale`, `TrimmedError` if the epoch has expired,
+        `CorruptError` for a file of its metadata that is not what was written.
+        """
+        from spark_consumers.lake.format.iceberg_read import read_snapshot
+        from spark_consumers.lake.format.table_format import ROW_ID
+
+        full = self.resolve(name)
+        table: TableVersion = self.manifest.readable[full]
+        path = self._root / table.path
+        try:
+            frame: DataFrame = read_snapshot(self._spark, str(path), table.snapshot_id)
+        except Exception:
+            if path.exists() and open_chain(self._root).has(self.manifest.link):
+                raise
+            # Spark tells it in its own words, which name a snapshot by a number.
+            raise TrimmedError(
+                f"epoch {self.epoch} has expired",
+                where=full,
+                repair="read a later epoch; an epoch is kept only for readers that can write to the lake's folder",
+            ) from None
+        return frame if table.key else frame.drop(ROW_ID)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tables)
+
+    def __len__(self) -> int:
+        return len(self.tables)
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and len(self._matches(name)) == 1
+
+    def resolve(self, name: str) -> str:
+        """The full name of the table that is meant. Raises `LakeError`."""
+        found = self._matches(name)
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise LakeError(
+                f"{name!r} is ambiguous", where=str(self._root), repair=f"name one of {found}"
+            )
+        stale = _matching(name, self._withheld)
+        if stale:
+            raise LakeError(
+                f"the rows are those of epoch {self._withheld[stale[0]].as_of}, not of epoch {self.epoch}: "
+                f"{self._withheld[stale[0]].reason}",
+                where=stale[0],
+                repair="see `tuskline status`; read(..., allow_stale=True) gives these rows",
+            )
+        ends = {end: full for full in self.tables for end in _ends(full)}
+        close = difflib.get_close_matches(name, ends, n=3, cutoff=0.5)
+        nearest = sorted({ends[c] for c in close}) or self.tables[:10]
+        reason = self.manifest.set_aside.get(name)
+        raise LakeError(
+            f"no table {name!r} in epoch {self.epoch}" + (f": {reason}" if reason else ""),
+            where=str(self._root),
+            repair=f"the nearest are {nearest}" if nearest else "no table is published yet",
+        )
+
+    def _matches(self, name: str) -> list[str]:
+        return _matching(name, self.tables)
+
+    def register_views(self, prefix: str = "") -> dict[str, str]:
+        """Make a temporary view of each table, `prefix_schema_table`; by the view's name, the table's.
+
+        With several streams the stream is in the name: `prefix_stream_schema_table`. Dots become underscores, and where
+        two names are one to Spark, which ignores case, each gets a few characters of its own. The views stay at this
+        epoch. Views of an earlier snapshot that this one does not make again are dropped: they would be of another epoch.
+        """
+        readable = view_names(self.manifest.readable, prefix)
+        names = {view: full for view, full in readable.items() if full not in self._withheld}
+        known = _views.setdefault(self._spark, {}).setdefault((self._root, prefix), set())
+        # First, as Spark ignores case. A table may have had another name before: a stream, or one of its name, came.
+        for view in (known | readable.keys()) - names.keys():
+            self._spark.catalog.dropTempView(view)
+            known.discard(view)
+        for view, full in names.items():
+            known.add(view)
+            quoted = view.replace("`", "``")
+            self[full].createOrReplaceTempView(f"`{quoted}`")
+        return names
+
+
+def view_names(tables: Iterable[str], prefix: str = "") -> dict[str, str]:
+    """The names of the views of these tables (`stream.schema.table`), and which table each is of."""
+    split = {full: full.partition(".") for full in sorted(tables)}
+    several = len({stream for stream, _, _ in split.values()}) > 1
+    named = defaultdict(list)
+    for full, (stream, _, relation) in split.items():
+        parts = [*([prefix] if prefix else []), *([stream] if several else [])]
+        view = "_".join([*parts, *split_relation(relation)]).replace(".", "_")
+        named[view.casefold()].append((view, full))
+    found = {}
+    for same in named.values():
+        for view, full in same:
+            mark = hashlib.sha256(full.encode()).hexdigest()[:6]
+            found[view if len(same) == 1 else f"{view}_{mark}"] = full
+    return found
+
+
+def _matching(name: str, tables: Collection[str]) -> list[str]:
+    return [name] if name in tables else sorted(t for t in tables if name in _ends(t))
+
+
+def _ends(full: str) -> list[str]:
+    """`stream.schema.table`, `schema.table`, `table`: a table's own name may have dots too."""
+    relation = full.partition(".")[2]
+    return [full, relation, split_relation(relation)[1]]

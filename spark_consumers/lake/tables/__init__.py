@@ -1,0 +1,1 @@
+"""The states of tables, and what changes about them at the source; decisions are pure."""

@@ -1,0 +1,160 @@
+"""What a look at a source means for its tables in the lake: which are copied again, and which just go on. Pure.
+
+The look was begun after every table that is judged had come into the chain. What it shows is compared with the shape
+that each table, and each copy that is not shown yet, has (`shape`): if something is missing, the table stops
+following, and a copy is given up; both are copied again. Otherwise the table's shape is from now on the one that was
+seen, so what is compared next is what comes after.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+from spark_consumers.lake.manifest.chain import Manifest, TableVersion
+from spark_consumers.lake.manifest.table_version import HELD, LEFT, LIVE, STALE
+from spark_consumers.lake.tables import states
+from spark_consumers.lake.tables.shape import (
+    Publication,
+    Shape,
+    changed,
+    followed,
+    others_by_now,
+    refusal,
+    sent_names,
+)
+from spark_consumers.lake.tables.states import stream_of
+from walsender_bridge.change_log.entry import NAMED_OTHERWISE
+
+
+def compare(
+    head: Manifest, stream: str, look: Publication, later: Collection[str], *, holds: bool
+) -> tuple[Manifest, dict[str, str]]:
+    """The head after this look, and why tables have to be copied again. `later`: what came after the look began.
+
+    `holds`: epochs wait for a table that is copied again.
+    """
+    told: dict[str, str] = {}
+    for relation, now in look.shapes.items():
+        name = f"{stream}.{relation}"
+        if name in later:
+            continue
+        copy, table = head.copies.get(name), head.tables.get(name)
+        if copy is not None:
+            reason = outdated(copy, now, look)
+            made = {**head.copies, name: followed_by(copy, now, look)}
+            if reason is not None:
+                told[name] = reason
+                del made[name]
+            head = replace(head, copies=made)
+        if table is None or _is_copied_again(table):
+            continue
+        reason = outdated(table, now, look)
+        if reason is None:
+            head = replace(head, tables={**head.tables, name: followed_by(table, now, look)})
+        else:
+            told[name] = reason
+            head = states.outdate(head, name, reason, holds=holds)
+    return head, told
+
+
+def followed_by(table: TableVersion, now: Shape, look: Publication) -> TableVersion:
+    """The table after a look in which it lacks nothing."""
+    if table.shape:
+        now = followed(Shape.load(table.shape), now, look.lsn)
+    return replace(table, shape=now.dump())
+
+
+def partitions(table: TableVersion) -> dict[int, int]:
+    """The partitions that are known of a table, and before which LSN none of their changes was committed."""
+    parts = Shape.load(table.shape).parts if table.shape else ()
+    return {part.oid: part.empty_at for part in parts}
+
+
+def told_of(
+    tables: Mapping[str, TableVersion],
+    unexpected: Mapping[str, Collection[int]],
+    looked: Collection[str],
+) -> tuple[dict[str, TableVersion], dict[str, str]]:
+    """The tables after changes of `unexpected` partitions came for some, and why tables have to be copied again.
+
+    The log is read after the looks. `looked`: the streams whose look began after all these changes were committed: what it
+    did not show is gone already, with rows that no change has removed. Of other streams the next look tells.
+    """
+    made, told = dict(tables), {}
+    for name, oids in unexpected.items():
+        table = tables[name]
+        if not oids or not table.shape:
+            continue
+        shape = Shape.load(table.shape)
+        back = sorted(part.name for part in shape.parts if part.link and part.oid in oids)
+        gone = sorted(set(oids) - set(partitions(table)))
+        if NAMED_OTHERWISE in oids:
+            told[name] = "a partition of it had another replica identity than the table has"
+        elif back:
+            told[name] = f"its partition {back[0]} had rows, and was attached again without them"
+        elif gone and stream_of(name) in looked:
+            told[name] = f"its partition with OID {gone[0]} had rows, and was dropped or detached"
+        else:
+            made[name] = replace(table, shape=shape.told_of(oids).dump())
+    return made, told
+
+
+def _is_copied_again(table: TableVersion) -> bool:
+    """Whether its rows do not count any more, or somebody has to decide first."""
+    return table.state in {HELD, STALE, LEFT} or (table.state != LIVE and bool(table.resync))
+
+
+def outdated(table: TableVersion, now: Shape, look: Publication) -> str | None:
+    """Why the table has to be copied again, its source being as the look saw it; None if it has not."""
+    if now.oid != table.relation_id:
+        return "the table was dropped and another was made under its name"
+    reason = None
+    if table.shape:
+        before = Shape.load(table.shape)
+        reason = changed(before, now, look.empty) or _added_since(table, before, now)
+    elif now.file == 0:
+        # Whatever happened to its partitions since it was copied, the stream has told nothing of it.
+        reason = "an earlier version copied it, which did not follow its partitions"
+    refused = refusal(now)
+    if reason is None and refused is not None:
+        reason = f"{refused.reason}: {refused.repair}"
+    return reason
+
+
+def _added_since(table: TableVersion, before: Shape, now: Shape) -> str | None:
+    """Why columns that the lake took from the stream before any look had shown them are not what they were."""
+    names = [name for name, _, _ in table.layout]
+    added = [name for name in names if name not in sent_names(before)]
+    if added and (others_by_now(names, now) or not set(names) <= set(sent_names(now))):
+        return f"its column {added[0]!r} was added, and is another one by now"
+    return None
+
+
+def known(head: Manifest, stream: str) -> set[int]:
+    """The OIDs of a stream's tables and their partitions."""
+    versions = [
+        table
+        for tables in (head.tables, head.copies)
+        for name, table in tables.items()
+        if stream_of(name) == stream and table.shape
+    ]
+    return {oid for table in versions for oid in Shape.load(table.shape).relations}
+
+
+def unshown(head: Manifest, looks: Mapping[str, Publication]) -> dict[str, str]:
+    """The tables of the head that are not what these sources have by now, and why.
+
+    A table whose shape is not known is not known to be.
+    """
+    found = {}
+    for stream, look in looks.items():
+        for relation, now in look.shapes.items():
+            name = f"{stream}.{relation}"
+            table = head.tables.get(name)
+            if table is None or table.state != LIVE:
+                continue
+            reason = outdated(table, now, look)
+            if reason is None and not table.shape:
+                reason = "not compared with its source yet"
+            if reason is not None:
+                found[name] = reason
+    return found

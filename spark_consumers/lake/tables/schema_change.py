@@ -1,0 +1,104 @@
+"""What becomes of a table whose changes have another shape than it has. Pure.
+
+A Relation message carries neither attribute numbers nor defaults: a rename looks like a drop and an add, and
+a default fills old rows without a word. So one kind of change is followed in place: columns that came at
+the end, nullable, without a default (the catalog is asked, `added_plainly`). Old rows then hold NULL
+there, which is what the lake's files without that column read as. Everything else is a table of its own: it
+is copied again, alone.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import pyarrow as pa
+
+from spark_consumers.lake.manifest.table_version import Column, TableVersion
+from spark_consumers.lake.tables.schema_match import Layout, SchemaMismatch
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnsAdded:
+    """The table has more columns at its end, from the offsets of these layouts on."""
+
+    layouts: tuple[Layout, ...]
+    added: tuple[Column, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FullResync:
+    """The table has to be copied again."""
+
+    reason: str
+
+
+def judge(
+    table: TableVersion, layouts: Sequence[Layout], misfits: Sequence[SchemaMismatch]
+) -> ColumnsAdded | FullResync:
+    """What these misfits of one table amount to. `layouts`: what is known of this epoch's changes already."""
+    known = list(layouts)
+    added: list[Column] = []
+    for told in sorted(misfits, key=lambda m: (m.offset, m.number)):
+        if told.reason:
+            return FullResync(told.reason)
+        if not known:
+            return FullResync(f"its columns changed to ({_named(told.columns)})")
+        now = known[-1].columns
+        if told.columns == now:
+            # A later range of the same epoch tells it again.
+            continue
+        new = told.columns[len(now) :]
+        if told.columns[: len(now)] != now or not new:
+            return FullResync(_changes(now, told.columns))
+        if any(name in told.key for name, _, _ in new) and table.key:
+            return FullResync(f"its key got the column {new[0][0]!r}")
+        if told.offset < known[-1].offset:
+            return FullResync(_changes(now, told.columns))
+        known.append(Layout(told.offset, told.columns))
+        added += new
+    return ColumnsAdded(tuple(known), tuple(added))
+
+
+def schema_hash(columns: pa.Schema, key: Collection[str]) -> str:
+    """A digest of a table's columns, types and key."""
+    told = "\n".join([*(f"{f.name}\t{f.type}" for f in columns), *key])
+    return blake2b(told.encode(), digest_size=16).hexdigest()
+
+
+def first_layout(table: TableVersion) -> tuple[Layout, ...]:
+    """A table's columns before any change of them; nothing is known of a table of format 1."""
+    return (Layout(0, table.layout),) if table.layout else ()
+
+
+def not_plain(added: Sequence[Column], catalog: Mapping[str, tuple[int, int, bool]]) -> str | None:
+    """Why added columns cannot be taken as they are; None if they can.
+
+    `catalog`: the table's columns now: type, modifier, and whether a row could have got a value there
+    that the log does not tell (a default, NOT NULL, generated).
+    """
+    for name, kind, typmod in added:
+        found = catalog.get(name)
+        if found is not None and found[2]:
+            return f"its column {name!r} was added with a default, or NOT NULL"
+        if found is None or found[:2] != (kind, typmod):
+            return f"its column {name!r} was added, and is another one by now"
+    return None
+
+
+def _changes(before: Sequence[Column], after: Sequence[Column]) -> str:
+    """In words, what differs between two lists of columns."""
+    old = {name: (kind, typmod) for name, kind, typmod in before}
+    new = {name: (kind, typmod) for name, kind, typmod in after}
+    gone = [name for name in old if name not in new]
+    come = [name for name in new if name not in old]
+    other = [name for name in old if name in new and new[name] != old[name]]
+    told = [
+        f"{word} {', '.join(names)}"
+        for word, names in (("lost", gone), ("got", come), ("has another type for", other))
+        if names
+    ]
+    return f"it {'; '.join(told)}" if told else "its columns are in another order"
+
+
+def _named(columns: Sequence[Column]) -> str:
+    return ", ".join(name for name, _, _ in columns)

@@ -1,0 +1,186 @@
+"""Whether changes of a table are of the table as it was copied, and what they are if not.
+
+Runs on the executors, beside `stage`. A change that does not fit is never folded: it is told to the driver
+(`SchemaMismatch`), which decides what becomes of the table (`schema_change`).
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from spark_consumers.decode.entries import ChangeBatch
+from spark_consumers.decode.types import arrow_schema
+from spark_consumers.lake.format.table_format import ROW_ID
+from spark_consumers.lake.manifest.table_version import Column
+from walsender_bridge.postgres.protocol.pgoutput import INSERT, Relation
+
+#: Names of Iceberg's own columns: Spark reads no table that has one of them.
+_RESERVED: Final = frozenset(
+    {
+        *("_file", "_pos", "_deleted", "_spec_id", "_partition"),
+        *("_row_id", "_last_updated_sequence_number"),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """From `offset` on, a table's changes have these columns."""
+
+    offset: int
+    columns: tuple[Column, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaMismatch:
+    """The first change in a range of a shape that the table does not have.
+
+    `number` is the range's, `offset` the log's. `reason`: what makes it another table whatever its columns
+    are. `columns` and `key` (`key_of`) are those that were sent.
+    """
+
+    table: str
+    number: int
+    offset: int
+    columns: tuple[Column, ...]
+    key: frozenset[str]
+    reason: str = ""
+
+
+def key_of(relation: Relation) -> frozenset[str]:
+    """The columns by which the updates and deletes of a relation name a row; none where they carry all of it.
+
+    With REPLICA IDENTITY FULL every column is flagged, whatever the primary key is: the stream tells neither
+    the key nor that it changed, so nothing may depend on one. Such a table is a bag.
+    """
+    if relation.replica_identity == "f":
+        return frozenset()
+    return frozenset(column.name for column in relation.columns if column.is_key)
+
+
+def columns_of(relation: Relation) -> tuple[Column, ...]:
+    """A relation's columns as a layout has them."""
+    return tuple((c.name, c.type_oid, c.typmod) for c in relation.columns)
+
+
+def without_copied(batch: ChangeBatch, start_lsn: int) -> ChangeBatch:
+    """The batch without the changes that a copy at that LSN has."""
+    if not len(batch) or batch.commit_lsn[-1] < start_lsn:
+        return _rows(batch, np.zeros(len(batch), np.bool_))
+    if batch.commit_lsn[0] < start_lsn:
+        return _rows(batch, batch.commit_lsn >= start_lsn)
+    return batch
+
+
+def unusable(names: Collection[str], key: Collection[str]) -> str | None:
+    """Why rows of these columns cannot be kept in a table with this key; None if they can."""
+    if not names:
+        return "it has no column that is sent, so its rows cannot be told apart or counted"
+    if not key and ROW_ID in names:
+        return f"it has no key, and its column {ROW_ID!r} has the name by which the lake tells its rows apart"
+    for name in names:
+        if name in _RESERVED:
+            return f"its column {name!r} has the name of a column of Iceberg's own, so Spark could not read it"
+    lake_names = names if key else (*names, ROW_ID)
+    same: dict[str, str] = {}
+    for name in lake_names:
+        other = same.setdefault(_folded(name), name)
+        if other != name:
+            return f"its columns {other!r} and {name!r} differ only in case, so Spark could not read it"
+    return None
+
+
+def _folded(name: str) -> str:
+    """What Spark compares of a column's name: it ignores case, a character at a time, as Java does."""
+    upper = (c.upper() if len(c.upper()) == 1 else c for c in name)
+    return "".join(c.lower()[0] for c in upper)
+
+
+def misfit(
+    batch: ChangeBatch,
+    columns: pa.Schema,
+    layouts: tuple[Layout, ...],
+    key: tuple[str, ...],
+    relation_id: int,
+) -> str | None:
+    """None if the batch fits; otherwise why it is another table ("": only its columns differ).
+
+    `layouts` in the order of their offsets; without any (a table of format 1), Arrow's types are compared.
+    """
+    relation = batch.relation
+    if relation.oid != relation_id:
+        return "the table was dropped and another was made under its name"
+    if reason := unusable([column.name for column in relation.columns], key):
+        return reason
+    identity = key_of(relation)
+    if identity != set(key):
+        # Inserts as well: two of them may have what the table takes for a key.
+        return f"its replica identity changed from {_named(key)} to {_named(identity)}"
+    if batch.unchanged is not None and batch.unchanged[batch.ops == INSERT].any():
+        # An UPDATE as PostgreSQL sends it. The value was never sent, and one of an earlier row may be another.
+        return (
+            "an UPDATE brought a row into its row filter, without a value that it left as it was (TOAST); with"
+            " REPLICA IDENTITY FULL that value is sent"
+        )
+    if not layouts:
+        return None if arrow_schema(relation.columns) == columns else ""
+    # One entry has one shape of a table, so a batch lies on one side of each layout's offset.
+    here = [layout for layout in layouts if layout.offset <= int(batch.offset[0])][-1]
+    return None if columns_of(relation) == here.columns else ""
+
+
+def unexpected(batch: ChangeBatch, known: Mapping[int, int]) -> set[int]:
+    """The partitions with changes in this batch that are not known, or had one before the LSN that is told of them."""
+    found = set()
+    for offset, number, oid in batch.partitions:
+        at = np.flatnonzero((batch.offset == offset) & (batch.sequence == number))
+        if len(at) and (oid not in known or batch.commit_lsn[at[0]] < known[oid]):
+            found.add(oid)
+    return found
+
+
+def padded(batch: ChangeBatch, columns: pa.Schema) -> ChangeBatch:
+    """The batch with NULL in the columns at the end that the table got later."""
+    missing = columns.types[len(batch.columns) :]
+    if not missing:
+        return batch
+    count = len(batch)
+    nulls = [pa.nulls(count, kind) for kind in missing]
+    unchanged = batch.unchanged
+    if unchanged is not None:
+        unchanged = np.column_stack([unchanged, np.zeros((count, len(missing)), np.bool_)])
+    return replace(
+        batch,
+        columns=[*batch.columns, *nulls],
+        unchanged=unchanged,
+        old_columns=None if batch.old_columns is None else [*batch.old_columns, *nulls],
+    )
+
+
+def _named(key: Collection[str]) -> str:
+    return f"({', '.join(sorted(key))})" if key else "whole rows"
+
+
+def _rows(batch: ChangeBatch, mask: np.ndarray) -> ChangeBatch:
+    chosen = pa.array(mask)
+    return replace(
+        batch,
+        ops=batch.ops[mask],
+        commit_lsn=batch.commit_lsn[mask],
+        xid=batch.xid[mask],
+        commit_time=batch.commit_time[mask],
+        offset=batch.offset[mask],
+        version=batch.version[mask],
+        sequence=batch.sequence[mask],
+        columns=[c.filter(chosen) for c in batch.columns],
+        unchanged=None if batch.unchanged is None else batch.unchanged[mask],
+        old_columns=None
+        if batch.old_columns is None
+        else [c.filter(chosen) for c in batch.old_columns],
+        old_kind=batch.old_kind[mask],
+        unfit={i: raw.filter(chosen) for i, raw in batch.unfit.items()},
+        old_unfit={i: raw.filter(chosen) for i, raw in batch.old_unfit.items()},
+    )

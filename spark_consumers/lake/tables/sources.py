@@ -1,0 +1,105 @@
+"""The databases that a lake is of, and what is asked of them beside copies. Needs no Spark."""
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+import structlog
+from psycopg import sql
+
+from spark_consumers.lake.tables.shape import Publication, Shape
+from spark_consumers.snapshot import flush_mark
+from walsender_bridge.errors import (
+    DeadlineError,
+    PublicationError,
+    UnavailableError,
+    UntrustedError,
+)
+from walsender_bridge.postgres.client.bounded_query import BoundedConnection
+from walsender_bridge.postgres.protocol.refusals import server_error
+from walsender_bridge.postgres.protocol.relation_name import relation_name
+from walsender_bridge.runtime.sql import load
+
+#: Tables of this schema are ours: they mark moments in the log, and are no part of the lake.
+OWN_SCHEMA = "tuskline"
+#: The first version that publishes schemas.
+_SCHEMAS = 150000
+_NO_SCHEMAS = "SELECT NULL::oid AS oid, NULL::oid AS pnpubid, NULL::oid AS pnnspid"
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True)
+class Source:
+    """A database that is captured: its stream, a DSN to copy from, and the publication that names tables."""
+
+    stream: str
+    dsn: str = field(repr=False)
+    publication: str
+
+
+def look(source: Source, known: Collection[int] = ()) -> Publication:
+    """What is published now. `known`: OIDs of partitions, see `Publication`. Raises `UnavailableError`, `DeadlineError`."""
+    with _connected(source) as connection:
+        # A new partition that is locked does not tell its size, and a backend that waits for it would stay after this look.
+        connection.execute(load("lake/lock_timeout").encode())
+        return shapes(connection, source.publication, known)
+
+
+def shapes(
+    connection: psycopg.Connection[tuple[Any, ...]], publication: str, known: Collection[int] = ()
+) -> Publication:
+    """A publication's tables in the connection's snapshot; one without tables has none."""
+    schemas = "SELECT * FROM pg_publication_namespace"
+    if connection.info.server_version < _SCHEMAS:
+        schemas = _NO_SCHEMAS
+    query = sql.SQL(load("lake/shapes")).format(schemas=sql.SQL(schemas))
+    names = {"publication": publication, "known": list(known)}
+    rows = connection.execute(query, names).fetchall()
+    found = {
+        relation_name(schema, name): Shape.from_json(record)
+        for schema, name, record, *_ in rows
+        if schema != OWN_SCHEMA
+    }
+    empty = frozenset(oid for *_, oids, _ in rows for oid in oids)
+    marks = [record for *names, record, _, _ in rows if relation_name(*names) == flush_mark.TABLE]
+    sends = all("update" in mark["operations"] for mark in marks)
+    return Publication(
+        found, empty, min((int(lsn) for *_, lsn in rows), default=0), bool(marks), sends
+    )
+
+
+def columns_now(source: Source, relation_id: int) -> dict[str, tuple[int, int, bool]]:
+    """A table's columns in the catalog, as `schema_change.not_plain` wants them. Raises as `look` does."""
+    with _connected(source) as connection:
+        rows = connection.execute(load("lake/table_columns"), {"table": relation_id}).fetchall()
+    return {name: (kind, typmod, filled) for name, kind, typmod, filled in rows}
+
+
+@contextmanager
+def _connected(source: Source) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
+    try:
+        with BoundedConnection.open(source.dsn) as connection:
+            yield connection
+    except psycopg.errors.LockNotAvailable as error:
+        text = error.diag.message_primary or str(error)
+        raise server_error(error.sqlstate or "", text, source.stream) from None
+    except psycopg.Error as error:
+        raise UnavailableError(
+            str(error).strip() or type(error).__name__,
+            where=source.stream,
+            repair="see that the server accepts connections",
+        ) from None
+
+
+def mark(source: Source) -> None:
+    """Commit something: on an idle server no cut would ever pass a copy's LSN, and no epoch would come."""
+    try:
+        with _connected(source) as connection:
+            flush_mark.check_published(connection, source.publication, source.stream)
+            flush_mark.write(connection, source.stream)
+    except (UnavailableError, DeadlineError, UntrustedError, PublicationError) as error:
+        # Then the tables are shown with the next commit of somebody else.
+        log.warning("no mark in the log", stream=source.stream, error=error.what)

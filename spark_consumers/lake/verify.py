@@ -1,0 +1,182 @@
+"""Every file of a lake compared with its checksums, and its rows with what its newest manifest tells; without Spark.
+
+Invariants. Nothing is changed. A lake that is written to meanwhile causes no error: a file's checksums are removed
+before the file, so checksums without their file mean a loss, and a file that disappeared with its checksums was
+removed.
+"""
+
+import json
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from spark_consumers.lake.catalog.links import folders
+from spark_consumers.lake.format import checksums
+from spark_consumers.lake.format.counted import count
+from spark_consumers.lake.format.iceberg_files import local
+from spark_consumers.lake.format.table_format import ROW_ID
+from spark_consumers.lake.manifest.chain import Chain, Manifest
+from spark_consumers.lake.manifest.newest import PublishedLink, is_lost, lost
+from walsender_bridge.errors import CorruptError, TusklineError
+
+#: Which file (relative to the lake), how many of how many.
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(slots=True)
+class VerifyResult:
+    """What was read. `unsealed`: files without checksums, which an older version wrote."""
+
+    links: int = 0
+    files: int = 0
+    bytes: int = 0
+    unsealed: int = 0
+    errors: list[TusklineError] = field(default_factory=list)
+
+
+def verify(chain: Chain, progress: Progress) -> VerifyResult:
+    """Read everything. Raises `LakeError` if there is no lake; what is damaged is in the result."""
+    found = VerifyResult()
+    chain.identity()
+    newest: Manifest | None = None
+    told = _told(chain, found)
+    for number in chain.numbers():
+        try:
+            manifest = chain.at_link(number)
+        except TusklineError as error:
+            found.errors.append(error)
+            continue
+        if manifest is not None:
+            newest = manifest
+            found.links += 1
+    if told is not None and is_lost(told, newest):
+        found.errors.append(lost(told, newest, chain.where(told)))
+    for number in chain.missing():
+        where = chain.where(PublishedLink(number, 0, 0))
+        found.errors.append(CorruptError(f"link {number} was published and is lost", where=where))
+    if newest is not None:
+        found.errors += _lost_snapshots(chain.root, newest)
+    found.errors += _wrong_hints(chain.root)
+    files = sorted(_files(chain.root))
+    for done, file in enumerate(files):
+        progress(str(file.relative_to(chain.root)), done, len(files))
+        _verify_file(file, found)
+    if newest is not None:
+        found.errors += list(_miscounted(chain, newest, [error.where for error in found.errors]))
+    return found
+
+
+def _told(chain: Chain, found: VerifyResult) -> PublishedLink | None:
+    """Before the chain is read, which may grow meanwhile."""
+    try:
+        return chain.told()
+    except CorruptError as error:
+        found.errors.append(error)
+        return None
+
+
+def _files(root: Path) -> Iterator[Path]:
+    """The files of all tables, and those that checksums say were there."""
+    places = [table / name for table in folders(root) for name in ("metadata", "data", "unfit")]
+    for file in (file for place in places for file in place.glob("*")):
+        sealed = checksums.file_of(file)
+        if sealed is not None and not sealed.exists():
+            yield sealed
+        elif not file.name.startswith(".") and file.name != "version-hint.text":
+            yield file
+
+
+def _verify_file(file: Path, found: VerifyResult) -> None:
+    try:
+        sealed = checksums.check(file)
+        found.files += 1
+        found.bytes += file.stat().st_size
+        found.unsealed += not sealed
+    except CorruptError as error:
+        if file.exists() or checksums.sums_of(file).exists():
+            found.errors.append(error)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        found.errors.append(
+            CorruptError(f"the file cannot be read: {error.strerror}", where=str(file))
+        )
+
+
+def _wrong_hints(root: Path) -> Iterator[TusklineError]:
+    """Hints at metadata that is not there: Iceberg does not open such a table. One that is no number counts for nothing."""
+    for hint in (folder / "metadata" / "version-hint.text" for folder in folders(root)):
+        text = _text(hint)
+        if text is None or not text.strip().isdecimal():
+            continue
+        named = hint.with_name(f"v{int(text)}.metadata.json")
+        # Written again meanwhile, it named one that was removed since.
+        if not named.exists() and _text(hint) == text:
+            yield CorruptError(
+                f"it names version {int(text)} of the table, which is not there",
+                where=str(hint),
+                repair="remove it: it only saves readers a listing",
+            )
+
+
+def _text(file: Path) -> str | None:
+    try:
+        return file.read_text(errors="replace")
+    except OSError:
+        return None
+
+
+def _lost_snapshots(root: Path, manifest: Manifest) -> Iterator[TusklineError]:
+    """Tables of the newest epoch whose own metadata does not have the snapshot."""
+    for table in manifest.versions:
+        folder = root / table.path / "metadata"
+        try:
+            lists = _manifest_list(folder, table.snapshot_id)
+        except CorruptError as error:
+            yield error
+            continue
+        if not lists.exists():
+            yield CorruptError("the manifest list is missing", where=str(lists))
+
+
+def _manifest_list(folder: Path, snapshot: int) -> Path:
+    numbers = [
+        int(file.name[1:].partition(".")[0]) for file in folder.glob("v[0-9]*.metadata.json")
+    ]
+    if not numbers:
+        raise CorruptError("the table has no metadata", where=str(folder.parent))
+    newest = folder / f"v{max(numbers)}.metadata.json"
+    try:
+        snapshots = {s["snapshot-id"]: s for s in json.loads(newest.read_bytes())["snapshots"]}
+        return local(snapshots[snapshot]["manifest-list"])
+    except (ValueError, KeyError, TypeError):
+        raise CorruptError(
+            f"snapshot {snapshot} is not in the table's metadata", where=str(newest)
+        ) from None
+
+
+def _miscounted(
+    chain: Chain, manifest: Manifest, damaged: Collection[str]
+) -> Iterator[TusklineError]:
+    """Tables of this link that have other rows than it tells, except where files are known to be damaged."""
+    for name, table in [*manifest.tables.items(), *manifest.copies.items()]:
+        folder = str(chain.root / table.path)
+        if any(where == folder or where.startswith(f"{folder}/") for where in damaged):
+            continue
+        repair = f"copy it anew: tuskline table resync {name}"
+        try:
+            lists = _manifest_list(Path(folder, "metadata"), table.snapshot_id)
+            there = count(lists, list(table.key) or [ROW_ID])
+        except (CorruptError, FileNotFoundError) as error:
+            # Retention may have taken what this link needed, and then the link.
+            if chain.has(manifest.link):
+                what = error.what if isinstance(error, CorruptError) else "a file is missing"
+                where = error.where if isinstance(error, CorruptError) else str(error.filename)
+                yield CorruptError(what, where=where, repair=repair)
+            continue
+        if there != table.rows:
+            yield CorruptError(
+                f"epoch {manifest.epoch} has {table.rows} rows of it, its files have {there}",
+                where=name,
+                repair=repair,
+            )

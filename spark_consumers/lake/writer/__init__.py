@@ -1,0 +1,1 @@
+"""The process that writes the lake: one round after another, requests, housekeeping."""

@@ -1,0 +1,132 @@
+"""The lake's folder as the steps of `takeover` act on it: each effect carried out, nothing decided."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from spark_consumers.lake.catalog import links as table_links
+from spark_consumers.lake.format import checksums
+from spark_consumers.lake.format.table_format import TableFormat
+from spark_consumers.lake.manifest import takeover
+from spark_consumers.lake.manifest.chain import Chain, Manifest
+from spark_consumers.lake.manifest.takeover import Leftover, LeftoverKind
+from walsender_bridge.errors import CorruptError, FencedError
+
+log = structlog.get_logger()
+
+
+class LakeSite:
+    """One lake on a local disk."""
+
+    def __init__(self, chain: Chain, tables: TableFormat) -> None:
+        self._chain = chain
+        self._format = tables
+        #: Folders that are known to stay.
+        self._kept: set[str] = set()
+
+    def do(self, effect: takeover.Effect) -> Any:
+        """Carry out an effect of the lake; its answer."""
+        match effect:
+            case takeover.ReadPublishedLink():
+                return self._chain.told()
+            case takeover.ReadHead():
+                return self._chain.head()
+            case takeover.ReadLinks():
+                return list(self._chain.links())
+            case takeover.Publish(link, after):
+                return self._publish(link, after)
+            case takeover.TakeTable(path, snapshot, term, epoch):
+                return self._take_table(path, snapshot, term, epoch)
+            case takeover.ListLeftovers():
+                return list(self.left())
+            case takeover.Remove(left):
+                return self.remove(left)
+        raise AssertionError(f"{effect} is of a table")
+
+    def _take_table(self, path: str, snapshot: int, term: int, epoch: int) -> CorruptError | None:
+        try:
+            self._format.take_over(self._path(path), snapshot, term, epoch)
+        except CorruptError as error:
+            log.warning("table is damaged", path=path, error=str(error))
+            return error
+        return None
+
+    def _path(self, path: str) -> str:
+        return str(self._chain.root / path)
+
+    def _publish(self, link: Manifest, after: Manifest | None) -> int | None:
+        try:
+            self._chain.publish(link, after)
+        except FencedError:
+            newest = self._chain.head()
+            if newest is None:
+                raise
+            log.info("takeover lost its link", term=link.term, link=link.link, newest=newest.term)
+            return newest.term
+        return None
+
+    def left(self) -> Iterator[Leftover]:
+        """What writers have made before it counts."""
+        for kind, pattern in (
+            (LeftoverKind.LINK_DRAFT, "_tuskline/epochs/.*.tmp"),
+            (LeftoverKind.STAGING, "_tuskline/staging/*"),
+        ):
+            for path in self._chain.root.glob(pattern):
+                yield Leftover(kind, self._relative(path))
+        # Also without metadata: a task may write into a folder that was removed.
+        for path in table_links.folders(self._chain.root):
+            yield Leftover(LeftoverKind.TABLE, self._relative(path))
+        yield from self._unfit()
+
+    def _unfit(self) -> Iterator[Leftover]:
+        for table in table_links.folders(self._chain.root):
+            for path in table.glob("unfit/*"):
+                sealed = checksums.file_of(path)
+                if sealed is not None and sealed.exists():
+                    # These go with their file.
+                    continue
+                yield Leftover(LeftoverKind.UNFIT, self._relative(path), self._relative(table))
+
+    def _relative(self, path: Path) -> str:
+        return str(path.relative_to(self._chain.root))
+
+    def remove(self, left: Leftover) -> None:
+        """Remove a file, or a folder with all that is in it."""
+        path = self._chain.root / left.path
+        if left.kind is LeftoverKind.TABLE:
+            self.remove_table(left.path)
+            return
+        log.info("garbage removed", kind=left.kind.name.lower(), path=left.path)
+        if left.kind is LeftoverKind.STAGING:
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            checksums.remove(path)
+
+    def remove_table(self, name: str) -> bool:
+        """Remove a table's folder that no link names; False, and it stays, while users have references in it."""
+        path = self._path(name)
+        users = self._format.users_refs(path)
+        if users and name not in self._kept:
+            log.warning("folder kept: it has branches or tags of users", path=name, names=users)
+            self._kept.add(name)
+        elif not users:
+            log.info("garbage removed", kind=LeftoverKind.TABLE.name.lower(), path=name)
+            shutil.rmtree(path, ignore_errors=True)
+        return not users
+
+    def sweep_unfit(self, head: Manifest) -> int:
+        """Remove our own and earlier files of unfit rows that no link names; how many. `head` is ours."""
+        found = list(self._unfit())
+        if not found:
+            return 0
+        named = takeover.names_of(self._chain.links())
+        # A round writes such files and publishes them before this writer comes to sweep again.
+        garbage = [
+            left for left in found if takeover.is_garbage(left, head, named, below=head.term + 1)
+        ]
+        for left in garbage:
+            self.remove(left)
+        return len(garbage)

@@ -1,0 +1,453 @@
+"""The lake's writer: a plain loop that takes over, copies what is missing, and publishes epochs.
+
+One writer at a time counts, by its term (`manifest`). What it needs after a crash is in the chain of
+manifests and in the change log, so it keeps nothing of its own; whatever fails is tried again from there,
+with growing pauses, for as long as no newer writer has come (`FencedError` ends it).
+"""
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import structlog
+from pyspark.sql import SparkSession
+
+from spark_consumers.lake.catalog.other_engines import OtherEngines
+from spark_consumers.lake.copy.bootstrap import TableCopier
+from spark_consumers.lake.copy.running import Copies
+from spark_consumers.lake.epoch import log_view, rolled_back
+from spark_consumers.lake.epoch.epoch_writer import EpochWriter, ShapeChangedError
+from spark_consumers.lake.format.data_files import remove_orphans
+from spark_consumers.lake.format.iceberg import IcebergFormat
+from spark_consumers.lake.manifest import takeover
+from spark_consumers.lake.manifest.chain import LIVE, Manifest, open_chain
+from spark_consumers.lake.manifest.table_version import RESUMING
+from spark_consumers.lake.policy import WAIT_FOR_COPY, Policy
+from spark_consumers.lake.tables import states
+from spark_consumers.lake.tables.fault import TableFaultsError
+from spark_consumers.lake.tables.publication_poller import PublicationPoller
+from spark_consumers.lake.tables.removed import departed
+from spark_consumers.lake.tables.sources import Source
+from spark_consumers.lake.writer import adopt
+from spark_consumers.lake.writer.lake_site import LakeSite
+from spark_consumers.lake.writer.leases import Leases
+from spark_consumers.lake.writer.log_access import LogAccess
+from spark_consumers.lake.writer.presence import Presence
+from spark_consumers.lake.writer.requests import Request
+from spark_consumers.lake.writer.retention import Retention, clock_after
+from spark_consumers.lake.writer.round_failures import RoundFailures
+from spark_consumers.lake.writer.table_work import TableWork
+from spark_consumers.spark.session import is_alive
+from walsender_bridge.change_log.client import LogStatus
+from walsender_bridge.errors import (
+    CorruptError,
+    FencedError,
+    LakeError,
+    NotSupportedError,
+    TusklineError,
+    UnavailableError,
+)
+from walsender_bridge.runtime.steady_clock import SteadyClock
+
+__all__ = ["Lakehouse", "Source"]
+
+#: How often the log is asked whether there is something to do, in seconds.
+_TICK = 0.1
+#: How often a driver looks whether the one that is at work still is, in seconds.
+_STANDBY = 0.5
+#: Pauses after failures, in seconds.
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 10.0
+#: Links in which a takeover looks for files that belong to nobody.
+_RECENT_LINKS = 100
+
+log = structlog.get_logger()
+
+
+@dataclass
+class _Writer:
+    """What a writer has while its term lasts."""
+
+    head: Manifest
+    epochs: EpochWriter
+    tables: TableWork
+    site: LakeSite
+    kept: Retention
+    engines: OtherEngines
+    #: Paths of tables that were damaged: before one is written again, it is taken over.
+    damaged: set[str] = field(default_factory=set)
+    #: Streams of which the log has another history than the lake, and why (`rolled_back`).
+    apart: dict[str, str] = field(default_factory=dict)
+
+
+class Lakehouse:
+    """The pipeline from a change log into one lake.
+
+    `lake` is the lake's folder, `log` the repository's address. `epoch_interval` and `retention_seconds`
+    are in seconds, `max_bytes_per_epoch` in bytes of the log as it is stored, `copy_rate` in bytes a second.
+    `catalog` names the Spark catalog in which users of this session see the tables. `failing_table`: whether epochs wait for
+    a table that cannot follow (`policy`). `progress` is called with how far each
+    table's copy is (`copy_out.Progress`), about ten times a second. `on_unfit_value`: `fail` or `quarantine`, by table
+    and as `default`. `failing` is called with why a round has failed, each time, and with None when the next one has not.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        lake: str | Path,
+        log: str,
+        sources: Sequence[Source],
+        *,
+        catalog: str = "tuskline",
+        epoch_interval: float = 60.0,
+        retention_seconds: float = 86_400.0,
+        max_bytes_per_epoch: int = 256 << 20,
+        format: str = "iceberg",  # noqa: A002  # the configuration's own word
+        failing_table: str = WAIT_FOR_COPY,
+        copy_rate: float | None = None,
+        progress: Callable[[Mapping[str, Mapping[str, Any]]], None] | None = None,
+        on_unfit_value: Mapping[str, str] | None = None,
+        failing: Callable[[TusklineError | None], None] | None = None,
+    ) -> None:
+        if format != IcebergFormat.name:
+            raise NotSupportedError(
+                f"format {format!r} is not supported by this version", repair="use iceberg"
+            )
+        self.catalog = catalog
+        self._spark = spark
+        self._chain = open_chain(lake)
+        self._sources = {source.stream: source for source in sources}
+        self._log = LogAccess(log, self._sources)
+        self._interval = epoch_interval
+        self._retention = retention_seconds
+        self._max_bytes = max_bytes_per_epoch
+        self._leases = Leases()
+        self._looks = PublicationPoller(sources)
+        self._presence = Presence(self._chain.root / "_tuskline")
+        self._standby = takeover.DriverWait()
+        self._waits_for: str | None = None
+        self._writer: _Writer | None = None
+        #: The link of a takeover that failed behind it.
+        self._taking: Manifest | None = None
+        #: When the last round began: the interval is from start to start, however long a round takes.
+        self._began_at = float("-inf")
+        self._lake = ""
+        self._format: IcebergFormat | None = None
+        self._policy = Policy(failing_table, copy_rate, keep_paused=retention_seconds)
+        self._progress = progress
+        self._on_unfit_value = dict(on_unfit_value or {})
+        self._failures = RoundFailures(self._chain.root, failing or (lambda _: None))
+
+    def run(self, stop: threading.Event) -> None:
+        """Take over and publish epochs until `stop` is set; while another driver is at work, wait for its end.
+
+        Outlives what restarts: log, PostgreSQL, a full disk. Raises `FencedError` when a newer writer has
+        come, `LakeError` for a lake of another log that it is not to go on with (`adopt`), and whatever is raised when the JVM is gone.
+        """
+        pause = _FIRST_PAUSE
+        try:
+            while not stop.is_set():
+                try:
+                    if self._writer is None and self._stands_by():
+                        self._failures.went_well()  # The other one says how its rounds go.
+                        stop.wait(_STANDBY)
+                        continue
+                    self.run_once()
+                    pause = _FIRST_PAUSE
+                    self._failures.went_well(self._looks.unseen())
+                    stop.wait(_TICK)
+                except LakeError as error:
+                    self._failures.ended(error)
+                    raise
+                except FencedError as error:
+                    if self._writer is not None:
+                        raise
+                    # Overtaken before we had begun: the later driver is at work, and we wait.
+                    log.info("takeover given up", reason=error.what)
+                except Exception as error:
+                    self._failed(error, pause)
+                    stop.wait(pause)
+                    pause = min(2 * pause, _LONGEST_PAUSE)
+        finally:
+            self.close()
+
+    def run_once(self, *, force: bool = False) -> Manifest | None:
+        """One look: publish the next epoch if it is time (or with `force`, if there is anything new).
+
+        The first one takes over, whoever is at work. Returns what was published. What `run` would try again is raised here.
+        """
+        if not is_alive(self._spark):
+            # Nothing else would tell while there is nothing to write.
+            raise UnavailableError("its JVM is gone", where="lake", repair="start the driver again")
+        writer = self._writer or self._take_over()
+        status = self._log.status()
+        if adopt.wanted(self._chain, writer.head, status.log_id):
+            self._forget(writer)
+            return None
+        head, now = writer.head, time.monotonic()
+        due = force or now - self._began_at >= self._interval or status.forced_version > head.epoch
+        if status.version >= head.epoch:
+            self._leases.renew(self._log.client, now)
+        status = self._same_history(writer, status, due=due)
+        self._look_after_tables(writer, status)
+        head = writer.head
+        if self._policy.holds_streams:
+            rolled_back.check(head, writer.apart, str(self._chain.root))
+        new = status.version > head.epoch
+        awaited = writer.tables.awaited(head, status) if new else None
+        if awaited is None or not (due or awaited):
+            # What could not be shown after its epoch; mostly there is nothing.
+            writer.engines.show(head)
+            return None
+        wanted, follow = writer.tables.look_again(writer.head)
+        self._publish(writer, wanted)
+        if not follow:
+            return None
+        manifest = self._write(writer, status, everything=awaited)
+        if manifest is None:
+            return None
+        # A backlog that one epoch could not take is gone on with at once.
+        self._began_at = now if manifest.epoch >= status.version else float("-inf")
+        self._after(writer, manifest)
+        return manifest
+
+    def close(self) -> None:
+        """End the copies that run, and the connection to the log. The lake stays as it is."""
+        if self._writer is not None:
+            self._writer.tables.close()
+        self._looks.close()
+        self._presence.close()
+        self._log.close()
+
+    def _same_history(self, writer: _Writer, status: LogStatus, *, due: bool) -> LogStatus:
+        """The log without the streams that the lake must not follow any more (`rolled_back`), which are held."""
+        head, known = writer.head, writer.apart
+        thorough = due or bool(known or head.copies or states.held(head))
+        writer.apart = log_view.apart(head, status, self._sources, thorough=thorough)
+        for stream in writer.apart.keys() - known.keys():
+            log.error("another history in the log", stream=stream, reason=writer.apart[stream])
+        head = rolled_back.hold(head, writer.apart, holds=self._policy.holds_streams)
+        head, lost = log_view.without_lost(head, status)
+        if rolled_back.given_up(head, writer.apart) and status.version < head.epoch:
+            self._log.client.raise_version(head.epoch)
+        writer.tables.drop_copies({*writer.apart, *lost})
+        self._publish(writer, rolled_back.begin_again(head, writer.apart, status))
+        return rolled_back.without(status, writer.apart)
+
+    def _look_after_tables(self, writer: _Writer, status: LogStatus) -> None:
+        """Publish what has changed about the tables, and have copied what is to be copied."""
+        wanted = writer.tables.step(writer.head, status, self._log.client, writer.apart)
+        wanted = rolled_back.hold(wanted, writer.apart, holds=self._policy.holds_streams)
+        changed = self._publish(writer, wanted)
+        writer.tables.settled(writer.head)
+        writer.tables.start_copies(writer.head, status, self._log.client)
+        writer.tables.tell(writer.head, changed=changed)
+
+    def _publish(self, writer: _Writer, wanted: Manifest) -> bool:
+        """Publish other states of tables, at the epoch that there is; whether there was anything to publish."""
+        if wanted == writer.head:
+            return False
+        link = writer.head.next(
+            writer.kept.clock.now(),
+            tables=wanted.tables,
+            copies=wanted.copies,
+            set_aside=wanted.set_aside,
+            answered=wanted.answered,
+            streams=wanted.streams,
+            seconds=writer.head.seconds,
+        )
+        self._chain.publish(link, writer.head)
+        self._adopt(writer, link)
+        return True
+
+    def _write(self, writer: _Writer, status: LogStatus, *, everything: bool) -> Manifest | None:
+        """Write the next epoch; None if a table turned out not to follow, which is then in the chain."""
+        head, tables = writer.head, writer.tables
+        again = [
+            t for t in head.written if t.path in writer.damaged and t.state in {LIVE, RESUMING}
+        ]
+        effects = [takeover.TakeTable(t.path, t.snapshot_id, head.term, head.epoch) for t in again]
+        found = {effect.path: writer.site.do(effect) for effect in effects}
+        if any(found.values()):
+            self._give_up(writer, {path: error for path, error in found.items() if error})
+            return None
+        writer.damaged -= set(found)
+        try:
+            known = tables.layouts, tables.looked
+            manifest = writer.epochs.write(head, status, *known, everything=everything)
+        except ShapeChangedError as changed:
+            self._publish(writer, tables.reshape(head, changed))
+            return None
+        except TableFaultsError as failed:
+            found = failed.by_path()
+            # One that was being resumed has its lease, from where it had stopped.
+            live = {n for n, table in head.tables.items() if table.state == LIVE}
+            tables.keep_log(live & failed.names, head.epoch, self._log.client)
+            if not self._give_up(writer, found):
+                raise next(iter(found.values())) from None
+            return None
+        except (CorruptError, NotSupportedError) as error:
+            path = states.path_of(head, self._chain.root, error.where)
+            if path is None or not self._give_up(writer, {path: error}):
+                raise
+            return None
+        tables.written(head, manifest)
+        return manifest
+
+    def _give_up(self, writer: _Writer, errors: Mapping[str, TusklineError]) -> bool:
+        """Have these tables, by path, stop, and the others go on; whether that was news."""
+        damage = (CorruptError, NotSupportedError)
+        writer.damaged |= {path for path, error in errors.items() if isinstance(error, damage)}
+        return self._publish(writer, writer.tables.give_up(writer.head, errors))
+
+    def _after(self, writer: _Writer, manifest: Manifest) -> None:
+        self._adopt(writer, manifest)
+        self._lease(manifest)
+        writer.engines.show(manifest)
+        if writer.kept.is_due(self._retention):
+            writer.kept.expire(writer.head, self._retention)
+
+    def _adopt(self, writer: _Writer, head: Manifest) -> None:
+        """Go on from this link, which is ours."""
+        writer.head = head
+        writer.kept.remember(head)
+        remove_orphans(self._chain.root, head.tables, {head.link: head.tables})
+
+    # -- taking over ------------------------------------------------------------------------------------
+
+    def _stands_by(self) -> bool:
+        """Whether another driver is at work, or about to be."""
+        head = self._chain.head()
+        term = head.term if head is not None else 0
+        found = self._standby.waits_for(term, self._presence.others(), time.monotonic())
+        if found != self._waits_for and found is not None:
+            log.info("standing by: another driver is at work", driver=found, term=term)
+        self._waits_for = found
+        return found is not None
+
+    def _take_over(self) -> _Writer:
+        """Fence every earlier writer, in the chain first and then in each table."""
+        status = self._log.status()
+        self._lake = self._chain.initialise(status.log_id, IcebergFormat.name)
+        self._format = IcebergFormat(self._spark, self._lake)
+        site = LakeSite(self._chain, self._format)
+        clock = clock_after(self._taking)
+
+        def propose(before: Manifest | None) -> Manifest:
+            nonlocal clock
+            clock = clock_after(before)
+            asked = adopt.wanted(self._chain, before, status.log_id)
+            if before is None:
+                head = log_view.first_link(self._lake, status, clock.now())
+            else:
+                head = before.next(clock.now(), term=before.term + 1)
+            if asked:
+                head = self._with_another_log(head, asked)
+            self._presence.claim(head.term)
+            return head
+
+        def do(effect: takeover.Effect) -> Any:
+            answer = site.do(effect)
+            if isinstance(effect, takeover.Publish) and answer is None:
+                self._taking = effect.link
+                self._lease(effect.link)
+            return answer
+
+        try:
+            if self._taking is not None:
+                self._presence.claim(self._taking.term)
+            taken = takeover.carry_out(takeover.take_over(propose, self._taking), do)
+            head = taken.head
+            writer = self._new_writer(head, site, clock)
+            self._sweep(writer)
+            if taken.damaged:
+                self._give_up(writer, taken.damaged)
+        except Exception:
+            self._presence.claim(0)
+            raise
+        if gone := departed(head, self._sources):
+            log.warning("no source for these tables: they stay as they are", tables=gone)
+        log.info("took over", term=head.term, epoch=head.epoch, link=head.link)
+        self._writer = writer
+        return writer
+
+    def _with_another_log(self, link: Manifest, asked: Sequence[Request]) -> Manifest:
+        """The takeover's link, from which on the lake is of the log that answers (`adopt`)."""
+        status = self._log.raised(link.epoch)
+        holds = self._policy.holds(copied_again=True)
+        made = adopt.adopted(link, status, self._sources, asked, holds=holds)
+        log.warning("the lake goes on with another log", log=status.log_id, epoch=link.epoch)
+        return made
+
+    def _forget(self, writer: _Writer) -> None:
+        """End this writer: a takeover goes on with another log, and nothing that this one has is of that."""
+        writer.tables.close()
+        self._writer = self._taking = None
+        self._leases = Leases()
+
+    def _new_writer(self, head: Manifest, site: LakeSite, clock: SteadyClock) -> _Writer:
+        assert self._format is not None
+        epochs = EpochWriter(
+            self._spark,
+            self._chain,
+            self._format,
+            head,
+            clock=clock,
+            max_bytes=self._max_bytes,
+            unchanged=self._log.unchanged,
+            on_unfit_value=self._on_unfit_value,
+        )
+        copier = TableCopier(self._spark, self._chain.root, self._format, self._on_unfit_value)
+        tables = TableWork(
+            self._chain,
+            self._lake,
+            self._sources,
+            Copies(copier),
+            self._leases,
+            self._looks,
+            self._policy,
+            clock,
+            self._progress,
+        )
+        kept = Retention.begin(self._chain, self._format, site, clock)
+        engines = OtherEngines(self._chain, self._format, head)
+        return _Writer(head, epochs, tables, site, kept, engines)
+
+    def _sweep(self, writer: _Writer) -> None:
+        """Remove what earlier writers left unfinished. Raises `FencedError` if a later one has come by now."""
+        takeover.carry_out(takeover.sweep(writer.head), writer.site.do)
+        recent = {m.link: m.tables for m in self._chain.newest(_RECENT_LINKS)}
+        remove_orphans(self._chain.root, writer.head.tables, recent)
+
+    # -- the log ----------------------------------------------------------------------------------------
+
+    def _lease(self, head: Manifest) -> None:
+        """Let the log keep what is not published; a lease that fails is renewed with the next look."""
+        try:
+            self._leases.hold(self._log.client, f"lake-{self._lake}", head.epoch, time.monotonic())
+            if self._writer is not None:
+                self._writer.tables.release(head, self._log.client)
+        except TusklineError as error:
+            log.warning("no lease at the log", error=str(error))
+
+    def _failed(self, error: Exception, pause: float) -> None:
+        """Say what happened, and start the next attempt from what is durable: a newest link that is lost may be given up."""
+        if not is_alive(self._spark):
+            raise error
+        self._failures.failed(error, pause)
+        self._log.close()
+        if self._writer is not None:
+            # A link may have been published although publishing it has failed.
+            head = self._chain.head()
+            if head is not None and head.term > self._writer.head.term:
+                raise FencedError(
+                    f"term {head.term} has taken over",
+                    where=str(self._chain.root),
+                    repair="nothing: the newer writer goes on",
+                ) from error
+            if head is not None and head.link > self._writer.head.link:
+                self._adopt(self._writer, head)
+            elif not self._chain.has(self._writer.head.link) and self._chain.told() is None:
+                self._forget(self._writer)

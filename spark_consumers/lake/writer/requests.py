@@ -1,0 +1,318 @@
+"""What a person asks of a lake's tables: durable, carried out once, by the writer that counts.
+
+A request is a file of its own in `<lake>/_tuskline/requests`, created whole and synced. The lake's writer
+looks there, and what a request changes becomes durable in one step with its answer: the next link of the
+chain has both (`Manifest.answered`). Only then is the file removed. So
+
+- a writer that is no longer the newest carries nothing out: its link is refused;
+- a crash before the link leaves the request, one after it leaves an answered request, which is removed;
+- a request waits for as long as no writer runs.
+
+`carry_out` decides, without disk or clock.
+"""
+
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from spark_consumers.lake.epoch import rolled_back
+from spark_consumers.lake.manifest.chain import Chain, Manifest
+from spark_consumers.lake.manifest.exclusive import create_exclusively
+from spark_consumers.lake.manifest.sealed_json import dump, load
+from spark_consumers.lake.manifest.table_version import LEFT, LIVE, PAUSED, RESUMING
+from spark_consumers.lake.tables import states
+from walsender_bridge.errors import (
+    CorruptError,
+    DeadlineError,
+    DivergedError,
+    LakeError,
+    UsageError,
+)
+
+ADD, PAUSE, RESUME, RESYNC, DROP = "add", "pause", "resume", "resync", "drop"
+#: Done with the link that has the answer.
+_AT_ONCE = frozenset({PAUSE, DROP})
+#: About rows that are set aside.
+RETRY, SKIP = "retry", "skip"
+#: About the whole lake: it goes on with another log (`adopt`).
+ADOPT = "adopt"
+KINDS = (ADD, PAUSE, RESUME, RESYNC, DROP, RETRY, SKIP, ADOPT)
+#: Seconds for which an answer is kept, so that whoever waits for it finds it.
+_KEPT = 3600.0
+_LOOK_AGAIN = 0.1
+#: The ending of a file that is no request.
+_ASIDE = ".corrupt"
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request: `kind` of `KINDS`, and tables by `stream.schema.table`. Its id orders it by time.
+
+    `rows`: ids of rows that are set aside (`SKIP`; none means all of them). `log_id`: the log that is meant (`ADOPT`).
+    """
+
+    id: str
+    kind: str
+    tables: tuple[str, ...]
+    rows: tuple[str, ...] = ()
+    log_id: str = ""
+
+
+def ask(
+    chain: Chain, kind: str, tables: Collection[str], rows: Collection[str] = (), log_id: str = ""
+) -> Request:
+    """Leave a request at the lake, durably. Raises `LakeError` if there is no lake, or it cannot be written, `UsageError`."""
+    if kind not in KINDS:
+        raise UsageError(f"{kind!r} is no request", repair=f"one of {', '.join(KINDS)}")
+    chain.identity()
+    name = f"{time.time_ns():020d}-{uuid.uuid4().hex[:12]}"
+    request = Request(name, kind, tuple(tables), tuple(rows), log_id)
+    try:
+        create_exclusively(make_room(chain) / f"{request.id}.json", dump(asdict(request)))
+    except OSError as error:
+        raise LakeError(
+            f"cannot write a request: {error.strerror}",
+            where=str(room(chain)),
+            repair="ask as the user of `tuskline lake run`, or let your own write to this folder",
+        ) from None
+    return request
+
+
+def make_room(chain: Chain) -> Path:
+    """The folder of the requests. The writer makes it, as it has to remove them, unless somebody asks before."""
+    folder = room(chain)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def waiting(chain: Chain) -> Iterator[Request]:
+    """The requests that are there, in the order in which they were made. What is none is put aside by name.
+
+    None where they could not be removed: each would be carried out again when its answer is forgotten.
+    """
+    if not removable(chain):
+        return
+    for path in sorted(room(chain).glob("[0-9]*.json")):
+        try:
+            yield _request(load(path), path.stem)
+        except FileNotFoundError:
+            continue
+        except (CorruptError, OSError, ValueError, KeyError, TypeError) as error:
+            # One that cannot be read must not hold up the others, or the epochs.
+            aside = path.rename(path.with_suffix(_ASIDE))
+            log.warning("not a request", file=str(aside), error=str(error))
+
+
+def removable(chain: Chain) -> bool:
+    """Whether this process may remove requests: another user's command may have made their folder."""
+    return not room(chain).exists() or os.access(room(chain), os.W_OK | os.X_OK)
+
+
+def _request(record: Mapping[str, Any], name: str) -> Request:
+    """The request in a file of this name. Raises `ValueError`, `KeyError`, `TypeError`."""
+    lists = record["tables"], record.get("rows", [])
+    texts = record["id"], record["kind"], record.get("log_id", "")
+    if not all(isinstance(found, list) for found in lists):
+        raise TypeError("its tables or rows are not lists")
+    if not all(isinstance(text, str) for text in [*texts, *lists[0], *lists[1]]):
+        raise TypeError("it has a member of another type")
+    if record["id"] != name:
+        # It would be answered under another name than it is forgotten by, and be carried out again.
+        raise ValueError(f"it is request {record['id']}")
+    if record["kind"] not in KINDS:
+        raise ValueError(f"{record['kind']!r} is no request")
+    return Request(*texts[:2], tuple(lists[0]), tuple(lists[1]), texts[2])
+
+
+def forget(chain: Chain, request: Request) -> None:
+    """Remove a request that has its answer."""
+    (room(chain) / f"{request.id}.json").unlink(missing_ok=True)
+
+
+def carry_out(
+    head: Manifest,
+    request: Request,
+    published: Collection[str],
+    low_offsets: Mapping[str, int],
+    now: float,
+    apart: Mapping[str, str],
+) -> Manifest:
+    """The head with what the request changes, and its answer: for each table a word on what was done.
+
+    `published`: all tables of all publications. `low_offsets`: from where on the log has each stream. `apart`: the
+    streams of which it has another history than the lake, and why.
+    """
+    outcome = {}
+    for name in request.tables:
+        why = apart.get(states.stream_of(name))
+        if why is not None and _needs_log(head, request.kind, name):
+            outcome[name] = f"refused: {why}"
+        else:
+            head, outcome[name] = _one(head, request.kind, name, published, low_offsets)
+    return answered(head, request, outcome, now)
+
+
+def answered(head: Manifest, request: Request, outcome: Mapping[str, str], now: float) -> Manifest:
+    """The head with the answer to a request: for each table a word on what was done. `now`: steady seconds."""
+    kept = {i: a for i, a in head.answered.items() if now - a["at"] < _KEPT}
+    answer = {"at": now, "kind": request.kind, "tables": dict(outcome)}
+    return replace(head, answered={**kept, request.id: answer})
+
+
+def _needs_log(head: Manifest, kind: str, name: str) -> bool:
+    """Whether what is asked for waits until the log has the lake's history again."""
+    table = head.tables.get(name)
+    if kind == ADD:
+        return table is None or table.state == LEFT
+    return kind in {RESUME, RETRY} and table is not None and not table.resync
+
+
+def _one(
+    head: Manifest,
+    kind: str,
+    name: str,
+    published: Collection[str],
+    low_offsets: Mapping[str, int],
+) -> tuple[Manifest, str]:
+    table = head.tables.get(name)
+    again = {n: reason for n, reason in head.set_aside.items() if n != name}
+    if kind in {ADD, RESYNC} and name not in published:
+        return head, "refused: it is in no publication of a source of this lake"
+    if kind == ADD:
+        if table is not None and table.state == LIVE:
+            return head, "is in the lake already"
+        if table is not None and table.state != LEFT:
+            return head, f"refused: it is in the lake already, and {table.state}"
+        return replace(head, set_aside=again), "is copied"
+    if kind == RESYNC:
+        made = states.resync(head, name, "asked for")
+        return replace(made, set_aside=again), "is copied again"
+    if table is None:
+        return head, "refused: it is not in the lake"
+    if kind == DROP:
+        return _dropped(head, name)
+    if kind == RETRY:
+        if not table.unfit_files:
+            return head, "has no row that is set aside"
+        again_table = replace(table, retry_unfit=True)
+        return replace(head, tables={**head.tables, name: again_table}), "is tried again"
+    if kind == PAUSE:
+        if table.state == PAUSED:
+            return head, "is paused already"
+        if table.state == LEFT:
+            return head, "refused: it is no longer in the publication"
+        return states.pause(head, name), "is paused"
+    if table.state in {LIVE, RESUMING, LEFT} or (table.state != PAUSED and table.resync):
+        return head, f"refused: it is {table.state}" if table.state == LEFT else "follows already"
+    made = states.resume(head, name, low_offsets.get(states.stream_of(name), 0))
+    anew = made.tables[name].resync
+    return made, f"is copied again: {anew}" if anew else "follows again"
+
+
+def _dropped(head: Manifest, name: str) -> tuple[Manifest, str]:
+    """The head without a table that has left. One that follows its source would be copied again at once."""
+    if (state := head.tables[name].state) != LEFT:
+        return (
+            head,
+            f"refused: it is {state}; only a table that has left its publication is dropped",
+        )
+    tables = {n: table for n, table in head.tables.items() if n != name}
+    return replace(head, tables=tables), "is dropped"
+
+
+def finished(head: Manifest, request: Request) -> dict[str, str] | None:
+    """What became of the request's tables, once nothing is left to be done; None before that.
+
+    Raises `LakeError` for a table that was refused, or whose copy failed, and `DivergedError` if its stream is apart.
+    """
+    answer = head.answered.get(request.id)
+    if answer is None:
+        return None
+    told: dict[str, str] = answer["tables"]
+    for name, outcome in told.items():
+        if outcome.startswith(f"refused: {rolled_back.REASON}"):
+            raise DivergedError(
+                outcome.removeprefix("refused: "), where=name, repair=rolled_back.WAYS_OUT
+            )
+        reason = _failure(head, name) if request.kind not in _AT_ONCE else None
+        if outcome.startswith("refused: ") or reason:
+            raise LakeError(
+                reason or outcome.removeprefix("refused: "),
+                where=name,
+                repair=f"see `tuskline {'quarantine' if request.kind in {RETRY, SKIP} else 'table'} list`",
+            )
+    if request.kind in {RETRY, SKIP}:
+        return None if any(head.tables[name].retry_unfit for name in told) else told
+    if request.kind not in _AT_ONCE and not all(_follows(head, name) for name in told):
+        return None
+    return told
+
+
+def _failure(head: Manifest, name: str) -> str | None:
+    """Why a table that was to follow does not, and will not by itself."""
+    table = head.tables.get(name)
+    if name not in head.set_aside and table is not None and states.is_undecided(table):
+        return table.reason
+    return head.set_aside.get(name)
+
+
+def _follows(head: Manifest, name: str) -> bool:
+    table = head.tables.get(name)
+    return (
+        table is not None and table.state == LIVE and not table.resync and name not in head.copies
+    )
+
+
+def wait(
+    chain: Chain,
+    request: Request,
+    *,
+    timeout: float,
+    stop: threading.Event | None = None,
+    looking: Callable[[], None] = lambda: None,
+) -> dict[str, str]:
+    """Wait until a request is carried out, and what it asks for is readable; what became of each table.
+
+    `timeout` is in seconds; `looking` is called whenever the chain is looked at. Raises `DeadlineError`, `CorruptError` for
+    a request that could not be read, and `LakeError` for what was refused or failed.
+    """
+    stop = stop or threading.Event()
+    deadline = time.monotonic() + timeout
+    while True:
+        looking()
+        head = chain.head()
+        done = finished(head, request) if head is not None else None
+        if done is not None:
+            return done
+        aside = room(chain) / f"{request.id}{_ASIDE}"
+        if aside.exists():
+            raise CorruptError(
+                f"the request to {request.kind} could not be read, and was put aside",
+                where=str(aside),
+                repair="make the request again, so that the user of `tuskline lake run` may read it",
+            )
+        left = deadline - time.monotonic()
+        # As with epochs: the writer is another process, on a disk that tells nobody.
+        if left <= 0 or stop.wait(min(left, _LOOK_AGAIN)):
+            answered = head is not None and request.id in head.answered
+            raise DeadlineError(
+                f"the request to {request.kind} is "
+                + ("under way, and not done yet" if answered else "not carried out yet; it stays"),
+                where=str(chain.root),
+                repair="see `tuskline table list`, and that `tuskline lake run` is running and may write to "
+                f"{room(chain)}",
+            )
+
+
+def room(chain: Chain) -> Path:
+    """Where requests are."""
+    return chain.root / "_tuskline" / "requests"

@@ -1,0 +1,125 @@
+"""What is removed because it is past its retention: links, then the snapshots and files that only they needed.
+
+Ages are differences of steady times (`Manifest.steady_at`): a machine's clock that leaps ahead must not end every epoch
+but the newest one, whether the driver is started again after the leap or not. Each writer's clock goes on from the
+newest link (`clock_after`), so steady times never fall along the chain, and two links are at most `CATCH_UP` times as
+far apart as the time during which writers ran between them.
+"""
+
+import time
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from itertools import islice
+
+import structlog
+
+from spark_consumers.lake.format import leaks
+from spark_consumers.lake.format.table_format import TableFormat
+from spark_consumers.lake.manifest.chain import Chain, Manifest
+from spark_consumers.lake.manifest.drafts import Drafts
+from spark_consumers.lake.manifest.reader_leases import held_from
+from spark_consumers.lake.writer.lake_site import LakeSite
+from walsender_bridge.errors import FencedError
+from walsender_bridge.runtime.steady_clock import SteadyClock
+
+#: How often what is past its retention is removed, in seconds, at most.
+_HOUSEKEEPING = 60.0
+
+log = structlog.get_logger()
+
+
+def _jumped(seconds: float) -> None:
+    log.warning(
+        "the system clock was set; retention follows the steady clock", seconds=round(seconds)
+    )
+
+
+def clock_after(link: Manifest | None) -> SteadyClock:
+    """The clock of a writer whose first link follows this one."""
+    return SteadyClock(link.steady_at if link is not None else 0.0, jumped=_jumped)
+
+
+@dataclass
+class Retention:
+    """One writer's housekeeping, by the clock that its links are stamped by."""
+
+    chain: Chain
+    tables: TableFormat
+    site: LakeSite
+    clock: SteadyClock
+    #: The last link of each snapshot, by the table's path.
+    _last_use: dict[str, dict[int, int]] = field(default_factory=dict)
+    _cleaned_at: float = float("-inf")
+    #: Tables that are still to be swept (`leaks`), and what the one that is under way may have left.
+    _unswept: list[str] = field(default_factory=list)
+    _listed: tuple[str, frozenset[str]] | None = None
+    _drafts: Drafts = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._drafts = Drafts(self.chain.root / "_tuskline")
+
+    @classmethod
+    def begin(
+        cls, chain: Chain, tables: TableFormat, site: LakeSite, clock: SteadyClock
+    ) -> "Retention":
+        """That of a writer that has just taken over."""
+        kept = cls(chain, tables, site, clock)
+        for manifest in chain.links():
+            kept.remember(manifest)
+        head = chain.head()
+        kept._unswept = [table.path for table in head.versions] if head is not None else []
+        return kept
+
+    def remember(self, manifest: Manifest) -> None:
+        """This link needs its tables' snapshots."""
+        for table in manifest.versions:
+            self._last_use.setdefault(table.path, {})[table.snapshot_id] = manifest.link
+
+    def is_due(self, seconds: float) -> bool:
+        """Whether it is time to look, with a retention of so many seconds."""
+        return time.monotonic() - self._cleaned_at >= min(_HOUSEKEEPING, seconds)
+
+    def expire(self, head: Manifest, seconds: float) -> None:
+        """Remove epochs past a retention of so many seconds, then what only they needed. `head` is ours."""
+        self._cleaned_at = time.monotonic()
+        state = self.chain.root / "_tuskline"
+        removed = self.chain.retire(self.clock.now() - seconds, held_from(state))
+        oldest = next(iter(islice(self.chain.links(), 1)), None)
+        if oldest is None:
+            return
+        # A reader may have come since: what it holds stays, even if its link went in between.
+        held = held_from(state)
+        first = oldest.link if held is None else min(oldest.link, held)
+        files = 0
+        current = {table.path for table in head.versions}
+        for name, uses in list(self._last_use.items()):
+            for snapshot in [s for s, link in uses.items() if link < first]:
+                del uses[snapshot]
+            path = self.chain.root / name
+            if name in current:
+                files += self.tables.expire(str(path), head.term, set(uses))
+            elif not uses and self.site.remove_table(name):
+                # Copied again since, and no epoch that is kept is of the old copy.
+                del self._last_use[name]
+        files += self.site.sweep_unfit(head)
+        files += self._sweep(head, current) + self._drafts.sweep()
+        if removed or files:
+            log.info("expired", links=removed, files=files, oldest_epoch=oldest.epoch)
+
+    def _sweep(self, head: Manifest, current: Collection[str]) -> int:
+        """One step in sweeping the tables of what earlier writers left: one table each time; how many files."""
+        files = 0
+        if self._listed is not None and self._listed[0] in current:
+            name, listed = self._listed
+            try:
+                files = self.tables.sweep(str(self.chain.root / name), head.term, listed)
+            except FencedError:
+                raise
+            except Exception as error:
+                # The files stay until the next takeover; the table's own trouble is reported where it is used.
+                log.warning("not swept", path=name, error=str(error)[:500])
+        self._listed = None
+        if self._unswept:
+            name = self._unswept.pop()
+            self._listed = name, leaks.listed(self.chain.root / name, head.term)
+        return files

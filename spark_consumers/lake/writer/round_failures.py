@@ -1,0 +1,78 @@
+"""What the lake's log says of rounds that fail: each cause once, and once a minute while it lasts.
+
+That a round has gone well is said again and again too, for a job that hangs says nothing.
+"""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+
+from spark_consumers.lake.folder import why
+from walsender_bridge.errors import TusklineError
+
+#: Seconds after which a cause that lasts is named again.
+_AGAIN_SECONDS = 60.0
+#: Seconds after which it is said again that rounds go well.
+_WELL_SECONDS = 5.0
+#: Characters of an error that is not one of ours.
+_DETAIL = 4000
+
+log = structlog.get_logger()
+
+
+class RoundFailures:
+    """Names failures in the log, and to `failing`: with the error each time, and with None while all is well."""
+
+    def __init__(
+        self,
+        lake: Path,
+        failing: Callable[[TusklineError | None], None],
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._lake = lake
+        self._now = now
+        self._failing = failing
+        self._count = 0
+        self._said = ""
+        self._said_at = 0.0
+        #: What an earlier driver said is true until a round has gone well.
+        self._is_well = False
+        self._well_at = 0.0
+
+    def failed(self, error: Exception, again_in_seconds: float) -> None:
+        """A round has failed; the next one begins in so many seconds."""
+        self._count += 1
+        self._is_well = False
+        cause, now = why(error, self._lake), self._now()
+        self._failing(cause)
+        if cause.what == self._said and now - self._said_at < _AGAIN_SECONDS:
+            return
+        # Spark's own words are the only trace that there is of a fault in it; they are many lines.
+        detail = "" if isinstance(error, TusklineError) else " ".join(str(error).split())[:_DETAIL]
+        log.warning(
+            "round failed",
+            error=cause.what,
+            where=cause.where,
+            repair=cause.repair,
+            failures=self._count,
+            again_in_seconds=again_in_seconds,
+            **({"detail": detail} if detail and cause.what != self._said else {}),
+        )
+        self._said, self._said_at = cause.what, now
+
+    def ended(self, error: TusklineError) -> None:
+        """The job ends by this error."""
+        self._failing(error)
+
+    def went_well(self, but: TusklineError | None = None) -> None:
+        """A round has succeeded. `but`: what is not well all the same, and ends no round."""
+        now = self._now()
+        if self._is_well and now - self._well_at < _WELL_SECONDS:
+            return
+        self._is_well, self._well_at = True, now
+        self._failing(but)
+        if self._count:
+            log.info("rounds succeed again", failures=self._count)
+        self._count, self._said = 0, ""

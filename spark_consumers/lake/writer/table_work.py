@@ -1,0 +1,446 @@
+"""Which tables the lake has: what is published, what is asked for, what is copied, what cannot follow.
+
+The pipeline lets this look once a round (`step`) and publishes what has changed as a link of its own, at the
+epoch that there is: a table's state is durable before anything is done by it. All decisions are those of
+`states`, `requests` and `schema_change`; here they meet the publications, the log and the copies.
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import structlog
+
+from spark_consumers.lake.copy.bootstrap import CopyRequest
+from spark_consumers.lake.copy.running import Copies, NotBegun, Result
+from spark_consumers.lake.epoch import quarantined_rows, rolled_back
+from spark_consumers.lake.epoch.epoch_writer import ShapeChangedError
+from spark_consumers.lake.manifest.chain import Chain, Manifest, TableVersion
+from spark_consumers.lake.manifest.table_version import LIVE, PAUSED, RESUMING
+from spark_consumers.lake.policy import Policy
+from spark_consumers.lake.status import write_status
+from spark_consumers.lake.tables import noticed, states
+from spark_consumers.lake.tables.fault import reason_of
+from spark_consumers.lake.tables.origin import Joins, joins
+from spark_consumers.lake.tables.publication_poller import PublicationPoller
+from spark_consumers.lake.tables.removed import without_departed
+from spark_consumers.lake.tables.schema_change import FullResync, first_layout, judge, not_plain
+from spark_consumers.lake.tables.schema_match import Layout, SchemaMismatch
+from spark_consumers.lake.tables.shape import Publication, Shape, others_by_now
+from spark_consumers.lake.tables.sources import Source, columns_now, mark
+from spark_consumers.lake.tables.states import stream_of
+from spark_consumers.lake.writer import adopt, requests
+from spark_consumers.lake.writer.leases import Leases
+from walsender_bridge.change_log.client import LogClient, LogStatus
+from walsender_bridge.errors import (
+    CorruptError,
+    DivergedError,
+    TrimmedError,
+    TusklineError,
+    UnsupportedValueError,
+)
+from walsender_bridge.runtime import fail_point
+from walsender_bridge.runtime.steady_clock import SteadyClock
+
+#: After which a copy that failed is tried again, in seconds.
+_AFTER_FAILURE = 30.0
+#: After which a copy is tried again that could not begin, in seconds.
+_NOT_BEGUN = 2.0
+#: How often the status is written while something is copied, in seconds.
+_STATUS = 1.0
+
+log = structlog.get_logger()
+
+
+class TableWork:
+    """The tables of one lake, for one writer's term."""
+
+    def __init__(
+        self,
+        chain: Chain,
+        lake: str,
+        sources: Mapping[str, Source],
+        copies: Copies,
+        leases: Leases,
+        looks: PublicationPoller,
+        policy: Policy,
+        clock: SteadyClock,
+        progress: Callable[[Mapping[str, Mapping[str, Any]]], None] | None = None,
+    ) -> None:
+        self._chain = chain
+        self._lake = lake
+        self._sources = sources
+        self._copies = copies
+        self._leases = leases
+        self._looks = looks
+        self._policy = policy
+        self._clock = clock
+        self._progress = progress
+        #: By stream: the tables in its publication, `stream.schema.table`, when it was last seen.
+        self._published: dict[str, set[str]] = {}
+        self._copy_after: dict[str, float] = {}
+        #: When what came of a copy, or of partitions in the log, came (monotonic seconds): a look that began before says
+        #: nothing of it.
+        self._arrived_at: dict[str, float] = {}
+        #: What came of copies and is in no link yet; requests that a link may have answered.
+        self._arrived: dict[str, Result] = {}
+        self._asked: list[requests.Request] = []
+        self._hears = True
+        requests.make_room(chain)
+        #: For tables by path: which columns they got in the epoch that is being written.
+        self.layouts: dict[str, tuple[Layout, ...]] = {}
+        #: The streams whose sources have answered `look_again` with a look that began after it was called.
+        self.looked: set[str] = set()
+        self._told_at = float("-inf")
+        #: Tables that are paused, or stopped by a fault, for which this writer has a lease.
+        self._paused: set[str] = set()
+
+    # -- one round --------------------------------------------------------------------------------------
+
+    def step(
+        self, head: Manifest, status: LogStatus, client: LogClient, apart: Mapping[str, str]
+    ) -> Manifest:
+        """The head with all that has changed about its tables; `settled` is called when that is durable.
+
+        `apart`: the streams that are not in `status`, as the log has another history of them, and why.
+        """
+        self._look_for_requests()
+        new = [request for request in self._asked if request.id not in head.answered]
+        if new:
+            self._looks.soon()
+        looks = self._look(head)
+        changed = without_departed(head, self._sources)
+        for stream, names in self._published.items():
+            changed = states.without(changed, names, stream)
+        for request in new:
+            changed = self._carry_out(changed, request, status, client, apart)
+        for name, result in self._copies.finished():
+            if isinstance(result, TableVersion):
+                self._arrived[name] = rolled_back.marked(result, status, stream_of(name))
+            else:
+                self._arrived[name] = result
+            self._arrived_at[name] = time.monotonic()
+        for name, result in self._arrived.items():
+            changed = self._take(changed, name, result)
+        changed, _ = self._compare(changed, looks)
+        changed, outrun = states.without_outrun(changed, status.streams)
+        for name, copy in outrun.items():
+            log.warning("copy given up", table=name, timeline=copy.timeline, lsn=copy.start_lsn)
+        low = {stream: cut.low_offset for stream, cut in status.streams.items()}
+        for name, reason in states.trimmed(changed, low).items():
+            log.error("table cannot follow", table=name, reason=reason)
+            holds = self._policy.holds(copied_again=False)
+            changed = states.stop(changed, name, reason, holds=holds, anew=False)
+        return self._policy.released(changed, rolled_back.REASON)
+
+    def _look_for_requests(self) -> None:
+        hears = requests.removable(self._chain)
+        if self._hears and not hears:
+            log.error(
+                "requests are not carried out: they cannot be removed",
+                path=str(requests.room(self._chain)),
+                repair="let the user of `tuskline lake run` write to this folder",
+            )
+        self._hears = hears
+        self._asked = list(requests.waiting(self._chain))
+
+    def look_again(self, head: Manifest) -> tuple[Manifest, bool]:
+        """The head after the sources were looked at, as far as they answer; whether all tables follow as before.
+
+        For an epoch, after the log was asked for its cut: what was committed before that is in the catalogs by now.
+        """
+        now = time.monotonic()
+        looks = self._look(head, at_once=True)
+        self.looked = {stream for stream, began, _ in looks if began >= now}
+        return self._compare(head, looks)
+
+    def settled(self, head: Manifest) -> None:
+        """What `step` or `reshape` changed is in the chain."""
+        for request in self._asked:
+            if request.id in head.answered:
+                requests.forget(self._chain, request)
+        if any(isinstance(result, TableVersion) for result in self._arrived.values()):
+            fail_point.hit("copy-kept")
+        self._asked = []
+        self._arrived = {}
+
+    def written(self, head: Manifest, after: Manifest) -> None:
+        """The epoch `after` this head is published."""
+        self.layouts.clear()
+        for name, table in after.tables.items():
+            before = head.copies.get(name) or head.tables.get(name)
+            if before is not None and table.shape != before.shape:
+                self._arrived_at[name] = time.monotonic()
+
+    def start_copies(self, head: Manifest, status: LogStatus, client: LogClient) -> None:
+        """Have copied what is published and not in the lake, or is to be copied again."""
+        now = time.monotonic()
+        for stream, names in self._published.items():
+            if stream not in head.streams or stream not in status.streams:
+                continue
+            wanted = {
+                name
+                for name in states.wanted_copies(head, names) - self._copies.running
+                if self._copy_after.get(name, 0.0) <= now
+            }
+            if not wanted:
+                continue
+            if not self._needs_log(head, stream):
+                # While the copy runs the lake goes on: what the copy needs of the log is kept for it. A
+                # lease that an earlier copy still needs is older, and stays as it is.
+                self._leases.hold(client, self._copy_consumer(stream), head.epoch, now)
+            cut = status.streams[stream]
+            request = CopyRequest(
+                self._sources[stream],
+                frozenset(name.removeprefix(f"{stream}.") for name in wanted),
+                cut,
+                head.term,
+                self._policy.copy_rate,
+            )
+            log.info("copying", stream=stream, tables=sorted(wanted), offset=cut.end_offset)
+            self._copies.start(request)
+
+    def drop_copies(self, streams: Collection[str]) -> None:
+        """What is being copied of these streams, or has arrived and is in no link, is not wanted any more."""
+        for name in self._copies.running:
+            if stream_of(name) in streams:
+                self._copies.drop(name)
+        for name in [name for name in self._arrived if stream_of(name) in streams]:
+            self._copies.discard(self._arrived.pop(name))
+
+    def close(self) -> None:
+        """End the copies that run."""
+        self._copies.close()
+
+    # -- what the epochs wait for -----------------------------------------------------------------------
+
+    def awaited(self, head: Manifest, status: LogStatus) -> bool | None:
+        """Whether the next epoch is to bring back tables that were held: None if that has to wait.
+
+        Raises `TrimmedError` or `CorruptError` for a table that waits for somebody to decide.
+        """
+        held = states.held(head)
+        for name, table in held.items():
+            copy = head.copies.get(name)
+            if copy is None:
+                if not table.resync:
+                    raise _undecided(name, table.reason)
+                return None
+            cut = status.streams.get(stream_of(name))
+            if cut is None or joins(copy, cut.timeline, cut.last_end_lsn) is not Joins.NOW:
+                return None
+        return bool(held)
+
+    def reshape(self, head: Manifest, changed: ShapeChangedError) -> Manifest:
+        """The head after changes of another shape came: tables that take them as they are, and that cannot."""
+        told: dict[str, list[SchemaMismatch]] = defaultdict(list)
+        for one in changed.misfits:
+            told[one.table].append(one)
+        for name, misfits in told.items():
+            table = changed.tables[name]
+            reason = self._extend(name, table, misfits)
+            if reason is None:
+                continue
+            log.warning("table changed its shape", table=name, reason=reason)
+            self.layouts.pop(table.path, None)
+            self._copy_after.pop(name, None)
+            self._copies.drop(name)
+            holds = self._policy.holds(copied_again=True)
+            head = states.stop(head, name, reason, holds=holds, anew=True)
+            self._looks.soon()
+        return head
+
+    def _extend(
+        self, name: str, table: TableVersion, misfits: Sequence[SchemaMismatch]
+    ) -> str | None:
+        """Take new columns as they are; otherwise why the table has to be copied again."""
+        known = self.layouts.get(table.path, first_layout(table))
+        verdict = judge(table, known, misfits)
+        if isinstance(verdict, FullResync):
+            return verdict.reason
+        catalog = columns_now(self._sources[stream_of(name)], table.relation_id)
+        reason = not_plain(verdict.added, catalog)
+        names = [column for column, _, _ in verdict.layouts[-1].columns]
+        if table.shape and others_by_now(names, Shape.load(table.shape)):
+            reason = f"its column {verdict.added[0][0]!r} was added, and is another one by now"
+        if reason is None:
+            added = [column for column, _, _ in verdict.added]
+            log.info("table got columns", table=name, columns=added)
+            self.layouts[table.path] = verdict.layouts
+        return reason
+
+    def give_up(self, head: Manifest, errors: Mapping[str, TusklineError]) -> Manifest:
+        """The head after the changes of these tables, by path, could not be applied to them."""
+        reasons = {path: reason_of(e, str(self._chain.root / path)) for path, e in errors.items()}
+        for path, reason in reasons.items():
+            log.error("table cannot follow", path=path, reason=reason)
+        return states.damaged(head, reasons, holds=self._policy.holds(copied_again=False))
+
+    # -- leases -----------------------------------------------------------------------------------------
+
+    def release(self, head: Manifest, client: LogClient) -> None:
+        """End the leases that nothing needs any more."""
+        for stream in self._sources:
+            if not self._needs_log(head, stream):
+                self._leases.drop(client, self._copy_consumer(stream))
+        for name in list(self._paused):
+            table = head.tables.get(name)
+            needed = table is not None and (
+                table.state in {PAUSED, RESUMING} or states.is_undecided(table)
+            )
+            if not needed:
+                client.drop_consumer(self._pause_consumer(name))
+                self._paused.discard(name)
+
+    def keep_log(self, names: Iterable[str], version: int, client: LogClient) -> None:
+        """Keep what tables lack that stop at this version: they may be resumed for as long as paused ones."""
+        for name in names:
+            client.register_consumer(self._pause_consumer(name), version, self._policy.keep_paused)
+            self._paused.add(name)
+
+    def _needs_log(self, head: Manifest, stream: str) -> bool:
+        """Whether a table of the stream is being copied, or copied and not yet shown."""
+        waiting = any(stream_of(name) == stream for name in {**head.copies, **self._arrived})
+        return waiting or self._copies.of_stream(stream)
+
+    def _copy_consumer(self, stream: str) -> str:
+        return f"lake-{self._lake}-copy-{stream}"
+
+    # -- parts of a round -------------------------------------------------------------------------------
+
+    def _look(
+        self, head: Manifest, *, at_once: bool = False
+    ) -> list[tuple[str, float, Publication]]:
+        """What sources have answered, and since when that holds."""
+        streams = [stream for stream in self._sources if stream in head.streams]
+        found = list(
+            self._looks.answers(streams, lambda s: noticed.known(head, s), at_once=at_once)
+        )
+        for stream, _, look in found:
+            self._published[stream] = {f"{stream}.{relation}" for relation in look.shapes}
+        return found
+
+    def _compare(
+        self, head: Manifest, looks: Sequence[tuple[str, float, Publication]]
+    ) -> tuple[Manifest, bool]:
+        """The head after these looks, and whether no table has to be copied again."""
+        told: dict[str, str] = {}
+        for stream, began, look in looks:
+            later = {name for name, at in self._arrived_at.items() if at >= began}
+            holds = self._policy.holds(copied_again=True)
+            head, found = noticed.compare(head, stream, look, later, holds=holds)
+            told |= found
+        for name, reason in told.items():
+            log.warning("table changed at its source", table=name, reason=reason)
+            self._copy_after.pop(name, None)
+        return head, not told
+
+    def _carry_out(
+        self,
+        head: Manifest,
+        request: requests.Request,
+        status: LogStatus,
+        client: LogClient,
+        apart: Mapping[str, str],
+    ) -> Manifest:
+        if request.kind == requests.SKIP:
+            return self._skip(head, request)
+        if request.kind == requests.ADOPT:
+            # The lake is of the log that answers: there is nothing to do, or it is refused.
+            log.info("request carried out", kind=request.kind, log=request.log_id)
+            return adopt.answered(head, request, status.log_id, self._clock.now(), {})
+        names = {name for found in self._published.values() for name in found}
+        low = {stream: cut.low_offset for stream, cut in status.streams.items()}
+        changed = requests.carry_out(head, request, names, low, self._clock.now(), apart)
+        for name in request.tables:
+            before, after = head.tables.get(name), changed.tables.get(name)
+            if before is not None and after is not None and before.state != after.state:
+                if after.state == PAUSED:
+                    # Before the table stops. A log that was rolled back may not have come so far.
+                    self.keep_log([name], min(head.epoch, status.version), client)
+                elif after.state in {RESUMING, LIVE}:
+                    mark(self._sources[stream_of(name)])
+            if after is not None and after.retry_unfit and stream_of(name) in self._sources:
+                # The rows are tried with the next epoch, and there may be nothing else for one.
+                mark(self._sources[stream_of(name)])
+            self._copy_after.pop(name, None)
+            if request.kind in {requests.PAUSE, requests.RESYNC}:
+                self._copies.drop(name)
+        outcome = changed.answered[request.id]["tables"]
+        log.info("request carried out", kind=request.kind, tables=outcome)
+        return changed
+
+    def _skip(self, head: Manifest, request: requests.Request) -> Manifest:
+        """Give rows up; their new file is durable before the link that names it."""
+        outcome = {}
+        for name in request.tables:
+            table = head.tables.get(name)
+            if table is None:
+                outcome[name] = "refused: it is not in the lake"
+                continue
+            made, missing = quarantined_rows.skip(
+                self._chain.root, name, table, request.rows, head.term
+            )
+            head = replace(head, tables={**head.tables, name: made})
+            outcome[name] = f"{made.skipped_rows} of {made.unfit_rows} rows are given up"
+            if missing:
+                outcome[name] = f"refused: no such row is set aside: {', '.join(sorted(missing))}"
+        log.info("request carried out", kind=request.kind, tables=outcome)
+        return requests.answered(head, request, outcome, self._clock.now())
+
+    def _pause_consumer(self, name: str) -> str:
+        return f"lake-{self._lake}-paused-{name}"
+
+    def _take(self, head: Manifest, name: str, result: Result) -> Manifest:
+        """The head with what came of a copy."""
+        set_aside = {n: reason for n, reason in head.set_aside.items() if n != name}
+        if result is None:
+            return replace(head, set_aside=set_aside)
+        if isinstance(result, NotBegun):
+            log.warning("copy not begun", table=name, error=str(result.reason))
+            self._copy_after[name] = time.monotonic() + _NOT_BEGUN
+            return head
+        if isinstance(result, TusklineError):
+            log.warning(
+                "table not copied",
+                table=name,
+                error=result.what,
+                where=result.where,
+                repair=result.repair,
+                again_in_seconds=_AFTER_FAILURE,
+            )
+            self._copy_after[name] = time.monotonic() + _AFTER_FAILURE
+            return replace(head, set_aside={**set_aside, name: str(result)})
+        if not states.wanted_copies(head, {name}):
+            # Paused since the copy began; or this is in the chain already.
+            if result.path not in {version.path for version in head.versions}:
+                self._copies.discard(result)
+            return head
+        return replace(head, copies={**head.copies, name: result}, set_aside=set_aside)
+
+    def tell(self, head: Manifest, *, changed: bool) -> None:
+        """Write the status, when something has changed or is under way."""
+        now = time.monotonic()
+        copying = self._copies.status()
+        if self._progress is not None:
+            self._progress(copying)
+        if changed or (now - self._told_at >= _STATUS and (copying or self._told_at < 0)):
+            self._told_at = now
+            write_status(self._chain, head, copying)
+
+
+def _undecided(name: str, reason: str) -> TusklineError:
+    """The error while a table waits for somebody to decide what becomes of it."""
+    kind: type[TusklineError] = TrimmedError if "trimmed" in reason else CorruptError
+    if "on_unfit_value" in reason:
+        kind = UnsupportedValueError
+    repair = f"tuskline table resync {name} (or pause it, and epochs go on)"
+    if reason.startswith(rolled_back.REASON):
+        # The log that the lake was written from is back: otherwise this is said before.
+        kind, repair = (
+            DivergedError,
+            f"tuskline table resume {name}: the log has the lake's history again",
+        )
+    return kind(f"holds the epochs back: {reason}", where=name, repair=repair)

@@ -1,0 +1,281 @@
+"""A snapshot of a PostgreSQL database at an exact LSN, which many sessions can read at once.
+
+`ExportedSnapshot` creates a temporary logical slot; the server exports, at the slot's consistent point,
+a snapshot that holds exactly the transactions whose commit record starts below that LSN (PostgreSQL
+documentation, 49.2.5 "Exported Snapshots"). So a table copied from it and the changes of all later
+transactions are the table, whatever was written meanwhile, with or without a primary key.
+
+This module also knows what there is to read: tables, columns, keys, and parts of tables.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from walsender_bridge.errors import PublicationError, SnapshotError, TusklineError, UsageError
+from walsender_bridge.postgres.client.bounded_query import BoundedConnection
+from walsender_bridge.postgres.client.dsn import parameters
+from walsender_bridge.postgres.client.hosts import for_reading, one_server
+from walsender_bridge.postgres.client.replication_connection import (
+    ANSWER_SECONDS,
+    ReplicationConnection,
+    describe,
+    pinned_conninfo,
+)
+from walsender_bridge.postgres.protocol.pgoutput import Column
+from walsender_bridge.postgres.protocol.refusals import connection_error, server_error
+from walsender_bridge.postgres.protocol.relation_name import relation_name, split_relation
+from walsender_bridge.runtime.closing import Closing
+from walsender_bridge.runtime.sql import load
+
+#: A reader's transactions see one snapshot and change nothing; a long copy is not ended by a setting of
+#: the role, and rows that a policy would hide are an error instead of missing.
+_READER_OPTIONS = (
+    " -c default_transaction_isolation=repeatable\\ read -c default_transaction_read_only=on"
+    " -c statement_timeout=0 -c idle_in_transaction_session_timeout=0 -c row_security=off"
+)
+#: What else ends a long copy, since 17. An earlier server refuses a connection that names it.
+_TRANSACTION_TIMEOUT = 170000
+_NO_TRANSACTION_TIMEOUT = "-c transaction_timeout=0"
+#: Servers say so before 17, and since.
+_STALE_SNAPSHOT = ("22023", "42704")
+#: The first version with scans of ctid ranges.
+_TID_RANGE_SCAN = 140000
+#: The first version that can publish generated columns.
+_PUBLISHED_GENERATED = 180000
+
+
+@dataclass(frozen=True, slots=True)
+class ReadColumn:
+    """A column, and how its text is written: `output` is the type's output function (schema, name).
+
+    `argument`: the type that it takes, where that is not the column's own.
+    """
+
+    column: Column
+    generated: bool
+    output: tuple[str, ...]
+    argument: tuple[str, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedTable:
+    """A table as a publication sends it; what is not sent (generated columns, say) is left out.
+
+    `kind`: `r`, or `p` for a partitioned table. `replica_identity`: `d`, `n`, `f` or `i`. `key`: the
+    columns by which the stream's updates and deletes name a row (`i`: those of the index, `d`: those of the
+    primary key); None where they carry the whole row, or there are none.
+    """
+
+    schema: str
+    name: str
+    oid: int
+    kind: str
+    replica_identity: str
+    columns: tuple[Column, ...]
+    key: tuple[str, ...] | None
+    row_filter: str | None
+    read_columns: tuple[ReadColumn, ...]
+
+    @property
+    def full_name(self) -> str:
+        """`schema.table`."""
+        return relation_name(self.schema, self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRange:
+    """Blocks of one relation: from `first` up to, not including, `last` (None: to its end)."""
+
+    relation: tuple[str, str]
+    oid: int
+    first: int
+    last: int | None
+
+
+def reader_conninfo(dsn: str) -> str:
+    """`dsn` for a session that reads a snapshot: settings pinned, read only, one snapshot."""
+    pinned = pinned_conninfo(dsn)
+    options = str(conninfo_to_dict(pinned)["options"]) + _READER_OPTIONS
+    return for_reading(make_conninfo(pinned, options=options))
+
+
+def failure(
+    sqlstate: str | None, text: str, where: str, snapshot: str | None = None
+) -> TusklineError:
+    """What an error of PostgreSQL means here."""
+    if snapshot and snapshot in text and sqlstate in _STALE_SNAPSHOT:
+        return SnapshotError(
+            f"snapshot {snapshot!r} is not exported (any more)",
+            where=where,
+            repair="export one (ExportedSnapshot) and keep it open until everything is copied",
+        )
+    if sqlstate is None:
+        return connection_error(text, where)
+    return server_error(sqlstate, text, where)
+
+
+@contextmanager
+def reading(dsn: str, snapshot: str) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
+    """A connection inside a transaction that sees `snapshot`. Raises `SnapshotError` and connection errors."""
+    where = describe(dsn)
+    try:
+        with BoundedConnection.connect(reader_conninfo(dsn)) as connection:
+            connection.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot)))
+            yield connection
+    except psycopg.Error as error:
+        raise failure(error.sqlstate, str(error), where, snapshot) from None
+
+
+class ExportedSnapshot(Closing):
+    """Export a snapshot of the DSN's database; it can be read until `close` (or the `with` ends).
+
+    `lsn`: a transaction is in it exactly if its commit record starts below (`Begin.final_lsn < lsn`), on the
+    timeline `timeline` of the cluster `system_id`.
+    `snapshot`: its name for `SET TRANSACTION SNAPSHOT`. It holds back vacuum and WAL while it is open.
+    `dsn`: of the server that exports it, for the sessions that read it. Raises the errors of connections, and
+    `DeadlineError` when transactions that run do not end within `timeout` seconds.
+    """
+
+    def __init__(self, dsn: str, *, timeout: float | None = 300.0) -> None:
+        # Of several hosts one: a snapshot is of the server that exports it.
+        self.dsn = one_server(dsn)
+        self._connection = ReplicationConnection.connect(self.dsn)
+        try:
+            # Its transaction is idle for as long as others read, whatever timeouts the role or database has.
+            self._connection.command(load("snapshot/lasts"), timeout=ANSWER_SECONDS)
+            if self._connection.server_version >= _TRANSACTION_TIMEOUT:
+                own = parameters(self.dsn).get("options") or ""
+                options = f"{own} {_NO_TRANSACTION_TIMEOUT}".strip()
+                self.dsn = make_conninfo(self.dsn, options=options)
+            # Before the snapshot, which the connection's next command would end.
+            identity = self._connection.identify()
+            self.system_id, self.timeline = identity.system_id, identity.timeline
+            self.lsn, self.snapshot = self._connection.create_temporary_slot_with_snapshot(
+                timeout=timeout
+            )
+        except BaseException:
+            self._connection.close()
+            raise
+
+    def tables(self, publication: str) -> list[PublishedTable]:
+        """The publication's tables, in the order of their names. Raises `PublicationError`."""
+        with reading(self.dsn, self.snapshot) as connection:
+            return published_tables(connection, publication)
+
+    def close(self) -> None:
+        """Let the snapshot go. Transactions that have it already keep it."""
+        self._connection.close()
+
+
+def published_tables(
+    connection: psycopg.Connection[tuple[Any, ...]], publication: str
+) -> list[PublishedTable]:
+    """What a publication sends. Raises `PublicationError` if it has no tables."""
+    rows = connection.execute(load("snapshot/tables"), {"publication": publication}).fetchall()
+    if not rows:
+        raise PublicationError(
+            f"publication {publication!r} has no tables, or does not exist",
+            where=describe(connection.info.dsn),
+            repair="CREATE PUBLICATION ... FOR TABLE ...",
+        )
+    return [_table(connection, *row) for row in rows]
+
+
+def one_table(
+    connection: psycopg.Connection[tuple[Any, ...]], name: str, publication: str | None
+) -> PublishedTable:
+    """The table `schema.table`, as the publication sends it if one is named.
+
+    Raises `UsageError` or `PublicationError`.
+    """
+    where = describe(connection.info.dsn)
+    if publication is not None:
+        tables = {t.full_name: t for t in published_tables(connection, publication)}
+        if name not in tables:
+            raise PublicationError(
+                f"{name} is not in publication {publication!r}",
+                where=where,
+                repair="ALTER PUBLICATION ... ADD TABLE ...",
+            )
+        return tables[name]
+    schema, table = split_relation(name)
+    row = connection.execute(load("snapshot/table"), {"schema": schema, "table": table}).fetchone()
+    if row is None:
+        raise UsageError(
+            f"there is no table {name!r}",
+            where=where,
+            repair="name it schema.table, as it is written in the catalog",
+        )
+    schema, table, oid, kind, identity = row
+    return _table(connection, schema, table, oid, kind, identity, None, None)
+
+
+def _table(
+    connection: psycopg.Connection[tuple[Any, ...]],
+    schema: str,
+    name: str,
+    oid: int,
+    kind: str,
+    identity: str,
+    sent: list[str] | None,
+    row_filter: str | None,
+) -> PublishedTable:
+    found = connection.execute(load("snapshot/columns"), {"table": oid}).fetchall()
+    generated_sent = sent is not None and connection.info.server_version >= _PUBLISHED_GENERATED
+    columns = tuple(
+        ReadColumn(
+            Column(column, type_oid, typmod, is_key),
+            generated,
+            tuple(output),
+            tuple(argument) if argument else None,
+        )
+        for column, type_oid, typmod, generated, output, argument, is_key in found
+        if (sent is None or column in sent) and (generated_sent or not generated)
+    )
+    key = tuple(c.column.name for c in columns if c.column.is_key)
+    return PublishedTable(
+        schema=schema,
+        name=name,
+        oid=oid,
+        kind=kind,
+        replica_identity=identity,
+        columns=tuple(c.column for c in columns),
+        key=key or None,
+        row_filter=row_filter,
+        read_columns=columns,
+    )
+
+
+def parts(
+    connection: psycopg.Connection[tuple[Any, ...]],
+    table: PublishedTable,
+    *,
+    count: int | None,
+    size: int,
+) -> list[BlockRange]:
+    """The table in about `count` parts of equal size, or in parts of about `size` bytes.
+
+    The last part of a relation is open: rows of the snapshot may lie behind the blocks counted here.
+    Servers before 14 read a relation in one part; partitions are always parts of their own.
+    """
+    found = connection.execute(load("snapshot/parts"), {"table": table.oid}).fetchall()
+    ranges = connection.info.server_version >= _TID_RANGE_SCAN
+    total = sum(blocks for *_, blocks, _ in found)
+    pieces = []
+    for schema, name, oid, kind, blocks, block_size in found:
+        step = max(size // block_size, 1) if count is None else max(-(-total // count), 1)
+        firsts: Sequence[int] = [0]
+        if ranges and kind in {"r", "m"}:
+            firsts = range(0, max(blocks, 1), step)
+        lasts = [*firsts[1:], None]
+        pieces += [
+            BlockRange((schema, name), oid, first, last)
+            for first, last in zip(firsts, lasts, strict=True)
+        ]
+    return pieces

@@ -1,0 +1,1 @@
+"""The two sources for Spark: `format("tuskline")` and the one of whole snapshots."""

@@ -1,0 +1,369 @@
+"""`format("tuskline-snapshot")`: one table of an exported snapshot, read by the executors in parallel.
+
+    spark.read.format("tuskline-snapshot").option("dsn", ...).option("snapshot", exported.snapshot)
+         .option("table", "public.orders").load()
+
+Each task imports the snapshot and copies a range of the table's blocks into Arrow. Types that arrive
+exactly in PostgreSQL's binary form are read so; of all others the server sends the text that their
+output function writes, and `types.from_text`, which the change stream uses too, converts it: snapshot
+and stream agree.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import psycopg
+import pyarrow as pa
+import pyarrow.compute as pc
+from psycopg import sql
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from spark_consumers.decode import types
+from spark_consumers.decode.types import (
+    apart,
+    arrow_schema,
+    checked_utf8,
+    column_type,
+    from_text,
+    spark_schema,
+)
+from spark_consumers.decode.unrepresentable import UnrepresentableValueError
+from spark_consumers.snapshot import same_relation
+from spark_consumers.snapshot.exported import (
+    BlockRange,
+    PublishedTable,
+    ReadColumn,
+    failure,
+    one_table,
+    parts,
+    reader_conninfo,
+    reading,
+)
+from spark_consumers.snapshot.same_relation import RelationAnswer, RelationStep
+from spark_consumers.snapshot.watchdog import Watchdog, open_sockets
+from spark_consumers.sources.options import Options
+from walsender_bridge.errors import SnapshotError, UnsupportedValueError
+from walsender_bridge.postgres.client.replication_connection import describe
+from walsender_bridge.runtime.sql import load
+
+if TYPE_CHECKING:
+    from adbc_driver_manager.dbapi import Connection
+
+NAME = "tuskline-snapshot"
+OPTIONS = ("dsn", "snapshot", "table", "publication", "partitions", "partitionBytes", "columns")
+#: Bytes of a table for one task.
+PARTITION_BYTES = 64 * 2**20
+#: Bytes of a record batch.
+_BATCH_BYTES = 8 * 2**20
+
+#: Types whose binary form ADBC turns into the Arrow type that `types` gives them, exactly.
+_BINARY = frozenset(
+    {
+        types.BOOL,
+        types.BYTEA,
+        types.INT2,
+        types.INT4,
+        types.INT8,
+        types.FLOAT4,
+        types.FLOAT8,
+        types.TEXT,
+        types.VARCHAR,
+        types.BPCHAR,
+        types.DATE,
+        types.TIMESTAMP,
+        types.TIMESTAMPTZ,
+    }
+)
+#: Of these the ones that have values which their Arrow type has not: their text tells what they were.
+_BEYOND = frozenset({types.DATE, types.TIMESTAMP, types.TIMESTAMPTZ})
+#: 0001-01-01 and 9999-12-31 in days, and the first and last microsecond of them, since 1970. What lies
+#: outside, infinity too, has no text in the stream that a target could hold.
+_DAYS = (-719162, 2932896)
+_MICROSECONDS = (_DAYS[0] * 86_400_000_000, (_DAYS[1] + 1) * 86_400_000_000 - 1)
+
+
+@dataclass
+class _Piece(InputPartition):
+    """What one task reads: everything it needs, so that it asks nobody but PostgreSQL."""
+
+    part: BlockRange
+    query: str
+
+
+class SnapshotSource(DataSource):
+    """The data source. Raises `UsageError`, `SnapshotError`, and the errors of connections."""
+
+    def __init__(self, options: dict[str, str]) -> None:
+        super().__init__(options)
+        given = Options(NAME, options, OPTIONS)
+        self.dsn = given.required("dsn")
+        self.snapshot = given.required("snapshot")
+        self.name_of_table = given.required("table")
+        self.publication = given.text("publication")
+        self.partitions = given.number("partitions")
+        self.partition_bytes = given.number("partitionBytes") or PARTITION_BYTES
+        self.chosen = given.names("columns")
+        if self.partitions is not None and given.text("partitionBytes") is not None:
+            raise given.wrong("partitions", "give either this or partitionBytes")
+
+    @classmethod
+    def name(cls) -> str:
+        """The format's name."""
+        return NAME
+
+    def schema(self) -> StructType:
+        """The table's columns, as they are in the snapshot."""
+        with reading(self.dsn, self.snapshot) as connection:
+            table = one_table(connection, self.name_of_table, self.publication)
+        return spark_schema(arrow_schema(c.column for c in self.wanted(table)))
+
+    def wanted(self, table: PublishedTable) -> tuple[ReadColumn, ...]:
+        """The columns to read. Raises `UsageError` for one that the table does not have."""
+        if self.chosen is None:
+            return table.read_columns
+        by_name = {c.column.name: c for c in table.read_columns}
+        given = Options(NAME, {}, OPTIONS)
+        for name in self.chosen:
+            if name not in by_name:
+                raise given.wrong("columns", f"{table.full_name} has no column {name!r} to read")
+        return tuple(by_name[name] for name in self.chosen)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """The reader, for Spark. Raises `SnapshotError` if these are not the columns that are read (any more)."""
+        return _SnapshotReader(self, schema)
+
+    def reader_apart(self, schema: StructType) -> DataSourceReader:
+        """A reader whose batches have the text of what does not fit behind their columns, one for each.
+
+        Such a value is NULL in its column, and not an error; the text of all others is NULL. Raises as `reader`.
+        """
+        return _SnapshotReader(self, schema, apart=True)
+
+
+class _SnapshotReader(DataSourceReader):
+    """Plans on the driver, reads on the executors."""
+
+    def __init__(self, source: SnapshotSource, schema: StructType, *, apart: bool = False) -> None:
+        self._apart = apart
+        self._dsn = source.dsn
+        self._snapshot = source.snapshot
+        self._table = source.name_of_table
+        with reading(source.dsn, source.snapshot) as connection:
+            table = _table(connection, source)
+            self._columns = source.wanted(table)
+            _check_columns(schema.names, [c.column.name for c in self._columns], self._table)
+            self._pieces = [
+                _Piece(part, _query(part, self._columns, table.row_filter, self._binary))
+                for part in parts(
+                    connection, table, count=source.partitions, size=source.partition_bytes
+                )
+            ]
+
+    def partitions(self) -> Sequence[InputPartition]:
+        return self._pieces
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if not isinstance(partition, _Piece):
+            raise TypeError(partition)
+        yield from self._read(partition)
+
+    def _read(self, piece: _Piece) -> Iterator[pa.RecordBatch]:
+        from adbc_driver_manager import Error
+        from adbc_driver_postgresql import dbapi
+
+        where, before = describe(self._dsn), open_sockets()
+        watchdog: Watchdog | None = None
+        try:
+            with (
+                closing(dbapi.connect(reader_conninfo(self._dsn), autocommit=False)) as connection,
+                Watchdog(self._dsn, before) as watchdog,
+            ):
+                for step in same_relation.ORDER:
+                    match step:
+                        case RelationStep.LOCK:
+                            self._lock(connection, piece.part)
+                        case RelationStep.ASK:
+                            self._check(connection, piece.part)
+                        case RelationStep.READ:
+                            for batch in self._batches(connection, piece):
+                                watchdog.moved()
+                                yield batch
+        except Error as error:
+            told = watchdog.told() if watchdog else None
+            text = _without_query(str(error), self._queries(piece))
+            raise told or failure(error.sqlstate, text, where, self._snapshot) from None
+        except (pa.ArrowException, OSError) as error:
+            # An error in the middle of a COPY comes this way: the server's, or the connection's.
+            told = watchdog.told() if watchdog else None
+            raise told or failure(None, str(error), where) from None
+
+    def _queries(self, piece: _Piece) -> tuple[str, str, str]:
+        """All that is asked for a piece."""
+        question = same_relation.question(piece.part.relation, piece.part.oid)
+        return self._locking(piece.part), question, piece.query
+
+    def _locking(self, part: BlockRange) -> str:
+        begin = sql.SQL(load("snapshot/begin")).format(snapshot=sql.Literal(self._snapshot))
+        return begin.as_string() + same_relation.lock(part.relation)
+
+    def _lock(self, connection: "Connection", part: BlockRange) -> None:
+        with connection.cursor() as cursor:
+            # One script: each begins by ending the transaction.
+            cursor.executescript(self._locking(part))
+
+    def _check(self, connection: "Connection", part: BlockRange) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute(same_relation.question(part.relation, part.oid))
+            (found,) = cursor.fetchall()
+        same_relation.check(part.relation, RelationAnswer(*found), describe(self._dsn))
+
+    def _batches(self, connection: "Connection", piece: _Piece) -> Iterator[pa.RecordBatch]:
+        from adbc_driver_postgresql import StatementOptions
+
+        row = 0
+        with connection.cursor() as cursor:
+            cursor.adbc_statement.set_options(
+                **{StatementOptions.BATCH_SIZE_HINT_BYTES.value: str(_BATCH_BYTES)}
+            )
+            cursor.execute(piece.query)
+            for batch in cursor.fetch_record_batch():
+                yield self._converted(batch, piece.part, row)
+                row += batch.num_rows
+
+    @property
+    def _binary(self) -> frozenset[int]:
+        """The types that are read in their binary form."""
+        return _BINARY - _BEYOND if self._apart else _BINARY
+
+    def _with_texts(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        arrays, texts = [], []
+        for read, array in zip(self._columns, batch.columns, strict=True):
+            oid, typmod = read.column.type_oid, read.column.typmod
+            convert = partial(converted, type_oid=oid, typmod=typmod, binary=self._binary)
+            values, text = apart(array, column_type(oid, typmod).arrow, convert)
+            arrays.append(values)
+            texts.append(pa.nulls(len(array), pa.string()) if text is None else text)
+        names = [str(i) for i in range(2 * len(arrays))]
+        return pa.RecordBatch.from_arrays([*arrays, *texts], names)
+
+    def _converted(self, batch: pa.RecordBatch, part: BlockRange, row: int) -> pa.RecordBatch:
+        if self._apart:
+            return self._with_texts(batch)
+        arrays = []
+        for read, array in zip(self._columns, batch.columns, strict=True):
+            column = read.column
+            try:
+                arrays.append(converted(array, column.type_oid, column.typmod))
+            except UnrepresentableValueError as fault:
+                raise UnsupportedValueError(
+                    fault.what,
+                    where=f"{self._table}.{column.name}, row {row + fault.index + 1} of "
+                    f"{'.'.join(part.relation)} from block {part.first} on",
+                    repair="change the value at the source, leave the column out (columns), or set such rows "
+                    "aside, if the lake copies it ([lake.on_unfit_value])",
+                ) from fault
+        return pa.RecordBatch.from_arrays(
+            arrays, schema=arrow_schema(c.column for c in self._columns)
+        )
+
+
+def _without_query(text: str, queries: Sequence[str]) -> str:
+    """The text of an ADBC error as the server wrote it: ADBC puts the query before that, and it may fill an error."""
+    for query in queries:
+        text = text.replace(f"Failed to execute query '{query}': ", "")
+    return text
+
+
+def _table(
+    connection: psycopg.Connection[tuple[Any, ...]], source: SnapshotSource
+) -> PublishedTable:
+    """The table of the snapshot. Its row filter names the columns as the snapshot does, or `SnapshotError`."""
+    table = one_table(connection, source.name_of_table, source.publication)
+    if table.row_filter is None:
+        return table
+    # The server writes the filter with today's names: it is asked once more, while they cannot change.
+    relation = (table.schema, table.name)
+    connection.execute(same_relation.lock(relation))
+    (found,) = connection.execute(same_relation.question(relation, table.oid)).fetchall()
+    same_relation.check(relation, RelationAnswer(*found), describe(source.dsn))
+    return one_table(connection, source.name_of_table, source.publication)
+
+
+def _check_columns(expected: Sequence[str], found: Sequence[str], table: str) -> None:
+    """Rows are written by the columns' order, and a publication is what it is by now, in any snapshot."""
+    if found != expected:
+        raise SnapshotError(
+            f"the columns to read changed from ({', '.join(expected)}) to ({', '.join(found)})",
+            where=table,
+            repair="copy the table again; nothing may alter the publication meanwhile",
+        )
+
+
+def _query(
+    part: BlockRange, columns: Sequence[ReadColumn], row_filter: str | None, binary: frozenset[int]
+) -> str:
+    """The query for a part of a table; generated, quoted, complete."""
+    wanted: list[sql.Composable] = []
+    for read in columns:
+        name: sql.Composable = sql.Identifier(read.column.name)
+        if read.column.type_oid in binary:
+            wanted.append(name)
+        else:
+            # The type's own output function: a cast to text differs for some (inet, bpchar, bool).
+            if read.argument:
+                name = sql.SQL("{}::{}").format(name, sql.Identifier(*read.argument))
+            wanted.append(
+                sql.SQL("{}({})::pg_catalog.text").format(sql.Identifier(*read.output), name)
+            )
+    bounds = []
+    if part.first:
+        bounds.append(sql.SQL("ctid >= {}").format(sql.Literal(f"({part.first},0)")))
+    if part.last is not None:
+        bounds.append(sql.SQL("ctid < {}").format(sql.Literal(f"({part.last},0)")))
+    query = sql.SQL(load("snapshot/read")).format(
+        columns=sql.SQL(", ").join(wanted),
+        relation=sql.Identifier(*part.relation),
+        range=sql.SQL(" AND ").join(bounds) if bounds else sql.SQL("true"),
+        filter=sql.SQL(f"({row_filter})") if row_filter else sql.SQL("true"),
+    )
+    return query.as_string()
+
+
+def converted(
+    array: pa.Array, type_oid: int, typmod: int, binary: frozenset[int] = _BINARY
+) -> pa.Array:
+    """A column as ADBC gives it, as the stream has it; `binary` types are no text. Raises `UnrepresentableValueError`."""
+    kind = column_type(type_oid, typmod)
+    if type_oid not in binary:
+        return from_text(array, kind)
+    if array.type != kind.arrow:
+        array = array.cast(kind.arrow)
+    if pa.types.is_string(kind.arrow):
+        return checked_utf8(array)
+    if pa.types.is_floating(kind.arrow):
+        # PostgreSQL prints every NaN alike; the stream knows one.
+        return pc.if_else(pc.is_nan(array), pa.scalar(np.nan, kind.arrow), array)
+    if pa.types.is_date(kind.arrow):
+        return _within(array, pa.int32(), _DAYS)
+    if pa.types.is_timestamp(kind.arrow):
+        return _within(array, pa.int64(), _MICROSECONDS)
+    return array
+
+
+def _within(array: pa.Array, plain: pa.DataType, limits: tuple[int, int]) -> pa.Array:
+    """The array, once every value lies within the limits (those of its plain numbers)."""
+    numbers = array.view(plain)
+    least, most = limits
+    bounds: dict[str, Any] = pc.min_max(numbers).as_py()
+    if bounds["min"] is not None and (bounds["min"] < least or bounds["max"] > most):
+        outside = pc.or_(pc.less(numbers, least), pc.greater(numbers, most))
+        at = pc.index(pc.fill_null(outside, False), True).as_py()
+        raise UnrepresentableValueError(
+            at, f"infinity or a year that {array.type} lacks", malformed=False
+        )
+    return array

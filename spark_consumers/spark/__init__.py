@@ -1,0 +1,1 @@
+"""Spark itself: its session, its jars and its JVM."""

@@ -1,0 +1,113 @@
+"""What must hold of a capture session after each step. Pure.
+
+The driver checks it after the steps that are not hot, acknowledgements and ticks, and before the effects: before anything is
+appended to the log with a position to confirm, or reported to the server.
+"""
+
+from typing import NamedTuple
+
+from walsender_bridge.capture.core import CaptureState
+from walsender_bridge.capture.events import CopyDataReceived, Event, Replayed
+from walsender_bridge.postgres.protocol.lsn import format_lsn
+from walsender_bridge.runtime import invariants
+from walsender_bridge.runtime.invariants import Invariant
+
+
+class Checked(NamedTuple):
+    """What the last check found, and the next one compares with."""
+
+    confirmed: tuple[int, int]
+    confirming: tuple[int, int]
+    committed_lsn: int
+    received_lsn: int
+
+
+class _Step(NamedTuple):
+    state: CaptureState
+    before: Checked
+
+
+def checked(state: CaptureState) -> Checked:
+    """The session as the next check compares it, when there was none yet."""
+    return Checked(state.confirmed, state.confirming, state.committed_lsn, state.received_lsn)
+
+
+def is_hot(event: Event) -> bool:
+    """Rows on their way into entries."""
+    return type(event) is CopyDataReceived or type(event) is Replayed
+
+
+def check_invariants(state: CaptureState, before: Checked) -> Checked:
+    """What the next check compares with. Raises `InvariantError`."""
+    invariants.check("capture", INVARIANTS, _Step(state, before), _describe)
+    return checked(state)
+
+
+def _describe(step: _Step) -> str:
+    state = step.state
+    lsns = "received_lsn", "logged_lsn", "committed_lsn", "durable_lsn", "idle_lsn"
+    told = [f"{name} {format_lsn(max(getattr(state, name), 0))}" for name in lsns]
+    confirmed = format_lsn(state.confirmed[1]), format_lsn(state.confirming[1])
+    return (
+        f"{', '.join(told)}, confirmed {confirmed[0]}, confirming {confirmed[1]}, {len(state.in_flight)} appends of"
+        f" {state.in_flight_bytes} bytes in flight"
+    )
+
+
+def _confirms_what_is_committed(step: _Step) -> bool:
+    """What an earlier session has confirmed may have been empty transactions, which this one has not heard of."""
+    state = step.state
+    if state.confirming == step.before.confirming:
+        return True
+    return state.confirming[1] <= max(state.committed_lsn, state.idle_lsn)
+
+
+def _whole_within_buffer(step: _Step) -> bool:
+    state = step.state
+    return 0 <= state.whole <= len(state.buffer) and 0 <= state.whole_bytes <= state.buffer_bytes
+
+
+INVARIANTS: tuple[Invariant[_Step], ...] = (
+    Invariant(
+        "confirmed_never_goes_back",
+        "never early: a slot only moves forward",
+        lambda step: step.state.confirmed[1] >= step.before.confirmed[1],
+    ),
+    Invariant(
+        "confirm_only_what_is_committed",
+        "never early: the log has committed what ends before",
+        _confirms_what_is_committed,
+    ),
+    Invariant(
+        "confirm_only_the_same_history",
+        "the server sends again what the log holds, first",
+        lambda step: step.state.overlap.done or step.state.confirming == step.before.confirming,
+    ),
+    Invariant(
+        "committed_lsn_never_goes_back",
+        "Varlog: what is committed stays",
+        lambda step: step.state.committed_lsn >= step.before.committed_lsn,
+    ),
+    Invariant(
+        "received_lsn_never_goes_back",
+        "exactly once: transactions come in commit order",
+        lambda step: step.state.received_lsn >= step.before.received_lsn,
+    ),
+    Invariant(
+        "logged_within_received",
+        "exactly once: an entry is of what was received",
+        lambda step: step.state.logged_lsn <= step.state.received_lsn,
+    ),
+    Invariant(
+        "whole_within_buffer", "an entry is cut where a transaction ends", _whole_within_buffer
+    ),
+    Invariant(
+        "in_flight_adds_up",
+        "bounded: bytes wait only in appends without an answer",
+        lambda step: (
+            step.state.in_flight_bytes >= 0
+            if step.state.in_flight
+            else step.state.in_flight_bytes == 0
+        ),
+    ),
+)

@@ -1,0 +1,150 @@
+"""What must hold of the metadata repository after each record. Pure.
+
+Its store checks it after each record that changed something, and before that is written. The rules are Varlog's, as
+core.py cites them.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from walsender_bridge.change_log.repository.core import Repository, StreamCommit, StreamState
+from walsender_bridge.runtime import invariants
+from walsender_bridge.runtime.invariants import Invariant
+
+
+class Checked(NamedTuple):
+    """What there was before a record. `streams`: of each, the writer's term and the last commit that is not empty."""
+
+    log_id: str
+    version: int
+    published: int
+    next_global: int
+    clock: float
+    streams: Mapping[str, tuple[int, StreamCommit]]
+
+
+class _Step(NamedTuple):
+    core: Repository
+    before: Checked
+
+
+def checked(core: Repository) -> Checked:
+    """The core before a record, for the check after it."""
+    streams = {name: (stream.term, stream.last) for name, stream in core.streams.items()}
+    numbers = core.version, core.published, core.next_global
+    return Checked(core.log_id, *numbers, core.clock, streams)
+
+
+def check_invariants(core: Repository, before: Checked) -> None:
+    """Raises `InvariantError`."""
+    invariants.check("metadata repository", INVARIANTS, _Step(core, before), _describe)
+
+
+def _describe(step: _Step) -> str:
+    core, before = step.core, step.before
+    ends = [f"{name} to {stream.last.context.end}" for name, stream in sorted(core.streams.items())]
+    return (
+        f"version {core.version}, published {core.published}, forced {core.forced_version}, next global offset"
+        f" {core.next_global}; before: version {before.version}, published {before.published}, next global offset"
+        f" {before.next_global}; committed: {', '.join(ends[:10]) or 'nothing'}"
+    )
+
+
+def _streams_stay(step: _Step) -> bool:
+    streams = step.core.streams
+    return all(
+        name in streams and streams[name].term >= term
+        for name, (term, _) in step.before.streams.items()
+    )
+
+
+def _follows(stream: StreamState, before: StreamCommit) -> bool:
+    last, known = stream.last, before.context
+    if last.context == known:
+        return True
+    starts = last.context.local_offset, last.context.version
+    return starts[0] == known.end and starts[1] > known.version
+
+
+def _commits_follow(step: _Step) -> bool:
+    known = step.before.streams
+    return all(
+        _follows(stream, known[name][1])
+        for name, stream in step.core.streams.items()
+        if name in known
+    )
+
+
+def _commits_end_transactions(step: _Step) -> bool:
+    last = [stream.last for stream in step.core.streams.values()]
+    return all(commit.position.end_offset == commit.context.end for commit in last)
+
+
+def _global_ranges_leave_no_gap(step: _Step) -> bool:
+    """In the order of names the streams share what the version took."""
+    core, at = step.core, step.before.next_global
+    if core.version > step.before.version:
+        for name in sorted(step.before.streams):
+            latest = core.streams[name].latest
+            if latest.version != core.version or (latest.length and latest.global_offset != at):
+                return False
+            at += latest.length
+    return core.next_global == at
+
+
+def _history_is_kept(step: _Step) -> bool:
+    return all(stream.at(step.core.published) for stream in step.core.streams.values())
+
+
+def _applied_were_issued(step: _Step) -> bool:
+    version = step.core.version
+    return all(
+        applied <= version
+        for stream in step.core.streams.values()
+        for applied in stream.applied.values()
+    )
+
+
+INVARIANTS: tuple[Invariant[_Step], ...] = (
+    Invariant(
+        "log_id_never_changes",
+        "a repository is of one log",
+        lambda step: step.before.log_id in {"", step.core.log_id},
+    ),
+    Invariant("streams_and_terms_stay", "a newer writer fences the older one", _streams_stay),
+    Invariant(
+        "version_never_goes_back",
+        "Varlog: versions grow",
+        lambda step: step.core.version >= step.before.version,
+    ),
+    Invariant(
+        "published_never_goes_back",
+        "a reader never goes back",
+        lambda step: step.core.published >= step.before.published,
+    ),
+    Invariant(
+        "published_within_version",
+        "only what was issued is published",
+        lambda step: max(step.core.published, step.core.forced_version) <= step.core.version,
+    ),
+    Invariant(
+        "clock_never_goes_back",
+        "leases and retention follow a steady clock",
+        lambda step: step.core.clock >= step.before.clock,
+    ),
+    Invariant("commits_follow_each_other", "Varlog: local ranges leave no gap", _commits_follow),
+    Invariant(
+        "commit_ends_a_transaction",
+        "every committed end is the end of a transaction",
+        _commits_end_transactions,
+    ),
+    Invariant(
+        "global_ranges_leave_no_gap",
+        "Varlog: a version cuts all streams",
+        _global_ranges_leave_no_gap,
+    ),
+    Invariant(
+        "applied_within_version", "Varlog: a replica has what was issued", _applied_were_issued
+    ),
+    Invariant("history_reaches_published", "history is kept for readers", _history_is_kept),
+)
