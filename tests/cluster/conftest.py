@@ -16,6 +16,13 @@ from tests.support.wal_server import Receivers
 from walsender_bridge.demo.local_server import LocalServer
 
 
+@pytest.fixture(scope="module", autouse=True)
+def built() -> Iterator[None]:
+    """What a module's tests have built of the extension is removed behind its servers."""
+    yield
+    extension.remove_built()
+
+
 @pytest.fixture
 def log(tmp_path: Path) -> Iterator[ChangeLog]:
     """An empty change log with a keeper of its own."""
@@ -53,7 +60,6 @@ def slots_pair(
     """A pair of servers with the extension that the tests of a module share."""
     with slot_stack(request.param, tmp_path_factory.mktemp("slots")) as stack:
         yield stack
-    extension.remove_built()
 
 
 @pytest.fixture

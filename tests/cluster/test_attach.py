@@ -10,15 +10,15 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 from structlog.testing import capture_logs
 
-from spark_consumers.flush import flush, force_barrier
-from spark_consumers.lakehouse import sources
+from spark_consumers.lake.flush import flush, force_barrier
+from spark_consumers.lake.tables import sources
 from tests.support.attached import Attached, difference, server_state
 from tests.support.capture_stack import CaptureProcess, ChangeLog, check_equal
 from tests.support.servers import MAJORS_IN_TURN, Database
 from tests.support.waiting import wait_for
 from walsender_bridge.capture import publication
 from walsender_bridge.capture import source as source_module
-from walsender_bridge.capture.source import Source
+from walsender_bridge.capture.source import CaptureSource
 from walsender_bridge.errors import Cause, ConfigError, DeadlineError, PublicationError
 from walsender_bridge.provisioning import init as attaching
 from walsender_bridge.runtime import pid_file
@@ -256,7 +256,7 @@ def test_a_slot_that_cannot_be_made_in_time_is_given_up(
     shop: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attaching, "SLOT_SECONDS", 0.5)
-    source = Source("shop", shop.dsn, "tuskline_shop", "tuskline_shop", TABLES)
+    source = CaptureSource("shop", shop.dsn, "tuskline_shop", "tuskline_shop", TABLES)
     with psycopg.connect(shop.dsn) as holding, shop.connect() as connection:
         holding.execute("INSERT INTO orders VALUES (1, 'not committed')")
         with pytest.raises(DeadlineError, match="did not answer"):
@@ -383,13 +383,13 @@ def test_a_table_that_takes_anothers_name_is_checked_before_it_is_published(
     publish = publication._publish
 
     def renamed(connection: psycopg.Connection[Any], text: str, *given: Any) -> None:
-        if text in {"publication_create", "publication_add"}:
+        if text in {"publication/create", "publication/add"}:
             database.execute("ALTER TABLE orders RENAME TO old; ALTER TABLE bare RENAME TO orders")
         publish(connection, text, *given)
 
     def fails_without_a_trace(tables: tuple[str, ...]) -> None:
         before = server_state(database.dsn)
-        source = Source("shop", database.dsn, "s", "p", tables)
+        source = CaptureSource("shop", database.dsn, "s", "p", tables)
         with monkeypatch.context() as patch:
             patch.setattr(publication, "_publish", renamed)
             with (
@@ -402,7 +402,7 @@ def test_a_table_that_takes_anothers_name_is_checked_before_it_is_published(
         assert not difference(before, server_state(database.dsn))
 
     fails_without_a_trace(("public.orders",))
-    source = Source("shop", database.dsn, "s", "p", ("public.more",))
+    source = CaptureSource("shop", database.dsn, "s", "p", ("public.more",))
     with source_module.connect(source) as connection:
         source_module.prepare(connection, source)
     fails_without_a_trace(("public.orders", "public.more"))

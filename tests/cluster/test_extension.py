@@ -9,7 +9,7 @@ import pytest
 from psycopg import sql
 
 from tests.support import extension
-from tests.support.extension import MAJORS, remove_built
+from tests.support.extension import MAJORS
 from tests.support.slot_copies import (
     PHYSICAL,
     Fields,
@@ -34,12 +34,6 @@ NEW = "_tuskline_tmp_new"
 AHEAD = "FFFFFFFF/FFFFFFFF"
 # inactive_since (17 and later) is when somebody last let go of the slot: a refusal may have had it in hand.
 LOGICAL_SLOTS = "SELECT to_jsonb(slots) - 'inactive_since' FROM pg_replication_slots AS slots WHERE slot_type = 'logical'"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def built() -> Iterator[None]:
-    yield
-    remove_built()
 
 
 @pytest.fixture(scope="module", params=MAJORS)

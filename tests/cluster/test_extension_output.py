@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from tests.support import extension
-from tests.support.extension import MAJORS, remove_built
+from tests.support.extension import MAJORS
 from tests.support.fake_standby import FakeStandby
 from tests.support.slot_copies import PHYSICAL, PUBLICATION, Pair, inspect, rows, running_pair
 from tests.support.waiting import wait_for
@@ -27,12 +27,6 @@ WAITING = (
 CHANGES = (
     "SELECT lsn, xid, data FROM pg_logical_slot_peek_binary_changes(%s, NULL, NULL, VARIADIC %s)"
 )
-
-
-@pytest.fixture(scope="module", autouse=True)
-def built() -> Iterator[None]:
-    yield
-    remove_built()
 
 
 @pytest.fixture(scope="module", params=MAJORS)

@@ -23,12 +23,6 @@ TESTS = re.search(r"^REGRESS = (.*)$", MAKEFILE.read_text(), re.MULTILINE)[1].sp
 NEWEST = [each for each in MAJORS if each.values[0] == CONTROL_PATH]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def built() -> Iterator[None]:
-    yield
-    extension.remove_built()
-
-
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
     """A folder that the server's account can enter."""

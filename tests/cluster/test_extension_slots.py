@@ -1,12 +1,11 @@
 """The extension's copies of slots on real pairs of servers: what is lost and kept, and what a promotion finds."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
 import pytest
 
-from tests.support.extension import MAJORS, remove_built
+from tests.support.extension import MAJORS
 from tests.support.slot_copies import (
     MOVE,
     PHYSICAL,
@@ -21,12 +20,6 @@ from tests.support.slot_copies import (
 from tests.support.waiting import wait_for
 
 COPY = "_tuskline_tmp_kept"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def built() -> Iterator[None]:
-    yield
-    remove_built()
 
 
 @pytest.mark.parametrize("major", MAJORS)

@@ -14,11 +14,11 @@ from tests.support.waiting import wait_for
 from tests.support.wal_server import current_lsn, run
 from walsender_bridge.demo.local_server import LocalServer
 from walsender_bridge.errors import DeadlineError, DivergedError, FencedError
-from walsender_bridge.quorum.failover.plan import Step
+from walsender_bridge.quorum.failover.plan import FailoverStep
 from walsender_bridge.quorum.failover.run import FailoverRun
 from walsender_bridge.runtime.sql import load
 
-ALL = [step for step in Step if step not in {Step.RECEIVE, Step.REPLAY}]
+ALL = [step for step in FailoverStep if step not in {FailoverStep.RECEIVE, FailoverStep.REPLAY}]
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def test_16_a_standby_promoted_at_vcl_has_every_acknowledged_commit(stack, prima
     stack.kill("proposer")
     steps = stack.fail_over(standby)
     # Before 13 a standby that runs cannot be told to stream from somebody else.
-    told = [step for step in ALL if step != Step.FOLLOW or primary.installation.major >= 13]
+    told = [step for step in ALL if step != FailoverStep.FOLLOW or primary.installation.major >= 13]
     assert set(told) <= set(steps), steps
     assert acknowledged <= numbers(standby)
     waiting = waits(
@@ -46,7 +46,7 @@ def test_16_a_standby_promoted_at_vcl_has_every_acknowledged_commit(stack, prima
     waiting.join(20)
     insert(standby, -2)
     assert {-1, -2} <= numbers(standby)
-    assert stack.fail_over(standby) == [Step.DONE]
+    assert stack.fail_over(standby) == [FailoverStep.DONE]
 
 
 def follows(stack: FailoverStack, number: int) -> bool:
@@ -128,9 +128,9 @@ def test_16_a_standby_that_is_behind_gets_the_rest_from_a_safekeeper(stack, prim
     stack.kill("proposer")
     standby.start()
     steps = FailoverRun(stack.settings(standby)).plan()
-    assert Step.RECEIVE in steps
+    assert FailoverStep.RECEIVE in steps
     assert standby_is_untouched(standby)
-    assert stack.fail_over(standby)[-1] == Step.DONE
+    assert stack.fail_over(standby)[-1] == FailoverStep.DONE
     assert set(range(1, 30)) <= numbers(standby)
 
 
@@ -146,7 +146,7 @@ def test_a_standby_that_holds_the_dead_primarys_lock_on_the_record_takes_over(st
         stack.caught_up(standby)
         primary.kill()
     stack.kill("proposer")
-    assert stack.fail_over(standby)[-1] == Step.DONE
+    assert stack.fail_over(standby)[-1] == FailoverStep.DONE
     assert 1 in numbers(standby)
 
 
@@ -161,7 +161,7 @@ def test_16_a_safekeeper_that_lags_is_fed_by_another_though_there_is_no_primary(
     stack.kill("proposer")
     stack.start("safekeeper-0")
     wait_for(lambda: stack.listens(0), 20, "it is back")
-    assert stack.fail_over(standby)[-1] == Step.DONE
+    assert stack.fail_over(standby)[-1] == FailoverStep.DONE
     assert set(range(1, 30)) <= numbers(standby)
 
 
@@ -173,7 +173,7 @@ def test_16_a_commit_gate_knows_who_was_promoted_by_the_slot_that_it_had(stack, 
     primary.kill()
     stack.kill("proposer")
     settings = replace(stack.settings(standby), slot="standby_a")
-    assert Step.FOLLOW in FailoverRun(settings).plan()
+    assert FailoverStep.FOLLOW in FailoverRun(settings).plan()
     quoted = stack.upstream.replace("'", "''")
     # As a run leaves it that dies just before the promotion; no safekeeper has such a slot.
     run(
@@ -183,10 +183,10 @@ def test_16_a_commit_gate_knows_who_was_promoted_by_the_slot_that_it_had(stack, 
         "SELECT pg_reload_conf()",
     )
     steps = FailoverRun(settings).run()
-    assert {Step.FOLLOW, Step.DONE} <= set(steps)
+    assert {FailoverStep.FOLLOW, FailoverStep.DONE} <= set(steps)
     with psycopg.connect(standby.dsn()) as connection:
         names = {"slots": ["standby_a"]}
-        row = connection.execute(load("gate_slots").encode(), names).fetchone()
+        row = connection.execute(load("gate/slots").encode(), names).fetchone()
     assert row is not None
     assert (row[0]["was"], row[0]["slots"]) == ("standby_a", {})
 
@@ -225,7 +225,7 @@ def test_16_a_failover_that_is_killed_anywhere_goes_on(stack, primary):
     stack.kill("proposer")
     for step in ALL[:-1]:
         assert stack.fail_over_and_die(standby, f"failover-after-{step.name}") == -9, step
-    assert stack.fail_over(standby) == [Step.DONE]
+    assert stack.fail_over(standby) == [FailoverStep.DONE]
     assert acknowledged <= numbers(standby)
 
 
@@ -243,6 +243,6 @@ def test_16_a_wal_server_that_is_starting_is_waited_for_and_named_when_it_does_n
         FailoverRun(replace(stack.settings(standby), seconds=2)).run()
     starting = threading.Timer(1.0, server.start)
     starting.start()
-    assert stack.fail_over(standby)[-1] == Step.DONE
+    assert stack.fail_over(standby)[-1] == FailoverStep.DONE
     starting.join(30)
     assert numbers(standby) == {1}

@@ -17,7 +17,7 @@ from walsender_bridge.demo.local_server import LocalServer
 from walsender_bridge.errors import DivergedError
 from walsender_bridge.postgres.protocol.lsn import parse_lsn
 from walsender_bridge.postgres.protocol.wal_page import segment_name
-from walsender_bridge.quorum.failover.plan import Step
+from walsender_bridge.quorum.failover.plan import FailoverStep
 from walsender_bridge.quorum.failover.run import FailoverRun
 
 SEGMENT = 16 << 20
@@ -98,7 +98,7 @@ def test_30_a_quorum_acknowledges_half_a_record_and_the_promotion_is_before_it(
     primary.kill()
     writer.close()
     stack.kill("proposer")
-    assert stack.fail_over(standby)[-1] == Step.DONE
+    assert stack.fail_over(standby)[-1] == FailoverStep.DONE
     switch = int(
         run(
             standby,

@@ -10,7 +10,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from tests.support.attached import Attached, difference, run_script, server_state
 from tests.support.servers import MAJORS_IN_TURN, Database, MakeServer
-from walsender_bridge.capture.source import Source
+from walsender_bridge.capture.source import CaptureSource
 from walsender_bridge.doctor.finding import Severity
 from walsender_bridge.doctor.server import examine
 from walsender_bridge.errors import Cause
@@ -66,7 +66,7 @@ def test_the_script_of_doctor_and_init_without_admin_make_what_init_with_admin_m
     env = {"PGPASSWORD": str(conninfo_to_dict(shop.dsn)["password"])}
     monkeypatch.setenv("PGPASSWORD", env["PGPASSWORD"])
     dsn = shop.server.dsn(shop.name, user=role, password=SECRET)
-    source = Source("shop", dsn, "tuskline_shop", "tuskline_shop")
+    source = CaptureSource("shop", dsn, "tuskline_shop", "tuskline_shop")
     init(source, ADMIN)
     wanted, record = state(shop), recorded(shop)
     assert ("tuskline_shop", "publication oid", "tuskline_shop", "", "its OID") in record

@@ -9,9 +9,9 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from spark_consumers.flush import flush
-from spark_consumers.lakehouse.manifest import open_chain
-from spark_consumers.lakehouse.sources import Source
+from spark_consumers.lake.flush import flush
+from spark_consumers.lake.manifest.chain import open_chain
+from spark_consumers.lake.tables.sources import Source
 from tests.support.servers import Database
 from walsender_bridge.capture import publication
 from walsender_bridge.capture import source as capture

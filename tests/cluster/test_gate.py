@@ -1,9 +1,11 @@
 """The commit gate on real servers: consumers get what the candidates have, and no more."""
 
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,8 @@ from walsender_bridge.capture.gate.record import decisions
 from walsender_bridge.demo.local_server import LocalServer
 from walsender_bridge.errors import Cause
 from walsender_bridge.postgres.protocol import pgoutput
+from walsender_bridge.postgres.protocol.lsn import MAX_LSN
+from walsender_bridge.runtime.commit_page import CommitPage, CommitPageWriter
 
 #: Seconds in which a gate that lets something pass would have done so many times over.
 QUIET = 0.7
@@ -344,3 +348,48 @@ def test_15_an_operator_is_told_who_holds_consumers_up(
         tuskline.json("detach")
     wait_for(lambda: not _slot(shop.dsn, "gone")["active"], 30, "nobody streams any more")
     shop.execute("SELECT pg_drop_replication_slot('gone')")
+
+
+@pytest.mark.parametrize("pg_server", MAJORS_IN_TURN, indirect=True)
+def test_only_a_fresh_page_of_the_quorum_lets_transactions_pass(
+    tmp_path: Path, log: ChangeLog, shop: Database
+) -> None:
+    path = tmp_path / "commit.page"
+    with psycopg.connect(shop.dsn) as connection:
+        row = connection.execute(
+            "SELECT system_identifier, timeline_id FROM pg_control_system(), pg_control_checkpoint()"
+        ).fetchone()
+    assert row is not None
+    fresh = CommitPage(row[0], row[1], MAX_LSN)
+    with gated(tmp_path, log, shop.dsn, f"--commit-page={path}") as capture:
+        wait_for(capture.streams, 30, "capture streams")
+        insert(shop.dsn, 1)
+        wait_for(lambda: f"{path} is missing" in holding(capture), 30, "a missing page holds")
+        CommitPageWriter(path).write(fresh)
+        wait_for(lambda: "is stopped, or hangs" in holding(capture), 30, "a stale page holds")
+        with _renewing(path, replace(fresh, system_id=fresh.system_id + 1)):
+            wait_for(lambda: "another server" in holding(capture), 30, "another's page holds")
+        path.write_bytes(path.read_bytes()[:-1] + b"?")
+        wait_for(lambda: "is damaged" in holding(capture), 30, "a damaged page holds")
+        assert log.committed_lsn() == 0
+        with _renewing(path, fresh):
+            _wait_shown(log, 0)
+            wait_for(lambda: not holding(capture), 10, "nothing waits")
+
+
+@contextmanager
+def _renewing(path: Path, page: CommitPage) -> Iterator[None]:
+    """A proposer that writes this page."""
+    writer, ended = CommitPageWriter(path), threading.Event()
+
+    def renew() -> None:
+        while not ended.wait(0.05):
+            writer.write(page)
+
+    thread = threading.Thread(target=renew)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()

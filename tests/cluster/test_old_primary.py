@@ -8,7 +8,7 @@ from tests.support.waiting import wait_for
 from tests.support.wal_server import follow, run
 from walsender_bridge.demo.local_server import LocalServer, by_major
 from walsender_bridge.demo.local_server.account import server_account
-from walsender_bridge.quorum.failover.plan import Step
+from walsender_bridge.quorum.failover.plan import FailoverStep
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ def test_16_an_old_primary_comes_back_as_a_standby_of_the_quorum(stack, primary,
     else:
         primary.stop()
         stack.kill("proposer")
-    assert stack.fail_over(standby)[-1] == Step.DONE
+    assert stack.fail_over(standby)[-1] == FailoverStep.DONE
     stack.switch_to(standby)
     insert(standby, 3)
     if tail:
@@ -75,7 +75,7 @@ def test_16_an_old_primary_comes_back_as_a_standby_of_the_quorum(stack, primary,
     standby.kill()
     stack.kill("proposer")
     stack.standbys.append(primary)
-    assert stack.fail_over(primary)[-1] == Step.DONE
+    assert stack.fail_over(primary)[-1] == FailoverStep.DONE
     stack.switch_to(primary)
     insert(primary, 5)
     assert numbers(primary) == {1, 3, 4, 5}

@@ -10,17 +10,17 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
 from slot_sync.apply import carry_out
-from slot_sync.look_primary import PrimaryLook
+from slot_sync.probe.primary import PrimaryProbe
 from slot_sync.resolver.transitions import Drop
 from slot_sync.sessions import Sessions
-from spark_consumers.flush import force_barrier
+from spark_consumers.lake.flush import force_barrier
 from tests.support.attached import Attached, run_script
 from tests.support.servers import MAJORS_IN_TURN, Database
 from walsender_bridge.capture import source as capture
-from walsender_bridge.capture.source import Source
+from walsender_bridge.capture.source import CaptureSource
 from walsender_bridge.doctor import slots
 from walsender_bridge.errors import Cause, ServerSettingError, UntrustedError
-from walsender_bridge.own_schema.provisioned import Record
+from walsender_bridge.own_schema.provisioned import ProvisionedRecord
 from walsender_bridge.provisioning import quorum
 from walsender_bridge.provisioning.detach import detach
 from walsender_bridge.provisioning.init import as_admin, init
@@ -118,8 +118,8 @@ def test_functions_that_fit_better_than_those_of_the_catalog_are_not_called(
     assert intruder.ran() == []
     tuskline.json("doctor")
     tuskline.run("status")
-    asked = quorum.Quorum(
-        Source("shop", intruder.source, "s", "p"), "tuskline", "tuskline_physical"
+    asked = quorum.ConfiguredQuorum(
+        CaptureSource("shop", intruder.source, "s", "p"), "tuskline", "tuskline_physical"
     )
     with quorum.session(asked, ADMIN[1] + f" password={intruder.env['PGPASSWORD']}") as connection:
         quorum.facts(connection, asked)
@@ -136,7 +136,7 @@ def test_a_schema_that_another_role_made_first_is_not_adopted(
     script = tuskline.json("doctor", "--fix-sql", code=Cause.PRIVILEGE)["fix_sql"]
     intruder.execute("CREATE SCHEMA tuskline", "GRANT USAGE ON SCHEMA tuskline TO PUBLIC")
 
-    source = Source("shop", intruder.source, "tuskline_shop", "tuskline_shop", TABLES)
+    source = CaptureSource("shop", intruder.source, "tuskline_shop", "tuskline_shop", TABLES)
     admin = ADMIN[1] + f" password={intruder.env['PGPASSWORD']}"
 
     def refused() -> None:
@@ -150,7 +150,7 @@ def test_a_schema_that_another_role_made_first_is_not_adopted(
     with shop.connect() as connection:
         # As init itself makes them, to begin with.
         connection.execute(f"SET ROLE {intruder.name}".encode())
-        connection.execute(load("flush").encode())
+        connection.execute(load("flush/send").encode())
     refused()
     intruder.execute("GRANT ALL ON tuskline.flush, tuskline.made TO PUBLIC")
     intruder.trap("tuskline.t()", "trigger", "new")
@@ -241,7 +241,7 @@ def test_an_administrator_runs_nothing_of_the_role_that_attached(
 ) -> None:
     tuskline = Attached(tmp_path, {"shop": {"dsn": own.source, "tables": TABLES}})
     assert tuskline.json("init")["made"]
-    source = Source("shop", own.source, "tuskline_shop", "tuskline_shop", TABLES)
+    source = CaptureSource("shop", own.source, "tuskline_shop", "tuskline_shop", TABLES)
     admin = ADMIN[1] + f" password={own.env['PGPASSWORD']}"
     for change, (do, undo) in CHANGES.items():
         for statement in do.split("; "):
@@ -267,19 +267,19 @@ def test_an_administrator_runs_nothing_of_the_role_that_attached(
 def test_while_an_administrator_uses_the_tables_their_owner_cannot_change_them(
     own: Intruder,
 ) -> None:
-    source = Source("shop", own.source, "tuskline_shop", "tuskline_shop", TABLES)
+    source = CaptureSource("shop", own.source, "tuskline_shop", "tuskline_shop", TABLES)
     init(source)
     maker = as_admin(source, ADMIN[1] + f" password={own.env['PGPASSWORD']}")
     later = [do.split("; ")[0] for do, _ in CHANGES.values() if "DOMAIN" not in do]
     with capture.connect(maker) as connection:
-        record = Record(connection, source.slot, source.dsn)
+        record = ProvisionedRecord(connection, source.slot, source.dsn)
         with record.held():
             assert record.own()
             for statement in (*later, "ALTER SCHEMA tuskline RENAME TO mine_too"):
                 with pytest.raises(psycopg.errors.LockNotAvailable):
                     own.execute("SET lock_timeout = '100ms'", statement)
             # What a flush does goes on.
-            own.execute("SET lock_timeout = '1s'", load("flush_write"))
+            own.execute("SET lock_timeout = '1s'", load("flush/write"))
     own.execute(
         "ALTER SCHEMA tuskline RENAME TO mine_too", "ALTER SCHEMA mine_too RENAME TO tuskline"
     )
@@ -304,7 +304,7 @@ def test_functions_under_the_extensions_names_are_not_called_unless_a_superuser_
     with shop.connect() as connection:
         create = "SELECT pg_create_logical_replication_slot(%s, 'pgoutput')"
         connection.execute(create, [f"kept_{shop.name}"])
-    look = PrimaryLook(intruder.source)
+    look = PrimaryProbe(intruder.source)
     sessions = Sessions(intruder.source)
     try:
         assert not look.look().has_extension
@@ -315,6 +315,8 @@ def test_functions_under_the_extensions_names_are_not_called_unless_a_superuser_
         look.close()
         sessions.close()
     assert intruder.ran() == []
-    told = [each for each in slots.judge_primary(facts, set(), "here") if each.check == "extension"]
+    told = [
+        each for each in slots.evaluate_primary(facts, set(), "here") if each.check == "extension"
+    ]
     assert [intruder.name in each.what for each in told] == [True]
     shop.execute("DROP SCHEMA tuskline_slots CASCADE")

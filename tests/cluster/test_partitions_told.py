@@ -2,12 +2,12 @@
 
 import pytest
 
-from spark_consumers.decode import ChangeBatch, decode_entries
-from spark_consumers.lakehouse import noticed
-from spark_consumers.lakehouse.fit import unexpected, without_copied
-from spark_consumers.lakehouse.shape import Look
-from spark_consumers.lakehouse.sources import Source, look
-from spark_consumers.lakehouse.table_version import TableVersion
+from spark_consumers.decode.entries import ChangeBatch, decode_entries
+from spark_consumers.lake.manifest.table_version import TableVersion
+from spark_consumers.lake.tables import noticed
+from spark_consumers.lake.tables.schema_match import unexpected, without_copied
+from spark_consumers.lake.tables.shape import Publication
+from spark_consumers.lake.tables.sources import Source, look
 from tests.support.capture_model import xlog
 from tests.support.servers import each_major
 from walsender_bridge.capture import core, events
@@ -104,7 +104,7 @@ def test_a_partition_with_rows_that_no_look_has_seen_has_the_table_copied_again(
     assert not any(unexpected(without_copied(batch, MAX_LSN), {}) for batch in found)
 
 
-def followed(table: TableVersion, seen: Look) -> TableVersion:
+def followed(table: TableVersion, seen: Publication) -> TableVersion:
     now = seen.shapes["public.t"]
     assert noticed.outdated(table, now, seen) is None
     return noticed.followed_by(table, now, seen)
@@ -112,17 +112,19 @@ def followed(table: TableVersion, seen: Look) -> TableVersion:
 
 def batches(messages: list[bytes]) -> list[ChangeBatch]:
     """What capture and the decoder make of the messages of a slot."""
-    state = core.State(
+    state = core.CaptureState(
         timeline=1, logged_lsn=0, committed_lsn=0, previous_crc=0, confirmed=(1, 0), now=0.0
     )
-    effects = core.step(state, events.Tick(0.0, MAX_LSN))
-    effects += core.step(state, events.Received(0.0, [xlog(message) for message in messages]))
-    effects += core.step(state, events.Tick(1.0, MAX_LSN))
+    effects = core.step(state, events.CaptureTick(0.0, MAX_LSN))
+    effects += core.step(
+        state, events.CopyDataReceived(0.0, [xlog(message) for message in messages])
+    )
+    effects += core.step(state, events.CaptureTick(1.0, MAX_LSN))
     log: list[LogEntry] = []
     registry: dict[bytes, bytes] = {}
     while effects:
         effect = effects.pop(0)
-        if isinstance(effect, events.Append):
+        if isinstance(effect, events.AppendToReplica):
             registry |= {schema_hash(record): record for record in effect.schemas}
             for data in effect.entries:
                 log.append(LogEntry(len(log) + 1, len(log) + 1, len(log) + 1, data))

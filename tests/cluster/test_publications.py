@@ -11,9 +11,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from spark_consumers.bags import fold_bag
-from spark_consumers.decode import ChangeBatch, decode_entries
-from spark_consumers.fold import fold
+from spark_consumers.decode.entries import ChangeBatch, decode_entries
+from spark_consumers.fold.keyed import fold
+from spark_consumers.fold.multiset import fold_bag
 from tests.support.capture_stack import (
     PUBLICATION,
     STREAM,

@@ -10,7 +10,7 @@ from tests.support.waiting import wait_for
 from walsender_bridge.capture import publication
 from walsender_bridge.capture import source as capture
 from walsender_bridge.capture.publication import keeps_leaving_out
-from walsender_bridge.capture.source import Source
+from walsender_bridge.capture.source import CaptureSource
 from walsender_bridge.postgres.client.replication_connection import ReplicationConnection
 from walsender_bridge.provisioning.detach import detach
 from walsender_bridge.provisioning.init import init
@@ -20,10 +20,10 @@ _HEADER = 25
 
 
 @pytest.fixture
-def source(database: Database) -> Iterator[Source]:
+def source(database: Database) -> Iterator[CaptureSource]:
     """A source that is attached."""
     database.execute("CREATE TABLE old (id int PRIMARY KEY)")
-    source = Source("shop", database.dsn, f"slot_{database.name}", "tuskline_shop")
+    source = CaptureSource("shop", database.dsn, f"slot_{database.name}", "tuskline_shop")
     init(source)
     yield source
     detach(source)
@@ -37,7 +37,7 @@ def inserted(walsender: ReplicationConnection, found: list[bytes]) -> list[bytes
 
 @pytest.mark.parametrize("pg_server", majors(), indirect=True, ids="pg{}".format)
 def test_what_follows_a_transaction_that_wrote_before_the_table_was_published_is_sent(
-    database: Database, source: Source
+    database: Database, source: CaptureSource
 ) -> None:
     found: list[bytes] = []
     with (

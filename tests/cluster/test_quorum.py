@@ -17,7 +17,7 @@ from tests.support.waiting import wait_for
 from walsender_bridge.demo.local_server import LocalServer
 from walsender_bridge.postgres.protocol.lsn import parse_lsn
 from walsender_bridge.quorum.protocol.configuration import Configuration
-from walsender_bridge.quorum.protocol.frames import Kind
+from walsender_bridge.quorum.protocol.frames import FrameKind
 from walsender_bridge.quorum.protocol.message_socket import WireEnd
 from walsender_bridge.quorum.protocol.messages import (
     NodeId,
@@ -26,6 +26,7 @@ from walsender_bridge.quorum.protocol.messages import (
     ServerInfo,
     Vote,
 )
+from walsender_bridge.runtime.commit_page import CommitPageReader
 
 
 @pytest.fixture
@@ -137,11 +138,11 @@ def vote_for_the_dead(quorum: QuorumStack, number: int, term: int, said: dict[st
         end.send(vote)
         end.flush()
         kinds = []
-        while Kind.VOTE_REPLY not in kinds:
+        while FrameKind.VOTE_REPLY not in kinds:
             assert select.select([end], [], [], 10)[0], "it answers"
             end.receive()
             kinds += [header.kind for header, _ in end.frames()]
-            assert Kind.REFUSED not in kinds
+            assert FrameKind.REFUSED not in kinds
     finally:
         end.close()
 
@@ -239,3 +240,25 @@ def test_20_fast_shutdown_of_the_primary_ends_promptly(quorum):
     began = time.monotonic()
     quorum.server.stop("fast")
     assert time.monotonic() - began < 10
+
+
+def test_the_proposer_renews_the_gates_page_and_says_when_it_cannot(quorum):
+    quorum.insert(1)
+    server, timeline = quorum.status()["server"], quorum.status()["timeline"]
+    lsn = parse_lsn(quorum.flush_lsn())
+    reader = CommitPageReader(quorum.commit_page)
+
+    def stated() -> int:
+        return reader.committed(server["system_id"], timeline)[0] or 0
+
+    wait_for(lambda: stated() >= lsn, 20, "the page is renewed, with what a quorum has")
+    quorum.commit_page.unlink()
+    quorum.commit_page.mkdir()
+    wait_for(lambda: "cannot be written" in quorum.status()["commit_page_fault"], 20, "it is said")
+    assert not stated()
+    assert "the page of the commit gates cannot be written" in quorum.log("proposer").read_text()
+    quorum.insert(2)  # commits do not depend on it
+    quorum.commit_page.rmdir()
+    wait_for(lambda: not quorum.status()["commit_page_fault"], 20, "it is written again")
+    lsn = parse_lsn(quorum.flush_lsn())
+    wait_for(lambda: stated() >= lsn, 20, "it goes on")

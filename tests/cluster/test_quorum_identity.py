@@ -33,7 +33,7 @@ from walsender_bridge.runtime.sql import load
 
 #: The table in which the id is recorded.
 RECORD = next(
-    text for text in load("flush").split(";") if "TABLE IF NOT EXISTS tuskline.made" in text
+    text for text in load("flush/send").split(";") if "TABLE IF NOT EXISTS tuskline.made" in text
 )
 
 

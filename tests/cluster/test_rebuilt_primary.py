@@ -12,7 +12,7 @@ from tests.support.servers import MakeServer
 from tests.support.waiting import wait_for
 from tests.support.wal_server import backup, current_lsn, follow, run
 from walsender_bridge.demo.local_server import LocalServer
-from walsender_bridge.quorum.failover.plan import Step
+from walsender_bridge.quorum.failover.plan import FailoverStep
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_14_a_primary_whose_data_directory_is_deleted_under_load_is_rebuilt(
     rebuilt.start()
     acknowledged = bank.acknowledged
     steps = stack.fail_over(rebuilt)
-    assert steps[-1] == Step.DONE
+    assert steps[-1] == FailoverStep.DONE
     stack.switch_to(rebuilt)
     wait_for(lambda: bank.acknowledged > acknowledged + 50, 30, "the bank goes on")
     bank.stop()

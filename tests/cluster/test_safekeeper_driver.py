@@ -23,7 +23,7 @@ from walsender_bridge.quorum.safekeeper import connection, control_file, data_di
 from walsender_bridge.quorum.safekeeper.connection import MOST_CONNECTIONS
 from walsender_bridge.quorum.safekeeper.driver import SafekeeperDriver
 from walsender_bridge.quorum.safekeeper.effects import ControlState, PersistDue
-from walsender_bridge.quorum.safekeeper.settings import Settings
+from walsender_bridge.quorum.safekeeper.settings import SafekeeperSettings
 from walsender_bridge.runtime.folder import FolderDisk
 
 SEGMENT = SMALL.segment_bytes
@@ -56,7 +56,7 @@ class Peer:
 
 @pytest.fixture
 def safekeeper(tmp_path: Path) -> Iterator[SafekeeperDriver]:
-    driver = SafekeeperDriver(Settings(tmp_path, "127.0.0.1", 0, tmp_path / "positions"))
+    driver = SafekeeperDriver(SafekeeperSettings(tmp_path, "127.0.0.1", 0, tmp_path / "positions"))
     thread = threading.Thread(target=driver.run)
     thread.start()
     try:
@@ -223,7 +223,9 @@ def test_who_waits_for_room_writes_no_promise_into_another_disk(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with data_dir.held(place) as holding:
-        settings = Settings(place, "127.0.0.1", 0, tmp_path / "p", still_held=holding.check)
+        settings = SafekeeperSettings(
+            place, "127.0.0.1", 0, tmp_path / "p", still_held=holding.check
+        )
         driver = SafekeeperDriver(settings)
         monkeypatch.setattr(control_file, "save", full_once)
         driver.core.commit_lsn = 1

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from spark_consumers.lakehouse.shape import changed, refusal
-from spark_consumers.lakehouse.sources import Source, columns_now, look
+from spark_consumers.lake.tables.shape import changed, refusal
+from spark_consumers.lake.tables.sources import Source, columns_now, look
 from tests.support.servers import Database, each_major
 from walsender_bridge.errors import UnavailableError
 

@@ -13,9 +13,9 @@ import pytest
 
 from slot_sync.apply import carry_out
 from slot_sync.controller import Controller, look
-from slot_sync.plan import Candidate
+from slot_sync.plan import FailoverCandidate
 from slot_sync.resolver.one_slot import GONE_POLLS
-from slot_sync.resolver.transitions import Action, Reason, State
+from slot_sync.resolver.transitions import Action, CopyState, Reason
 from slot_sync.sessions import Sessions
 from tests.support import extension
 from tests.support.slot_copies import decoded, inspect, rows, slot_names
@@ -40,11 +40,11 @@ def test_2_a_slot_that_goes_on_the_primary_goes_on_the_standby(
     assert slot_names(synced_pair.pair.standby) == {"kept", "gone"}
     synced_pair.pair.on_primary("SELECT pg_drop_replication_slot('gone')")
     # Not at the first look: a server that was asked by mistake has no slots either.
-    assert synced_pair.states(controller)["gone"] is State.ORPHAN
+    assert synced_pair.states(controller)["gone"] is CopyState.ORPHAN
     assert slot_names(synced_pair.pair.standby) == {"kept", "gone"}
     wait_for(lambda: "gone" not in synced_pair.states(controller), 10, "it is forgotten")
     assert slot_names(synced_pair.pair.standby) == {"kept"}
-    assert synced_pair.states(controller) == {"kept": State.READY}
+    assert synced_pair.states(controller) == {"kept": CopyState.READY}
 
 
 def test_4_a_copy_that_is_dropped_behind_our_back_is_made_again(
@@ -96,7 +96,7 @@ def test_9_a_copy_that_somebody_reads_from_is_found_out(
     # Three polls in a row: then it is made again, and gives all five.
     wait_for(
         lambda: (
-            synced_pair.states(controller).get("kept") is State.MISSING
+            synced_pair.states(controller).get("kept") is CopyState.MISSING
             or not slot_names(synced_pair.pair.standby) & {"kept"}
         ),
         20,
@@ -121,7 +121,7 @@ def test_9_a_copy_in_use_is_left_alone_until_it_is_not(
             report = controller.once(10)[STANDBY]
             assert not report.failures
         assert "used" in slot_names(synced_pair.pair.standby)
-        assert {each.slot: each.after for each in report.transitions}["other"] is State.READY
+        assert {each.slot: each.after for each in report.transitions}["other"] is CopyState.READY
     wait_for(lambda: "used" not in synced_pair.states(controller), 20, "it is dropped")
     assert slot_names(synced_pair.pair.standby) == {"other"}
 
@@ -160,7 +160,7 @@ def test_21_a_foreign_slot_of_the_name_is_left_alone_and_the_others_go_on(
     before = inspect(synced_pair.pair.standby, "taken")
     report = synced_pair.until(controller, "READY", "free")
     taken = next(each for each in report.transitions if each.slot == "taken")
-    assert taken.after in {State.CONFLICT, State.STALE_BACKUP}
+    assert taken.after in {CopyState.CONFLICT, CopyState.STALE_BACKUP}
     assert taken.repair
     assert not report.ready
     assert inspect(synced_pair.pair.standby, "taken") == before
@@ -177,7 +177,7 @@ def test_43_a_second_machine_leaves_good_copies_alone_and_takes_them_over(
         before = inspect(pair.standby, "kept")
         found = look(elsewhere)
         (kept,) = found[STANDBY].transitions
-        assert (kept.after, kept.reason) == (State.KEPT_ELSEWHERE, Reason.OTHER_CONTROLLER)
+        assert (kept.after, kept.reason) == (CopyState.KEPT_ELSEWHERE, Reason.OTHER_CONTROLLER)
         assert found.ready is None
         assert "drop" not in " ".join(found[STANDBY].ill)
         assert first.once(10).ready
@@ -187,12 +187,12 @@ def test_43_a_second_machine_leaves_good_copies_alone_and_takes_them_over(
         assert look(elsewhere).ready
         # It is the same copy, and the first machine knows it still.
         assert inspect(pair.standby, "kept")["marker"] == before["marker"]
-        assert synced_pair.states(second) == {"kept": State.READY}
+        assert synced_pair.states(second) == {"kept": CopyState.READY}
         # One that the second machine makes anew is not the first one's.
         pair.on_standby("SELECT tuskline_slots.drop('kept')")
         synced_pair.until(second, "READY", "kept")
     (kept,) = look(synced_pair.plan())[STANDBY].transitions
-    assert kept.after is State.KEPT_ELSEWHERE
+    assert kept.after is CopyState.KEPT_ELSEWHERE
     with synced_pair.controller() as first:
         synced_pair.until(first, "READY", "kept")
     assert inspect(pair.standby, "kept")["marker"] != before["marker"]
@@ -209,7 +209,7 @@ def test_21_a_slot_that_takes_the_name_of_our_copy_is_not_taken_for_it(
     pair.prove("_tuskline_tmp_by_hand", "kept")
     pair.on_standby("SELECT tuskline_slots.rename('_tuskline_tmp_by_hand', 'kept')")
     before = inspect(pair.standby, "kept")
-    assert synced_pair.states(controller)["kept"] in {State.CONFLICT, State.STALE_BACKUP}
+    assert synced_pair.states(controller)["kept"] in {CopyState.CONFLICT, CopyState.STALE_BACKUP}
     # It is somebody else's when the primary has no such slot, too.
     pair.on_primary("SELECT pg_drop_replication_slot('kept')")
     for _ in range(GONE_POLLS + 1):
@@ -255,7 +255,9 @@ def test_22_a_candidate_that_hangs_holds_up_no_other(
     synced_pair: SlotStack, hung_port: int
 ) -> None:
     synced_pair.pair.make_slot("kept")
-    dead = Candidate("dead", f"host=127.0.0.1 port={hung_port} connect_timeout=3", "nowhere")
+    dead = FailoverCandidate(
+        "dead", f"host=127.0.0.1 port={hung_port} connect_timeout=3", "nowhere"
+    )
     with synced_pair.watching(dead) as reports:
 
         def ready() -> bool:
@@ -358,7 +360,7 @@ def test_48_a_move_of_the_database_that_is_not_replayed_drops_the_copy_later(
     assert slot_names(pair.primary) == slot_names(pair.standby) == {"elsewhere"}
     with synced_pair.controller() as controller:
         found = synced_pair.found(controller, "elsewhere")
-        assert (found.after, found.reason) == (State.SUSPECT, Reason.DATABASE_PENDING)
+        assert (found.after, found.reason) == (CopyState.SUSPECT, Reason.DATABASE_PENDING)
         rows(pair.standby, "SELECT pg_wal_replay_resume()")
         synced_pair.load.write()  # the server flushes its own last record with the next one only
         pair.catch_up()
@@ -375,7 +377,7 @@ def test_49_a_database_that_is_renamed_keeps_its_copies(synced_pair: SlotStack, 
     with synced_pair.controller() as controller:
         for _ in range(3):
             found = synced_pair.found(controller, "elsewhere")
-            assert (found.after, found.reason) == (State.SUSPECT, Reason.DATABASE_PENDING)
+            assert (found.after, found.reason) == (CopyState.SUSPECT, Reason.DATABASE_PENDING)
         rows(pair.standby, "SELECT pg_wal_replay_resume()")
         _follow_until_ready(synced_pair, controller, "renamed")
     assert inspect(pair.standby, "elsewhere")["marker"] == marker

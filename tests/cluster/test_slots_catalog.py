@@ -16,7 +16,6 @@ from tests.support.extension import (
     MAJORS,
     buildable,
     catalog_reader,
-    remove_built,
 )
 from tests.support.servers import DEFAULT
 from tests.support.slot_copies import (
@@ -55,12 +54,6 @@ def open_at_the_start() -> Iterator[object]:
             once = major == NAMELESS if own else major in {DEFAULT, CONTROL_PATH}
             marks = [] if once else [pytest.mark.long]
             yield pytest.param(major, what, marks=marks, id=f"pg{major}-{what}")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def built() -> Iterator[None]:
-    yield
-    remove_built()
 
 
 @pytest.mark.parametrize("what", IN_A_SAVEPOINT)

@@ -14,9 +14,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from slot_sync.report import Report
-from slot_sync.resolver.transitions import State
-from tests.support.extension import buildable, remove_built
+from slot_sync.report import SlotReport
+from slot_sync.resolver.transitions import CopyState
+from tests.support.extension import buildable
 from tests.support.servers import DEFAULT
 from tests.support.slot_copies import PUBLICATION, rows
 from tests.support.slot_subscriber import (
@@ -46,12 +46,6 @@ def runs() -> Iterator[object]:
         for number in range(1, PROMOTIONS + 1):
             marks = [] if (major, number) == (DEFAULT, 1) else [pytest.mark.long]
             yield pytest.param(major, number, marks=marks, id=f"pg{major}-{number}")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def built() -> Iterator[None]:
-    yield
-    remove_built()
 
 
 def ids(server: LocalServer, table: str) -> list[int]:
@@ -149,17 +143,19 @@ def _until_promoted(
     return found if cut else {table: found[table] | {*last.written[table]} for table in TABLES}
 
 
-def _with_the_client_ahead(stack: SlotStack, reports: list[Report], chance: random.Random) -> None:
+def _with_the_client_ahead(
+    stack: SlotStack, reports: list[SlotReport], chance: random.Random
+) -> None:
     """For a while the client has what the standby lacks, and the controller says so."""
 
-    def state() -> State | None:
+    def state() -> CopyState | None:
         found = reports[-1].rounds.get(STANDBY)
         return found.transitions[0].after if found is not None else None
 
     time.sleep(chance.uniform(0.5, 2))
     with receiver_stopped(stack.pair.standby):
         stack.load.write_whole()
-        wait_for(lambda: state() is State.CLIENT_AHEAD, 30, "the client is ahead")
+        wait_for(lambda: state() is CopyState.CLIENT_AHEAD, 30, "the client is ahead")
     time.sleep(chance.uniform(0.5, 2))
 
 

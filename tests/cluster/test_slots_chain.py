@@ -1,7 +1,6 @@
 """A candidate that streams from a safekeeper: refused by its name, by whoever is asked, until it streams from the primary."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +10,13 @@ from psycopg.conninfo import make_conninfo
 
 from tests.support.attached import Attached
 from tests.support.capture_stack import CaptureProcess, ChangeLog
-from tests.support.extension import ONE, remove_built
+from tests.support.extension import ONE
 from tests.support.quorum_stack import QuorumStack
 from tests.support.slot_copies import PHYSICAL, rows, slot_names
 from tests.support.slot_sync import STANDBY, SlotStack, attached, slot_stack
 from tests.support.waiting import wait_for
 from tests.support.wal_server import PASSWORD, USER, WalServerProcess
 from walsender_bridge.postgres.protocol.lsn import parse_lsn
-
-
-@pytest.fixture(scope="module", autouse=True)
-def built() -> Iterator[None]:
-    yield
-    remove_built()
 
 
 def stream_from(synced_pair: SlotStack, conninfo: str, port: int) -> None:

@@ -1,7 +1,6 @@
 """What loses a slot's rows without a word, and what loses a slot: shown on real servers, with our copy beside it."""
 
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -9,8 +8,8 @@ import psycopg
 import pytest
 
 from slot_sync.controller import Controller
-from slot_sync.resolver.transitions import State
-from tests.support.extension import MAJORS, ONE, remove_built
+from slot_sync.resolver.transitions import CopyState
+from tests.support.extension import MAJORS, ONE
 from tests.support.slot_copies import (
     MOVE,
     PUBLICATION,
@@ -26,12 +25,6 @@ from tests.support.wal_server import backup, follow
 from walsender_bridge.demo.local_server import LocalServer
 
 NATIVE = [each for each in MAJORS if isinstance(each.values[0], int) and each.values[0] >= 17]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def built() -> Iterator[None]:
-    yield
-    remove_built()
 
 
 @pytest.mark.parametrize("major", ONE)
@@ -123,7 +116,7 @@ def _pinned(synced_pair: SlotStack, far: LocalServer) -> None:
             copy = inspect(far, "native")
             assert (copy["synced"], copy["persistency"]) == (True, "temporary")
             (ours,) = controller.once(10)[STANDBY].expected
-            assert ours.after is State.READY
+            assert ours.after is CopyState.READY
         synced_pair.load.write(3)
         expected = decoded(pair.primary, "ours")
         assert len(expected) == 3

@@ -8,8 +8,8 @@ import psycopg
 import pytest
 
 from slot_sync.controller import Controller, look
-from slot_sync.plan import Candidate
-from slot_sync.resolver.transitions import State
+from slot_sync.plan import FailoverCandidate
+from slot_sync.resolver.transitions import CopyState
 from tests.support.slot_copies import PHYSICAL, inspect, rows, slot_names
 from tests.support.slot_sync import STANDBY, SlotStack, attached
 from tests.support.waiting import wait_for
@@ -18,9 +18,9 @@ from walsender_bridge.doctor.wal_room import CHECK
 from walsender_bridge.errors import Cause
 
 
-def until_ready(synced_pair: SlotStack, controller: Controller, *names: str) -> list[State]:
+def until_ready(synced_pair: SlotStack, controller: Controller, *names: str) -> list[CopyState]:
     """The states of the first name until all are ready."""
-    seen: list[State] = []
+    seen: list[CopyState] = []
     deadline = time.monotonic() + 60
     while True:
         report = controller.once(10)[STANDBY]
@@ -69,8 +69,8 @@ def test_3_servers_restart_and_copies_are_ready_again(
     for server in (synced_pair.pair.standby, synced_pair.pair.primary):
         server.restart()
         seen = until_ready(synced_pair, controller, "kept")
-        assert seen[-1] is State.READY
-        assert State.CONFLICT not in seen
+        assert seen[-1] is CopyState.READY
+        assert CopyState.CONFLICT not in seen
     assert slot_names(synced_pair.pair.standby) == {"kept"}
 
 
@@ -103,8 +103,8 @@ def test_19_a_gap_in_the_reservation_is_suspect_until_it_is_proven_again(
         pair.primary.start()
     synced_pair.load.write(3)
     seen = until_ready(synced_pair, controller, "kept")
-    assert seen[0] in {State.SUSPECT, State.BLOCKED}, seen
-    assert seen[-1] is State.READY
+    assert seen[0] in {CopyState.SUSPECT, CopyState.BLOCKED}, seen
+    assert seen[-1] is CopyState.READY
     # What its client has not read is all there.
     synced_pair.load.write(3)
     pair.catch_up()
@@ -164,7 +164,7 @@ def test_33_a_standby_that_applies_late_is_behind_and_not_wrong(
     synced_pair.consume("kept")
     report = controller.once(10)[STANDBY]
     found = {each.slot: each for each in report.transitions}
-    assert found["new"].after is State.MISSING
+    assert found["new"].after is CopyState.MISSING
     assert found["new"].reason == "ahead_of_standby"
     # What its client has read already it would be sent again: whole transactions, none is lacking.
     assert found["kept"].safe
@@ -176,7 +176,8 @@ def test_10_a_neighbour_of_the_candidate_is_told_by_its_slot(synced_pair: SlotSt
     """The DSN of one standby with the slot of another: what is done would be done to the wrong server."""
     synced_pair.pair.make_slot("kept")
     plan = replace(
-        synced_pair.plan(), candidates=(Candidate("far", synced_pair.pair.standby.dsn(), "far"),)
+        synced_pair.plan(),
+        candidates=(FailoverCandidate("far", synced_pair.pair.standby.dsn(), "far"),),
     )
     with Controller(plan) as controller:
         report = controller.once(10)["far"]

@@ -9,9 +9,9 @@ import psycopg
 import pytest
 
 from slot_sync.controller import Controller, look
-from slot_sync.look_primary import PrimaryLook
-from slot_sync.look_standby import StandbyLook
-from slot_sync.plan import Candidate
+from slot_sync.plan import FailoverCandidate
+from slot_sync.probe.primary import PrimaryProbe
+from slot_sync.probe.standby import StandbyProbe
 from tests.support import extension
 from tests.support.slot_copies import PHYSICAL, Pair, inspect, rows, slot_names
 from tests.support.slot_sync import STANDBY, SlotStack
@@ -167,7 +167,7 @@ def test_13_a_search_path_and_operators_of_somebody_else_change_nothing(
     ):
         session.execute("SELECT pg_is_in_recovery()")
     plan = synced_pair.plan()
-    candidate = Candidate(STANDBY, pair.standby.dsn(user="wary", password="x"), PHYSICAL)
+    candidate = FailoverCandidate(STANDBY, pair.standby.dsn(user="wary", password="x"), PHYSICAL)
     wary = replace(
         plan, primary_dsn=pair.primary.dsn(user="wary", password="x"), candidates=(candidate,)
     )
@@ -217,8 +217,8 @@ def test_28_hundreds_of_slots_cost_little(synced_pair: SlotStack) -> None:
         until_ready(synced_pair, controller, dict.fromkeys(names, "postgres"), seconds=200)
         print(f"{count} slots ready after {time.monotonic() - began:.1f} s")
     with (
-        PrimaryLook(pair.primary.dsn()) as there,
-        StandbyLook(pair.standby.dsn(), pair.primary.dsn()) as here,
+        PrimaryProbe(pair.primary.dsn()) as there,
+        StandbyProbe(pair.standby.dsn(), pair.primary.dsn()) as here,
     ):
         for each in (there, here):
             each.look()

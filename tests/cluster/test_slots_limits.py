@@ -8,9 +8,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from slot_sync.report import Report
-from slot_sync.resolver.transitions import State, Transition
-from tests.support.extension import MAJORS, ONE, remove_built
+from slot_sync.report import SlotReport
+from slot_sync.resolver.transitions import CopyState, Transition
+from tests.support.extension import MAJORS, ONE
 from tests.support.slot_copies import PHYSICAL, decoded, inspect, rows
 from tests.support.slot_sync import STANDBY, slot_stack
 from tests.support.waiting import wait_for
@@ -19,12 +19,6 @@ from walsender_bridge.doctor import slots as doctor
 IDLE = [each for each in MAJORS if isinstance(each.values[0], int) and each.values[0] >= 18]
 #: Seconds of idle_replication_slot_timeout.
 TIMEOUT = 4
-
-
-@pytest.fixture(scope="module", autouse=True)
-def built() -> Iterator[None]:
-    yield
-    remove_built()
 
 
 @pytest.mark.parametrize("major", IDLE)
@@ -80,11 +74,11 @@ def test_40_a_copy_that_nobody_keeps_in_use_is_not_ready(major: int, tmp_path: P
             wait_for(lambda: rows(stack.pair.standby, idle) == [(True,)], 20, "it is idle")
             stack.pair.primary.stop("immediate")
             (found,) = controller.once(10)[STANDBY].transitions
-            assert (found.after, found.safe) == (State.SUSPECT, False)
+            assert (found.after, found.safe) == (CopyState.SUSPECT, False)
             assert "idle" in found.why
 
 
-def _of(reports: list[Report]) -> Iterator[Transition]:
+def _of(reports: list[SlotReport]) -> Iterator[Transition]:
     for report in reports:
         if STANDBY in report.rounds:
             yield from report[STANDBY].transitions
@@ -116,7 +110,7 @@ def test_40_a_copy_that_a_promotion_would_leave_without_wal(major: int, tmp_path
                 pair.on_primary("SELECT pg_switch_wal()")
             pair.catch_up()
             (found,) = controller.once(10)[STANDBY].transitions
-            assert (found.after, found.reason) == (State.SUSPECT, "outgrown")
+            assert (found.after, found.reason) == (CopyState.SUSPECT, "outgrown")
             pair.promote()
             rows(pair.standby, "CHECKPOINT")
             assert inspect(pair.standby, "kept")["invalidation"] == "wal_removed"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.capture_stack import SLOT, ChangeLog, Load, check_equal
-from tests.support.extension import buildable, remove_built
+from tests.support.extension import buildable
 from tests.support.slot_copies import received, rows
 from tests.support.slot_failover import (
     Reader,
@@ -37,12 +37,6 @@ def runs() -> Iterator[object]:
         for number in range(all_of_them):
             marks = [] if number < short else [pytest.mark.long]
             yield pytest.param(major, number, marks=marks, id=f"pg{major}-{number + 1}")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def built() -> Iterator[None]:
-    yield
-    remove_built()
 
 
 @pytest.mark.parametrize(("major", "number"), [*runs()])

@@ -3,14 +3,13 @@
 Such files (pg_logical/mappings) are removed on a standby without logical slots, whatever a copy may need later.
 """
 
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import psycopg
 import pytest
 
-from tests.support.extension import MAJORS, remove_built
+from tests.support.extension import MAJORS
 from tests.support.slot_copies import (
     PUBLICATION,
     Pair,
@@ -26,12 +25,6 @@ from tests.support.waiting import wait_for
 
 COPY = "_tuskline_tmp_copy"
 WANTED = [501, 502, 503]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def built() -> Iterator[None]:
-    yield
-    remove_built()
 
 
 def mapped(pair: Pair) -> set[str]:

@@ -1,26 +1,19 @@
 """PostgreSQL's own synchronization of slots (17 and later), watched and judged by the same rules."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
 import pytest
 
 from slot_sync.controller import Controller
-from slot_sync.resolver.transitions import Nothing, RestoreMappings, State, Wait
+from slot_sync.resolver.transitions import CopyState, Nothing, RestoreMappings, Wait
 from tests.support.attached import Attached
-from tests.support.extension import MAJORS, remove_built
+from tests.support.extension import MAJORS
 from tests.support.slot_copies import Pair, decoded, inspect, rows, slot_names
 from tests.support.slot_sync import STANDBY, attached, slot_stack
 from tests.support.waiting import wait_for
 
 NATIVE = [each for each in MAJORS if isinstance(each.values[0], int) and each.values[0] >= 17]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def built() -> Iterator[None]:
-    yield
-    remove_built()
 
 
 @pytest.mark.parametrize("major", NATIVE)
@@ -36,7 +29,7 @@ def test_30_native_copies_are_judged_and_left_to_the_server(major: int, tmp_path
             "SELECT pg_create_logical_replication_slot('native', 'pgoutput', false, false, true)"
         )
         pair.make_slot("ours")
-        seen: list[State] = []
+        seen: list[CopyState] = []
         with synced_pair.controller() as controller:
 
             def ready() -> bool:
@@ -55,7 +48,7 @@ def test_30_native_copies_are_judged_and_left_to_the_server(major: int, tmp_path
             assert copy["mappings_complete"]
             assert not inspect(pair.standby, "ours")["synced"]
             assert slot_names(pair.standby) == {"native", "ours"}
-            assert seen[0] is not State.READY
+            assert seen[0] is not CopyState.READY
             synced_pair.load.write(5)
             pair.catch_up()
             assert controller.once(10)[STANDBY].ready
@@ -94,7 +87,7 @@ def test_45_native_copies_without_the_extension_have_a_weaker_verdict(
                     stack.turn_over("native")
                     pair.catch_up()
                     (found,) = controller.once(10)[STANDBY].transitions
-                    return found.after is State.SYNCED
+                    return found.after is CopyState.SYNCED
 
                 wait_for(synced, 60, "PostgreSQL has synchronized it")
             # Neither a yes nor a no, unless the operator says that it is enough.
@@ -257,5 +250,5 @@ def test_47_a_native_copy_that_nothing_keeps_up_is_neither_ready_nor_synced(
             assert found(controller) == ("SUSPECT", "not_synchronized")
             pair.primary.stop("immediate")
             (one,) = controller.once(10)[STANDBY].transitions
-            assert one.after is State.SUSPECT
+            assert one.after is CopyState.SUSPECT
             assert "sync_replication_slots" in one.why

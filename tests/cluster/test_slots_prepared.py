@@ -1,7 +1,6 @@
 """Transactions that are prepared before a promotion and end after it: for a client of `two_phase`, and for our own capture."""
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,7 +9,7 @@ import pytest
 
 from slot_sync.controller import Controller
 from tests.support.capture_stack import SLOT, ChangeLog, check_equal
-from tests.support.extension import ONE, remove_built
+from tests.support.extension import ONE
 from tests.support.slot_copies import PUBLICATION, rows, running_pair
 from tests.support.slot_failover import captured, positions
 from tests.support.slot_sync import STANDBY, SlotStack
@@ -27,12 +26,6 @@ _ENDS = {
     b"K": ("commit prepared", 30),
     b"r": ("rollback prepared", 38),
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def built() -> Iterator[None]:
-    yield
-    remove_built()
 
 
 class End(NamedTuple):

@@ -1,6 +1,5 @@
 """What a promotion finds, and what comes after it; each test has a pair of its own."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
@@ -8,20 +7,14 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from slot_sync.controller import Controller, look
-from slot_sync.plan import Candidate, Plan
+from slot_sync.plan import FailoverCandidate, SlotSyncPlan
 from slot_sync.resolver.observed import Selection
-from slot_sync.resolver.transitions import State
-from tests.support.extension import MAJORS, ONE, remove_built
+from slot_sync.resolver.transitions import CopyState
+from tests.support.extension import MAJORS, ONE
 from tests.support.slot_copies import decoded, inspect, received, rows, slot_names
 from tests.support.slot_sync import STANDBY, SlotStack, slot_stack
 from tests.support.waiting import wait_for
 from tests.support.wal_server import backup, follow
-
-
-@pytest.fixture(scope="module", autouse=True)
-def built() -> Iterator[None]:
-    yield
-    remove_built()
 
 
 @pytest.mark.parametrize("major", MAJORS)
@@ -62,7 +55,7 @@ def test_11_a_standby_of_a_standby_is_refused_by_name(major: int, tmp_path: Path
         follow(far, pair.standby.dsn(), primary_slot_name="far", hot_standby_feedback="on")
         try:
             far.start()
-            with synced_pair.controller(Candidate("far", far.dsn(), "far")) as controller:
+            with synced_pair.controller(FailoverCandidate("far", far.dsn(), "far")) as controller:
 
                 def told() -> object:
                     report = controller.once(10)
@@ -94,7 +87,7 @@ def test_32_a_promotion_while_a_copy_is_being_proven(
             wait_for(
                 lambda: (
                     controller.once(10)[STANDBY].transitions[0].after
-                    in {State.RESERVING, State.PROVING}
+                    in {CopyState.RESERVING, CopyState.PROVING}
                 ),
                 20,
                 "it is being proven",
@@ -108,8 +101,8 @@ def test_32_a_promotion_while_a_copy_is_being_proven(
         # candidates are others, which may be away.
         candidates = synced_pair.plan().candidates
         if not itself:
-            candidates = (Candidate("old", pair.primary.dsn(), "old"),)
-        plan = Plan(pair.standby.dsn(), candidates, Selection(), tmp_path / "slots")
+            candidates = (FailoverCandidate("old", pair.primary.dsn(), "old"),)
+        plan = SlotSyncPlan(pair.standby.dsn(), candidates, Selection(), tmp_path / "slots")
         with Controller(plan) as controller:
             (found,) = controller.once(10).rounds.values()
             assert found.ready is (True if itself else None)
@@ -164,7 +157,7 @@ def test_20_an_old_primary_comes_back_as_a_candidate(major: int, tmp_path: Path)
         assert decoded(pair.standby, "kept")[-1] == 700
 
 
-def both(synced_pair: SlotStack) -> Plan:
+def both(synced_pair: SlotStack) -> SlotSyncPlan:
     """Both servers as candidates; the primary is the one that takes writes."""
     first, second = (
         conninfo_to_dict(each.dsn())
@@ -179,8 +172,8 @@ def both(synced_pair: SlotStack) -> Plan:
             "target_session_attrs": "read-write",
         },
     )
-    others = (Candidate("old", synced_pair.pair.primary.dsn(), "old"),)
-    return Plan(
+    others = (FailoverCandidate("old", synced_pair.pair.primary.dsn(), "old"),)
+    return SlotSyncPlan(
         either,
         (*synced_pair.plan().candidates, *others),
         Selection(),
@@ -221,7 +214,7 @@ def test_31_a_slot_from_a_backup_is_named_and_not_used(major: int, tmp_path: Pat
                 synced_pair.turn_over("kept")
                 pair.catch_up()
                 report = controller.once(10)[STANDBY]
-                assert [each.after for each in report.transitions] == [State.STALE_BACKUP]
+                assert [each.after for each in report.transitions] == [CopyState.STALE_BACKUP]
             assert not report.ready
             assert "pg_drop_replication_slot('kept')" in report.transitions[0].repair
             pair.on_standby("SELECT pg_drop_replication_slot('kept')")
@@ -259,7 +252,7 @@ def test_8_and_23_lost_slots_on_either_side(major: int, tmp_path: Path) -> None:
             rows(pair.standby, "CHECKPOINT")
             assert inspect(pair.standby, "kept")["invalidation"] == "wal_removed"
             report = look(synced_pair.plan())[STANDBY]
-            assert {each.after for each in report.transitions} == {State.INVALID}
+            assert {each.after for each in report.transitions} == {CopyState.INVALID}
             rows(pair.standby, "ALTER SYSTEM RESET ALL")
             rows(pair.standby, "SELECT pg_reload_conf()")
             synced_pair.until(controller, "READY", "kept", "lost")
@@ -272,7 +265,7 @@ def test_8_and_23_lost_slots_on_either_side(major: int, tmp_path: Path) -> None:
             assert rows(pair.primary, status) == [("lost",)]
             report = synced_pair.until(controller, "READY", "kept")
             lost = next(each for each in report.transitions if each.slot == "lost")
-            assert (lost.after, lost.reason) == (State.INVALID, "lost_on_primary")
+            assert (lost.after, lost.reason) == (CopyState.INVALID, "lost_on_primary")
             assert lost.repair
 
 
@@ -294,7 +287,7 @@ def test_50_a_slot_that_is_made_anew_under_its_name_is_another_one(
             stack.load.write()
             for _ in range(3):
                 found = stack.found(controller, "kept")
-                assert (found.after, found.reason) == (State.SUSPECT, "other_incarnation")
+                assert (found.after, found.reason) == (CopyState.SUSPECT, "other_incarnation")
             rows(pair.standby, "SELECT pg_wal_replay_resume()")
             stack.until(controller, "READY", "kept")
         pair.promote()

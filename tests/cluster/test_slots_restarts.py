@@ -4,24 +4,17 @@ What a decoder of a copy knows of such a transaction it has from a snapshot on t
 or fails. One slot stays where it is, so that its copy decodes everything at the end.
 """
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
 import pytest
 
 from slot_sync.controller import Controller
-from tests.support.extension import ONE, remove_built
+from tests.support.extension import ONE
 from tests.support.slot_copies import PUBLICATION, received, rows, running_pair
 from tests.support.slot_failover import transactions
 from tests.support.slot_sync import STANDBY, SlotStack
 from tests.support.waiting import wait_for
-
-
-@pytest.fixture(scope="module", autouse=True)
-def built() -> Iterator[None]:
-    yield
-    remove_built()
 
 
 class Changing:

@@ -7,7 +7,6 @@ that number (the gate, capture's confirmations, a copy) must not have taken it f
 import os
 import signal
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import psycopg
 import pytest
 
 from tests.support.capture_stack import SLOT, ChangeLog, check_equal
-from tests.support.extension import ONE, remove_built
+from tests.support.extension import ONE
 from tests.support.slot_copies import PHYSICAL, received, rows
 from tests.support.slot_failover import Reader, captured, positions, transactions, until_both
 from tests.support.slot_sync import STANDBY, SlotStack, slot_stack
@@ -25,12 +24,6 @@ from walsender_bridge.postgres.protocol.lsn import parse_lsn
 SEGMENT = 16 << 20
 #: Of one record: several segments.
 RECORD = 80_000_000
-
-
-@pytest.fixture(scope="module", autouse=True)
-def built() -> Iterator[None]:
-    yield
-    remove_built()
 
 
 def lsn(stack: SlotStack, expression: str, *, standby: bool = False) -> int:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from spark_consumers.lakehouse import bootstrap
-from spark_consumers.lakehouse.sources import Source
-from spark_consumers.snapshot import ExportedSnapshot, reading
-from spark_consumers.snapshot_source import SnapshotSource
+from spark_consumers.lake.copy import bootstrap
+from spark_consumers.lake.tables.sources import Source
+from spark_consumers.snapshot.exported import ExportedSnapshot, reading
+from spark_consumers.sources.snapshot import SnapshotSource
 from tests.support.servers import Database, each_major
 from walsender_bridge.errors import SnapshotError, TusklineError
 
@@ -157,7 +157,7 @@ def test_a_table_that_leaves_the_publication_while_a_copy_begins_is_not_publishe
     monkeypatch.setattr(bootstrap, "_shapes", later)
     found: dict[str, object] = {}
     nothing: Any = SimpleNamespace(forget=lambda path: None, address="")
-    copier = bootstrap.Copier(nothing, tmp_path, nothing)
+    copier = bootstrap.TableCopier(nothing, tmp_path, nothing)
     request = bootstrap.CopyRequest(
         Source("shop", database.dsn, "p"), frozenset({"public.plain"}), nothing, 1
     )

@@ -11,10 +11,10 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from spark_consumers import watchdog
-from spark_consumers.flush import force_barrier
-from spark_consumers.snapshot import ExportedSnapshot
-from spark_consumers.snapshot_source import SnapshotSource
+from spark_consumers.lake.flush import force_barrier
+from spark_consumers.snapshot import watchdog
+from spark_consumers.snapshot.exported import ExportedSnapshot
+from spark_consumers.sources.snapshot import SnapshotSource
 from tests.support.capture_stack import CaptureProcess, ChangeLog, make_tables
 from tests.support.servers import Database, MakeServer
 from tests.support.waiting import wait_for
@@ -57,7 +57,7 @@ def test_what_capture_asks_before_it_streams_ends(
 ) -> None:
     monkeypatch.setattr(BoundedConnection, "limit", 1.0)
     monkeypatch.setattr(connection_module, "ANSWER_SECONDS", 1.0)
-    own = source.Source("shop", database.dsn, "slot", "publication")
+    own = source.CaptureSource("shop", database.dsn, "slot", "publication")
     with (
         source.connect(own) as connection,
         stopped(connection.info.backend_pid),

@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from spark_consumers.snapshot import ExportedSnapshot, reading
+from spark_consumers.snapshot.exported import ExportedSnapshot, reading
 from tests.support.capture_stack import (
     CaptureProcess,
     ChangeLog,

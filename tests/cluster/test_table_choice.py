@@ -12,7 +12,7 @@ from tests.support.servers import MAJORS_IN_TURN, Database
 from tests.support.waiting import wait_for
 from walsender_bridge.capture import publication
 from walsender_bridge.capture import source as capture
-from walsender_bridge.capture.source import Source
+from walsender_bridge.capture.source import CaptureSource
 from walsender_bridge.cli.status import summary
 from walsender_bridge.config import load_config
 from walsender_bridge.doctor.finding import Finding, Severity
@@ -30,8 +30,8 @@ SECRET = "planted-secret-3e80"
 each_major = pytest.mark.parametrize("pg_server", MAJORS_IN_TURN, indirect=True, ids="pg{}".format)
 
 
-def source_of(database: Database, *tables: str, dsn: str = "") -> Source:
-    return Source("shop", dsn or database.dsn, "tuskline_shop", "tuskline_shop", tables)
+def source_of(database: Database, *tables: str, dsn: str = "") -> CaptureSource:
+    return CaptureSource("shop", dsn or database.dsn, "tuskline_shop", "tuskline_shop", tables)
 
 
 def published(database: Database) -> set[str]:
@@ -43,11 +43,13 @@ def published(database: Database) -> set[str]:
     return {table for (table,) in rows if not table.startswith("tuskline.")}
 
 
-def found(source: Source, check: str, severity: Severity = Severity.WARNING) -> list[Finding]:
+def found(
+    source: CaptureSource, check: str, severity: Severity = Severity.WARNING
+) -> list[Finding]:
     return [e for e in examine(source) if e.check == check and e.severity is severity]
 
 
-def follow(source: Source) -> None:
+def follow(source: CaptureSource) -> None:
     """One look of a running capture at the catalog."""
     with capture.connect(source) as connection:
         publication.follow(connection, source)
@@ -141,7 +143,9 @@ def test_a_table_whose_new_generated_column_has_its_updates_refused_is_taken_out
             shop.execute("UPDATE whole SET id = 2")
         with shop.connect() as connection:
             names = {"publication": source.publication}
-            refused = connection.execute(load("published_unidentified").encode(), names).fetchall()
+            refused = connection.execute(
+                load("doctor/published_unidentified").encode(), names
+            ).fetchall()
         assert refused == [("public.whole",)]
         follow(source)
         assert "public.whole" not in published(shop)
@@ -208,7 +212,7 @@ def test_a_source_moves_from_all_tables_to_a_publication_of_ours(
     with CaptureProcess(tmp_path, log, shop.dsn) as capturing:
         wait_for(capturing.streams, 30, "capture streams")
         shop.execute("INSERT INTO orders VALUES (1, 'before')")
-        init(Source("shop", shop.dsn, "tuskline_shop", "tuskline_own"))
+        init(CaptureSource("shop", shop.dsn, "tuskline_shop", "tuskline_own"))
         with shop.connect() as connection:
             made = wal_end(connection)
         shop.execute("UPDATE tuskline.flush SET token = token + 1")

@@ -6,9 +6,9 @@ import pyarrow as pa
 import pytest
 from psycopg import sql
 
-from spark_consumers.decode import decode_entries
-from spark_consumers.snapshot import ExportedSnapshot
-from spark_consumers.snapshot_source import SnapshotSource
+from spark_consumers.decode.entries import decode_entries
+from spark_consumers.snapshot.exported import ExportedSnapshot
+from spark_consumers.sources.snapshot import SnapshotSource
 from tests.support.pinned import connect_pinned
 from tests.support.servers import Database, each_major
 from tests.support.slot_changes import PUBLICATION, changes_of

@@ -8,11 +8,11 @@ import pyarrow as pa
 import pytest
 from psycopg import sql
 
-from spark_consumers.decode import ChangeBatch, decode_entries
-from spark_consumers.lakehouse.fit import Layout, columns_of, misfit
-from spark_consumers.snapshot import ExportedSnapshot
-from spark_consumers.snapshot_source import SnapshotSource
-from spark_consumers.types import column_type
+from spark_consumers.decode.entries import ChangeBatch, decode_entries
+from spark_consumers.decode.types import column_type
+from spark_consumers.lake.tables.schema_match import Layout, columns_of, misfit
+from spark_consumers.snapshot.exported import ExportedSnapshot
+from spark_consumers.sources.snapshot import SnapshotSource
 from tests.support.pinned import connect_pinned
 from tests.support.servers import Database, each_major
 from tests.support.slot_changes import PUBLICATION, changes_of

@@ -12,7 +12,7 @@ from walsender_bridge.errors import LocalServerError
 from walsender_bridge.postgres.protocol import wal_page
 from walsender_bridge.postgres.protocol.lsn import parse_lsn
 from walsender_bridge.postgres.protocol.wal_page import PAGE_BYTES, WalFormat
-from walsender_bridge.postgres.protocol.wal_record import Walk, aligned
+from walsender_bridge.postgres.protocol.wal_record import RecordScan, aligned
 
 _LINE = re.compile(
     r"rmgr: (\S+) .*?tx: +(\d+), lsn: ([0-9A-F]+/[0-9A-F]+), prev ([0-9A-F]+/[0-9A-F]+)"
@@ -68,10 +68,10 @@ def test_records_are_where_pg_waldump_finds_them(make_server, major):
         at = lsn % size
         return files[name][at : at + PAGE_BYTES]
 
-    known = Walk(page, header.lsn, expected, stop=end)
+    known = RecordScan(page, header.lsn, expected, stop=end)
     records = {record.start: record for record in known}
     assert known.ran_out
-    walk = Walk(page, known.end, expected, previous=known.previous)
+    walk = RecordScan(page, known.end, expected, previous=known.previous)
     records |= {record.start: record for record in walk}
     assert walk.end > end
     assert not walk.ran_out  # the server's next segments are recycled or zeroed, never ours to read

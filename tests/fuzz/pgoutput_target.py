@@ -17,7 +17,7 @@ from pathlib import Path
 import atheris
 
 with atheris.instrument_imports(include=["walsender_bridge", "spark_consumers"]):
-    from spark_consumers.decode import decode_entries
+    from spark_consumers.decode.entries import decode_entries
     from walsender_bridge.change_log.client import LogEntry
     from walsender_bridge.change_log.entry import (
         Codec,

@@ -8,7 +8,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_consumers.decode import decode_entries
+from spark_consumers.decode.entries import decode_entries
 from tests.support import pgoutput_messages as pm
 from tests.support.change_entries import (
     Entries,

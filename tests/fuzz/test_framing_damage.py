@@ -79,11 +79,11 @@ def run(payloads: list[bytes]) -> None:
                 files[effect.xid] = files.get(effect.xid, b"") + effect.data
             elif isinstance(effect, events.SpoolCut):
                 files[effect.xid] = files[effect.xid][: effect.length]
-            elif isinstance(effect, events.Append):
+            elif isinstance(effect, events.AppendToReplica):
                 perform(core.step(state, events.Acknowledged(0.0, 0, 0, None)))
 
     for at in range(0, len(payloads), 50):
-        perform(core.step(state, events.Received(0.0, payloads[at : at + 50])))
+        perform(core.step(state, events.CopyDataReceived(0.0, payloads[at : at + 50])))
         while (xid := state.replaying) is not None:
             messages, used = spool.split(files[xid][given:], len(files[xid]))
             given = 0 if given + used == len(files[xid]) else given + used

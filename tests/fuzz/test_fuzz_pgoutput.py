@@ -70,7 +70,7 @@ def captured(database: Database) -> list[list[bytes]]:
 
 @pytest.mark.skipif(
     importlib.util.find_spec("atheris") is None,
-    reason="atheris has no wheel for this machine's Python (docs/decisions/tests.md)",
+    reason="atheris has no wheel for this machine's Python (docs/decisions/environment.md)",
 )
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("seconds", [20, pytest.param(600, marks=pytest.mark.long)])

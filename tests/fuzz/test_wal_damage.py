@@ -10,7 +10,7 @@ from tests.support.wal import MIB, SMALL, Wal
 from walsender_bridge.errors import CorruptError, NotSupportedError
 from walsender_bridge.postgres.protocol import wal_page
 from walsender_bridge.postgres.protocol.wal_page import PAGE_BYTES
-from walsender_bridge.postgres.protocol.wal_record import Walk, aligned, record_start_before
+from walsender_bridge.postgres.protocol.wal_record import RecordScan, aligned, record_start_before
 
 LIMIT_SECONDS = 5.0
 
@@ -47,7 +47,7 @@ def test_damage_ends_a_walk_where_it_lies_or_is_named(seed, rounds):
         damage(broken.data, rng)
         first = next((i for i, b in enumerate(broken.data) if b != whole.data[i]), len(whole.data))
         began = time.monotonic()
-        walk = Walk(broken.page, MIB, SMALL)
+        walk = RecordScan(broken.page, MIB, SMALL)
         found = [(record.start, record.end) for record in walk]
         untouched = [each for each in honest if each[1] <= MIB + first]
         assert found[: len(untouched)] == untouched
@@ -70,7 +70,7 @@ def test_noise_is_no_wal(seed):
                 good.record()
                 size = wal_page.header_size(MIB + at, MIB)
                 noise.data[at : at + size] = good.data[:size]
-        assert list(Walk(noise.page, MIB, SMALL)) == []
+        assert list(RecordScan(noise.page, MIB, SMALL)) == []
         with contextlib.suppress(CorruptError):
             record_start_before(noise.page, noise.end, SMALL, oldest=MIB)
         with contextlib.suppress(CorruptError, NotSupportedError):
@@ -88,6 +88,6 @@ def test_a_length_of_a_gigabyte_costs_nothing(seed):
         read.append(lsn)
         return wal.page(lsn)
 
-    walk = Walk(page, MIB, SMALL)
+    walk = RecordScan(page, MIB, SMALL)
     assert list(walk) == []
     assert len(read) == 2

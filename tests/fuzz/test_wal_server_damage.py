@@ -17,10 +17,10 @@ from walsender_bridge.postgres.protocol.frontend import (
     FrontendParser,
     Message,
 )
-from walsender_bridge.postgres.protocol.replication import History
+from walsender_bridge.postgres.protocol.replication import ServerTimelines
 from walsender_bridge.quorum.protocol.positions import Positions
-from walsender_bridge.quorum.wal_server.login import Login, Step
-from walsender_bridge.quorum.wal_server.stream import Stream
+from walsender_bridge.quorum.wal_server.login import LoginExchange, LoginStep
+from walsender_bridge.quorum.wal_server.stream import ReaderStream
 from walsender_bridge.quorum.wal_server.users import ScramExchange, Verifier
 
 ROUNDS = 6000
@@ -73,7 +73,7 @@ def test_22_packets_and_logins_under_damage(seed: int) -> None:
     reached = set()
     for _ in range(ROUNDS):
         parser = FrontendParser()
-        login = Login(lambda _: NOBODY, None, tls_required=rng.random() < 0.2)
+        login = LoginExchange(lambda _: NOBODY, None, tls_required=rng.random() < 0.2)
         data = damaged(conversation(rng), rng)
         try:
             while data:
@@ -81,7 +81,7 @@ def test_22_packets_and_logins_under_damage(seed: int) -> None:
                 parser.feed(data[:size])
                 data = data[size:]
                 while (packet := parser.next()) is not None:
-                    if login.step is not Step.DONE:
+                    if login.step is not LoginStep.DONE:
                         login.take(packet, more=parser.buffered > 0)
                 assert parser.buffered <= max(STARTUP_LIMIT, MESSAGE_LIMIT + 1)
             reached.add("waits")
@@ -142,10 +142,10 @@ def prove(first: str, final: str) -> None:
 def test_22_scram_and_standby_messages_under_damage(seed: int) -> None:
     rng = random.Random(seed)
     first, final = "n,,n=,r=abcdefghijklmnop", "c=biws,r=abc,p=" + "A" * 43 + "="
-    positions = Positions(7, 16, 1 << 20, History(1), 1000, 1000)
+    positions = Positions(7, 16, 1 << 20, ServerTimelines(1), 1000, 1000)
     status = b"r" + struct.pack(">QQQqB", 1, 2, 3, 4, 1)
     feedback = b"h" + struct.pack(">qIIII", 1, 2, 3, 4, 5)
-    stream = Stream(positions, 0, 0, now=0.0)
+    stream = ReaderStream(positions, 0, 0, now=0.0)
     for _ in range(ROUNDS // 3):
         texts = [damaged(text.encode(), rng).decode("latin-1") for text in (first, final)]
         with pytest.raises(SqlErrorReply) as caught:

@@ -10,7 +10,7 @@ import pytest
 from tests.support.gate_model import PassedError, explore
 from walsender_bridge.capture.gate import core as gate
 from walsender_bridge.capture.gate import slots as gate_slots
-from walsender_bridge.capture.gate.slots import Sender, Slot
+from walsender_bridge.capture.gate.slots import GateSlot, Sender
 
 LENGTH = 24
 
@@ -21,15 +21,15 @@ def test_42_no_sequence_of_events_passes_what_the_standby_lacks() -> None:
     assert sum(found) > 5000
 
 
-def _whatever_was_sent(name: str, slot: Slot, sender: Sender) -> str:
+def _whatever_was_sent(name: str, slot: GateSlot, sender: Sender) -> str:
     return real(name, slot, replace(sender, sent_lsn=1 << 62))
 
 
-def _by_the_slot_alone(name: str, slot: Slot, sender: Sender) -> str:
+def _by_the_slot_alone(name: str, slot: GateSlot, sender: Sender) -> str:
     return real(name, slot, replace(sender, flush_lsn=sender.flush_lsn or 0))
 
 
-def _position_of_the_slot(slot: Slot) -> int | None:
+def _position_of_the_slot(slot: GateSlot) -> int | None:
     return slot.restart_lsn
 
 

@@ -10,9 +10,9 @@ from unittest import mock
 
 import pytest
 
-from spark_consumers.lakehouse import plan
-from spark_consumers.lakehouse.manifest import Manifest, StreamPosition, TableVersion
-from spark_consumers.lakehouse.plan import Pace, choose
+from spark_consumers.lake.epoch import plan
+from spark_consumers.lake.epoch.plan import Pace, choose
+from spark_consumers.lake.manifest.chain import Manifest, StreamPosition, TableVersion
 from walsender_bridge.change_log.client import CutPoint, StreamCut
 
 NAME = "a.public.t"

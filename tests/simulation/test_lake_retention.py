@@ -16,8 +16,8 @@ from typing import Any, cast
 
 import pytest
 
-from spark_consumers.lakehouse.manifest import Manifest, open_chain
-from spark_consumers.lakehouse.retention import Retention, clock_after
+from spark_consumers.lake.manifest.chain import Manifest, open_chain
+from spark_consumers.lake.writer.retention import Retention, clock_after
 
 HOUR, DAY = 3600.0, 86_400.0
 KEPT = 7 * DAY

@@ -13,14 +13,16 @@ from unittest import mock
 
 import pytest
 
-from spark_consumers import history
-from spark_consumers.history import Around
-from spark_consumers.lakehouse import adopt, requests, rolled_back, states
-from spark_consumers.lakehouse.manifest import Manifest, StreamPosition, TableVersion
-from spark_consumers.lakehouse.plan import choose
-from spark_consumers.lakehouse.policy import Policy
-from spark_consumers.lakehouse.states import stream_of
-from spark_consumers.lakehouse.table_version import LIVE, PAUSED
+from spark_consumers.lake.epoch import rolled_back
+from spark_consumers.lake.epoch.plan import choose
+from spark_consumers.lake.manifest.chain import Manifest, StreamPosition, TableVersion
+from spark_consumers.lake.manifest.table_version import LIVE, PAUSED
+from spark_consumers.lake.policy import Policy
+from spark_consumers.lake.tables import states
+from spark_consumers.lake.tables.states import stream_of
+from spark_consumers.lake.writer import adopt, requests
+from spark_consumers.sources import history
+from spark_consumers.sources.history import Around
 from walsender_bridge.change_log.client import CutPoint, LogStatus, StreamCut
 
 TABLES = ("a.public.t", "a.public.u", "b.public.t")

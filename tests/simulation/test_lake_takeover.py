@@ -6,8 +6,8 @@ A driver that was stopped before any of its effects destroys nothing of a newer 
 
 import pytest
 
-from spark_consumers.lakehouse import takeover
-from spark_consumers.lakehouse.takeover import Sign, Standby
+from spark_consumers.lake.manifest import takeover
+from spark_consumers.lake.manifest.takeover import DriverWait, Sign
 from tests.support.lake.drivers import Driver
 from tests.support.lake.explorer import begun, explore
 from tests.support.lake.mutants import NAMES, mutant, without_lease
@@ -75,7 +75,7 @@ def test_35_without_the_lease_they_take_turns(seed: int) -> None:
 
 
 def test_35_a_driver_waits_for_signs_of_life_and_not_for_a_clock() -> None:
-    standby = Standby(lease=10.0)
+    standby = DriverWait(lease=10.0)
 
     def waits(now: float, **signs: Sign) -> str | None:
         return standby.waits_for(3, signs, now)

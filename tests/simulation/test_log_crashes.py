@@ -18,15 +18,15 @@ import pytest
 from tests.support import pgoutput_messages as pg
 from tests.support.log_entries import ACCOUNTS, HASHES, SCHEMAS
 from walsender_bridge.change_log import entry
-from walsender_bridge.change_log.protocol import Report
+from walsender_bridge.change_log.protocol import ReplicaReport
 from walsender_bridge.change_log.replica.disk import Judgement
 from walsender_bridge.change_log.replica.host import HostedReplica
 from walsender_bridge.change_log.repository.core import (
     Created,
     Record,
     Repository,
+    RepositoryTick,
     StreamCreated,
-    Tick,
 )
 from walsender_bridge.change_log.repository.stream_faults import StreamFaults
 from walsender_bridge.change_log.restart import build_restart
@@ -135,7 +135,7 @@ class Simulation:
 
     def tick(self) -> None:
         self.now += 0.1
-        reports: list[Report] = []
+        reports: list[ReplicaReport] = []
         for stream in STREAMS:
             report = None if self.silent else self.hosts[stream].report("k")
             if report is not None and (self.rolled_back or self.choose.random() < 0.9):
@@ -147,7 +147,7 @@ class Simulation:
         assert counted == reports or self.rolled_back
         self.keeper.heard |= bool(reports)
         issue = self.faults.refusal(self.repository.streams, [self.keeper]) is None
-        self._record(Tick(self.now, tuple(reports), barriers, issue))
+        self._record(RepositoryTick(self.now, tuple(reports), barriers, issue))
         for report in counted:
             if self.choose.random() < 0.9:
                 missed = self.repository.streams[report.stream].missed(report.version)
@@ -155,7 +155,7 @@ class Simulation:
                 if self.choose.random() < 0.9:
                     taken = self.hosts[report.stream].report("k")
                     assert taken is not None
-                    self._record(Tick(self.now, (taken,), issue=False))
+                    self._record(RepositoryTick(self.now, (taken,), issue=False))
         if not self.rolled_back:
             self.check_readable()
 

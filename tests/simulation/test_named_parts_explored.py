@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from spark_consumers import same_relation
-from spark_consumers.same_relation import Answer, Step
+from spark_consumers.snapshot import same_relation
+from spark_consumers.snapshot.same_relation import RelationAnswer, RelationStep
 
 PART, NEW, OTHER_SCHEMA = 20, 21, 30
 #: How often a table is renamed or altered. A schema that is renamed and named back at the wrong moments is not noticed.
@@ -68,12 +68,12 @@ def reads_on(world: World) -> World | None:
     if world.ended:
         return None
     match same_relation.ORDER[world.done]:
-        case Step.LOCK:
+        case RelationStep.LOCK:
             world = replace(world, locks=world.locks | {world.found})
-        case Step.ASK:
-            answer = Answer(world.found == PART, world.files == 0, not world.swapped)
+        case RelationStep.ASK:
+            answer = RelationAnswer(world.found == PART, world.files == 0, not world.swapped)
             world = replace(world, failed=same_relation.difference(answer) is not None)
-        case Step.READ:
+        case RelationStep.READ:
             world = replace(world, got=(world.found, world.files, world.swapped))
     world = replace(world, done=world.done + 1)
     return replace(world, locks=frozenset()) if world.ended else world

@@ -1,6 +1,6 @@
 """Every order of events of small clusters: the real cores, all states by breadth first (24).
 
-`explorer.py` states the abstraction, `scopes.py` the clusters, docs/decisions/explored.md the figures.
+`explorer.py` states the abstraction, `scopes.py` the clusters, docs/decisions/wal-quorum.md the figures.
 """
 
 from pathlib import Path

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from spark_consumers import same_relation
-from spark_consumers.lakehouse import noticed, shape, states
-from spark_consumers.lakehouse.manifest import Manifest, StreamPosition, TableVersion
-from spark_consumers.lakehouse.shape import Look, Part, Shape
-from spark_consumers.same_relation import Answer
+from spark_consumers.lake.manifest.chain import Manifest, StreamPosition, TableVersion
+from spark_consumers.lake.tables import noticed, shape, states
+from spark_consumers.lake.tables.shape import Partition, Publication, Shape
+from spark_consumers.snapshot import same_relation
+from spark_consumers.snapshot.same_relation import RelationAnswer
 
 NAME = "shop.public.t"
 CHANGES = 3
@@ -64,13 +64,13 @@ LEAF, LEAF_ROWS, LEAF_LSN = 30, 1_000, 50
 
 def at_source(now: Moment) -> Shape:
     name = "public.a_old" if now.rotated else "public.a"
-    parts = [Part(20, 10, "7", 100 + now.changes, name, ("id",))]
+    parts = [Partition(20, 10, "7", 100 + now.changes, name, ("id",))]
     if now.rotated:
-        parts.append(Part(21, 10, "8", 21, "public.a", ("id",), born_here=True))
+        parts.append(Partition(21, 10, "8", 21, "public.a", ("id",), born_here=True))
     if now.leaf not in {0, GONE}:
         link, file = "12" if now.leaf == BACK else "11", 31 if now.leaf == TRUNCATED else LEAF
         made = now.leaf in {MADE, TRUNCATED}
-        parts.append(Part(LEAF, 10, link, file, "public.leaf", ("id",), born_here=made))
+        parts.append(Partition(LEAF, 10, link, file, "public.leaf", ("id",), born_here=made))
     sent = ", ".join(shape.OPERATIONS)
     return Shape(10, 0, ("id",), (), (), "5 6", sent, ("m",), parts=tuple(parts))
 
@@ -115,9 +115,11 @@ class World:
         return (tables, len(self.head.copies), self.now, under_way, self.copies, self.failed)
 
 
-def look_at(seen: Moment, head: Manifest) -> Look:
+def look_at(seen: Moment, head: Manifest) -> Publication:
     is_empty = seen.leaf in {EMPTY, BACK} and LEAF not in noticed.known(head, "shop")
-    return Look({"public.t": at_source(seen)}, frozenset({LEAF} if is_empty else ()), seen.lsn)
+    return Publication(
+        {"public.t": at_source(seen)}, frozenset({LEAF} if is_empty else ()), seen.lsn
+    )
 
 
 def compared(world: World, seen: Moment, *, overtaken: bool) -> tuple[World, bool]:
@@ -170,7 +172,7 @@ def copy_reads(world: World) -> World | None:
         return None
     named = world.copying.rotated == world.now.rotated
     same_file = named and world.copying.changes == world.now.changes
-    if same_relation.difference(Answer(named, same_file, same_columns=True)) is not None:
+    if same_relation.difference(RelationAnswer(named, same_file, same_columns=True)) is not None:
         return replace(world, copying=None, failed=world.failed + 1)
     return replace(world, read=world.copying.rows if same_file else NOTHING)
 

@@ -21,9 +21,9 @@ from walsender_bridge.postgres.protocol.wal_page import (
     parse_page_header,
     parse_segment_name,
 )
-from walsender_bridge.postgres.protocol.wal_record import Walk
+from walsender_bridge.postgres.protocol.wal_record import RecordScan
 from walsender_bridge.quorum.safekeeper import backfill
-from walsender_bridge.quorum.safekeeper.backfill import Backfill
+from walsender_bridge.quorum.safekeeper.backfill import BackfillStorage
 from walsender_bridge.quorum.safekeeper.storage import recovery as wal_recovery
 from walsender_bridge.quorum.safekeeper.storage import segments
 from walsender_bridge.quorum.safekeeper.storage import wal as wal_storage
@@ -63,7 +63,7 @@ class Simulation:
     def _opened(self) -> WalStorage:
         storage = WalStorage(self.disk, SMALL, LIMITS)
         storage.open()
-        self.older = Backfill(storage)
+        self.older = BackfillStorage(storage)
         return storage
 
     # -- what is done to it -------------------------------------------------------------------------
@@ -406,9 +406,9 @@ def test_32_a_scan_past_a_switch_without_its_padding_is_found(seed, monkeypatch)
 
     def walk(pages, start, expected, *, stop=None, previous=None):
         end = 1 << 62 if stop is None else stop
-        return Walk(pages, start, expected, stop=end, previous=previous)
+        return RecordScan(pages, start, expected, stop=end, previous=previous)
 
-    monkeypatch.setattr(wal_recovery, "Walk", walk)
+    monkeypatch.setattr(wal_recovery, "RecordScan", walk)
     assert found(seed, 40)
 
 
@@ -469,7 +469,7 @@ def test_39_an_older_segment_that_is_not_synced_is_found(seed, monkeypatch):
 
 
 def test_39_older_wal_that_is_not_walked_is_found(seed, monkeypatch):
-    monkeypatch.setattr(Backfill, "_walked", lambda self: iter(()))
+    monkeypatch.setattr(BackfillStorage, "_walked", lambda self: iter(()))
     assert found(seed, 25)
 
 

@@ -20,7 +20,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from spark_consumers import read
-from spark_consumers.lakehouse.manifest import open_chain
+from spark_consumers.lake.manifest.chain import open_chain
 from tests.support.attached import Attached, difference, server_state
 from tests.support.servers import MakeServer
 from tests.support.waiting import wait_for
@@ -59,7 +59,9 @@ class Victims:
             "capture": lambda: self._child("bridge", "capture-shop"),
             "lake's driver": lambda: self._child("up", "lake"),
             "lake's JVM": lambda: self._below_lake("org.apache.spark.deploy.SparkSubmit"),
-            "lake's workers": lambda: self._below_lake("spark_consumers.daemon pyspark.worker"),
+            "lake's workers": lambda: self._below_lake(
+                "spark_consumers.spark.daemon pyspark.worker"
+            ),
             "metrics": lambda: self._child("up", "metrics"),
             "PostgreSQL": list,
         }

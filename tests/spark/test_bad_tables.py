@@ -3,8 +3,8 @@
 import pytest
 
 from spark_consumers import read
-from spark_consumers.lakehouse import requests
-from spark_consumers.lakehouse.manifest import open_chain
+from spark_consumers.lake.manifest.chain import open_chain
+from spark_consumers.lake.writer import requests
 from tests.support.capture_stack import PUBLICATION, STREAM
 from tests.support.lake_check import assert_equal
 from walsender_bridge.errors import LakeError, UnsupportedValueError

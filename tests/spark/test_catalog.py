@@ -7,9 +7,9 @@ from pyiceberg.catalog import load_catalog
 from pyspark.errors import AnalysisException
 
 from spark_consumers import read
-from spark_consumers.lakehouse import requests
-from spark_consumers.lakehouse.manifest import Manifest, open_chain
-from spark_consumers.session import catalog_settings
+from spark_consumers.lake.manifest.chain import Manifest, open_chain
+from spark_consumers.lake.writer import requests
+from spark_consumers.spark.session import catalog_settings
 from tests.support.capture_stack import PUBLICATION, STREAM
 from tests.support.lake_check import assert_equal, assert_no_orphans
 from tests.support.lake_pipeline import PUBLISHED

@@ -11,9 +11,9 @@ import pyspark
 import pytest
 
 from spark_consumers import Source, read
-from spark_consumers.flush import flush
-from spark_consumers.lakehouse.manifest import open_chain
-from spark_consumers.lakehouse.status import read_status
+from spark_consumers.lake.flush import flush
+from spark_consumers.lake.manifest.chain import open_chain
+from spark_consumers.lake.status import read_status
 from tests.support import bank_load
 from tests.support.lake_check import assert_equal, assert_no_orphans
 from tests.support.stack import Stack

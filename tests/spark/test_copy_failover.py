@@ -6,7 +6,7 @@ import psycopg
 import pytest
 
 from spark_consumers import Lakehouse, Source, read
-from spark_consumers.lakehouse.manifest import open_chain
+from spark_consumers.lake.manifest.chain import open_chain
 from tests.support.capture_stack import PUBLICATION, STREAM, CaptureProcess, ChangeLog, make_tables
 from tests.support.lake_check import assert_equal
 from tests.support.servers import majors

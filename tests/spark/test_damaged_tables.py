@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from spark_consumers import read
-from spark_consumers.lakehouse import requests
-from spark_consumers.lakehouse.manifest import open_chain
-from spark_consumers.lakehouse.verify import verify
+from spark_consumers.lake.manifest.chain import open_chain
+from spark_consumers.lake.verify import verify
+from spark_consumers.lake.writer import requests
 from tests.support.capture_stack import PUBLICATION, STREAM
 from tests.support.lake_check import assert_equal
 from tests.support.waiting import wait_for

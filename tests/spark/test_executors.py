@@ -15,7 +15,7 @@ import pytest
 
 import spark_consumers
 import tests
-from spark_consumers import java
+from spark_consumers.spark import java
 from tests.support import probe
 from tests.support.capture_stack import ChangeLog
 from tests.support.change_entries import Table, insert

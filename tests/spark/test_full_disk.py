@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from spark_consumers import read
-from spark_consumers.lakehouse.manifest import open_chain
+from spark_consumers.lake.manifest.chain import open_chain
 from tests.support.attached import Attached
 from tests.support.lake_check import assert_equal, assert_no_orphans
 from tests.support.small_disk import fill, mounted

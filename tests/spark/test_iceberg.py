@@ -13,16 +13,17 @@ import pytest
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
-from spark_consumers.lakehouse import checksums, iceberg, iceberg_files, leaks, takeover
-from spark_consumers.lakehouse.checked import manifests_of
-from spark_consumers.lakehouse.checksums import check, file_of, sums_of
-from spark_consumers.lakehouse.counted import count
-from spark_consumers.lakehouse.files import write_data
-from spark_consumers.lakehouse.iceberg import IcebergFormat
-from spark_consumers.lakehouse.iceberg_commit import refs_of
-from spark_consumers.lakehouse.iceberg_files import local
-from spark_consumers.lakehouse.iceberg_read import read_snapshot
-from spark_consumers.lakehouse.table_format import ROW_ID, TableWrite
+from spark_consumers.lake.format import checksums, iceberg, iceberg_files, leaks
+from spark_consumers.lake.format.checked import manifests_of
+from spark_consumers.lake.format.checksums import check, file_of, sums_of
+from spark_consumers.lake.format.counted import count
+from spark_consumers.lake.format.data_files import write_data
+from spark_consumers.lake.format.iceberg import IcebergFormat
+from spark_consumers.lake.format.iceberg_commit import refs_of
+from spark_consumers.lake.format.iceberg_files import local
+from spark_consumers.lake.format.iceberg_read import read_snapshot
+from spark_consumers.lake.format.table_format import ROW_ID, TableWrite
+from spark_consumers.lake.manifest import takeover
 from walsender_bridge.errors import CorruptError, FencedError, LakeError, NotSupportedError
 
 COLUMNS = pa.schema(

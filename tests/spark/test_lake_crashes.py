@@ -15,9 +15,9 @@ import pytest
 
 import tests
 from spark_consumers import Source, read
-from spark_consumers.flush import flush
-from spark_consumers.lakehouse.files import orphans
-from spark_consumers.lakehouse.manifest import open_chain
+from spark_consumers.lake.flush import flush
+from spark_consumers.lake.format.data_files import orphans
+from spark_consumers.lake.manifest.chain import open_chain
 from tests.support.bank_load import TABLES, check, transfer
 from tests.support.lake_check import assert_equal, assert_no_orphans
 from tests.support.stack import Stack

@@ -12,14 +12,16 @@ import time
 import pytest
 
 from spark_consumers import Lakehouse, Source, read
-from spark_consumers.lakehouse import epoch as epoch_module
-from spark_consumers.lakehouse import plan, reader_leases, requests, stage, takeover
-from spark_consumers.lakehouse.iceberg import IcebergFormat
-from spark_consumers.lakehouse.lake_site import LakeSite
-from spark_consumers.lakehouse.leases import Leases
-from spark_consumers.lakehouse.manifest import LEFT, LIVE, Manifest, open_chain
-from spark_consumers.lakehouse.presence import Presence
-from spark_consumers.reader import Snapshot
+from spark_consumers.lake.epoch import epoch_writer as epoch_module
+from spark_consumers.lake.epoch import plan, stage
+from spark_consumers.lake.format.iceberg import IcebergFormat
+from spark_consumers.lake.manifest import reader_leases, takeover
+from spark_consumers.lake.manifest.chain import LEFT, LIVE, Manifest, open_chain
+from spark_consumers.lake.reader import Snapshot
+from spark_consumers.lake.writer import requests
+from spark_consumers.lake.writer.lake_site import LakeSite
+from spark_consumers.lake.writer.leases import Leases
+from spark_consumers.lake.writer.presence import Presence
 from tests.support.capture_stack import PUBLICATION, STREAM
 from tests.support.lake_check import assert_equal, assert_no_orphans
 from tests.support.waiting import wait_for
@@ -188,7 +190,7 @@ def test_13_a_stale_writer_is_refused_at_its_tables_and_at_the_manifest(
 
 
 def test_22_a_table_that_is_added_comes_while_the_others_go_on(pipeline, database, monkeypatch):
-    monkeypatch.setattr("spark_consumers.lakehouse.looks.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("spark_consumers.lake.tables.publication_poller.LOOK_SECONDS", 0.0)
     database.execute(
         "CREATE TABLE late (id int PRIMARY KEY, body text)",
         "INSERT INTO late SELECT g, repeat('x', 100) FROM generate_series(1, 5000) g",
@@ -305,7 +307,7 @@ def test_2_a_session_never_goes_back(pipeline, monkeypatch):
     snapshot = pipeline.flush()
     pipeline.database.execute("UPDATE docs SET n = 5")
     newer = pipeline.flush()
-    monkeypatch.setattr("spark_consumers.reader._PATIENCE", 0.2)
+    monkeypatch.setattr("spark_consumers.lake.reader._PATIENCE", 0.2)
     (pipeline.lake / "_tuskline" / "epochs" / f"{newer.manifest.link:020d}.json").unlink()
     with pytest.raises(CorruptError, match=rf"\(epoch {newer.epoch}\) was published and is lost"):
         read(pipeline.spark, pipeline.lake)
@@ -387,8 +389,8 @@ def test_tables_of_a_source_that_is_taken_out_stay_and_come_back_anew(pipeline, 
     house = pipeline.lakehouse([Source("other", database.dsn, PUBLICATION)])
     database.execute("DELETE FROM docs WHERE id = 1")
     with database.connect() as connection:
-        position = connection.execute(load("flush_position")).fetchone()[0]
-        connection.execute(load("flush_write"))
+        position = connection.execute(load("flush/position")).fetchone()[0]
+        connection.execute(load("flush/write"))
     with LogClient(pipeline.log.address) as log:
         log.barrier({STREAM: position}, timeout=30)
     house.run_once()
@@ -469,7 +471,7 @@ def _commit_alone(database, log):
 def test_what_a_copy_needs_of_the_log_is_held_until_its_table_is_shown(
     pipeline, database, monkeypatch
 ):
-    monkeypatch.setattr("spark_consumers.lakehouse.looks.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("spark_consumers.lake.tables.publication_poller.LOOK_SECONDS", 0.0)
     pipeline.flush()
     house, repository = pipeline.house, pipeline.log.repository
     name = house._writer.tables._copy_consumer(STREAM)
@@ -500,7 +502,7 @@ def test_31_a_driver_paused_before_it_cleans_up_destroys_nothing_newer(
     pipeline, database, monkeypatch
 ):
     """It has read the links, and lists the files when another one has taken over, copied a table and begun an epoch."""
-    monkeypatch.setattr("spark_consumers.lakehouse.looks.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("spark_consumers.lake.tables.publication_poller.LOOK_SECONDS", 0.0)
     chain = open_chain(pipeline.lake)
     left = pipeline.lake / "tables" / STREAM / "public" / "docs%t1-0a" / "data"
     left.mkdir(parents=True)
@@ -513,7 +515,7 @@ def test_31_a_driver_paused_before_it_cleans_up_destroys_nothing_newer(
     been: list[object] = []
 
     def paused(self, effect):
-        if isinstance(effect, takeover.ListLeft) and not been:
+        if isinstance(effect, takeover.ListLeftovers) and not been:
             been.append(effect)
             newer.run_once()
             assert newer._writer.head.term == 3
@@ -576,7 +578,7 @@ def test_35_a_takeover_that_lost_its_link_to_another_gives_way(pipeline, monkeyp
 
 
 def test_35_two_drivers_under_supervision_settle_on_one(pipeline, database, monkeypatch):
-    monkeypatch.setattr("spark_consumers.lakehouse.pipeline._STANDBY", 0.05)
+    monkeypatch.setattr("spark_consumers.lake.writer.pipeline._STANDBY", 0.05)
     looks: dict[str, int] = {}
     look = Lakehouse._stands_by
 
@@ -617,7 +619,7 @@ def test_35_two_drivers_under_supervision_settle_on_one(pipeline, database, monk
 def test_35_a_driver_that_died_is_not_waited_for(tmp_path):
     code = (
         "import sys, time; from pathlib import Path;"
-        "from spark_consumers.lakehouse.presence import Presence;"
+        "from spark_consumers.lake.writer.presence import Presence;"
         "Presence(Path(sys.argv[1])).claim(7); print('there', flush=True); time.sleep(600)"
     )
     other = Presence(tmp_path)

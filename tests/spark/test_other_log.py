@@ -8,9 +8,9 @@ import psycopg
 import pytest
 
 from spark_consumers import read
-from spark_consumers.lakehouse import adopt, requests
-from spark_consumers.lakehouse.manifest import Manifest, open_chain
-from spark_consumers.lakehouse.table_version import PAUSED
+from spark_consumers.lake.manifest.chain import Manifest, open_chain
+from spark_consumers.lake.manifest.table_version import PAUSED
+from spark_consumers.lake.writer import adopt, requests
 from tests.support.attached import Attached
 from tests.support.capture_stack import SLOT, STREAM
 from tests.support.lake_check import assert_equal, assert_no_orphans

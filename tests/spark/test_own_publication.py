@@ -7,7 +7,7 @@ import psycopg
 import pytest
 
 from spark_consumers import read
-from spark_consumers.lakehouse.manifest import open_chain
+from spark_consumers.lake.manifest.chain import open_chain
 from tests.support.attached import Attached, server_state
 from tests.support.servers import MakeServer
 from walsender_bridge.demo.local_server import by_major

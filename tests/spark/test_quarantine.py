@@ -11,10 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from spark_consumers.lakehouse import checksums, plan, requests
-from spark_consumers.lakehouse.manifest import Manifest, open_chain
-from spark_consumers.lakehouse.table_links import folders
-from spark_consumers.lakehouse.unfit_rows import rows_of
+from spark_consumers.lake.catalog.links import folders
+from spark_consumers.lake.epoch import plan
+from spark_consumers.lake.epoch.quarantined_rows import rows_of
+from spark_consumers.lake.format import checksums
+from spark_consumers.lake.manifest.chain import Manifest, open_chain
+from spark_consumers.lake.writer import requests
 from tests.support.capture_stack import STREAM
 from tests.support.lake_pipeline import Pipeline
 from tests.support.pinned import connect_pinned

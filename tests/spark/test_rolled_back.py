@@ -10,8 +10,8 @@ import pytest
 from pyspark.errors import StreamingQueryException
 
 from spark_consumers import Source, read
-from spark_consumers.flush import flush
-from spark_consumers.lakehouse import requests
+from spark_consumers.lake.flush import flush
+from spark_consumers.lake.writer import requests
 from tests.support.capture_stack import PUBLICATION, STREAM
 from tests.support.lake_check import assert_equal
 from tests.support.lake_pipeline import Pipeline

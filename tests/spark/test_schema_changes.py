@@ -4,9 +4,9 @@ import pytest
 from pyspark.errors import AnalysisException
 
 from spark_consumers import read
-from spark_consumers.lakehouse import epoch as epoch_module
-from spark_consumers.lakehouse import requests
-from spark_consumers.lakehouse.manifest import open_chain
+from spark_consumers.lake.epoch import epoch_writer as epoch_module
+from spark_consumers.lake.manifest.chain import open_chain
+from spark_consumers.lake.writer import requests
 from tests.support.capture_stack import PUBLICATION, STREAM
 from tests.support.lake_check import assert_equal, assert_no_orphans
 from tests.support.waiting import wait_for
@@ -138,7 +138,7 @@ def test_14_a_renamed_table_leaves_under_its_old_name_and_comes_under_the_new(
     assert read(pipeline.spark, pipeline.lake, epoch=before.epoch)["docs"].count() == 9
     assert folder.is_dir()
     # Readers hold their epochs for an hour.
-    monkeypatch.setattr("spark_consumers.lakehouse.retention.held_from", lambda _: None)
+    monkeypatch.setattr("spark_consumers.lake.writer.retention.held_from", lambda _: None)
     pipeline.house._writer.kept.expire(pipeline.head(), 0.0)
     assert not folder.exists()
     assert_equal(database.dsn, pipeline.flush())
@@ -150,7 +150,7 @@ def test_by_policy_the_others_go_on_while_a_changed_table_is_copied(
     """The copy fails for as long as the test wants; epochs go on, and name the table and its epoch."""
     pipeline.house.close()
     house = pipeline.house = pipeline.lakehouse(failing_table="go_on")
-    monkeypatch.setattr("spark_consumers.lakehouse.table_work._AFTER_FAILURE", 0.1)
+    monkeypatch.setattr("spark_consumers.lake.writer.table_work._AFTER_FAILURE", 0.1)
     before = pipeline.flush()
     database.execute(
         "ALTER TABLE docs DROP COLUMN f",

@@ -9,16 +9,16 @@ from pathlib import Path
 import pyspark
 import pytest
 
-from spark_consumers import jars, java
-from spark_consumers.session import session
+from spark_consumers.spark import jars, java
+from spark_consumers.spark.session import session
 from tests.support.spark_jvm import SHORT
 from walsender_bridge.errors import CorruptError, UnavailableError, UsageError
 
 # Reads back what it wrote, on the driver and in Python workers.
 _PROGRAM = """
 import sys
-from spark_consumers import java
-from spark_consumers.session import session
+from spark_consumers.spark import java
+from spark_consumers.spark.session import session
 conf = {"spark.log.level": "ERROR", "spark.executor.defaultJavaOptions": sys.argv[3]}
 spark = session(lake=sys.argv[1], master=sys.argv[2], conf=conf)
 spark.sql("CREATE TABLE tuskline.shop.orders (id BIGINT, at TIMESTAMP) USING iceberg")
@@ -59,7 +59,7 @@ def _run(lake: Path, master: str, environment: dict[str, str]) -> list[str]:
 # What the session of a submitted program has, and that its lake can be written.
 _SUBMITTED = """
 import sys
-from spark_consumers.session import session
+from spark_consumers.spark.session import session
 spark = session("ours", master="local[2]", lake=sys.argv[1])
 if len(sys.argv) > 2:
     spark.sql("CREATE TABLE tuskline.shop.orders (id BIGINT) USING iceberg")

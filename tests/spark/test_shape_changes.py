@@ -5,10 +5,10 @@ import threading
 
 import pytest
 
-from spark_consumers.flush import flush
-from spark_consumers.lakehouse.manifest import open_chain
-from spark_consumers.lakehouse.sources import Source
-from spark_consumers.reader import read
+from spark_consumers.lake.flush import flush
+from spark_consumers.lake.manifest.chain import open_chain
+from spark_consumers.lake.reader import read
+from spark_consumers.lake.tables.sources import Source
 from tests.support.capture_stack import PUBLICATION, STREAM
 from tests.support.lake_check import assert_equal, assert_no_orphans
 from tests.support.lake_pipeline import Pipeline, unreadable
@@ -285,7 +285,7 @@ def test_tables_that_the_stream_cannot_follow_are_refused_by_name(
     spark, tmp_path, database, monkeypatch
 ):
     """A partition that names rows otherwise, and a column list without a part of the key: new, and later on."""
-    monkeypatch.setattr("spark_consumers.lakehouse.table_work._AFTER_FAILURE", 0.1)
+    monkeypatch.setattr("spark_consumers.lake.writer.table_work._AFTER_FAILURE", 0.1)
     other = (
         "CREATE UNIQUE INDEX {t}_code ON {t}_a (note)",
         "ALTER TABLE {t}_a ALTER note SET NOT NULL, REPLICA IDENTITY USING INDEX {t}_code",

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from spark_consumers import read
-from spark_consumers.lakehouse.manifest import open_chain
+from spark_consumers.lake.manifest.chain import open_chain
 from tests.support.attached import Attached
 from tests.support.waiting import wait_for
 from walsender_bridge.errors import Cause

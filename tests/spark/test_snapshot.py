@@ -10,8 +10,8 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from spark_consumers.decode import decode_entries
-from spark_consumers.snapshot import ExportedSnapshot, PublishedTable
+from spark_consumers.decode.entries import decode_entries
+from spark_consumers.snapshot.exported import ExportedSnapshot, PublishedTable
 from tests.support.servers import Database, each_major
 from tests.support.slot_changes import PUBLICATION, changes_of
 from walsender_bridge.errors import PublicationError, SnapshotError

@@ -15,8 +15,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import EqualTo, GreaterThan, GreaterThanOrEqual, In, LessThan
 
-from spark_consumers import pushdown
-from spark_consumers.source import TusklineSource
+from spark_consumers.sources import pushdown
+from spark_consumers.sources.changes import TusklineSource
 from tests.support import pgoutput_messages as pm
 from tests.support.capture_stack import ChangeLog
 from tests.support.change_entries import UNCHANGED, Table, delete, insert, update

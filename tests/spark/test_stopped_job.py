@@ -6,7 +6,7 @@ import psycopg
 import pytest
 
 from spark_consumers import Source, read
-from spark_consumers.flush import flush, force_barrier
+from spark_consumers.lake.flush import flush, force_barrier
 from tests.support.servers import MAJORS_IN_TURN
 from tests.support.stack import Stack
 from tests.support.waiting import wait_for
@@ -86,7 +86,7 @@ def test_a_stopped_job_does_not_hold_the_slot(tmp_path, database, spark):
 
 
 def _first_epoch(stack):
-    from spark_consumers.lakehouse.manifest import open_chain
+    from spark_consumers.lake.manifest.chain import open_chain
     from walsender_bridge.errors import TusklineError
 
     try:

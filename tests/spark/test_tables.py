@@ -8,9 +8,9 @@ import psycopg
 import pytest
 
 from spark_consumers import Source, read
-from spark_consumers.flush import flush
-from spark_consumers.lakehouse import requests
-from spark_consumers.lakehouse.manifest import open_chain
+from spark_consumers.lake.flush import flush
+from spark_consumers.lake.manifest.chain import open_chain
+from spark_consumers.lake.writer import requests
 from tests.support import bank_load
 from tests.support.capture_stack import PUBLICATION, STREAM
 from tests.support.lake_check import assert_equal, assert_no_orphans
@@ -171,7 +171,7 @@ def test_a_table_that_does_not_belong_to_its_log_holds_alone_what_it_must(
     # As if the lake had lost the last epoch of this table alone.
     database.execute("UPDATE docs SET title = 'never seen' WHERE id = 3")
     broken = pipeline.flush().manifest.tables[docs]
-    complete = "spark_consumers.lakehouse.epoch.check_found"
+    complete = "spark_consumers.lake.epoch.epoch_writer.check_found"
 
     def lost(target, *_):
         raise CorruptError("3 rows should be in the table as it was, 2 are", where=target.name)
@@ -198,7 +198,7 @@ def test_a_table_that_does_not_belong_to_its_log_holds_alone_what_it_must(
 
 
 def test_a_copy_that_is_not_allowed_stops_nobody(pipeline, database, monkeypatch):
-    monkeypatch.setattr("spark_consumers.lakehouse.table_work._AFTER_FAILURE", 0.1)
+    monkeypatch.setattr("spark_consumers.lake.writer.table_work._AFTER_FAILURE", 0.1)
     role = f"copier_{database.name}"
     database.execute(
         f"CREATE ROLE {role} LOGIN REPLICATION PASSWORD 'copies'",
@@ -244,7 +244,7 @@ def test_a_copy_that_is_not_allowed_stops_nobody(pipeline, database, monkeypatch
 def test_a_copy_that_failed_is_made_with_the_columns_that_the_table_has_by_then(
     pipeline, database, monkeypatch
 ):
-    monkeypatch.setattr("spark_consumers.lakehouse.table_work._AFTER_FAILURE", 0.1)
+    monkeypatch.setattr("spark_consumers.lake.writer.table_work._AFTER_FAILURE", 0.1)
     database.execute(
         "CREATE TABLE prices (id int PRIMARY KEY, price numeric(10, 2))",
         "INSERT INTO prices VALUES (1, 'NaN')",

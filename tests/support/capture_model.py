@@ -392,7 +392,7 @@ class Replica:
     gate: int = 0
     registry: dict[bytes, bytes] = field(default_factory=dict)
 
-    def append(self, batch: events.Append) -> None:
+    def append(self, batch: events.AppendToReplica) -> None:
         """One durable transaction. Every entry follows the one before it."""
         for record in batch.schemas:
             self.registry[entry.schema_hash(record)] = record
@@ -453,9 +453,9 @@ class Replica:
         headers = map(entry.read_header, reversed(self.entries))
         return next((h.last_commit_time for h in headers if h.last_end_lsn), 0)
 
-    def session(self, now: float, slot_confirmed: int = 0) -> core.State:
+    def session(self, now: float, slot_confirmed: int = 0) -> core.CaptureState:
         """Capture's state at the start of a session."""
-        return core.State(
+        return core.CaptureState(
             timeline=1,
             logged_lsn=self.last_end_lsn,
             committed_lsn=self.committed_end_lsn,

@@ -21,11 +21,11 @@ from tests.support.wal_server import (
     replayed,
 )
 from walsender_bridge.demo.local_server import LocalServer
-from walsender_bridge.quorum.failover.plan import Step
+from walsender_bridge.quorum.failover.plan import FailoverStep
 from walsender_bridge.quorum.failover.run import FailoverRun, FailoverSettings, abort
 from walsender_bridge.quorum.proposer.handshake import greet
 from walsender_bridge.quorum.proposer.primary.facts import PrimaryStream
-from walsender_bridge.quorum.proposer.settings import Settings
+from walsender_bridge.quorum.proposer.settings import ProposerSettings
 from walsender_bridge.quorum.protocol.messages import SafekeeperGreeting
 
 #: Runs a failover in a process of its own, which a test can have killed anywhere.
@@ -42,9 +42,9 @@ def settings_of(dsn: str, upstream: str, ports: list[int]) -> FailoverSettings:
     return FailoverSettings(proposer_settings(dsn, ports), upstream, seconds=30)
 
 
-def proposer_settings(dsn: str, ports: list[int]) -> Settings:
+def proposer_settings(dsn: str, ports: list[int]) -> ProposerSettings:
     addresses = tuple(("127.0.0.1", port) for port in ports)
-    return Settings(dsn, addresses, NAME, "tuskline_safekeepers")
+    return ProposerSettings(dsn, addresses, NAME, "tuskline_safekeepers")
 
 
 class FailoverStack(QuorumStack):
@@ -114,7 +114,7 @@ class FailoverStack(QuorumStack):
             return replace(settings, promote=lambda: promote(standby))
         return settings
 
-    def fail_over(self, standby: LocalServer) -> list[Step]:
+    def fail_over(self, standby: LocalServer) -> list[FailoverStep]:
         """To this standby, in this process."""
         return FailoverRun(self.settings(standby)).run()
 

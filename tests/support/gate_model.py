@@ -14,14 +14,15 @@ from typing import NamedTuple
 
 from walsender_bridge.capture.gate.core import (
     Decided,
-    Decision,
+    GateDecision,
     GateState,
     Rule,
     Seen,
     Standing,
     step,
 )
-from walsender_bridge.capture.gate.slots import Sender, Slot
+from walsender_bridge.capture.gate.invariants import check_invariants, checked
+from walsender_bridge.capture.gate.slots import GateSlot, Sender
 
 #: The bytes of a segment, and how much WAL there may be.
 SEGMENT = 3
@@ -203,11 +204,14 @@ def look(world: World) -> World:
     state = GateState(Rule((NAME,)), timeline=known.timeline, standings={NAME: known.standing})
     state.position = state.shown = known.position
     state.candidates[NAME].held = known.held
-    slots = {} if world.slot is None else {NAME: Slot(world.slot, _sender(world))}
+    slots = {} if world.slot is None else {NAME: GateSlot(world.slot, _sender(world))}
     seen = Seen(0.0, first.timeline, len(first.wal), slots, first.was)
-    for effect in step(state, seen):
+    before = checked(state)
+    effects = step(state, seen)
+    check_invariants(state, before, seen)
+    for effect in effects:
         if isinstance(effect, Decided):
-            assert effect.decision is not Decision.DEGRADED
+            assert effect.decision is not GateDecision.DEGRADED
         elif state.counted and world.other.wal[: effect.lsn] != first.wal[: effect.lsn]:
             raise PassedError(f"{effect.lsn} passed in {world}")
     candidate = state.candidates[NAME]

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import psycopg
 
-from spark_consumers.lakehouse.checksums import sums_of
-from spark_consumers.lakehouse.iceberg import IcebergFormat
-from spark_consumers.lakehouse.manifest import open_chain
-from spark_consumers.lakehouse.table_links import folders
+from spark_consumers.lake.catalog.links import folders
+from spark_consumers.lake.format.checksums import sums_of
+from spark_consumers.lake.format.iceberg import IcebergFormat
+from spark_consumers.lake.manifest.chain import open_chain
 from walsender_bridge.demo.compare import comparable, difference, postgres_rows, shape_of
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from spark_consumers import Lakehouse, Source, read
-from spark_consumers.lakehouse.manifest import open_chain
+from spark_consumers.lake.manifest.chain import open_chain
 from tests.support.capture_stack import PUBLICATION, STREAM, CaptureProcess, ChangeLog
 from tests.support.waiting import wait_for
 from walsender_bridge.change_log.client import LogClient
@@ -88,8 +88,8 @@ class Pipeline:
     def barrier(self):
         """The version by which the log has everything that was committed before."""
         with self.database.connect() as connection:
-            position = connection.execute(load("flush_position")).fetchone()[0]
-            connection.execute(load("flush_write"))
+            position = connection.execute(load("flush/position")).fetchone()[0]
+            connection.execute(load("flush/write"))
         with LogClient(self.log.address) as log:
             return log.barrier({STREAM: position}, timeout=30)
 

@@ -41,5 +41,5 @@ say "packages: $(grep -c '==' requirements.lock) by their hashes"
 say "the project itself"
 "$venv/bin/uv" pip install --python "$venv/bin/python" --no-deps --no-build-isolation --quiet --editable .
 say "Spark's jars"
-"$venv/bin/python" -m spark_consumers.jars >/dev/null
+"$venv/bin/python" -m spark_consumers.spark.jars >/dev/null
 say "ready"

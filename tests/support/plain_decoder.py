@@ -1,6 +1,6 @@
 """The straightforward decoder: one message, one row, one value at a time, with Python's own types.
 
-It shares nothing with `spark_consumers.decode` but the wire format's documentation; that is what makes
+It shares nothing with `spark_consumers.decode.entries` but the wire format's documentation; that is what makes
 it worth comparing with, in results and in speed.
 """
 

@@ -84,6 +84,7 @@ class QuorumStack:
             each = [f"--safekeeper={self.address(n)}" for n in range(self.configured)]
             files = [f"--status-file={self.status_file}", f"--members-file={self.members_file}"]
             files.append(f"--quorum-file={self.quorum_file}")
+            files.append(f"--commit-page={self.commit_page}")
             more = self.options.get(name, [])
             return [*python, "walsender_bridge.quorum.proposer", *each, *files, *more]
         number = int(name.rpartition("-")[2])
@@ -126,6 +127,11 @@ class QuorumStack:
     def status_file(self) -> Path:
         """Where the proposer says how far it is."""
         return self.folder / "proposer.json"
+
+    @property
+    def commit_page(self) -> Path:
+        """Where the proposer states what a quorum has, for commit gates."""
+        return self.folder / "commit.page"
 
     @property
     def members_file(self) -> Path:

@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark import TaskContext
 
-from spark_consumers.lakehouse.files import write_table
-from spark_consumers.lakehouse.table_format import FileInfo
-from spark_consumers.session import session
+from spark_consumers.lake.format.data_files import write_table
+from spark_consumers.lake.format.table_format import FileInfo
+from spark_consumers.spark.session import session
 
 
 def write(path: str) -> FileInfo:

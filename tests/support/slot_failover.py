@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import psycopg
 
-from slot_sync.report import Report
+from slot_sync.report import SlotReport
 from tests.support.capture_stack import SLOT, CaptureProcess, ChangeLog, make_tables
 from tests.support.slot_copies import PHYSICAL, PUBLICATION, inspect, rows
 from tests.support.slot_sync import STANDBY, SlotStack
@@ -43,7 +43,7 @@ def captured(stack: SlotStack, log: ChangeLog, folder: Path) -> Iterator[Capture
         yield capture
 
 
-def until_both(stack: SlotStack, reports: list[Report], *names: str) -> None:
+def until_both(stack: SlotStack, reports: list[SlotReport], *names: str) -> None:
     """Wait until a controller at work calls all of `names` ready, with what lets copies be proven."""
 
     def ready() -> bool:

@@ -11,10 +11,10 @@ from typing import Any
 import psycopg
 
 from slot_sync.controller import Controller
-from slot_sync.plan import Candidate, Plan
-from slot_sync.report import Report
+from slot_sync.plan import FailoverCandidate, SlotSyncPlan
+from slot_sync.report import SlotReport
 from slot_sync.resolver.observed import Selection
-from slot_sync.resolver.transitions import State, Transition
+from slot_sync.resolver.transitions import CopyState, Transition
 from tests.support.attached import Attached, toml
 from tests.support.slot_copies import (
     PHYSICAL,
@@ -69,16 +69,16 @@ class SlotStack:
         #: By slot: the numbers of the rows that its client was sent, in order.
         self.read: dict[str, list[int]] = {}
 
-    def plan(self, *others: Candidate, **wanted: Any) -> Plan:
-        return Plan(
+    def plan(self, *others: FailoverCandidate, **wanted: Any) -> SlotSyncPlan:
+        return SlotSyncPlan(
             self.pair.primary.dsn(),
-            (Candidate(STANDBY, self.pair.standby.dsn(), PHYSICAL), *others),
+            (FailoverCandidate(STANDBY, self.pair.standby.dsn(), PHYSICAL), *others),
             Selection(**wanted),
             self.folder / "slots",
             poll=0.1,
         )
 
-    def controller(self, *others: Candidate, **wanted: Any) -> Controller:
+    def controller(self, *others: FailoverCandidate, **wanted: Any) -> Controller:
         return Controller(self.plan(*others, **wanted))
 
     def consume(self, *names: str, server: LocalServer | None = None) -> None:
@@ -109,7 +109,7 @@ class SlotStack:
             )
         self.read.clear()
 
-    def states(self, controller: Controller) -> dict[str, State]:
+    def states(self, controller: Controller) -> dict[str, CopyState]:
         """A round; the state of each slot in it."""
         return {each.slot: each.after for each in controller.once(10)[STANDBY].transitions}
 
@@ -141,9 +141,9 @@ class SlotStack:
         wait_for(lambda: rows(where, gone, name) == [(0,)], 20, "the client has gone")
 
     @contextmanager
-    def watching(self, *others: Candidate, **wanted: Any) -> Iterator[list[Report]]:
+    def watching(self, *others: FailoverCandidate, **wanted: Any) -> Iterator[list[SlotReport]]:
         """A controller at work; all that it has told, growing."""
-        reports: list[Report] = []
+        reports: list[SlotReport] = []
         stop = threading.Event()
         with self.controller(*others, **wanted) as controller:
             thread = threading.Thread(target=controller.watch, args=(stop, reports.append))

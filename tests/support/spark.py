@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="session")
 def spark() -> Iterator["SparkSession"]:
     """The worker's session. A test that wants a lake of its own asks `session(lake=..., catalog=...)`."""
-    from spark_consumers.scratch import scratch, settings
-    from spark_consumers.session import session
+    from spark_consumers.spark.scratch import scratch, settings
+    from spark_consumers.spark.session import session
 
     with (
         tempfile.TemporaryDirectory(prefix="tuskline-spark-") as folder,

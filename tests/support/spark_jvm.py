@@ -2,7 +2,7 @@
 
 A driver in a test spends most of its processor time on loading classes and on compiling code that runs a few times.
 The quick compiler alone, the collector with one thread and an archive of the classes, ready to be mapped, take two
-thirds of it away (docs/decisions/tests.md). What Spark does is the same.
+thirds of it away (docs/decisions/environment.md). What Spark does is the same.
 
 `python -m tests.support.spark_jvm FILE` makes the archive; `make test` does so once. A JVM of another build than the
 archive's runs without it.
@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import MutableMapping
 from pathlib import Path
 
-from spark_consumers.session import session
+from spark_consumers.spark.session import session
 
 ARCHIVE = Path(__file__).resolve().parents[2] / ".cache" / "spark-classes.jsa"
 _DRIVER, _LAUNCHER = "SPARK_SUBMIT_OPTS", "SPARK_LAUNCHER_OPTS"

@@ -7,7 +7,7 @@ from pathlib import Path
 import psycopg
 
 from slot_sync.controller import Controller
-from slot_sync.plan import Candidate, Plan
+from slot_sync.plan import FailoverCandidate, SlotSyncPlan
 from slot_sync.resolver.observed import Selection
 from tests.support.slot_copies import rows
 from tests.support.waiting import wait_for
@@ -45,8 +45,10 @@ def returned(old: LocalServer, new: LocalServer) -> Iterator[None]:
 
 def never_counts(old: LocalServer, new: LocalServer, folder: Path) -> None:
     """While it comes again and again no copy on it is safe, and the gate relies on nothing that it reports."""
-    plan = Plan(new.dsn(), (Candidate(NAME, old.dsn(), NAME),), Selection(), folder, poll=0.1)
-    query = load("gate_slots").encode()
+    plan = SlotSyncPlan(
+        new.dsn(), (FailoverCandidate(NAME, old.dsn(), NAME),), Selection(), folder, poll=0.1
+    )
+    query = load("gate/slots").encode()
     reasons: set[str] = set()
     with Controller(plan) as controller, psycopg.connect(new.dsn(), autocommit=True) as session:
 

@@ -16,7 +16,7 @@ from scramp import ScramMechanism
 from tests.support.waiting import wait_for
 from walsender_bridge.demo.local_server import LocalServer, by_major, free_port
 from walsender_bridge.postgres.protocol.lsn import parse_lsn
-from walsender_bridge.postgres.protocol.replication import History, parse_history
+from walsender_bridge.postgres.protocol.replication import ServerTimelines, parse_history
 from walsender_bridge.postgres.protocol.wal_page import segment_name, segment_start
 from walsender_bridge.quorum.protocol.positions import Positions
 from walsender_bridge.quorum.protocol.shared_page import PositionWriter
@@ -76,7 +76,7 @@ class HeldWal:
         number, unit = re.fullmatch(r"(\d+)(MB|GB)", row[1]).groups()  # type: ignore[union-attr]
         self.segment_bytes = int(number) << {"MB": 20, "GB": 30}[unit]
         self.major = server.installation.major
-        self.history = History(1)
+        self.history = ServerTimelines(1)
         names = sorted(p.name for p in (server.data_dir / "pg_wal").iterdir() if len(p.name) == 24)
         high, low = int(names[0][8:16], 16), int(names[0][16:], 16)
         self.start = self.end = (high << 32) + low * self.segment_bytes

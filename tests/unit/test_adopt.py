@@ -7,11 +7,9 @@ from unittest.mock import Mock
 
 import pytest
 
-from spark_consumers.lakehouse import adopt, requests, sealed_json, states
-from spark_consumers.lakehouse.log_access import LogAccess
-from spark_consumers.lakehouse.manifest import Manifest, StreamPosition, TableVersion, open_chain
-from spark_consumers.lakehouse.requests import Request
-from spark_consumers.lakehouse.table_version import (
+from spark_consumers.lake.manifest import sealed_json
+from spark_consumers.lake.manifest.chain import Manifest, StreamPosition, TableVersion, open_chain
+from spark_consumers.lake.manifest.table_version import (
     COPIED,
     HELD,
     LEFT,
@@ -20,6 +18,10 @@ from spark_consumers.lakehouse.table_version import (
     RESUMING,
     STALE,
 )
+from spark_consumers.lake.tables import states
+from spark_consumers.lake.writer import adopt, requests
+from spark_consumers.lake.writer.log_access import LogAccess
+from spark_consumers.lake.writer.requests import Request
 from walsender_bridge.change_log.client import LogStatus, StreamCut
 from walsender_bridge.errors import LakeError, UnavailableError
 

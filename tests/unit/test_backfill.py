@@ -8,19 +8,19 @@ import pytest
 from tests.support.simulated_disk import PowerCutError, SimulatedDisk
 from tests.support.wal import MIB, SMALL, Wal
 from walsender_bridge.quorum.proposer import effects as e
-from walsender_bridge.quorum.proposer.catch_up.core import Backfill as Feed
-from walsender_bridge.quorum.proposer.peer import Peer, PeerState
+from walsender_bridge.quorum.proposer.catch_up.core import CatchUp as Feed
+from walsender_bridge.quorum.proposer.peer import PeerState, SafekeeperPeer
 from walsender_bridge.quorum.proposer.replication import Streaming
 from walsender_bridge.quorum.protocol import messages as m
 from walsender_bridge.quorum.protocol.configuration import Configuration
 from walsender_bridge.quorum.protocol.history import EpochEntry, History
 from walsender_bridge.quorum.safekeeper import older
-from walsender_bridge.quorum.safekeeper.backfill import Backfill
-from walsender_bridge.quorum.safekeeper.effects import ControlState, ReadWal, TakeOlder
+from walsender_bridge.quorum.safekeeper.backfill import BackfillStorage
+from walsender_bridge.quorum.safekeeper.effects import ControlState, SendWal, TakeOlder
 from walsender_bridge.quorum.safekeeper.lending import Lending
 from walsender_bridge.quorum.safekeeper.storage.segments import RECEIVING, StorageLimits
 from walsender_bridge.quorum.safekeeper.storage.wal import WalStorage
-from walsender_bridge.quorum.wal_server.refused_readers import Lacking
+from walsender_bridge.quorum.wal_server.refused_readers import RefusedReaders
 
 BEGIN = 4 * MIB
 
@@ -38,17 +38,19 @@ def disk(seed: int) -> SimulatedDisk:
     return SimulatedDisk(random.Random(seed))
 
 
-def opened(disk: SimulatedDisk, limits: StorageLimits | None = None) -> tuple[WalStorage, Backfill]:
+def opened(
+    disk: SimulatedDisk, limits: StorageLimits | None = None
+) -> tuple[WalStorage, BackfillStorage]:
     storage = WalStorage(disk, SMALL, limits or StorageLimits(free_bytes=0))
     storage.open()
-    backfill = Backfill(storage)
+    backfill = BackfillStorage(storage)
     backfill.want(MIB)
     return storage, backfill
 
 
 def began_anew(
     disk: SimulatedDisk, wal: Wal, limits: StorageLimits | None = None
-) -> tuple[WalStorage, Backfill]:
+) -> tuple[WalStorage, BackfillStorage]:
     storage, backfill = opened(disk, limits)
     storage.reset(BEGIN)
     storage.write(BEGIN, wal.piece(BEGIN, BEGIN + 150_000), 1)
@@ -56,7 +58,7 @@ def began_anew(
     return storage, backfill
 
 
-def bring(backfill: Backfill, wal: Wal, timeline: int = 1) -> None:
+def bring(backfill: BackfillStorage, wal: Wal, timeline: int = 1) -> None:
     """One segment, or the rest of it, in pieces; and its check."""
     start = backfill.next_lsn
     end = start - start % MIB + MIB
@@ -242,7 +244,7 @@ PIECE = MIB // 2
 @pytest.fixture
 def streaming() -> Streaming:
     """Three that follow: 0 lacks what 1 has, 2 has a little more than 0."""
-    peers = {number: Peer(number) for number in range(3)}
+    peers = {number: SafekeeperPeer(number) for number in range(3)}
     found = Streaming(
         peers,
         Configuration(1, frozenset({10, 11, 12})),
@@ -364,7 +366,7 @@ STANDBY, OTHER = ("reader", "standby"), ("reader", "other")
 
 
 def test_39_what_a_reader_was_refused_counts_until_it_has_it_or_stays_away():
-    lacking = Lacking()
+    lacking = RefusedReaders()
     assert lacking.pin_lsn(0.0) is None
     lacking.refused(STANDBY, 500, 0.0)
     lacking.refused(OTHER, 300, 10.0)
@@ -383,7 +385,7 @@ def test_39_what_a_reader_was_refused_counts_until_it_has_it_or_stays_away():
 
 
 def test_39_wal_that_nobody_has_is_not_retained_for_ever():
-    lacking = Lacking()
+    lacking = RefusedReaders()
     counted = []
     for now in range(0, 1000, 5):
         lacking.refused(STANDBY, 500, float(now))
@@ -418,7 +420,7 @@ def overwrite(disk: SimulatedDisk, name: str, at: int) -> None:
 
 
 def lent(lending: Lending, begin: int, end: int, term: int = 5) -> bytes:
-    lending.ask(ReadWal(7, 5, begin, end))
+    lending.ask(SendWal(7, 5, begin, end))
     found = b""
     while lending.busy(lambda _: False):
         for conn, message, data in lending.step(term, lambda _: False):
@@ -521,7 +523,7 @@ def test_one_that_reads_no_answers_is_given_no_more_and_holds_up_nobody(disk, wa
     _, lending = donor(disk, wal)
     for conn in (1, 2):
         while not lending.is_full(conn):
-            lending.ask(ReadWal(conn, 5, 2 * MIB, 2 * MIB + 1000))
+            lending.ask(SendWal(conn, 5, 2 * MIB, 2 * MIB + 1000))
     answered = []
     while lending.busy(lambda conn: conn == 1):
         answered += [conn for conn, _, _ in lending.step(5, lambda conn: conn == 1)]

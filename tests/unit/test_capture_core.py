@@ -10,8 +10,14 @@ from hypothesis import strategies as st
 from tests.support import pgoutput_messages as pg
 from tests.support.capture_model import MOOD, Replica, keepalive, messages_of, schema, xlog
 from walsender_bridge.capture import core, entries, events
-from walsender_bridge.capture.core import State, step
-from walsender_bridge.capture.events import Acknowledged, Append, Received, Report, Tick
+from walsender_bridge.capture.core import CaptureState, step
+from walsender_bridge.capture.events import (
+    Acknowledged,
+    AppendToReplica,
+    CaptureTick,
+    CopyDataReceived,
+    StandbyStatusUpdate,
+)
 from walsender_bridge.capture.overlap import Overlap
 from walsender_bridge.change_log import entry
 from walsender_bridge.errors import DivergedError, MalformedMessageError
@@ -20,7 +26,7 @@ from walsender_bridge.postgres.protocol.lsn import MAX_LSN
 T = 16385
 
 
-def new_state(**changes: object) -> State:
+def new_state(**changes: object) -> CaptureState:
     values: dict[str, object] = {
         "timeline": 1,
         "logged_lsn": 0,
@@ -29,8 +35,8 @@ def new_state(**changes: object) -> State:
         "confirmed": (1, 100),
         "now": 0.0,
     }
-    state = State(**{**values, **changes})  # type: ignore[arg-type]
-    step(state, Tick(0.0, MAX_LSN))
+    state = CaptureState(**{**values, **changes})  # type: ignore[arg-type]
+    step(state, CaptureTick(0.0, MAX_LSN))
     return state
 
 
@@ -38,27 +44,27 @@ def payloads(*messages: bytes) -> list[bytes]:
     return [xlog(message) for message in messages]
 
 
-def appends(effects: list[events.Effect]) -> list[Append]:
-    return [effect for effect in effects if isinstance(effect, Append)]
+def appends(effects: list[events.Effect]) -> list[AppendToReplica]:
+    return [effect for effect in effects if isinstance(effect, AppendToReplica)]
 
 
-def reports(effects: list[events.Effect]) -> list[Report]:
-    return [effect for effect in effects if isinstance(effect, Report)]
+def reports(effects: list[events.Effect]) -> list[StandbyStatusUpdate]:
+    return [effect for effect in effects if isinstance(effect, StandbyStatusUpdate)]
 
 
 def cut(effects: list[events.Effect]) -> list[bytes]:
     return [data for append in appends(effects) for data in append.entries]
 
 
-def all_entries(state: State, *messages: bytes) -> tuple[list[bytes], list[bytes]]:
+def all_entries(state: CaptureState, *messages: bytes) -> tuple[list[bytes], list[bytes]]:
     """The entries and schema records of these messages, with a replica that answers at once."""
     found: list[bytes] = []
     records: list[bytes] = []
-    waiting = step(state, Received(0.0, payloads(*messages)))
-    waiting += step(state, Tick(0.03, MAX_LSN))
+    waiting = step(state, CopyDataReceived(0.0, payloads(*messages)))
+    waiting += step(state, CaptureTick(0.03, MAX_LSN))
     while waiting:
         effect = waiting.pop(0)
-        if isinstance(effect, Append):
+        if isinstance(effect, AppendToReplica):
             found += effect.entries
             records += effect.schemas
             waiting += step(state, Acknowledged(0.06, 0, 0, None))
@@ -76,10 +82,10 @@ def one(start_lsn: int, count: int = 2, width: int = 20) -> list[bytes]:
 
 def test_small_transactions_share_an_entry_that_is_cut_after_20_ms() -> None:
     state = new_state()
-    assert not cut(step(state, Received(0.001, one(1000))))
+    assert not cut(step(state, CopyDataReceived(0.001, one(1000))))
     assert state.deadline == pytest.approx(0.021)
-    assert not cut(step(state, Received(0.010, one(2000))))
-    found = cut(step(state, Tick(0.0211, MAX_LSN)))
+    assert not cut(step(state, CopyDataReceived(0.010, one(2000))))
+    found = cut(step(state, CaptureTick(0.0211, MAX_LSN)))
     assert len(found) == 1
     header = entry.read_header(found[0])
     assert header.starts_transaction
@@ -90,10 +96,10 @@ def test_small_transactions_share_an_entry_that_is_cut_after_20_ms() -> None:
 
 def test_while_the_replica_is_busy_small_transactions_gather() -> None:
     state = new_state()
-    step(state, Received(0.0, one(1000)))
-    assert len(cut(step(state, Tick(0.021, MAX_LSN)))) == 1
-    assert not cut(step(state, Received(0.03, one(2000))))
-    assert not cut(step(state, Received(0.06, one(3000))))
+    step(state, CopyDataReceived(0.0, one(1000)))
+    assert len(cut(step(state, CaptureTick(0.021, MAX_LSN)))) == 1
+    assert not cut(step(state, CopyDataReceived(0.03, one(2000))))
+    assert not cut(step(state, CopyDataReceived(0.06, one(3000))))
     assert state.deadline > 0.06
     found = cut(step(state, Acknowledged(0.07, 1048, 0, None)))
     assert [entry.read_header(data).last_end_lsn for data in found] == [3000 + 0x30]
@@ -113,15 +119,15 @@ def test_a_transaction_of_several_entries_is_cut_by_size_and_none_is_larger() ->
 
 def test_an_unfinished_transaction_is_not_cut_by_time() -> None:
     state = new_state()
-    step(state, Received(0.0, one(1000)[:-1]))
-    assert not cut(step(state, Tick(5.0, MAX_LSN)))
+    step(state, CopyDataReceived(0.0, one(1000)[:-1]))
+    assert not cut(step(state, CaptureTick(5.0, MAX_LSN)))
 
 
 def test_under_load_every_entry_ends_a_transaction() -> None:
     state = new_state()
     found: list[bytes] = []
     for number in range(200):
-        found += cut(step(state, Received(0.0, one(1000 + number * 1000, width=9000))))
+        found += cut(step(state, CopyDataReceived(0.0, one(1000 + number * 1000, width=9000))))
     assert len(found) >= 3
     assert all(entry.read_header(data).ends_transaction for data in found)
 
@@ -137,7 +143,7 @@ def test_a_message_larger_than_an_entry_stands_alone() -> None:
 
 def test_entries_are_chained_and_name_the_timeline() -> None:
     state = new_state(previous_crc=77, timeline=5)
-    found = cut(step(state, Received(0.0, one(1000, 3000, 1000))))
+    found = cut(step(state, CopyDataReceived(0.0, one(1000, 3000, 1000))))
     crc = 77
     for data in found:
         entry.verify(data, crc)
@@ -148,7 +154,7 @@ def test_entries_are_chained_and_name_the_timeline() -> None:
 
 def test_a_changed_schema_starts_a_new_entry_and_is_registered_before_it() -> None:
     state = new_state()
-    step(state, Received(0.0, payloads(pg.begin(1000, 7), *schema(T, 0), *rows(1))))
+    step(state, CopyDataReceived(0.0, payloads(pg.begin(1000, 7), *schema(T, 0), *rows(1))))
     found, records = all_entries(state, *schema(T, 1), *rows(1), pg.commit(1000, 1048))
     hashes = [entry.read_header(data).relations[0].schema_hash for data in found]
     assert hashes == [entry.schema_hash(record) for record in records]
@@ -158,8 +164,8 @@ def test_a_changed_schema_starts_a_new_entry_and_is_registered_before_it() -> No
 
 def test_a_schema_that_is_sent_again_is_registered_once() -> None:
     state = new_state()
-    effects = step(state, Received(0.0, [*one(1000), *one(2000)]))
-    effects += step(state, Tick(0.03, MAX_LSN))
+    effects = step(state, CopyDataReceived(0.0, [*one(1000), *one(2000)]))
+    effects += step(state, CaptureTick(0.03, MAX_LSN))
     assert [len(append.schemas) for append in appends(effects)] == [1]
     assert MOOD in state.types
 
@@ -185,7 +191,7 @@ def _schemas(generation: int) -> list[bytes]:
 ROOT, LEAF = 16900, 16901
 
 
-def partition_rows(state: State, *messages: bytes) -> list[tuple[int, bytes]]:
+def partition_rows(state: CaptureState, *messages: bytes) -> list[tuple[int, bytes]]:
     """The OIDs of the partitions that the entries name, and the messages that are said to be theirs."""
     found, _ = all_entries(state, *messages)
     named = []
@@ -255,51 +261,53 @@ def test_tables_that_are_truncated_together_are_no_partitions() -> None:
 
 def test_28_what_the_log_has_is_skipped_and_its_schemas_are_followed() -> None:
     state = new_state(logged_lsn=1048, committed_lsn=1048, confirmed=(1, 1000))
-    effects = step(state, Received(0.0, [*one(1000), *payloads(*pg.transaction(1048, 8, rows(1)))]))
-    effects += step(state, Tick(0.03, MAX_LSN))
+    effects = step(
+        state, CopyDataReceived(0.0, [*one(1000), *payloads(*pg.transaction(1048, 8, rows(1)))])
+    )
+    effects += step(state, CaptureTick(0.03, MAX_LSN))
     assert [messages_of(data)[0] for data in cut(effects)] == [pg.begin(1048, 8)]
 
 
 def test_32_the_last_transaction_is_not_doubled() -> None:
     # The log's position is the end of the commit record; the Begin names its start, which is below.
     state = new_state(logged_lsn=1048, committed_lsn=1048)
-    effects = step(state, Received(0.0, one(1000)))
-    effects += step(state, Tick(0.03, MAX_LSN))
+    effects = step(state, CopyDataReceived(0.0, one(1000)))
+    effects += step(state, CaptureTick(0.03, MAX_LSN))
     assert cut(effects) == []
     assert state.transactions == 0
 
 
 def test_a_transaction_without_a_published_change_is_only_a_position() -> None:
     state = new_state()
-    effects = step(state, Received(0.0, payloads(*pg.transaction(1000, 7, []))))
-    effects += step(state, Tick(1.5, MAX_LSN))
+    effects = step(state, CopyDataReceived(0.0, payloads(*pg.transaction(1000, 7, []))))
+    effects += step(state, CaptureTick(1.5, MAX_LSN))
     assert cut(effects) == []
     assert appends(effects)[-1].confirm_to == (1, 1048)
 
 
 def test_the_server_hears_of_a_position_only_when_the_replica_has_recorded_it() -> None:
     state = new_state()
-    step(state, Received(0.0, one(1000)))
-    effects = step(state, Tick(0.03, MAX_LSN))
+    step(state, CopyDataReceived(0.0, one(1000)))
+    effects = step(state, CaptureTick(0.03, MAX_LSN))
     assert appends(effects)[0].confirm_to is None
     # Durable, not committed: nothing to confirm, and the next question is due soon.
     effects = step(state, Acknowledged(0.04, 1048, 0, (1, 100)))
     assert not effects
     assert state.deadline == pytest.approx(0.13)
-    effects = step(state, Tick(0.14, MAX_LSN))
-    assert appends(effects) == [Append((), (), None, MAX_LSN)]
+    effects = step(state, CaptureTick(0.14, MAX_LSN))
+    assert appends(effects) == [AppendToReplica((), (), None, MAX_LSN)]
     # Committed: it is written down, and only then reported.
     effects = step(state, Acknowledged(0.15, 1048, 1048, (1, 100)))
-    effects += step(state, Tick(0.25, MAX_LSN))
+    effects += step(state, CaptureTick(0.25, MAX_LSN))
     assert appends(effects)[0].confirm_to == (1, 1048)
     assert all(report.flush == 100 for report in reports(effects))
     effects = step(state, Acknowledged(0.26, 1048, 1048, (1, 1048)))
-    assert effects == [Report(1048, 1048)]
+    assert effects == [StandbyStatusUpdate(1048, 1048)]
 
 
 def test_the_gate_holds_from_a_sessions_first_append_on() -> None:
     # Before any tick: what was cut in the session's first moment must not pass it either.
-    state = State(
+    state = CaptureState(
         timeline=1,
         logged_lsn=0,
         committed_lsn=0,
@@ -308,27 +316,27 @@ def test_the_gate_holds_from_a_sessions_first_append_on() -> None:
         now=0.0,
         gate=1500,
     )
-    found = appends(step(state, Received(0.03, [*one(1000), *one(2000)])))
-    found += appends(step(state, Received(0.06, [keepalive(9000)])))
+    found = appends(step(state, CopyDataReceived(0.03, [*one(1000), *one(2000)])))
+    found += appends(step(state, CopyDataReceived(0.06, [keepalive(9000)])))
     assert [append.gate_lsn for append in found] == [1500]
     step(state, Acknowledged(0.07, 2048, 2048, (1, 100)))
-    idle = appends(step(state, Received(0.5, [keepalive(9000)])))
+    idle = appends(step(state, CopyDataReceived(0.5, [keepalive(9000)])))
     assert idle[0].gate_lsn == 1500
     assert idle[0].confirm_to == (1, 2048)
 
 
 def test_a_gate_that_opens_is_passed_on_at_once_and_only_for_what_waits() -> None:
     state = new_state(gate=0)
-    step(state, Received(0.0, one(1000)))
-    assert [each.gate_lsn for each in appends(step(state, Tick(0.021, 0)))] == [0]
-    assert not appends(step(state, Tick(0.022, 500)))  # an answer is due
+    step(state, CopyDataReceived(0.0, one(1000)))
+    assert [each.gate_lsn for each in appends(step(state, CaptureTick(0.021, 0)))] == [0]
+    assert not appends(step(state, CaptureTick(0.022, 500)))  # an answer is due
     assert [each.gate_lsn for each in appends(step(state, _durable(0.03, 1048)))] == [500]
     step(state, _durable(0.031, 1048))
-    assert not appends(step(state, Tick(0.032, 500)))
-    assert [each.gate_lsn for each in appends(step(state, Tick(0.033, 1048)))] == [1048]
+    assert not appends(step(state, CaptureTick(0.032, 500)))
+    assert [each.gate_lsn for each in appends(step(state, CaptureTick(0.033, 1048)))] == [1048]
     step(state, _durable(0.034, 1048))
     # Nothing waits that it does not let pass: the next heartbeat will do.
-    assert not appends(step(state, Tick(0.035, 9000)))
+    assert not appends(step(state, CaptureTick(0.035, 9000)))
 
 
 def _durable(now: float, lsn: int, committed: int = 0) -> Acknowledged:
@@ -337,25 +345,25 @@ def _durable(now: float, lsn: int, committed: int = 0) -> Acknowledged:
 
 def test_a_closed_gate_stops_the_reading_at_the_limit_and_reports_go_on() -> None:
     state = new_state(gate=0, held_limit=2000)
-    step(state, Received(0.0, one(1000)))
-    step(state, Tick(0.03, 0))
+    step(state, CopyDataReceived(0.0, one(1000)))
+    step(state, CaptureTick(0.03, 0))
     reading = [state.reading]
     step(state, _durable(0.04, 1048))
-    step(state, Received(0.05, one(3000)))
-    step(state, Tick(0.08, 0))
+    step(state, CopyDataReceived(0.05, one(3000)))
+    step(state, CaptureTick(0.08, 0))
     step(state, _durable(0.09, 3048))
     reading.append(state.reading)
     # The server hears of us all the same, or it would give the connection up.
     now, told = 1.0, 0
     while now < 4.0:
-        effects = step(state, Tick(now, 0))
+        effects = step(state, CaptureTick(now, 0))
         told += len(reports(effects))
         if appends(effects):
             step(state, _durable(now, 3048))
         now += 0.11
     assert told >= 3
     # It opens, and what the log has committed makes room.
-    assert appends(step(state, Tick(5.0, 3048)))
+    assert appends(step(state, CaptureTick(5.0, 3048)))
     step(state, _durable(5.1, 3048, 1048))
     reading.append(state.reading)
     step(state, _durable(5.2, 3048, 3048))
@@ -365,11 +373,11 @@ def test_a_closed_gate_stops_the_reading_at_the_limit_and_reports_go_on() -> Non
 
 def test_33_what_is_durable_but_not_committed_is_never_confirmed() -> None:
     state = new_state()
-    step(state, Received(0.0, one(1000)))
+    step(state, CopyDataReceived(0.0, one(1000)))
     now = 0.0
     for _ in range(50):
         now += 0.11
-        for append in appends(step(state, Tick(now, MAX_LSN))):
+        for append in appends(step(state, CaptureTick(now, MAX_LSN))):
             assert append.confirm_to is None
             step(state, Acknowledged(now, 1048, 0, (1, 100)))
     assert state.confirmed == (1, 100)
@@ -378,9 +386,9 @@ def test_33_what_is_durable_but_not_committed_is_never_confirmed() -> None:
 def test_an_idle_stream_is_confirmed_to_the_lesser_of_keepalive_and_gate() -> None:
     for gate, expected in ((MAX_LSN, 5000), (3000, 3000)):
         state = new_state()
-        step(state, Tick(0.0, gate))
-        step(state, Received(0.1, [keepalive(5000)]))
-        effects = step(state, Tick(1.2, gate))
+        step(state, CaptureTick(0.0, gate))
+        step(state, CopyDataReceived(0.1, [keepalive(5000)]))
+        effects = step(state, CaptureTick(1.2, gate))
         assert appends(effects)[0].confirm_to == (1, expected)
 
 
@@ -388,26 +396,26 @@ def test_an_idle_stream_is_confirmed_to_the_lesser_of_keepalive_and_gate() -> No
 def test_a_keepalive_counts_only_when_nothing_waits(waiting: str) -> None:
     state = new_state(logged_lsn=1048 if waiting == "uncommitted" else 0)
     messages = {"buffer": one(2000), "open": one(2000)[:-1], "uncommitted": []}[waiting]
-    step(state, Received(0.0, messages))
-    step(state, Received(0.001, [keepalive(5000)]))
+    step(state, CopyDataReceived(0.0, messages))
+    step(state, CopyDataReceived(0.001, [keepalive(5000)]))
     for now in (0.01, 1.2, 2.4):
-        for append in appends(step(state, Tick(now, MAX_LSN))):
+        for append in appends(step(state, CaptureTick(now, MAX_LSN))):
             assert append.confirm_to is None
             step(state, Acknowledged(now, state.logged_lsn, 0, (1, 100)))
 
 
 def test_a_keepalive_inside_a_transaction_does_not_confirm_it() -> None:
     state = new_state()
-    step(state, Received(0.0, [*one(2000)[:-1], keepalive(9000), one(2000)[-1]]))
+    step(state, CopyDataReceived(0.0, [*one(2000)[:-1], keepalive(9000), one(2000)[-1]]))
     assert state.idle_lsn == 0
 
 
 def test_keepalives_are_answered_at_once_and_each_second_without_one() -> None:
     state = new_state()
-    effects = step(state, Received(0.2, [keepalive(100, reply=True)]))
-    assert reports(effects) == [Report(100, 100)]
-    assert not reports(step(state, Tick(1.1, MAX_LSN)))
-    assert reports(step(state, Tick(1.3, MAX_LSN)))
+    effects = step(state, CopyDataReceived(0.2, [keepalive(100, reply=True)]))
+    assert reports(effects) == [StandbyStatusUpdate(100, 100)]
+    assert not reports(step(state, CaptureTick(1.1, MAX_LSN)))
+    assert reports(step(state, CaptureTick(1.3, MAX_LSN)))
 
 
 def test_reports_go_on_while_the_replica_does_not_answer_and_reading_stops() -> None:
@@ -417,11 +425,11 @@ def test_reports_go_on_while_the_replica_does_not_answer_and_reading_stops() -> 
     while state.reading:
         big = pg.insert(T, [b"1", noise.randbytes(1 << 20)])
         begin, *rest = pg.transaction(lsn, 7, [big])
-        step(state, Received(now, payloads(begin, *schema(T, 0), *rest)))
+        step(state, CopyDataReceived(now, payloads(begin, *schema(T, 0), *rest)))
         lsn += 1000
         now += 0.001
     assert state.in_flight_bytes < core.IN_FLIGHT_BYTES + (2 << 20)
-    heard = sum(len(reports(step(state, Tick(now + s, MAX_LSN)))) for s in range(1, 11))
+    heard = sum(len(reports(step(state, CaptureTick(now + s, MAX_LSN)))) for s in range(1, 11))
     assert heard == 10
     for _ in range(10):
         step(state, Acknowledged(now + 11, lsn, 0, None))
@@ -430,12 +438,12 @@ def test_reports_go_on_while_the_replica_does_not_answer_and_reading_stops() -> 
 
 def test_heartbeats_do_not_pile_up_behind_a_silent_replica() -> None:
     state = new_state()
-    step(state, Received(0.0, [keepalive(5000)]))
-    found = [a for s in range(1, 20) for a in appends(step(state, Tick(float(s), MAX_LSN)))]
+    step(state, CopyDataReceived(0.0, [keepalive(5000)]))
+    found = [a for s in range(1, 20) for a in appends(step(state, CaptureTick(float(s), MAX_LSN)))]
     assert len(found) == 1
 
 
-def overlapping(slot_lsn: int, *, confirmed_to: int = 1048) -> State:
+def overlapping(slot_lsn: int, *, confirmed_to: int = 1048) -> CaptureState:
     """A session whose log ends with the transaction 1000 to 1048, with a slot at `slot_lsn`."""
     overlap = Overlap.of(1048, pg.START_TIME, confirmed_to, slot_lsn)
     return new_state(
@@ -452,31 +460,38 @@ def test_29_a_transaction_of_another_time_at_the_logs_end_is_a_divergence() -> N
 def test_29_the_logs_last_transaction_must_be_sent_again_before_anything_new() -> None:
     state = overlapping(900)
     with pytest.raises(DivergedError, match="without it"):
-        step(state, Received(0.0, [*one(900), *one(2000)]))
+        step(state, CopyDataReceived(0.0, [*one(900), *one(2000)]))
     state = overlapping(900)
     with pytest.raises(DivergedError, match="without it"):
-        step(state, Received(0.0, [keepalive(5000)]))
+        step(state, CopyDataReceived(0.0, [keepalive(5000)]))
     # A keepalive before it says nothing yet.
     state = overlapping(900)
-    step(state, Received(0.0, [keepalive(1000), *one(1000)[:-1], keepalive(5000), one(1000)[-1]]))
-    assert cut(step(state, Received(0.1, [*one(2000)])) + step(state, Tick(0.13, MAX_LSN)))
+    step(
+        state,
+        CopyDataReceived(0.0, [keepalive(1000), *one(1000)[:-1], keepalive(5000), one(1000)[-1]]),
+    )
+    assert cut(
+        step(state, CopyDataReceived(0.1, [*one(2000)])) + step(state, CaptureTick(0.13, MAX_LSN))
+    )
 
 
 def test_29_what_the_log_passed_as_idle_holds_no_transaction() -> None:
     state = overlapping(1048, confirmed_to=4000)
     # One that changes no published table is nothing.
-    step(state, Received(0.0, payloads(*pg.transaction(2000, 8, []))))
+    step(state, CopyDataReceived(0.0, payloads(*pg.transaction(2000, 8, []))))
     with pytest.raises(DivergedError, match="is not in the log"):
-        step(state, Received(0.0, one(3000)))
+        step(state, CopyDataReceived(0.0, one(3000)))
 
 
 def test_the_slot_is_confirmed_to_where_it_is_until_the_overlap_is_seen() -> None:
     state = overlapping(900, confirmed_to=4000)
-    assert reports(step(state, Tick(1.5, MAX_LSN)))[0].flush == 900
-    assert reports(step(state, Received(1.6, [*one(1000), keepalive(3000, reply=True)])))[
+    assert reports(step(state, CaptureTick(1.5, MAX_LSN)))[0].flush == 900
+    assert reports(step(state, CopyDataReceived(1.6, [*one(1000), keepalive(3000, reply=True)])))[
         0
-    ] == Report(900, 900)
-    assert reports(step(state, Received(1.7, [keepalive(4000, reply=True)])))[0].flush == 4000
+    ] == StandbyStatusUpdate(900, 900)
+    assert (
+        reports(step(state, CopyDataReceived(1.7, [keepalive(4000, reply=True)])))[0].flush == 4000
+    )
 
 
 @pytest.mark.parametrize(
@@ -516,9 +531,9 @@ def test_a_transaction_that_cannot_follow_the_log_is_a_divergence(
         _take(state, messages)
 
 
-def _take(state: State, messages: list[bytes]) -> None:
-    step(state, Received(0.0, payloads(*messages)))
-    step(state, Tick(0.03, MAX_LSN))
+def _take(state: CaptureState, messages: list[bytes]) -> None:
+    step(state, CopyDataReceived(0.0, payloads(*messages)))
+    step(state, CaptureTick(0.03, MAX_LSN))
 
 
 @settings(max_examples=200)
@@ -526,8 +541,8 @@ def _take(state: State, messages: list[bytes]) -> None:
 def test_any_bytes_are_taken_or_refused_by_name(noise: list[bytes]) -> None:
     state = new_state()
     try:
-        step(state, Received(0.0, [*one(1000), *noise, *map(xlog, noise)]))
-        step(state, Tick(0.03, MAX_LSN))
+        step(state, CopyDataReceived(0.0, [*one(1000), *noise, *map(xlog, noise)]))
+        step(state, CaptureTick(0.03, MAX_LSN))
     except (MalformedMessageError, DivergedError):
         return
 
@@ -563,17 +578,17 @@ def test_28_a_resend_from_any_point_leaves_each_transaction_once(
         entries.ENTRY_BYTES = original  # type: ignore[misc]
 
 
-def _run(state: State, stream: list[bytes], chunks: list[int], replica: Replica) -> None:
+def _run(state: CaptureState, stream: list[bytes], chunks: list[int], replica: Replica) -> None:
     at, turn, now = 0, 0, 0.0
     while at <= len(stream):
         size = chunks[turn % len(chunks)]
         now += 0.007
-        for append in appends(step(state, Received(now, stream[at : at + size]))):
+        for append in appends(step(state, CopyDataReceived(now, stream[at : at + size]))):
             replica.append(append)
             replica.tick()
             step(state, replica.acknowledge(now))
         at, turn = at + size, turn + 1
-    for append in appends(step(state, Tick(now + 1, MAX_LSN))):
+    for append in appends(step(state, CaptureTick(now + 1, MAX_LSN))):
         replica.append(append)
 
 

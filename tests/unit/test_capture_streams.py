@@ -40,8 +40,8 @@ def described(xid: int, oid: int = T, generation: int = 0) -> list[tuple[int, by
 class Session:
     """A core with a replica that answers at once, and spool files in memory."""
 
-    state: core.State = field(
-        default_factory=lambda: core.State(
+    state: core.CaptureState = field(
+        default_factory=lambda: core.CaptureState(
             timeline=1, logged_lsn=0, committed_lsn=0, previous_crc=0, confirmed=(1, 100), now=0.0
         )
     )
@@ -54,7 +54,7 @@ class Session:
     schemas: list[bytes] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.perform(core.step(self.state, events.Tick(0.0, MAX_LSN)))
+        self.perform(core.step(self.state, events.CaptureTick(0.0, MAX_LSN)))
 
     def perform(self, effects: list[events.Effect]) -> None:
         for effect in effects:
@@ -64,7 +64,7 @@ class Session:
                 self.files[effect.xid] = self.files[effect.xid][: effect.length]
                 if not effect.length:
                     del self.files[effect.xid]
-            elif isinstance(effect, events.Append):
+            elif isinstance(effect, events.AppendToReplica):
                 self.schemas += effect.schemas
                 self.replica.append(effect)
                 self.replica.tick()
@@ -77,7 +77,7 @@ class Session:
         self.take([xlog(message) for message in messages], now)
 
     def take(self, payloads: list[bytes], now: float = 0.0) -> None:
-        self.perform(core.step(self.state, events.Received(now, payloads)))
+        self.perform(core.step(self.state, events.CopyDataReceived(now, payloads)))
         self.replay(now)
 
     def replay(self, now: float = 0.0) -> None:
@@ -99,7 +99,7 @@ class Session:
 
     def log(self) -> list[bytes]:
         """Every message in the log, after what waits for time."""
-        self.perform(core.step(self.state, events.Tick(self.state.now + 0.03, MAX_LSN)))
+        self.perform(core.step(self.state, events.CaptureTick(self.state.now + 0.03, MAX_LSN)))
         return self.replica.messages()
 
 
@@ -147,7 +147,7 @@ def test_what_follows_a_commit_waits_for_the_replay() -> None:
         pg.stream_commit(8, 3000, 3048),
         *pg.transaction(4000, 10, [row(3)]),
     ]
-    session.perform(core.step(state, events.Received(0.0, [xlog(m) for m in messages])))
+    session.perform(core.step(state, events.CopyDataReceived(0.0, [xlog(m) for m in messages])))
     assert (state.replaying, state.reading) == (7, False)
     session.replay()
     assert (state.replaying, state.reading) == (None, True)
@@ -161,7 +161,7 @@ def test_what_follows_a_commit_waits_for_the_replay() -> None:
 
 
 def test_28_a_streamed_transaction_that_the_log_has_is_skipped() -> None:
-    state = core.State(
+    state = core.CaptureState(
         timeline=1, logged_lsn=END, committed_lsn=END, previous_crc=0, confirmed=(1, 100), now=0.0
     )
     session = Session(state)
@@ -174,7 +174,7 @@ def test_28_a_streamed_transaction_that_the_log_has_is_skipped() -> None:
 
 
 def test_a_streamed_transaction_that_does_not_follow_the_log_is_a_divergence() -> None:
-    state = core.State(
+    state = core.CaptureState(
         timeline=1, logged_lsn=END, committed_lsn=END, previous_crc=0, confirmed=(1, 100), now=0.0
     )
     with pytest.raises(DivergedError):
@@ -338,13 +338,13 @@ def test_30_memory_is_bounded_by_a_piece_and_disk_by_the_limit() -> None:
     session.receive(pg.stream_start(7, first=True), *(pg.in_block(7, m) for m in schema(T, 0)))
     payloads = [xlog(pg.in_block(7, row(1, width=1000))) for _ in range(1000)]
     for _ in range(2):
-        effects = core.step(session.state, events.Received(0.0, payloads))
+        effects = core.step(session.state, events.CopyDataReceived(0.0, payloads))
         sizes = [len(e.data) for e in effects if isinstance(e, events.SpoolAppend)]
         largest = max(largest, *sizes)
         session.perform(effects)
     assert spool.PIECE_BYTES <= largest <= spool.PIECE_BYTES + 1100
     with pytest.raises(SpoolError, match="2097152 are allowed") as refused:
-        core.step(session.state, events.Received(0.0, payloads))
+        core.step(session.state, events.CopyDataReceived(0.0, payloads))
     assert "spool_limit" in refused.value.repair
 
 
@@ -354,7 +354,7 @@ def test_while_a_replay_waits_for_the_replica_reports_go_on() -> None:
     rows = [pg.insert(T, [b"1", noise.randbytes(1 << 20)]) for _ in range(12)]
     session.receive(*block(7, *described(7), *((7, r) for r in rows)))
     state = session.state
-    core.step(state, events.Received(0.0, [xlog(pg.stream_commit(7, COMMIT, END))]))
+    core.step(state, events.CopyDataReceived(0.0, [xlog(pg.stream_commit(7, COMMIT, END))]))
     messages, _ = spool.split(session.files[7], len(session.files[7]))
     given = 0
     while state.replaying is not None:
@@ -362,8 +362,8 @@ def test_while_a_replay_waits_for_the_replica_reports_go_on() -> None:
         given += 1
     assert given < len(messages)
     assert state.in_flight_bytes < core.REPLAY_BYTES + (2 << 20)
-    heard = [core.step(state, events.Tick(float(s), MAX_LSN)) for s in range(1, 6)]
-    assert all(any(isinstance(e, events.Report) for e in effects) for effects in heard)
+    heard = [core.step(state, events.CaptureTick(float(s), MAX_LSN)) for s in range(1, 6)]
+    assert all(any(isinstance(e, events.StandbyStatusUpdate) for e in effects) for effects in heard)
     assert not state.reading
 
 

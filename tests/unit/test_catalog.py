@@ -12,13 +12,14 @@ import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 from structlog.testing import capture_logs
 
-from spark_consumers.lakehouse import catalog_file, table_links
-from spark_consumers.lakehouse.catalog import TABLE, Changes, Entry, Name, changes
-from spark_consumers.lakehouse.lake_site import LakeSite
-from spark_consumers.lakehouse.manifest import LEFT, Manifest, TableVersion, open_chain
-from spark_consumers.lakehouse.other_engines import TableNames
-from spark_consumers.lakehouse.takeover import name_of
-from spark_consumers.lakehouse.verify import verify
+from spark_consumers.lake.catalog import file as catalog_file
+from spark_consumers.lake.catalog import links as table_links
+from spark_consumers.lake.catalog.entries import TABLE, CatalogChanges, Entry, Name, changes
+from spark_consumers.lake.catalog.other_engines import TableNames
+from spark_consumers.lake.manifest.chain import LEFT, Manifest, TableVersion, open_chain
+from spark_consumers.lake.manifest.takeover import name_of
+from spark_consumers.lake.verify import verify
+from spark_consumers.lake.writer.lake_site import LakeSite
 from walsender_bridge.errors import CorruptError
 from walsender_bridge.runtime import fail_point
 
@@ -40,20 +41,20 @@ def test_a_name_is_postgresql_s_own(name: str, namespace: str, table: str) -> No
 @pytest.mark.parametrize(
     ("there", "wanted", "expected"),
     [
-        ([], {}, Changes((), ())),
-        ([], {ORDERS: "a"}, Changes((), ((ORDERS, "a", None),))),
-        ([Entry(1, ORDERS, "a", TABLE)], {ORDERS: "a"}, Changes((), ())),
-        ([Entry(1, ORDERS, "a", TABLE)], {ORDERS: "b"}, Changes((1,), ((ORDERS, "b", "a"),))),
+        ([], {}, CatalogChanges((), ())),
+        ([], {ORDERS: "a"}, CatalogChanges((), ((ORDERS, "a", None),))),
+        ([Entry(1, ORDERS, "a", TABLE)], {ORDERS: "a"}, CatalogChanges((), ())),
+        ([Entry(1, ORDERS, "a", TABLE)], {ORDERS: "b"}, CatalogChanges((1,), ((ORDERS, "b", "a"),))),
         # Its metadata cannot be read now.
-        ([Entry(1, ORDERS, "a", TABLE)], {ORDERS: None}, Changes((), ())),
-        ([], {ORDERS: None}, Changes((), ())),
+        ([Entry(1, ORDERS, "a", TABLE)], {ORDERS: None}, CatalogChanges((), ())),
+        ([], {ORDERS: None}, CatalogChanges((), ())),
         # Not in the lake any more, or never.
-        ([Entry(1, ORDERS, "a", TABLE), Entry(2, ITEMS, "b", TABLE)], {ITEMS: "b"}, Changes((1,), ())),
+        ([Entry(1, ORDERS, "a", TABLE), Entry(2, ITEMS, "b", TABLE)], {ITEMS: "b"}, CatalogChanges((1,), ())),
         # What another made of it.
-        ([Entry(1, ORDERS, "a", "VIEW")], {ORDERS: "a"}, Changes((1,), ((ORDERS, "a", "a"),))),
-        ([Entry(1, ORDERS, "a", None)], {ORDERS: "a"}, Changes((1,), ((ORDERS, "a", "a"),))),
-        ([Entry(1, ORDERS, None, TABLE)], {ORDERS: "a"}, Changes((1,), ((ORDERS, "a", None),))),
-        ([Entry(1, ORDERS, "a", TABLE), Entry(2, ORDERS, "a", TABLE)], {ORDERS: "a"}, Changes((2,), ())),
+        ([Entry(1, ORDERS, "a", "VIEW")], {ORDERS: "a"}, CatalogChanges((1,), ((ORDERS, "a", "a"),))),
+        ([Entry(1, ORDERS, "a", None)], {ORDERS: "a"}, CatalogChanges((1,), ((ORDERS, "a", "a"),))),
+        ([Entry(1, ORDERS, None, TABLE)], {ORDERS: "a"}, CatalogChanges((1,), ((ORDERS, "a", None),))),
+        ([Entry(1, ORDERS, "a", TABLE), Entry(2, ORDERS, "a", TABLE)], {ORDERS: "a"}, CatalogChanges((2,), ())),
     ],
 )  # fmt: skip
 def test_what_differs_is_changed_and_nothing_else(there, wanted, expected) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from spark_consumers.lakehouse.bootstrap import _copy_error
+from spark_consumers.lake.copy.bootstrap import _copy_error
 from walsender_bridge.errors import TusklineError, UnavailableError, UnsupportedValueError
 
 NAME = "shop.public.prices"

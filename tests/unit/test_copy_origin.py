@@ -5,9 +5,9 @@ from itertools import product
 
 import pytest
 
-from spark_consumers.lakehouse import states
-from spark_consumers.lakehouse.manifest import COPIED, Manifest, TableVersion
-from spark_consumers.lakehouse.origin import Joins, Origin, check, joins
+from spark_consumers.lake.manifest.chain import COPIED, Manifest, TableVersion
+from spark_consumers.lake.tables import states
+from spark_consumers.lake.tables.origin import Joins, Origin, check, joins
 from walsender_bridge.change_log.client import StreamCut
 from walsender_bridge.errors import DivergedError, UnavailableError
 

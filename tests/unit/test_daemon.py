@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_consumers.daemon import without_archives
+from spark_consumers.spark.daemon import without_archives
 
 
 def _archive(place: Path) -> str:

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 
-from spark_consumers.decode import ChangeBatch, decode_entries
+from spark_consumers.decode.entries import ChangeBatch, decode_entries
 from tests.support import pgoutput_messages as pm
 from tests.support import plain_decoder
 from tests.support.change_entries import (

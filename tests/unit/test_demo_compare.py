@@ -5,7 +5,7 @@ from decimal import Decimal
 
 import pytest
 
-from spark_consumers.lakehouse.manifest import Manifest, StreamPosition
+from spark_consumers.lake.manifest.chain import Manifest, StreamPosition
 from walsender_bridge.demo.compare import TableShape, comparable, difference
 from walsender_bridge.demo.run import _print_snippet
 from walsender_bridge.demo.verify import broken_sums, freshness
@@ -18,7 +18,7 @@ BAG = TableShape("bank.audit", ("account", "delta"), (None, None), ())
 def test_the_lines_that_read_the_lake_can_be_pasted(capsys):
     _print_snippet(Output(as_json=False), "/lake")
     lines = capsys.readouterr().err.splitlines()
-    assert "    from spark_consumers import read" in lines
+    assert "    from tuskline import read, session" in lines
     assert not any("\\n" in line for line in lines)
 
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from spark_consumers import versions
-from spark_consumers.lakehouse import folder
+from spark_consumers.lake import folder
+from spark_consumers.spark import versions
 from walsender_bridge.doctor import machine
 from walsender_bridge.doctor.finding import Severity, counted
 from walsender_bridge.doctor.unsafe_versions import FAULTS, faults_of
@@ -99,7 +99,7 @@ def test_one_table_is_no_plural():
 
 
 def test_names_in_repairs_are_quoted():
-    text = fix("fix_identity", table='odd"schema.Table; DROP TABLE x')
+    text = fix("fix/identity", table='odd"schema.Table; DROP TABLE x')
     assert text == 'ALTER TABLE "odd""schema"."Table; DROP TABLE x" REPLICA IDENTITY FULL;'
 
 

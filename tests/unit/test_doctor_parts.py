@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_consumers.lakehouse.manifest import (
+from spark_consumers.lake.manifest.chain import (
     Manifest,
     StreamPosition,
     TableVersion,

@@ -8,18 +8,18 @@ from dataclasses import replace
 
 import pytest
 
-from walsender_bridge.capture.source import Source
+from walsender_bridge.capture.source import CaptureSource
 from walsender_bridge.doctor import quorum, safekeepers
 from walsender_bridge.doctor.finding import Severity
-from walsender_bridge.doctor.safekeepers import Answer
+from walsender_bridge.doctor.safekeepers import SafekeeperAnswer
 from walsender_bridge.errors import Cause, ServerSettingError
-from walsender_bridge.provisioning.quorum import Quorum, check
+from walsender_bridge.provisioning.quorum import ConfiguredQuorum, check
 from walsender_bridge.quorum.proposer.effects import Lineage, Primary
 from walsender_bridge.quorum.protocol import messages as m
 from walsender_bridge.quorum.protocol.configuration import Configuration
 
 NAME, SLOT = "tuskline_quorum", "tuskline_safekeepers"
-QUORUM = Quorum(Source("shop", "host=db dbname=x", "s", "p"), NAME, SLOT)
+QUORUM = ConfiguredQuorum(CaptureSource("shop", "host=db dbname=x", "s", "p"), NAME, SLOT)
 SERVER = m.ServerInfo(7, 16, 16 << 20)
 PRIMARY = Primary(Lineage(1), 0x5000000)
 MB = 1 << 20
@@ -53,7 +53,7 @@ def facts(**other):
 
 def found(severity=None, **other):
     """What is said, by check, of findings that are not OK (or of this severity)."""
-    judged = quorum.judge(facts(**other), QUORUM, "db", 1 << 30)
+    judged = quorum.evaluate(facts(**other), QUORUM, "db", 1 << 30)
     return {
         each.check: each
         for each in judged
@@ -222,11 +222,11 @@ def greeting(number, server=SERVER, commit_lsn=0x4000000):
 
 
 def answers(*messages):
-    return [Answer(f"host:{n}", message, "refused") for n, message in enumerate(messages)]
+    return [SafekeeperAnswer(f"host:{n}", message, "refused") for n, message in enumerate(messages)]
 
 
 def problems(*messages):
-    judged = safekeepers.judge(answers(*messages), SERVER, PRIMARY, "db")
+    judged = safekeepers.evaluate(answers(*messages), SERVER, PRIMARY, "db")
     return [each for each in judged if each.severity is not Severity.OK]
 
 

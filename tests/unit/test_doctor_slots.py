@@ -60,11 +60,11 @@ def bad(found):
 
 
 def of_primary(**other):
-    return bad(slots.judge_primary(facts(**other), {PHYSICAL}, "db"))
+    return bad(slots.evaluate_primary(facts(**other), {PHYSICAL}, "db"))
 
 
 def of_standby(**other):
-    return bad(slots.judge_standby(standby(**other), facts(), PHYSICAL, "db"))
+    return bad(slots.evaluate_standby(standby(**other), facts(), PHYSICAL, "db"))
 
 
 def test_good_servers_are_good():
@@ -122,7 +122,7 @@ def test_10_a_role_that_lacks_something_is_told_the_grant():
     role = {"name": "keeper", "superuser": False, "replication": False, "sees": False}
     found = [
         each
-        for each in slots.judge_standby(standby(role=role), facts(), PHYSICAL, "db")
+        for each in slots.evaluate_standby(standby(role=role), facts(), PHYSICAL, "db")
         if each.severity is Severity.ERROR
     ]
     assert [each.cause for each in found] == [Cause.PRIVILEGE, Cause.PRIVILEGE]
@@ -152,7 +152,7 @@ def test_a_missing_physical_slot_is_made_by_the_script():
 
 def test_10_the_script_has_each_statement_once_and_connects_where_there_are_several_servers():
     role = {"name": 'kee"per', "superuser": False, "replication": False, "sees": False}
-    told = [*slots.judge_standby(standby(role=role), facts(), PHYSICAL, "db")]
+    told = [*slots.evaluate_standby(standby(role=role), facts(), PHYSICAL, "db")]
     of_slots = ("copies of slots", "host=a user=me password=secret dbname=shop", told * 2)
     alone = _script([of_slots])
     assert alone.count('ALTER ROLE "kee""per" REPLICATION;') == 1
@@ -182,7 +182,7 @@ def test_native_synchronization_asks_for_the_extension_too():
 
 def test_a_server_of_the_wrong_kind_is_named():
     assert "standby" in bad(
-        slots.judge_standby(standby(in_recovery=False), facts(), PHYSICAL, "db")
+        slots.evaluate_standby(standby(in_recovery=False), facts(), PHYSICAL, "db")
     )
     assert "primary" in of_primary(in_recovery=True)
 

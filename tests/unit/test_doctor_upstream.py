@@ -10,7 +10,7 @@ PRIMARY = {"system_id": "7", "in_recovery": False}
 
 
 def told(found, standby=STANDBY, system_id="7"):
-    return [*upstream.judge(standby, found, "standby_a", system_id, "db")]
+    return [*upstream.evaluate(standby, found, "standby_a", system_id, "db")]
 
 
 def test_35_the_primary_is_right_and_its_address_is_said():

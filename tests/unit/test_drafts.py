@@ -6,19 +6,19 @@ import sys
 
 import pytest
 
-from spark_consumers.lakehouse import requests
-from spark_consumers.lakehouse.drafts import GRACE, Drafts
-from spark_consumers.lakehouse.manifest import open_chain
-from spark_consumers.lakehouse.presence import Presence
-from spark_consumers.lakehouse.reader_leases import ReaderLease
+from spark_consumers.lake.manifest.chain import open_chain
+from spark_consumers.lake.manifest.drafts import GRACE, Drafts
+from spark_consumers.lake.manifest.reader_leases import ReaderLease
+from spark_consumers.lake.writer import requests
+from spark_consumers.lake.writer.presence import Presence
 
 #: Makes a draft of each kind, and is killed before it gets its name.
 DIES = """
 import os, pathlib, signal, sys
-from spark_consumers.lakehouse import requests
-from spark_consumers.lakehouse.manifest import open_chain
-from spark_consumers.lakehouse.presence import Presence
-from spark_consumers.lakehouse.reader_leases import ReaderLease
+from spark_consumers.lake.writer import requests
+from spark_consumers.lake.manifest.chain import open_chain
+from spark_consumers.lake.writer.presence import Presence
+from spark_consumers.lake.manifest.reader_leases import ReaderLease
 lake, kind = pathlib.Path(sys.argv[1]), sys.argv[2]
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)

@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from tests.support.parts_config import configuration
 from walsender_bridge.cli.app import app
-from walsender_bridge.cli.extras import MODULES
 from walsender_bridge.errors import NotSupportedError
+from walsender_bridge.runtime.extras import MODULES
 
 
 @pytest.fixture

@@ -10,23 +10,31 @@ from walsender_bridge.errors import (
     NotSupportedError,
     ServerSettingError,
 )
-from walsender_bridge.quorum.failover.plan import Candidate, Quorum, Step, next_step, plan
+from walsender_bridge.quorum.failover.plan import (
+    FailoverQuorum,
+    FailoverStep,
+    PromotionCandidate,
+    next_step,
+    plan,
+)
 from walsender_bridge.quorum.proposer import election, lineage
 from walsender_bridge.quorum.proposer.effects import Lineage
 from walsender_bridge.quorum.protocol import messages as m
 from walsender_bridge.quorum.protocol.configuration import Configuration
 from walsender_bridge.quorum.protocol.history import EpochEntry, History
 
-STANDBY = Candidate(in_recovery=True, lineage=Lineage(1), end_lsn=200, replay_lsn=200)
+STANDBY = PromotionCandidate(in_recovery=True, lineage=Lineage(1), end_lsn=200, replay_lsn=200)
 READY = replace(STANDBY, guarded=True, follows=True)
-VCL = Quorum(timeline=1, fenced=1, vcl=200, equal_to=200, committed=200)
-PRIMARY = Candidate(in_recovery=False, lineage=Lineage(2, ((1, 200),)), end_lsn=300, replay_lsn=200)
+VCL = FailoverQuorum(timeline=1, fenced=1, vcl=200, equal_to=200, committed=200)
+PRIMARY = PromotionCandidate(
+    in_recovery=False, lineage=Lineage(2, ((1, 200),)), end_lsn=300, replay_lsn=200
+)
 
 
 def test_16_a_standby_at_vcl_is_promoted_and_one_below_is_not() -> None:
-    assert next_step(READY, VCL) == Step.PROMOTE
-    assert next_step(replace(READY, end_lsn=199), VCL) == Step.RECEIVE
-    assert next_step(replace(READY, replay_lsn=199), VCL) == Step.REPLAY
+    assert next_step(READY, VCL) == FailoverStep.PROMOTE
+    assert next_step(replace(READY, end_lsn=199), VCL) == FailoverStep.RECEIVE
+    assert next_step(replace(READY, replay_lsn=199), VCL) == FailoverStep.REPLAY
 
 
 def test_16_a_log_that_has_changed_its_timeline_can_be_failed_over_again() -> None:
@@ -39,43 +47,48 @@ def test_16_a_log_that_has_changed_its_timeline_can_be_failed_over_again() -> No
 
 
 def test_16_a_tail_is_committed_first_and_nothing_without_an_election() -> None:
-    assert next_step(replace(READY, end_lsn=240), VCL) == Step.COMMIT
-    assert next_step(READY, replace(VCL, vcl=None)) == Step.ELECT
-    assert next_step(replace(READY, guarded=False), VCL) == Step.GUARD
+    assert next_step(replace(READY, end_lsn=240), VCL) == FailoverStep.COMMIT
+    assert next_step(READY, replace(VCL, vcl=None)) == FailoverStep.ELECT
+    assert next_step(replace(READY, guarded=False), VCL) == FailoverStep.GUARD
 
 
 def test_17_bytes_are_compared_before_a_safekeeper_s_replace_them() -> None:
     unknown = replace(VCL, equal_to=None)
-    assert next_step(replace(READY, follows=False, end_lsn=150), unknown) == Step.COMPARE
+    assert next_step(replace(READY, follows=False, end_lsn=150), unknown) == FailoverStep.COMPARE
 
 
 def test_16_a_major_that_cannot_be_told_is_promoted_with_what_it_has_or_says_what_to_do() -> None:
     old = replace(READY, follows=None, end_lsn=260)
-    assert next_step(old, VCL) == Step.PROMOTE  # it may still hear from the old primary
+    assert next_step(old, VCL) == FailoverStep.PROMOTE  # it may still hear from the old primary
     with pytest.raises(NotSupportedError, match="only with a restart"):
         next_step(replace(old, end_lsn=199), VCL)
 
 
 def test_a_dry_run_is_the_same_function() -> None:
-    expected = [step for step in Step if step not in {Step.RECEIVE, Step.REPLAY}]
-    assert plan(replace(STANDBY, end_lsn=240, replay_lsn=240), Quorum(1), 200) == expected
-    assert Step.RECEIVE in plan(replace(STANDBY, end_lsn=140), Quorum(1), 200)
-    assert plan(PRIMARY, Quorum(1, fenced=1), 200) == [Step.ATTACH, Step.DONE]
-    assert plan(PRIMARY, Quorum(2), 200) == [Step.DONE]
+    expected = [
+        step for step in FailoverStep if step not in {FailoverStep.RECEIVE, FailoverStep.REPLAY}
+    ]
+    assert plan(replace(STANDBY, end_lsn=240, replay_lsn=240), FailoverQuorum(1), 200) == expected
+    assert FailoverStep.RECEIVE in plan(replace(STANDBY, end_lsn=140), FailoverQuorum(1), 200)
+    assert plan(PRIMARY, FailoverQuorum(1, fenced=1), 200) == [
+        FailoverStep.ATTACH,
+        FailoverStep.DONE,
+    ]
+    assert plan(PRIMARY, FailoverQuorum(2), 200) == [FailoverStep.DONE]
 
 
 @pytest.mark.parametrize(
     ("candidate", "quorum", "error"),
     [
-        (replace(STANDBY, lineage=Lineage(2)), Quorum(1), DivergedError),
-        (replace(STANDBY, restores=True), Quorum(1), ServerSettingError),
-        (replace(STANDBY, paused=True), Quorum(1), ServerSettingError),
-        (replace(PRIMARY, lineage=Lineage(1)), Quorum(1, fenced=1), FencedError),
-        (replace(PRIMARY, lineage=Lineage(1)), Quorum(2), DivergedError),
+        (replace(STANDBY, lineage=Lineage(2)), FailoverQuorum(1), DivergedError),
+        (replace(STANDBY, restores=True), FailoverQuorum(1), ServerSettingError),
+        (replace(STANDBY, paused=True), FailoverQuorum(1), ServerSettingError),
+        (replace(PRIMARY, lineage=Lineage(1)), FailoverQuorum(1, fenced=1), FencedError),
+        (replace(PRIMARY, lineage=Lineage(1)), FailoverQuorum(2), DivergedError),
     ],
 )
 def test_who_cannot_become_the_primary_is_refused_before_anybody_is_displaced(
-    candidate: Candidate, quorum: Quorum, error: type[Exception]
+    candidate: PromotionCandidate, quorum: FailoverQuorum, error: type[Exception]
 ) -> None:
     with pytest.raises(error):
         next_step(candidate, quorum)

@@ -10,14 +10,14 @@ import pytest
 
 from walsender_bridge.errors import UnavailableError
 from walsender_bridge.quorum.proposer.first_membership import find_membership
-from walsender_bridge.quorum.proposer.quorum_id import Known
+from walsender_bridge.quorum.proposer.quorum_id import KnownQuorumId
 from walsender_bridge.quorum.protocol import messages as m
 from walsender_bridge.quorum.protocol.configuration import Configuration
 from walsender_bridge.quorum.protocol.frames import encode
 
 INFO = m.ServerInfo(7, 16, 1 << 24)
 FIVE = Configuration(3, frozenset(range(1, 6)), term=2, quorum=5)
-KNOWN = Known(5, formed=True)
+KNOWN = KnownQuorumId(5, formed=True)
 #: Long enough for one that answers on a busy machine.
 SECONDS = 2.0
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_consumers.bags import compose_bags, fold_bag
-from spark_consumers.fold import ABSENT, PATCH, ROW, compose, fold
-from spark_consumers.row_codes import row_codes
+from spark_consumers.fold.keyed import ABSENT, PATCH, ROW, compose, fold
+from spark_consumers.fold.multiset import compose_bags, fold_bag
+from spark_consumers.fold.row_codes import row_codes
 from walsender_bridge.errors import CorruptError
 
 I, U, D, T = b"IUDT"  # noqa: E741  # the letters that pgoutput uses

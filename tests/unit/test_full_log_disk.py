@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from spark_consumers.lakehouse.status import write_status
+from spark_consumers.lake.status import write_status
 from tests.support.small_disk import fill, mounted
-from walsender_bridge.capture.gate.core import Decided, Decision
+from walsender_bridge.capture.gate.core import Decided, GateDecision
 from walsender_bridge.capture.gate.record import GateRecord
 from walsender_bridge.capture.status import StatusFile
 from walsender_bridge.change_log.replica import damaged_segments
@@ -132,7 +132,7 @@ def test_damage_is_kept_aside_though_there_is_no_room_for_the_reason(disk):
 
 def test_a_decision_of_the_gate_that_finds_no_room_waits_for_it(disk):
     record = GateRecord(disk / "gate" / "shop.jsonl")
-    decided = Decided(Decision.DEGRADED, "standby_a", 1, 0x10, "it is away")
+    decided = Decided(GateDecision.DEGRADED, "standby_a", 1, 0x10, "it is away")
     with pytest.raises(DiskFullError) as refused:
         record.add(decided)
     assert str(disk) in refused.value.where

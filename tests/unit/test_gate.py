@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from walsender_bridge.capture.gate.core import (
     REJOIN_BYTES,
     Decided,
-    Decision,
     Effect,
+    GateDecision,
     GateState,
     Pass,
     Rule,
@@ -21,7 +21,7 @@ from walsender_bridge.capture.gate.core import (
     step,
 )
 from walsender_bridge.capture.gate.record import GateRecord, decisions
-from walsender_bridge.capture.gate.slots import Sender, Slot
+from walsender_bridge.capture.gate.slots import GateSlot, Sender
 from walsender_bridge.doctor import gate as doctor_gate
 from walsender_bridge.doctor.finding import Severity
 from walsender_bridge.errors import CorruptError
@@ -30,14 +30,16 @@ from walsender_bridge.observability import gate_view
 END = 1 << 40  # of the server's WAL
 
 
-def follows(lsn: int | None, *, physical: bool = True, lost: bool = False, **sender: Any) -> Slot:
+def follows(
+    lsn: int | None, *, physical: bool = True, lost: bool = False, **sender: Any
+) -> GateSlot:
     """A slot that a standby streams from, which has caught up."""
     facts = {"state": "streaming", "sent_lsn": 2 * END, "flush_lsn": lsn, "replays": True}
-    return Slot(lsn, Sender(**{**facts, **sender}), physical, lost)
+    return GateSlot(lsn, Sender(**{**facts, **sender}), physical, lost)
 
 
 def look(
-    state: GateState, slots: Mapping[str, Slot], now: float = 0.0, **facts: Any
+    state: GateState, slots: Mapping[str, GateSlot], now: float = 0.0, **facts: Any
 ) -> list[Effect]:
     return step(
         state, Seen(**{"now": now, "timeline": 1, "flush_lsn": END, "slots": slots, **facts})
@@ -95,8 +97,8 @@ def test_nothing_passes_that_the_server_itself_could_lose() -> None:
     ("slot", "word"),
     [
         (None, "is not on the server"),
-        (Slot(500), "is not in use"),
-        (Slot(None), "has never been used"),
+        (GateSlot(500), "is not in use"),
+        (GateSlot(None), "has never been used"),
         (follows(None), "has not said yet"),
         (follows(500, replays=False), "replays nothing"),
         (follows(500, lost=True), "has lost its WAL"),
@@ -106,7 +108,7 @@ def test_nothing_passes_that_the_server_itself_could_lose() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_15_a_slot_that_no_standby_follows_blocks_by_name(slot: Slot | None, word: str) -> None:
+def test_15_a_slot_that_no_standby_follows_blocks_by_name(slot: GateSlot | None, word: str) -> None:
     state = gate("a", "b")
     slots = {"a": follows(900), **({} if slot is None else {"b": slot})}
     look(state, slots)
@@ -122,7 +124,7 @@ def test_5_a_candidate_that_goes_away_holds_what_comes_then_and_lets_it_pass_whe
     state = gate("a")
     look(state, {"a": follows(100)})
     # Also what the slot says while nobody streams from it: somebody advanced it by hand.
-    look(state, {"a": Slot(900)})
+    look(state, {"a": GateSlot(900)})
     assert state.position == 100
     look(state, {})
     assert state.position == 100
@@ -161,7 +163,11 @@ def test_42_a_standby_that_catches_up_is_not_counted_further_and_is_not_away() -
 
 def test_42_an_unrewound_candidate_that_comes_and_goes_is_away_all_the_while() -> None:
     state = gate("a", on_missing="degrade", degrade_after=10.0)
-    flaps = [Slot(900), follows(900, flush_lsn=None), follows(900, sent_lsn=500, state="catchup")]
+    flaps = [
+        GateSlot(900),
+        follows(900, flush_lsn=None),
+        follows(900, sent_lsn=500, state="catchup"),
+    ]
     for now in range(10):
         assert look(state, {"a": flaps[now % 3]}, float(now)) == []
     assert decided(look(state, {"a": flaps[1]}, 10.0)) == [("degraded", "a")]
@@ -179,7 +185,7 @@ def test_block_waits_for_as_long_as_it_takes() -> None:
 def test_degrade_is_decided_before_anything_passes_and_taken_back_when_it_streams() -> None:
     state = gate("a", "b", on_missing="degrade", degrade_after=10.0)
     look(state, {"a": follows(100), "b": follows(100)})
-    away = {"a": follows(500), "b": Slot(100)}
+    away = {"a": follows(500), "b": GateSlot(100)}
     assert look(state, away, 5.0) == []
     assert look(state, away, 14.9) == []
     effects = look(state, away, 15.0)
@@ -251,7 +257,7 @@ def test_a_slot_name_that_a_primary_keeps_from_its_past_does_not_excuse_it() -> 
 
 def test_who_is_promoted_but_finds_a_slot_of_that_name_waits_for_it() -> None:
     state = gate("a")
-    effects = look(state, {"a": Slot(5)}, timeline=2, was="a")
+    effects = look(state, {"a": GateSlot(5)}, timeline=2, was="a")
     assert decided(effects) == [("timeline", "")]
     assert state.position == 0
 
@@ -263,7 +269,7 @@ def members(*names: str, **rule: Any) -> GateState:
 
 def test_42_the_member_that_all_others_stream_from_is_not_waited_for() -> None:
     state = members("a", "b", "c")
-    slots = {"b": follows(100), "c": Slot(90)}
+    slots = {"b": follows(100), "c": GateSlot(90)}
     assert look(state, slots) == []
     assert "one of the members is the server itself" in state.holding(101)[-1]
     # c has only begun.
@@ -276,7 +282,7 @@ def test_42_the_member_that_all_others_stream_from_is_not_waited_for() -> None:
     assert state.holding(100) == [state.candidates["c"].away]
 
 
-@pytest.mark.parametrize("slot", [None, Slot(5), Slot(None)])
+@pytest.mark.parametrize("slot", [None, GateSlot(5), GateSlot(None)])
 def test_42_a_member_is_the_server_that_has_its_slot_as_primary_slot_name(slot: Any) -> None:
     own = {} if slot is None else {"a": slot}
     state = members("a", "b")
@@ -286,16 +292,16 @@ def test_42_a_member_is_the_server_that_has_its_slot_as_primary_slot_name(slot: 
     state = members("a", "b")
     assert look(state, {"a": follows(100)}, was="a") != []
     assert state.candidates["b"].standing is Standing.PROMOTED
-    look(state, {"a": Slot(100)}, was="a")
+    look(state, {"a": GateSlot(100)}, was="a")
     assert [each.slot for each in state.counted] == ["a"]
 
 
 def test_42_a_server_that_is_no_member_leaves_nobody_out() -> None:
     state = members("a", "b")
     look(state, {"a": follows(100), "b": follows(100)})
-    assert look(state, {"a": follows(200), "b": Slot(100)}) == []
+    assert look(state, {"a": follows(200), "b": GateSlot(100)}) == []
     again = GateState(state.rule, timeline=1, streamed={"b"})
-    assert look(again, {"a": follows(200), "b": Slot(100)}) == []
+    assert look(again, {"a": follows(200), "b": GateSlot(100)}) == []
     assert again.open is False
 
 
@@ -306,7 +312,7 @@ def test_42_names_by_member_fit_after_failovers_forth_and_back() -> None:
         # Also where the new primary does not keep the slot's name in its settings.
         was = itself if timeline % 3 else ""
         end = 100 * timeline
-        effects = look(state, {other: Slot(None)}, timeline=timeline, was=was)
+        effects = look(state, {other: GateSlot(None)}, timeline=timeline, was=was)
         assert state.position < end
         assert not state.open
         effects += look(state, {other: follows(end)}, timeline=timeline, was=was)
@@ -323,8 +329,8 @@ def test_42_an_open_gate_is_said() -> None:
     (word,) = gate_view.ill("shop", told(open=True), 0.0)
     assert "the commit gate of shop is open" in word
     both = members("a", "b", on_missing="degrade", degrade_after=1.0)
-    look(both, {"b": Slot(100)}, was="a")
-    assert decided(look(both, {"b": Slot(100)}, 2.0, was="a")) == [("degraded", "b")]
+    look(both, {"b": GateSlot(100)}, was="a")
+    assert decided(look(both, {"b": GateSlot(100)}, 2.0, was="a")) == [("degraded", "b")]
     assert both.open
     assert not gate().open
 
@@ -348,14 +354,14 @@ SENDERS = st.builds(
     st.lists(
         st.dictionaries(
             st.sampled_from("abc"),
-            st.builds(Slot, st.none() | st.integers(0, 99), st.none() | SENDERS),
+            st.builds(GateSlot, st.none() | st.integers(0, 99), st.none() | SENDERS),
         ),
         max_size=20,
     ),
     st.integers(0, 3),
 )
 def test_what_passes_is_on_enough_candidates_and_never_goes_back(
-    history: list[dict[str, Slot]], quorum: int
+    history: list[dict[str, GateSlot]], quorum: int
 ) -> None:
     state, best, before = gate("a", "b", "c", quorum=quorum), dict.fromkeys("abc", 0), 0
     for number, slots in enumerate(history):
@@ -369,7 +375,7 @@ def test_what_passes_is_on_enough_candidates_and_never_goes_back(
         before = state.position
 
 
-def _decision(decision: Decision, candidate: str, timeline: int = 1) -> Decided:
+def _decision(decision: GateDecision, candidate: str, timeline: int = 1) -> Decided:
     return Decided(decision, candidate, timeline, 100, "because")
 
 
@@ -378,12 +384,12 @@ def test_the_record_is_what_the_next_session_begins_with(tmp_path: Path) -> None
     record = GateRecord(path)
     assert (record.timeline, record.standings) == (0, {})
     for decision in (
-        _decision(Decision.TIMELINE, ""),
-        _decision(Decision.DEGRADED, "a"),
-        _decision(Decision.DEGRADED, "b"),
-        _decision(Decision.REJOINED, "a"),
-        _decision(Decision.PROMOTED, "d", 2),
-        _decision(Decision.PROMOTED, "c", 3),
+        _decision(GateDecision.TIMELINE, ""),
+        _decision(GateDecision.DEGRADED, "a"),
+        _decision(GateDecision.DEGRADED, "b"),
+        _decision(GateDecision.REJOINED, "a"),
+        _decision(GateDecision.PROMOTED, "d", 2),
+        _decision(GateDecision.PROMOTED, "c", 3),
     ):
         record.add(decision)
     again = GateRecord(path)
@@ -396,7 +402,7 @@ def test_the_record_is_what_the_next_session_begins_with(tmp_path: Path) -> None
         "d": Standing.COUNTED,
     }
     assert [line["position"] for line in decisions(path)] == ["0/64"] * 6
-    again.add(_decision(Decision.TIMELINE, "", 4))
+    again.add(_decision(GateDecision.TIMELINE, "", 4))
     assert GateRecord(path).standings["c"] is Standing.COUNTED
 
 
@@ -444,13 +450,13 @@ def test_42_a_kill_between_any_two_lines_of_the_record_decides_the_same_afterwar
 def test_a_line_that_a_crash_cut_off_is_none_and_another_ones_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "shop.jsonl"
     record = GateRecord(path)
-    record.add(_decision(Decision.DEGRADED, "a"))
+    record.add(_decision(GateDecision.DEGRADED, "a"))
     whole = path.read_bytes()
     for length in range(len(whole)):
         path.write_bytes(whole + whole[:length])
         cut = GateRecord(path)
         assert cut.standings == {"a": Standing.DEGRADED}
-        cut.add(_decision(Decision.REJOINED, "a"))
+        cut.add(_decision(GateDecision.REJOINED, "a"))
         assert GateRecord(path).standings == {"a": Standing.COUNTED}
     path.write_bytes(whole + b'{"decision": "opened"}\n')
     with pytest.raises(CorruptError, match="line 2"):
@@ -494,17 +500,17 @@ def test_doctor_says_who_cannot_be_waited_for(on_missing: Any) -> None:
     slot = {"restart_lsn": 5, "physical": True, "wal_status": None, "sender": SENDER}
     facts = {"may_see": True, "was": None, "slots": {"a": slot}}
     rule = Rule(("a", "b"), on_missing=on_missing)
-    good, bad = doctor_gate.judge(facts, rule, "shop")
+    good, bad = doctor_gate.evaluate(facts, rule, "shop")
     assert good.severity is Severity.OK
     assert "pg_create_physical_replication_slot('b')" in bad.repair
     assert bad.severity is (Severity.ERROR if on_missing == "block" else Severity.WARNING)
     assert not bad.prevents
     of_members = Rule(("a", "b"), members=True, on_missing=on_missing)
-    good, itself = doctor_gate.judge(facts, of_members, "shop")
+    good, itself = doctor_gate.evaluate(facts, of_members, "shop")
     assert good.severity is itself.severity is Severity.OK
     assert "b is the server itself" in itself.what
     both = {**facts, "slots": {"a": slot, "b": slot}}
-    *_, none = doctor_gate.judge(both, of_members, "shop")
+    *_, none = doctor_gate.evaluate(both, of_members, "shop")
     assert "the server is not one of them" in none.what
-    *_, blind = doctor_gate.judge({**facts, "may_see": False}, rule, "shop")
+    *_, blind = doctor_gate.evaluate({**facts, "may_see": False}, rule, "shop")
     assert "pg_read_all_stats" in blind.repair

@@ -2,15 +2,16 @@
 
 import pytest
 
-from spark_consumers.history import Around, Mark, differs, was_reattached
-from spark_consumers.lakehouse import rolled_back, states
-from spark_consumers.lakehouse.manifest import Manifest, StreamPosition, TableVersion
-from spark_consumers.lakehouse.table_version import HELD, LEFT, LIVE, PAUSED, RESUMING, STALE
-from spark_consumers.positions import Position
+from spark_consumers.lake.epoch import rolled_back
+from spark_consumers.lake.manifest.chain import Manifest, StreamPosition, TableVersion
+from spark_consumers.lake.manifest.table_version import HELD, LEFT, LIVE, PAUSED, RESUMING, STALE
+from spark_consumers.lake.tables import states
+from spark_consumers.sources.history import Around, HistoryMark, differs, was_reattached
+from spark_consumers.sources.positions import StreamOffsets
 from walsender_bridge.change_log.client import CutPoint, LogStatus, StreamCut
 from walsender_bridge.errors import ConfigError, DivergedError
 
-MARK = Mark(20, (200, 2_000))
+MARK = HistoryMark(20, (200, 2_000))
 BEFORE, FIRST = CutPoint(7, 20, 0, 200, 2_000), CutPoint(9, 25, 0, 250, 2_500)
 
 
@@ -27,7 +28,7 @@ def log(version: int = 9, end: int = 30, lsn: int = 300, time: int = 3_000) -> L
     [
         (MARK, log(), Around(BEFORE, FIRST), None),
         # Positions of earlier versions do not say which transaction they end with.
-        (Mark(20), log(), Around(BEFORE, FIRST), None),
+        (HistoryMark(20), log(), Around(BEFORE, FIRST), None),
         # Nothing was looked at, or nothing is there that could be.
         (MARK, log(), None, None),
         (MARK, log(), Around(None, FIRST), None),
@@ -42,11 +43,11 @@ def log(version: int = 9, end: int = 30, lsn: int = 300, time: int = 3_000) -> L
         (MARK, log(), Around(BEFORE, CutPoint(8, 25, 0, 250, 0)), "version 8 .* at offset 25"),
         (MARK, log(), Around(None, CutPoint(8, 25, 0, 250, 0)), "version 8 .* at offset 25"),
         (MARK, log(), Around(None, None), "no commit behind offset 20"),
-        (Mark(20), log(), Around(CutPoint(7, 19, 0, 200, 2_000), FIRST), "no commit"),
+        (HistoryMark(20), log(), Around(CutPoint(7, 19, 0, 200, 2_000), FIRST), "no commit"),
     ],
 )
 def test_a_position_fits_a_log_or_not(
-    mark: Mark, status: LogStatus, found: Around | None, why: str | None
+    mark: HistoryMark, status: LogStatus, found: Around | None, why: str | None
 ) -> None:
     answer = differs(8, mark, status, "a", found)
     if why is None:
@@ -57,16 +58,16 @@ def test_a_position_fits_a_log_or_not(
 
 
 def test_a_checkpoint_keeps_what_tells_histories_apart_and_an_older_one_is_read() -> None:
-    position = Position("log", 8, {"a": 20}, {"a": (200, 2_000)})
+    position = StreamOffsets("log", 8, {"a": 20}, {"a": (200, 2_000)})
     record = position.to_json()
-    read = Position.from_json(record)
+    read = StreamOffsets.from_json(record)
     assert (read, read.ends) == (position, {"a": (200, 2_000)})
     del record["ends"]
-    older = Position.from_json(record)
+    older = StreamOffsets.from_json(record)
     assert (older, older.ends) == (position, {})
     for damaged in ({"a": [1]}, {"a": 1}, [1]):
         with pytest.raises(ConfigError):
-            Position.from_json({**record, "ends": damaged})
+            StreamOffsets.from_json({**record, "ends": damaged})
 
 
 def lake(**states: str) -> Manifest:
@@ -143,9 +144,9 @@ def test_what_was_read_below_the_new_beginning_has_no_continuation(
     offset: int, is_apart: bool
 ) -> None:
     # Whatever else fits: nothing was committed behind it, or what was is trimmed.
-    why = differs(8, Mark(offset), reattached(), "a", None)
+    why = differs(8, HistoryMark(offset), reattached(), "a", None)
     assert (why is not None) == is_apart
-    assert was_reattached(Mark(offset), REATTACHED) == is_apart
+    assert was_reattached(HistoryMark(offset), REATTACHED) == is_apart
     if why is not None:
         assert "begins another history at offset 22" in why
 

@@ -71,7 +71,9 @@ def test_only_one_process_at_a_time_is_inside(tmp_path):
 
 
 def test_sql_texts_are_loaded_by_name():
-    names = [path.stem for path in sql.folder().glob("*.sql")]
+    names = [
+        str(path.relative_to(sql.folder()).with_suffix("")) for path in sql.folder().rglob("*.sql")
+    ]
     assert names
     assert all(sql.load(name).strip() for name in names)
     with pytest.raises(UsageError, match="no SQL text named 'nothing'"):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_consumers import java
+from spark_consumers.spark import java
 from walsender_bridge.errors import NotSupportedError
 
 _RUNTIME = """\

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from spark_consumers.lakehouse.manifest import Manifest, StreamPosition
+from spark_consumers.lake.manifest.chain import Manifest, StreamPosition
 from walsender_bridge.change_log.protocol import LogStatus, StreamCut
 from walsender_bridge.cli import app as cli
 from walsender_bridge.cli import epochs, quarantine, safekeeper, status, table

@@ -11,10 +11,18 @@ import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from spark_consumers.lakehouse import avro
-from spark_consumers.lakehouse.checked import Checked
-from spark_consumers.lakehouse.checksums import CHUNK, SMALL, check, file_of, remove, seal, sums_of
-from spark_consumers.lakehouse.manifest import Manifest, TableVersion, open_chain
+from spark_consumers.lake.format import avro
+from spark_consumers.lake.format.checked import Checked
+from spark_consumers.lake.format.checksums import (
+    CHUNK,
+    SMALL,
+    check,
+    file_of,
+    remove,
+    seal,
+    sums_of,
+)
+from spark_consumers.lake.manifest.chain import Manifest, TableVersion, open_chain
 from tests.support import avro_file
 from walsender_bridge.cli.app import app
 from walsender_bridge.errors import Cause, CorruptError

@@ -9,11 +9,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from spark_consumers.lakehouse.checksums import sums_of
-from spark_consumers.lakehouse.complete import CompleteTask, run_complete
-from spark_consumers.lakehouse.files import Stage, orphans, read_data, write_partial, write_table
-from spark_consumers.lakehouse.stage import Target
-from spark_consumers.lakehouse.table_format import ScanFile
+from spark_consumers.lake.epoch.complete import CompleteTask, run_complete
+from spark_consumers.lake.epoch.stage import Target
+from spark_consumers.lake.format.checksums import sums_of
+from spark_consumers.lake.format.data_files import (
+    Stage,
+    orphans,
+    read_data,
+    write_partial,
+    write_table,
+)
+from spark_consumers.lake.format.table_format import ScanFile
 from walsender_bridge.errors import CorruptError
 
 TABLE = pa.table({"id": pa.array(range(1000))})

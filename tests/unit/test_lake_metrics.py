@@ -1,6 +1,6 @@
 """What a scrape, and `status`, say of tables that do not follow and of copies that are under way."""
 
-from spark_consumers.lakehouse.manifest import Manifest, StreamPosition, TableVersion
+from spark_consumers.lake.manifest.chain import Manifest, StreamPosition, TableVersion
 from walsender_bridge.observability import metrics
 from walsender_bridge.observability.observation import Observation
 

@@ -7,11 +7,11 @@ from itertools import pairwise
 
 import pyarrow as pa
 
-from spark_consumers.lakehouse import plan
-from spark_consumers.lakehouse.bootstrap import _remove_others, part_bytes
-from spark_consumers.lakehouse.copy_out import _Pace
-from spark_consumers.lakehouse.manifest import COPIED, LIVE, Manifest, StreamPosition, TableVersion
-from spark_consumers.lakehouse.stage import Target
+from spark_consumers.lake.copy.bootstrap import _remove_others, part_bytes
+from spark_consumers.lake.copy.initial_copy import _Pace
+from spark_consumers.lake.epoch import plan
+from spark_consumers.lake.epoch.stage import Target
+from spark_consumers.lake.manifest.chain import COPIED, LIVE, Manifest, StreamPosition, TableVersion
 from walsender_bridge.change_log.client import CutPoint, StreamCut
 
 

@@ -6,13 +6,13 @@ from typing import Any, cast
 
 import pytest
 
-from spark_consumers.lakehouse import takeover
-from spark_consumers.lakehouse.iceberg_files import refs_in
-from spark_consumers.lakehouse.iceberg_refs import of_users
-from spark_consumers.lakehouse.lake_site import LakeSite
-from spark_consumers.lakehouse.manifest import Manifest, TableVersion, open_chain
-from spark_consumers.lakehouse.retention import Retention, clock_after
-from spark_consumers.lakehouse.takeover import Kind, Left
+from spark_consumers.lake.format.iceberg_files import refs_in
+from spark_consumers.lake.format.iceberg_refs import of_users
+from spark_consumers.lake.manifest import takeover
+from spark_consumers.lake.manifest.chain import Manifest, TableVersion, open_chain
+from spark_consumers.lake.manifest.takeover import Leftover, LeftoverKind
+from spark_consumers.lake.writer.lake_site import LakeSite
+from spark_consumers.lake.writer.retention import Retention, clock_after
 from walsender_bridge.errors import CorruptError, FencedError
 
 OURS = {
@@ -100,13 +100,13 @@ def test_retention_keeps_it_too_and_removes_it_when_they_are_dropped(chain, site
 def test_metadata_that_is_damaged_does_not_hide_the_references_before_it(chain, site):
     write(chain.root, 9, OURS | {"mine": {"snapshot-id": 7, "type": "tag"}})
     (chain.root / OLD / "metadata" / "v10.metadata.json").write_text('{"refs": ')
-    site.remove(Left(Kind.TABLE, OLD))
+    site.remove(Leftover(LeftoverKind.TABLE, OLD))
     assert (chain.root / OLD).exists()
 
 
 def test_a_folder_without_a_table_is_removed(chain, site):
     (chain.root / OLD / "data").mkdir(parents=True)
-    site.remove(Left(Kind.TABLE, OLD))
+    site.remove(Leftover(LeftoverKind.TABLE, OLD))
     assert not (chain.root / OLD).exists()
 
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from spark_consumers.lakehouse import folder
+from spark_consumers.lake import folder
 from walsender_bridge.errors import Cause, LakeError, TusklineError, UnsupportedValueError
 from walsender_bridge.observability import lake_status
 from walsender_bridge.runtime import pid_file

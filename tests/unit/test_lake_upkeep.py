@@ -4,9 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from spark_consumers.lakehouse.departures import departed, without_departed
-from spark_consumers.lakehouse.leases import LEASE, RENEWAL, renewal_due
-from spark_consumers.lakehouse.manifest import (
+from spark_consumers.lake.manifest.chain import (
     COPIED,
     LEFT,
     LIVE,
@@ -14,6 +12,8 @@ from spark_consumers.lakehouse.manifest import (
     StreamPosition,
     TableVersion,
 )
+from spark_consumers.lake.tables.removed import departed, without_departed
+from spark_consumers.lake.writer.leases import LEASE, RENEWAL, renewal_due
 
 
 @pytest.mark.parametrize(

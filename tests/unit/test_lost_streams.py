@@ -8,20 +8,20 @@ from typing import Any
 import pytest
 
 from walsender_bridge.capture.publication import other_than_recorded
-from walsender_bridge.capture.source import LogPosition, Source, cannot_go_on, lost
+from walsender_bridge.capture.source import CaptureSource, LogPosition, cannot_go_on, lost
 from walsender_bridge.capture.status import StatusFile
-from walsender_bridge.capture.stream_record import Known, of_file
+from walsender_bridge.capture.stream_record import KnownPosition, of_file
 from walsender_bridge.cli.doctor import of_capture
 from walsender_bridge.config import load_config
 from walsender_bridge.doctor import stream
 from walsender_bridge.doctor.finding import Finding, Severity
 from walsender_bridge.errors import Cause, DivergedError, PublicationError
-from walsender_bridge.postgres.protocol.replication import History, SystemIdentity
+from walsender_bridge.postgres.protocol.replication import ServerTimelines, SystemIdentity
 
-SOURCE = Source("shop", "host=db.example", "tuskline_shop", "tuskline_shop")
+SOURCE = CaptureSource("shop", "host=db.example", "tuskline_shop", "tuskline_shop")
 REATTACH = "tuskline reattach shop"
 LOG = LogPosition(1, 0x900, (1, 0x800), system_id=7)
-SERVER = stream.Server(SystemIdentity(7, 1, 0x2000, "shop"), History(1))
+SERVER = stream.WalsenderIdentity(SystemIdentity(7, 1, 0x2000, "shop"), ServerTimelines(1))
 SLOT: dict[str, Any] = {
     "slot_name": "tuskline_shop",
     "plugin": "pgoutput",
@@ -72,16 +72,18 @@ def test_why_a_slot_is_lost(changed: dict[str, Any], why: str) -> None:
     assert why in told if why else told == ""
 
 
-def findings(known: Known | None, slot: dict[str, Any] | None, **more: Any) -> list[Finding]:
+def findings(
+    known: KnownPosition | None, slot: dict[str, Any] | None, **more: Any
+) -> list[Finding]:
     facts = {"system_id": more.get("system_id", "7"), "slots": [slot] if slot else []}
-    return [*stream.judge(facts, known, more.get("server", SERVER), SOURCE, "shop")]
+    return [*stream.evaluate(facts, known, more.get("server", SERVER), SOURCE, "shop")]
 
 
 def test_doctor_judges_a_stream_as_capture_will() -> None:
-    known = Known(LOG)
+    known = KnownPosition(LOG)
     assert findings(known, SLOT) == []
     assert findings(None, None) == [], "nothing is known"
-    assert findings(Known(LogPosition(0, 0, None)), None) == [], "nothing has begun"
+    assert findings(KnownPosition(LogPosition(0, 0, None)), None) == [], "nothing has begun"
     for slot, server in ((None, SERVER), (None, None)):
         (gone,) = findings(known, slot, server=server)
         assert "the slot is gone; the log was confirmed to 0/800" in gone.what
@@ -109,12 +111,12 @@ def test_the_status_file_keeps_what_a_later_process_does_not_know_yet(tmp_path: 
     status.state("connecting")
     assert of_file(json.loads(path.read_text())) is None
     status.begin(LOG)
-    assert of_file(json.loads(path.read_text())) == Known(LOG)
+    assert of_file(json.loads(path.read_text())) == KnownPosition(LOG)
     status.streaming(7)
-    assert of_file(json.loads(path.read_text())) == Known(LOG, behind=True)
+    assert of_file(json.loads(path.read_text())) == KnownPosition(LOG, behind=True)
     later = StatusFile(path, "shop", "tuskline_shop")
     later.state("waiting")
-    assert of_file(json.loads(path.read_text())) == Known(LOG, behind=True)
+    assert of_file(json.loads(path.read_text())) == KnownPosition(LOG, behind=True)
     later.begin(None)
     assert of_file(json.loads(path.read_text())) is None
 

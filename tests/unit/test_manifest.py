@@ -9,10 +9,9 @@ from unittest.mock import Mock
 
 import pytest
 
-from spark_consumers import reader
-from spark_consumers.lakehouse import sealed_json, takeover
-from spark_consumers.lakehouse.lake_site import LakeSite
-from spark_consumers.lakehouse.manifest import (
+from spark_consumers.lake import reader
+from spark_consumers.lake.manifest import sealed_json, takeover
+from spark_consumers.lake.manifest.chain import (
     COPIED,
     Manifest,
     StreamPosition,
@@ -20,9 +19,10 @@ from spark_consumers.lakehouse.manifest import (
     open_chain,
     wait_for_epoch,
 )
-from spark_consumers.lakehouse.newest_record import NewestTold
-from spark_consumers.lakehouse.newest_told import Told
-from spark_consumers.lakehouse.verify import verify
+from spark_consumers.lake.manifest.newest import PublishedLink
+from spark_consumers.lake.manifest.newest_record import NewestRecord
+from spark_consumers.lake.verify import verify
+from spark_consumers.lake.writer.lake_site import LakeSite
 from walsender_bridge.errors import (
     CorruptError,
     DeadlineError,
@@ -340,7 +340,7 @@ def test_a_lost_newest_link_is_told_by_takeover_verify_and_read(chain, monkeypat
     chain.publish(second, one)
     third = second.next(1.0, term=2)
     chain.publish(third, second)
-    assert chain.told() == Told(3, 9, 2)
+    assert chain.told() == PublishedLink(3, 9, 2)
     file = lost_link(chain, third)
     kept = file.read_bytes()
     file.unlink()
@@ -404,9 +404,9 @@ def test_a_lake_of_an_earlier_version_tells_of_no_link_yet(chain):
     told.unlink()
     assert chain.told() is None
     chain.publish(one.next(1.0), one)
-    assert chain.told() == Told(2, one.epoch, one.term)
+    assert chain.told() == PublishedLink(2, one.epoch, one.term)
     # A writer that slept tells nothing older.
-    NewestTold(told.parent).tell(one)
-    assert chain.told() == Told(2, one.epoch, one.term)
+    NewestRecord(told.parent).tell(one)
+    assert chain.told() == PublishedLink(2, one.epoch, one.term)
     told.write_bytes(b"{")
     assert "remove it" in verify(chain, print).errors[0].repair

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_consumers.lakehouse.presence import Presence
+from spark_consumers.lake.writer.presence import Presence
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.waiting import wait_for
 from walsender_bridge.quorum.proposer import links
-from walsender_bridge.quorum.proposer.effects import CompareWal, ReadWal, Source
+from walsender_bridge.quorum.proposer.effects import CompareWal, ReadWal, WalSource
 from walsender_bridge.quorum.proposer.links import DIAL_SECONDS, MOST_DIAL_SECONDS, Links
 from walsender_bridge.quorum.proposer.name_resolution import Found, Names
 
@@ -51,7 +51,7 @@ def test_12_a_donor_that_says_nothing_is_given_up_at_once(made):
     link = made.by_peer[0]
     link.connected = True
     link.since = now
-    link.fetches.append(ReadWal(1, Source.PEER, 0, 100, 0))
+    link.fetches.append(ReadWal(1, WalSource.PEER, 0, 100, 0))
     assert made.silent(now + 1.9, lambda _peer: True) == []
     assert [peer for peer, _ in made.silent(now + 2.1, lambda _peer: True)] == [0]
     # It acknowledges, and is slow: it is no reason to give up a voter.

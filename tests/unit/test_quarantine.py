@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_consumers.decode import ChangeBatch, decode_entries
-from spark_consumers.lakehouse import quarantine
-from spark_consumers.lakehouse.complete import CompleteTask, run_complete
-from spark_consumers.lakehouse.files import write_data
-from spark_consumers.lakehouse.stage import (
+from spark_consumers.decode.entries import ChangeBatch, decode_entries
+from spark_consumers.decode.types import from_text
+from spark_consumers.lake.epoch import quarantine
+from spark_consumers.lake.epoch.complete import CompleteTask, run_complete
+from spark_consumers.lake.epoch.quarantined_rows import rows_of, skip
+from spark_consumers.lake.epoch.stage import (
     ComposeTask,
     Staged,
     Target,
@@ -23,10 +24,9 @@ from spark_consumers.lakehouse.stage import (
     run_compose,
     write_fold,
 )
-from spark_consumers.lakehouse.table_format import ROW_ID, ScanFile
-from spark_consumers.lakehouse.table_version import TableVersion
-from spark_consumers.lakehouse.unfit_rows import rows_of, skip
-from spark_consumers.types import from_text
+from spark_consumers.lake.format.data_files import write_data
+from spark_consumers.lake.format.table_format import ROW_ID, ScanFile
+from spark_consumers.lake.manifest.table_version import TableVersion
 from tests.support.change_entries import UNCHANGED, Table, cut, delete, insert, transactions, update
 from tests.support.pgoutput_messages import truncate
 from walsender_bridge.errors import CorruptError
@@ -264,8 +264,8 @@ def test_a_change_of_an_unfit_row_that_was_never_set_aside_is_damage(tmp_path: P
 def test_values_are_converted_apart_and_damage_is_still_an_error() -> None:
     from functools import partial
 
-    from spark_consumers.types import apart, column_type
-    from spark_consumers.unfit import UnfitValueError
+    from spark_consumers.decode.types import apart, column_type
+    from spark_consumers.decode.unrepresentable import UnrepresentableValueError
 
     kind = column_type(DATE, -1)
     convert = partial(from_text, kind=kind)
@@ -280,7 +280,7 @@ def test_values_are_converted_apart_and_damage_is_still_an_error() -> None:
     ]
     assert raw is not None
     assert raw.to_pylist() == [None, "infinity", None, "10000-01-01", None]
-    with pytest.raises(UnfitValueError) as caught:
+    with pytest.raises(UnrepresentableValueError) as caught:
         apart(pa.array([*texts, "no date"]), kind.arrow, convert)
     assert caught.value.malformed
     assert caught.value.index == 5

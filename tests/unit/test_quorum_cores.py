@@ -153,7 +153,7 @@ def drive(
     """Hand in messages on a connection, answer what is asked; all effects but the greeting's."""
     done: list[e.Effect] = []
     for message in messages:
-        events: list[e.Event] = [e.Received(conn, message)]
+        events: list[e.Event] = [e.MessageReceived(conn, message)]
         while events:
             for effect in core.step(events.pop(0)):
                 done.append(effect)
@@ -175,7 +175,9 @@ def vote(
 
 
 def sent(effects: list[e.Effect], kind: type[m.Message]) -> list[m.Message]:
-    return [x.message for x in effects if isinstance(x, e.Send) and isinstance(x.message, kind)]
+    return [
+        x.message for x in effects if isinstance(x, e.SendMessage) and isinstance(x.message, kind)
+    ]
 
 
 def refusal(effects: list[e.Effect]) -> m.Refusal:
@@ -197,7 +199,7 @@ def in_office(core: Safekeeper, term: int = 2, proposer: int = 22, conn: int = 5
 
 def test_1_2_a_vote_is_persisted_before_what_is_held_is_told() -> None:
     done = drive(safekeeper(), 5, greeting(22), vote(2, 22))
-    assert [type(x) for x in done[1:]] == [e.PersistControl, e.AlignWal, e.Send]
+    assert [type(x) for x in done[1:]] == [e.PersistControl, e.AlignWal, e.SendMessage]
     persisted, told = done[1], sent(done, m.VoteReply)[0]
     assert isinstance(persisted, e.PersistControl)
     assert isinstance(told, m.VoteReply)
@@ -218,7 +220,7 @@ def test_3_zeros_come_before_the_history_and_new_wal_behind_it() -> None:
     history = EPOCH_1.succeeded(150, [EpochEntry(2, 150, 2)])
     done = drive(core, 5, m.Elected(2, 150, 150, False, history, MEMBERS.stamped(2)))
     kinds = [type(x) for x in done]
-    assert kinds == [e.TruncateWal, e.PersistControl, e.Send]
+    assert kinds == [e.TruncateWal, e.PersistControl, e.SendMessage]
     assert sent(done, m.AppendAck) == [m.AppendAck(2, 150, 0)]
     assert refusal(drive(core, 5, m.Append(2, 200, 150, 120, 10))) == m.Refusal.DIVERGED  # a gap
 
@@ -245,7 +247,7 @@ def test_26_a_greater_node_id_displaces_and_readers_stay() -> None:
     core = safekeeper()
     in_office(core)
     done = drive(core, 6, greeting(33), vote(3, 33))
-    assert e.Send(5, m.Refused(m.Refusal.OLDER_TERM, m.NodeId(3, 33), "displaced")) in done
+    assert e.SendMessage(5, m.Refused(m.Refusal.OLDER_TERM, m.NodeId(3, 33), "displaced")) in done
     assert e.Close(5) in done
     assert not [x for x in done if isinstance(x, e.ServeReaders)]  # nothing changes for them
     assert core.served_lsn == 205
@@ -330,8 +332,8 @@ def _promoted_inside_a_record(*later: EpochEntry) -> Safekeeper:
     """
     core = safekeeper()
     in_office(core)
-    core.step(e.Received(6, greeting(33)))
-    core.step(e.Received(6, vote(4, 33, timeline=2)))
+    core.step(e.MessageReceived(6, greeting(33)))
+    core.step(e.MessageReceived(6, vote(4, 33, timeline=2)))
     core.step(e.WalAligned(200, 200, 100))
     successors = [EpochEntry(3, 200, 2), *later] if later else [EpochEntry(4, 200, 2)]
     history = EPOCH_1.succeeded(200, successors)
@@ -365,7 +367,7 @@ def test_27_a_rebuild_forgets_its_history_before_its_wal() -> None:
     assert reset == e.ResetWal(1000)
     assert isinstance(new, e.PersistControl)
     assert new.state.history == history
-    assert ack == e.Send(5, m.AppendAck(9, 1000, 0))
+    assert ack == e.SendMessage(5, m.AppendAck(9, 1000, 0))
 
 
 def test_27_a_rebuild_in_the_epoch_that_it_is_in_is_taken() -> None:
@@ -390,6 +392,20 @@ def test_27_a_log_that_began_anew_beyond_vcl_begins_anew_again() -> None:
         drive(core, 6, greeting(22), m.Resume(m.NodeId(9, 22)), begin_lsn=1024)
         done = drive(core, 6, replace(follow, start_lsn=start, rebuild=True))
         assert e.ResetWal(start) in done, done
+
+
+def test_27_a_log_that_begins_beyond_vcl_is_told_to_begin_anew() -> None:
+    """It would be asked to go on from below its own first byte, refuse, and follow no proposer ever after."""
+    for begin_lsn in (200, 208):
+        core, done = candidate((200, 100), (200, 100))
+        (compared,) = [each for each in done if isinstance(each, CompareWal)]
+        core.step(WalCompared(compared.peer, compared.end_lsn, equal=True))
+        assert core.vcl == 200
+        late = m.VoteReply(core.node_id, 200, 0, 0, begin_lsn, EPOCH_1, MEMBERS)
+        (asked,) = core.step(PeerReceived(2, late))
+        assert isinstance(asked, SendMessage)
+        assert isinstance(asked.message, m.Elected)
+        assert asked.message.rebuild == (begin_lsn > core.vcl)
 
 
 def test_27_a_rebuild_above_what_is_committed_is_refused() -> None:

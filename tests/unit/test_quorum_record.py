@@ -11,18 +11,18 @@ import pytest
 
 from walsender_bridge.cli.parts import _PROPOSER_FINAL
 from walsender_bridge.errors import CorruptError, UnavailableError
-from walsender_bridge.quorum.proposer import quorum_id_record
-from walsender_bridge.quorum.proposer.blocking_executor import Errands
-from walsender_bridge.quorum.proposer.quorum_id import Known
+from walsender_bridge.quorum.proposer.blocking_executor import BlockingExecutor
+from walsender_bridge.quorum.proposer.quorum_id import KnownQuorumId
 from walsender_bridge.quorum.proposer.quorum_id_record import (
     QuorumRecord,
     draw,
     load_file,
     save_file,
 )
+from walsender_bridge.runtime import checksummed_json
 from walsender_bridge.runtime.waker import Waker
 
-KNOWN = Known(0x883E028C9C7A72C4A5B05BC3B30B470F, formed=True)
+KNOWN = KnownQuorumId(0x883E028C9C7A72C4A5B05BC3B30B470F, formed=True)
 
 
 def test_a_flipped_bit_never_names_another_quorum(tmp_path):
@@ -68,17 +68,17 @@ def test_a_file_that_cannot_be_read_for_now_is_no_damaged_one(tmp_path, monkeypa
     save_file(file, KNOWN)
     for number in (errno.EIO, errno.EMFILE, errno.EACCES, errno.ENOSPC):
 
-        def failing(*_: object, number: int = number) -> NoReturn:
+        def failing(*_: object, number: int = number, **__: object) -> NoReturn:
             raise OSError(number, os.strerror(number))
 
         with monkeypatch.context() as patch:
             patch.setattr(Path, "read_bytes", failing)
-            patch.setattr(quorum_id_record, "replace_file", failing)
+            patch.setattr(checksummed_json, "replace_file", failing)
             for attempt in (
                 lambda: load_file(file),
                 lambda: save_file(file, KNOWN),
                 lambda: draw(file),
-                lambda: QuorumRecord(file, "", "", Errands(Waker())).settled(KNOWN.quorum),
+                lambda: QuorumRecord(file, "", "", BlockingExecutor(Waker())).settled(KNOWN.quorum),
             ):
                 with pytest.raises(UnavailableError, match="it is tried again") as refused:
                     attempt()

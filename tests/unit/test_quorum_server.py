@@ -4,15 +4,15 @@ from typing import Any
 
 import pytest
 
-from walsender_bridge.capture.source import Source
+from walsender_bridge.capture.source import CaptureSource
 from walsender_bridge.errors import PrivilegeError
 from walsender_bridge.provisioning import quorum_gate
-from walsender_bridge.provisioning.quorum import Quorum
-from walsender_bridge.provisioning.quorum_gate import Gate
+from walsender_bridge.provisioning.quorum import ConfiguredQuorum
+from walsender_bridge.provisioning.quorum_gate import QuorumGate
 
 #: The facts are told without a connection.
 NOBODY: Any = None
-QUORUM = Quorum(Source("shop", "host=db dbname=x", "s", "p"), "q", "slot")
+QUORUM = ConfiguredQuorum(CaptureSource("shop", "host=db dbname=x", "s", "p"), "q", "slot")
 
 
 class Told:
@@ -39,7 +39,7 @@ def told(monkeypatch):
 
 
 def test_18_the_gate_opens_when_the_quorum_has_what_was_there_when_it_was_first_asked(told):
-    gate = Gate(NOBODY, QUORUM)
+    gate = QuorumGate(NOBODY, QUORUM)
     assert "no proposer" in gate.look().reason
     told.now |= {"senders": 1, "flush_lsn": 200}
     assert "nothing yet" in gate.look().reason
@@ -52,22 +52,22 @@ def test_18_the_gate_opens_when_the_quorum_has_what_was_there_when_it_was_first_
     told.now |= {"quorum_lsn": None, "senders": 0}
     assert not gate.look().reason
     # A crash ends the connection, and with it the gate.
-    assert Gate(NOBODY, QUORUM).look().reason
+    assert QuorumGate(NOBODY, QUORUM).look().reason
 
 
 def test_2_standbys_of_one_name_beside_the_quorum_are_told(told):
     told.now |= {"names": "FIRST 2 (q, near)", "crowded": [{"name": "near", "walsenders": 2}]}
-    state = Gate(NOBODY, QUORUM).look()
+    state = QuorumGate(NOBODY, QUORUM).look()
     assert state.required
     assert "2 walsenders are named 'near'" in state.crowded
 
 
 def test_18_a_standby_has_no_gate_to_pass(told):
     told.now |= {"in_recovery": True, "flush_lsn": None}
-    assert "standby" in Gate(NOBODY, QUORUM).look().reason
+    assert "standby" in QuorumGate(NOBODY, QUORUM).look().reason
 
 
 def test_18_who_may_not_see_is_told_so_and_not_that_all_is_well(told):
     told.now |= {"may_see": False, "quorum_lsn": 100}
     with pytest.raises(PrivilegeError, match="may not see"):
-        Gate(NOBODY, QUORUM).look()
+        QuorumGate(NOBODY, QUORUM).look()

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from walsender_bridge.quorum.proposer import effects as e
-from walsender_bridge.quorum.proposer.peer import Peer, PeerState
+from walsender_bridge.quorum.proposer.peer import PeerState, SafekeeperPeer
 from walsender_bridge.quorum.proposer.replication import Streaming
 from walsender_bridge.quorum.protocol import messages as m
 from walsender_bridge.quorum.protocol.configuration import Configuration
@@ -12,9 +12,9 @@ from walsender_bridge.quorum.protocol.history import EpochEntry, History
 SEGMENT = 100
 
 
-def lagging() -> tuple[Streaming, Peer]:
+def lagging() -> tuple[Streaming, SafekeeperPeer]:
     """Three safekeepers: 11 and 12 have [100, 5000), 13 ends at 200; the primary keeps from 4900 on."""
-    peers = {number: Peer(number) for number in range(3)}
+    peers = {number: SafekeeperPeer(number) for number in range(3)}
     members = frozenset({11, 12, 13})
     for number, peer in peers.items():
         peer.greeting = m.SafekeeperGreeting(
@@ -65,7 +65,7 @@ def test_27_a_laggard_whose_wal_everybody_has_removed_is_rebuilt():
 def test_8_a_donor_that_still_has_it_feeds_the_laggard():
     streaming, laggard = lagging()
     (read,) = [x for x in streaming.start(laggard, 200) if isinstance(x, e.ReadWal)]
-    assert (read.source, read.donor) == (e.Source.PEER, 0)
+    assert (read.source, read.donor) == (e.WalSource.PEER, 0)
     done = streaming.was_read(laggard, 200, read.end_lsn)
     assert e.SendWal(2, 200, 250, 5000, 5000) in done
 
@@ -75,7 +75,7 @@ def test_12_who_has_the_most_is_asked_first_for_one_that_hangs_falls_behind():
     streaming.received(5000, 5010)
     streaming.acknowledged(streaming.peers[1], 5010)
     (read,) = [x for x in streaming.start(laggard, 200) if isinstance(x, e.ReadWal)]
-    assert (read.source, read.donor) == (e.Source.PEER, 1)
+    assert (read.source, read.donor) == (e.WalSource.PEER, 1)
 
 
 def test_8_a_donor_that_holds_a_segment_damaged_is_asked_for_others_alone():
@@ -99,7 +99,7 @@ def test_8_a_donor_that_connects_again_is_asked_again():
     done = streaming.was_read(laggard, 200, 200) + streaming.heartbeat()
     assert [x.donor for x in done if isinstance(x, e.ReadWal)] == [1]
     donor.state = PeerState.STREAMING
-    assert streaming.source(200, 250) == (e.Source.PEER, 250, 0)
+    assert streaming.source(200, 250) == (e.WalSource.PEER, 250, 0)
 
 
 def test_8_the_full_disk_of_a_replaced_safekeeper_lets_no_laggard_go():

@@ -280,3 +280,9 @@ def test_without_memory_the_run_folder_serves(tmp_path, monkeypatch):
     (made / "a").touch()
     shared_files.clear(tmp_path / "run", "a")
     assert list((tmp_path / "run").iterdir()) == []
+
+
+def test_a_page_of_the_gates_that_cannot_be_written_is_red():
+    seen = view(*(safekeeper(n) for n in range(3)), commit_page_fault="/x cannot be written: why")
+    assert len(seen.ill) == 1
+    assert seen.ill[0].startswith("commit gates that wait for the quorum stay closed: /x cannot")

@@ -10,8 +10,8 @@ import sys
 
 import pytest
 
-from spark_consumers.lakehouse import reader_leases
-from spark_consumers.lakehouse.reader_leases import held_from, lease_on
+from spark_consumers.lake.manifest import reader_leases
+from spark_consumers.lake.manifest.reader_leases import held_from, lease_on
 from tests.support.waiting import wait_for
 
 
@@ -70,7 +70,7 @@ def test_a_reader_that_died_holds_nothing(root):
     state = root / "_tuskline"
     code = (
         "import sys, time; from pathlib import Path;"
-        "from spark_consumers.lakehouse.reader_leases import lease_on;"
+        "from spark_consumers.lake.manifest.reader_leases import lease_on;"
         "lease = lease_on(Path(sys.argv[1])); lease.keep(lease, 7); lease.refresh();"
         "print('there', flush=True); time.sleep(600)"
     )
@@ -141,7 +141,7 @@ def test_a_forked_child_does_not_hold_what_its_dead_parent_has_read(root, tmp_pa
     state = root / "_tuskline"
     code = (
         "import os, sys, time; from pathlib import Path;"
-        "from spark_consumers.lakehouse.reader_leases import lease_on;"
+        "from spark_consumers.lake.manifest.reader_leases import lease_on;"
         "lease = lease_on(Path(sys.argv[1])); lease.keep(lease, 7); lease.refresh();"
         "child = os.fork(); ready = print(child, flush=True) if child else None;"
         "time.sleep(600)"

@@ -39,6 +39,6 @@ def test_a_comment_has_one_line_and_nothing_a_terminal_obeys(text):
 
 @given(names, names)
 def test_a_statement_of_the_script_is_printable_whatever_the_names(schema, table):
-    text = fix("fix_identity", table=relation_name(schema, table))
+    text = fix("fix/identity", table=relation_name(schema, table))
     assert text.isprintable()
     assert text == f"ALTER TABLE {relation(relation_name(schema, table))} REPLICA IDENTITY FULL;"

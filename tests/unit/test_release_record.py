@@ -1,9 +1,17 @@
 """The record of who had commits go on without a quorum."""
 
-from walsender_bridge.provisioning.release_record import FILE, Decision, decisions, standing, write
+from walsender_bridge.provisioning.release_record import (
+    FILE,
+    ReleaseDecision,
+    decisions,
+    standing,
+    write,
+)
 
-RELEASE = Decision("release", "db:5432/x", "postgres", "0/3000000", "0/2000000", 7, "FIRST 1 (q)")
-REQUIRE = Decision("require", "db:5432/x", "postgres", "0/4000000", None, 0, "")
+RELEASE = ReleaseDecision(
+    "release", "db:5432/x", "postgres", "0/3000000", "0/2000000", 7, "FIRST 1 (q)"
+)
+REQUIRE = ReleaseDecision("require", "db:5432/x", "postgres", "0/4000000", None, 0, "")
 
 
 def test_28_a_release_stands_until_the_quorum_is_required_again(tmp_path):

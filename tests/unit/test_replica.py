@@ -9,17 +9,17 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from tests.support.log_entries import ACCOUNTS, AUDIT, HASHES, SCHEMAS, EntryMaker
 from walsender_bridge.change_log.protocol import CommitContext, Position
-from walsender_bridge.change_log.replica.core import TRANSITIONS, Event, Replica, State
+from walsender_bridge.change_log.replica.core import TRANSITIONS, Event, Replica, ReplicaState
 from walsender_bridge.change_log.replica.disk import (
     DropFrom,
     Durable,
     Effect,
-    Found,
     Judgement,
     PutDurable,
     PutEntry,
     PutIndex,
     PutSchema,
+    StoredReplica,
     judge,
 )
 from walsender_bridge.errors import (
@@ -32,7 +32,7 @@ from walsender_bridge.errors import (
 
 
 def new_replica(term: int = 1) -> Replica:
-    replica = Replica(Found(Durable("s", "log"), None, None, None), (), ())
+    replica = Replica(StoredReplica(Durable("s", "log"), None, None, None), (), ())
     replica.open_writer(term)
     return replica
 
@@ -75,7 +75,7 @@ RECOVERY = [
 ]
 
 
-def found_in(picture: str) -> Found:
+def found_in(picture: str) -> StoredReplica:
     cells = [c for c in picture if c not in "])"]
     context_end = next((i + 1 for i, c in enumerate(picture.replace(")", "")) if c == "]"), None)
     index_end = next((i + 1 for i, c in enumerate(picture.replace("]", "")) if c == ")"), None)
@@ -87,7 +87,7 @@ def found_in(picture: str) -> Found:
     position = Position(end_offset=context_end or 1)
     durable = Durable("s", "log", low_offset=low, context=context, position=position)
     first, last = (there[0], there[-1]) if there else (None, None)
-    return Found(durable, first, last, index_end)
+    return StoredReplica(durable, first, last, index_end)
 
 
 @pytest.mark.parametrize(("picture", "expected"), RECOVERY)
@@ -104,7 +104,7 @@ def test_what_the_store_found_damaged_is_invalid_whatever_the_rest_says() -> Non
 
 def test_an_invalid_replica_is_silent_and_refuses_everything() -> None:
     replica = Replica(found_in("CC..]"), (), ())
-    assert replica.state == State.LEARNING
+    assert replica.state == ReplicaState.LEARNING
     assert replica.report("k") is None
     refused = [
         lambda: replica.commit(CommitContext(10, 5, 5, 1)),
@@ -125,7 +125,7 @@ def test_a_crash_keeps_the_tail_and_it_is_reported_again() -> None:
     make, replica = EntryMaker(), new_replica()
     tail = [make.whole(), make.start(), make.end(), make.start()]
     append(replica, *tail)
-    again = Replica(Found(replica.durable, 1, 4, None), tail, HASHES.values())
+    again = Replica(StoredReplica(replica.durable, 1, 4, None), tail, HASHES.values())
     report = again.report("k")
     assert report is not None
     assert (report.local_offset, report.length) == (1, 3)
@@ -291,7 +291,7 @@ def test_trimming_is_durable_and_only_of_what_is_committed() -> None:
 def test_a_new_replica_is_sealed_at_once_and_again_with_the_same_answer() -> None:
     replica = new_replica()
     replica.seal(1)
-    assert replica.state == State.SEALED
+    assert replica.state == ReplicaState.SEALED
     before = replica.durable
     assert replica.seal(1) == []
     assert replica.durable == before
@@ -299,17 +299,17 @@ def test_a_new_replica_is_sealed_at_once_and_again_with_the_same_answer() -> Non
 
 # C committed, U uncommitted; seal at this end -> state, offsets that are left
 SEALS = [
-    ("CC", 3, State.SEALED, 3),
-    ("CCUU", 3, State.SEALED, 3),  # the tail is rejected
-    ("CCUU", 4, State.SEALING, 5),  # a commit is missing: it is awaited
-    ("CCUU", 5, State.SEALING, 5),
-    ("UU", 1, State.SEALED, 1),
+    ("CC", 3, ReplicaState.SEALED, 3),
+    ("CCUU", 3, ReplicaState.SEALED, 3),  # the tail is rejected
+    ("CCUU", 4, ReplicaState.SEALING, 5),  # a commit is missing: it is awaited
+    ("CCUU", 5, ReplicaState.SEALING, 5),
+    ("UU", 1, ReplicaState.SEALED, 1),
 ]
 
 
 @pytest.mark.parametrize(("picture", "end", "state", "left"), SEALS)
 @pytest.mark.parametrize("restarted", [False, True])
-def test_sealing(picture: str, end: int, state: State, left: int, restarted: bool) -> None:
+def test_sealing(picture: str, end: int, state: ReplicaState, left: int, restarted: bool) -> None:
     make, replica = EntryMaker(), new_replica()
     entries = [make.whole() for _ in picture]
     committed = picture.count("C")
@@ -321,17 +321,17 @@ def test_sealing(picture: str, end: int, state: State, left: int, restarted: boo
     if restarted:
         kept = entries[: replica.tail.end_offset - 1]
         first, last = (1, len(kept)) if kept else (None, None)
-        found = Found(replica.durable, first, last, committed + 1 if committed else None)
+        found = StoredReplica(replica.durable, first, last, committed + 1 if committed else None)
         replica = Replica(found, kept[committed:], HASHES.values())
     assert replica.state == state
     assert replica.tail.end_offset == left
     assert (DropFrom(left) in effects) == (left < len(picture) + 1)
     with pytest.raises(InvalidReplicaError, match="cannot append"):
         append(replica, make.whole())
-    if state == State.SEALING:
+    if state == ReplicaState.SEALING:
         length = end - committed - 1
         dropped = replica.commit(CommitContext(2, committed + 1, committed + 1, length))
-        assert replica.state == State.SEALED
+        assert replica.state == ReplicaState.SEALED
         assert replica.tail.end_offset == end
         assert (DropFrom(end) in dropped) == (end < len(picture) + 1)
     replica.commit(CommitContext(3, end, end, 0))  # a sealed stream learns versions
@@ -369,7 +369,7 @@ def test_what_is_not_committed_is_cut_off_at_once_and_its_place_is_taken(picture
     effects = replica.cut_tail(4, end)
     assert (DropFrom(end) in effects) == ("U" in picture)
     assert replica.tail.end_offset == end
-    assert replica.state == State.APPENDABLE
+    assert replica.state == ReplicaState.APPENDABLE
     report = replica.report("k")
     assert report is not None
     assert report.length == 0
@@ -381,12 +381,12 @@ def test_what_is_not_committed_is_cut_off_at_once_and_its_place_is_taken(picture
 
 
 def test_every_transition_leads_to_a_state_and_closed_is_the_end() -> None:
-    assert set(TRANSITIONS) == set(State)
-    assert TRANSITIONS[State.CLOSED] == {}
+    assert set(TRANSITIONS) == set(ReplicaState)
+    assert TRANSITIONS[ReplicaState.CLOSED] == {}
     for state, events in TRANSITIONS.items():
-        if state != State.CLOSED:
-            assert events[Event.CLOSE] == State.CLOSED
-    for silent in (State.LEARNING, State.CLOSED):
+        if state != ReplicaState.CLOSED:
+            assert events[Event.CLOSE] == ReplicaState.CLOSED
+    for silent in (ReplicaState.LEARNING, ReplicaState.CLOSED):
         assert Event.REPORT not in TRANSITIONS[silent]
         assert Event.COMMIT not in TRANSITIONS[silent]
 
@@ -414,7 +414,7 @@ class ReplicaMachine(RuleBasedStateMachine):
         offsets = sorted(self.entries)
         first, last = (offsets[0], offsets[-1]) if offsets else (None, None)
         indexed = self.rows[-1].end if self.rows else None
-        found = Found(self.durable, first, last, indexed)
+        found = StoredReplica(self.durable, first, last, indexed)
         tail = [self.entries[o] for o in offsets if o >= self.durable.committed_end]
         replica = Replica(found, tail, HASHES.values())
         assert replica.judgement != Judgement.INVALID, replica.reason

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from walsender_bridge.change_log.protocol import CommitContext, Position, Report
+from walsender_bridge.change_log.protocol import CommitContext, Position, ReplicaReport
 from walsender_bridge.change_log.repository.core import (
     ConsumerDropped,
     ConsumerSeen,
@@ -16,9 +16,9 @@ from walsender_bridge.change_log.repository.core import (
     KeeperSeen,
     Record,
     Repository,
+    RepositoryTick,
     StreamCreated,
     TermGiven,
-    Tick,
     VersionRaised,
     record_from_json,
     record_to_json,
@@ -27,11 +27,11 @@ from walsender_bridge.change_log.repository.core import (
 
 def report(
     stream: str, version: int, local: int, length: int, *, keeper: str = "k", lsn: int | None = None
-) -> Report:
+) -> ReplicaReport:
     """A report whose entries end at LSN 100 * offset, of 10 bytes each."""
     end = local + length
     position = Position(end, 100 * (end - 1) if lsn is None else lsn, end, end, 1, 10 * (end - 1))
-    return Report(keeper, stream, "log", 1, version, local, length, position, 1)
+    return ReplicaReport(keeper, stream, "log", 1, version, local, length, position, 1)
 
 
 def log_of(*streams: str, keepers: tuple[str, ...] = ("k",)) -> Repository:
@@ -42,8 +42,10 @@ def log_of(*streams: str, keepers: tuple[str, ...] = ("k",)) -> Repository:
     return state
 
 
-def tick(state: Repository, *reports: Report, barriers: tuple[dict[str, int], ...] = ()) -> bool:
-    return state.apply(Tick(0.0, reports, barriers))
+def tick(
+    state: Repository, *reports: ReplicaReport, barriers: tuple[dict[str, int], ...] = ()
+) -> bool:
+    return state.apply(RepositoryTick(0.0, reports, barriers))
 
 
 def contexts(state: Repository, version: int) -> dict[str, CommitContext]:
@@ -170,14 +172,14 @@ def test_a_barrier_forces_a_version_where_nothing_is_to_be_committed() -> None:
 # -- history ----------------------------------------------------------------------------------------
 
 
-def committed(state: Repository, now: float, *reports: Report) -> None:
+def committed(state: Repository, now: float, *reports: ReplicaReport) -> None:
     """One commit for these, taken by their replicas at once."""
-    state.apply(Tick(now, reports))
+    state.apply(RepositoryTick(now, reports))
     taken = [
         report(r.stream, state.version, r.local_offset + r.length, 0, keeper=r.replica)
         for r in reports
     ]
-    state.apply(Tick(now, tuple(taken), issue=False))
+    state.apply(RepositoryTick(now, tuple(taken), issue=False))
 
 
 def test_history_is_kept_for_replicas_and_live_consumers_and_no_longer() -> None:
@@ -256,9 +258,9 @@ class Replicas:
         self.written = dict.fromkeys(streams, 0)
         self.held = {(s, k): 0 for s in streams for k in keepers}
         self.at = {(s, k): CommitContext(0, 1, 1, 0) for s in streams for k in keepers}
-        self.old: list[Report] = []
+        self.old: list[ReplicaReport] = []
 
-    def reports(self) -> list[Report]:
+    def reports(self) -> list[ReplicaReport]:
         found = []
         for (stream, keeper), context in self.at.items():
             self.written[stream] += self.choose.choice((0, 0, 1, 3))
@@ -305,7 +307,9 @@ def test_any_run_keeps_the_invariants_and_is_a_function_of_its_log(seed: int) ->
             TermGiven("a", step),
             VersionRaised(state.version + choose.randint(-1, 1)),
         ]
-        tick_ = Tick(float(step), tuple(replicas.reports()), barriers, issue=choose.random() < 0.8)
+        tick_ = RepositoryTick(
+            float(step), tuple(replicas.reports()), barriers, issue=choose.random() < 0.8
+        )
         for drawn in [tick_, *choose.sample(extra, choose.randint(0, 1))]:
             version = state.version
             # What is kept went through its stored form.

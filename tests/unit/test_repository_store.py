@@ -12,8 +12,8 @@ from walsender_bridge.change_log.repository.core import (
     ConsumerSeen,
     Created,
     Repository,
+    RepositoryTick,
     StreamCreated,
-    Tick,
 )
 from walsender_bridge.change_log.repository.store import RepositoryStore
 from walsender_bridge.errors import ConfigError, CorruptError, NotSupportedError, UnavailableError
@@ -27,8 +27,8 @@ def fill(store: RepositoryStore, commits: int) -> None:
     for _ in range(commits):
         last = store.state.streams["a"].last.context
         version, end = store.state.version, last.end
-        store.append(Tick(0.0, (report("a", version, end, 1),)))
-        store.append(Tick(0.0, (report("a", version + 1, end + 1, 0),), issue=False))
+        store.append(RepositoryTick(0.0, (report("a", version, end, 1),)))
+        store.append(RepositoryTick(0.0, (report("a", version + 1, end + 1, 0),), issue=False))
 
 
 @pytest.mark.parametrize("checkpoint_every", [1, 2, 7, 1000])

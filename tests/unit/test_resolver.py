@@ -5,26 +5,27 @@ from typing import Any
 
 import pytest
 
-from slot_sync.resolver.epoch import epoch_key, precedes
+from slot_sync.probe.slot_rows import two_phase_at
+from slot_sync.resolver.evaluate import AHEAD_POLLS, LAG_BYTES
+from slot_sync.resolver.feedback_epoch import epoch_key, precedes
 from slot_sync.resolver.foreign import unproven
-from slot_sync.resolver.judge import AHEAD_POLLS, LAG_BYTES
 from slot_sync.resolver.observed import (
     TEMPORARY_PREFIX,
     Confirmed,
-    Copy,
     CopyRecord,
     Incarnation,
     LogicalSlot,
+    ObservedPrimary,
+    ObservedStandby,
     PhysicalSlot,
-    Place,
-    Primary,
-    Record,
     Reserved,
-    Safekeeper,
+    SafekeeperUpstream,
     Selection,
     Settled,
     Sighting,
-    Standby,
+    SlotCopy,
+    SlotPosition,
+    StandbyRecord,
     Upstream,
 )
 from slot_sync.resolver.one_slot import GONE_POLLS, is_wanted, temporary_name
@@ -32,28 +33,27 @@ from slot_sync.resolver.record import remember, remember_primary
 from slot_sync.resolver.resolver import resolve
 from slot_sync.resolver.transitions import (
     Advance,
+    CopyState,
     Drop,
-    Mark,
+    MarkIncarnation,
     Nothing,
     Reason,
     Rename,
     Reserve,
     SetFailover,
     SetFields,
-    State,
     Transition,
     Wait,
 )
-from slot_sync.rows import two_phase_at
 
 ALL = Selection()
 TEMPORARY = TEMPORARY_PREFIX + "kept"
 SLOT = LogicalSlot("kept", "pgoutput", "shop", 1000, 2000, 700, datoid=5, marker="l1")
 PHYSICAL = PhysicalSlot("here", 2500, None, 690, "m1", 11, 5000, reply_time=9000, flush_lsn=2500)
-PRIMARY = Primary(
+PRIMARY = ObservedPrimary(
     7, 1, False, 100, 150018, "logical", 2600, (SLOT,), (PHYSICAL,), databases={5: 90}
 )
-COPY = Copy(
+COPY = SlotCopy(
     "kept",
     "pgoutput",
     "shop",
@@ -69,7 +69,7 @@ COPY = Copy(
     mappings_complete=True,
     datoid=5,
 )
-STANDBY = Standby(
+STANDBY = ObservedStandby(
     system_id=7,
     timeline=1,
     in_recovery=True,
@@ -100,7 +100,7 @@ KNOWN = CopyRecord(
     removed_before=690,
     reserved=Reserved(900, 680),
     decoded_at=1000,
-    slot_was=Place(2000, 700),
+    slot_was=SlotPosition(2000, 700),
     confirmed=Confirmed(1, 2000),
     settled=Settled(5, 90, 1900),
     incarnation=Incarnation("l1", 1000),
@@ -112,15 +112,15 @@ EMPTY = replace(STANDBY, slots=())
 UNPROVEN = replace(KNOWN, made=False, temporary_name=TEMPORARY, state="PROVING")
 
 
-def record(known: CopyRecord = KNOWN) -> Record:
-    return Record(KEY, 400, {known.name: known})
+def record(known: CopyRecord = KNOWN) -> StandbyRecord:
+    return StandbyRecord(KEY, 400, {known.name: known})
 
 
-def standby(*copies: Copy, **changes: Any) -> Standby:
+def standby(*copies: SlotCopy, **changes: Any) -> ObservedStandby:
     return replace(STANDBY, slots=copies or (COPY,), **changes)
 
 
-def primary(slot: LogicalSlot | None = SLOT, **physical: Any) -> Primary:
+def primary(slot: LogicalSlot | None = SLOT, **physical: Any) -> ObservedPrimary:
     return replace(
         PRIMARY,
         logical_slots=() if slot is None else (slot,),
@@ -134,9 +134,9 @@ def only(transitions: list[Transition], name: str = "kept") -> Transition:
 
 
 def answered(
-    there: Primary | None = PRIMARY,
-    here: Standby | None = STANDBY,
-    known: Record | None = None,
+    there: ObservedPrimary | None = PRIMARY,
+    here: ObservedStandby | None = STANDBY,
+    known: StandbyRecord | None = None,
     wanted: Selection = ALL,
 ) -> Transition:
     return only(resolve(there, here, record() if known is None else known, wanted))
@@ -144,7 +144,7 @@ def answered(
 
 def test_6_a_copy_that_has_everything_is_ready() -> None:
     found = answered()
-    assert (found.after, found.reason, found.action) == (State.READY, Reason.PROVEN, Nothing())
+    assert (found.after, found.reason, found.action) == (CopyState.READY, Reason.PROVEN, Nothing())
     assert found.safe
     assert found.before == "READY"
     assert found.evidence["catalog_xmin"] == (700, 700)
@@ -160,7 +160,7 @@ def test_6_a_copy_that_has_everything_is_ready() -> None:
         (replace(STANDBY, wal_receiver_status_interval=0), Reason.FEEDBACK_OFF),
         (replace(STANDBY, primary_slot_name="other"), Reason.NO_PHYSICAL_SLOT),
         (replace(STANDBY, upstream=Upstream(7, True, 100)), Reason.CASCADING),
-        (replace(STANDBY, upstream=Safekeeper("sk:7433")), Reason.BEHIND_SAFEKEEPER),
+        (replace(STANDBY, upstream=SafekeeperUpstream("sk:7433")), Reason.BEHIND_SAFEKEEPER),
         (
             replace(
                 STANDBY, upstream=None, primary_slot_name="other", walreceiver_slot_name="other"
@@ -170,9 +170,9 @@ def test_6_a_copy_that_has_everything_is_ready() -> None:
         (replace(STANDBY, has_extension=False), Reason.NO_EXTENSION),
     ],
 )
-def test_10_each_setting_is_named_with_its_repair(here: Standby, reason: Reason) -> None:
+def test_10_each_setting_is_named_with_its_repair(here: ObservedStandby, reason: Reason) -> None:
     found = answered(here=here)
-    assert (found.after, found.reason, found.action) == (State.BLOCKED, reason, Wait())
+    assert (found.after, found.reason, found.action) == (CopyState.BLOCKED, reason, Wait())
     assert found.repair
     # The library may be there, and the functions still those of the version before.
     assert reason != Reason.NO_EXTENSION or "ALTER EXTENSION tuskline UPDATE" in found.repair
@@ -186,9 +186,9 @@ def test_10_each_setting_is_named_with_its_repair(here: Standby, reason: Reason)
         (primary(wal_status="lost"), Reason.PHYSICAL_SLOT_LOST),
     ],
 )
-def test_10_what_the_primary_lacks_is_named_too(there: Primary, reason: Reason) -> None:
+def test_10_what_the_primary_lacks_is_named_too(there: ObservedPrimary, reason: Reason) -> None:
     found = answered(there)
-    assert (found.after, found.reason) == (State.BLOCKED, reason)
+    assert (found.after, found.reason) == (CopyState.BLOCKED, reason)
     assert found.repair
 
 
@@ -205,10 +205,10 @@ def test_10_what_the_primary_lacks_is_named_too(there: Primary, reason: Reason) 
     ],
 )
 def test_19_a_link_that_breaks_makes_a_copy_suspect(
-    there: Primary, here: Standby, reason: Reason
+    there: ObservedPrimary, here: ObservedStandby, reason: Reason
 ) -> None:
     found = answered(there, here)
-    assert (found.after, found.reason, found.action) == (State.SUSPECT, reason, Wait())
+    assert (found.after, found.reason, found.action) == (CopyState.SUSPECT, reason, Wait())
 
 
 @pytest.mark.parametrize(
@@ -222,20 +222,20 @@ def test_19_a_link_that_breaks_makes_a_copy_suspect(
     ],
 )
 def test_19_another_epoch_makes_a_copy_suspect_until_it_is_heard_of(
-    there: Primary, here: Standby
+    there: ObservedPrimary, here: ObservedStandby
 ) -> None:
     found = answered(there, here)
-    assert (found.after, found.reason) == (State.SUSPECT, Reason.NOT_HEARD)
+    assert (found.after, found.reason) == (CopyState.SUSPECT, Reason.NOT_HEARD)
     after = remember(record(), there, here, [found])
     assert after.of("kept").proven_in is None
     assert answered(there, here, after).reason is Reason.NOT_HEARD
     heard = replace(there, physical_slots=(replace(there.physical_slots[0], reply_time=9501),))
-    assert answered(heard, here, after).after is State.READY
+    assert answered(heard, here, after).after is CopyState.READY
 
 
 def test_19_a_reply_is_known_by_its_position_on_11() -> None:
     there = primary(reply_time=None, flush_lsn=2401)
-    assert answered(there).after is State.READY
+    assert answered(there).after is CopyState.READY
     assert answered(primary(reply_time=None, flush_lsn=2400)).reason is Reason.NOT_HEARD
 
 
@@ -254,7 +254,7 @@ def test_19_an_epoch_with_a_gap_is_another_one() -> None:
 def test_19_a_new_physical_slot_is_marked_first() -> None:
     found = resolve(primary(marker=None), STANDBY, record(), ALL)
     mark = only(found, "here")
-    assert isinstance(mark.action, Mark)
+    assert isinstance(mark.action, MarkIncarnation)
     assert mark.action.slot == "here"
     assert only(found).reason is Reason.NO_MARKER
     strange = resolve(primary(marker=None), standby(upstream=None), record(), ALL)
@@ -308,17 +308,17 @@ def test_19_a_new_physical_slot_is_marked_first() -> None:
     ],
 )
 def test_18_each_condition_that_fails_makes_a_copy_suspect(
-    copy: Copy, known: CopyRecord, reason: Reason, action: object
+    copy: SlotCopy, known: CopyRecord, reason: Reason, action: object
 ) -> None:
     found = answered(here=standby(copy), known=record(known))
-    assert (found.after, found.reason, found.action) == (State.SUSPECT, reason, action)
+    assert (found.after, found.reason, found.action) == (CopyState.SUSPECT, reason, action)
 
 
 def test_33_a_copy_that_is_ahead_of_replay_waits() -> None:
     found = answered(here=standby(COPY, replay_lsn=1999))
-    assert (found.after, found.reason) == (State.SUSPECT, Reason.NOT_REPLAYED)
-    found = answered(here=replace(EMPTY, replay_lsn=1999), known=Record())
-    assert (found.after, found.reason) == (State.MISSING, Reason.AHEAD_OF_STANDBY)
+    assert (found.after, found.reason) == (CopyState.SUSPECT, Reason.NOT_REPLAYED)
+    found = answered(here=replace(EMPTY, replay_lsn=1999), known=StandbyRecord())
+    assert (found.after, found.reason) == (CopyState.MISSING, Reason.AHEAD_OF_STANDBY)
     assert found.action == Wait()
 
 
@@ -336,32 +336,32 @@ def test_12_a_transaction_that_stays_open_makes_a_busy_copy_neither_late_nor_uns
     )
     # A server that is promoted keeps what the copy itself stands for, and no more.
     found = answered(there, known=known)
-    assert (found.after, found.reason) == (State.SUSPECT, Reason.XMIN_NOT_DECODED)
+    assert (found.after, found.reason) == (CopyState.SUSPECT, Reason.XMIN_NOT_DECODED)
     back = SetFields("kept", "shop", 1000, 2000, 650, may_go_back=True)
     assert found.action == back
     known = remember(known, there, STANDBY, [found])
     assert known.of("kept").decoded_at is None
     holding = replace(COPY, catalog_xmin=650)
     found = answered(there, standby(holding), known)
-    assert (found.after, found.action) == (State.READY, Nothing())
+    assert (found.after, found.action) == (CopyState.READY, Nothing())
     # The physical slot does not go back with it, so nobody knows how it is once the primary is silent.
     known = remember(known, there, standby(holding), [found])
     assert known.of("kept").proven_in is None
     moved = primary(replace(SLOT, confirmed_flush_lsn=2300, catalog_xmin=650), catalog_xmin=700)
     found = answered(moved, standby(holding), known)
     assert (found.after, found.action) == (
-        State.READY,
+        CopyState.READY,
         SetFields("kept", "shop", 1000, 2300, 650),
     )
     # It has ended: until the copy has followed, rows that it needs may go.
     ended = primary(replace(SLOT, confirmed_flush_lsn=2400, catalog_xmin=720), catalog_xmin=700)
     found = answered(ended, standby(holding), known)
-    assert (found.after, found.reason) == (State.SUSPECT, Reason.RESERVED_LATER)
+    assert (found.after, found.reason) == (CopyState.SUSPECT, Reason.RESERVED_LATER)
     assert found.action == SetFields("kept", "shop", 1000, 2400, 720)
     known = remember(known, ended, standby(holding), [found])
     followed = standby(replace(COPY, confirmed_flush_lsn=2400, catalog_xmin=720))
     found = answered(ended, followed, known)
-    assert found.after is State.READY
+    assert found.after is CopyState.READY
     assert remember(known, ended, followed, [found]).of("kept").proven_in == KEY
 
 
@@ -374,10 +374,10 @@ def test_12_a_transaction_that_stays_open_makes_a_busy_copy_neither_late_nor_uns
         (replace(COPY, wal_present=False), Reason.WAL_GONE),
     ],
 )
-def test_8_an_invalid_copy_is_dropped_unless_it_is_used(copy: Copy, reason: Reason) -> None:
+def test_8_an_invalid_copy_is_dropped_unless_it_is_used(copy: SlotCopy, reason: Reason) -> None:
     found = answered(here=standby(copy))
     assert (found.after, found.reason, found.action) == (
-        State.INVALID,
+        CopyState.INVALID,
         reason,
         Drop("kept", "shop"),
     )
@@ -389,16 +389,16 @@ def test_9_a_copy_that_stays_ahead_is_made_again() -> None:
     known = record()
     for _ in range(AHEAD_POLLS - 1):
         found = answered(here=standby(copy), known=known)
-        assert found.after is State.SUSPECT
+        assert found.after is CopyState.SUSPECT
         known = remember(known, PRIMARY, standby(copy), [found])
     found = answered(here=standby(copy), known=known)
-    assert (found.after, found.action) == (State.INVALID, Drop("kept", "shop"))
+    assert (found.after, found.action) == (CopyState.INVALID, Drop("kept", "shop"))
 
 
 def test_6_a_copy_follows_and_is_lagging_when_it_is_far_behind() -> None:
     moved = replace(SLOT, restart_lsn=1200, confirmed_flush_lsn=2400, catalog_xmin=720)
     found = answered(primary(moved))
-    assert (found.after, found.action) == (State.READY, Advance("kept", "shop", 2400))
+    assert (found.after, found.action) == (CopyState.READY, Advance("kept", "shop", 2400))
     # Another copy has a snapshot for the slot's own position.
     other = replace(COPY, name="other", restart_lsn=1200)
     found = only(
@@ -408,7 +408,7 @@ def test_6_a_copy_follows_and_is_lagging_when_it_is_far_behind() -> None:
     far = replace(moved, confirmed_flush_lsn=2000 + LAG_BYTES + 1)
     found = answered(primary(far), standby(flush_lsn=far.confirmed_flush_lsn))
     assert (found.after, found.reason, found.action) == (
-        State.LAGGING,
+        CopyState.LAGGING,
         Reason.BEHIND,
         Advance("kept", "shop", 2500),
     )
@@ -416,12 +416,12 @@ def test_6_a_copy_follows_and_is_lagging_when_it_is_far_behind() -> None:
 
 
 def test_4_a_missing_copy_is_reserved_under_a_temporary_name() -> None:
-    found = answered(here=EMPTY, known=Record())
-    assert found.after is State.MISSING
+    found = answered(here=EMPTY, known=StandbyRecord())
+    assert found.after is CopyState.MISSING
     assert found.action == Reserve(
         temporary_name("kept", STANDBY.clock), "shop", "pgoutput", 1000, 2000, False, None
     )
-    written = remember(Record(), PRIMARY, EMPTY, [found])
+    written = remember(StandbyRecord(), PRIMARY, EMPTY, [found])
     assert written.of("kept").temporary_name == temporary_name("kept", STANDBY.clock)
     # The reservation failed: it is not there at the next poll, and is begun anew.
     again = answered(here=replace(EMPTY, clock=9600), known=written)
@@ -431,14 +431,14 @@ def test_4_a_missing_copy_is_reserved_under_a_temporary_name() -> None:
 
 def test_16_two_phase_goes_with_the_reservation() -> None:
     slot = replace(SLOT, two_phase=True, two_phase_at=1100)
-    action = answered(primary(slot), EMPTY, Record()).action
+    action = answered(primary(slot), EMPTY, StandbyRecord()).action
     assert isinstance(action, Reserve)
     assert (action.two_phase, action.two_phase_at) == (True, 1100)
 
 
 def test_16_two_phase_that_begins_nowhere_goes_with_the_reservation_too() -> None:
     action = answered(
-        primary(replace(SLOT, two_phase=True, two_phase_at=0)), EMPTY, Record()
+        primary(replace(SLOT, two_phase=True, two_phase_at=0)), EMPTY, StandbyRecord()
     ).action
     assert isinstance(action, Reserve)
     assert (action.two_phase, action.two_phase_at) == (True, 0)
@@ -463,15 +463,15 @@ def test_temporary_names_fit_and_are_never_the_same() -> None:
 def test_18_an_unproven_copy_is_renamed_only_when_it_is_proven() -> None:
     copy = replace(COPY, name=TEMPORARY)
     found = answered(here=standby(copy), known=record(UNPROVEN))
-    assert (found.after, found.action) == (State.PROVING, Rename(TEMPORARY, "kept", "shop"))
+    assert (found.after, found.action) == (CopyState.PROVING, Rename(TEMPORARY, "kept", "shop"))
     assert not found.safe
     found = answered(
         here=standby(replace(copy, snapshot_present=False, snapshot_complete=False)),
         known=record(UNPROVEN),
     )
-    assert (found.after, found.reason) == (State.PROVING, Reason.NO_SNAPSHOT)
+    assert (found.after, found.reason) == (CopyState.PROVING, Reason.NO_SNAPSHOT)
     found = answered(primary(catalog_xmin=None), standby(copy), record(UNPROVEN))
-    assert (found.after, found.reason) == (State.RESERVING, Reason.NO_CATALOG_XMIN)
+    assert (found.after, found.reason) == (CopyState.RESERVING, Reason.NO_CATALOG_XMIN)
 
 
 def test_32_a_rename_that_was_cut_is_finished() -> None:
@@ -483,7 +483,7 @@ def test_32_a_rename_that_was_cut_is_finished() -> None:
     found = answered(here=both, known=written)
     assert (found.reason, found.action) == (Reason.RENAME_CUT, Drop(TEMPORARY, "shop"))
     after = remember(written, PRIMARY, both, [found])
-    assert answered(known=after).after is State.READY
+    assert answered(known=after).after is CopyState.READY
     assert remember(after, PRIMARY, STANDBY, [answered(known=after)]).of("kept").made
 
 
@@ -492,11 +492,11 @@ def test_21_a_name_that_somebody_took_during_a_rename_is_not_ours() -> None:
     known = record(replace(UNPROVEN, renaming=True))
     both = standby(copy, replace(COPY, marker=None, active_pid=5))
     found = answered(here=both, known=known)
-    assert (found.after, found.action) == (State.CONFLICT, Drop(TEMPORARY, "shop"))
+    assert (found.after, found.action) == (CopyState.CONFLICT, Drop(TEMPORARY, "shop"))
     after = remember(known, PRIMARY, both, [found])
     alone = standby(replace(COPY, marker=None, active_pid=5))
     found = answered(here=alone, known=after)
-    assert (found.after, found.action) == (State.CONFLICT, Nothing())
+    assert (found.after, found.action) == (CopyState.CONFLICT, Nothing())
 
 
 @pytest.mark.parametrize("marker", [None, TEMPORARY + "_of_somebody"])
@@ -504,7 +504,7 @@ def test_21_a_slot_of_a_copys_name_that_we_did_not_make_is_not_ours(marker: str 
     here = standby(replace(COPY, marker=marker, active_pid=5))
     found = answered(here=here)
     assert (found.after, found.reason, found.action) == (
-        State.CONFLICT,
+        CopyState.CONFLICT,
         Reason.NAME_TAKEN,
         Nothing(),
     )
@@ -519,7 +519,7 @@ def test_2_an_orphan_is_dropped_after_some_polls_of_the_real_primary() -> None:
     there, known = primary(None), record()
     for _ in range(GONE_POLLS - 1):
         found = answered(there, known=known)
-        assert (found.after, found.reason, found.action) == (State.ORPHAN, Reason.GONE, Wait())
+        assert (found.after, found.reason, found.action) == (CopyState.ORPHAN, Reason.GONE, Wait())
         known = remember(known, there, STANDBY, [found])
     assert answered(there, known=known).action == Drop("kept", "shop")
     # Not if it is not known that this is the primary: then the count begins anew.
@@ -532,7 +532,7 @@ def test_2_an_orphan_is_dropped_after_some_polls_of_the_real_primary() -> None:
 def test_2_a_slot_that_is_not_to_be_kept_any_more_goes() -> None:
     found = answered(wanted=Selection(names=frozenset({"other"})))
     assert (found.after, found.reason, found.action) == (
-        State.ORPHAN,
+        CopyState.ORPHAN,
         Reason.DESELECTED,
         Drop("kept", "shop"),
     )
@@ -541,25 +541,25 @@ def test_2_a_slot_that_is_not_to_be_kept_any_more_goes() -> None:
 @pytest.mark.parametrize("version", [150018, 180000])
 def test_31_a_slot_from_a_backup_is_named_and_left_alone(version: int) -> None:
     old = replace(COPY, restart_lsn=500, confirmed_flush_lsn=900, catalog_xmin=600)
-    found = answered(here=standby(old, version=version), known=Record())
-    assert (found.after, found.action) == (State.STALE_BACKUP, Nothing())
+    found = answered(here=standby(old, version=version), known=StandbyRecord())
+    assert (found.after, found.action) == (CopyState.STALE_BACKUP, Nothing())
     assert "pg_drop_replication_slot('kept')" in found.repair
     # One that the primary does not have.
     stray = replace(old, name="stray")
     found = only(
         resolve(PRIMARY, standby(COPY, stray), record(), Selection(frozenset({"kept"}))), "stray"
     )
-    assert found.after is State.STALE_BACKUP
+    assert found.after is CopyState.STALE_BACKUP
 
 
 #: A copy that a controller with another record has made.
 THEIRS = replace(COPY, marker=temporary_name("kept", 5))
 
 
-def taken_over(here: Standby, before: Record) -> CopyRecord:
+def taken_over(here: ObservedStandby, before: StandbyRecord) -> CopyRecord:
     """What is remembered once it was found to be kept elsewhere."""
     (found,) = resolve(PRIMARY, here, before, ALL)
-    assert (found.after, found.reason) == (State.KEPT_ELSEWHERE, Reason.OTHER_CONTROLLER)
+    assert (found.after, found.reason) == (CopyState.KEPT_ELSEWHERE, Reason.OTHER_CONTROLLER)
     assert found.undecided
     assert "drop" not in found.repair
     return remember(before, PRIMARY, here, [found]).of("kept")
@@ -568,25 +568,27 @@ def taken_over(here: Standby, before: Record) -> CopyRecord:
 @pytest.mark.parametrize("version", [150018, 180000])
 def test_43_another_controllers_copy_is_taken_over_as_one_just_reserved(version: int) -> None:
     here = standby(THEIRS, version=version)
-    known = taken_over(here, Record())
-    assert known == CopyRecord("kept", made=True, marker=THEIRS.marker, state=State.KEPT_ELSEWHERE)
+    known = taken_over(here, StandbyRecord())
+    assert known == CopyRecord(
+        "kept", made=True, marker=THEIRS.marker, state=CopyState.KEPT_ELSEWHERE
+    )
     found = answered(here=here, known=record(known))
-    assert (found.after, found.reason) == (State.SUSPECT, Reason.NOT_HEARD)
+    assert (found.after, found.reason) == (CopyState.SUSPECT, Reason.NOT_HEARD)
     # One that was made anew since we looked: where its client was is true of it, too, and nothing else.
     known = taken_over(here, record())
     assert (known.confirmed, known.decoded_at, known.proven_in) == (KNOWN.confirmed, None, None)
     # With the primary silent nobody knows either.
     found = answered(None, here, record())
-    assert (found.after, found.undecided) == (State.KEPT_ELSEWHERE, True)
+    assert (found.after, found.undecided) == (CopyState.KEPT_ELSEWHERE, True)
 
 
 def test_43_another_controllers_unproven_copy_is_taken_over() -> None:
     theirs = replace(THEIRS, name=THEIRS.marker or "")
-    known = taken_over(standby(theirs), Record())
+    known = taken_over(standby(theirs), StandbyRecord())
     assert (known.temporary_name, known.made) == (theirs.name, False)
     # After a rename that was cut off the copy has both names.
     both = standby(THEIRS, theirs)
-    known = taken_over(both, Record())
+    known = taken_over(both, StandbyRecord())
     assert (known.temporary_name, known.made) == (theirs.name, True)
     assert answered(here=both, known=record(known)).action == Drop(theirs.name, "shop")
 
@@ -596,7 +598,7 @@ def test_43_a_copy_that_is_not_to_be_kept_here_is_told_and_left_alone() -> None:
     only_kept = Selection(frozenset({"kept"}))
     found = resolve(PRIMARY, standby(COPY, stray), record(), only_kept)
     told = only(found, "stray")
-    assert (told.after, told.counts, told.repair) == (State.KEPT_ELSEWHERE, False, "")
+    assert (told.after, told.counts, told.repair) == (CopyState.KEPT_ELSEWHERE, False, "")
     assert not remember(record(), PRIMARY, standby(COPY, stray), found).of("stray").made
     # Named here, with no such slot on the primary: that is what counts.
     found = resolve(PRIMARY, standby(COPY, stray), record(), Selection(frozenset({"stray"})))
@@ -611,14 +613,14 @@ def test_43_a_marked_copy_from_a_backup_that_is_of_no_use_is_stale(
     version: int, useless: dict[str, Any]
 ) -> None:
     old = replace(THEIRS, restart_lsn=500, confirmed_flush_lsn=900, catalog_xmin=600, **useless)
-    found = answered(here=standby(old, version=version), known=Record())
-    assert (found.after, found.action) == (State.STALE_BACKUP, Nothing())
+    found = answered(here=standby(old, version=version), known=StandbyRecord())
+    assert (found.after, found.action) == (CopyState.STALE_BACKUP, Nothing())
     assert not found.undecided
 
 
 def test_43_a_marked_copy_from_a_backup_is_not_ready_before_it_is_proven() -> None:
     old = replace(THEIRS, restart_lsn=500, confirmed_flush_lsn=900, catalog_xmin=600)
-    known = record(taken_over(standby(old), Record()))
+    known = record(taken_over(standby(old), StandbyRecord()))
     for _ in range(3):
         found = answered(here=standby(old), known=known)
         assert not found.safe
@@ -627,9 +629,9 @@ def test_43_a_marked_copy_from_a_backup_is_not_ready_before_it_is_proven() -> No
 
 def test_21_a_foreign_slot_is_never_touched() -> None:
     used = standby(replace(COPY, active_pid=5), version=180000)
-    found = answered(here=used, known=Record())
+    found = answered(here=used, known=StandbyRecord())
     assert (found.after, found.reason, found.action) == (
-        State.CONFLICT,
+        CopyState.CONFLICT,
         Reason.NAME_TAKEN,
         Nothing(),
     )
@@ -638,7 +640,7 @@ def test_21_a_foreign_slot_is_never_touched() -> None:
 def test_20_an_old_primarys_slot_is_dropped_when_our_record_names_it() -> None:
     known = remember_primary(record(), PRIMARY, ["kept"])
     found = answered(known=known)
-    assert (found.after, found.action) == (State.LEFTOVER, Drop("kept", "shop", any_slot=True))
+    assert (found.after, found.action) == (CopyState.LEFTOVER, Drop("kept", "shop", any_slot=True))
     assert answered(here=standby(replace(COPY, active_pid=5)), known=known).action == Wait()
     after = remember(known, PRIMARY, EMPTY, [answered(here=EMPTY, known=known)])
     assert not after.of("kept").seen_on_primary
@@ -647,19 +649,19 @@ def test_20_an_old_primarys_slot_is_dropped_when_our_record_names_it() -> None:
 def test_23_a_slot_that_is_lost_on_the_primary_is_told() -> None:
     found = answered(primary(replace(SLOT, wal_status="lost")))
     assert (found.after, found.reason, found.action) == (
-        State.INVALID,
+        CopyState.INVALID,
         Reason.LOST_ON_PRIMARY,
         Wait(),
     )
 
 
 def test_a_slot_that_is_being_made_is_awaited() -> None:
-    found = answered(primary(replace(SLOT, confirmed_flush_lsn=None)), EMPTY, Record())
-    assert (found.after, found.reason) == (State.BLOCKED, Reason.SLOT_BEING_MADE)
+    found = answered(primary(replace(SLOT, confirmed_flush_lsn=None)), EMPTY, StandbyRecord())
+    assert (found.after, found.reason) == (CopyState.BLOCKED, Reason.SLOT_BEING_MADE)
 
 
 def test_24_temporary_slots_are_ignored() -> None:
-    assert resolve(primary(replace(SLOT, temporary=True)), EMPTY, Record(), ALL) == []
+    assert resolve(primary(replace(SLOT, temporary=True)), EMPTY, StandbyRecord(), ALL) == []
 
 
 def test_41_a_copy_gives_way_when_postgresql_keeps_its_slot() -> None:
@@ -671,7 +673,7 @@ def test_41_a_copy_gives_way_when_postgresql_keeps_its_slot() -> None:
     # In use, or with this not proven to be its primary, it stays; so it does where PostgreSQL keeps none.
     used = replace(here, slots=(replace(COPY, active_pid=7),))
     assert answered(primary(slot), used, record(KNOWN)).action == Wait()
-    assert answered(primary(SLOT), here, record(KNOWN)).after is State.READY
+    assert answered(primary(SLOT), here, record(KNOWN)).after is CopyState.READY
 
 
 @pytest.mark.parametrize("value", [True, False])
@@ -679,41 +681,43 @@ def test_41_a_copy_is_ready_with_the_failover_of_its_slot(value: bool) -> None:
     slot, copy = replace(SLOT, failover=value), replace(COPY, failover=not value)
     here = standby(copy, native_sync=False)
     found = answered(primary(slot), here, record(KNOWN))
-    assert (found.after, found.reason) == (State.SUSPECT, Reason.FAILOVER_DIFFERS)
+    assert (found.after, found.reason) == (CopyState.SUSPECT, Reason.FAILOVER_DIFFERS)
     assert found.action == SetFailover(COPY.name, "shop", value)
     used = standby(replace(copy, active_pid=7), native_sync=False)
     assert answered(primary(slot), used, record(KNOWN)).action == Wait()
     same = standby(replace(copy, failover=value), native_sync=False)
-    assert answered(primary(slot), same, record(KNOWN)).after is State.READY
+    assert answered(primary(slot), same, record(KNOWN)).after is CopyState.READY
 
 
 def test_30_a_native_copy_is_judged_and_never_touched() -> None:
     slot = replace(SLOT, failover=True)
     here = replace(EMPTY, native_sync=True, version=170000)
-    assert answered(primary(slot), here, Record()).reason is Reason.NATIVE_PENDING
+    assert answered(primary(slot), here, StandbyRecord()).reason is Reason.NATIVE_PENDING
     native = replace(COPY, synced=True)
     known = record(replace(KNOWN, made=False))
-    assert answered(primary(slot), standby(native), known).after is State.READY
+    assert answered(primary(slot), standby(native), known).after is CopyState.READY
     unfinished = replace(native, persistency="temporary")
     found = answered(primary(slot), standby(unfinished), known)
     assert (found.after, found.reason, found.action) == (
-        State.PROVING,
+        CopyState.PROVING,
         Reason.NOT_PERSISTENT,
         Wait(),
     )
     broken = replace(native, invalidation="rows_removed")
     found = answered(primary(slot), standby(broken), known)
-    assert (found.after, found.action) == (State.INVALID, Wait())
+    assert (found.after, found.action) == (CopyState.INVALID, Wait())
     # A leftover of the same name that is not PostgreSQL's own stops only itself.
-    assert answered(primary(slot), standby(version=170000, native_sync=True), Record()).after in {
-        State.CONFLICT,
-        State.STALE_BACKUP,
+    assert answered(
+        primary(slot), standby(version=170000, native_sync=True), StandbyRecord()
+    ).after in {
+        CopyState.CONFLICT,
+        CopyState.STALE_BACKUP,
     }
 
 
 def test_27_with_the_primary_down_the_last_proof_counts() -> None:
     found = answered(None, standby(walreceiver_status=None, walreceiver_start=None))
-    assert (found.after, found.reason) == (State.READY, Reason.PROVEN_BEFORE)
+    assert (found.after, found.reason) == (CopyState.READY, Reason.PROVEN_BEFORE)
     assert found.evidence["age"] == 100
     for against in (
         standby(walreceiver_start=401),
@@ -723,14 +727,14 @@ def test_27_with_the_primary_down_the_last_proof_counts() -> None:
         EMPTY,
     ):
         found = answered(None, against)
-        assert (found.after, found.reason) == (State.SUSPECT, Reason.PRIMARY_UNREACHABLE)
+        assert (found.after, found.reason) == (CopyState.SUSPECT, Reason.PRIMARY_UNREACHABLE)
     never = record(replace(KNOWN, proven_at=None, proven_in=None))
     assert answered(None, known=never).reason is Reason.NEVER_PROVEN
 
 
 def test_a_standby_that_does_not_answer_is_told() -> None:
     found = answered(here=None)
-    assert (found.after, found.reason) == (State.BLOCKED, Reason.STANDBY_UNREACHABLE)
+    assert (found.after, found.reason) == (CopyState.BLOCKED, Reason.STANDBY_UNREACHABLE)
     assert remember(record(), PRIMARY, None, [found]) == record()
 
 
@@ -741,21 +745,24 @@ def test_32_a_promotion_removes_what_was_being_proven() -> None:
     assert only(found, TEMPORARY).action == Drop(TEMPORARY, "shop")
     assert only(found).reason is Reason.PROMOTED
     slots = (replace(SLOT, name=TEMPORARY), SLOT, replace(SLOT, name=TEMPORARY + "2", active_pid=9))
-    assert [each.action for each in unproven(slots, Record())] == [Drop(TEMPORARY, "shop"), Wait()]
+    assert [each.action for each in unproven(slots, StandbyRecord())] == [
+        Drop(TEMPORARY, "shop"),
+        Wait(),
+    ]
 
 
 def test_29_an_unproven_copy_of_somebody_else_is_left_alone() -> None:
     other = replace(COPY, name=TEMPORARY + "_other")
     found = only(resolve(PRIMARY, standby(COPY, other), record(), ALL), other.name)
-    assert (found.after, found.action) == (State.LEFTOVER, Nothing())
+    assert (found.after, found.action) == (CopyState.LEFTOVER, Nothing())
 
 
 def test_22_one_stuck_slot_stops_no_other() -> None:
     stuck = replace(SLOT, name="stuck", confirmed_flush_lsn=9999)
     found = resolve(replace(PRIMARY, logical_slots=(stuck, SLOT)), STANDBY, record(), ALL)
     assert [(each.slot, each.after) for each in found] == [
-        ("kept", State.READY),
-        ("stuck", State.MISSING),
+        ("kept", CopyState.READY),
+        ("stuck", CopyState.MISSING),
     ]
 
 
@@ -778,7 +785,7 @@ def test_transactions_are_compared_round_the_end() -> None:
     young = replace(COPY, catalog_xmin=5)
     known = replace(KNOWN, removed_before=2**32 - 10)
     there = primary(replace(SLOT, catalog_xmin=5), catalog_xmin=2**32 - 10)
-    assert answered(there, standby(young), record(known)).after is State.READY
+    assert answered(there, standby(young), record(known)).after is CopyState.READY
 
 
 @pytest.mark.parametrize(
@@ -799,7 +806,7 @@ def test_18_what_other_decoders_leave_out_counts_by_major_and_plugin(
     slot = replace(SLOT, plugin=plugin)
     copy = replace(COPY, plugin=plugin, synced=synced, foreign_snapshot_after=foreign)
     found = answered(primary(slot), standby(copy, version=version))
-    assert (found.after is State.READY) == ready
+    assert (found.after is CopyState.READY) == ready
     assert found.reason is (Reason.PROVEN if ready else Reason.FOREIGN_SNAPSHOT)
 
 
@@ -808,6 +815,6 @@ def test_18_a_hasty_synchronization_is_believed_only_where_the_slot_was_passed()
     known = record(replace(KNOWN, removed_before=701))
     found = answered(here=standby(hasty, version=170004), known=known)
     assert found.reason is Reason.XMIN_NOT_DECODED
-    assert answered(here=standby(hasty, version=170005), known=known).after is State.READY
+    assert answered(here=standby(hasty, version=170005), known=known).after is CopyState.READY
     passed = replace(hasty, confirmed_flush_lsn=2000, catalog_xmin=700)
-    assert answered(here=standby(passed, version=170004)).after is State.READY
+    assert answered(here=standby(passed, version=170004)).after is CopyState.READY

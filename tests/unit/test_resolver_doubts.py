@@ -4,16 +4,23 @@ from dataclasses import replace
 
 import pytest
 
-from slot_sync.resolver.observed import Confirmed, Copy, Record, Reserved, Selection, Terms
+from slot_sync.resolver.observed import (
+    Confirmed,
+    ReadinessTerms,
+    Reserved,
+    Selection,
+    SlotCopy,
+    StandbyRecord,
+)
 from slot_sync.resolver.record import remember, remember_primary
 from slot_sync.resolver.resolver import resolve
 from slot_sync.resolver.transitions import (
     Advance,
+    CopyState,
     Drop,
     Nothing,
     Reason,
     Reserve,
-    State,
     Transition,
     Wait,
 )
@@ -50,7 +57,7 @@ def test_2_a_copy_that_differs_is_dropped_for_the_real_primary_only(here) -> Non
     there = primary(replace(SLOT, two_phase=True, two_phase_at=50))
     found = answered(there, here)
     assert (found.after, found.reason, found.action) == (
-        State.INVALID,
+        CopyState.INVALID,
         Reason.FIELDS_DIFFER,
         Wait(),
     )
@@ -65,7 +72,7 @@ def test_2_a_copy_that_differs_is_dropped_for_the_real_primary_only(here) -> Non
     ],
 )
 def test_8_a_copy_that_is_broken_by_itself_is_dropped_whoever_the_primary_is(
-    broken: Copy, reason: Reason
+    broken: SlotCopy, reason: Reason
 ) -> None:
     found = answered(here=standby(broken, upstream=None))
     assert (found.reason, found.action) == (reason, Drop("kept", "shop"))
@@ -76,7 +83,7 @@ def test_19_a_candidate_that_streams_from_another_slot_than_configured_is_anothe
     here = standby(configured_slot="near")
     found = answered(here=here)
     assert (found.after, found.reason, found.action) == (
-        State.BLOCKED,
+        CopyState.BLOCKED,
         Reason.OTHER_SLOT_NAME,
         Wait(),
     )
@@ -84,7 +91,7 @@ def test_19_a_candidate_that_streams_from_another_slot_than_configured_is_anothe
     # Nothing is dropped there, even if the slot is gone.
     gone, known = primary(None), record(replace(KNOWN, polls_gone=9))
     assert answered(gone, here, known).action == Wait()
-    assert answered(here=standby(configured_slot="here")).after is State.READY
+    assert answered(here=standby(configured_slot="here")).after is CopyState.READY
 
 
 @pytest.mark.parametrize(
@@ -123,12 +130,12 @@ def test_26_a_copy_that_went_back_is_seen_to_whoever_the_primary_is() -> None:
 @pytest.mark.parametrize("changes", [{"upstream": None}, {"timeline": 2}])
 def test_26_nothing_is_reserved_from_another_primary(changes) -> None:
     """Its positions may be in the middle of a record here: no decoder would ever get on from there."""
-    found = answered(here=replace(EMPTY, **changes), known=Record())
-    assert (found.after, found.action) == (State.MISSING, Wait())
+    found = answered(here=replace(EMPTY, **changes), known=StandbyRecord())
+    assert (found.after, found.action) == (CopyState.MISSING, Wait())
     assert found.reason in {Reason.UPSTREAM_UNKNOWN, Reason.OTHER_TIMELINE}
     # Nobody has told the primary of anything yet, since there is no copy: that is no reason to wait.
     first = primary(catalog_xmin=None, marker=None)
-    assert isinstance(answered(first, EMPTY, Record()).action, Reserve)
+    assert isinstance(answered(first, EMPTY, StandbyRecord()).action, Reserve)
 
 
 def test_10_a_primary_that_does_not_show_all_of_a_slot_is_told_so() -> None:
@@ -137,7 +144,7 @@ def test_10_a_primary_that_does_not_show_all_of_a_slot_is_told_so() -> None:
     copy = replace(COPY, two_phase=True, two_phase_at=50)
     found = answered(replace(primary(slot, marker=None), has_extension=False), standby(copy))
     assert (found.after, found.reason, found.action) == (
-        State.BLOCKED,
+        CopyState.BLOCKED,
         Reason.NO_EXTENSION,
         Wait(),
     )
@@ -148,21 +155,21 @@ def test_27_a_copy_that_was_moved_while_the_primary_is_down_is_not_ready() -> No
     """Somebody read from it: a client that goes on from there would never get what it passed."""
     known = remember(record(), PRIMARY, STANDBY, [answered()])
     down = {"walreceiver_status": None, "walreceiver_start": None}
-    assert answered(None, standby(**down), known).after is State.READY
+    assert answered(None, standby(**down), known).after is CopyState.READY
     moved = replace(COPY, confirmed_flush_lsn=2400)
     found = answered(None, standby(moved, **down), known)
-    assert (found.after, found.reason) == (State.SUSPECT, Reason.PRIMARY_UNREACHABLE)
+    assert (found.after, found.reason) == (CopyState.SUSPECT, Reason.PRIMARY_UNREACHABLE)
     assert "ahead" in found.why
     # PostgreSQL's own copy follows the slot without our knowing, and nobody can read from it.
     native = replace(moved, synced=True)
-    assert answered(None, standby(native, **down), known).after is State.READY
+    assert answered(None, standby(native, **down), known).after is CopyState.READY
 
 
 def test_27_wal_from_the_archive_may_have_removed_what_the_connection_held() -> None:
     known = remember(record(), PRIMARY, STANDBY, [answered()])
     down = {"walreceiver_status": None, "walreceiver_start": None}
     found = answered(None, standby(replays_archive=True, **down), known)
-    assert (found.after, found.reason) == (State.SUSPECT, Reason.PRIMARY_UNREACHABLE)
+    assert (found.after, found.reason) == (CopyState.SUSPECT, Reason.PRIMARY_UNREACHABLE)
     assert "archive" in found.why
 
 
@@ -172,7 +179,7 @@ def test_20_a_candidate_with_an_old_primary_s_own_slot_is_not_ready(active: int 
     here = standby(replace(COPY, active_pid=active))
     known = remember_primary(record(), PRIMARY, ["kept"])
     found = answered(here=here, known=known)
-    assert found.after is State.LEFTOVER
+    assert found.after is CopyState.LEFTOVER
     assert made(found).ready is False
     assert made(found).rows()[0]["expected"] is True
 
@@ -192,8 +199,8 @@ def test_20_a_leftover_that_is_not_to_be_kept_says_nothing_of_the_others() -> No
             },
         )
         found = resolve(there, standby(COPY, stray), memory, wanted)
-        assert only(found, "stray").after is State.LEFTOVER
-        assert only(found).after is State.READY
+        assert only(found, "stray").after is CopyState.LEFTOVER
+        assert only(found).after is CopyState.READY
         assert made(*found).ready is True
 
 
@@ -202,7 +209,7 @@ def test_32_an_unproven_copy_on_the_primary_is_told_and_removed() -> None:
     leftover = replace(SLOT, name=TEMPORARY)
     there = replace(PRIMARY, logical_slots=(leftover, SLOT))
     found = only(resolve(there, STANDBY, record(), ALL), TEMPORARY)
-    assert (found.after, found.reason) == (State.LEFTOVER, Reason.UNPROVEN_NAME)
+    assert (found.after, found.reason) == (CopyState.LEFTOVER, Reason.UNPROVEN_NAME)
     assert found.action == Drop(TEMPORARY, "shop", on_primary=True)
     used = replace(PRIMARY, logical_slots=(replace(leftover, active_pid=7), SLOT))
     assert only(resolve(used, STANDBY, record(), ALL), TEMPORARY).action == Wait()
@@ -214,8 +221,8 @@ def test_32_an_unproven_copy_on_the_primary_is_told_and_removed() -> None:
 
 
 def test_nothing_is_known_of_it_all_is_nothing_to_do() -> None:
-    assert resolve(None, STANDBY, Record(), ALL) == []
-    assert answered(known=Record()).action == Nothing()
+    assert resolve(None, STANDBY, StandbyRecord(), ALL) == []
+    assert answered(known=StandbyRecord()).action == Nothing()
 
 
 NAMED = Selection(frozenset({"kept", "absent"}))
@@ -236,14 +243,14 @@ def test_44_a_literal_name_without_a_slot_is_not_ready(there, here) -> None:
     assert not found.safe
     assert found.counts
     if there is not None and here is not None:
-        assert (found.after, found.reason) == (State.MISSING, Reason.NO_SUCH_SLOT)
+        assert (found.after, found.reason) == (CopyState.MISSING, Reason.NO_SUCH_SLOT)
         assert "names" in found.repair
 
 
 def test_44_a_literal_name_that_is_gone_from_the_primary_is_not_ready() -> None:
     named = Selection(frozenset({"kept"}))
     found = answered(primary(None), wanted=named)
-    assert (found.after, found.reason, found.counts) == (State.ORPHAN, Reason.GONE, True)
+    assert (found.after, found.reason, found.counts) == (CopyState.ORPHAN, Reason.GONE, True)
     # Chosen by a pattern, it is one slot fewer to keep.
     assert not answered(primary(None), wanted=Selection(patterns=("k*",))).counts
 
@@ -251,7 +258,7 @@ def test_44_a_literal_name_that_is_gone_from_the_primary_is_not_ready() -> None:
 def test_44_a_foreign_slot_of_a_name_without_a_slot_is_told_once() -> None:
     stray = replace(COPY, name="absent")
     found = resolve(PRIMARY, standby(COPY, stray), record(), NAMED)
-    assert [each.after for each in found if each.slot == "absent"] == [State.STALE_BACKUP]
+    assert [each.after for each in found if each.slot == "absent"] == [CopyState.STALE_BACKUP]
 
 
 @pytest.mark.parametrize(
@@ -260,7 +267,7 @@ def test_44_a_foreign_slot_of_a_name_without_a_slot_is_told_once() -> None:
 )  # fmt: skip
 def test_44_a_wrong_server_without_slots_is_not_ready(there, here) -> None:
     """No slot is expected, since the server that was asked has none: that says nothing of the primary's."""
-    found = resolve(there, here, Record(), ALL)
+    found = resolve(there, here, StandbyRecord(), ALL)
     assert made(*found).ready is False
 
 
@@ -268,7 +275,7 @@ def test_39_a_client_ahead_of_the_standby_s_disk_is_not_ready() -> None:
     """What the client has confirmed and the standby not flushed, a promotion would lose; the copy itself is whole."""
     ahead = primary(replace(SLOT, confirmed_flush_lsn=2501))
     found = answered(ahead)
-    assert (found.after, found.reason) == (State.CLIENT_AHEAD, Reason.CLIENT_AHEAD)
+    assert (found.after, found.reason) == (CopyState.CLIENT_AHEAD, Reason.CLIENT_AHEAD)
     assert made(found).ready is False
     assert "synchronized_standby_slots" in found.repair
     assert found.evidence["flush_lsn"] == 2500
@@ -277,7 +284,7 @@ def test_39_a_client_ahead_of_the_standby_s_disk_is_not_ready() -> None:
     known = remember(record(), ahead, STANDBY, [found])
     assert known.of("kept").proven_in == KEY
     # What is flushed is replayed at a promotion: a standby that replays late, or whose replay is paused, has it.
-    assert answered(ahead, standby(flush_lsn=2501)).after is State.READY
+    assert answered(ahead, standby(flush_lsn=2501)).after is CopyState.READY
 
 
 def test_39_a_client_ahead_stays_so_when_the_primary_does_not_answer() -> None:
@@ -285,19 +292,19 @@ def test_39_a_client_ahead_stays_so_when_the_primary_does_not_answer() -> None:
     known = remember(record(), ahead, STANDBY, resolve(ahead, STANDBY, record(), ALL))
     down = {"walreceiver_status": None, "walreceiver_start": None}
     found = answered(None, standby(**down), known)
-    assert (found.after, found.reason) == (State.CLIENT_AHEAD, Reason.CLIENT_AHEAD)
+    assert (found.after, found.reason) == (CopyState.CLIENT_AHEAD, Reason.CLIENT_AHEAD)
     assert made(found, primary=None).ready is False
     # It had received the rest before the connection broke.
-    assert answered(None, standby(flush_lsn=2501, **down), known).after is State.READY
+    assert answered(None, standby(flush_lsn=2501, **down), known).after is CopyState.READY
 
 
 def test_39_a_crash_of_the_primary_does_not_take_a_client_back() -> None:
     """The slot's confirmed_flush_lsn may be older after it; the client has what it has."""
     ahead = primary(replace(SLOT, confirmed_flush_lsn=2501))
     known = remember(record(), ahead, STANDBY, resolve(ahead, STANDBY, record(), ALL))
-    assert answered(known=known).after is State.CLIENT_AHEAD
+    assert answered(known=known).after is CopyState.CLIENT_AHEAD
     again = remember(known, PRIMARY, STANDBY, resolve(PRIMARY, STANDBY, known, ALL))
-    assert answered(known=again).after is State.CLIENT_AHEAD
+    assert answered(known=again).after is CopyState.CLIENT_AHEAD
     # On another timeline positions begin anew.
     there, here = replace(PRIMARY, timeline=2), standby(timeline=2)
     later = remember(again, there, here, resolve(there, here, again, ALL))
@@ -309,11 +316,11 @@ def test_44_a_proof_counts_for_a_limited_time_without_the_primary() -> None:
 
     def after(age: int, limit: int | None) -> Transition:
         here = replace(down, clock=9400 + age)
-        return only(resolve(None, here, record(), ALL, Terms(max_age=limit)))
+        return only(resolve(None, here, record(), ALL, ReadinessTerms(max_age=limit)))
 
     for age, limit in ((100, 100), (10**9, None)):
         found = after(age, limit)
-        assert (found.after, found.reason) == (State.READY, Reason.PROVEN_BEFORE)
+        assert (found.after, found.reason) == (CopyState.READY, Reason.PROVEN_BEFORE)
         assert made(found, primary=None).ready is True
         unknown = " ".join(made(found, primary=None).not_known)
         assert "created on the primary" in unknown
@@ -324,16 +331,16 @@ def test_44_a_proof_counts_for_a_limited_time_without_the_primary() -> None:
         assert made(found, primary=None).ready is None
     # What is known to be wrong is a no at any age.
     lost = replace(down, slots=(replace(COPY, wal_present=False),), clock=10**9)
-    found = only(resolve(None, lost, record(), ALL, Terms(max_age=100)))
+    found = only(resolve(None, lost, record(), ALL, ReadinessTerms(max_age=100)))
     assert made(found, primary=None).ready is False
 
 
 @pytest.mark.parametrize(
     ("idle_for", "state", "action"),
     [
-        (20, State.READY, Nothing()),
-        (30, State.READY, Advance("kept", "shop", 2000)),
-        (100, State.SUSPECT, Advance("kept", "shop", 2000)),
+        (20, CopyState.READY, Nothing()),
+        (30, CopyState.READY, Advance("kept", "shop", 2000)),
+        (100, CopyState.SUSPECT, Advance("kept", "shop", 2000)),
     ],
 )
 def test_40_an_idle_copy_is_used_before_a_checkpoint_invalidates_it(
@@ -348,8 +355,11 @@ def test_40_an_idle_copy_is_used_before_a_checkpoint_invalidates_it(
     down = replace(here, walreceiver_status=None, walreceiver_start=None)
     assert answered(None, down).safe is (idle_for < 100)
     # Nothing invalidates it where there is no timeout, nor PostgreSQL's own copy anywhere.
-    assert answered(here=replace(here, idle_timeout=0)).after is State.READY
-    assert answered(here=standby(replace(idle, synced=True), idle_timeout=100)).after is State.READY
+    assert answered(here=replace(here, idle_timeout=0)).after is CopyState.READY
+    assert (
+        answered(here=standby(replace(idle, synced=True), idle_timeout=100)).after
+        is CopyState.READY
+    )
 
 
 def test_40_a_copy_that_has_outgrown_the_standby_s_limit_is_not_ready() -> None:

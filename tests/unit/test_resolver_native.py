@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from slot_sync.resolver.observed import Record, Standby, Terms
+from slot_sync.resolver.observed import ObservedStandby, ReadinessTerms, StandbyRecord
 from slot_sync.resolver.record import remember
 from slot_sync.resolver.resolver import resolve
-from slot_sync.resolver.transitions import Nothing, Reason, State, Transition
+from slot_sync.resolver.transitions import CopyState, Nothing, Reason, Transition
 from tests.unit.test_resolver import ALL, COPY, KNOWN, PRIMARY, SLOT, STANDBY, only, record
 from tests.unit.test_slot_report import made
 
@@ -22,25 +22,25 @@ THERE = replace(
     physical_slots=(replace(PRIMARY.physical_slots[0], marker=None),),
 )
 NATIVE_COPY = replace(COPY, synced=True, snapshot_present=None, wal_present=None)
-ACCEPTED = Terms(max_age=1000, accept_native=True)
+ACCEPTED = ReadinessTerms(max_age=1000, accept_native=True)
 
 
-def here(copy: Any = NATIVE_COPY, **changes: Any) -> Standby:
+def here(copy: Any = NATIVE_COPY, **changes: Any) -> ObservedStandby:
     slots = () if copy is None else (copy,)
     values = {"version": 170006, "has_extension": False, "native_sync": True, "slots": slots}
     return replace(STANDBY, **{**values, **changes})
 
 
 def judged(
-    there: Any = THERE, standby: Any = None, known: Any = None, terms: Terms = ACCEPTED
+    there: Any = THERE, standby: Any = None, known: Any = None, terms: ReadinessTerms = ACCEPTED
 ) -> Transition:
-    return only(resolve(there, standby or here(), known or Record(), ALL, terms))
+    return only(resolve(there, standby or here(), known or StandbyRecord(), ALL, terms))
 
 
 def test_45_a_synchronized_copy_is_synced_and_what_is_not_shown_is_said() -> None:
-    found = judged(terms=Terms())
+    found = judged(terms=ReadinessTerms())
     assert (found.after, found.reason, found.action) == (
-        State.SYNCED,
+        CopyState.SYNCED,
         Reason.SYNCED_ONLY,
         Nothing(),
     )
@@ -49,7 +49,7 @@ def test_45_a_synchronized_copy_is_synced_and_what_is_not_shown_is_said() -> Non
     words = " ".join(made(found).not_known)
     assert all(word in words for word in ("snapshot", "marker", "WAL"))
     accepted = judged()
-    assert (accepted.after, accepted.safe) == (State.SYNCED, True)
+    assert (accepted.after, accepted.safe) == (CopyState.SYNCED, True)
     assert made(accepted).ready is True
     assert made(accepted).not_known
 
@@ -86,7 +86,7 @@ def test_45_a_synchronized_copy_is_synced_and_what_is_not_shown_is_said() -> Non
     ],
 )
 def test_45_what_sql_shows_against_a_copy_is_named(
-    there: Any, standby: Standby, state: str, reason: str
+    there: Any, standby: ObservedStandby, state: str, reason: str
 ) -> None:
     found = judged(there, standby)
     assert (found.after, found.reason, found.safe) == (state, reason, False)
@@ -100,12 +100,12 @@ def test_45_a_copy_of_ours_is_not_judged_by_sql() -> None:
 
 
 def test_45_without_the_primary_the_last_look_counts_for_its_time() -> None:
-    known = remember(Record(), THERE, here(), [judged()])
+    known = remember(StandbyRecord(), THERE, here(), [judged()])
     down = {"walreceiver_status": None, "walreceiver_start": None}
     found = judged(None, here(**down), known)
-    assert (found.after, found.safe) == (State.SYNCED, True)
+    assert (found.after, found.safe) == (CopyState.SYNCED, True)
     assert any("created on the primary" in word for word in found.not_known)
-    assert made(judged(None, here(**down), known, Terms()), primary=None).ready is None
+    assert made(judged(None, here(**down), known, ReadinessTerms()), primary=None).ready is None
     old = judged(None, here(clock=STANDBY.clock + 1001, **down), known)
     assert (old.reason, old.safe) == (Reason.PROVEN_LONG_AGO, False)
     not_ours = replace(NATIVE_COPY, synced=False)
@@ -120,7 +120,7 @@ def test_45_without_the_primary_the_last_look_counts_for_its_time() -> None:
         found = judged(None, here(**{**down, **changes}), known)
         assert (found.reason, found.safe) == (reason, False), changes
     invalid = here(replace(NATIVE_COPY, invalidation="rows_removed"), **down)
-    assert judged(None, invalid, known).after is State.INVALID
+    assert judged(None, invalid, known).after is CopyState.INVALID
 
 
 def test_45_what_was_proven_with_the_extension_is_not_forgotten() -> None:

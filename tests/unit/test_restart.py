@@ -11,7 +11,7 @@ from walsender_bridge.change_log.protocol import (
     CommitContext,
     LogStatus,
     Position,
-    Report,
+    ReplicaReport,
     StreamCut,
     load,
 )
@@ -65,7 +65,7 @@ class Stream:
         )
         self.make.crc = self.host.status().last_crc
 
-    def commit(self) -> Report:
+    def commit(self) -> ReplicaReport:
         report = self.host.report("k")
         assert report is not None
         self.version += 1
@@ -130,7 +130,7 @@ def test_what_it_says_survives_a_crash_before_and_after_its_commit(stream: Strea
     report = stream.host.report("k")
     assert report is not None
     assert report.position.history_start == 4
-    assert load(Report, report_to_json(report)) == report
+    assert load(ReplicaReport, report_to_json(report)) == report
     # As another one behind it.
     stream.restart(confirm_to=(1, 0x50), system_id=CLUSTER)
     assert stream.commit().position.history_start == 5

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from structlog.testing import capture_logs
 
-from spark_consumers.lakehouse.round_failures import RoundFailures
+from spark_consumers.lake.writer.round_failures import RoundFailures
 from walsender_bridge.errors import LakeError, TusklineError, UnavailableError
 
 TRACE = "java.lang.IllegalStateException: no block\n" + "\tat org.apache.spark.X(X.java:1)\n" * 60

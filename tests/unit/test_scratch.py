@@ -3,11 +3,11 @@
 import subprocess
 import sys
 
-from spark_consumers.scratch import scratch, settings
+from spark_consumers.spark.scratch import scratch, settings
 
 HOLD = """
 import pathlib, sys
-from spark_consumers.scratch import scratch
+from spark_consumers.spark.scratch import scratch
 with scratch(pathlib.Path(sys.argv[1])) as folder:
     (folder / "blockmgr-1").mkdir()
     print(folder, flush=True)

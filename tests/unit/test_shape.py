@@ -5,11 +5,11 @@ from itertools import combinations, product
 
 import pytest
 
-from spark_consumers.lakehouse import noticed, states
-from spark_consumers.lakehouse.manifest import Manifest, StreamPosition, TableVersion
-from spark_consumers.lakehouse.shape import (
-    Look,
-    Part,
+from spark_consumers.lake.manifest.chain import Manifest, StreamPosition, TableVersion
+from spark_consumers.lake.tables import noticed, states
+from spark_consumers.lake.tables.shape import (
+    Partition,
+    Publication,
     Shape,
     changed,
     names_rows,
@@ -19,9 +19,9 @@ from spark_consumers.lakehouse.shape import (
 
 NAME = "shop.public.t"
 ALL = "insert, update, delete, truncate"
-A = Part(20, 10, "700", 20, "public.a", ("id",), born_here=True)
-MIDDLE = Part(30, 10, "701", 0, "public.m", ("id",))
-B = Part(31, 30, "702", 31, "public.b", ("id",))
+A = Partition(20, 10, "700", 20, "public.a", ("id",), born_here=True)
+MIDDLE = Partition(30, 10, "701", 0, "public.m", ("id",))
+B = Partition(31, 30, "702", 31, "public.b", ("id",))
 TREE = Shape(
     oid=10,
     file=0,
@@ -38,7 +38,7 @@ TREE = Shape(
 PLAIN = replace(TREE, file=10, parts=(), natts=2)
 GENERATED = replace(PLAIN, generated=(2,))
 NEWER = (3, "x", 23, "691")
-NEW = Part(40, 10, "710", 40, "public.n", ("id",))
+NEW = Partition(40, 10, "710", 40, "public.n", ("id",))
 
 
 def tree(*parts):
@@ -133,7 +133,7 @@ def test_added_columns_are_others_once_their_names_have_moved(sent, names, other
 def test_columns_that_the_lake_took_unseen_are_compared_by_the_next_look(names, word):
     layout = tuple((name, 23, -1) for name in names)
     now = replace(PLAIN, columns=(*PLAIN.columns, NEWER, (4, "y", 23, "691")), natts=4)
-    found = noticed.outdated(version(PLAIN, layout=layout), now, Look({}, frozenset()))
+    found = noticed.outdated(version(PLAIN, layout=layout), now, Publication({}, frozenset()))
     assert word in str(found) if word else found is None
 
 
@@ -306,7 +306,7 @@ def head(table, copy=None):
 
 
 def look(shape):
-    return Look({"public.t": shape}, frozenset())
+    return Publication({"public.t": shape}, frozenset())
 
 
 FEWER = replace(TREE, parts=(A,))
@@ -403,17 +403,17 @@ def test_a_partition_of_which_the_log_tells_before_the_source_answers_is_judged_
     assert GONE not in noticed.known(head(table), "shop")
     _, reasons = compared(head(table), look(TREE))
     assert "with OID 50 was dropped or detached" in reasons[NAME]
-    came = Part(GONE, 10, "712", GONE, "public.g", ("id",))
+    came = Partition(GONE, 10, "712", GONE, "public.g", ("id",))
     made, reasons = compared(head(table), look(tree(*TREE.parts, replace(came, born_here=True))))
     assert (reasons, "OID" in made.tables[NAME].shape) == ({}, False)
     # It had rows, and is another one than it was then.
-    seen = Look({"public.t": tree(*TREE.parts, came)}, frozenset({GONE}))
+    seen = Publication({"public.t": tree(*TREE.parts, came)}, frozenset({GONE}))
     assert "public.g was attached" in compared(head(table), seen)[1][NAME]
 
 
 def test_a_partition_that_was_found_empty_has_no_change_from_before():
-    came = Part(GONE, 10, "712", GONE, "public.g", ("id",))
-    seen = Look({"public.t": tree(*TREE.parts, came)}, frozenset({GONE}), 700)
+    came = Partition(GONE, 10, "712", GONE, "public.g", ("id",))
+    seen = Publication({"public.t": tree(*TREE.parts, came)}, frozenset({GONE}), 700)
     made, reasons = compared(head(version(TREE)), seen)
     assert not reasons
     known = noticed.partitions(made.tables[NAME])

@@ -34,14 +34,14 @@ class Standby:
         self.allowed = ACTION_SECONDS
 
     def one(self, text: str, values: dict[str, str] | None = None) -> Any:
-        if text == "slots_trusted":
+        if text == "slot_sync/trusted":
             return True
         assert values is not None
-        if text == "slots_positions":
+        if text == "slot_sync/positions":
             return [format_lsn(each) for each in (1, self.confirmed, END)]
         to = parse_lsn(values.get("lsn", format_lsn(END)))
         assert (to - 1) / self.pace < self.allowed, "the server cancels it"
-        if text == "slots_advance":
+        if text == "slot_sync/advance":
             self.steps.append(to - self.confirmed)
             self.confirmed = to
         return format_lsn(to)

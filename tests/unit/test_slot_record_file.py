@@ -2,8 +2,6 @@
 
 import contextlib
 import json
-from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -11,18 +9,18 @@ from slot_sync.record_file import RecordFile
 from slot_sync.resolver.observed import (
     Confirmed,
     CopyRecord,
-    EpochKey,
+    FeedbackEpochKey,
     Incarnation,
-    Place,
-    Record,
     Reserved,
     Settled,
     Sighting,
+    SlotPosition,
+    StandbyRecord,
 )
 from walsender_bridge.errors import ConfigError, NotSupportedError
 
-EPOCH = EpochKey(7, 1, 100, "standby_a", "abc", 42, 200, 300)
-RECORD = Record(
+EPOCH = FeedbackEpochKey(7, 1, 100, "standby_a", "abc", 42, 200, 300)
+RECORD = StandbyRecord(
     EPOCH,
     400,
     {
@@ -34,7 +32,7 @@ RECORD = Record(
             polls_gone=2,
             proven_at=9,
             reserved=Reserved(5, 6),
-            passed=Place(7, 8),
+            passed=SlotPosition(7, 8),
             confirmed=Confirmed(1, 9),
             settled=Settled(5, 6, 7),
             incarnation=Incarnation("l1", 8),
@@ -44,31 +42,13 @@ RECORD = Record(
 )
 
 
-@pytest.mark.parametrize("record", [Record(), RECORD])
+@pytest.mark.parametrize("record", [StandbyRecord(), RECORD])
 def test_what_was_saved_is_read_back(tmp_path, record):
     file = RecordFile(tmp_path / "made", "one")
-    assert file.load() == Record()
+    assert file.load() == StandbyRecord()
     file.save(record)
     assert RecordFile(tmp_path / "made", "one").load() == record
     assert [path.name for path in (tmp_path / "made").iterdir()] == ["one.json"]
-
-
-@pytest.mark.parametrize(
-    ("version", "unknown"),
-    [(1, ("confirmed", "settled", "incarnation")), (2, ("settled", "incarnation")), (3, ())],
-)
-def test_one_of_an_older_version_is_read(tmp_path, version, unknown):
-    file = RecordFile(tmp_path, "one")
-    file.save(RECORD)
-    values = json.loads(file.path.read_text())
-    values["version"] = version
-    del values["crc"]
-    for copy in values["record"]["copies"].values():
-        for name in unknown:
-            del copy[name]
-    file.path.write_text(json.dumps(values))
-    nothing: dict[str, Any] = dict.fromkeys(unknown)
-    assert file.load().of("b") == replace(RECORD.of("b"), **nothing)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +59,7 @@ def test_a_damaged_one_is_kept_aside_and_nothing_is_remembered(tmp_path, text):
     for number in (1, 2):
         file.path.write_text(text)
         assert file.peek() is None
-        assert file.load() == Record()
+        assert file.load() == StandbyRecord()
         assert (tmp_path / f"one.json.damaged-{number}").read_text() == text
         assert not file.path.exists()
 
@@ -100,8 +80,8 @@ def test_one_with_a_changed_digit_or_letter_is_not_believed(tmp_path):
 
 def test_a_newer_one_is_refused_by_name_and_left_alone(tmp_path):
     file = RecordFile(tmp_path, "one")
-    file.path.write_text(json.dumps({"version": 5, "anything": 1}))
-    with pytest.raises(NotSupportedError, match="version 5"):
+    file.path.write_text(json.dumps({"version": 6, "anything": 1}))
+    with pytest.raises(NotSupportedError, match="version 6"):
         file.load()
     assert file.path.exists()
 

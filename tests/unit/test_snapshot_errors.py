@@ -2,7 +2,7 @@
 
 import pytest
 
-from spark_consumers.snapshot_source import _without_query
+from spark_consumers.sources.snapshot import _without_query
 
 QUERIES = ("LOCK TABLE a", 'SELECT x\nFROM "it\': s"  ')
 

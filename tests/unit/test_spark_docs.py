@@ -1,11 +1,13 @@
-"""docs/spark.md names every option, column and extra that there is, and no other."""
+"""docs/spark.md names every public name, option, column and extra that there is, and no other."""
 
 import re
 import tomllib
 from pathlib import Path
 
-from spark_consumers import snapshot_source, source
-from spark_consumers.rows import _ABOUT, CHANGES_SCHEMA
+import tuskline
+from spark_consumers.sources import changes
+from spark_consumers.sources import snapshot as snapshot_source
+from spark_consumers.sources.rows import _ABOUT, CHANGES_SCHEMA
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "spark.md").read_text()
@@ -23,10 +25,10 @@ def named(text: str) -> list[str]:
 
 
 def test_the_options_of_both_formats_are_those_of_the_code() -> None:
-    changes = section('The changes: `format("tuskline")`').split("`mode=changes`:")[0]
-    assert sorted(named(changes)) == sorted(source.OPTIONS)
-    snapshot = section('A table of a snapshot: `format("tuskline-snapshot")`')
-    assert sorted(named(snapshot)) == sorted(snapshot_source.OPTIONS)
+    text = section('The changes: `format("tuskline")`').split("`mode=changes`:")[0]
+    assert sorted(named(text)) == sorted(changes.OPTIONS)
+    text = section('A table of a snapshot: `format("tuskline-snapshot")`')
+    assert sorted(named(text)) == sorted(snapshot_source.OPTIONS)
 
 
 def test_the_columns_of_changes_are_those_of_the_code() -> None:
@@ -39,3 +41,11 @@ def test_the_columns_of_changes_are_those_of_the_code() -> None:
 def test_the_extras_are_those_of_the_package() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert named(section("Installing")) == list(project["optional-dependencies"])
+
+
+def test_the_names_to_import_are_those_of_the_package() -> None:
+    rows = section("The names to import").splitlines()
+    table = [line.split("|") for line in rows if line.startswith("| `")]
+    assert sorted(named(section("The names to import"))) == sorted(tuskline.__all__)
+    extras = {name: row[3].strip(" `") for row in table for name in re.findall(r"`(\w+)`", row[1])}
+    assert {name: extra for name, extra in extras.items() if extra} == tuskline._EXTRAS

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_consumers.split import split
+from spark_consumers.decode.split import split
 from walsender_bridge.change_log.entry import split_messages
 from walsender_bridge.errors import CorruptError, MalformedMessageError
 

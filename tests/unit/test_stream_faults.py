@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from tests.unit.test_repository import log_of, report, tick
 from walsender_bridge.change_log import protocol
 from walsender_bridge.change_log.protocol import LogStatus
-from walsender_bridge.change_log.repository.core import Repository, Stream
+from walsender_bridge.change_log.repository.core import Repository, StreamState
 from walsender_bridge.change_log.repository.stream_faults import AWAY_SECONDS, StreamFaults
 from walsender_bridge.errors import (
     ConfigError,
@@ -115,7 +115,7 @@ def test_no_version_is_issued_before_all_that_have_replicas_were_heard() -> None
     assert looks.faults.refusal(streams, [Keeper(), away]) is None, "it has none of the replicas"
     assert looks.faults.refusal({}, [away]) is None
     looks.state = log_of("a")
-    other = {"b": Stream(("other",))}
+    other = {"b": StreamState(("other",))}
     assert looks.look(Keeper(), away) == {}
     assert looks.faults.refusal({**streams, **other}, [Keeper(), away]) is not None
     # A keeper that lost its identity is known to have: it is that stream's fault alone.

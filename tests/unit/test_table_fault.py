@@ -7,12 +7,13 @@ import pyarrow as pa
 import pytest
 from py4j.protocol import Py4JError
 
-from spark_consumers.decode import decode_entries
-from spark_consumers.lakehouse import stage, table_fault
-from spark_consumers.lakehouse.fit import Layout
-from spark_consumers.lakehouse.stage import ComposeTask, RangeTask, Staged, Target, run_range
-from spark_consumers.lakehouse.table_fault import TableFault, TableFaultsError
-from spark_consumers.lakehouse.table_version import TableVersion
+from spark_consumers.decode.entries import decode_entries
+from spark_consumers.lake.epoch import stage
+from spark_consumers.lake.epoch.stage import ComposeTask, RangeTask, Staged, Target, run_range
+from spark_consumers.lake.manifest.table_version import TableVersion
+from spark_consumers.lake.tables import fault as table_fault
+from spark_consumers.lake.tables.fault import TableFault, TableFaultsError
+from spark_consumers.lake.tables.schema_match import Layout
 from tests.support.change_entries import Entries, Table, cut, insert, transactions
 from walsender_bridge.errors import (
     Cause,

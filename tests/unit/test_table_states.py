@@ -6,13 +6,21 @@ from unittest.mock import Mock
 
 import pytest
 
-from spark_consumers.lakehouse import requests, rolled_back, states
-from spark_consumers.lakehouse.fit import Layout, Misfit
-from spark_consumers.lakehouse.manifest import Manifest, StreamPosition, TableVersion, open_chain
-from spark_consumers.lakehouse.policy import Policy
-from spark_consumers.lakehouse.requests import Request
-from spark_consumers.lakehouse.schema_change import Anew, Extended, first_layout, judge, not_plain
-from spark_consumers.lakehouse.status import table_rows
+from spark_consumers.lake.epoch import rolled_back
+from spark_consumers.lake.manifest.chain import Manifest, StreamPosition, TableVersion, open_chain
+from spark_consumers.lake.policy import Policy
+from spark_consumers.lake.status import table_rows
+from spark_consumers.lake.tables import states
+from spark_consumers.lake.tables.schema_change import (
+    ColumnsAdded,
+    FullResync,
+    first_layout,
+    judge,
+    not_plain,
+)
+from spark_consumers.lake.tables.schema_match import Layout, SchemaMismatch
+from spark_consumers.lake.writer import requests
+from spark_consumers.lake.writer.requests import Request
 from walsender_bridge.errors import (
     CorruptError,
     DeadlineError,
@@ -40,7 +48,7 @@ def head(**changes):
 
 
 def misfit(offset, *columns, number=0, reason="", key=("id",)):
-    return Misfit(A, number, offset, columns, frozenset(key), reason)
+    return SchemaMismatch(A, number, offset, columns, frozenset(key), reason)
 
 
 # -- schema changes -------------------------------------------------------------------------------------
@@ -52,7 +60,7 @@ def test_columns_at_the_end_extend_the_table_from_where_they_came():
     # The second range tells again what the first one told.
     told = [misfit(70, *more, number=1), misfit(50, *more), misfit(80, *most, number=1)]
     verdict = judge(table(), known, told)
-    assert verdict == Extended(
+    assert verdict == ColumnsAdded(
         (Layout(0, (ID, TEXT)), Layout(50, more), Layout(80, most)), (MORE, ("z", 16, -1))
     )
 
@@ -72,13 +80,13 @@ def test_columns_at_the_end_extend_the_table_from_where_they_came():
 )
 def test_anything_else_is_a_table_of_its_own(told, reason):
     verdict = judge(table(), first_layout(table()), told)
-    assert isinstance(verdict, Anew)
+    assert isinstance(verdict, FullResync)
     assert reason in verdict.reason
 
 
 def test_a_table_of_format_1_is_copied_anew():
     verdict = judge(table(layout=()), first_layout(table(layout=())), [misfit(5, ID, TEXT, MORE)])
-    assert isinstance(verdict, Anew)
+    assert isinstance(verdict, FullResync)
 
 
 def test_what_the_catalog_says_of_added_columns():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from spark_consumers.lakehouse.manifest import Manifest, StreamPosition, TableVersion
+from spark_consumers.lake.manifest.chain import Manifest, StreamPosition, TableVersion
 from walsender_bridge.observability.observation import Observation, Process, SourceView
 from walsender_bridge.observability.table_problems import ill
 

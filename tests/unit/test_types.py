@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_consumers import types
-from spark_consumers.spans import contents, gather
-from spark_consumers.types import column_type, from_text, numeric_limits, with_base_types
-from spark_consumers.unfit import UnfitValueError
+from spark_consumers.decode import types
+from spark_consumers.decode.spans import contents, gather
+from spark_consumers.decode.types import column_type, from_text, numeric_limits, with_base_types
+from spark_consumers.decode.unrepresentable import UnrepresentableValueError
 from tests.support.change_entries import TYPED
 from tests.support.plain_decoder import value
 from walsender_bridge.postgres.protocol.pgoutput import Column, Relation
@@ -169,7 +169,7 @@ def test_what_the_target_cannot_hold_is_told_with_its_position(
     type_oid: int, modifier: int, text: str, what: str
 ) -> None:
     good = {types.NUMERIC: "1.00", types.DATE: "2024-01-01", types.INT4_ARRAY: "{1}"}.get(type_oid)
-    with pytest.raises(UnfitValueError) as caught:
+    with pytest.raises(UnrepresentableValueError) as caught:
         converted(type_oid, [good, None, good, text, good], modifier)
     assert what in str(caught.value)
     assert caught.value.index == 3
@@ -196,7 +196,7 @@ def test_what_the_target_cannot_hold_is_told_with_its_position(
     ],
 )
 def test_what_no_server_writes_is_damage(type_oid: int, text: str) -> None:
-    with pytest.raises(UnfitValueError) as caught:
+    with pytest.raises(UnrepresentableValueError) as caught:
         converted(type_oid, [None, text])
     assert caught.value.index == 1
     assert caught.value.malformed

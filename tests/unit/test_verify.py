@@ -14,7 +14,7 @@ from walsender_bridge.quorum.safekeeper.effects import ControlState
 from walsender_bridge.quorum.safekeeper.storage import position_file
 from walsender_bridge.quorum.safekeeper.storage.segments import StorageLimits
 from walsender_bridge.quorum.safekeeper.storage.wal import WalStorage
-from walsender_bridge.quorum.safekeeper.verify import Held, Place, check, compare
+from walsender_bridge.quorum.safekeeper.verify import DataDirectory, HeldWal, check, compare
 from walsender_bridge.runtime.folder import FolderDisk
 
 SERVER = ServerInfo(SMALL.system_id, SMALL.major, SMALL.segment_bytes)
@@ -30,7 +30,9 @@ def grown(seed: int, to: int = 4 * MIB + 5000) -> Wal:
     return wal
 
 
-def store(folder: Path, wal: Wal, *, commit: int, begin: int = MIB, crash: bool = False) -> Place:
+def store(
+    folder: Path, wal: Wal, *, commit: int, begin: int = MIB, crash: bool = False
+) -> DataDirectory:
     """A safekeeper's data directory that holds this WAL."""
     state = ControlState(int(folder.name) + 1, SERVER, commit_lsn=commit)
     control_file.save(FolderDisk(folder / "control"), state)
@@ -41,21 +43,21 @@ def store(folder: Path, wal: Wal, *, commit: int, begin: int = MIB, crash: bool 
     storage.flush()
     if not crash:
         storage.close()
-    return Place(folder.name, folder)
+    return DataDirectory(folder.name, folder)
 
 
-def damage(place: Place, name: str, offset: int) -> None:
+def damage(place: DataDirectory, name: str, offset: int) -> None:
     path = place.data_dir / "wal" / name
     content = bytearray(path.read_bytes())
     content[offset] ^= 0xFF
     path.write_bytes(content)
 
 
-def checked(*places: Place) -> list[Held]:
+def checked(*places: DataDirectory) -> list[HeldWal]:
     return [check(place, no_progress) for place in places]
 
 
-def names(place: Place) -> set[str]:
+def names(place: DataDirectory) -> set[str]:
     return {str(path.relative_to(place.data_dir)) for path in place.data_dir.rglob("*")}
 
 
@@ -179,7 +181,7 @@ def test_wal_of_two_clusters(tmp_path, wal):
 def test_a_directory_of_somebody_else(tmp_path):
     (tmp_path / "PG_VERSION").write_text("16")
     with pytest.raises(ConfigError, match="PG_VERSION"):
-        check(Place("x", tmp_path), no_progress)
+        check(DataDirectory("x", tmp_path), no_progress)
     assert {path.name for path in tmp_path.iterdir()} == {"PG_VERSION"}
 
 
@@ -188,7 +190,7 @@ def test_a_running_safekeeper_is_looked_at_again(tmp_path, wal):
     # What it said was durable has been cut since.
     stale = replace(place, flush_lsn=wal.end + MIB)
     position_file.save(
-        FolderDisk(place.data_dir / "wal"), position_file.Position(MIB, wal.end, exact=True)
+        FolderDisk(place.data_dir / "wal"), position_file.StoragePosition(MIB, wal.end, exact=True)
     )
     looks = [replace(place, flush_lsn=wal.end)]
     assert check(stale, no_progress, looks.pop).end_lsn == wal.end

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_consumers.reader import Snapshot, view_names
+from spark_consumers.lake.reader import Snapshot, view_names
 from walsender_bridge.postgres.protocol.relation_name import relation_name
 
 

@@ -10,11 +10,13 @@ from tests.support.wal import MIB, SMALL, Wal
 from walsender_bridge.errors import CorruptError, NotSupportedError
 from walsender_bridge.postgres.protocol import wal_page
 from walsender_bridge.postgres.protocol.wal_page import PAGE_BYTES, WalFormat
-from walsender_bridge.postgres.protocol.wal_record import Walk, aligned, record_start_before
+from walsender_bridge.postgres.protocol.wal_record import RecordScan, aligned, record_start_before
 
 
-def walk(wal: Wal, start: int | None = None, stop: int | None = None) -> tuple[list[int], Walk]:
-    walked = Walk(wal.page, wal.origin if start is None else start, wal.format, stop=stop)
+def walk(
+    wal: Wal, start: int | None = None, stop: int | None = None
+) -> tuple[list[int], RecordScan]:
+    walked = RecordScan(wal.page, wal.origin if start is None else start, wal.format, stop=stop)
     return [record.end for record in walked], walked
 
 
@@ -31,8 +33,10 @@ def test_every_record_is_found_in_order(wal):
     ends, walked = walk(wal)
     assert ends == wal.ends
     assert walked.ran_out
-    assert [r.start for r in Walk(wal.page, wal.origin, wal.format)] == wal.starts
-    assert all(b.previous == a.start for a, b in pairwise(Walk(wal.page, wal.origin, wal.format)))
+    assert [r.start for r in RecordScan(wal.page, wal.origin, wal.format)] == wal.starts
+    assert all(
+        b.previous == a.start for a, b in pairwise(RecordScan(wal.page, wal.origin, wal.format))
+    )
 
 
 def test_aligned_is_the_end_of_the_last_whole_record(wal, seed):

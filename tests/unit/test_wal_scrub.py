@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.wal import MIB, SMALL, Wal
 from walsender_bridge.errors import CorruptError
-from walsender_bridge.postgres.protocol.replication import History
+from walsender_bridge.postgres.protocol.replication import ServerTimelines
 from walsender_bridge.quorum.safekeeper.storage import checksums as segment_sums
 from walsender_bridge.quorum.safekeeper.storage.segments import StorageLimits
 from walsender_bridge.quorum.safekeeper.storage.wal import WalStorage
@@ -49,14 +49,14 @@ def test_40_one_bit_in_a_complete_segment_is_found_and_not_served(folder):
     assert not folder.damaged
     cursor, buffer = WalCursor(folder, MIB), memoryview(bytearray(1000))
     try:
-        assert cursor.read_into(buffer, 2 * MIB, 1000, 1, History(1))
+        assert cursor.read_into(buffer, 2 * MIB, 1000, 1, ServerTimelines(1))
         damage(folder)
         scrubbed(folder)
         assert folder.damaged == {DAMAGED}
         # A reader that has it open does not get it either.
         with pytest.raises(CorruptError, match=DAMAGED):
-            cursor.read_into(buffer, 2 * MIB + 1000, 1000, 1, History(1))
-        assert cursor.read_into(buffer, MIB, 1000, 1, History(1))
+            cursor.read_into(buffer, 2 * MIB + 1000, 1000, 1, ServerTimelines(1))
+        assert cursor.read_into(buffer, MIB, 1000, 1, ServerTimelines(1))
     finally:
         cursor.close()
 

@@ -15,7 +15,7 @@ from walsender_bridge.postgres.protocol.frontend import (
     Message,
     Startup,
 )
-from walsender_bridge.postgres.protocol.replication import History
+from walsender_bridge.postgres.protocol.replication import ServerTimelines
 from walsender_bridge.postgres.protocol.replication_command import (
     CreateSlot,
     DropSlot,
@@ -26,11 +26,15 @@ from walsender_bridge.postgres.protocol.replication_command import (
     TimelineHistory,
     Unsupported,
 )
-from walsender_bridge.quorum.protocol.messages import HotStandbyFeedback
 from walsender_bridge.quorum.protocol.positions import Positions
-from walsender_bridge.quorum.wal_server import feedback
-from walsender_bridge.quorum.wal_server.login import Login, Then
-from walsender_bridge.quorum.wal_server.stream import Finish, Send, Stream, Wait, Write
+from walsender_bridge.quorum.wal_server.login import LoginExchange, Then
+from walsender_bridge.quorum.wal_server.stream import (
+    Finish,
+    ReaderStream,
+    SendRange,
+    WaitForPositions,
+    Write,
+)
 from walsender_bridge.quorum.wal_server.users import SCRAM, Users, Verifier, parse_verifier
 
 MIB = 1 << 20
@@ -157,8 +161,8 @@ def test_what_is_no_command_has_postgres_sqlstate(text: str, code: str) -> None:
 NOBODY = Verifier(4096, bytes(16), bytes(32), bytes(32))
 
 
-def login(*, certificate: str | None = None, required: bool = False) -> Login:
-    return Login(lambda _: NOBODY, certificate, tls_required=required)
+def login(*, certificate: str | None = None, required: bool = False) -> LoginExchange:
+    return LoginExchange(lambda _: NOBODY, certificate, tls_required=required)
 
 
 def test_21_the_offer_depends_on_tls_and_nothing_is_told_before_the_proof() -> None:
@@ -231,29 +235,31 @@ def test_21_only_verifiers_are_read_and_an_error_does_not_show_them(tmp_path) ->
 # -- the stream -------------------------------------------------------------------------------------
 
 
-def at(lsn: int, *, commit: int | None = None, history: History | None = None) -> Positions:
-    return Positions(7, 16, MIB, history or History(1), lsn, lsn if commit is None else commit)
+def at(lsn: int, *, commit: int | None = None, history: ServerTimelines | None = None) -> Positions:
+    return Positions(
+        7, 16, MIB, history or ServerTimelines(1), lsn, lsn if commit is None else commit
+    )
 
 
 def test_13_nothing_is_sent_past_flush_or_commit() -> None:
-    stream = Stream(at(1000), 100, 0, now=0.0)
-    assert stream.next(at(1000, commit=700), 0.0, 0) == Send(100, 700)
-    assert stream.next(at(600, commit=700), 0.0, 0) == Send(100, 600)
+    stream = ReaderStream(at(1000), 100, 0, now=0.0)
+    assert stream.next(at(1000, commit=700), 0.0, 0) == SendRange(100, 700)
+    assert stream.next(at(600, commit=700), 0.0, 0) == SendRange(100, 600)
     stream.sent(600)
     # Positions that have gone back take nothing back and send nothing.
-    assert stream.next(at(500), 0.0, 0) == Wait(30.0)
-    assert stream.next(at(600), 0.0, 0) == Wait(30.0)
-    assert stream.next(at(601), 0.0, 0) == Send(600, 601)
+    assert stream.next(at(500), 0.0, 0) == WaitForPositions(30.0)
+    assert stream.next(at(600), 0.0, 0) == WaitForPositions(30.0)
+    assert stream.next(at(601), 0.0, 0) == SendRange(600, 601)
 
 
 def test_13_a_timeline_that_was_left_ends_with_the_next_one() -> None:
-    after = at(900, history=History(2, ((1, 500),)))
-    stream = Stream(at(400), 100, 1, now=0.0)
+    after = at(900, history=ServerTimelines(2, ((1, 500),)))
+    stream = ReaderStream(at(400), 100, 1, now=0.0)
     stream.sent(400)
-    assert stream.next(after, 0.0, 0) == Send(400, 500)
+    assert stream.next(after, 0.0, 0) == SendRange(400, 500)
     stream.sent(500)
     assert stream.next(after, 0.0, 0) == Write(backend.COPY_DONE)
-    assert isinstance(stream.next(after, 0.0, 0), Wait)
+    assert isinstance(stream.next(after, 0.0, 0), WaitForPositions)
     stream.received("c", b"", 1.0)
     done = stream.next(after, 1.0, 0)
     assert isinstance(done, Finish)
@@ -262,7 +268,7 @@ def test_13_a_timeline_that_was_left_ends_with_the_next_one() -> None:
 
 
 def test_a_reader_may_end_the_stream_itself() -> None:
-    stream = Stream(at(400), 100, 0, now=0.0)
+    stream = ReaderStream(at(400), 100, 0, now=0.0)
     stream.received("c", b"", 1.0)
     assert stream.next(at(400), 1.0, 0) == Write(backend.COPY_DONE)
     done = stream.next(at(400), 1.0, 0)
@@ -275,21 +281,21 @@ def test_a_reader_may_end_the_stream_itself() -> None:
 
 
 def test_13_a_start_exactly_where_the_timeline_was_left_has_no_stream() -> None:
-    history = History(3, ((1, 500), (2, 800)))
-    assert not Stream(at(900, history=history), 500, 1, now=0.0).opens
-    assert Stream(at(900, history=history), 499, 1, now=0.0).opens
+    history = ServerTimelines(3, ((1, 500), (2, 800)))
+    assert not ReaderStream(at(900, history=history), 500, 1, now=0.0).opens
+    assert ReaderStream(at(900, history=history), 499, 1, now=0.0).opens
     for lsn, timeline, said in [(501, 1, "forked"), (0, 4, "not in this server's history")]:
         with pytest.raises(SqlErrorReply) as caught:
-            Stream(at(900, history=history), lsn, timeline, now=0.0)
+            ReaderStream(at(900, history=history), lsn, timeline, now=0.0)
         assert said in caught.value.error.text + caught.value.error.detail
     with pytest.raises(SqlErrorReply, match="ahead of the WAL flush position"):
-        Stream(at(900), 901, 1, now=0.0).check_start(at(900))
+        ReaderStream(at(900), 901, 1, now=0.0).check_start(at(900))
 
 
 def test_a_fork_below_what_was_sent_ends_the_stream_too() -> None:
-    stream = Stream(at(400), 100, 0, now=0.0)
+    stream = ReaderStream(at(400), 100, 0, now=0.0)
     stream.sent(400)
-    after = at(400, history=History(2, ((1, 390),)))
+    after = at(400, history=ServerTimelines(2, ((1, 390),)))
     assert stream.next(after, 0.0, 0) == Write(backend.COPY_DONE)
 
 
@@ -298,31 +304,23 @@ def status(flush: int, *, reply: bool = False) -> bytes:
 
 
 def test_a_silent_reader_is_asked_and_then_given_up() -> None:
-    stream = Stream(at(100), 100, 0, now=0.0, timeout=60.0)
-    assert stream.next(at(100), 29.9, 0) == Wait(30.0)
+    stream = ReaderStream(at(100), 100, 0, now=0.0, timeout=60.0)
+    assert stream.next(at(100), 29.9, 0) == WaitForPositions(30.0)
     asked = stream.next(at(100), 30.0, 0)
     assert asked == Write(backend.keepalive(100, 0, reply=True))
-    assert stream.next(at(100), 30.0, 0) == Wait(60.0)
+    assert stream.next(at(100), 30.0, 0) == WaitForPositions(60.0)
     stream.received("d", status(50), 59.0)
     assert stream.flush_lsn == 50
-    assert stream.next(at(100), 60.0, 0) == Wait(89.0)
+    assert stream.next(at(100), 60.0, 0) == WaitForPositions(89.0)
     with pytest.raises(SqlErrorReply, match="timeout"):
         stream.next(at(100), 119.0, 0)
 
 
 def test_a_reader_that_asks_is_answered_and_one_that_claims_too_much_is_not_believed() -> None:
-    stream = Stream(at(100), 100, 0, now=0.0)
+    stream = ReaderStream(at(100), 100, 0, now=0.0)
     stream.received("d", status(10**15, reply=True), 1.0)
     assert stream.flush_lsn == 100
     assert stream.next(at(100), 1.0, 0) == Write(backend.keepalive(100, 0, reply=False))
     for kind, body in [("d", b"r"), ("d", b""), ("d", b"?" * 34), ("Q", b"x\0")]:
         with pytest.raises(MalformedMessageError):
             stream.received(kind, body, 1.0)
-
-
-def test_the_oldest_transaction_is_found_over_a_wraparound() -> None:
-    old, new = HotStandbyFeedback(4_000_000_000, 1, 0, 0), HotStandbyFeedback(500, 2, 77, 2)
-    assert feedback.oldest([new, HotStandbyFeedback(), old]) == HotStandbyFeedback(
-        4_000_000_000, 1, 77, 2
-    )
-    assert feedback.oldest([]) == HotStandbyFeedback()

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 from importlib import metadata
@@ -28,6 +29,17 @@ def wheel(tmp_path_factory) -> Path:
     return made
 
 
+def test_the_sdist_holds_what_the_wheel_is_built_from(tmp_path):
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    (made,) = tmp_path.glob("tuskline-*.tar.gz")
+    with tarfile.open(made) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    modules = ("pyspark_tuskline", "pyspark_tuskline_snapshot", "tuskline")
+    assert names >= {f"spark_consumers/discovery/{each}/__init__.py" for each in modules}
+    assert names >= {"pyproject.toml", "slot_sync/__init__.py", "walsender_bridge/__init__.py"}
+
+
 def test_what_the_wheel_holds(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     top = {name.split("/")[0] for name in names if ".dist-info" not in name}
@@ -36,21 +48,25 @@ def test_what_the_wheel_holds(wheel):
         "pyspark_tuskline_snapshot",
         "slot_sync",
         "spark_consumers",
+        "tuskline",
         "walsender_bridge",
     }
     assert not any("discovery" in name for name in names)
-    for package in ("slot_sync", "spark_consumers", "walsender_bridge"):
+    for package in ("slot_sync", "spark_consumers", "tuskline", "walsender_bridge"):
         assert f"{package}/py.typed" in names
-    shipped = {name.rpartition("/")[2] for name in names if "/sql_texts/" in name}
-    assert shipped >= {path.name for path in (ROOT / "sql").glob("*.sql")}
+    shipped = {name.partition("/sql_texts/")[2] for name in names if "/sql_texts/" in name}
+    assert shipped >= {
+        str(path.relative_to(ROOT / "sql")) for path in (ROOT / "sql").rglob("*.sql")
+    }
 
 
 def test_what_runs_from_the_wheel(wheel, tmp_path):
-    zipfile.ZipFile(wheel).extractall(tmp_path)
+    zipfile.ZipFile(wheel).extractall(tmp_path)  # noqa: S202  # a wheel of our own
     code = (
-        "import pkgutil, walsender_bridge.runtime.sql as s\n"
+        "import pkgutil, tuskline, walsender_bridge.runtime.sql as s\n"
         "found = {m.name for m in pkgutil.iter_modules() if m.name.startswith('pyspark_')}\n"
-        "print(s.folder(), s.load('flush')[:0], *sorted(found))"
+        "print(tuskline.__version__, tuskline.__file__, tuskline.read.__module__)\n"
+        "print(s.folder(), s.load('flush/send')[:0], *sorted(found))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -60,19 +76,24 @@ def test_what_runs_from_the_wheel(wheel, tmp_path):
         text=True,
         check=True,
     )
-    folder, *found = done.stdout.split()
+    front, line = done.stdout.splitlines()
+    assert front.split()[:2] == [
+        metadata.version("tuskline"),
+        str(tmp_path / "tuskline" / "__init__.py"),
+    ]
+    folder, *found = line.split()
     assert folder == str(tmp_path / "walsender_bridge" / "sql_texts")
     assert found == ["pyspark_tuskline", "pyspark_tuskline_snapshot"]
 
 
 #: What runs in tasks, and what Spark loads on executors.
 ON_EXECUTORS = (
-    "spark_consumers.daemon",
-    "spark_consumers.snapshot_source",
-    "spark_consumers.source",
-    "spark_consumers.lakehouse.complete",
-    "spark_consumers.lakehouse.copy_out",
-    "spark_consumers.lakehouse.stage",
+    "spark_consumers.spark.daemon",
+    "spark_consumers.sources.snapshot",
+    "spark_consumers.sources.changes",
+    "spark_consumers.lake.epoch.complete",
+    "spark_consumers.lake.copy.initial_copy",
+    "spark_consumers.lake.epoch.stage",
 )
 _OURS = {"pyspark_tuskline", "pyspark_tuskline_snapshot", "spark_consumers", "walsender_bridge"}
 

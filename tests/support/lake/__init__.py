@@ -1,1 +1,1 @@
-"""The lake's fence without Spark: production's steps (`spark_consumers.lakehouse.takeover`) over a store in memory."""
+"""The lake's fence without Spark: production's steps (`spark_consumers.lake.manifest.takeover`) over a store in memory."""

@@ -7,8 +7,9 @@ expire snapshots, remove folders and files of unfit rows that no link names any 
 
 from dataclasses import dataclass, replace
 
-from spark_consumers.lakehouse import leaks, takeover
-from spark_consumers.lakehouse.takeover import Kind
+from spark_consumers.lake.format import leaks
+from spark_consumers.lake.manifest import takeover
+from spark_consumers.lake.manifest.takeover import LeftoverKind
 from tests.support.lake.store import Link, Metadata, Store, Table, ViolationError
 from walsender_bridge.errors import CorruptError, FencedError
 
@@ -68,8 +69,9 @@ class Driver:
     def _run(self, steps, path: str = ""):
         """Production's steps: a pause before each effect."""
         try:
-            effect = next(steps)
+            effect, past = next(steps), takeover.Past()
             while True:
+                takeover.check_invariants(effect, past)
                 yield f"{type(effect).__name__} {path}".strip()
                 if self.head is None:
                     self.effects += 1
@@ -84,6 +86,7 @@ class Driver:
                     answer = self.store.do(effect, path)
                 if isinstance(effect, takeover.Publish) and answer is None:
                     self.taking = effect.link
+                past = past.after(effect, answer)
                 effect = steps.send(answer)
         except StopIteration as end:
             return end.value
@@ -190,7 +193,7 @@ class Driver:
             kept = {t.snapshot_id for link in links for t in link.versions if t.path == table.path}
             yield from self._expire(table.path, kept)
         yield "list files of unfit rows"
-        found = [left for left in self.store.left() if left.kind is Kind.UNFIT]
+        found = [left for left in self.store.left() if left.kind is LeftoverKind.UNFIT]
         named = takeover.names_of(links)
         for left in found:
             if takeover.is_garbage(left, self.head, named, below=self.head.term + 1):

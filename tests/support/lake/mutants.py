@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest import mock
 
-from spark_consumers.lakehouse import leaks, takeover
+from spark_consumers.lake.format import leaks
+from spark_consumers.lake.manifest import takeover
 from walsender_bridge.errors import FencedError
 
 _commit, _take_over, _sweep = takeover.commit, takeover.take_over, leaks.sweep
@@ -47,7 +48,7 @@ def _asks_nobody(propose, ours=None):
     effect = next(steps)
     try:
         while True:
-            told = isinstance(effect, takeover.ReadTold)
+            told = isinstance(effect, takeover.ReadPublishedLink)
             effect = steps.send(None if told else (yield effect))
     except StopIteration as end:
         return end.value
@@ -112,14 +113,17 @@ NAMES = sorted(_MUTANTS)
 
 @contextmanager
 def mutant(name: str) -> Iterator[None]:
-    """Take the mend out for as long as the block lasts."""
+    """Take the mend out for as long as the block lasts; the writer's own invariants, too: the model has to see the loss."""
     attribute, instead = _MUTANTS[name]
-    with mock.patch.object(leaks if name.startswith("leaks: ") else takeover, attribute, instead):
+    with (
+        mock.patch.object(takeover, "check_invariants", return_value=None),
+        mock.patch.object(leaks if name.startswith("leaks: ") else takeover, attribute, instead),
+    ):
         yield
 
 
 @contextmanager
 def without_lease() -> Iterator[None]:
     """Drivers that try to take over whoever is at work."""
-    with mock.patch.object(takeover.Standby, "waits_for", _never_waits):
+    with mock.patch.object(takeover.DriverWait, "waits_for", _never_waits):
         yield

@@ -9,9 +9,9 @@ links are removed from the old end by age (`retire` keeps as many as it is told)
 
 from dataclasses import dataclass, field, replace
 
-from spark_consumers.lakehouse import takeover
-from spark_consumers.lakehouse.newest_told import Told, lost
-from spark_consumers.lakehouse.takeover import Kind, Left
+from spark_consumers.lake.manifest import takeover
+from spark_consumers.lake.manifest.newest import PublishedLink, lost
+from spark_consumers.lake.manifest.takeover import Leftover, LeftoverKind
 from walsender_bridge.errors import CorruptError
 
 
@@ -64,7 +64,7 @@ class Store:
 
     def __init__(self) -> None:
         self.links: dict[int, Link] = {}
-        self.told: Told | None = None
+        self.told: PublishedLink | None = None
         self.tables: dict[str, Metadata] = {}
         #: All files below a table, by the table's path.
         self.files: dict[str, set[str]] = {}
@@ -87,7 +87,9 @@ class Store:
     def create_link(self, link: Link, after: Link | None) -> int | None:
         """As `Chain.publish`: also refused if the link before is gone; an error if that is lost."""
         if after is not None and after.link > max(self.links, default=0):
-            raise lost(Told(after.link, after.epoch, after.term), self.head, f"link {after.link}")
+            raise lost(
+                PublishedLink(after.link, after.epoch, after.term), self.head, f"link {after.link}"
+            )
         if link.link in self.links or (after is not None and after.link not in self.links):
             assert self.head is not None
             return self.head.term
@@ -99,7 +101,7 @@ class Store:
         if self.told is not None and (link.link <= self.told.link or link.epoch < self.told.epoch):
             raise ViolationError(f"{link} takes readers back behind {self.told}")
         self.links[link.link] = link
-        self.told = Told(link.link, link.epoch, link.term)
+        self.told = PublishedLink(link.link, link.epoch, link.term)
         return None
 
     def lose(self) -> None:
@@ -123,25 +125,29 @@ class Store:
         for number in sorted(self.links)[:-kept]:
             del self.links[number]
 
-    def left(self) -> list[Left]:
-        found = [Left(Kind.STAGING, f"_tuskline/staging/{name}") for name in self.staging]
-        found += [Left(Kind.LINK_DRAFT, f"_tuskline/epochs/{name}") for name in self.drafts]
+    def left(self) -> list[Leftover]:
+        found = [
+            Leftover(LeftoverKind.STAGING, f"_tuskline/staging/{name}") for name in self.staging
+        ]
+        found += [
+            Leftover(LeftoverKind.LINK_DRAFT, f"_tuskline/epochs/{name}") for name in self.drafts
+        ]
         for path in self.tables:
-            found.append(Left(Kind.TABLE, path))
+            found.append(Leftover(LeftoverKind.TABLE, path))
             unfit = [file for file in self.files[path] if file.startswith("unfit/")]
-            found += [Left(Kind.UNFIT, f"{path}/{file}", path) for file in unfit]
+            found += [Leftover(LeftoverKind.UNFIT, f"{path}/{file}", path) for file in unfit]
         return sorted(found, key=lambda left: left.path)
 
-    def remove(self, left: Left) -> None:
+    def remove(self, left: Leftover) -> None:
         match left.kind:
-            case Kind.STAGING:
+            case LeftoverKind.STAGING:
                 self.staging.discard(left.path.rpartition("/")[2])
-            case Kind.LINK_DRAFT:
+            case LeftoverKind.LINK_DRAFT:
                 self.drafts.discard(left.path.rpartition("/")[2])
-            case Kind.TABLE:
+            case LeftoverKind.TABLE:
                 self.tables.pop(left.path, None)
                 self.files.pop(left.path, None)
-            case Kind.UNFIT:
+            case LeftoverKind.UNFIT:
                 self.files.get(left.table, set()).discard(left.path.removeprefix(f"{left.table}/"))
 
     # -- what holds ---------------------------------------------------------------------------------
@@ -167,7 +173,7 @@ class Store:
         if path in self.damaged:
             raise CorruptError("it is damaged", where=path)
         match effect:
-            case takeover.ReadTold():
+            case takeover.ReadPublishedLink():
                 return self.told
             case takeover.ReadHead():
                 return self.head
@@ -175,7 +181,7 @@ class Store:
                 return [self.links[number] for number in sorted(self.links)]
             case takeover.Publish(link, after):
                 return self.create_link(link, after)
-            case takeover.ListLeft():
+            case takeover.ListLeftovers():
                 return self.left()
             case takeover.Remove(left):
                 return self.remove(left)

@@ -1,6 +1,6 @@
 """Drivers under supervision, by a clock of its own: stopped, killed, started again, and left in peace in the end.
 
-Each runs the production's takeover and `Standby`. Time goes in steps; in each, a driver that is not stopped gives a
+Each runs the production's takeover and `DriverWait`. Time goes in steps; in each, a driver that is not stopped gives a
 sign of life and does one thing. For `TROUBLE` seconds drivers are stopped and killed at random; after that,
 within `SETTLED`, one has to have the lake and keep it.
 """
@@ -8,8 +8,8 @@ within `SETTLED`, one has to have the lake and keep it.
 import random
 from dataclasses import dataclass, field
 
-from spark_consumers.lakehouse import takeover
-from spark_consumers.lakehouse.takeover import Sign, Standby
+from spark_consumers.lake.manifest import takeover
+from spark_consumers.lake.manifest.takeover import DriverWait, Sign
 from tests.support.lake.store import Link, Store, ViolationError
 from walsender_bridge.errors import FencedError
 
@@ -24,7 +24,7 @@ class _Driver:
     name: str
     starts_at: float = 0.0
     stopped_until: float = 0.0
-    standby: Standby = field(default_factory=Standby)
+    standby: DriverWait = field(default_factory=DriverWait)
     claim: int = 0
     beat: int = 0
     head: Link | None = None
@@ -33,7 +33,7 @@ class _Driver:
 
     def restart(self, now: float) -> None:
         self.starts_at, self.stopped_until = now + _START, 0.0
-        self.standby, self.claim, self.head, self.under_way = Standby(), 0, None, None
+        self.standby, self.claim, self.head, self.under_way = DriverWait(), 0, None, None
 
 
 class Supervised:

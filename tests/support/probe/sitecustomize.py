@@ -17,7 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-_MODULE = "spark_consumers.decode"
+_MODULE = "spark_consumers.decode.entries"
 _LONGEST_WAIT = 300.0
 
 

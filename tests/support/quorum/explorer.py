@@ -36,11 +36,13 @@ from tests.support.quorum.nodes import (
     copied,
 )
 from walsender_bridge.quorum.proposer import effects as pe
+from walsender_bridge.quorum.proposer import invariants as proposer_invariants
 from walsender_bridge.quorum.proposer.core import Proposer
 from walsender_bridge.quorum.protocol import messages as m
 from walsender_bridge.quorum.protocol.configuration import Configuration
 from walsender_bridge.quorum.protocol.history import EpochEntry, History
 from walsender_bridge.quorum.safekeeper import effects as se
+from walsender_bridge.quorum.safekeeper import invariants as safekeeper_invariants
 from walsender_bridge.quorum.safekeeper.core import Safekeeper
 
 INFO = m.ServerInfo(7, 16, 8)
@@ -229,6 +231,7 @@ class Cluster:
     ) -> tuple[SafekeeperPart, list[se.Effect]]:
         core = copied_safekeeper(part.core)
         effects = core.step(event)
+        safekeeper_invariants.check_invariants(core, safekeeper_invariants.checked(part.core))
         return self.parts.safekeeper(core, part.wal, part.control), effects
 
     def _received(self, part: SafekeeperPart, number: int, item: Item) -> tuple[Any, ...]:
@@ -237,14 +240,17 @@ class Cluster:
         sent: list[tuple[int, Any]] = []
         closed: list[int] = []
         served: list[int] = []
-        events: deque[se.Event] = deque([se.Received(number, item.message)])
+        events: deque[se.Event] = deque([se.MessageReceived(number, item.message)])
         if isinstance(item.message, m.Append):
             events.append(se.Drained())
         while events:
             answers: list[se.Event] = []
-            for effect in core.step(events.popleft()):
+            before = safekeeper_invariants.checked(core)
+            effects = core.step(events.popleft())
+            safekeeper_invariants.check_invariants(core, before)
+            for effect in effects:
                 wal, control = self._performed(effect, item.hand, wal, control)
-                if isinstance(effect, se.Send):
+                if isinstance(effect, se.SendMessage):
                     self.claims.answered(effect.message)
                     sent.append((effect.conn, self.parts.message(effect.message)))
                 elif isinstance(effect, se.SyncWal):
@@ -288,7 +294,7 @@ class Cluster:
         count: int | None = part.outcomes.get(at)
         if count is None:
             core = copied_safekeeper(part.core)
-            count = part.outcomes[at] = len(core.step(se.Received(number, item.message)))
+            count = part.outcomes[at] = len(core.step(se.MessageReceived(number, item.message)))
         return count
 
     def power_cut(self, state: State, key: Key, done: int) -> None:
@@ -299,7 +305,7 @@ class Cluster:
         assert link is not None
         wal, control = part.wal, part.control
         core = copied_safekeeper(part.core)
-        for effect in core.step(se.Received(number, link.items[0].message))[:done]:
+        for effect in core.step(se.MessageReceived(number, link.items[0].message))[:done]:
             wal, control = self._performed(effect, link.items[0].hand, wal, control)
         started = Safekeeper(control, BASE + len(wal))
         state.safekeepers[peer] = self.parts.safekeeper(started, wal, control)
@@ -321,6 +327,8 @@ class Cluster:
             if outcome is None:
                 core = copied(part.core)
                 stepped = core.step(pe.PeerReceived(*event) if told else event)
+                before = proposer_invariants.checked(part.core)
+                proposer_invariants.check_invariants(core, before)
                 outcome = self.parts.proposer(core), tuple(stepped)
                 part.outcomes[at] = outcome
             state.proposers[number], effects = outcome

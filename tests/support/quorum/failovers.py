@@ -15,7 +15,13 @@ from tests.support.quorum.proposer_host import ProposerHost
 from tests.support.quorum.wal import Server
 from tests.support.quorum.world import Faults, World
 from walsender_bridge.errors import TusklineError
-from walsender_bridge.quorum.failover.plan import Candidate, Quorum, Step, next_step
+from walsender_bridge.quorum.failover.invariants import check_invariants
+from walsender_bridge.quorum.failover.plan import (
+    FailoverQuorum,
+    FailoverStep,
+    PromotionCandidate,
+    next_step,
+)
 from walsender_bridge.quorum.proposer.effects import Lineage
 from walsender_bridge.quorum.protocol.messages import Purpose
 
@@ -79,14 +85,14 @@ class Standby:
             origin.records, origin.choose, origin.begin, origin.timeline, origin.switches, cells
         )
 
-    def look(self) -> Candidate:
+    def look(self) -> PromotionCandidate:
         server, origin = self.server, self.origin
         if self.in_recovery and not self.follows and self.world.choose.random() < 0.2:
             self.server = server = self._holding(
                 {at: c for at, c in origin.cells.items() if at < origin.flush_lsn}
             )
         lineage = Lineage(server.timeline, server.switches)
-        return Candidate(
+        return PromotionCandidate(
             self.in_recovery,
             lineage,
             server.flush_lsn,
@@ -113,8 +119,8 @@ class FailoverHost:
         self.world = world
         self.standby = standby
         self.office: ProposerHost | None = None
-        self.waiting: Step | None = None
-        self.quorum = Quorum(standby.origin.timeline)
+        self.waiting: FailoverStep | None = None
+        self.quorum = FailoverQuorum(standby.origin.timeline)
         self.alive = True
         self._later()
 
@@ -138,7 +144,9 @@ class FailoverHost:
         office = self.office
         if self.waiting is None:
             try:
-                step = next_step(self.standby.look(), self.quorum)
+                candidate = self.standby.look()
+                step = next_step(candidate, self.quorum)
+                check_invariants(step, candidate, self.quorum)
             except TusklineError as error:
                 world.happened[f"failover: {type(error).__name__}"] += 1
                 self.end()
@@ -154,40 +162,40 @@ class FailoverHost:
         if self.alive:
             self._later()
 
-    def _perform(self, step: Step) -> None:
+    def _perform(self, step: FailoverStep) -> None:
         standby, world = self.standby, self.world
         world.happened[f"failover {step.name}"] += 1
         match step:
-            case Step.ELECT:
+            case FailoverStep.ELECT:
                 self._enter(None, step)
-            case Step.COMMIT:
+            case FailoverStep.COMMIT:
                 self._enter(standby.server, step)
-            case Step.GUARD:
+            case FailoverStep.GUARD:
                 standby.guarded = True
-            case Step.COMPARE:
+            case FailoverStep.COMPARE:
                 self._compare()
-            case Step.FOLLOW:
+            case FailoverStep.FOLLOW:
                 standby.follows = True
-            case Step.RECEIVE:
+            case FailoverStep.RECEIVE:
                 assert self.office is not None
                 if not self.office.alive:
                     self.end()  # displaced: the safekeepers may be told otherwise by now
                     return
                 standby.receive(self._log(self.office))
-            case Step.REPLAY:
+            case FailoverStep.REPLAY:
                 standby.replayed = standby.server.flush_lsn
-            case Step.PROMOTE:
+            case FailoverStep.PROMOTE:
                 assert self.office is not None
                 if not self.office.alive:
                     self.end()
                     return
                 standby.promote()
-            case Step.ATTACH:
+            case FailoverStep.ATTACH:
                 self._attach()
-            case Step.DONE:
+            case FailoverStep.DONE:
                 self.end()
 
-    def _enter(self, source: Server | None, step: Step) -> None:
+    def _enter(self, source: Server | None, step: FailoverStep) -> None:
         if self.office is not None:
             self.office.kill()
         self.office = self.world.start_proposer(source, Purpose.FAILOVER)
@@ -200,15 +208,15 @@ class FailoverHost:
             return False
         core = office.core
         timeline = core.history.timeline_at(core.vcl)
-        if self.waiting == Step.ELECT:
-            self.quorum = Quorum(timeline, timeline, core.vcl)
-        elif self.waiting == Step.COMMIT:
+        if self.waiting == FailoverStep.ELECT:
+            self.quorum = FailoverQuorum(timeline, timeline, core.vcl)
+        elif self.waiting == FailoverStep.COMMIT:
             end = standby.server.flush_lsn
             if office.commit_lsn < end:
                 return False
             self.quorum = replace(self.quorum, vcl=core.vcl, committed=end)
         else:
-            self.quorum = Quorum(standby.server.timeline)
+            self.quorum = FailoverQuorum(standby.server.timeline)
         return True
 
     def _log(self, office: ProposerHost) -> dict[int, int]:
@@ -246,7 +254,7 @@ class FailoverHost:
             previous.kill()
         world.proposer = self.office = world.start_proposer(server)
         world.proposer.told = world.undisturbed
-        self.waiting = Step.ATTACH
+        self.waiting = FailoverStep.ATTACH
 
 
 class FailoverWorld(World):

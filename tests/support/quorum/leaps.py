@@ -45,8 +45,8 @@ def _vote(world: World, chosen: SafekeeperHost, further: int) -> None:
     vote = Vote(NodeId(term, world.number()), Purpose.ATTACH, timeline, control.configuration)
     greeting = ProposerGreeting(control.server, 0)
     for event in (
-        e.Received(_STRANGER, greeting),
-        e.Received(_STRANGER, vote),
+        e.MessageReceived(_STRANGER, greeting),
+        e.MessageReceived(_STRANGER, vote),
         e.Closed(_STRANGER),
     ):
         if chosen.up:

@@ -23,7 +23,7 @@ from walsender_bridge.quorum.proposer import (
     rivals,
 )
 from walsender_bridge.quorum.proposer import replication as streaming
-from walsender_bridge.quorum.proposer.catch_up.core import Backfill
+from walsender_bridge.quorum.proposer.catch_up.core import CatchUp
 from walsender_bridge.quorum.proposer.catch_up.same_wal import SameWal
 from walsender_bridge.quorum.proposer.effects import (
     MembersSettled,
@@ -73,7 +73,7 @@ def _what_the_greeting_knew() -> list[Patch]:
         known: Any = self.greeted
         history, flush_lsn = known.get(-1 - owner, (self.control.history, 0))
         for index, effect in enumerate(told):
-            if isinstance(effect, effects.Send) and isinstance(effect.message, m.VoteReply):
+            if isinstance(effect, effects.SendMessage) and isinstance(effect.message, m.VoteReply):
                 end = min(flush_lsn, effect.message.flush_lsn)
                 told[index] = replace(
                     effect, message=replace(effect.message, history=history, flush_lsn=end)
@@ -284,23 +284,11 @@ def _laggards_fill_every_disk() -> list[Patch]:
     return [(Streaming, "_make_room", lambda _self: [])]
 
 
-def _rebuilt_only_when_shorter() -> list[Patch]:
-    """Rule 8: whose log parts from the leader's below the kept WAL, and is as long, is refused a rebuild."""
-    problem = Safekeeper._rebuild_problem
-
-    def strict(self: Safekeeper, elected: m.Elected, aligned: effects.WalAligned) -> str:
-        if aligned.flush_lsn >= elected.start_lsn and self._point(elected, aligned) is not None:
-            return "it is long enough"
-        return problem(self, elected, aligned)
-
-    return [(Safekeeper, "_rebuild_problem", strict)]
-
-
 def _full_and_acknowledged() -> list[Patch]:
     """Rule 8: what found no room on the disk counts as being there."""
     full = Safekeeper._full
 
-    def boast(self: Safekeeper, event: effects.NoRoom) -> list[effects.Effect]:
+    def boast(self: Safekeeper, event: effects.DiskFull) -> list[effects.Effect]:
         return full(self, replace(event, flush_lsn=self.written_lsn))
 
     return [(Safekeeper, "_full", boast)]
@@ -308,14 +296,14 @@ def _full_and_acknowledged() -> list[Patch]:
 
 def _lost_donors_are_waited_for() -> list[Patch]:
     """Older WAL: what a donor does not hold any more, or took with it, is asked for only once."""
-    was_read = Backfill.was_read
+    was_read = CatchUp.was_read
 
-    def wait(self: Backfill, read: ReadOlder, length: int, log: Streaming) -> list[SendOlder]:
+    def wait(self: CatchUp, read: ReadOlder, length: int, log: Streaming) -> list[SendOlder]:
         told = was_read(self, read, length, log)
         self._receivers[read.peer].reading = not length
         return told
 
-    return [(Backfill, "was_read", wait)]
+    return [(CatchUp, "was_read", wait)]
 
 
 def _damage_is_lent() -> list[Patch]:
@@ -331,14 +319,14 @@ def _damage_is_lent() -> list[Patch]:
 
 def _only_the_first_donor_is_asked() -> list[Patch]:
     """Older WAL: one that could not lend a segment is asked for it again and again."""
-    was_read = Backfill.was_read
+    was_read = CatchUp.was_read
 
-    def forget(self: Backfill, read: ReadOlder, length: int, log: Streaming) -> list[SendOlder]:
+    def forget(self: CatchUp, read: ReadOlder, length: int, log: Streaming) -> list[SendOlder]:
         told = was_read(self, read, length, log)
         self._receivers[read.peer].bad = frozenset()
         return told
 
-    return [(Backfill, "was_read", forget)]
+    return [(CatchUp, "was_read", forget)]
 
 
 def _bytes_not_records() -> list[Patch]:
@@ -375,20 +363,20 @@ def _one_majority() -> list[Patch]:
 
 def _done_too_early() -> list[Patch]:
     """Rule 10: a change is said to be done when it is in force, and no new member has it on disk."""
-    use = leader.Office.use
+    use = leader.LeaderState.use
 
-    def hasty(self: leader.Office, wanted: configuration.Configuration) -> list[Any]:
+    def hasty(self: leader.LeaderState, wanted: configuration.Configuration) -> list[Any]:
         told = use(self, wanted)
         self.membership.settled = wanted.new_members is None
         return [*told, MembersSettled(wanted)] if self.membership.settled else told
 
-    return [(leader.Office, "use", hasty)]
+    return [(leader.LeaderState, "use", hasty)]
 
 
 def _forgotten_rollback() -> list[Patch]:
     """Rule 10: the proposer that noticed a disk that was rolled back tells nobody, and the next one believes it."""
 
-    def forget(self: leader.Office, peer: Any) -> list[Any]:
+    def forget(self: leader.LeaderState, peer: Any) -> list[Any]:
         known = self.membership.configuration
         self.membership.configuration = replace(
             known, distrusted=known.distrusted | {peer.identity}
@@ -396,7 +384,7 @@ def _forgotten_rollback() -> list[Patch]:
         self.streaming.use(self.membership.configuration)
         return identities.distrusted(peer)
 
-    return [(leader.Office, "distrust", forget)]
+    return [(leader.LeaderState, "distrust", forget)]
 
 
 def _same_identity() -> list[Patch]:
@@ -447,8 +435,8 @@ def _formed_beside() -> list[Patch]:
     """Rule 10: safekeepers that are all empty form a quorum, whatever is recorded."""
     first = quorum_id.first
 
-    def forget(answers: Any, addresses: Any, _: quorum_id.Known) -> Any:
-        return first(answers, addresses, quorum_id.Known())
+    def forget(answers: Any, addresses: Any, _: quorum_id.KnownQuorumId) -> Any:
+        return first(answers, addresses, quorum_id.KnownQuorumId())
 
     return [(quorum_id, "first", forget)]
 
@@ -480,7 +468,6 @@ MUTANTS: Mapping[str, Callable[[], list[Patch]]] = {
     "8: an unbounded queue": _unbounded_queue,
     "8: laggards hold on": _laggards_hold_on,
     "8: laggards fill every disk": _laggards_fill_every_disk,
-    "8: rebuilt only when shorter": _rebuilt_only_when_shorter,
     "8: no room, and acknowledged": _full_and_acknowledged,
     "9: bytes, not records": _bytes_not_records,
     "9: the committed part of a record stays": _committed_part_stays,

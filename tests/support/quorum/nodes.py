@@ -15,7 +15,7 @@ from enum import Enum
 from typing import Any, Generic, TypeVar
 
 from walsender_bridge.quorum.proposer.core import Phase, Proposer
-from walsender_bridge.quorum.proposer.peer import Peer, PeerState
+from walsender_bridge.quorum.proposer.peer import PeerState, SafekeeperPeer
 from walsender_bridge.quorum.safekeeper.core import Safekeeper
 from walsender_bridge.quorum.safekeeper.effects import ControlState
 
@@ -191,7 +191,7 @@ class Parts:
         return (*inside, here, freeze(core.office.feedback))
 
     @staticmethod
-    def _peer(core: Proposer, peer: Peer) -> Hashable:
+    def _peer(core: Proposer, peer: SafekeeperPeer) -> Hashable:
         """What is known of one safekeeper. In office nobody looks back at the greeting, nor at a reply used."""
         identity = peer.number + 1
         apart = {"number", "greeting", "rival"}  # whoever it is that has its vote

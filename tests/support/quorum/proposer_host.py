@@ -1,4 +1,4 @@
-"""A proposer's process: the real core, its primary, its queue and spill, and connections."""
+"""A proposer's process: the real core, its primary, its queue, and connections."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from walsender_bridge.quorum.proposer import effects as e
-from walsender_bridge.quorum.proposer.catch_up.core import Backfill
+from walsender_bridge.quorum.proposer import invariants
+from walsender_bridge.quorum.proposer.catch_up.core import CatchUp
 from walsender_bridge.quorum.proposer.core import Proposer
 from walsender_bridge.quorum.protocol import messages as m
 from walsender_bridge.quorum.protocol.configuration import newest
@@ -25,7 +26,7 @@ TIMELINES = (m.Refusal.FENCED_TIMELINE, m.Refusal.OLDER_TIMELINE)
 
 class ProposerHost:
     core_class: type[Proposer] = Proposer
-    backfill_class: type[Backfill] = Backfill
+    backfill_class: type[CatchUp] = CatchUp
 
     def __init__(
         self,
@@ -44,8 +45,6 @@ class ProposerHost:
         #: What was asked of each peer with Fetch: the effect, in order.
         self.fetches: dict[int, deque[e.ReadWal | e.CompareWal | e.ReadOlder]] = {}
         self.queue: dict[int, int] = {}
-        self.spill = (0, 0)
-        self.spilled: dict[int, int] = {}
         self.hands: dict[int, list[int]] = {}
         self.stream_lsn: int | None = None
         self.commit_lsn = self.restart_lsn = 0
@@ -78,6 +77,7 @@ class ProposerHost:
             above=above,
             quorum=0 if beside else world.quorum,
         )
+        self.checked = invariants.checked(self.core)
         lineage = primary.lineage if primary else e.Lineage(0)
         self.older = self.backfill_class(lineage, INFO.segment_size)
         for peer in beside.peers if beside else range(len(world.safekeepers)):
@@ -199,7 +199,9 @@ class ProposerHost:
         if not self.alive:
             return
         established = self.leads
-        for effect in self.core.step(event):
+        effects = self.core.step(event)
+        self.checked = invariants.check_invariants(self.core, self.checked)
+        for effect in effects:
             self.perform(effect)
         streaming = self.core.streaming
         if self._lives() and streaming is not None:
@@ -233,7 +235,7 @@ class ProposerHost:
             case e.CompareWal(peer, begin, end):
                 self._fetch(peer, effect)
             case e.ReleaseWal(lsn):
-                self._release(lsn)
+                self.queue = {at: cell for at, cell in self.queue.items() if at >= lsn}
             case e.AdvanceSlot(lsn):
                 self._advance_slot(lsn)
             case e.ClosePeer(peer):
@@ -274,16 +276,13 @@ class ProposerHost:
 
     def _read(self, read: e.ReadWal) -> None:
         begin, end = read.begin_lsn, read.end_lsn
-        if read.source == e.Source.PEER:
+        if read.source == e.WalSource.PEER:
             assert read.donor is not None
             self._fetch(read.donor, read)
             return
         self.world.happened[f"read {read.source}"] += 1
-        if read.source == e.Source.PRIMARY:
-            assert self.server is not None
-            held = self.server.cells if begin >= self.server.keeps else {}
-        else:
-            held = self.spilled if begin >= self.spill[0] else {}
+        assert self.server is not None
+        held = self.server.cells if begin >= self.server.keeps else {}
         cells = [held[at] for at in range(begin, end)] if held else []
         self.world.at(self.world.choose.uniform(0.1, 5), lambda: self._in_hand(read, cells))
 
@@ -295,15 +294,6 @@ class ProposerHost:
         self.fetches[peer].append(fetch)
         message = m.Fetch(self.core.node_id.term, fetch.begin_lsn, fetch.end_lsn)
         self._send(peer, message, [])
-
-    def _release(self, lsn: int) -> None:
-        if self.world.choose.random() < 0.5:
-            begin = max(self.spill[0], lsn - 48) if self.spill[1] else min(self.queue, default=lsn)
-            self.spilled.update((at, cell) for at, cell in self.queue.items() if at < lsn)
-            if all(at in self.spilled for at in range(begin, lsn)):
-                self.spill = (begin, lsn)
-                self.world.at(0.1, lambda: self.handle(e.SpillKeeps(*self.spill)))
-        self.queue = {at: cell for at, cell in self.queue.items() if at >= lsn}
 
     def _advance_slot(self, lsn: int) -> None:
         self.world.checks.restarted(self, lsn)

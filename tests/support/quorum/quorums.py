@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from tests.support.quorum.wal import Server
 from walsender_bridge.errors import DivergedError, UnavailableError
 from walsender_bridge.quorum.proposer import quorum_id
-from walsender_bridge.quorum.proposer.quorum_id import Known
+from walsender_bridge.quorum.proposer.quorum_id import KnownQuorumId
 from walsender_bridge.quorum.protocol.configuration import Configuration
 from walsender_bridge.quorum.protocol.messages import Purpose, SafekeeperGreeting
 
@@ -39,7 +39,7 @@ def stranger(world: World) -> bool:
         return False
     # It may be from before ids, too, as long as ours is.
     has_id = world.choose.random() < 0.5 or not world.faults.without_id
-    beside = _begin(world, [lost], Known(), world.number() if has_id else 0, copy=True)
+    beside = _begin(world, [lost], KnownQuorumId(), world.number() if has_id else 0, copy=True)
     _start_beside(world, beside, _copy(world.server), above=world.choose.randint(0, 40))
     return True
 
@@ -97,7 +97,12 @@ def _start_beside(world: World, beside: Beside, server: Server, above: int = 0) 
 
 
 def _begin(
-    world: World, safekeepers: Sequence[SafekeeperHost], known: Known, quorum: int, *, copy: bool
+    world: World,
+    safekeepers: Sequence[SafekeeperHost],
+    known: KnownQuorumId,
+    quorum: int,
+    *,
+    copy: bool,
 ) -> Beside:
     """A proposer is started for these safekeepers alone. Raises what keeps it from forming a quorum of them."""
     asked = [_greeting(safekeeper) for safekeeper in safekeepers]
@@ -120,7 +125,7 @@ def _greeting(safekeeper: SafekeeperHost) -> SafekeeperGreeting:
 
 def _begin_on_ours(world: World, safekeepers: Sequence[SafekeeperHost]) -> Beside | None:
     """The same for our own server, which has the record of our quorum; None: it was refused."""
-    known = Known(world.quorum, formed=True)
+    known = KnownQuorumId(world.quorum, formed=True)
     try:
         return _begin(world, safekeepers, known, world.number(), copy=False)
     except (DivergedError, UnavailableError):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from tests.support.quorum.wal import Disk
 from walsender_bridge.quorum.protocol.messages import Append, Fetched, Held, Message
 from walsender_bridge.quorum.safekeeper import effects as e
+from walsender_bridge.quorum.safekeeper import invariants
 from walsender_bridge.quorum.safekeeper.core import Safekeeper
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class SafekeeperHost:
         self.hand: list[int] = []
         self.drain_due = False
         self.core = self.core_class(self.control, self.disk.scan())
+        self.checked = invariants.checked(self.core)
 
     # -- faults -------------------------------------------------------------------------------------
 
@@ -84,7 +86,7 @@ class SafekeeperHost:
 
     def received(self, connection: Connection, message: Message, cells: list[int]) -> None:
         self.hand = cells
-        self.handle(e.Received(connection.number, message))  # type: ignore[arg-type]  # sent by a proposer
+        self.handle(e.MessageReceived(connection.number, message))  # type: ignore[arg-type]  # sent by a proposer
         if isinstance(message, Append) and self.up and not self.drain_due:
             self.drain_due = True
             self.world.at(self.world.choose.uniform(0, 3), self.drain)
@@ -130,7 +132,9 @@ class SafekeeperHost:
         events = deque([event])
         while events:
             answers: list[e.Event] = []
-            for effect in self.core.step(events.popleft()):
+            effects = self.core.step(events.popleft())
+            self.checked = invariants.check_invariants(self.core, self.checked)
+            for effect in effects:
                 if isinstance(effect, e.KeepTimelines):
                     continue  # the simulated disk has no such files
                 if self.world.crashes(effect):
@@ -149,7 +153,7 @@ class SafekeeperHost:
     def perform(self, effect: e.Effect) -> e.Event | None:
         disk = self.disk
         match effect:
-            case e.Send(conn, message):
+            case e.SendMessage(conn, message):
                 connection = self.connections.get(conn)
                 if connection is not None:
                     self.world.send_back(connection, (message, []))
@@ -186,13 +190,13 @@ class SafekeeperHost:
             case e.ResetWal(lsn):
                 assert lsn % self.control.server.segment_size == 0, "a log begins with a segment"
                 disk.reset(lsn)
-            case e.ReadWal(conn, term, begin, end):
+            case e.SendWal(conn, term, begin, end):
                 connection = self.connections.get(conn)
                 if connection is not None:
                     first = max(begin, disk.base)
                     cells = disk.lend(first, end, self.core.control.server.segment_size)
                     self.world.send_back(connection, (Fetched(term, first, len(cells)), cells))
-            case e.TellHeld(conn, term):
+            case e.SendHeld(conn, term):
                 if (connection := self.connections.get(conn)) is not None:
                     self.world.send_back(connection, (self._held(term), []))
             case e.TakeOlder(conn, term, begin, _):
@@ -214,11 +218,11 @@ class SafekeeperHost:
         """Whether there is no room for WAL now."""
         return not self.world.calm and self.world.now < self.full_until
 
-    def _no_room(self, end: int) -> e.NoRoom:
+    def _no_room(self, end: int) -> e.DiskFull:
         """Of what was written up to `end` a first part fits."""
         return self._keep(self.world.choose.randint(self.core.flush_lsn, end))
 
-    def _keep(self, kept: int) -> e.NoRoom:
+    def _keep(self, kept: int) -> e.DiskFull:
         self.disk.keep(kept)
         self.world.happened["NoRoom"] += 1
-        return e.NoRoom(kept, "no room")
+        return e.DiskFull(kept, "no room")

@@ -282,17 +282,27 @@ class World:
             leaps.undisturbed(self)
 
     def _without_one(self, dead: SafekeeperHost) -> None:
+        """Where disks are small, all follow first: one that lags by `max_laggard_bytes` would be let go for that alone."""
         assert self.faults.capacity is not None
+        self._all_restart()
         dead.buried = True
         dead.crash()
+        self._all_restart()
+        for more in (self.faults.capacity + 2 * SEGMENT, 3 * self.faults.capacity):
+            last = self.server.flush_lsn + more
+            while self.server.flush_lsn < last:
+                self.run(20)
+            self.quiet = True
+            self._settle()
+            self.quiet = False
+        dead.buried = False
+
+    def _all_restart(self) -> None:
         for safekeeper in self.safekeepers:
             safekeeper.restart()
-        last = self.server.flush_lsn + 3 * self.faults.capacity
-        while self.server.flush_lsn < last:
-            self.run(100)
         self.quiet = True
         self._settle()
-        self.quiet = dead.buried = False
+        self.quiet = False
 
     def _settle(self) -> None:
         for _ in range(12 if self.faults.capacity is None else 60):

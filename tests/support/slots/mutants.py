@@ -10,23 +10,23 @@ from slot_sync.resolver import (
     client,
     conditions,
     database,
-    epoch,
+    evaluate,
+    feedback_epoch,
     foreign,
-    judge,
     one_slot,
     record,
     silent,
 )
 from slot_sync.resolver.observed import (
     Confirmed,
-    Copy,
     CopyRecord,
-    EpochKey,
+    FeedbackEpochKey,
     LogicalSlot,
-    Primary,
-    Record,
+    ObservedPrimary,
+    ObservedStandby,
     Settled,
-    Standby,
+    SlotCopy,
+    StandbyRecord,
 )
 from slot_sync.resolver.transitions import Transition
 from tests.support.slots import poll, scopes, world
@@ -100,18 +100,18 @@ OTHERS: dict[str, tuple[_Start, str, int]] = {
 def _blind(**fields: object) -> contextlib.ExitStack:
     """Keys without these fields."""
     stack = contextlib.ExitStack()
-    real = epoch.epoch_key
+    real = feedback_epoch.epoch_key
 
-    def key(primary: Primary, standby: Standby) -> EpochKey | None:
+    def key(primary: ObservedPrimary, standby: ObservedStandby) -> FeedbackEpochKey | None:
         found = real(primary, standby)
         return None if found is None else replace(found, **fields)  # type: ignore[arg-type]
 
-    for module in (judge, record):
+    for module in (evaluate, record):
         stack.enter_context(mock.patch.object(module, "epoch_key", key))
     return stack
 
 
-def _exactly(standby: Standby, copy: Copy) -> bool:
+def _exactly(standby: ObservedStandby, copy: SlotCopy) -> bool:
     """The limit as it is, with nothing left for what a promotion writes."""
     if standby.slot_wal_segments is None or copy.restart_lsn is None:
         return False
@@ -122,12 +122,14 @@ def _settled_at_once(lsn: int) -> contextlib.ExitStack:
     """A row of a database that is seen is settled, wherever the end of the WAL is."""
     real = database.settled_by
 
-    def settled(remembered: CopyRecord, slot: LogicalSlot, there: Primary) -> Settled | None:
+    def settled(
+        remembered: CopyRecord, slot: LogicalSlot, there: ObservedPrimary
+    ) -> Settled | None:
         found = real(remembered, slot, there)
         return None if found is None else replace(found, lsn=lsn)
 
     stack = contextlib.ExitStack()
-    for module in (judge, record):
+    for module in (evaluate, record):
         stack.enter_context(mock.patch.object(module, "settled_by", settled))
     return stack
 
@@ -135,11 +137,11 @@ def _settled_at_once(lsn: int) -> contextlib.ExitStack:
 _primary_of = poll.primary_of
 
 
-def _unlocked(seen: World) -> Primary:
+def _unlocked(seen: World) -> ObservedPrimary:
     return replace(_primary_of(seen), locked_databases=frozenset())
 
 
-def _by_name(remembered: CopyRecord, here: Copy) -> bool:
+def _by_name(remembered: CopyRecord, here: SlotCopy) -> bool:
     return here.synced or remembered.made or remembered.renaming
 
 
@@ -172,7 +174,7 @@ def _unsaid(objection: str) -> contextlib.AbstractContextManager[object]:
     """Without this objection."""
     real = silent.objections
 
-    def said(remembered: CopyRecord, standby: Standby, known: Record) -> list[str]:
+    def said(remembered: CopyRecord, standby: ObservedStandby, known: StandbyRecord) -> list[str]:
         return [each for each in real(remembered, standby, known) if not each.startswith(objection)]
 
     return mock.patch.object(silent, "objections", said)
@@ -201,7 +203,7 @@ def _trusting() -> contextlib.AbstractContextManager[object]:
     """What another controller has made counts as decoded."""
     real = record._taken_over
 
-    def proven(before: CopyRecord, standby: Standby, transition: Transition) -> CopyRecord:
+    def proven(before: CopyRecord, standby: ObservedStandby, transition: Transition) -> CopyRecord:
         return replace(real(before, standby, transition), decoded_at=0)
 
     return mock.patch.object(record, "_taken_over", proven)
@@ -213,13 +215,13 @@ def _patched(name: str) -> contextlib.AbstractContextManager[object]:
         return _unsaid(_OBJECTIONS[name])
     match name:
         case "no segment for the promotion":
-            return mock.patch.object(Standby, "outgrown", _exactly)
+            return mock.patch.object(ObservedStandby, "outgrown", _exactly)
         case "a database is settled by its row":
             return _settled_at_once(lsn=0)
         case "a database has no lock":
             return mock.patch.object(poll, "primary_of", _unlocked)
         case "clients are anywhere":
-            return _anywhere(judge)
+            return _anywhere(evaluate)
         case "silent, clients are anywhere":
             return _anywhere(silent)
         case "clients go back with a crash":
@@ -255,7 +257,7 @@ def _patched(name: str) -> contextlib.AbstractContextManager[object]:
     if name == "has_mappings":  # the extension asks for them itself
         stack.enter_context(mock.patch.object(poll, "ASKS", False))
     if name == "is_replayed":  # a client is never behind its copy, so where the client is covers it
-        stack.enter_context(_anywhere(judge))
+        stack.enter_context(_anywhere(evaluate))
         stack.enter_context(_anywhere(silent))
     return stack
 

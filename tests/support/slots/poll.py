@@ -6,30 +6,30 @@ from typing import Any
 
 from slot_sync.resolver.observed import (
     Confirmed,
-    Copy,
     CopyRecord,
-    EpochKey,
+    FeedbackEpochKey,
     Incarnation,
     LogicalSlot,
+    ObservedPrimary,
+    ObservedStandby,
     PhysicalSlot,
-    Place,
-    Primary,
-    Record,
     Reserved,
     Selection,
     Settled,
     Sighting,
-    Standby,
+    SlotCopy,
+    SlotPosition,
+    StandbyRecord,
     Upstream,
 )
 from slot_sync.resolver.one_slot import temporary_name
-from slot_sync.resolver.record import remember, under_way
+from slot_sync.resolver.record import check_invariants, remember, under_way
 from slot_sync.resolver.resolver import resolve
 from slot_sync.resolver.transitions import (
     Action,
     Advance,
     Drop,
-    Mark,
+    MarkIncarnation,
     Rename,
     Reserve,
     RestoreMappings,
@@ -49,9 +49,9 @@ IDLE_TIMEOUT = 1000
 PLUGINS = ("pgoutput", "test_decoding")
 
 
-def primary_of(world: World) -> Primary:
+def primary_of(world: World) -> ObservedPrimary:
     slot, physical = world.slot, world.physical
-    return Primary(
+    return ObservedPrimary(
         system_id=SYSTEM,
         timeline=TIMELINE,
         in_recovery=False,
@@ -88,9 +88,9 @@ def primary_of(world: World) -> Primary:
     )
 
 
-def _copy(world: World, name: str, held: Held) -> Copy:
+def _copy(world: World, name: str, held: Held) -> SlotCopy:
     at = held.at
-    return Copy(
+    return SlotCopy(
         name=name,
         plugin=PLUGINS[held.kind],
         database="shop",
@@ -112,14 +112,14 @@ def _copy(world: World, name: str, held: Held) -> Copy:
     )
 
 
-def standby_of(world: World) -> Standby:
+def standby_of(world: World) -> ObservedStandby:
     slots = [
         _copy(world, name, held)
         for name, held in ((UNPROVEN, world.unproven), (NAME, world.copy))
         if held is not None
     ]
     there = world.connected
-    return Standby(
+    return ObservedStandby(
         system_id=SYSTEM,
         timeline=TIMELINE,
         in_recovery=True,
@@ -159,10 +159,10 @@ def _generation(*, current: bool) -> int:
     return 1 if current else 0
 
 
-def record_of(memory: tuple[Any, ...]) -> Record:
+def record_of(memory: tuple[Any, ...]) -> StandbyRecord:
     """What the controller remembers, out of what a world keeps of it: plain tuples, which are fast to compare."""
     if not memory:
-        return Record()
+        return StandbyRecord()
     epoch, current, made, unproven, renaming, *more = memory
     (
         seen,
@@ -181,7 +181,7 @@ def record_of(memory: tuple[Any, ...]) -> Record:
     key, sender = None, None
     if epoch is not None:
         start, marker, sender, conf = epoch
-        key = EpochKey(SYSTEM, TIMELINE, start, PHYSICAL, str(marker), sender, sender, conf)
+        key = FeedbackEpochKey(SYSTEM, TIMELINE, start, PHYSICAL, str(marker), sender, sender, conf)
     copy = CopyRecord(
         NAME,
         made=bool(made),
@@ -193,8 +193,8 @@ def record_of(memory: tuple[Any, ...]) -> Record:
         removed_before=removed,
         reserved=Reserved(*reserved) if reserved else None,
         decoded_at=decoded,
-        slot_was=Place(*was) if was else None,
-        passed=Place(*passed) if passed else None,
+        slot_was=SlotPosition(*was) if was else None,
+        passed=SlotPosition(*passed) if passed else None,
         confirmed=Confirmed(TIMELINE, client) if client else None,
         settled=Settled(DATABASE, *settled) if settled else None,
         incarnation=Incarnation(str(made_as[0]), made_as[1]) if made_as else None,
@@ -203,14 +203,14 @@ def record_of(memory: tuple[Any, ...]) -> Record:
         proven_at=0 if proven else None,
         state=str(state),
     )
-    return Record(key, sender, {NAME: copy}, generation=1)
+    return StandbyRecord(key, sender, {NAME: copy}, generation=1)
 
 
-def _pair(place: Place | None) -> tuple[int, int] | None:
+def _pair(place: SlotPosition | None) -> tuple[int, int] | None:
     return None if place is None else (place.confirmed_flush_lsn, place.catalog_xmin)
 
 
-def memory_of(record: Record) -> tuple[object, ...]:
+def memory_of(record: StandbyRecord) -> tuple[object, ...]:
     key, copy = record.epoch, record.of(NAME)
     epoch = (
         None
@@ -253,14 +253,14 @@ def _plan(action: Action) -> tuple[object, ...]:
             return ("map", name)
         case Rename():
             return ("rename",)
-        case Mark():
+        case MarkIncarnation():
             return ("mark",)
         case Drop(name=name):
             return ("drop", name)
     return ()
 
 
-def astray(primary: Primary, standby: Standby, xmin: int) -> Primary:
+def astray(primary: ObservedPrimary, standby: ObservedStandby, xmin: int) -> ObservedPrimary:
     """Another server of another history, with a slot of the name, where the copy is; it needs nothing older than `xmin`."""
     held = standby.slot(NAME) or standby.slot(UNPROVEN)
     if held is None:
@@ -286,11 +286,14 @@ def _decided(
     transitions = resolve(primary, standby, record, Selection())
     # The name of an unproven copy never changes in the model: the resolver's own, always new, would be many states.
     written = remember(record, primary, standby, transitions)
+    check_invariants(transitions, record, written)
     mine = written.of(NAME)
     if mine.temporary_name is not None:
         written = replace(written, copies={NAME: replace(mine, temporary_name=UNPROVEN)})
     verdict = next(each for each in transitions if each.slot == NAME)
-    marks = any(isinstance(each.action, Mark) and each.slot == PHYSICAL for each in transitions)
+    marks = any(
+        isinstance(each.action, MarkIncarnation) and each.slot == PHYSICAL for each in transitions
+    )
     return memory_of(written), _plan(verdict.action), marks, verdict
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from walsender_bridge.errors import DeadlineError, FencedError
 from walsender_bridge.quorum.failover import term as term_in_office
-from walsender_bridge.quorum.failover.term import TermInOffice
+from walsender_bridge.quorum.failover.term import LeaderTerm
 
 
 class Session:
@@ -32,7 +32,7 @@ def session() -> Iterator[Session]:
 
 def test_16_a_proposer_that_does_not_leave_its_office_is_an_error(session, monkeypatch):
     monkeypatch.setattr(term_in_office, "_LEAVE_SECONDS", 0.1)
-    office = TermInOffice(lambda _tell: session)
+    office = LeaderTerm(lambda _tell: session)
     with pytest.raises(DeadlineError, match="has not left its office"):
         office.close()
     session.go.set()
@@ -41,7 +41,7 @@ def test_16_a_proposer_that_does_not_leave_its_office_is_an_error(session, monke
 
 
 def test_16_what_ended_the_term_is_raised(session):
-    office = TermInOffice(lambda _tell: session)
+    office = LeaderTerm(lambda _tell: session)
     office.check()
     assert not office.over
     session.error = FencedError("displaced")

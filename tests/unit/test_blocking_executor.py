@@ -6,7 +6,7 @@ import select
 import pytest
 
 from walsender_bridge.errors import ConnectionFailedError
-from walsender_bridge.quorum.proposer.blocking_executor import Errands
+from walsender_bridge.quorum.proposer.blocking_executor import BlockingExecutor
 from walsender_bridge.runtime.waker import Waker
 
 
@@ -17,7 +17,7 @@ def waker():
     waker.close()
 
 
-def served(errands: Errands, waker: Waker) -> None:
+def served(errands: BlockingExecutor, waker: Waker) -> None:
     assert select.select([waker], [], [], 20)[0], "nothing is done"
     waker.clear()
     errands.serve()
@@ -31,7 +31,7 @@ def failing(error: Exception):
 
 
 def test_an_error_that_nobody_foresaw_is_raised_on_the_loop(waker):
-    errands = Errands(waker)
+    errands = BlockingExecutor(waker)
     told: list[object] = []
     try:
         errands.ask(failing(ConnectionFailedError("refused")), told.append)

@@ -2,7 +2,7 @@
 
 import threading
 
-from slot_sync.hands import Hands
+from slot_sync.keyed_worker_pool import KeyedWorkerPool
 from tests.support.waiting import wait_for
 from walsender_bridge.errors import SlotError
 
@@ -13,7 +13,7 @@ def test_a_slot_has_one_piece_of_work_at_a_time_and_others_go_on():
     def stuck() -> None:
         over.wait(30)
 
-    with Hands("near", workers=2) as hands:
+    with KeyedWorkerPool("near", workers=2) as hands:
         assert hands.give("stuck", stuck)
         assert not hands.give("stuck", lambda: None)
         assert hands.give("other", other.set)
@@ -34,7 +34,7 @@ def test_a_fault_of_any_kind_is_told_and_ends_no_worker():
     def broken() -> None:
         raise ZeroDivisionError("ours")
 
-    with Hands("near", workers=1) as hands:
+    with KeyedWorkerPool("near", workers=1) as hands:
         hands.give("first", refused)
         hands.give("second", broken)
         hands.give("third", lambda: None)
@@ -47,7 +47,7 @@ def test_a_fault_of_any_kind_is_told_and_ends_no_worker():
 
 def test_what_was_not_begun_at_the_end_is_not_done():
     begun, over, done = threading.Event(), threading.Event(), threading.Event()
-    hands = Hands("near", workers=1)
+    hands = KeyedWorkerPool("near", workers=1)
 
     def first() -> None:
         begun.set()

@@ -6,7 +6,7 @@ import pytest
 
 from walsender_bridge.errors import ConnectionFailedError, DivergedError, UnavailableError
 from walsender_bridge.quorum.proposer.membership import Membership
-from walsender_bridge.quorum.proposer.quorum_id import Answer, Known, first, in_force
+from walsender_bridge.quorum.proposer.quorum_id import Answer, KnownQuorumId, first, in_force
 from walsender_bridge.quorum.protocol import messages as m
 from walsender_bridge.quorum.protocol.configuration import Configuration
 from walsender_bridge.quorum.safekeeper import votes
@@ -19,7 +19,7 @@ THREE = Configuration(1, frozenset({1, 2, 3}), term=5, quorum=OWN)
 STRANGER = Configuration(1, frozenset({9}), term=8, quorum=OTHER)
 LEGACY = replace(THREE, quorum=0)
 EMPTY = Configuration()
-RECORDED = Known(OWN, formed=True)
+RECORDED = KnownQuorumId(OWN, formed=True)
 ADDRESSES = [("a", 1), ("b", 1), ("c", 1)]
 
 
@@ -43,29 +43,29 @@ def test_a_greater_term_of_another_quorum_says_nothing_of_ours():
 
 
 def test_without_a_record_a_majority_of_the_addresses_has_to_agree():
-    assert not in_force(held(s9=STRANGER), 3, Known())
-    assert not in_force(held(s9=STRANGER, s1=THREE), 3, Known())
-    assert in_force(held(s9=STRANGER, s1=THREE, s2=THREE), 3, Known()) == THREE
-    assert in_force(held(s9=STRANGER), 1, Known()) == STRANGER
+    assert not in_force(held(s9=STRANGER), 3, KnownQuorumId())
+    assert not in_force(held(s9=STRANGER, s1=THREE), 3, KnownQuorumId())
+    assert in_force(held(s9=STRANGER, s1=THREE, s2=THREE), 3, KnownQuorumId()) == THREE
+    assert in_force(held(s9=STRANGER), 1, KnownQuorumId()) == STRANGER
 
 
 def test_memberships_from_before_ids_are_taken_from_a_majority_of_their_members():
     stranger = replace(STRANGER, quorum=0)
-    assert in_force(held(s9=stranger, s1=LEGACY, s2=LEGACY), 3, Known()) == LEGACY
-    assert not in_force(held(s9=stranger, s1=LEGACY), 3, Known())
+    assert in_force(held(s9=stranger, s1=LEGACY, s2=LEGACY), 3, KnownQuorumId()) == LEGACY
+    assert not in_force(held(s9=stranger, s1=LEGACY), 3, KnownQuorumId())
     # Some have been given the id that was drawn, and the proposer died.
-    assert in_force(held(s1=THREE, s2=LEGACY, s3=LEGACY), 3, Known(OWN)) == THREE
+    assert in_force(held(s1=THREE, s2=LEGACY, s3=LEGACY), 3, KnownQuorumId(OWN)) == THREE
     # Once it is given, nobody without one is believed.
     assert not in_force(held(s1=LEGACY, s2=LEGACY, s3=LEGACY), 3, RECORDED)
 
 
 def test_a_first_membership_that_was_begun_goes_on():
     begun = replace(THREE, term=0)
-    assert in_force(held(s1=begun, s2=EMPTY, s3=EMPTY), 3, Known(OWN)) == begun
+    assert in_force(held(s1=begun, s2=EMPTY, s3=EMPTY), 3, KnownQuorumId(OWN)) == begun
     # Whoever began it has lost its record, and was never in office.
     found = held(s1=begun, s2=EMPTY, s3=EMPTY)
-    assert not in_force(found, 3, Known())
-    assert first(answers(*found), ADDRESSES, Known()).members == {1, 2, 3}
+    assert not in_force(found, 3, KnownQuorumId())
+    assert first(answers(*found), ADDRESSES, KnownQuorumId()).members == {1, 2, 3}
 
 
 @pytest.mark.parametrize(
@@ -73,8 +73,8 @@ def test_a_first_membership_that_was_begun_goes_on():
     [
         (RECORDED, (EMPTY, EMPTY, EMPTY), "no safekeeper here belongs to quorum 0{31}a"),
         (RECORDED, (EMPTY, STRANGER, STRANGER), "no safekeeper here belongs to quorum 0{31}a"),
-        (Known(required=True), (EMPTY, EMPTY, EMPTY), "commits wait for a quorum"),
-        (Known(), (EMPTY, THREE, STRANGER), "no quorum that a majority of them is in"),
+        (KnownQuorumId(required=True), (EMPTY, EMPTY, EMPTY), "commits wait for a quorum"),
+        (KnownQuorumId(), (EMPTY, THREE, STRANGER), "no quorum that a majority of them is in"),
     ],
 )
 def test_no_new_quorum_takes_the_place_of_one_that_there_was(known, configurations, why):
@@ -90,7 +90,7 @@ def test_no_new_quorum_takes_the_place_of_one_that_there_was(known, configuratio
     assert "c:1 (no answer)" in waits.value.where
 
 
-@pytest.mark.parametrize("known", [RECORDED, Known(required=True)])
+@pytest.mark.parametrize("known", [RECORDED, KnownQuorumId(required=True)])
 def test_safekeepers_that_do_not_answer_are_not_said_to_be_lost(known):
     closed = [ConnectionFailedError(f"the other end has closed it ({n})") for n in range(3)]
     with pytest.raises(UnavailableError) as waits:
@@ -100,7 +100,9 @@ def test_safekeepers_that_do_not_answer_are_not_said_to_be_lost(known):
     assert "data directories" not in waits.value.repair
 
 
-@pytest.mark.parametrize("known", [Known(), Known(OWN), Known(OWN, required=True)])
+@pytest.mark.parametrize(
+    "known", [KnownQuorumId(), KnownQuorumId(OWN), KnownQuorumId(OWN, required=True)]
+)
 def test_a_first_quorum_is_formed_where_there_was_none(known):
     found = answers(*held(s1=EMPTY, s2=EMPTY, s3=EMPTY))
     assert first(found, ADDRESSES, known) == Configuration(1, THREE.members, quorum=known.quorum)

@@ -7,31 +7,31 @@ from pathlib import Path
 
 import pytest
 
-from slot_sync import shared_look
 from slot_sync.controller import Controller
-from slot_sync.look_standby import StandbyLook
-from slot_sync.plan import Candidate, Plan
-from slot_sync.report import Report
-from slot_sync.resolver.observed import Primary, Selection, Upstream
-from slot_sync.shared_look import SharedLook
+from slot_sync.plan import FailoverCandidate, SlotSyncPlan
+from slot_sync.probe import shared as shared_probe
+from slot_sync.probe.shared import SharedProbe
+from slot_sync.probe.standby import StandbyProbe
+from slot_sync.report import SlotReport
+from slot_sync.resolver.observed import ObservedPrimary, Selection, Upstream
 from tests.support.waiting import wait_for
 from walsender_bridge.errors import ConnectionFailedError, TusklineError
 
-PRIMARY = Primary(7, 1, False, 1, 160_014, "logical", 0x5000000)
+PRIMARY = ObservedPrimary(7, 1, False, 1, 160_014, "logical", 0x5000000)
 
 
 class FakeLook:
-    """In the place of `PrimaryLook`: each look is `answer()`; the moments at which they began."""
+    """In the place of `PrimaryProbe`: each look is `answer()`; the moments at which they began."""
 
     began: list[float] = []  # noqa: RUF012  # of all of them, set anew by the fixture
-    answer: Callable[[], Primary]
+    answer: Callable[[], ObservedPrimary]
 
     def __init__(self, dsn: str, *, wants_turn: bool = False) -> None:
         self.where = dsn
         self.has_turn = False
         self._wants_turn = wants_turn
 
-    def look(self) -> Primary:
+    def look(self) -> ObservedPrimary:
         self.began.append(time.monotonic())
         found = type(self).answer()
         self.has_turn = self._wants_turn
@@ -45,12 +45,12 @@ class FakeLook:
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     monkeypatch.setattr(FakeLook, "began", [])
     monkeypatch.setattr(FakeLook, "answer", staticmethod(lambda: PRIMARY), raising=False)
-    monkeypatch.setattr(shared_look, "PrimaryLook", FakeLook)
+    monkeypatch.setattr(shared_probe, "PrimaryProbe", FakeLook)
     return FakeLook.began
 
 
 def test_who_wants_it_from_a_moment_on_gets_nothing_older(looks: list[float]) -> None:
-    with SharedLook("primary", wants_turn=True) as shared:
+    with SharedProbe("primary", wants_turn=True) as shared:
         moment = time.monotonic()
         assert shared.since(moment) is PRIMARY
         assert shared.since(moment) is PRIMARY
@@ -67,13 +67,13 @@ def test_those_who_come_meanwhile_wait_for_the_same(
 ) -> None:
     go = threading.Event()
 
-    def slow() -> Primary:
+    def slow() -> ObservedPrimary:
         go.wait(10)
         raise ConnectionFailedError("no answer", where="primary")
 
     monkeypatch.setattr(FakeLook, "answer", staticmethod(slow))
     errors: list[TusklineError] = []
-    with SharedLook("primary", wants_turn=True) as shared:
+    with SharedProbe("primary", wants_turn=True) as shared:
         moment = time.monotonic()
 
         def want() -> None:
@@ -98,15 +98,17 @@ def test_candidates_look_at_the_same_moments(
 ) -> None:
     """However long each of them takes: the primary is asked once at each."""
 
-    def look(self: StandbyLook) -> None:
+    def look(self: StandbyProbe) -> None:
         time.sleep(0.07 if "slow" in self.where else 0.001)
         raise ConnectionFailedError("no answer", where=self.where)
 
-    monkeypatch.setattr(StandbyLook, "look", look)
+    monkeypatch.setattr(StandbyProbe, "look", look)
     names = ("one", "two", "slow")
-    candidates = tuple(Candidate(name, f"host=127.0.0.1 dbname={name}", name) for name in names)
-    plan = Plan("host=127.0.0.1", candidates, Selection(), tmp_path, poll=0.05)
-    reports: list[Report] = []
+    candidates = tuple(
+        FailoverCandidate(name, f"host=127.0.0.1 dbname={name}", name) for name in names
+    )
+    plan = SlotSyncPlan("host=127.0.0.1", candidates, Selection(), tmp_path, poll=0.05)
+    reports: list[SlotReport] = []
     stop = threading.Event()
     with Controller(plan) as controller:
         began = time.monotonic()
@@ -125,14 +127,14 @@ def test_an_upstream_is_asked_once_for_each_connection(monkeypatch: pytest.Monke
     asked: list[tuple[str, int]] = []
     answers = [None, Upstream(1, True, 5), Upstream(1, False, 5), Upstream(1, False, 6)]
 
-    def ask(self: StandbyLook, at: tuple[str, int]) -> Upstream | None:
+    def ask(self: StandbyProbe, at: tuple[str, int]) -> Upstream | None:
         asked.append(at)
         return answers[len(asked) - 1]
 
-    monkeypatch.setattr(StandbyLook, "_ask", ask)
+    monkeypatch.setattr(StandbyProbe, "_ask", ask)
     at = ("127.0.0.1", 5432)
 
-    with StandbyLook("host=127.0.0.1", "host=127.0.0.1") as look:
+    with StandbyProbe("host=127.0.0.1", "host=127.0.0.1") as look:
         # Nobody answered, or a standby, which may be promoted while the connection lasts: it is asked again.
         assert look._upstream_of({"pid": 7}, 100, at) is None
         assert look._upstream_of({"pid": 7}, 100, at) == answers[1]

@@ -8,12 +8,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from spark_consumers.decode import ChangeBatch
-from spark_consumers.lakehouse.bootstrap import usable_key
-from spark_consumers.lakehouse.fit import Layout, key_of, misfit, unusable
-from spark_consumers.lakehouse.stage import Target
-from spark_consumers.lakehouse.table_format import ROW_ID
-from spark_consumers.snapshot import PublishedTable
+from spark_consumers.decode.entries import ChangeBatch
+from spark_consumers.lake.copy.bootstrap import usable_key
+from spark_consumers.lake.epoch.stage import Target
+from spark_consumers.lake.format.table_format import ROW_ID
+from spark_consumers.lake.tables.schema_match import Layout, key_of, misfit, unusable
+from spark_consumers.snapshot.exported import PublishedTable
 from walsender_bridge.errors import NotSupportedError
 from walsender_bridge.postgres.protocol.pgoutput import Column, Relation
 

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from spark_consumers.lakehouse import sources
-from spark_consumers.lakehouse.looks import UNSEEN_SECONDS, Looks
-from spark_consumers.lakehouse.shape import Look
-from spark_consumers.lakehouse.sources import Source
+from spark_consumers.lake.tables import sources
+from spark_consumers.lake.tables.publication_poller import UNSEEN_SECONDS, PublicationPoller
+from spark_consumers.lake.tables.shape import Publication
+from spark_consumers.lake.tables.sources import Source
 from tests.support.waiting import wait_for
 from walsender_bridge.errors import TusklineError, UnavailableError
 
@@ -22,11 +22,11 @@ class Servers:
         self.refused: dict[str, TusklineError] = {}
         self.asked = 0
 
-    def look(self, source: Source, _known: object) -> Look:
+    def look(self, source: Source, _known: object) -> Publication:
         self.asked += 1
         if error := self.refused.get(source.stream):
             raise error
-        return Look({}, frozenset(), 0, True, True)
+        return Publication({}, frozenset(), 0, True, True)
 
 
 @pytest.fixture
@@ -37,13 +37,15 @@ def servers(monkeypatch: pytest.MonkeyPatch) -> Servers:
 
 
 @pytest.fixture
-def looks(servers: Servers) -> Iterator[Looks]:
-    made = Looks([Source(name, "", name) for name in ("shop", "bank")], lambda: servers.now)
+def looks(servers: Servers) -> Iterator[PublicationPoller]:
+    made = PublicationPoller(
+        [Source(name, "", name) for name in ("shop", "bank")], lambda: servers.now
+    )
     yield made
     made.close()
 
 
-def ask(looks: Looks, servers: Servers, *streams: str) -> set[str]:
+def ask(looks: PublicationPoller, servers: Servers, *streams: str) -> set[str]:
     """The streams whose sources answered a question that was asked now."""
     before = servers.asked
     found = {stream for stream, *_ in looks.answers(streams, lambda _: (), at_once=True)}
@@ -52,7 +54,9 @@ def ask(looks: Looks, servers: Servers, *streams: str) -> set[str]:
     return found | {stream for stream, *_ in looks.answers((), lambda _: ())}
 
 
-def test_a_source_that_is_asked_in_vain_for_long_is_named(looks: Looks, servers: Servers) -> None:
+def test_a_source_that_is_asked_in_vain_for_long_is_named(
+    looks: PublicationPoller, servers: Servers
+) -> None:
     servers.refused["shop"] = LOCKED
     assert ask(looks, servers, "shop", "bank") == {"bank"}
     assert looks.unseen() is None
@@ -68,7 +72,9 @@ def test_a_source_that_is_asked_in_vain_for_long_is_named(looks: Looks, servers:
     assert looks.unseen() is None
 
 
-def test_a_source_that_is_not_asked_any_more_is_not_named(looks: Looks, servers: Servers) -> None:
+def test_a_source_that_is_not_asked_any_more_is_not_named(
+    looks: PublicationPoller, servers: Servers
+) -> None:
     servers.refused["shop"] = LOCKED
     ask(looks, servers, "shop", "bank")
     servers.now += UNSEEN_SECONDS + 1

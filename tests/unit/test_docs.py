@@ -1,0 +1,90 @@
+"""The documents agree with the tree: links lead somewhere, files that are named exist, a term is explained once."""
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.support.quorum.mutants import MUTANTS
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted(
+    path
+    for path in ROOT.rglob("*.md")
+    if not {".venv", ".git", "node_modules"} & set(path.relative_to(ROOT).parts)
+)
+#: The documents that say where something is decided.
+NAMING = [DOCS / "glossary.md", DOCS / "invariants.md", *(DOCS / "decisions").glob("*.md")]
+_LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
+_NAMED = re.compile(r"`((?:[a-z_]+/)+[a-z_]+\.(?:py|sql|md|c|h|sh))`")
+_FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", _FENCED.sub("", page.read_text()), re.MULTILINE)
+    words = [re.sub(r"[^\w\- ]", "", heading.lower()) for heading in headings]
+    return {text.replace(" ", "-") for text in words}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
+    for name, anchor in _LINK.findall(page.read_text()):
+        target = (page.parent / name).resolve() if name else page
+        assert target.exists(), f"{name}: no such file"
+        if anchor and target.suffix == ".md":
+            assert anchor in anchors(target), f"{name}#{anchor}: no such heading"
+
+
+@pytest.mark.parametrize("page", NAMING, ids=lambda page: page.name)
+def test_every_file_that_is_named_exists(page: Path) -> None:
+    missing = [name for name in _NAMED.findall(page.read_text()) if not (ROOT / name).exists()]
+    assert not missing
+
+
+def test_the_glossary_explains_each_term_once() -> None:
+    text = (DOCS / "glossary.md").read_text()
+    rows = re.findall(r"^\| (\*\*.*?) \|", text, re.MULTILINE)
+    terms = Counter(term for row in rows for term in re.findall(r"\*\*(.+?)\*\*", row))
+    assert len(terms) > 100
+    assert [term for term, times in terms.items() if times > 1] == []
+
+
+def test_every_reference_of_the_glossary_has_an_address() -> None:
+    text = (DOCS / "glossary.md").read_text()
+    used = set(re.findall(r"\]\[([\w-]+)\]", text))
+    assert used == set(re.findall(r"^\[([\w-]+)\]: https://", text, re.MULTILINE))
+
+
+def test_every_number_of_a_test_is_a_behaviour_that_is_stated() -> None:
+    text = (DOCS / "invariants.md").read_text().split("\n## Behaviours by number\n")[1]
+    cells = re.findall(r"^\| ([\d, ]+) \|", text, re.MULTILINE)
+    stated = {number for cell in cells for number in cell.split(", ")}
+    tests = [path.read_text() for path in (ROOT / "tests").rglob("test_*.py")]
+    names = [name for text in tests for name in re.findall(r"def test_((?:\d+_)+)", text)]
+    used = {number for name in names for number in name.strip("_").split("_")}
+    assert used <= stated
+
+
+def test_the_mutants_that_the_rules_name_exist() -> None:
+    rules = {name.partition(":")[0] for name in MUTANTS if name[0].isdigit()}
+    text = (DOCS / "invariants.md").read_text()
+    assert rules == set(re.findall(r"^\| (\d+) \| `walsender_bridge/quorum", text, re.MULTILINE))
+    named = re.findall(r"^\| \d+ \| `walsender_bridge/quorum.*\| (.*) \|$", text, re.MULTILINE)
+    for name in (each for cell in named for each in cell.split("; ") if ", from " not in cell):
+        assert any(mutant.endswith(": " + name) for mutant in MUTANTS), name
+
+
+def test_every_decision_has_a_status_and_is_in_the_index() -> None:
+    index = (DOCS / "decisions" / "README.md").read_text()
+    for page in (DOCS / "decisions").glob("*.md"):
+        if page.name != "README.md":
+            status = re.search(
+                r"^Status: (accepted|superseded by .*)\. Date: (2\d{3}-\d\d-\d\d)",
+                page.read_text(),
+                re.MULTILINE,
+            )
+            assert status, f"{page.name}: no status"
+            assert f"]({page.name}) | {status[1]} | {status[2]} |" in index, page.name
