@@ -77,7 +77,8 @@ class SlotCopier(Closing):
         before = self._file.load() if self._record is None else self._record
         found = self._seen(before, since)
         begun_now = [each for each in found.transitions if each.slot not in found.busy]
-        check_invariants(begun_now, before, found.record)
+        in_recovery = found.standby is None or found.standby.in_recovery
+        check_invariants(begun_now, before, found.record, in_recovery=in_recovery)
         self._remember(found.record, before, found.transitions)
         self._tell(found.transitions)
         begun = sum(self._begin(each) for each in begun_now)

@@ -5,8 +5,8 @@ promoted at the moment of the sample.** `conditions.py` proves it for one poll, 
 Nothing else is safe to promote to, and the rest of this file only says why a copy is not there yet. Besides:
 
 - An unproven copy never has the name that a client would use: it has a temporary one until all conditions hold.
-- Nothing is dropped or changed that our record does not name, or that somebody uses. Nothing is dropped because the
-  primary lacks it unless it was shown, several polls in a row, that this is the primary the standby streams from.
+- Nothing is dropped or changed that our record does not name, or that somebody uses; but on a server that is not in
+  recovery, an unproven copy, whoever made it. Nothing is dropped because the primary lacks it unless it was shown, several polls in a row, that this is the primary the standby streams from.
 - Each action may end in the middle, or be taken twice by two processes: the next poll starts from what is there.
 - Slots are judged one by one; what one waits for is never waited for by another.
 

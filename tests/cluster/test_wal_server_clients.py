@@ -27,6 +27,7 @@ from walsender_bridge.demo.local_server import LocalServer
 from walsender_bridge.postgres.protocol.lsn import format_lsn
 from walsender_bridge.postgres.protocol.wal_page import segment_name
 from walsender_bridge.quorum.wal_server.slots import MOST_SLOTS
+from walsender_bridge.runtime import checksummed_json
 
 
 @pytest.fixture(scope="module")
@@ -488,9 +489,10 @@ def test_slots_are_refused_when_damaged_newer_or_too_many(wal_server, held, tmp_
     assert wal_server.stop() == 0
     good = wal_server.slots.read_bytes()
     for damaged, said in [
-        (good[:-30], "its checksum does not fit"),
-        (good.replace(b'"format": 1', b'"format": 9', 1), "the slots have format 9"),
-        (b"", "its first line is not ours"),
+        (good[:-30], "the replication slots cannot be read"),
+        (good.replace(b'"name": "s1"', b'"name": "s7"', 1), "its checksum is wrong"),
+        (checksummed_json.sealed({"format": 9, "slots": []}), "the slots have format 9"),
+        (b"", "the replication slots cannot be read"),
     ]:
         wal_server.slots.write_bytes(damaged)
         with pytest.raises(AssertionError):

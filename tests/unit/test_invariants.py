@@ -159,8 +159,10 @@ def test_a_safekeeper_with_a_fault_stops_and_writes_nothing(tmp_path, monkeypatc
     before = files(settings.data_dir)
     assert before
 
+    stranger = driver.core.control.safekeeper ^ 1
+
     def faulty(core: Safekeeper, event: object) -> list[object]:
-        core.control = replace(core.control, safekeeper=core.control.safekeeper ^ 1)
+        core.control = replace(core.control, safekeeper=stranger)
         return [PersistControl(core.control)]
 
     monkeypatch.setattr(Safekeeper, "step", faulty)
@@ -634,12 +636,25 @@ COPIES: dict[str, tuple[Transition, StandbyRecord, StandbyRecord]] = {
 
 @pytest.mark.parametrize("name", names(of_copies.INVARIANTS))
 def test_a_broken_poll_of_a_slot_s_copy_is_named_by_its_invariant(name):
-    of_copies.check_invariants([_found(NEW, Reason.NOT_MADE)], _record(), UNPROVEN)
-    of_copies.check_invariants([_found(Rename(TEMPORARY, "s", "db"))], UNPROVEN, RENAMING)
-    of_copies.check_invariants([_found(Drop(TEMPORARY, "db"))], UNPROVEN, UNPROVEN)
+    of_copies.check_invariants(
+        [_found(NEW, Reason.NOT_MADE)], _record(), UNPROVEN, in_recovery=True
+    )
+    of_copies.check_invariants(
+        [_found(Rename(TEMPORARY, "s", "db"))], UNPROVEN, RENAMING, in_recovery=True
+    )
+    of_copies.check_invariants(
+        [_found(Drop(TEMPORARY, "db"))], UNPROVEN, UNPROVEN, in_recovery=True
+    )
+    # On a server that is not in recovery nobody proves a copy any more.
+    promoted = _found(Drop(TEMPORARY, "db"), Reason.UNPROVEN_NAME, "LEFTOVER")
+    of_copies.check_invariants([promoted], _record(), _record(), in_recovery=False)
+    elsewhere = _found(Drop(TEMPORARY, "db", on_primary=True), Reason.UNPROVEN_NAME, "LEFTOVER")
+    of_copies.check_invariants([elsewhere], _record(), _record(), in_recovery=True)
+    with pytest.raises(InvariantError, match="invariant drop_is_recorded "):
+        of_copies.check_invariants([promoted], _record(), _record(), in_recovery=True)
     transition, before, after = COPIES[name]
     with pytest.raises(InvariantError, match=f"invariant {name} "):
-        of_copies.check_invariants([transition], before, after)
+        of_copies.check_invariants([transition], before, after, in_recovery=True)
 
 
 def test_a_controller_with_a_fault_records_nothing_and_begins_nothing(tmp_path, monkeypatch):

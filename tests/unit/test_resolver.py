@@ -18,6 +18,7 @@ from slot_sync.resolver.observed import (
     ObservedPrimary,
     ObservedStandby,
     PhysicalSlot,
+    ReadinessTerms,
     Reserved,
     SafekeeperUpstream,
     Selection,
@@ -29,7 +30,7 @@ from slot_sync.resolver.observed import (
     Upstream,
 )
 from slot_sync.resolver.one_slot import GONE_POLLS, is_wanted, temporary_name
-from slot_sync.resolver.record import remember, remember_primary
+from slot_sync.resolver.record import check_invariants, remember, remember_primary
 from slot_sync.resolver.resolver import resolve
 from slot_sync.resolver.transitions import (
     Advance,
@@ -133,13 +134,28 @@ def only(transitions: list[Transition], name: str = "kept") -> Transition:
     return found
 
 
+def resolved(
+    there: ObservedPrimary | None,
+    here: ObservedStandby | None,
+    before: StandbyRecord,
+    wanted: Selection,
+    *terms: ReadinessTerms,
+) -> list[Transition]:
+    """What the resolver decides, with the invariants checked as a controller does."""
+    transitions = resolve(there, here, before, wanted, *terms)
+    after = remember(before, there, here, transitions)
+    in_recovery = here is None or here.in_recovery
+    check_invariants(transitions, before, after, in_recovery=in_recovery)
+    return transitions
+
+
 def answered(
     there: ObservedPrimary | None = PRIMARY,
     here: ObservedStandby | None = STANDBY,
     known: StandbyRecord | None = None,
     wanted: Selection = ALL,
 ) -> Transition:
-    return only(resolve(there, here, record() if known is None else known, wanted))
+    return only(resolved(there, here, record() if known is None else known, wanted))
 
 
 def test_6_a_copy_that_has_everything_is_ready() -> None:
@@ -252,12 +268,12 @@ def test_19_an_epoch_with_a_gap_is_another_one() -> None:
 
 
 def test_19_a_new_physical_slot_is_marked_first() -> None:
-    found = resolve(primary(marker=None), STANDBY, record(), ALL)
+    found = resolved(primary(marker=None), STANDBY, record(), ALL)
     mark = only(found, "here")
     assert isinstance(mark.action, MarkIncarnation)
     assert mark.action.slot == "here"
     assert only(found).reason is Reason.NO_MARKER
-    strange = resolve(primary(marker=None), standby(upstream=None), record(), ALL)
+    strange = resolved(primary(marker=None), standby(upstream=None), record(), ALL)
     assert [each.slot for each in strange] == ["kept"]
 
 
@@ -402,7 +418,7 @@ def test_6_a_copy_follows_and_is_lagging_when_it_is_far_behind() -> None:
     # Another copy has a snapshot for the slot's own position.
     other = replace(COPY, name="other", restart_lsn=1200)
     found = only(
-        resolve(primary(moved), standby(COPY, other), record(), Selection(frozenset({"kept"})))
+        resolved(primary(moved), standby(COPY, other), record(), Selection(frozenset({"kept"})))
     )
     assert found.action == SetFields("kept", "shop", 1200, 2400, 720)
     far = replace(moved, confirmed_flush_lsn=2000 + LAG_BYTES + 1)
@@ -511,7 +527,7 @@ def test_21_a_slot_of_a_copys_name_that_we_did_not_make_is_not_ours(marker: str 
     after = remember(record(), PRIMARY, here, [found])
     assert not after.of("kept").made
     # Nor is it dropped once the primary has no such slot, or called ready when the primary is down.
-    assert resolve(primary(None), here, after, ALL) == []
+    assert resolved(primary(None), here, after, ALL) == []
     assert not answered(None, here).safe
 
 
@@ -547,7 +563,7 @@ def test_31_a_slot_from_a_backup_is_named_and_left_alone(version: int) -> None:
     # One that the primary does not have.
     stray = replace(old, name="stray")
     found = only(
-        resolve(PRIMARY, standby(COPY, stray), record(), Selection(frozenset({"kept"}))), "stray"
+        resolved(PRIMARY, standby(COPY, stray), record(), Selection(frozenset({"kept"}))), "stray"
     )
     assert found.after is CopyState.STALE_BACKUP
 
@@ -558,7 +574,7 @@ THEIRS = replace(COPY, marker=temporary_name("kept", 5))
 
 def taken_over(here: ObservedStandby, before: StandbyRecord) -> CopyRecord:
     """What is remembered once it was found to be kept elsewhere."""
-    (found,) = resolve(PRIMARY, here, before, ALL)
+    (found,) = resolved(PRIMARY, here, before, ALL)
     assert (found.after, found.reason) == (CopyState.KEPT_ELSEWHERE, Reason.OTHER_CONTROLLER)
     assert found.undecided
     assert "drop" not in found.repair
@@ -596,12 +612,12 @@ def test_43_another_controllers_unproven_copy_is_taken_over() -> None:
 def test_43_a_copy_that_is_not_to_be_kept_here_is_told_and_left_alone() -> None:
     stray = replace(THEIRS, name="stray", marker=temporary_name("stray", 5))
     only_kept = Selection(frozenset({"kept"}))
-    found = resolve(PRIMARY, standby(COPY, stray), record(), only_kept)
+    found = resolved(PRIMARY, standby(COPY, stray), record(), only_kept)
     told = only(found, "stray")
     assert (told.after, told.counts, told.repair) == (CopyState.KEPT_ELSEWHERE, False, "")
     assert not remember(record(), PRIMARY, standby(COPY, stray), found).of("stray").made
     # Named here, with no such slot on the primary: that is what counts.
-    found = resolve(PRIMARY, standby(COPY, stray), record(), Selection(frozenset({"stray"})))
+    found = resolved(PRIMARY, standby(COPY, stray), record(), Selection(frozenset({"stray"})))
     assert only(found, "stray").reason is Reason.NO_SUCH_SLOT
 
 
@@ -661,7 +677,7 @@ def test_a_slot_that_is_being_made_is_awaited() -> None:
 
 
 def test_24_temporary_slots_are_ignored() -> None:
-    assert resolve(primary(replace(SLOT, temporary=True)), EMPTY, StandbyRecord(), ALL) == []
+    assert resolved(primary(replace(SLOT, temporary=True)), EMPTY, StandbyRecord(), ALL) == []
 
 
 def test_41_a_copy_gives_way_when_postgresql_keeps_its_slot() -> None:
@@ -741,7 +757,7 @@ def test_a_standby_that_does_not_answer_is_told() -> None:
 def test_32_a_promotion_removes_what_was_being_proven() -> None:
     copy = replace(COPY, name=TEMPORARY)
     promoted = replace(standby(copy), in_recovery=False)
-    found = resolve(PRIMARY, promoted, record(UNPROVEN), ALL)
+    found = resolved(PRIMARY, promoted, record(UNPROVEN), ALL)
     assert only(found, TEMPORARY).action == Drop(TEMPORARY, "shop")
     assert only(found).reason is Reason.PROMOTED
     slots = (replace(SLOT, name=TEMPORARY), SLOT, replace(SLOT, name=TEMPORARY + "2", active_pid=9))
@@ -753,13 +769,13 @@ def test_32_a_promotion_removes_what_was_being_proven() -> None:
 
 def test_29_an_unproven_copy_of_somebody_else_is_left_alone() -> None:
     other = replace(COPY, name=TEMPORARY + "_other")
-    found = only(resolve(PRIMARY, standby(COPY, other), record(), ALL), other.name)
+    found = only(resolved(PRIMARY, standby(COPY, other), record(), ALL), other.name)
     assert (found.after, found.action) == (CopyState.LEFTOVER, Nothing())
 
 
 def test_22_one_stuck_slot_stops_no_other() -> None:
     stuck = replace(SLOT, name="stuck", confirmed_flush_lsn=9999)
-    found = resolve(replace(PRIMARY, logical_slots=(stuck, SLOT)), STANDBY, record(), ALL)
+    found = resolved(replace(PRIMARY, logical_slots=(stuck, SLOT)), STANDBY, record(), ALL)
     assert [(each.slot, each.after) for each in found] == [
         ("kept", CopyState.READY),
         ("stuck", CopyState.MISSING),

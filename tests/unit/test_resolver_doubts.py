@@ -13,7 +13,6 @@ from slot_sync.resolver.observed import (
     StandbyRecord,
 )
 from slot_sync.resolver.record import remember, remember_primary
-from slot_sync.resolver.resolver import resolve
 from slot_sync.resolver.transitions import (
     Advance,
     CopyState,
@@ -38,6 +37,7 @@ from tests.unit.test_resolver import (
     only,
     primary,
     record,
+    resolved,
     standby,
 )
 from tests.unit.test_slot_report import made
@@ -99,7 +99,7 @@ def test_19_a_candidate_that_streams_from_another_slot_than_configured_is_anothe
 )
 def test_19_another_server_at_the_candidate_s_dsn_teaches_nothing(here) -> None:
     """What is on the candidate itself stays ours, for when it is found again."""
-    found = resolve(PRIMARY, here, record(), ALL)
+    found = resolved(PRIMARY, here, record(), ALL)
     assert remember(record(), PRIMARY, here, found) == record()
 
 
@@ -114,16 +114,16 @@ def test_26_another_primary_s_positions_mean_nothing(here) -> None:
         replace(KNOWN, decoded_at=None, slot_was=None, proven_in=None, reserved=Reserved(1000, 700))
     )
     there = primary(replace(SLOT, confirmed_flush_lsn=1900, catalog_xmin=900))
-    after = remember(known, there, here, resolve(there, here, known, ALL)).of("kept")
+    after = remember(known, there, here, resolved(there, here, known, ALL)).of("kept")
     assert (after.decoded_at, after.slot_was, after.passed) == (None, None, None)
     # The primary itself teaches it.
-    after = remember(known, there, STANDBY, resolve(there, STANDBY, known, ALL)).of("kept")
+    after = remember(known, there, STANDBY, resolved(there, STANDBY, known, ALL)).of("kept")
     assert after.decoded_at == 2000
 
 
 def test_26_a_copy_that_went_back_is_seen_to_whoever_the_primary_is() -> None:
     back = standby(replace(COPY, confirmed_flush_lsn=900), upstream=None)
-    after = remember(record(), PRIMARY, back, resolve(PRIMARY, back, record(), ALL)).of("kept")
+    after = remember(record(), PRIMARY, back, resolved(PRIMARY, back, record(), ALL)).of("kept")
     assert (after.decoded_at, after.proven_in) == (None, None)
 
 
@@ -198,7 +198,7 @@ def test_20_a_leftover_that_is_not_to_be_kept_says_nothing_of_the_others() -> No
                 "stray": replace(KNOWN, name="stray", made=False, seen_on_primary=True),
             },
         )
-        found = resolve(there, standby(COPY, stray), memory, wanted)
+        found = resolved(there, standby(COPY, stray), memory, wanted)
         assert only(found, "stray").after is CopyState.LEFTOVER
         assert only(found).after is CopyState.READY
         assert made(*found).ready is True
@@ -208,20 +208,22 @@ def test_32_an_unproven_copy_on_the_primary_is_told_and_removed() -> None:
     """The primary was promoted while it was proven; it pins WAL there, and nobody else would remove it."""
     leftover = replace(SLOT, name=TEMPORARY)
     there = replace(PRIMARY, logical_slots=(leftover, SLOT))
-    found = only(resolve(there, STANDBY, record(), ALL), TEMPORARY)
+    found = only(resolved(there, STANDBY, record(), ALL), TEMPORARY)
     assert (found.after, found.reason) == (CopyState.LEFTOVER, Reason.UNPROVEN_NAME)
     assert found.action == Drop(TEMPORARY, "shop", on_primary=True)
     used = replace(PRIMARY, logical_slots=(replace(leftover, active_pid=7), SLOT))
-    assert only(resolve(used, STANDBY, record(), ALL), TEMPORARY).action == Wait()
+    assert only(resolved(used, STANDBY, record(), ALL), TEMPORARY).action == Wait()
+    # Also where the record knows nothing of it: another controller's, or one of the other server.
+    assert only(resolved(there, STANDBY, StandbyRecord(), ALL), TEMPORARY).action == found.action
     # A standby that is given as the primary proves such copies itself.
     other = replace(there, in_recovery=True)
-    assert not [each for each in resolve(other, STANDBY, record(), ALL) if each.slot == TEMPORARY]
+    assert not [each for each in resolved(other, STANDBY, record(), ALL) if each.slot == TEMPORARY]
     # It says nothing of the candidate.
-    assert made(*resolve(there, STANDBY, record(), ALL)).ready is True
+    assert made(*resolved(there, STANDBY, record(), ALL)).ready is True
 
 
 def test_nothing_is_known_of_it_all_is_nothing_to_do() -> None:
-    assert resolve(None, STANDBY, StandbyRecord(), ALL) == []
+    assert resolved(None, STANDBY, StandbyRecord(), ALL) == []
     assert answered(known=StandbyRecord()).action == Nothing()
 
 
@@ -239,7 +241,7 @@ NAMED = Selection(frozenset({"kept", "absent"}))
 )  # fmt: skip
 def test_44_a_literal_name_without_a_slot_is_not_ready(there, here) -> None:
     """A name that is misspelt, or a slot that was dropped: its client would find nothing after a promotion."""
-    found = only(resolve(there, here, record(), NAMED), "absent")
+    found = only(resolved(there, here, record(), NAMED), "absent")
     assert not found.safe
     assert found.counts
     if there is not None and here is not None:
@@ -257,7 +259,7 @@ def test_44_a_literal_name_that_is_gone_from_the_primary_is_not_ready() -> None:
 
 def test_44_a_foreign_slot_of_a_name_without_a_slot_is_told_once() -> None:
     stray = replace(COPY, name="absent")
-    found = resolve(PRIMARY, standby(COPY, stray), record(), NAMED)
+    found = resolved(PRIMARY, standby(COPY, stray), record(), NAMED)
     assert [each.after for each in found if each.slot == "absent"] == [CopyState.STALE_BACKUP]
 
 
@@ -267,7 +269,7 @@ def test_44_a_foreign_slot_of_a_name_without_a_slot_is_told_once() -> None:
 )  # fmt: skip
 def test_44_a_wrong_server_without_slots_is_not_ready(there, here) -> None:
     """No slot is expected, since the server that was asked has none: that says nothing of the primary's."""
-    found = resolve(there, here, StandbyRecord(), ALL)
+    found = resolved(there, here, StandbyRecord(), ALL)
     assert made(*found).ready is False
 
 
@@ -289,7 +291,7 @@ def test_39_a_client_ahead_of_the_standby_s_disk_is_not_ready() -> None:
 
 def test_39_a_client_ahead_stays_so_when_the_primary_does_not_answer() -> None:
     ahead = primary(replace(SLOT, confirmed_flush_lsn=2501))
-    known = remember(record(), ahead, STANDBY, resolve(ahead, STANDBY, record(), ALL))
+    known = remember(record(), ahead, STANDBY, resolved(ahead, STANDBY, record(), ALL))
     down = {"walreceiver_status": None, "walreceiver_start": None}
     found = answered(None, standby(**down), known)
     assert (found.after, found.reason) == (CopyState.CLIENT_AHEAD, Reason.CLIENT_AHEAD)
@@ -301,13 +303,13 @@ def test_39_a_client_ahead_stays_so_when_the_primary_does_not_answer() -> None:
 def test_39_a_crash_of_the_primary_does_not_take_a_client_back() -> None:
     """The slot's confirmed_flush_lsn may be older after it; the client has what it has."""
     ahead = primary(replace(SLOT, confirmed_flush_lsn=2501))
-    known = remember(record(), ahead, STANDBY, resolve(ahead, STANDBY, record(), ALL))
+    known = remember(record(), ahead, STANDBY, resolved(ahead, STANDBY, record(), ALL))
     assert answered(known=known).after is CopyState.CLIENT_AHEAD
-    again = remember(known, PRIMARY, STANDBY, resolve(PRIMARY, STANDBY, known, ALL))
+    again = remember(known, PRIMARY, STANDBY, resolved(PRIMARY, STANDBY, known, ALL))
     assert answered(known=again).after is CopyState.CLIENT_AHEAD
     # On another timeline positions begin anew.
     there, here = replace(PRIMARY, timeline=2), standby(timeline=2)
-    later = remember(again, there, here, resolve(there, here, again, ALL))
+    later = remember(again, there, here, resolved(there, here, again, ALL))
     assert later.of("kept").confirmed == Confirmed(2, 2000)
 
 
@@ -316,7 +318,7 @@ def test_44_a_proof_counts_for_a_limited_time_without_the_primary() -> None:
 
     def after(age: int, limit: int | None) -> Transition:
         here = replace(down, clock=9400 + age)
-        return only(resolve(None, here, record(), ALL, ReadinessTerms(max_age=limit)))
+        return only(resolved(None, here, record(), ALL, ReadinessTerms(max_age=limit)))
 
     for age, limit in ((100, 100), (10**9, None)):
         found = after(age, limit)
@@ -331,7 +333,7 @@ def test_44_a_proof_counts_for_a_limited_time_without_the_primary() -> None:
         assert made(found, primary=None).ready is None
     # What is known to be wrong is a no at any age.
     lost = replace(down, slots=(replace(COPY, wal_present=False),), clock=10**9)
-    found = only(resolve(None, lost, record(), ALL, ReadinessTerms(max_age=100)))
+    found = only(resolved(None, lost, record(), ALL, ReadinessTerms(max_age=100)))
     assert made(found, primary=None).ready is False
 
 

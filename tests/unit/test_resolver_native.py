@@ -7,9 +7,18 @@ import pytest
 
 from slot_sync.resolver.observed import ObservedStandby, ReadinessTerms, StandbyRecord
 from slot_sync.resolver.record import remember
-from slot_sync.resolver.resolver import resolve
 from slot_sync.resolver.transitions import CopyState, Nothing, Reason, Transition
-from tests.unit.test_resolver import ALL, COPY, KNOWN, PRIMARY, SLOT, STANDBY, only, record
+from tests.unit.test_resolver import (
+    ALL,
+    COPY,
+    KNOWN,
+    PRIMARY,
+    SLOT,
+    STANDBY,
+    only,
+    record,
+    resolved,
+)
 from tests.unit.test_slot_report import made
 
 NATIVE_SLOT = replace(SLOT, failover=True)
@@ -34,7 +43,7 @@ def here(copy: Any = NATIVE_COPY, **changes: Any) -> ObservedStandby:
 def judged(
     there: Any = THERE, standby: Any = None, known: Any = None, terms: ReadinessTerms = ACCEPTED
 ) -> Transition:
-    return only(resolve(there, standby or here(), known or StandbyRecord(), ALL, terms))
+    return only(resolved(there, standby or here(), known or StandbyRecord(), ALL, terms))
 
 
 def test_45_a_synchronized_copy_is_synced_and_what_is_not_shown_is_said() -> None:

@@ -286,7 +286,7 @@ def _decided(
     transitions = resolve(primary, standby, record, Selection())
     # The name of an unproven copy never changes in the model: the resolver's own, always new, would be many states.
     written = remember(record, primary, standby, transitions)
-    check_invariants(transitions, record, written)
+    check_invariants(transitions, record, written, in_recovery=standby.in_recovery)
     mine = written.of(NAME)
     if mine.temporary_name is not None:
         written = replace(written, copies={NAME: replace(mine, temporary_name=UNPROVEN)})
