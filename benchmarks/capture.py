@@ -1,9 +1,9 @@
 """`capture`: from the walsender to a durable, compressed log, against pg_recvlogical and Debezium.
 
 All read the same WAL, each from a copy of one slot. The clock runs from the moment the server says that
-the slot is in use to the moment the load's last transaction is there: in the keeper's durable log, or at
+the slot is in use to the moment the load's last transaction is there: in the log server's durable log, or at
 the end of pg_recvlogical, which writes to /dev/null. CPU seconds are those of the readers' own processes:
-keeper, bridge and capture together; the walsender's are told beside them.
+log server, bridge and capture together; the walsender's are told beside them.
 
 Debezium's rate is that of the second half of its rows, by its own process's CPU seconds.
 """
@@ -27,7 +27,7 @@ from walsender_bridge.change_log.client import LogClient, ReplicaClient
 from walsender_bridge.errors import TusklineError
 
 NAME = "capture"
-#: Seconds between two looks at how far a reader is: each costs the keeper a call.
+#: Seconds between two looks at how far a reader is: each costs the log server a call.
 _POLL = 0.02
 #: Seconds in which a load must have been captured.
 _PATIENCE = 600.0
@@ -155,11 +155,11 @@ def _runs(process: "subprocess.Popen[bytes]") -> bool:
 
 
 def _own(work: Workload, folder: Path, written: Path | None, report: Report) -> Round:
-    """A keeper and a bridge as a user runs them; with `written` the log is compared with the peer's."""
+    """A log server and a bridge as a user runs them; with `written` the log is compared with the peer's."""
     busy = load()
     with Stack(folder, {STREAM: work.dsn}) as stack, work.slot(SLOT):
-        stack.start("keeper", "bridge")
-        pids = [stack.pid("keeper"), stack.pid("bridge")]
+        stack.start("log-server", "bridge")
+        pids = [stack.pid("log-server"), stack.pid("bridge")]
 
         def spent() -> float:
             return sum(map(tree_cpu_seconds, pids))
@@ -187,8 +187,8 @@ def _own(work: Workload, folder: Path, written: Path | None, report: Report) -> 
 
 
 def start(stack: Stack) -> None:
-    """Start keeper and bridge, and wait until the log knows the stream."""
-    stack.start("keeper", "bridge")
+    """Start log server and bridge, and wait until the log knows the stream."""
+    stack.start("log-server", "bridge")
     while True:
         try:
             with LogClient(stack.log_address) as log:

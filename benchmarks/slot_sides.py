@@ -226,7 +226,7 @@ class Own(Side):
         self._config = folder / "tuskline.toml"
         lines = [f'[log]\ndata_dir = "{folder / "log"}"\nlisten = "127.0.0.1:{free_port()}"']
         lines += [
-            f'[[keeper]]\ndata_dir = "{folder / "keeper"}"\nlisten = "127.0.0.1:{free_port()}"'
+            f'[[log_server]]\ndata_dir = "{folder / "log-server"}"\nlisten = "127.0.0.1:{free_port()}"'
         ]
         lines += [f'[[source]]\nname = "bench"\ndsn = "{servers.dsn("own")}"']
         lines += ["[slots]", f"poll = {interval}"]

@@ -80,7 +80,7 @@ def run(options: argparse.Namespace, say: Callable[[str], None]) -> Report:
 
 
 def _captured(server: LocalServer, folder: Path) -> Stack:
-    """Keeper and bridge that capture the primary."""
+    """Log server and bridge that capture the primary."""
     with psycopg.connect(server.dsn(), autocommit=True) as connection:
         for table in ("pgbench_history", "tiny"):
             connection.execute(f"ALTER TABLE {table} REPLICA IDENTITY FULL")
@@ -90,7 +90,7 @@ def _captured(server: LocalServer, folder: Path) -> Stack:
     place = folder / "capture"
     place.mkdir()
     made = Stack(place, {workload.STREAM: server.dsn()})
-    made.start("keeper", "bridge")
+    made.start("log-server", "bridge")
     return made
 
 

@@ -392,7 +392,9 @@ def _named(
     )
     if fault.malformed:
         return MalformedMessageError(
-            fault.what, where=place, repair="look at who wrote the log, and at the keeper's disk"
+            fault.what,
+            where=place,
+            repair="look at who wrote the log, and at the log server's disk",
         )
     return UnsupportedValueError(
         fault.what,

@@ -53,7 +53,7 @@ def split(parts: Sequence[bytes], count: int) -> tuple[pa.Buffer, Int64s]:
 def malformed(what: str) -> MalformedMessageError:
     """Bytes that are not pgoutput."""
     return MalformedMessageError(
-        what, where="pgoutput", repair="look at who wrote the log, and at the keeper's disk"
+        what, where="pgoutput", repair="look at who wrote the log, and at the log server's disk"
     )
 
 

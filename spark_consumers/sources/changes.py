@@ -3,7 +3,7 @@
     spark.readStream.format("tuskline").option("log", "grpc://127.0.0.1:7400")
          .option("tables", "public.orders").option("mode", "table").load()
 
-The driver plans ranges of the log that end at commits; the executors read them from the keepers and
+The driver plans ranges of the log that end at commits; the executors read them from the log servers and
 decode them into Arrow batches. The driver never sees a change.
 
 Invariant: the position after a batch is the position before the next, in the checkpoint as in memory,

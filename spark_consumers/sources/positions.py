@@ -91,7 +91,7 @@ class LogReader(Closing):
         return self._log
 
     def replica(self, address: str) -> ReplicaClient:
-        """The client of a keeper, made once."""
+        """The client of a log server, made once."""
         if address not in self._replicas:
             self._replicas[address] = ReplicaClient(address)
         return self._replicas[address]

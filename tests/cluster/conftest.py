@@ -25,7 +25,7 @@ def built() -> Iterator[None]:
 
 @pytest.fixture
 def log(tmp_path: Path) -> Iterator[ChangeLog]:
-    """An empty change log with a keeper of its own."""
+    """An empty change log with a log server of its own."""
     with ChangeLog(tmp_path) as log:
         yield log
 

@@ -88,7 +88,7 @@ def test_28_32_nothing_is_lost_or_doubled_when_each_part_is_killed(
     seed = secrets.randbits(32)
     print(f"seed {seed}")
     rng = random.Random(seed)
-    victims = ["capture", "keeper", "server", "repository"] * 2
+    victims = ["capture", "log-server", "server", "repository"] * 2
     rng.shuffle(victims)
     with Load(server.dsn()):
         for victim in victims:
@@ -97,10 +97,10 @@ def test_28_32_nothing_is_lost_or_doubled_when_each_part_is_killed(
                 case "capture":
                     capture.kill()
                     capture.start()
-                case "keeper":
-                    log.kill_keeper()
+                case "log-server":
+                    log.kill_log_server()
                     time.sleep(rng.uniform(0.0, 0.3))
-                    log.start_keeper()
+                    log.start_log_server()
                 case "server":
                     server.kill()
                     time.sleep(rng.uniform(0.0, 0.3))
@@ -170,14 +170,14 @@ def test_33_what_the_repository_has_not_committed_is_not_confirmed(
 
 
 @pytest.mark.parametrize("server", MAJORS_IN_TURN, indirect=True, ids="pg{}".format)
-def test_keepalives_are_answered_while_the_keeper_hangs(
+def test_keepalives_are_answered_while_the_log_server_hangs(
     log: ChangeLog, server: LocalServer, capture: CaptureProcess
 ) -> None:
     query = "SELECT pid FROM pg_stat_replication WHERE application_name = 'tuskline-capture-shop'"
     with psycopg.connect(server.dsn(), autocommit=True) as connection:
         before = connection.execute(query).fetchall()
         assert len(before) == 1
-        log.signal_keeper(signal.SIGSTOP)
+        log.signal_log_server(signal.SIGSTOP)
         try:
             # More than the queue takes in one go, and longer than wal_sender_timeout (3 s).
             for number in range(12):
@@ -192,7 +192,7 @@ def test_keepalives_are_answered_while_the_keeper_hangs(
             stuck = capture.status()
             assert 60 << 20 < stuck["in_flight_bytes"] < 70 << 20
         finally:
-            log.signal_keeper(signal.SIGCONT)
+            log.signal_log_server(signal.SIGCONT)
         check_equal(log, server.dsn())
         assert connection.execute(query).fetchall() == before
 

@@ -50,27 +50,27 @@ def eventually(check: Callable[[], bool], what: str, seconds: float = PATIENCE) 
 
 
 class Processes:
-    """A keeper and a repository, each a process."""
+    """A log server and a repository, each a process."""
 
     def __init__(self, folder: Path, *, retention: float = 3600.0) -> None:
         self.folder = folder
         self.retention = retention
-        self.keeper_listen = f"127.0.0.1:{free_port()}"
+        self.log_server_listen = f"127.0.0.1:{free_port()}"
         self.listen = f"127.0.0.1:{free_port()}"
         self.running: dict[str, subprocess.Popen[bytes]] = {}
 
-    def start_keeper(self) -> None:
+    def start_log_server(self) -> None:
         self._start(
-            "keeper",
-            *("-m", "walsender_bridge.change_log.log_server", "--listen", self.keeper_listen),
-            *("--data-dir", str(self.folder / "keeper"), "--segment-bytes", str(16 << 20)),
+            "log-server",
+            *("-m", "walsender_bridge.change_log.log_server", "--listen", self.log_server_listen),
+            *("--data-dir", str(self.folder / "log-server"), "--segment-bytes", str(16 << 20)),
         )
 
     def start_repository(self) -> None:
         self._start(
             "repository",
             *("-m", "tests.support.repository_process", str(self.folder / "repository")),
-            *(self.listen, str(self.retention), self.keeper_listen),
+            *(self.listen, str(self.retention), self.log_server_listen),
         )
 
     def _start(self, name: str, *arguments: str) -> None:
@@ -92,21 +92,21 @@ class Processes:
         return LogClient(self.listen)
 
     def replica(self) -> ReplicaClient:
-        return ReplicaClient(self.keeper_listen)
+        return ReplicaClient(self.log_server_listen)
 
     @property
     def disk_bytes(self) -> int:
         while True:
             # Segments may go while they are counted.
             with contextlib.suppress(FileNotFoundError):
-                return sum(f.stat().st_size for f in (self.folder / "keeper").rglob("data.mdb"))
+                return sum(f.stat().st_size for f in (self.folder / "log-server").rglob("data.mdb"))
 
 
 @pytest.fixture
 def processes(tmp_path: Path) -> Iterator[Processes]:
     made = Processes(tmp_path)
     try:
-        made.start_keeper()
+        made.start_log_server()
         made.start_repository()
         create(made, STREAM)
         yield made
@@ -133,7 +133,7 @@ def repository_here(processes: Processes) -> Iterator[RepositoryServer]:
     repository = RepositoryServer(
         processes.folder / "repository",
         processes.listen,
-        keepers=[processes.keeper_listen],
+        log_servers=[processes.log_server_listen],
         retention=processes.retention,
     )
     repository.start()
@@ -178,7 +178,7 @@ def send(writer: AppendWriter, *entries: bytes) -> int:
 
 
 class Load:
-    """Appends until it is stopped, over any crash of the keeper, remembering what was acknowledged."""
+    """Appends until it is stopped, over any crash of the log server, remembering what was acknowledged."""
 
     def __init__(self, processes: Processes, seed: int) -> None:
         self.processes = processes
@@ -199,7 +199,7 @@ class Load:
         self.thread.join()
 
     def goes_on(self) -> None:
-        """Until more is acknowledged than now, and than what was on its way from a keeper that is dead."""
+        """Until more is acknowledged than now, and than what was on its way from a log server that is dead."""
         enough = self.count + 2
         eventually(lambda: self.count >= enough or self.problem is not None, "the load goes on")
 
@@ -254,7 +254,7 @@ def check_log(processes: Processes, acknowledged: dict[int, bytes]) -> None:
                 assert bytes(each.data) == acknowledged[each.offset], f"entry {each.offset}"
 
 
-def test_a_keeper_killed_under_load_loses_nothing_acknowledged(
+def test_a_log_server_killed_under_load_loses_nothing_acknowledged(
     processes: Processes, seed: int
 ) -> None:
     choose = random.Random(seed)
@@ -262,8 +262,8 @@ def test_a_keeper_killed_under_load_loses_nothing_acknowledged(
         for _ in range(4):
             load.goes_on()
             time.sleep(choose.uniform(0.0, 0.7))
-            processes.kill("keeper")
-            processes.start_keeper()
+            processes.kill("log-server")
+            processes.start_log_server()
         load.goes_on()
     assert load.problem is None
     assert load.restarts >= 4
@@ -290,7 +290,7 @@ def test_a_repository_killed_under_load_goes_on_where_it_was(
     check_log(processes, load.acknowledged)
 
 
-def test_a_keeper_that_is_behind_gets_the_commits_it_missed(processes: Processes) -> None:
+def test_a_log_server_that_is_behind_gets_the_commits_it_missed(processes: Processes) -> None:
     make = EntryMaker()
     create(processes, "other")
     with contextlib.closing(open_writer(processes, make)) as writer, processes.log() as log:
@@ -301,9 +301,9 @@ def test_a_keeper_that_is_behind_gets_the_commits_it_missed(processes: Processes
         # Empty commits wait a second in memory: a kill loses them, and nothing else.
         for _ in range(3):
             log.barrier({}, 10)
-        processes.kill("keeper")
+        processes.kill("log-server")
         assert log.status().version >= version
-        processes.start_keeper()
+        processes.start_log_server()
         forced = log.barrier({}, 10)
         with processes.replica() as replica:
             eventually(lambda: replica.stream_status(STREAM).version >= forced, "it caught up")
@@ -479,7 +479,7 @@ def rebuilt(data: bytes) -> bytes:
 def test_a_stalled_reader_blocks_neither_trim_nor_its_disk(tmp_path: Path) -> None:
     processes = Processes(tmp_path, retention=1.0)
     try:
-        processes.start_keeper()
+        processes.start_log_server()
         processes.start_repository()
         create(processes, STREAM)
         make = EntryMaker()
@@ -517,7 +517,7 @@ def test_a_stalled_reader_blocks_neither_trim_nor_its_disk(tmp_path: Path) -> No
 def test_a_consumers_published_version_holds_trim_there(tmp_path: Path) -> None:
     processes = Processes(tmp_path, retention=0.5)
     try:
-        processes.start_keeper()
+        processes.start_log_server()
         processes.start_repository()
         create(processes, STREAM)
         make = EntryMaker()
@@ -547,13 +547,13 @@ def test_an_idle_stream_neither_grows_nor_slows_the_restart(processes: Processes
     with contextlib.closing(open_writer(processes, make, "busy")) as writer, processes.log() as log:
         send(writer, make.whole())
         log.barrier({"busy": make.end_lsn}, 10)
-        folder = processes.folder / "keeper" / "streams" / STREAM
+        folder = processes.folder / "log-server" / "streams" / STREAM
         before = sum(f.stat().st_size for f in folder.rglob("data.mdb"))
         first = log.status().version
         while log.status().version < first + 1500:
             log.barrier({}, 10)
         assert sum(f.stat().st_size for f in folder.rglob("data.mdb")) <= before + (64 << 10)
-    processes.kill("keeper")
+    processes.kill("log-server")
     from walsender_bridge.change_log.replica.host import HostedReplica
 
     # Of this thread alone: others may have the processor meanwhile.
@@ -604,11 +604,11 @@ def test_any_flight_client_can_read_the_log(processes: Processes) -> None:
     assert table["data"].to_pylist() == entries
 
 
-def test_two_keepers_never_share_a_data_directory(processes: Processes) -> None:
+def test_two_log_servers_never_share_a_data_directory(processes: Processes) -> None:
     other = subprocess.run(
         [
             *(sys.executable, "-m", "walsender_bridge.change_log.log_server"),
-            *("--data-dir", str(processes.folder / "keeper")),
+            *("--data-dir", str(processes.folder / "log-server")),
             *("--listen", f"127.0.0.1:{free_port()}"),
         ],
         capture_output=True,
@@ -617,16 +617,16 @@ def test_two_keepers_never_share_a_data_directory(processes: Processes) -> None:
         cwd=ROOT,
     )
     assert other.returncode == int(ConfigError.cause)
-    assert "another keeper uses this data directory" in other.stderr
+    assert "another log server uses this data directory" in other.stderr
 
 
-def test_a_keeper_that_hangs_blocks_neither_its_writer_nor_the_repository(
+def test_a_log_server_that_hangs_blocks_neither_its_writer_nor_the_repository(
     processes: Processes,
 ) -> None:
     make = EntryMaker()
     writer = open_writer(processes, make)
     send(writer, make.whole())
-    processes.running["keeper"].send_signal(signal.SIGSTOP)
+    processes.running["log-server"].send_signal(signal.SIGSTOP)
     start = time.monotonic()
     for _ in range(100):
         writer.send([make.whole(size=1 << 20)])
@@ -644,42 +644,42 @@ def test_a_keeper_that_hangs_blocks_neither_its_writer_nor_the_repository(
     assert time.monotonic() - start < 20
     with pytest.raises(UnavailableError, match="closed"):
         writer.send([])
-    with ReplicaClient(processes.keeper_listen, timeout=0.5) as replica:
+    with ReplicaClient(processes.log_server_listen, timeout=0.5) as replica:
         with pytest.raises(UnavailableError):
             replica.open_writer(STREAM, 99)
         with pytest.raises(UnavailableError):
             replica.stream_status(STREAM)
     with processes.log() as log:
         assert log.status().log_id
-    processes.running["keeper"].send_signal(signal.SIGCONT)
+    processes.running["log-server"].send_signal(signal.SIGCONT)
     with contextlib.closing(open_writer(processes, make)) as again, processes.log() as log:
         send(again, make.whole())
         log.barrier({STREAM: make.end_lsn}, 20)
 
 
-def test_a_keeper_ends_politely_with_an_open_writer(processes: Processes) -> None:
+def test_a_log_server_ends_politely_with_an_open_writer(processes: Processes) -> None:
     make = EntryMaker()
     with contextlib.closing(open_writer(processes, make)) as writer:
         send(writer, make.whole())
-        keeper = processes.running.pop("keeper")
-        keeper.terminate()
-        assert keeper.wait(10) == 0
+        log_server = processes.running.pop("log-server")
+        log_server.terminate()
+        assert log_server.wait(10) == 0
         with pytest.raises(UnavailableError):
             writer.next_ack(PATIENCE)
-    processes.start_keeper()
+    processes.start_log_server()
     with contextlib.closing(open_writer(processes, make)) as writer:
         assert writer.status.end_offset == 2
 
 
 def test_a_client_brings_neither_pandas_nor_a_server(processes: Processes, tmp_path: Path) -> None:
-    # Where pandas is, pyarrow.array() imports it on first use: a second of CPU in every keeper and executor.
+    # Where pandas is, pyarrow.array() imports it on first use: a second of CPU in every log server and executor.
     (tmp_path / "pandas").mkdir()
     (tmp_path / "pandas" / "__init__.py").write_text('__version__ = "2.3.3"\n')
     program = f"""
 import sys
 sys.path.append({str(tmp_path)!r})
 from walsender_bridge.change_log.client import ReplicaClient
-with ReplicaClient({processes.keeper_listen!r}) as replica, replica.open_writer("shop", 9) as writer:
+with ReplicaClient({processes.log_server_listen!r}) as replica, replica.open_writer("shop", 9) as writer:
     writer.send([])
     assert writer.next_ack(30) is not None
     assert list(replica.read("shop", 1, 1)) == []

@@ -79,11 +79,11 @@ def test_a_source_that_goes_on_begins_again_when_that_is_forced(
         assert tuskline.stop_up() == 0
 
 
-@pytest.mark.parametrize("part", ["keeper", "bridge", "lake"])
+@pytest.mark.parametrize("part", ["log-server", "bridge", "lake"])
 def test_the_last_error_of_a_part_is_a_line_of_its_log(tmp_path: Path, part: str) -> None:
     config = configuration(tmp_path, lake=True)
     config.write_text(config.read_text() + '[logs]\nformat = "json"\n')
-    for folder in ("keeper", "log", "lake"):
+    for folder in ("log-server", "log", "lake"):
         (tmp_path / folder).write_text("a file")
     done = subprocess.run(
         [*CLI, part, "run", "--config", str(config)],

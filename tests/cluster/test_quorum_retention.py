@@ -98,7 +98,7 @@ def test_slots_and_archive_hold_wal_up_to_their_limit_and_what_is_lost_is_named(
             assert not (archive / name).exists()
             shutil.copyfile(server.data_dir / "pg_wal" / name, archive / name)
     # It asks now and then, and when it starts.
-    os.kill(pids(tuskline, "keeper")["archiver-1"], signal.SIGKILL)
+    os.kill(pids(tuskline, "log-server")["archiver-1"], signal.SIGKILL)
     wait_for(lambda: "archived" not in words(), 40, "nothing is missing any more")
     assert ask(tuskline, "DROP_REPLICATION_SLOT gone") == ""
     wait_for(lambda: words() == "", 20, "all is well")

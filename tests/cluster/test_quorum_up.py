@@ -84,7 +84,7 @@ def test_5_up_hosts_the_safekeepers_and_says_when_a_quorum_is_lost(
     ]
     # Online: they write meanwhile.
     assert tuskline.json("safekeeper", "verify")["equal"] is True
-    stopped = [pids(tuskline, "keeper")[f"safekeeper-{n}"] for n in (1, 2)]
+    stopped = [pids(tuskline, "log-server")[f"safekeeper-{n}"] for n in (1, 2)]
     for pid in stopped:
         os.kill(pid, signal.SIGSTOP)
     waiting = threading.Thread(target=insert, args=(server, 2), daemon=True)
@@ -120,7 +120,7 @@ def test_5_up_hosts_the_safekeepers_and_says_when_a_quorum_is_lost(
 def _check_reader(tuskline, server, receive, tmp_path) -> None:
     """A user who is added while it runs reads from a hosted WAL server, and is seen."""
     section = load_config(tuskline.config).safekeepers
-    users = tuskline.directory / "keeper" / "safekeeper" / data_dir.USERS
+    users = tuskline.directory / "log-server" / "safekeeper" / data_dir.USERS
     users.write_text(f'"{USER}" "{verifier(PASSWORD)}"\n')
     host, _, port = section.wal_addresses[0].rpartition(":")
     dsn = make_conninfo("", host=host, port=port, user=USER, password=PASSWORD)
@@ -176,8 +176,8 @@ def _check_metrics(tuskline: Attached) -> None:
 def test_1_a_part_that_is_killed_comes_back_and_everything_ends_with_up(tuskline, server):
     up(tuskline)
     for supervisor, name in (
-        ("keeper", "safekeeper-2"),
-        ("keeper", "wal-server-2"),
+        ("log-server", "safekeeper-2"),
+        ("log-server", "wal-server-2"),
         ("bridge", "proposer"),
     ):
         before = pids(tuskline, supervisor)[name]
@@ -186,9 +186,13 @@ def test_1_a_part_that_is_killed_comes_back_and_everything_ends_with_up(tuskline
     wait_for(lambda: follows(tuskline), 30, "they follow again")
     insert(server, 1)
     # The supervisor itself: what runs under it goes with it, and a new one finds its directories free.
-    keeper = pids(tuskline, "up")["keeper"]
-    os.kill(keeper, signal.SIGKILL)
-    wait_for(lambda: pids(tuskline, "up")["keeper"] not in {keeper, None}, 20, "another keeper")
+    log_server = pids(tuskline, "up")["log-server"]
+    os.kill(log_server, signal.SIGKILL)
+    wait_for(
+        lambda: pids(tuskline, "up")["log-server"] not in {log_server, None},
+        20,
+        "another log server",
+    )
     wait_for(lambda: follows(tuskline), 40, "they follow again")
     insert(server, 2)
     assert tuskline.process is not None
@@ -205,7 +209,7 @@ def test_1_a_part_that_is_killed_comes_back_and_everything_ends_with_up(tuskline
         row["commit_lsn"] for row in report["safekeepers"]
     }
     # What is damaged is named, by the exit code too.
-    wal = tuskline.directory / "keeper" / "safekeeper-3" / "wal"
+    wal = tuskline.directory / "log-server" / "safekeeper-3" / "wal"
     segment = next(wal.glob("0*"))
     content = bytearray(segment.read_bytes())
     content[8192 * 3 + 1] ^= 0xFF
@@ -249,7 +253,7 @@ def test_38_a_bridge_is_no_quorum_with_the_one_safekeeper_it_hosts(tmp_path, ser
         for command in (["bridge", "run"], ["up"]):
             error = alone.error_plain(*command, code=Cause.CONFIG)
             assert "would use as the whole quorum" in error
-            assert "tuskline keeper run" in error
+            assert "tuskline log-server run" in error
 
 
 def test_38_a_membership_that_is_not_the_configured_one_is_red(tuskline):
@@ -263,15 +267,15 @@ def test_38_a_membership_that_is_not_the_configured_one_is_red(tuskline):
 
 
 def test_25_a_directory_of_somebody_else_is_left_alone_and_stops_no_other(tuskline):
-    foreign = tuskline.directory / "keeper" / "safekeeper-2"
+    foreign = tuskline.directory / "log-server" / "safekeeper-2"
     foreign.mkdir(parents=True)
     (foreign / "PG_VERSION").write_text("16")
-    keeper = subprocess.Popen(
+    log_server = subprocess.Popen(
         [
             sys.executable,
             "-m",
             "walsender_bridge.cli.app",
-            "keeper",
+            "log-server",
             "run",
             "-c",
             str(tuskline.config),
@@ -284,10 +288,10 @@ def test_25_a_directory_of_somebody_else_is_left_alone_and_stops_no_other(tuskli
         second = _hosted(tuskline)[1]
         assert (second.state, "PG_VERSION" in second.fault) == ("away", True)
         assert str(foreign) in second.fault
-        assert "wal-server-2" not in pids(tuskline, "keeper")
+        assert "wal-server-2" not in pids(tuskline, "log-server")
     finally:
-        keeper.terminate()
-        assert keeper.wait(40) == 0
+        log_server.terminate()
+        assert log_server.wait(40) == 0
     assert {path.name for path in foreign.iterdir()} == {"PG_VERSION"}
 
 
@@ -302,7 +306,7 @@ def _following(tuskline: Attached) -> list[str]:
 
 
 def _ended_safekeeper(tuskline: Attached) -> bool:
-    children = read_states(tuskline.run_dir, "keeper").get("children", {})
+    children = read_states(tuskline.run_dir, "log-server").get("children", {})
     return children.get("safekeeper-2", {}).get("state") == "ended"
 
 
@@ -314,15 +318,15 @@ def test_one_damaged_safekeeper_and_an_unusable_lake_make_no_commit_wait(tmp_pat
         up(tuskline)
         insert(server, 1)
         wait_for(lambda: _said(tuskline, "lake: is not empty"), 30, "the lake's fault is told")
-        control = tmp_path / "keeper" / "safekeeper-2" / "control" / "control"
+        control = tmp_path / "log-server" / "safekeeper-2" / "control" / "control"
         content = bytearray(control.read_bytes())
         content[len(content) // 2] ^= 1
-        keeper = pids(tuskline, "up")["keeper"]
-        family = processes.family(keeper)
+        log_server = pids(tuskline, "up")["log-server"]
+        family = processes.family(log_server)
         # Nobody starts another one before the file is damaged.
         assert tuskline.process is not None
         tuskline.process.send_signal(signal.SIGSTOP)
-        os.kill(keeper, signal.SIGKILL)
+        os.kill(log_server, signal.SIGKILL)
         wait_for(lambda: not any(map(processes.alive, family)), 20, "they have ended")
         control.write_bytes(content)
         tuskline.process.send_signal(signal.SIGCONT)

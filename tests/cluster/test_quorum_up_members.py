@@ -103,9 +103,9 @@ def test_12_members_are_added_removed_and_replaced_by_commands(
     # The next proposer finds them, though the configuration does not name one of them.
     os.kill(pids(tuskline, "bridge")["proposer"], signal.SIGKILL)
     wait_for(lambda: follows(tuskline), 40, "they follow again")
-    os.kill(pids(tuskline, "keeper")["safekeeper-3"], signal.SIGSTOP)
+    os.kill(pids(tuskline, "log-server")["safekeeper-3"], signal.SIGSTOP)
     insert(server, 3)  # a majority is the one that came back, and the one that joined
-    os.kill(pids(tuskline, "keeper")["safekeeper-3"], signal.SIGCONT)
+    os.kill(pids(tuskline, "log-server")["safekeeper-3"], signal.SIGCONT)
     error = tuskline.error("safekeeper", "remove", "0000", code=Cause.USAGE)
     assert "names none of the members" in error["what"]
     error = tuskline.error("safekeeper", "add", "127.0.0.1:1", code=Cause.UNAVAILABLE)
@@ -127,7 +127,7 @@ def test_10_up_archives_each_complete_segment_once_and_top_shows_each_safekeeper
             connection.execute("SELECT pg_switch_wal()")
     insert(server, 3)
     archive, wal = tmp_path / "archive", server.data_dir / "pg_wal"
-    archiver = pids(tuskline, "keeper")["archiver-1"]
+    archiver = pids(tuskline, "log-server")["archiver-1"]
     os.kill(archiver, signal.SIGKILL)
 
     def complete() -> set[str]:
@@ -137,7 +137,7 @@ def test_10_up_archives_each_complete_segment_once_and_top_shows_each_safekeeper
     for name in complete():
         assert (archive / name).read_bytes() == (wal / name).read_bytes()
     wait_for(
-        lambda: pids(tuskline, "keeper")["archiver-1"] not in {archiver, None}, 20, "it is back"
+        lambda: pids(tuskline, "log-server")["archiver-1"] not in {archiver, None}, 20, "it is back"
     )
 
 

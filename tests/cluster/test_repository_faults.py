@@ -122,11 +122,11 @@ def test_a_clock_that_leaps_ends_no_lease_and_trims_nothing(
 
 
 def _roll_back(
-    log: ChangeLog, client: LogClient, make: EntryMaker, folder: Path, *, keeper: bool = True
+    log: ChangeLog, client: LogClient, make: EntryMaker, folder: Path, *, log_server: bool = True
 ) -> int:
     """The repository starts from a copy that is older than the last entry; the LSN up to which the copy has the log.
 
-    `keeper`: whether it runs then.
+    `log_server`: whether it runs then.
     """
     write(client, make)
     log.stop_repository()
@@ -135,8 +135,8 @@ def _roll_back(
     copied = make.end_lsn
     write(client, make)
     log.stop_repository()
-    if not keeper:
-        log.kill_keeper()
+    if not log_server:
+        log.kill_log_server()
     shutil.rmtree(folder / "repository")
     shutil.copytree(folder / "copy", folder / "repository")
     log.start_repository()
@@ -159,11 +159,11 @@ def test_a_repository_of_an_older_copy_is_told_and_issues_nothing(tmp_path: Path
         assert client.status().version == version
 
 
-def test_a_repository_issues_nothing_before_its_keeper_was_heard(tmp_path: Path) -> None:
-    """Until then nobody can tell that it is older than the keeper's replica."""
+def test_a_repository_issues_nothing_before_its_log_server_was_heard(tmp_path: Path) -> None:
+    """Until then nobody can tell that it is older than the log server's replica."""
     make = EntryMaker()
     with ChangeLog(tmp_path) as log, LogClient(log.address) as client:
-        committed = _roll_back(log, client, make, tmp_path, keeper=False)
+        committed = _roll_back(log, client, make, tmp_path, log_server=False)
         version = client.status().version
         for positions in ({}, {STREAM: committed}):
             with pytest.raises(DeadlineError):
@@ -171,26 +171,26 @@ def test_a_repository_issues_nothing_before_its_keeper_was_heard(tmp_path: Path)
         with pytest.raises(UnavailableError, match="has not answered since the repository started"):
             client.raise_version(version + 5)
         assert client.status().version == version
-        log.start_keeper()
+        log.start_log_server()
         fault = wait_for(lambda: client.status().faults.get(STREAM), 30, "the fault")
         assert "was never issued" in fault.what
         assert client.status().version == version
 
 
-def test_a_repository_that_fits_goes_on_when_its_keeper_was_heard(tmp_path: Path) -> None:
+def test_a_repository_that_fits_goes_on_when_its_log_server_was_heard(tmp_path: Path) -> None:
     make = EntryMaker()
     with ChangeLog(tmp_path) as log, LogClient(log.address) as client:
         write(client, make)
         log.stop_repository()
-        log.kill_keeper()
+        log.kill_log_server()
         log.start_repository()
         version = client.status().version
         with pytest.raises(DeadlineError):
             client.barrier({}, 1.0)
-        log.start_keeper()
+        log.start_log_server()
         assert client.barrier({}, 30.0) == version + 1
         # Heard once is enough: it is the same history from then on.
-        log.kill_keeper()
+        log.kill_log_server()
         assert client.barrier({STREAM: make.end_lsn}, 30.0) == version + 2
 
 
@@ -214,50 +214,50 @@ def test_a_repository_whose_disk_takes_nothing_is_every_streams_fault(tmp_path: 
         wait_for(lambda: not client.status().faults, 30, "the fault ends")
 
 
-def test_a_keeper_with_another_id_is_told_and_gets_its_own_back(tmp_path: Path) -> None:
+def test_a_log_server_with_another_id_is_told_and_gets_its_own_back(tmp_path: Path) -> None:
     make = EntryMaker()
-    identity = tmp_path / "keeper" / "keeper.json"
+    identity = tmp_path / "log-server" / "log-server.json"
     with ChangeLog(tmp_path) as log, LogClient(log.address) as client:
         write(client, make)
-        log.kill_keeper()
-        its = json.loads(identity.read_text())["keeper_id"]
-        identity.write_text(json.dumps({"format": 1, "keeper_id": str(uuid.uuid4())}))
-        log.start_keeper()
+        log.kill_log_server()
+        its = json.loads(identity.read_text())["log_server_id"]
+        identity.write_text(json.dumps({"format": 1, "log_server_id": str(uuid.uuid4())}))
+        log.start_log_server()
         fault = wait_for(lambda: client.status().faults.get(STREAM), 60, "the fault")
         assert its in fault.what
         # The way out, as it is told.
-        log.kill_keeper()
+        log.kill_log_server()
         repair = fault.repair
         identity.write_text(repair[repair.index("{") : repair.index("}") + 1])
-        log.start_keeper()
-        wait_for(lambda: _answers(log), 60, "the keeper answers")
+        log.start_log_server()
+        wait_for(lambda: _answers(log), 60, "the log server answers")
         write(client, make)
         assert client.status().faults == {}
 
 
-def test_a_keeper_and_its_copy_count_for_nothing_until_one_of_them_is_stopped(
+def test_a_log_server_and_its_copy_count_for_nothing_until_one_of_them_is_stopped(
     tmp_path: Path,
 ) -> None:
     make = EntryMaker()
-    keeper = ReplicaServer(tmp_path / "keeper", "127.0.0.1:0")
+    log_server = ReplicaServer(tmp_path / "log-server", "127.0.0.1:0")
     copied: ReplicaServer | None = None
     folder = tmp_path / "repository"
-    repository = RepositoryServer(folder, "127.0.0.1:0", keepers=[keeper.address])
+    repository = RepositoryServer(folder, "127.0.0.1:0", log_servers=[log_server.address])
     repository.start()
     try:
         with LogClient(repository.address) as client:
             write(client, make)
         repository.stop()
-        keeper.stop()
-        shutil.copytree(tmp_path / "keeper", tmp_path / "copy")
-        keeper = ReplicaServer(tmp_path / "keeper", "127.0.0.1:0")
+        log_server.stop()
+        shutil.copytree(tmp_path / "log-server", tmp_path / "copy")
+        log_server = ReplicaServer(tmp_path / "log-server", "127.0.0.1:0")
         copied = ReplicaServer(tmp_path / "copy", "127.0.0.1:0")
-        keepers = [keeper.address, copied.address]
-        repository = RepositoryServer(folder, "127.0.0.1:0", keepers=keepers)
+        log_servers = [log_server.address, copied.address]
+        repository = RepositoryServer(folder, "127.0.0.1:0", log_servers=log_servers)
         repository.start()
         with LogClient(repository.address) as client:
             fault = wait_for(lambda: client.status().faults.get(STREAM), 30, "the fault")
-            assert keeper.address in fault.what
+            assert log_server.address in fault.what
             assert copied.address in fault.what
             with pytest.raises(DeadlineError):
                 client.barrier({}, 1)
@@ -270,7 +270,7 @@ def test_a_keeper_and_its_copy_count_for_nothing_until_one_of_them_is_stopped(
             write(client, make)
     finally:
         repository.stop()
-        keeper.stop()
+        log_server.stop()
         if copied is not None:
             copied.stop()
 
@@ -286,9 +286,9 @@ def test_a_clock_that_leapt_and_was_set_back_does_not_stop_trimming(
 ) -> None:
     make = EntryMaker()
     real = time.time
-    keeper = ReplicaServer(tmp_path / "keeper", "127.0.0.1:0")
+    log_server = ReplicaServer(tmp_path / "log-server", "127.0.0.1:0")
     repository = RepositoryServer(
-        tmp_path / "repository", "127.0.0.1:0", keepers=[keeper.address], retention=0.5
+        tmp_path / "repository", "127.0.0.1:0", log_servers=[log_server.address], retention=0.5
     )
     repository.start()
     try:
@@ -303,7 +303,7 @@ def test_a_clock_that_leapt_and_was_set_back_does_not_stop_trimming(
             )
     finally:
         repository.stop()
-        keeper.stop()
+        log_server.stop()
 
 
 def write(client: LogClient, make: EntryMaker, seconds: float = 60) -> None:
@@ -344,7 +344,7 @@ def test_a_repository_that_cannot_be_read_any_more_ends(tmp_path: Path) -> None:
 import sys, threading
 from pathlib import Path
 from walsender_bridge.change_log.repository.service import RepositoryServer
-server = RepositoryServer(Path(sys.argv[1]), "127.0.0.1:0", keepers=["grpc://127.0.0.1:1"])
+server = RepositoryServer(Path(sys.argv[1]), "127.0.0.1:0", log_servers=["grpc://127.0.0.1:1"])
 server.start()
 def broken(): raise ValueError("record 7 is missing")
 server._store._load = broken

@@ -106,8 +106,8 @@ def test_up_runs_everything_and_down_ends_it(tuskline: Attached, shop: Database)
     report = tuskline.json("status")
     assert report["up"] == tuskline.process.pid
     assert {row["process"] for row in report["processes"]} == {
-        *("up", "keeper", "bridge", "metrics"),
-        *("keeper/replicas", "bridge/capture-shop"),
+        *("up", "log-server", "bridge", "metrics"),
+        *("log server/replicas", "bridge/capture-shop"),
     }
     assert report["slots"][0]["active"] is True
     assert report["log"]["version"] > 0
@@ -160,7 +160,7 @@ def _check_endpoint(tuskline: Attached) -> None:
     assert value["tuskline_ready",] == 1
     assert value["tuskline_capture_streaming", "shop"] == 1
     assert value["tuskline_process_up", "bridge/capture-shop"] == 1
-    assert value["tuskline_process_resident_memory_bytes", "keeper/replicas"] > 1 << 20
+    assert value["tuskline_process_resident_memory_bytes", "log server/replicas"] > 1 << 20
     assert value["tuskline_log_version",] > 0
     assert value["tuskline_lag_bytes", "gate", "shop"] == 0
     assert value["tuskline_slot_active", "shop", "tuskline_shop"] == 1
@@ -230,7 +230,7 @@ def test_a_log_of_an_older_copy_is_told_and_begun_again(
     tuskline.up()
     wait_for(lambda: is_healthy(tuskline), 60, "everything runs")
     committed(tuskline, shop)
-    log, keeper, old = tmp_path / "log", tmp_path / "keeper", tmp_path / "old"
+    log, log_server, old = tmp_path / "log", tmp_path / "log-server", tmp_path / "old"
     old.mkdir()
     for file in log.glob("repository.sqlite*"):
         shutil.copy(file, old)
@@ -252,7 +252,11 @@ def test_a_log_of_an_older_copy_is_told_and_begun_again(
     assert "was never issued" in text
     # The way out of docs/log-lost.md.
     tuskline.stop_up()
-    for file in (*log.glob("repository.sqlite*"), keeper / "keeper.json", keeper / "streams"):
+    for file in (
+        *log.glob("repository.sqlite*"),
+        log_server / "log-server.json",
+        log_server / "streams",
+    ):
         shutil.move(file, old)
     drop_slot(shop, "tuskline_shop")
     tuskline.json("init")
@@ -271,7 +275,7 @@ def test_in_the_background_with_logs_in_json(tuskline: Attached, shop: Database)
     # As a power cut leaves files that were not synced.
     tuskline.run_dir.parent.mkdir(mode=0o700)
     tuskline.run_dir.mkdir()
-    for name in ("up", "keeper", "bridge", "capture-shop.status"):
+    for name in ("up", "log-server", "bridge", "capture-shop.status"):
         (tuskline.run_dir / f"{name}.json").touch()
     assert tuskline.json("status", code=Cause.UNAVAILABLE)["processes"] == []
     done = tuskline.run("up", "--background", env=env)
@@ -345,7 +349,7 @@ def test_top_shows_it(tuskline: Attached, shop: Database) -> None:
         re.match(r"source +state +capture +gate +barrier +slot holds", line) for line in seen
     )
     assert any(line.startswith("shop ") and " streaming " in line for line in seen)
-    for name in ("up", "bridge", "keeper/replicas"):
+    for name in ("up", "bridge", "log server/replicas"):
         assert any(re.match(rf"{name} +running ", line) for line in seen)
 
 

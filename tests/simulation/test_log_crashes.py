@@ -37,8 +37,8 @@ FOREVER = 2**62
 
 
 @dataclass
-class Keeper:
-    keeper_id: str
+class LogServer:
+    log_server_id: str
     address: str = "here"
     answers: bool = True
     heard: bool = True
@@ -66,7 +66,7 @@ class Simulation:
         self.versions = dict.fromkeys(STREAMS, 0)
         self.readable: dict[str, dict[int, bytes]] = {stream: {} for stream in STREAMS}
         self.faults = StreamFaults(clock=lambda: self.now)
-        self.keeper = Keeper("k")
+        self.log_server = LogServer("k")
         self.rolled_back = self.silent = False
         for stream in STREAMS:
             self.hosts[stream] = self._host(stream)
@@ -93,7 +93,7 @@ class Simulation:
             self.steps_left = None
             raise Crash(name)
 
-    def restart_keeper(self) -> None:
+    def restart_log_server(self) -> None:
         """After a SIGKILL: nothing of the process is left but its files."""
         for stream, host in self.hosts.items():
             host._store.close()
@@ -128,7 +128,7 @@ class Simulation:
         """Put it back from an older copy."""
         del self.records[self.choose.randint(1 + len(STREAMS), len(self.records)) :]
         self.rolled_back = True
-        self.keeper = Keeper("k", heard=False)
+        self.log_server = LogServer("k", heard=False)
         self.repository = Repository()
         for record in self.records:
             self.repository.apply(record)
@@ -145,8 +145,8 @@ class Simulation:
         barriers: tuple[dict[str, int], ...] = ({},) if wanted else ()
         counted = self.faults.note(self.repository.judge(reports))
         assert counted == reports or self.rolled_back
-        self.keeper.heard |= bool(reports)
-        issue = self.faults.refusal(self.repository.streams, [self.keeper]) is None
+        self.log_server.heard |= bool(reports)
+        issue = self.faults.refusal(self.repository.streams, [self.log_server]) is None
         self._record(RepositoryTick(self.now, tuple(reports), barriers, issue))
         for report in counted:
             if self.choose.random() < 0.9:
@@ -195,9 +195,9 @@ class Simulation:
                 elif action < 0.97:
                     self.restart_repository()
                 else:
-                    self.restart_keeper()
+                    self.restart_log_server()
             except Crash:
-                self.restart_keeper()
+                self.restart_log_server()
 
     def finish(self) -> None:
         """Everything calms down: the rest is written and committed."""

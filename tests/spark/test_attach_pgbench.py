@@ -53,8 +53,8 @@ class Victims:
         self._server = server
         self.kinds: dict[str, Callable[[], list[int]]] = {
             "up": self._up,
-            "keeper": lambda: self._child("up", "keeper"),
-            "keeper's replicas": lambda: self._child("keeper", "replicas"),
+            "log-server": lambda: self._child("up", "log-server"),
+            "log server's replicas": lambda: self._child("log-server", "replicas"),
             "bridge": lambda: self._child("up", "bridge"),
             "capture": lambda: self._child("bridge", "capture-shop"),
             "lake's driver": lambda: self._child("up", "lake"),
@@ -232,7 +232,7 @@ def check_views(tuskline: Attached) -> None:
         pytest.param(
             1,
             40,
-            ("up", "capture", "keeper's replicas", "lake's JVM", "bridge", "PostgreSQL"),
+            ("up", "capture", "log server's replicas", "lake's JVM", "bridge", "PostgreSQL"),
             1,
             1.0,
             id="short",

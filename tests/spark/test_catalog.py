@@ -170,7 +170,7 @@ def test_a_driver_that_dies_before_its_names_are_written_leaves_them_to_the_next
         return (found := head()) is not None and name in found.tables
 
     with Stack(tmp_path, {"shop": database.dsn}, epoch_interval=0.5) as stack:
-        stack.start("keeper", "bridge", "lake")
+        stack.start("log-server", "bridge", "lake")
         wait_for(first, 240, "the first epoch")
         wait_for((tmp_path / "lake" / "catalog.db").exists, 30, "the catalog")
         wait_for(is_right, 30, "the first names")

@@ -60,7 +60,7 @@ def test_21_a_driver_killed_in_the_middle_copies_only_what_is_not_whole(
         Stack(tmp_path, {"shop": database.dsn}, epoch_interval=0.5) as stack,
         bank_load.load(database.dsn, seed),
     ):
-        stack.start("keeper", "bridge")
+        stack.start("log-server", "bridge")
         # As soon as the first whole table is in the chain, in front of everything else.
         stack.start("lake", env={"TUSKLINE_FAIL_POINT": "copy-kept"})
         assert stack.wait("lake", 120) == -signal.SIGKILL
@@ -105,7 +105,7 @@ def test_21_an_executor_killed_in_the_middle_costs_its_part_alone(tmp_path, data
     settings = 'spark_master = "local-cluster[2,1,1024]"\ncopy_rate = 1000000\n'
     try:
         with Stack(tmp_path, {"shop": database.dsn}, epoch_interval=0.5, lake=settings) as stack:
-            stack.start("keeper", "bridge", "lake")
+            stack.start("log-server", "bridge", "lake")
             wait_for(lambda: copying(stack) >= 2, 150, "parts of the table")
             victim, other = executors(stack.pid("lake"))
             # From here on it finishes nothing: what it has is in the middle when it is killed.

@@ -62,7 +62,7 @@ def test_the_demo_ends_equal_when_everything_is_killed(tmp_path, load):
     code, figures = _demo(tmp_path / "demo", *options, seconds=840)
     _assert_whole(code, figures)
     assert set(figures["kills"]) == {
-        *("bridge", "capture", "keeper", "driver", "postgres"),
+        *("bridge", "capture", "log-server", "driver", "postgres"),
         *("safekeeper", "wal_server", "proposer"),
     }
     assert all(times >= 3 for times in figures["kills"].values()), figures["kills"]

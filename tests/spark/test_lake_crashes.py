@@ -39,7 +39,7 @@ def test_3_4_5_6_a_driver_killed_anywhere_leaves_whole_epochs(tmp_path, database
     database.execute(*TABLES)
     stop = threading.Event()
     with Stack(tmp_path, {"shop": database.dsn}, epoch_interval=0.5) as stack:
-        stack.start("keeper", "bridge", "lake")
+        stack.start("log-server", "bridge", "lake")
         wait_for(lambda: _shown(stack), 120, "the first epoch")
         # Enough for every epoch, and most of the processor for the drivers that start.
         load = threading.Thread(target=transfer, args=(database.dsn, stop, seed, 0.05))
@@ -103,7 +103,7 @@ def temporary_files(pid):
 def test_a_driver_whose_jvm_dies_ends_with_an_error(tmp_path, database):
     database.execute("CREATE TABLE one (id int PRIMARY KEY)")
     with Stack(tmp_path, {"shop": database.dsn}, epoch_interval=0.5) as stack:
-        stack.start("keeper", "bridge", "lake")
+        stack.start("log-server", "bridge", "lake")
         wait_for(lambda: _head(stack) is not None, 120, "the first link")
         (jvm,) = [pid for pid in children(stack.pid("lake")) if "java" in command_line(pid)]
         # A JVM that is killed can remove nothing: so all that it makes is where somebody else does.

@@ -58,8 +58,12 @@ def remove_log(tuskline: Attached) -> None:
     """As docs/log-lost.md says it."""
     old = tuskline.directory / "old"
     old.mkdir()
-    log, keeper = tuskline.directory / "log", tuskline.directory / "keeper"
-    for path in [*log.glob("repository.sqlite*"), keeper / "keeper.json", keeper / "streams"]:
+    log, log_server = tuskline.directory / "log", tuskline.directory / "log-server"
+    for path in [
+        *log.glob("repository.sqlite*"),
+        log_server / "log-server.json",
+        log_server / "streams",
+    ]:
         path.rename(old / path.name)
 
 
@@ -168,12 +172,12 @@ def test_a_driver_under_which_the_log_is_replaced_takes_the_new_one_on(pipeline)
 
     pipeline.capture.kill()
     pipeline.log.stop_repository()
-    pipeline.log.kill_keeper()
-    for part in ("keeper", "repository"):
+    pipeline.log.kill_log_server()
+    for part in ("log-server", "repository"):
         shutil.rmtree(pipeline.folder / part)
     drop_slot(database.dsn)
     database.execute("UPDATE docs SET n = n + 1", "DELETE FROM bag WHERE a > 110")
-    pipeline.log.start_keeper()
+    pipeline.log.start_log_server()
     pipeline.log.start_repository()
     pipeline.capture.start()
     wait_for(pipeline.capture.streams, 60, "capture streams")

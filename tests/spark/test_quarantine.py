@@ -222,9 +222,9 @@ def test_26_rows_are_listed_skipped_and_tried_again(pipeline, database, tmp_path
         f"""
         [log]
         data_dir = "log"
-        [[keeper]]
+        [[log_server]]
         listen = "127.0.0.1:7401"
-        data_dir = "keeper"
+        data_dir = "log-server"
         [[source]]
         name = "{STREAM}"
         dsn = "{database.dsn}"

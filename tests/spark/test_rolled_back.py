@@ -1,4 +1,4 @@
-"""PostgreSQL, log and keeper come back from one snapshot of their disk; the lake and a checkpoint are on another one.
+"""PostgreSQL, log and log server come back from one snapshot of their disk; the lake and a checkpoint are on another one.
 
 The log has the same identity, its versions and offsets pass those that were read, and its rows are others.
 """
@@ -28,7 +28,7 @@ class Machine:
 
     def __init__(self, pipeline, server, folder):
         self.pipeline, self.server, self.folder = pipeline, server, folder
-        self.parts = [server.data_dir, folder / "keeper", folder / "repository"]
+        self.parts = [server.data_dir, folder / "log-server", folder / "repository"]
 
     def snapshot(self):
         self._down()
@@ -49,12 +49,12 @@ class Machine:
     def _down(self):
         self.pipeline.capture.kill()
         self.pipeline.log.stop_repository()
-        self.pipeline.log.kill_keeper()
+        self.pipeline.log.kill_log_server()
         self.server.stop("fast")
 
     def _up(self):
         self.server.start()
-        self.pipeline.log.start_keeper()
+        self.pipeline.log.start_log_server()
         self.pipeline.log.start_repository()
         self.pipeline.capture.start()
         wait_for(self.pipeline.capture.streams, 60, "capture streams")

@@ -1,4 +1,4 @@
-"""`format("tuskline")` over a real keeper and repository: batch and stream, limits, restarts, errors."""
+"""`format("tuskline")` over a real log server and repository: batch and stream, limits, restarts, errors."""
 
 import collections
 import datetime as dt
@@ -437,7 +437,7 @@ class ForgetfulLog(ChangeLog):
         self.repository = RepositoryServer(
             self.folder / "repository",
             self.listen,
-            keepers=[f"grpc://{self.keeper_listen}"],
+            log_servers=[f"grpc://{self.log_server_listen}"],
             retention=0.5,
         )
         self.repository.start()
@@ -494,10 +494,10 @@ def test_a_log_that_is_replaced_inside_a_batch_ends_the_query(tmp_path: Path) ->
             batches: Iterator[Any] = (b for task in tasks for b in reader.read(task))
             assert sum(b.num_rows for b in batches) == 1
             log.stop_repository()
-            log.kill_keeper()
-            for part in ("keeper", "repository"):
+            log.kill_log_server()
+            for part in ("log-server", "repository"):
                 shutil.rmtree(folder / part)
-            log.start_keeper()
+            log.start_log_server()
             log.start_repository()
             _commit_one(log, 2)
             for task in tasks:
@@ -538,7 +538,7 @@ def test_a_value_that_does_not_fit_fails_the_query_by_name(writer: LogWriter, re
 def _bytes_read(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch, filters: list[Any], **options: str
 ) -> tuple[int, int]:
-    """What the reader that Spark makes takes from the keepers: (bytes of entries, rows)."""
+    """What the reader that Spark makes takes from the log servers: (bytes of entries, rows)."""
     read, count = ReplicaClient.read, [0]
 
     def counted(*arguments: Any) -> Iterator[Any]:
@@ -575,7 +575,7 @@ def test_18_filters_and_columns_spare_reading(
     everything = taken([], tables=names)
     assert everything[1] == 1206
     assert taken([mine]) == everything
-    # The keeper leaves out entries of other relations; the driver, versions.
+    # The log server leaves out entries of other relations; the driver, versions.
     only_audit = taken([mine, audit])
     assert only_audit[1] == 6
     assert only_audit[0] < everything[0] / 3

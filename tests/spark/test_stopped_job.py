@@ -44,7 +44,7 @@ def test_a_stopped_job_does_not_hold_the_slot(tmp_path, database, spark):
         "INSERT INTO totals VALUES (1, 0)",
     )
     with Stack(tmp_path, {"shop": database.dsn}) as stack:
-        stack.start("keeper", "bridge", "lake")
+        stack.start("log-server", "bridge", "lake")
         first = wait_for(lambda: _first_epoch(stack), 120, "the initial copy\n" + stack.logs())
         assert stack.stop("lake") == 0
 

@@ -49,7 +49,7 @@ def test_22_tables_are_added_paused_resumed_and_resynced_while_the_others_go_on(
     database.execute(*bank_load.TABLES)
     first = ("public.accounts", "public.moves", "public.audit")
     with Stack(tmp_path, {"shop": database.dsn}, epoch_interval=2, tables=first) as stack:
-        stack.start("keeper", "bridge", "lake")
+        stack.start("log-server", "bridge", "lake")
         wait_for(lambda: (h := head(stack)) and len(h.tables) == 3, 120, "the first epochs")
         with bank_load.load(database.dsn, seed):
             began = head(stack)

@@ -1,4 +1,4 @@
-"""Thirty wide tables of every type, through keeper, bridge and lake: first copied, then streamed."""
+"""Thirty wide tables of every type, through log server, bridge and lake: first copied, then streamed."""
 
 import random
 
@@ -57,7 +57,7 @@ def test_23_thirty_wide_tables_through_snapshot_and_stream(spark, tmp_path, data
             connection.execute(f"CREATE TABLE t{number} (id int PRIMARY KEY, {columns})".encode())
     fill(database, tables, draw, range(ROWS))
     with Stack(tmp_path, {"shop": database.dsn}) as stack:
-        stack.start("keeper", "bridge", "lake")
+        stack.start("log-server", "bridge", "lake")
 
         def copied():
             result = stack.cli("flush", "--json")

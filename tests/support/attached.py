@@ -47,7 +47,11 @@ class Attached:
         self.output = directory / "up.log"
         self.process: subprocess.Popen[bytes] | None = None
         lines = ["[log]", 'data_dir = "log"', f'listen = "{self.log_listen}"']
-        lines += ["[[keeper]]", 'data_dir = "keeper"', f'listen = "127.0.0.1:{free_port()}"']
+        lines += [
+            "[[log_server]]",
+            'data_dir = "log-server"',
+            f'listen = "127.0.0.1:{free_port()}"',
+        ]
         if lake:
             lines += ["[lake]", 'uri = "lake"', f"epoch_interval = {epoch_interval}"]
         if metrics:

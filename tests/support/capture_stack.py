@@ -32,15 +32,15 @@ SLOT = PUBLICATION = f"tuskline_{STREAM}"
 
 
 class ChangeLog:
-    """One keeper as a process, and the repository in this one."""
+    """One log server as a process, and the repository in this one."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         #: Seconds; holds from the repository's next start on.
         self.retention = 3600.0
-        self.keeper_listen = f"127.0.0.1:{free_port()}"
+        self.log_server_listen = f"127.0.0.1:{free_port()}"
         self.listen = f"127.0.0.1:{free_port()}"
-        self.keeper: subprocess.Popen[bytes] | None = None
+        self.log_server: subprocess.Popen[bytes] | None = None
         self.repository: RepositoryServer | None = None
 
     @property
@@ -48,7 +48,7 @@ class ChangeLog:
         return f"grpc://{self.listen}"
 
     def __enter__(self) -> Self:
-        self.start_keeper()
+        self.start_log_server()
         self.start_repository()
         return self
 
@@ -59,35 +59,35 @@ class ChangeLog:
         trace: TracebackType | None,
     ) -> None:
         self.stop_repository()
-        self.kill_keeper()
+        self.kill_log_server()
 
-    def start_keeper(self) -> None:
-        place = self.folder / "keeper"
-        with (self.folder / "keeper.log").open("ab") as log:
-            self.keeper = subprocess.Popen(
+    def start_log_server(self) -> None:
+        place = self.folder / "log-server"
+        with (self.folder / "log-server.log").open("ab") as log:
+            self.log_server = subprocess.Popen(
                 [
                     *(sys.executable, "-m", "walsender_bridge.change_log.log_server"),
-                    *("--data-dir", str(place), "--listen", self.keeper_listen),
+                    *("--data-dir", str(place), "--listen", self.log_server_listen),
                 ],
                 stdout=log,
                 stderr=log,
             )
 
-    def kill_keeper(self) -> None:
-        if self.keeper is not None:
-            self.keeper.kill()
-            self.keeper.wait()
-            self.keeper = None
+    def kill_log_server(self) -> None:
+        if self.log_server is not None:
+            self.log_server.kill()
+            self.log_server.wait()
+            self.log_server = None
 
-    def signal_keeper(self, number: int) -> None:
-        assert self.keeper is not None
-        self.keeper.send_signal(number)
+    def signal_log_server(self, number: int) -> None:
+        assert self.log_server is not None
+        self.log_server.send_signal(number)
 
     def start_repository(self) -> None:
         self.repository = RepositoryServer(
             self.folder / "repository",
             self.listen,
-            keepers=[f"grpc://{self.keeper_listen}"],
+            log_servers=[f"grpc://{self.log_server_listen}"],
             retention=self.retention,
         )
         self.repository.start()
@@ -98,7 +98,7 @@ class ChangeLog:
             self.repository = None
 
     def replica_status(self) -> ReplicaStatus:
-        with ReplicaClient(f"grpc://{self.keeper_listen}") as replica:
+        with ReplicaClient(f"grpc://{self.log_server_listen}") as replica:
             return replica.stream_status(STREAM)
 
     def committed_lsn(self) -> int:
@@ -273,7 +273,7 @@ class Content:
 def content(log: ChangeLog) -> Content:
     """The log's content; fails unless it is whole transactions with growing end LSNs."""
     messages = log.messages()
-    with ReplicaClient(f"grpc://{log.keeper_listen}") as replica:
+    with ReplicaClient(f"grpc://{log.log_server_listen}") as replica:
         relations = [pgoutput.parse_relation(r) for r in map(_relation, replica.relations(STREAM))]
     names = {relation.oid: relation.name for relation in relations}
     keys: dict[str, list[int]] = {name: [] for name in ("orders", "audit")}

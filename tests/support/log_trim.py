@@ -1,4 +1,4 @@
-"""Have a keeper forget, whoever still needs it."""
+"""Have a log server forget, whoever still needs it."""
 
 from pyarrow import flight
 
@@ -9,14 +9,14 @@ from walsender_bridge.change_log.client import LogClient
 
 
 def trim(log: ChangeLog, stream: str, low: int | None = None) -> int:
-    """Have the keeper forget what lies below `low` (None: all that is committed); the first that is kept."""
+    """Have the log server forget what lies below `low` (None: all that is committed); the first that is kept."""
     with LogClient(log.address) as client:
         cut = client.status().streams[stream]
         low = cut.end_offset if low is None else low
-        keeper = flight.FlightClient(cut.address)
+        log_server = flight.FlightClient(cut.address)
         protocol.call(
-            keeper, cut.address, "trim", 10.0, stream=stream, up_to=low, before_time=2**62
+            log_server, cut.address, "trim", 10.0, stream=stream, up_to=low, before_time=2**62
         )
-        keeper.close()
+        log_server.close()
         wait_for(lambda: client.status().streams[stream].low_offset == low, 30, "the trim")
     return low

@@ -90,6 +90,6 @@ def _stream_address(log: LogClient, stream: str) -> str:
         try:
             return log.create_stream(stream).address
         except UnavailableError:
-            # The keeper is still starting.
+            # The log server is still starting.
             assert time.monotonic() < deadline
             time.sleep(0.05)

@@ -13,8 +13,8 @@ def configuration(folder: Path, *, lake: bool = False, metrics: bool = False) ->
 [log]
 data_dir = "log"
 listen = "127.0.0.1:{free_port()}"
-[[keeper]]
-data_dir = "keeper"
+[[log_server]]
+data_dir = "log-server"
 listen = "127.0.0.1:{free_port()}"
 [[source]]
 name = "shop"

@@ -1,6 +1,6 @@
 """The metadata repository as a process of its own, which a test may kill.
 
-python -m tests.support.repository_process DATA_DIR LISTEN RETENTION KEEPER...
+python -m tests.support.repository_process DATA_DIR LISTEN RETENTION LOG_SERVER...
 """
 
 import sys
@@ -12,7 +12,9 @@ from walsender_bridge.runtime import supervisor
 
 if __name__ == "__main__":
     supervisor.exit_with_parent()
-    data_dir, listen, retention, *keepers = sys.argv[1:]
-    server = RepositoryServer(Path(data_dir), listen, keepers=keepers, retention=float(retention))
+    data_dir, listen, retention, *log_servers = sys.argv[1:]
+    server = RepositoryServer(
+        Path(data_dir), listen, log_servers=log_servers, retention=float(retention)
+    )
     server.start()
     threading.Event().wait()

@@ -248,8 +248,12 @@ def log_removed(sick: Sick) -> None:
     assert sick.tuskline.stop_up() == 0
     old = sick.tuskline.directory / "old"
     old.mkdir()
-    log, keeper = sick.tuskline.directory / "log", sick.tuskline.directory / "keeper"
-    for path in [*log.glob("repository.sqlite*"), keeper / "keeper.json", keeper / "streams"]:
+    log, log_server = sick.tuskline.directory / "log", sick.tuskline.directory / "log-server"
+    for path in [
+        *log.glob("repository.sqlite*"),
+        log_server / "log-server.json",
+        log_server / "streams",
+    ]:
         path.rename(old / path.name)
     sick.shop.change()
     sick.tuskline.up()
@@ -300,13 +304,13 @@ def port_free(sick: Sick) -> None:
 
 def file_for_folder(sick: Sick) -> None:
     assert sick.tuskline.stop_up() == 0
-    keeper = sick.tuskline.directory / "keeper"
-    aside = keeper.rename(keeper.with_name("aside"))
-    keeper.write_text("a file")
+    log_server = sick.tuskline.directory / "log-server"
+    aside = log_server.rename(log_server.with_name("aside"))
+    log_server.write_text("a file")
 
     def back() -> None:
-        keeper.unlink()
-        aside.rename(keeper)
+        log_server.unlink()
+        aside.rename(log_server)
 
     sick.undo.callback(back)
     sick.refused = sick.tuskline.error_plain("up", code=Cause.CONFIG)

@@ -12,11 +12,11 @@ from typing import Self
 
 from walsender_bridge.demo.local_server import free_port
 
-PARTS = ("keeper", "bridge", "lake")
+PARTS = ("log-server", "bridge", "lake")
 
 
 class Stack:
-    """Keeper, bridge and lake over one configuration in `directory`; everything ends with the block.
+    """Log server, bridge and lake over one configuration in `directory`; everything ends with the block.
 
     `tables` are those of every source (none: all), `lake` further lines of its section.
     """
@@ -38,7 +38,7 @@ class Stack:
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         lines = [
             f'[log]\ndata_dir = "log"\nlisten = "{self.log_address.removeprefix("grpc://")}"\n',
-            f'[[keeper]]\ndata_dir = "keeper"\nlisten = "127.0.0.1:{free_port()}"\n',
+            f'[[log_server]]\ndata_dir = "log-server"\nlisten = "127.0.0.1:{free_port()}"\n',
             f'[lake]\nuri = "lake"\nepoch_interval = {epoch_interval}\n',
         ]
         lines[-1] += lake

@@ -30,7 +30,8 @@ def _run(*arguments, cwd):
 
 
 @pytest.mark.parametrize(
-    "command", [["keeper", "run"], ["bridge", "run"], ["lake", "run"], ["flush"], ["log", "status"]]
+    "command",
+    [["log-server", "run"], ["bridge", "run"], ["lake", "run"], ["flush"], ["log", "status"]],
 )
 def test_no_configuration_is_its_own_exit_code(tmp_path, command):
     done = _run(*command, cwd=tmp_path)
@@ -57,7 +58,7 @@ def test_a_demo_of_both_failovers_is_refused_with_the_reason(tmp_path):
 
 def test_a_lake_command_without_a_lake(tmp_path):
     (tmp_path / "tuskline.toml").write_text(
-        '[log]\ndata_dir = "log"\n[[keeper]]\nlisten = "127.0.0.1:1"\ndata_dir = "k"\n'
+        '[log]\ndata_dir = "log"\n[[log_server]]\nlisten = "127.0.0.1:1"\ndata_dir = "k"\n'
         '[[source]]\nname = "s"\ndsn = ""\n'
     )
     done = _run("epochs", "list", cwd=tmp_path)
@@ -68,7 +69,7 @@ def test_a_lake_command_without_a_lake(tmp_path):
 def test_help_needs_no_spark(tmp_path):
     done = _run("--help", cwd=tmp_path)
     assert done.returncode == 0
-    for command in ("demo", "flush", "keeper", "bridge", "lake", "epochs", "log", "table"):
+    for command in ("demo", "flush", "log-server", "bridge", "lake", "epochs", "log", "table"):
         assert command in done.stdout
     for command in ("init", "doctor", "up", "status", "lag", "top", "down", "detach", "metrics"):
         assert command in done.stdout
@@ -115,7 +116,7 @@ def test_help_and_version_import_nothing_heavy(words, tmp_path):
 def test_status_imports_no_client_of_a_log_that_does_not_run(tmp_path):
     (tmp_path / "tuskline.toml").write_text(
         f'[log]\ndata_dir = "log"\nlisten = "127.0.0.1:{free_port()}"\n'
-        f'[lake]\nuri = "lake"\n[[keeper]]\nlisten = "127.0.0.1:{free_port()}"\ndata_dir = "k"\n'
+        f'[lake]\nuri = "lake"\n[[log_server]]\nlisten = "127.0.0.1:{free_port()}"\ndata_dir = "k"\n'
         f'[[source]]\nname = "s"\ndsn = "host=127.0.0.1 port={free_port()}"\n'
     )
     code, imported = _imported(["status"], tmp_path)

@@ -13,9 +13,9 @@ GOOD = """
 data_dir = "log"
 listen = "127.0.0.1:7400"
 
-[[keeper]]
+[[log_server]]
 listen = "127.0.0.1:7401"
-data_dir = "/var/lib/tuskline/keeper"
+data_dir = "/var/lib/tuskline/log-server"
 
 [[source]]
 name = "shop"
@@ -39,7 +39,7 @@ def test_good_file_and_its_defaults(tmp_path):
     assert config.log_address == "grpc://127.0.0.1:7400"
     # Relative to the file; absolute ones as they are.
     assert config.log.data_dir == tmp_path / "log"
-    assert config.keeper[0].data_dir == Path("/var/lib/tuskline/keeper")
+    assert config.log_server[0].data_dir == Path("/var/lib/tuskline/log-server")
     assert config.lake is not None
     assert config.lake.uri == str(tmp_path / "lake")
 

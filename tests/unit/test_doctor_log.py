@@ -4,20 +4,20 @@ import sqlite3
 from pathlib import Path
 
 from tests.unit.test_repository_store import fill
-from walsender_bridge.change_log.replica import identity as keeper_identity
+from walsender_bridge.change_log.replica import identity as log_server_identity
 from walsender_bridge.change_log.repository.store import RepositoryStore
 from walsender_bridge.doctor import log
 from walsender_bridge.errors import Cause
 
 
-def test_a_damaged_keeper_json_is_named_with_its_repair(tmp_path: Path) -> None:
+def test_a_damaged_log_server_json_is_named_with_its_repair(tmp_path: Path) -> None:
     well, ill = tmp_path / "well", tmp_path / "ill"
     for folder in (well, ill):
         folder.mkdir()
-        keeper_identity.make(folder)
-    path = ill / "keeper.json"
+        log_server_identity.make(folder)
+    path = ill / "log-server.json"
     path.write_bytes(path.read_bytes()[:-20])
-    (found,) = log.keepers([well, ill, tmp_path / "elsewhere"])
+    (found,) = log.log_servers([well, ill, tmp_path / "elsewhere"])
     assert (found.where, found.cause) == (str(path), Cause.CORRUPT)
     assert "tuskline status" in found.repair
 

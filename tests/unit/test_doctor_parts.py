@@ -29,7 +29,7 @@ def settings(tmp_path: Path) -> Config:
 def test_a_port_that_another_program_has_is_named(settings: Config) -> None:
     assert list(doctor_parts.of_ports(settings)) == []
     assert settings.metrics is not None
-    for address in (settings.log.listen, settings.keeper[0].listen, settings.metrics.listen):
+    for address in (settings.log.listen, settings.log_server[0].listen, settings.metrics.listen):
         with socket.create_server(("127.0.0.1", int(address.rpartition(":")[2]))):
             (found,) = doctor_parts.of_ports(settings)
             assert (found.where, found.cause) == (address, Cause.CONFIG)
@@ -82,7 +82,7 @@ def test_a_table_that_does_not_follow_is_named_with_the_way_out(settings: Config
 
 
 def test_a_file_in_the_place_of_a_folder_is_named(tmp_path: Path) -> None:
-    (tmp_path / "keeper").write_text("a file")
-    for folder in (tmp_path / "keeper", tmp_path / "keeper" / "below"):
-        (found,) = machine.examine({"[[keeper]] data_dir": folder})
-        assert (found.cause, found.what) == (Cause.CONFIG, f"{tmp_path}/keeper is not a folder")
+    (tmp_path / "log-server").write_text("a file")
+    for folder in (tmp_path / "log-server", tmp_path / "log-server" / "below"):
+        (found,) = machine.examine({"[[log_server]] data_dir": folder})
+        assert (found.cause, found.what) == (Cause.CONFIG, f"{tmp_path}/log-server is not a folder")

@@ -1,4 +1,4 @@
-"""What doctor says of a primary and its failover candidates as keepers of logical slots."""
+"""What doctor says of a primary and its failover candidates as hosts of logical slots."""
 
 import contextlib
 import socket

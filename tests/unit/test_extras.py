@@ -22,11 +22,11 @@ def config(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("command", "module", "extra"),
     [
-        (["keeper", "run"], "lmdb", "keeper"),
+        (["log-server", "run"], "lmdb", "log-server"),
         (["lake", "run"], "pyspark", "spark"),
         (["metrics"], "prometheus_client", "monitor"),
         (["top"], "textual", "monitor"),
-        (["up"], "lmdb", "keeper"),
+        (["up"], "lmdb", "log-server"),
         (["up"], "pyspark", "spark"),
     ],
 )
@@ -42,7 +42,7 @@ def test_a_missing_extra_is_one_sentence_and_nothing_starts(
     assert error.what == f"{module} is not installed"
     assert f"tuskline[{extra}]" in error.repair
     assert not (config.parent / "lake").exists()
-    assert not (config.parent / "keeper").exists()
+    assert not (config.parent / "log-server").exists()
 
 
 def test_what_is_looked_for_is_what_the_extras_install() -> None:

@@ -24,8 +24,8 @@ CONFIG = """
 [log]
 data_dir = "disk"
 listen = "127.0.0.1:1"
-[[keeper]]
-data_dir = "keeper"
+[[log_server]]
+data_dir = "log-server"
 listen = "127.0.0.1:1"
 [[source]]
 name = "shop"

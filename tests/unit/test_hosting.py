@@ -18,8 +18,8 @@ from walsender_bridge.runtime.folder import FolderDisk
 CONFIG = """
 [log]
 data_dir = "log"
-[[keeper]]
-data_dir = "keeper"
+[[log_server]]
+data_dir = "log-server"
 listen = "127.0.0.1:7401"
 [safekeepers]
 local = 5
@@ -38,26 +38,26 @@ def settings(tmp_path, monkeypatch):
     return load_config(tmp_path / "tuskline.toml")
 
 
-def damage(keeper: Path) -> tuple[Path, Path]:
+def damage(log_server: Path) -> tuple[Path, Path]:
     """The second one's control file has a flipped bit, the third one's directory is somebody else's, the fourth a file."""
     for name in ("safekeeper", "safekeeper-2"):
-        (keeper / name / "control").mkdir(parents=True)
-        control_file.save(FolderDisk(keeper / name / "control"), ControlState(safekeeper=1))
-    control = keeper / "safekeeper-2" / "control" / "control"
+        (log_server / name / "control").mkdir(parents=True)
+        control_file.save(FolderDisk(log_server / name / "control"), ControlState(safekeeper=1))
+    control = log_server / "safekeeper-2" / "control" / "control"
     content = bytearray(control.read_bytes())
     content[-6] ^= 1
     control.write_bytes(content)
-    foreign = keeper / "safekeeper-3"
+    foreign = log_server / "safekeeper-3"
     foreign.mkdir()
     (foreign / "PG_VERSION").touch()
-    (keeper / "safekeeper-4").touch()
+    (log_server / "safekeeper-4").touch()
     return control, foreign
 
 
 def test_a_safekeeper_that_cannot_use_its_directory_stops_no_other(settings, tmp_path):
-    control, foreign = damage(tmp_path / "keeper")
+    control, foreign = damage(tmp_path / "log-server")
     section = settings.safekeepers
-    places = hosting.hosted(section, tmp_path / "keeper", settings.run_dir)
+    places = hosting.hosted(section, tmp_path / "log-server", settings.run_dir)
     refused = hosting.prepare(places, section, settings.run_dir)
     assert {number: error.cause for number, error in refused.items()} == {
         2: Cause.CORRUPT,
@@ -74,11 +74,11 @@ def test_a_safekeeper_that_cannot_use_its_directory_stops_no_other(settings, tmp
 
 
 def test_a_directory_that_cannot_be_made_stops_no_other(settings, tmp_path):
-    (tmp_path / "keeper").mkdir()
+    (tmp_path / "log-server").mkdir()
     # A link to a disk that is not mounted.
-    (tmp_path / "keeper" / "safekeeper-2").symlink_to(tmp_path / "gone" / "safekeeper-2")
+    (tmp_path / "log-server" / "safekeeper-2").symlink_to(tmp_path / "gone" / "safekeeper-2")
     section = settings.safekeepers
-    places = hosting.hosted(section, tmp_path / "keeper", settings.run_dir)
+    places = hosting.hosted(section, tmp_path / "log-server", settings.run_dir)
     refused = hosting.prepare(places, section, settings.run_dir)
     assert list(refused) == [2]
     assert "cannot be made" in refused[2].what
@@ -87,14 +87,14 @@ def test_a_directory_that_cannot_be_made_stops_no_other(settings, tmp_path):
     assert {
         f"{name}-{each.number}" for name in ("safekeeper", "wal-server") for each in places
     } == names
-    assert (tmp_path / "keeper" / "safekeeper-3" / "users").exists()
+    assert (tmp_path / "log-server" / "safekeeper-3" / "users").exists()
 
 
 def test_a_directory_that_cannot_be_read_now_ends_nothing_for_good(settings, tmp_path, monkeypatch):
     """A disk that hangs, or descriptors that ran out, took every safekeeper of a machine away until somebody came."""
-    damage(tmp_path / "keeper")
+    damage(tmp_path / "log-server")
     section = settings.safekeepers
-    places = hosting.hosted(section, tmp_path / "keeper", settings.run_dir)
+    places = hosting.hosted(section, tmp_path / "log-server", settings.run_dir)
     for number in (errno.EIO, errno.ENFILE, errno.EACCES, errno.ESTALE):
         names = FolderDisk.names
 
@@ -113,7 +113,7 @@ def test_a_directory_that_cannot_be_read_now_ends_nothing_for_good(settings, tmp
 
 
 def test_up_starts_what_a_commit_may_wait_for(settings, tmp_path, monkeypatch, capfd):
-    damage(tmp_path / "keeper")
+    damage(tmp_path / "log-server")
     (tmp_path / "lake").mkdir()
     (tmp_path / "lake" / "report.csv").touch()
     missing = Finding(

@@ -16,8 +16,8 @@ from walsender_bridge.runtime import shared_files, status_file
 CONFIG = """
 [log]
 data_dir = "log"
-[[keeper]]
-data_dir = "keeper"
+[[log_server]]
+data_dir = "log-server"
 listen = "127.0.0.1:7401"
 [safekeepers]
 local = 3

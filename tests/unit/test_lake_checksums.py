@@ -195,8 +195,8 @@ def lake(tmp_path: Path) -> Path:
 [log]
 data_dir = "{tmp_path}/log"
 listen = "127.0.0.1:7400"
-[[keeper]]
-data_dir = "{tmp_path}/keeper"
+[[log_server]]
+data_dir = "{tmp_path}/log-server"
 listen = "127.0.0.1:7401"
 [[source]]
 name = "shop"

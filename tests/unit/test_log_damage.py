@@ -101,7 +101,7 @@ def test_an_error_of_the_moment_is_no_damage(tmp_path, monkeypatch, kind):
 
 
 def test_a_folder_that_is_away_for_now_is_no_damage(tmp_path):
-    """It was moved, or its disk was not mounted, while the keeper opened an older segment."""
+    """It was moved, or its disk was not mounted, while the log server opened an older segment."""
     place, away = tmp_path / "stream", tmp_path / "away"
     replica = HostedReplica(place, segment_bytes=1)
     replica.create("s", "log")
@@ -162,7 +162,7 @@ def test_33_a_flipped_bit_in_the_logs_store_never_becomes_a_value(tmp_path: Path
 
 @pytest.fixture
 def damaged_log(tmp_path: Path) -> tuple[Path, int]:
-    """A keeper's folder whose stream has a damaged entry 3; the greatest offset."""
+    """A log server's folder whose stream has a damaged entry 3; the greatest offset."""
     folder = tmp_path / "streams" / "shop"
     folder.parent.mkdir()
     replica = HostedReplica(folder)
@@ -208,18 +208,21 @@ def test_a_filtered_read_verifies_what_it_leaves_out(damaged_log: tuple[Path, in
 
 def test_status_names_a_stream_whose_replica_is_damaged(damaged_log: tuple[Path, int]) -> None:
     folder, last = damaged_log
-    keeper = ReplicaServer(folder.parents[1], "127.0.0.1:0")
-    cut = StreamCut("shop", keeper.address, last + 1, last + 1, 0, 0, 1, 1, 0)
+    log_server = ReplicaServer(folder.parents[1], "127.0.0.1:0")
+    cut = StreamCut("shop", log_server.address, last + 1, last + 1, 0, 0, 1, 1, 0)
     status = LogStatus("log", 1, 0, {"shop": cut})
     try:
         assert damaged(status) is None
-        with ReplicaClient(keeper.address) as client, pytest.raises(CorruptError, match="CRC32C"):
+        with (
+            ReplicaClient(log_server.address) as client,
+            pytest.raises(CorruptError, match="CRC32C"),
+        ):
             list(client.read("shop", 1, last + 1))
         found = damaged(status)
         assert found is not None
         assert "offset 3" in str(found)
     finally:
-        keeper.stop()
+        log_server.stop()
 
 
 def test_a_version_that_changed_on_the_wire_is_an_error() -> None:
@@ -347,7 +350,7 @@ def break_fatally(segment: Path) -> None:
     pytest.fail("no flip ends the reader")
 
 
-def test_a_segment_that_ends_its_reader_is_found_and_kept_aside_by_the_next_keeper(
+def test_a_segment_that_ends_its_reader_is_found_and_kept_aside_by_the_next_log_server(
     tmp_path: Path,
 ) -> None:
     streams = tmp_path / "streams"
@@ -363,14 +366,14 @@ def test_a_segment_that_ends_its_reader_is_found_and_kept_aside_by_the_next_keep
     # After any other end nothing is looked at.
     ReplicaServer(tmp_path, "127.0.0.1:0", after=signal.SIGKILL).stop()
     assert segment.exists()
-    keeper = ReplicaServer(tmp_path, "127.0.0.1:0", after=signal.SIGBUS)
+    log_server = ReplicaServer(tmp_path, "127.0.0.1:0", after=signal.SIGBUS)
     try:
-        judged = {name: keeper.replica(name).judgement for name in ("bank", "shop")}
+        judged = {name: log_server.replica(name).judgement for name in ("bank", "shop")}
         assert judged["bank"][0] == Judgement.VALID
         assert judged["shop"][0] == Judgement.INVALID
         assert "ends the process with SIG" in judged["shop"][1]
     finally:
-        keeper.stop()
+        log_server.stop()
     assert not segment.exists()
     (kept,) = (streams / "shop").iterdir()
     assert "data.mdb" in {file.name for file in kept.iterdir()}

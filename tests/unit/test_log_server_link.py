@@ -1,24 +1,24 @@
-"""What the log says of a keeper that does not answer: nothing while it starts beside its bridge, then once."""
+"""What the log says of a log server that does not answer: nothing while it starts beside its bridge, then once."""
 
 import pytest
 import structlog
 
-from walsender_bridge.change_log.repository.log_server_link import KeeperLink
+from walsender_bridge.change_log.repository.log_server_link import LogServerLink
 from walsender_bridge.errors import UnavailableError
 
 ERROR = UnavailableError("does not answer", repair="see that it runs there")
 
 
 @pytest.fixture
-def link(monkeypatch: pytest.MonkeyPatch) -> KeeperLink:
-    """A keeper of a bridge that was started at second 0; `_now` is the time."""
+def link(monkeypatch: pytest.MonkeyPatch) -> LogServerLink:
+    """A log server of a bridge that was started at second 0; `_now` is the time."""
     monkeypatch.setattr(
         "walsender_bridge.change_log.repository.log_server_link.time.monotonic", lambda: 0.0
     )
-    return KeeperLink("grpc://127.0.0.1:1")
+    return LogServerLink("grpc://127.0.0.1:1")
 
 
-def warnings(link: KeeperLink, monkeypatch: pytest.MonkeyPatch, now: float) -> int:
+def warnings(link: LogServerLink, monkeypatch: pytest.MonkeyPatch, now: float) -> int:
     monkeypatch.setattr(
         "walsender_bridge.change_log.repository.log_server_link.time.monotonic", lambda: now
     )
@@ -29,22 +29,22 @@ def warnings(link: KeeperLink, monkeypatch: pytest.MonkeyPatch, now: float) -> i
     return len(logs)
 
 
-def test_a_keeper_that_starts_is_not_warned_of(
-    link: KeeperLink, monkeypatch: pytest.MonkeyPatch
+def test_a_log_server_that_starts_is_not_warned_of(
+    link: LogServerLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert [warnings(link, monkeypatch, now) for now in (0.1, 5, 29.9)] == [0, 0, 0]
 
 
 def test_one_that_never_answers_is_warned_of_once(
-    link: KeeperLink, monkeypatch: pytest.MonkeyPatch
+    link: LogServerLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert [warnings(link, monkeypatch, now) for now in (1, 30.1, 31, 100)] == [0, 1, 0, 0]
 
 
 def test_one_that_has_answered_is_warned_of_at_once_and_each_time(
-    link: KeeperLink, monkeypatch: pytest.MonkeyPatch
+    link: LogServerLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(link, "call", lambda _: {"keeper": "k", "reports": []})
+    monkeypatch.setattr(link, "call", lambda _: {"log_server": "k", "reports": []})
     for now in (1.0, 2.0):
         link.report()
         assert [warnings(link, monkeypatch, now) for _ in range(2)] == [1, 0]

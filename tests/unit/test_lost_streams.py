@@ -137,7 +137,7 @@ def test_what_the_server_or_its_stream_says_has_the_source_and_its_repair() -> N
 def test_doctor_tells_what_only_the_stream_has_shown(tmp_path: Path) -> None:
     config = tmp_path / "tuskline.toml"
     config.write_text(
-        '[log]\ndata_dir = "log"\n[[keeper]]\ndata_dir = "keeper"\nlisten = "127.0.0.1:7401"\n'
+        '[log]\ndata_dir = "log"\n[[log_server]]\ndata_dir = "log-server"\nlisten = "127.0.0.1:7401"\n'
         '[[source]]\nname = "shop"\ndsn = "host=db.example"\n'
     )
     settings = load_config(config)

@@ -15,7 +15,7 @@ def test_sources_are_asked_at_once_and_listed_in_their_order(tmp_path, monkeypat
     )
     (tmp_path / "tuskline.toml").write_text(
         f'[log]\ndata_dir = "log"\nlisten = "127.0.0.1:{free_port()}"\n'
-        f'[[keeper]]\nlisten = "127.0.0.1:1"\ndata_dir = "k"\n{sections}'
+        f'[[log_server]]\nlisten = "127.0.0.1:1"\ndata_dir = "k"\n{sections}'
     )
     all_ask = threading.Barrier(3, timeout=30)
 

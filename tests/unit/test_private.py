@@ -33,12 +33,12 @@ def loose(root: Path) -> dict[str, str]:
 
 
 @pytest.mark.usefixtures("open_umask")
-def test_the_log_and_a_keeper_leave_nothing_open_to_others(tmp_path: Path) -> None:
-    keeper = ReplicaServer(tmp_path / "keeper", "127.0.0.1:0", segment_bytes=60_000)
-    log = RepositoryServer(tmp_path / "log", "127.0.0.1:0", keepers=[keeper.address])
+def test_the_log_and_a_log_server_leave_nothing_open_to_others(tmp_path: Path) -> None:
+    log_server = ReplicaServer(tmp_path / "log-server", "127.0.0.1:0", segment_bytes=60_000)
+    log = RepositoryServer(tmp_path / "log", "127.0.0.1:0", log_servers=[log_server.address])
     log.start()
     try:
-        with LogClient(log.address) as client, ReplicaClient(keeper.address) as replica:
+        with LogClient(log.address) as client, ReplicaClient(log_server.address) as replica:
             client.create_stream("shop")
             make = EntryMaker()
             with replica.open_writer("shop", client.writer_term("shop")) as writer:
@@ -47,15 +47,15 @@ def test_the_log_and_a_keeper_leave_nothing_open_to_others(tmp_path: Path) -> No
                     writer.send(entries, schemas=list(SCHEMAS.values()))
                     assert writer.next_ack(10.0) is not None
                 client.barrier({"shop": make.end_lsn}, 20.0)
-        assert loose(tmp_path / "keeper") == {}
+        assert loose(tmp_path / "log-server") == {}
         assert loose(tmp_path / "log") == {}
     finally:
         log.stop()
-        keeper.stop()
+        log_server.stop()
 
 
 def test_an_open_folder_of_ours_is_closed(tmp_path: Path) -> None:
-    folder = tmp_path / "keeper"
+    folder = tmp_path / "log-server"
     folder.mkdir()
     folder.chmod(0o755)
     ReplicaServer(folder, "127.0.0.1:0").stop()

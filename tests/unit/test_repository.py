@@ -13,7 +13,7 @@ from walsender_bridge.change_log.repository.core import (
     ConsumerDropped,
     ConsumerSeen,
     Created,
-    KeeperSeen,
+    LogServerSeen,
     Record,
     Repository,
     RepositoryTick,
@@ -26,19 +26,25 @@ from walsender_bridge.change_log.repository.core import (
 
 
 def report(
-    stream: str, version: int, local: int, length: int, *, keeper: str = "k", lsn: int | None = None
+    stream: str,
+    version: int,
+    local: int,
+    length: int,
+    *,
+    log_server: str = "k",
+    lsn: int | None = None,
 ) -> ReplicaReport:
     """A report whose entries end at LSN 100 * offset, of 10 bytes each."""
     end = local + length
     position = Position(end, 100 * (end - 1) if lsn is None else lsn, end, end, 1, 10 * (end - 1))
-    return ReplicaReport(keeper, stream, "log", 1, version, local, length, position, 1)
+    return ReplicaReport(log_server, stream, "log", 1, version, local, length, position, 1)
 
 
-def log_of(*streams: str, keepers: tuple[str, ...] = ("k",)) -> Repository:
+def log_of(*streams: str, log_servers: tuple[str, ...] = ("k",)) -> Repository:
     state = Repository()
     state.apply(Created("log"))
     for stream in streams:
-        state.apply(StreamCreated(stream, keepers))
+        state.apply(StreamCreated(stream, log_servers))
     return state
 
 
@@ -81,7 +87,7 @@ IGNORED = {
     "never issued": report("a", 9, 3, 1),
     "of another log": replace(report("a", 1, 3, 1), log_id="other"),
     "of no stream": report("b", 1, 3, 1),
-    "of a keeper without a replica": report("a", 1, 3, 1, keeper="x"),
+    "of a log server without a replica": report("a", 1, 3, 1, log_server="x"),
     "behind its version": report("a", 1, 2, 2),
     "ahead of its version": report("a", 1, 4, 1),
     "older than what it told before": report("a", 0, 1, 3),
@@ -123,18 +129,18 @@ def test_a_replica_that_is_behind_gets_what_it_missed_and_then_takes_part() -> N
 
 
 def test_what_all_replicas_hold_is_committed_and_silence_of_one_commits_nothing() -> None:
-    state = log_of("a", keepers=("k", "l", "m"))
-    assert not tick(state, report("a", 0, 1, 5), report("a", 0, 1, 7, keeper="l"))
+    state = log_of("a", log_servers=("k", "l", "m"))
+    assert not tick(state, report("a", 0, 1, 5), report("a", 0, 1, 7, log_server="l"))
     tick(
         state,
         report("a", 0, 1, 5),
-        report("a", 0, 1, 3, keeper="l"),
-        report("a", 0, 1, 7, keeper="m"),
+        report("a", 0, 1, 3, log_server="l"),
+        report("a", 0, 1, 7, log_server="m"),
     )
     assert state.streams["a"].latest == CommitContext(1, 1, 1, 3)
-    tick(state, report("a", 1, 4, 2), report("a", 1, 4, 0, keeper="l"))
+    tick(state, report("a", 1, 4, 2), report("a", 1, 4, 0, log_server="l"))
     assert state.published == 0  # m has not got it yet (I12)
-    tick(state, report("a", 1, 4, 4, keeper="m"))
+    tick(state, report("a", 1, 4, 4, log_server="m"))
     assert (state.version, state.published) == (1, 1)
 
 
@@ -176,7 +182,7 @@ def committed(state: Repository, now: float, *reports: ReplicaReport) -> None:
     """One commit for these, taken by their replicas at once."""
     state.apply(RepositoryTick(now, reports))
     taken = [
-        report(r.stream, state.version, r.local_offset + r.length, 0, keeper=r.replica)
+        report(r.stream, state.version, r.local_offset + r.length, 0, log_server=r.replica)
         for r in reports
     ]
     state.apply(RepositoryTick(now, tuple(taken), issue=False))
@@ -253,23 +259,25 @@ def test_an_idle_stream_costs_nothing_however_many_versions_pass() -> None:
 class Replicas:
     """Replicas that write, lose commits, answer late and restart, by a seed."""
 
-    def __init__(self, choose: random.Random, streams: list[str], keepers: list[str]) -> None:
+    def __init__(self, choose: random.Random, streams: list[str], log_servers: list[str]) -> None:
         self.choose = choose
         self.written = dict.fromkeys(streams, 0)
-        self.held = {(s, k): 0 for s in streams for k in keepers}
-        self.at = {(s, k): CommitContext(0, 1, 1, 0) for s in streams for k in keepers}
+        self.held = {(s, k): 0 for s in streams for k in log_servers}
+        self.at = {(s, k): CommitContext(0, 1, 1, 0) for s in streams for k in log_servers}
         self.old: list[ReplicaReport] = []
 
     def reports(self) -> list[ReplicaReport]:
         found = []
-        for (stream, keeper), context in self.at.items():
+        for (stream, log_server), context in self.at.items():
             self.written[stream] += self.choose.choice((0, 0, 1, 3))
-            self.held[stream, keeper] = self.choose.randint(
-                max(self.held[stream, keeper], context.end - 1), self.written[stream]
+            self.held[stream, log_server] = self.choose.randint(
+                max(self.held[stream, log_server], context.end - 1), self.written[stream]
             )
             if self.choose.random() < 0.8:
-                length = self.held[stream, keeper] + 1 - context.end
-                found.append(report(stream, context.version, context.end, length, keeper=keeper))
+                length = self.held[stream, log_server] + 1 - context.end
+                found.append(
+                    report(stream, context.version, context.end, length, log_server=log_server)
+                )
         self.old += found
         extra = [self.choose.choice(self.old)] if self.old and self.choose.random() < 0.3 else []
         mixed = found + extra
@@ -277,26 +285,28 @@ class Replicas:
         return mixed
 
     def take(self, state: Repository) -> None:
-        for (stream, keeper), context in self.at.items():
+        for (stream, log_server), context in self.at.items():
             if self.choose.random() < 0.7:
                 for missed in state.streams[stream].missed(context.version):
-                    assert missed.version > self.at[stream, keeper].version, "I5"
-                    assert missed.local_offset == self.at[stream, keeper].end, "dense"
-                    assert missed.end - 1 <= self.held[stream, keeper], "I6: not held by this one"
-                    self.at[stream, keeper] = missed
+                    assert missed.version > self.at[stream, log_server].version, "I5"
+                    assert missed.local_offset == self.at[stream, log_server].end, "dense"
+                    assert missed.end - 1 <= self.held[stream, log_server], (
+                        "I6: not held by this one"
+                    )
+                    self.at[stream, log_server] = missed
 
 
 @given(seed=st.integers(0, 2**32))
 @settings(max_examples=60)
 def test_any_run_keeps_the_invariants_and_is_a_function_of_its_log(seed: int) -> None:
     choose = random.Random(seed)
-    streams, keepers = ["a", "b", "c"], ["k", "l"]
-    records: list[Record] = [Created("log"), KeeperSeen("k", "here")]
-    records += [StreamCreated(s, tuple(keepers)) for s in streams]
+    streams, log_servers = ["a", "b", "c"], ["k", "l"]
+    records: list[Record] = [Created("log"), LogServerSeen("k", "here")]
+    records += [StreamCreated(s, tuple(log_servers)) for s in streams]
     state = Repository()
     for record in records:
         state.apply(record)
-    replicas = Replicas(choose, streams, keepers)
+    replicas = Replicas(choose, streams, log_servers)
     ranges: list[tuple[int, int, str, int]] = []
     published = 0
     for step in range(80):
@@ -327,11 +337,11 @@ def test_any_run_keeps_the_invariants_and_is_a_function_of_its_log(seed: int) ->
         replicas.take(state)
         assert state.published >= published, "what was readable stays readable"
         published = state.published
-        for (stream, keeper), context in replicas.at.items():
+        for (stream, log_server), context in replicas.at.items():
             history = state.streams[stream]
             assert history.at(context.version) is not None, "I10: a replica's version is gone"
             assert history.at(published) is not None
-            assert keeper in history.replicas
+            assert log_server in history.replicas
         for consumer in state.consumers.values():
             if consumer.version is not None and consumer.until > step:
                 for stream in streams:

@@ -61,7 +61,7 @@ def test_other_errors_are_not_taken_for_it(sqlstate, text, context):
 def settings(tmp_path):
     path = tmp_path / "tuskline.toml"
     path.write_text(
-        '[log]\ndata_dir = "log"\n[[keeper]]\ndata_dir = "keeper"\nlisten = "127.0.0.1:7401"\n'
+        '[log]\ndata_dir = "log"\n[[log_server]]\ndata_dir = "log-server"\nlisten = "127.0.0.1:7401"\n'
         '[[source]]\nname = "shop"\ndsn = "host=db.example"\n'
     )
     found = load_config(path)

@@ -20,7 +20,7 @@ from walsender_bridge.config import Config, load_config
 from walsender_bridge.errors import Cause, RunningError, TusklineError
 from walsender_bridge.runtime import pid_file, supervisor
 
-PARTS = ("keeper", "bridge", "lake")
+PARTS = ("log-server", "bridge", "lake")
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +52,7 @@ def places(settings: Config) -> list[tuple[str, Path]]:
     assert settings.lake is not None
     return [
         *((part, settings.run_dir) for part in PARTS),
-        ("keeper", settings.keeper[0].data_dir),
+        ("log-server", settings.log_server[0].data_dir),
         ("lake", lake_run.place(settings.lake.uri)),
     ]
 
@@ -81,31 +81,39 @@ def test_up_is_refused_beside_a_part_that_runs_by_itself(tmp_path: Path, number:
     assert f"`tuskline {part} run` runs already, as process {os.getpid()}" in error.what
 
 
-def test_a_second_keeper_process_leaves_the_first_as_it_is(tmp_path: Path) -> None:
+def test_a_second_log_server_process_leaves_the_first_as_it_is(tmp_path: Path) -> None:
     config = configuration(tmp_path)
     run_dir = load_config(config).run_dir
-    command = [sys.executable, "-m", "walsender_bridge.cli.app", "keeper", "run", "-c", str(config)]
+    command = [
+        sys.executable,
+        "-m",
+        "walsender_bridge.cli.app",
+        "log-server",
+        "run",
+        "-c",
+        str(config),
+    ]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as first:
         try:
-            wait_for((run_dir / "keeper.json").exists, 60, "the first one runs")
+            wait_for((run_dir / "log-server.json").exists, 60, "the first one runs")
             second = subprocess.run(command, capture_output=True, text=True, timeout=60)
             assert second.returncode == Cause.RUNNING
             assert f"as process {first.pid} since" in second.stderr
             assert "Traceback" not in second.stderr
-            assert supervisor.read_states(run_dir, "keeper")["pid"] == first.pid
+            assert supervisor.read_states(run_dir, "log-server")["pid"] == first.pid
         finally:
             first.terminate()
-    assert pid_file.owner(run_dir, "keeper") is None
+    assert pid_file.owner(run_dir, "log-server") is None
 
 
 @pytest.mark.parametrize(
     ("command", "part"),
-    [("keeper run", "keeper"), ("bridge run", "log"), ("up", "keeper"), ("up", "log")],
+    [("log-server run", "log-server"), ("bridge run", "log"), ("up", "log-server"), ("up", "log")],
 )
 def test_a_taken_port_is_named(tmp_path: Path, command: str, part: str) -> None:
     config = configuration(tmp_path)
     settings = load_config(config)
-    address = settings.log.listen if part == "log" else settings.keeper[0].listen
+    address = settings.log.listen if part == "log" else settings.log_server[0].listen
     with taken(address):
         error = refused(config, *command.split())
     assert (error.cause, error.where) == (Cause.CONFIG, address)
@@ -134,12 +142,12 @@ def test_up_in_the_background_ends_with_the_error_of_its_child(tmp_path: Path) -
 
 #: By the section with the folder.
 COMMANDS = {
-    "log": ("keeper run", "bridge run", "up", "up --background"),
-    "keeper": ("keeper run", "up"),
+    "log": ("log-server run", "bridge run", "up", "up --background"),
+    "log-server": ("log-server run", "up"),
 }
 
 
-@pytest.mark.parametrize("which", ["log", "keeper"])
+@pytest.mark.parametrize("which", ["log", "log-server"])
 def test_a_data_dir_that_is_a_file_is_named(tmp_path: Path, which: str) -> None:
     config = configuration(tmp_path)
     (tmp_path / which).write_text("mine")
@@ -150,7 +158,7 @@ def test_a_data_dir_that_is_a_file_is_named(tmp_path: Path, which: str) -> None:
     assert (tmp_path / which).read_text() == "mine"
 
 
-@pytest.mark.parametrize("which", ["log", "keeper"])
+@pytest.mark.parametrize("which", ["log", "log-server"])
 @pytest.mark.parametrize("inside", ["", "/inside"])
 def test_a_data_dir_that_is_read_only_is_named(tmp_path: Path, which: str, inside: str) -> None:
     (tmp_path / "disk").mkdir()

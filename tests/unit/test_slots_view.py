@@ -21,9 +21,9 @@ TOML = """
 [log]
 data_dir = "log"
 
-[[keeper]]
+[[log_server]]
 listen = "127.0.0.1:1"
-data_dir = "keeper"
+data_dir = "log-server"
 
 [[source]]
 name = "shop"

@@ -1,4 +1,4 @@
-"""Why streams stand still, from the verdicts on reports and from which keepers answer."""
+"""Why streams stand still, from the verdicts on reports and from which log servers answer."""
 
 from dataclasses import dataclass, field, replace
 
@@ -17,8 +17,8 @@ from walsender_bridge.errors import (
 
 
 @dataclass
-class Keeper:
-    keeper_id: str = "k"
+class LogServer:
+    log_server_id: str = "k"
     address: str = "grpc://here:1"
     answers: bool = True
     heard: bool = True
@@ -34,8 +34,8 @@ class Looks:
         tick(self.state, report("a", 0, 1, 2), report("b", 0, 1, 2))
         self.faults = StreamFaults(clock=lambda: self.now)
 
-    def look(self, *keepers: Keeper) -> dict[str, TusklineError]:
-        return self.faults.look(self.state.streams, keepers or (Keeper(),))
+    def look(self, *log_servers: LogServer) -> dict[str, TusklineError]:
+        return self.faults.look(self.state.streams, log_servers or (LogServer(),))
 
 
 def test_a_log_that_is_well_has_no_faults() -> None:
@@ -46,29 +46,29 @@ def test_a_log_that_is_well_has_no_faults() -> None:
     assert not looks.faults.diverged
 
 
-def test_a_keeper_that_runs_in_a_copy_of_another_is_told_before_all_that_comes_of_it() -> None:
+def test_a_log_server_that_runs_in_a_copy_of_another_is_told_before_all_that_comes_of_it() -> None:
     """The copy's reports are older: they said that the log was to be put back, and the log was whole."""
     looks = Looks()
     looks.faults.note(looks.state.judge([report("a", 1, 3, 1), report("a", 0, 1, 2)]))
-    copy = Keeper(address="grpc://copy:1", refused={"a": InvalidReplicaError("does not follow")})
-    for keepers in ((Keeper(), copy), (copy, Keeper())):
-        fault = looks.look(*keepers)["a"]
+    copy = LogServer(address="grpc://copy:1", refused={"a": InvalidReplicaError("does not follow")})
+    for log_servers in ((LogServer(), copy), (copy, LogServer())):
+        fault = looks.look(*log_servers)["a"]
         assert isinstance(fault, ConfigError)
         assert "grpc://here:1" in fault.what
         assert "grpc://copy:1" in fault.what
         assert "both call themselves k" in fault.what
     copy.answers = False
     assert looks.faults.note(looks.state.judge([report("a", 1, 3, 1)]))
-    assert looks.look(Keeper(), copy) == {}
+    assert looks.look(LogServer(), copy) == {}
 
 
 def test_a_replica_of_a_stream_that_the_repository_has_lost_stops_the_versions() -> None:
-    """The copy that was put back is older than the stream; made again on another keeper, it began with version 1."""
-    for lost in (report("c", 9, 3, 1), report("a", 9, 3, 1, keeper="other")):
+    """The copy that was put back is older than the stream; made again on another log server, it began with version 1."""
+    for lost in (report("c", 9, 3, 1), report("a", 9, 3, 1, log_server="other")):
         looks = Looks()
         assert looks.faults.note(looks.state.judge([lost])) == []
         assert looks.faults.diverged
-        refusal = looks.faults.refusal(looks.state.streams, [Keeper()])
+        refusal = looks.faults.refusal(looks.state.streams, [LogServer()])
         assert isinstance(refusal, DivergedError)
         assert {type(fault) for fault in looks.look().values()} == {DivergedError}
     # A replica of another log says nothing of this one.
@@ -107,43 +107,43 @@ def test_a_replica_that_does_not_fit_is_its_own_streams_fault_alone() -> None:
 
 def test_no_version_is_issued_before_all_that_have_replicas_were_heard() -> None:
     looks = Looks()
-    away = Keeper("", "grpc://there:1", answers=False, heard=False)
+    away = LogServer("", "grpc://there:1", answers=False, heard=False)
     streams = looks.state.streams
     refusal = looks.faults.refusal(streams, [away])
     assert isinstance(refusal, UnavailableError)
     assert refusal.where == "grpc://there:1"
-    assert looks.faults.refusal(streams, [Keeper(), away]) is None, "it has none of the replicas"
+    assert looks.faults.refusal(streams, [LogServer(), away]) is None, "it has none of the replicas"
     assert looks.faults.refusal({}, [away]) is None
     looks.state = log_of("a")
     other = {"b": StreamState(("other",))}
-    assert looks.look(Keeper(), away) == {}
-    assert looks.faults.refusal({**streams, **other}, [Keeper(), away]) is not None
-    # A keeper that lost its identity is known to have: it is that stream's fault alone.
-    assert looks.faults.refusal({**streams, **other}, [Keeper(), Keeper("new")]) is None
-    # A keeper that is only restarted is no fault yet.
-    assert looks.faults.look({**streams, **other}, [Keeper(), away]) == {}
+    assert looks.look(LogServer(), away) == {}
+    assert looks.faults.refusal({**streams, **other}, [LogServer(), away]) is not None
+    # A log server that lost its identity is known to have: it is that stream's fault alone.
+    assert looks.faults.refusal({**streams, **other}, [LogServer(), LogServer("new")]) is None
+    # A log server that is only restarted is no fault yet.
+    assert looks.faults.look({**streams, **other}, [LogServer(), away]) == {}
     looks.now += AWAY_SECONDS
-    found = looks.faults.look({**streams, **other}, [Keeper(), away])
+    found = looks.faults.look({**streams, **other}, [LogServer(), away])
     assert "has not answered since the repository started" in found["a"].what
 
 
-def test_a_keeper_with_another_id_is_told_the_id_that_it_had() -> None:
+def test_a_log_server_with_another_id_is_told_the_id_that_it_had() -> None:
     looks = Looks()
-    keeper = Keeper(keeper_id="x")
-    looks.faults.note(looks.state.judge([report("a", 1, 3, 0, keeper="x")]))
-    found = looks.look(keeper)
+    log_server = LogServer(log_server_id="x")
+    looks.faults.note(looks.state.judge([report("a", 1, 3, 0, log_server="x")]))
+    found = looks.look(log_server)
     assert isinstance(found["a"], ConfigError)
-    assert '"keeper_id": "k"' in found["a"].repair
+    assert '"log_server_id": "k"' in found["a"].repair
     # Of stream b it has nothing at all.
     assert isinstance(found["b"], DivergedError)
-    assert "keeper k has its replica, and is none of the keepers: x at grpc://here:1" in (
+    assert "log server k has its replica, and is none of the log servers: x at grpc://here:1" in (
         found["b"].what
     )
 
 
-def test_a_keeper_that_is_away_is_a_fault_when_that_takes_longer_than_its_restart() -> None:
+def test_a_log_server_that_is_away_is_a_fault_when_that_takes_longer_than_its_restart() -> None:
     looks = Looks()
-    away = Keeper(answers=False)
+    away = LogServer(answers=False)
     assert looks.look(away) == {}
     looks.now = AWAY_SECONDS - 1
     assert looks.look(away) == {}
@@ -156,7 +156,7 @@ def test_a_keeper_that_is_away_is_a_fault_when_that_takes_longer_than_its_restar
 def test_a_commit_that_the_replica_refuses_is_its_streams_fault() -> None:
     looks = Looks()
     refusal = InvalidReplicaError("commit 2 does not follow", where="stream b")
-    assert looks.look(Keeper(refused={"b": refusal})) == {"b": refusal}
+    assert looks.look(LogServer(refused={"b": refusal})) == {"b": refusal}
 
 
 def test_faults_cross_the_wire_and_an_older_repository_tells_none() -> None:

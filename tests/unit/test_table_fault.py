@@ -51,7 +51,7 @@ def log(*values: tuple[Table, tuple[str, str]]) -> Entries:
 
 
 class Replica:
-    """A keeper's answers, from entries."""
+    """A log server's answers, from entries."""
 
     def __init__(self, entries: Entries) -> None:
         self.entries = entries

@@ -89,7 +89,7 @@ def _gate(given: argparse.Namespace) -> GateMonitor:
 
 
 def _exit(code: int) -> Never:
-    """End without waiting for threads that a hung keeper may hold."""
+    """End without waiting for threads that a hung log server may hold."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -1,6 +1,6 @@
 """Between capture's poll loop and the replica's writer.
 
-The loop must never wait for the replica: the server wants its answers also while a keeper hangs. The
+The loop must never wait for the replica: the server wants its answers also while a log server hangs. The
 writer sends on threads of its own; here one more waits for acknowledgements, and wakes the loop through a
 pipe. What waits is bounded by the core (`core.IN_FLIGHT_BYTES`).
 """
@@ -26,7 +26,7 @@ class AppendChannel:
         self._listener.start()
 
     def put(self, append: AppendToReplica) -> None:
-        """Send this when the keeper takes it; does not wait. Raises the error that ended the writer."""
+        """Send this when the log server takes it; does not wait. Raises the error that ended the writer."""
         self._writer.send(
             append.entries,
             schemas=append.schemas,
@@ -46,7 +46,7 @@ class AppendChannel:
             yield ack
 
     def close(self) -> None:
-        """End the writer, and with it the thread; waits about a second for a keeper that hangs."""
+        """End the writer, and with it the thread; waits about a second for a log server that hangs."""
         self._writer.close()
         self._listener.join()
 

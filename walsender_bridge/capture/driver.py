@@ -4,7 +4,7 @@ A session is a walsender's stream, a writer of the log's stream, and a `core.Sta
 side breaks, and the next one starts from what the log holds; the pause between them grows to
 `LONGEST_PAUSE`. Errors that another attempt cannot mend are raised out of `Capture.run`.
 
-The keeper's acknowledgements may stay away for `ACK_SECONDS`; then the process is better started anew
+The log server's acknowledgements may stay away for `ACK_SECONDS`; then the process is better started anew
 than left with a call that may hang for ever.
 """
 
@@ -74,7 +74,7 @@ GOOD_SESSION = 5.0
 SLOT_PATIENCE = 90.0
 #: From this version on standbys synchronise slots by themselves, if the slot says so.
 SYNCED_FROM = 170000
-#: Seconds without an acknowledgement after which a keeper counts as hung.
+#: Seconds without an acknowledgement after which a log server counts as hung.
 ACK_SECONDS = 120.0
 #: Seconds to let messages gather after a small read. A walsender writes one message at a time; reading
 #: each write costs this side twice the CPU that reading a hundred does. An entry waits for
@@ -98,8 +98,8 @@ _RETRIED = (
 _log = structlog.get_logger(__name__)
 
 
-class HungKeeperError(TusklineError):
-    """A keeper that is connected and does not acknowledge."""
+class HungLogServerError(TusklineError):
+    """A log server that is connected and does not acknowledge."""
 
     cause = UnavailableError.cause
 
@@ -327,7 +327,7 @@ class Capture:
                 self._status.progress(
                     state, wal_end.lsn, watch.told(), behind=True, silent=now - heard_at
                 )
-                self._check_keeper(state, now)
+                self._check_log_server(state, now)
                 tables.check()
             if 0 < len(payloads) < MANY:
                 time.sleep(LOADED_GATHER_SECONDS if loaded else GATHER_SECONDS)
@@ -341,13 +341,13 @@ class Capture:
             self._checked = invariants.check_invariants(state, self._checked)
         return effects
 
-    def _check_keeper(self, state: core.CaptureState, now: float) -> None:
+    def _check_log_server(self, state: core.CaptureState, now: float) -> None:
         since = state.waiting_since
         if since is not None and now - since > ACK_SECONDS:
-            raise HungKeeperError(
-                f"no acknowledgement from the keeper in {ACK_SECONDS:.0f} s",
+            raise HungLogServerError(
+                f"no acknowledgement from the log server in {ACK_SECONDS:.0f} s",
                 where=f"stream {self._source.name}",
-                repair="see whether the keeper hangs, or its disk",
+                repair="see whether the log server hangs, or its disk",
             )
 
 

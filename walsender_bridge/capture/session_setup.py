@@ -28,7 +28,7 @@ from walsender_bridge.postgres.client.replication_connection import ReplicationC
 from walsender_bridge.postgres.protocol.lsn import format_lsn
 from walsender_bridge.postgres.protocol.replication import ServerTimelines, SystemIdentity
 
-#: Seconds that the keeper may take for an answer of its own.
+#: Seconds that the log server may take for an answer of its own.
 ANSWER_SECONDS = 120.0
 #: Transactions that a `DivergedError` lists.
 LISTED = 20
@@ -39,11 +39,11 @@ _log = structlog.get_logger(__name__)
 def settle(writer: AppendWriter, log: LogClient, seconds: float) -> None:
     """Have no more of the stream committed, and what is on its way arrive: then its tail may be cut off.
 
-    Raises `UnavailableError` if the keeper does not answer in `seconds`, `DeadlineError` if the repository does not.
+    Raises `UnavailableError` if the log server does not answer in `seconds`, `DeadlineError` if the repository does not.
     """
     writer.send([], gate_lsn=0)
     if writer.next_ack(seconds) is None:
-        raise UnavailableError("the keeper does not answer", where=writer.address)
+        raise UnavailableError("the log server does not answer", where=writer.address)
     log.barrier({}, seconds)
 
 
@@ -180,7 +180,7 @@ class SessionSetup:
         ack = writer.next_ack(ANSWER_SECONDS)
         if ack is None or ack.confirmed_to != confirmed:
             raise UnavailableError(
-                "the keeper did not record where the stream starts", where=writer.address
+                "the log server did not record where the stream starts", where=writer.address
             )
 
     def _listed(self, timeline: int, lsn: int) -> list[str]:

@@ -143,10 +143,10 @@ class LogClient(_Client):
 
 
 class ReplicaClient(_Client):
-    """A keeper's replicas: append, read, plan."""
+    """A log server's replicas: append, read, plan."""
 
     def stream_status(self, stream: str) -> ReplicaStatus:
-        """What this keeper has of the stream."""
+        """What this log server has of the stream."""
         return protocol.load(ReplicaStatus, self._call("stream_status", stream=stream))
 
     def cut_tail(self, stream: str, term: int, end: int) -> None:
@@ -172,7 +172,7 @@ class ReplicaClient(_Client):
     ) -> Iterator[LogEntry]:
         """The committed entries [from, to), in order. Raises `TrimmedError` below the low watermark.
 
-        With `relations` ("schema.table") the keeper leaves out entries that hold none of them and that
+        With `relations` ("schema.table") the log server leaves out entries that hold none of them and that
         no transaction begins in and leaves unfinished; offsets then have gaps. The places are checked here;
         the entries' bytes by whoever decodes them (`check`, `verify`). Raises `CorruptError`.
         """
@@ -199,7 +199,7 @@ class ReplicaClient(_Client):
                     )
                 yield from _entries(batch)
         finally:
-            # A reader that was left in the middle must not keep the keeper's call open.
+            # A reader that was left in the middle must not keep the log server's call open.
             reader.cancel()
 
     def schemas(self, stream: str, hashes: Iterable[bytes]) -> dict[bytes, bytes]:
@@ -278,7 +278,7 @@ class AppendWriter(Closing):
     """The writing end of a stream. `send` and `next_ack` may be called from different threads.
 
     `status` is the replica after it was opened: what is sent follows from there. Two threads of its own
-    speak with the keeper, so that nothing here waits for a keeper that hangs; the caller bounds what it
+    speak with the log server, so that nothing here waits for a log server that hangs; the caller bounds what it
     has sent and not got acknowledged. Any error ends the writer, and every later call raises it.
     """
 
@@ -316,7 +316,7 @@ class AppendWriter(Closing):
 
         `confirm_to`: (timeline, LSN) to be recorded before the slot is confirmed. `gate_lsn`: what ends
         above it may not be committed yet. `system_id`: of the cluster, to be recorded for good. No
-        entries: a heartbeat. Does not wait for the keeper.
+        entries: a heartbeat. Does not wait for the log server.
         """
         if self._error is not None:
             raise self._error.with_traceback(None)
@@ -346,7 +346,7 @@ class AppendWriter(Closing):
         """End the append, and a `next_ack` that waits.
 
         What was acknowledged stays; what was not may or may not be written. Does not wait longer than a
-        second for a keeper that hangs.
+        second for a log server that hangs.
         """
         self._batches.put(None)
         self._sender.join(_CLOSING)
@@ -359,7 +359,7 @@ class AppendWriter(Closing):
         self._acks.put(self._error)
 
     def _send_all(self) -> None:
-        """Send what is handed over; the reason of an end is told by `_listen`, which hears the keeper."""
+        """Send what is handed over; the reason of an end is told by `_listen`, which hears the log server."""
         path = flight.FlightDescriptor.for_path("append", self.stream, str(self.term))
         try:
             with protocol.at(self.address), _connect(self.address) as client:
@@ -377,7 +377,7 @@ class AppendWriter(Closing):
             self._fail(error)
 
     def _listen(self, writer: Any, reader: Any) -> None:
-        """Hand over acknowledgements until the keeper ends the call; its reason is the last one."""
+        """Hand over acknowledgements until the log server ends the call; its reason is the last one."""
         try:
             with protocol.at(self.address):
                 buffer = reader.read()

@@ -1,4 +1,4 @@
-"""The keeper's hot loop as a process: `python -m walsender_bridge.change_log.log_server`.
+"""The log server's hot loop as a process: `python -m walsender_bridge.change_log.log_server`.
 
 It ends with its supervisor, and on SIGTERM or SIGINT. Either way nothing is lost that was acknowledged:
 what is acknowledged is on disk.
@@ -24,7 +24,7 @@ def main() -> None:
     supervisor.exit_with_parent()
     logs.configure()
     malloc_trim.keep_returning()
-    parser = argparse.ArgumentParser(prog="tuskline-keeper", description=main.__doc__)
+    parser = argparse.ArgumentParser(prog="tuskline-log-server", description=main.__doc__)
     parser.add_argument("--data-dir", type=Path, required=True)
     parser.add_argument("--listen", required=True, help="host:port")
     parser.add_argument("--segment-bytes", type=int, default=SEGMENT_BYTES)

@@ -56,12 +56,12 @@ app = typer.Typer(
     # Help names sections of the configuration, `[metrics]`: text, and no markup.
     rich_markup_mode=None,
 )
-keeper_app = typer.Typer(help="The service that keeps replicas of the log streams.")
+log_server_app = typer.Typer(help="The service that keeps replicas of the log streams.")
 bridge_app = typer.Typer(help="The service that captures the sources and orders the log.")
 lake_app = typer.Typer(help="The Spark job that publishes epochs.")
 log_app = typer.Typer(help="The change log.")
 for name, named in (
-    ("keeper", keeper_app),
+    ("log-server", log_server_app),
     ("bridge", bridge_app),
     ("lake", lake_app),
     ("log", log_app),
@@ -118,14 +118,14 @@ def flags(
         remember_flags(assignments)
 
 
-@keeper_app.command("run")
-def keeper_run(config: ConfigPath = DEFAULT_CONFIG) -> None:
-    """Run the keeper until it is told to stop (SIGTERM, SIGINT): log replicas, and safekeepers if configured."""
+@log_server_app.command("run")
+def log_server_run(config: ConfigPath = DEFAULT_CONFIG) -> None:
+    """Run the log server until it is told to stop (SIGTERM, SIGINT): log replicas, and safekeepers if configured."""
     settings = _settings(config)
-    extras.need("keeper")
+    extras.need("log-server")
     from walsender_bridge.cli import parts
 
-    parts.keeper(settings)
+    parts.log_server(settings)
 
 
 @bridge_app.command("run")

@@ -191,7 +191,7 @@ def of_quorum(settings: "Config", *, reach: bool = True, admin: str | None = Non
 
 
 def of_slots(settings: "Config") -> list[Finding]:
-    """The findings about the primary and the failover candidates as keepers of slots; none without `[slots]`."""
+    """Findings about the slots of the primary and its failover candidates; none without `[slots]`."""
     if settings.slots is None:
         return []
     from walsender_bridge.doctor import slots
@@ -207,7 +207,7 @@ def of_log(settings: "Config") -> Iterator[Finding]:
     from walsender_bridge.doctor.server import failed
     from walsender_bridge.observability import log_problems
 
-    yield from files.keepers(keeper.data_dir for keeper in settings.keeper)
+    yield from files.log_servers(log_server.data_dir for log_server in settings.log_server)
     try:
         status = log_problems.look(settings)
     except TusklineError:
@@ -227,14 +227,14 @@ def of_machine(settings: "Config") -> list[Finding]:
     from walsender_bridge.doctor import machine
 
     folders = {"[log] data_dir": settings.log.data_dir}
-    folders |= {f"[[keeper]] {each.listen}": each.data_dir for each in settings.keeper}
+    folders |= {f"[[log_server]] {each.listen}": each.data_dir for each in settings.log_server}
     found = [*machine.examine(folders)]
     section = settings.safekeepers
     if section.local:
         from walsender_bridge.doctor.server import failed
         from walsender_bridge.quorum.safekeeper.hosting import hosted, refused
 
-        places = hosted(section, settings.keeper[0].data_dir, settings.run_dir)
+        places = hosted(section, settings.log_server[0].data_dir, settings.run_dir)
         found += [failed("data directory", e.where, e) for e in refused(places).values()]
         found += machine.laggard_room(
             {each.name: each.data_dir for each in places},

@@ -1,4 +1,4 @@
-"""What `keeper run` and `bridge run` run: their child processes, one for each hot loop."""
+"""What `log-server run` and `bridge run` run: their child processes, one for each hot loop."""
 
 import asyncio
 import sys
@@ -53,52 +53,55 @@ def _reported(*, regardless: bool) -> Iterator[None]:
 
 def refuse_while_running(settings: Config) -> None:
     """Raises `RunningError` while a part runs by itself that `up` would run."""
-    here = ["keeper", "bridge"] + ["lake"] * (settings.lake is not None)
-    places = [("keeper", settings.keeper[0].data_dir), *((part, settings.run_dir) for part in here)]
+    here = ["log-server", "bridge"] + ["lake"] * (settings.lake is not None)
+    places = [
+        ("log-server", settings.log_server[0].data_dir),
+        *((part, settings.run_dir) for part in here),
+    ]
     for part, folder in places:
         pid_file.refuse_while_running(folder, part, seconds=_GONE_SECONDS)
 
 
-def check_keeper(settings: Config) -> None:
+def check_log_server(settings: Config) -> None:
     """Raises what would keep the log's replicas from running here: their folder, or their port."""
-    folder = settings.keeper[0].data_dir
+    folder = settings.log_server[0].data_dir
     private_folder(folder)
-    with alone("keeper", [folder]):
+    with alone("log-server", [folder]):
         _check_port(settings)
 
 
 def _check_port(settings: Config) -> None:
-    keeper = settings.keeper[0]
-    # The process of a keeper that was killed ends a moment later.
-    pid_file.wait_for_lock(keeper.data_dir / "lock", _GONE_SECONDS)
-    listening.check(keeper.listen, seconds=CLOSED_SECONDS)
+    log_server = settings.log_server[0]
+    # The process of a log server that was killed ends a moment later.
+    pid_file.wait_for_lock(log_server.data_dir / "lock", _GONE_SECONDS)
+    listening.check(log_server.listen, seconds=CLOSED_SECONDS)
 
 
-def keeper(settings: Config) -> None:
+def log_server(settings: Config) -> None:
     """Run the log replicas and the safekeepers of this machine, until SIGTERM or SIGINT.
 
     A safekeeper whose data directory cannot be used ends for good; replicas and other safekeepers run (`hosting.prepare`).
     """
-    regardless, folder = bool(settings.safekeepers.local), settings.keeper[0].data_dir
+    regardless, folder = bool(settings.safekeepers.local), settings.log_server[0].data_dir
     with _reported(regardless=regardless):
         private_folder(folder)
-    with alone("keeper", dict.fromkeys((settings.run_dir, folder)), regardless=regardless):
+    with alone("log-server", dict.fromkeys((settings.run_dir, folder)), regardless=regardless):
         with _reported(regardless=regardless):
             _check_port(settings)
-        _keeper(settings)
+        _log_server(settings)
 
 
-def _keeper(settings: Config) -> None:
+def _log_server(settings: Config) -> None:
     from walsender_bridge.quorum.safekeeper import hosting
 
-    section, keeper = settings.safekeepers, settings.keeper[0]
-    safekeepers = hosting.hosted(section, keeper.data_dir, settings.run_dir)
+    section, log_server = settings.safekeepers, settings.log_server[0]
+    safekeepers = hosting.hosted(section, log_server.data_dir, settings.run_dir)
     refused = hosting.prepare(safekeepers, section, settings.run_dir)
     argv = [sys.executable, "-m", "walsender_bridge.change_log.log_server"]
-    argv += ["--data-dir", str(keeper.data_dir), "--listen", keeper.listen]
+    argv += ["--data-dir", str(log_server.data_dir), "--listen", log_server.listen]
     children = [Child("replicas", argv), *hosting.children(safekeepers, section, refused)]
     try:
-        _supervise("keeper", children, settings)
+        _supervise("log-server", children, settings)
     finally:
         hosting.clear(safekeepers, settings.run_dir)
 
@@ -179,7 +182,7 @@ def refuse_quorum_of_one(settings: Config) -> None:
         raise ConfigError(
             "this machine hosts one safekeeper, which a bridge here would use as the whole quorum",
             where="[safekeepers] addresses",
-            repair="on machines for safekeepers only, run `tuskline keeper run`; run the bridge where addresses"
+            repair="on machines for safekeepers only, run `tuskline log-server run`; run the bridge where addresses"
             f' lists all of them; for a quorum of one, set addresses = ["{section.listen}"]',
         )
 

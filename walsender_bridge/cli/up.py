@@ -40,7 +40,7 @@ def up(
         bool, typer.Option("--background", help="Return when it runs; `tuskline down` ends it.")
     ] = False,
 ) -> None:
-    """Run keeper, bridge, lake, slots and metrics, as configured, until SIGTERM or SIGINT."""
+    """Run log server, bridge, lake, slots and metrics, as configured, until SIGTERM or SIGINT."""
     settings = load_config(config)
     if background:
         _start_in_background(config, settings)
@@ -87,7 +87,7 @@ def preflight(settings: "Config") -> None:
 
 def _need_extras(settings: "Config") -> None:
     """What the parts that this configuration starts need. Raises `NotSupportedError`."""
-    extras.need("keeper")
+    extras.need("log-server")
     if settings.lake is not None:
         extras.need("spark")
     if settings.metrics is not None:
@@ -116,11 +116,11 @@ def _prevented(findings: Iterable[Finding]) -> list[tuple[TusklineError, bool]]:
 
 def _of_the_log(settings: "Config") -> Iterator[TusklineError]:
     """What keeps the log's replicas, or its repository, from running."""
-    from walsender_bridge.cli.parts import CLOSED_SECONDS, check_keeper
+    from walsender_bridge.cli.parts import CLOSED_SECONDS, check_log_server
     from walsender_bridge.runtime import listening
 
     try:
-        check_keeper(settings)
+        check_log_server(settings)
     except TusklineError as error:
         yield error
     try:
@@ -141,15 +141,15 @@ def _of_one_part(settings: "Config") -> Iterator[TusklineError]:
     if settings.safekeepers.local:
         from walsender_bridge.quorum.safekeeper import hosting
 
-        keeper_dir = settings.keeper[0].data_dir
-        places = hosting.hosted(settings.safekeepers, keeper_dir, settings.run_dir)
+        log_server_dir = settings.log_server[0].data_dir
+        places = hosting.hosted(settings.safekeepers, log_server_dir, settings.run_dir)
         yield from hosting.refused(places).values()
 
 
 def _children(config: Path, settings: "Config") -> "list[Child]":
     from walsender_bridge.runtime.supervisor import Child
 
-    parts = {"keeper": ["keeper", "run"], "bridge": ["bridge", "run"]}
+    parts = {"log-server": ["log-server", "run"], "bridge": ["bridge", "run"]}
     if settings.lake is not None:
         parts["lake"] = ["lake", "run"]
     if settings.slots is not None:

@@ -17,9 +17,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from walsender_bridge.config.sections import (
     CandidateSection,
     GateSection,
-    KeeperSection,
     LakeSection,
     LogSection,
+    LogServerSection,
     LogsSection,
     MetricsSection,
     SafekeepersSection,
@@ -35,7 +35,7 @@ __all__ = [
     "RESERVED",
     "Config",
     "GateSection",
-    "KeeperSection",
+    "LogServerSection",
     "LakeSection",
     "LogSection",
     "LogsSection",
@@ -62,7 +62,7 @@ class Config(BaseModel):
 
     log: LogSection
     source: tuple[SourceSection, ...] = Field(min_length=1)
-    keeper: tuple[KeeperSection, ...] = Field(min_length=1)
+    log_server: tuple[LogServerSection, ...] = Field(min_length=1)
     lake: LakeSection | None = None
     safekeepers: SafekeepersSection = SafekeepersSection()
     #: None: no copies of slots are kept.
@@ -175,7 +175,7 @@ def _fields_at(location: tuple[int | str, ...]) -> list[str]:
         model = {
             "log": LogSection,
             "source": SourceSection,
-            "keeper": KeeperSection,
+            "log_server": LogServerSection,
             "lake": LakeSection,
             "safekeepers": SafekeepersSection,
             "slots": SlotsSection,
@@ -232,7 +232,7 @@ def _check_safekeepers(config: Config, where: str) -> None:
             where=where,
             repair=_nearest(section.source, names) or "one of: " + ", ".join(names),
         )
-    taken = {config.log.listen, *(keeper.listen for keeper in config.keeper)}
+    taken = {config.log.listen, *(log_server.listen for log_server in config.log_server)}
     taken |= {config.metrics.listen} if config.metrics is not None else set()
     for address in (*section.hosted_addresses, *section.wal_addresses):
         if address in taken:
@@ -268,7 +268,7 @@ def _check_gates(config: Config, where: str) -> None:
 
 
 def _resolve(base: Path, values: dict[str, Any]) -> None:
-    for section in (values.get("log"), *_tables(values.get("keeper"))):
+    for section in (values.get("log"), *_tables(values.get("log_server"))):
         if isinstance(section, dict) and isinstance(section.get("data_dir"), str):
             section["data_dir"] = str(base / section["data_dir"])
     safekeepers = values.get("safekeepers")
@@ -417,10 +417,10 @@ def load_config(path: Path) -> Config:
             raise ConfigError(
                 f"two sources are called {name!r}", where=where, repair="give each its own name"
             )
-    if len(config.keeper) > 1:
+    if len(config.log_server) > 1:
         raise NotSupportedError(
-            "several keepers need replicated streams, which this version does not have",
+            "several log servers need replicated streams, which this version does not have",
             where=where,
-            repair="configure one [[keeper]]",
+            repair="configure one [[log_server]]",
         )
     return config

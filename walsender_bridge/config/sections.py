@@ -126,8 +126,8 @@ class SourceSection(_Section):
         return self.publication or f"tuskline_{self.name}"
 
 
-class KeeperSection(_Section):
-    """`[[keeper]]`: a service that keeps replicas of the log streams."""
+class LogServerSection(_Section):
+    """`[[log_server]]`: a service that keeps replicas of the log streams."""
 
     listen: HostPort
     data_dir: Path
@@ -156,13 +156,13 @@ class LakeSection(_Section):
 class SafekeepersSection(_Section):
     """`[safekeepers]`: WAL is on a quorum of safekeepers before COMMIT returns. Without any: as ever.
 
-    `keeper run` hosts `local` of them, `bridge run` the proposer that reaches all of `addresses`. Of the hosted
+    `log-server run` hosts `local` of them, `bridge run` the proposer that reaches all of `addresses`. Of the hosted
     ones, the first listens where `listen` and `wal_listen` say, each further one a port higher.
     """
 
     #: Where the proposer finds each safekeeper; left out, they are the `local` ones.
     addresses: tuple[HostPort, ...] = ()
-    #: How many this machine's keeper hosts.
+    #: How many this machine's log server hosts.
     local: Literal[0, 1, 3, 5] = 0
     #: The source whose server's WAL it is, all its databases; the first source unless named.
     source: StreamName | None = None

@@ -1,6 +1,6 @@
 """Kills processes with SIGKILL, in an order that its seed decides.
 
-Each kind of process dies `LEAST_ROUNDS` times, and once a minute in a longer run. A kind with several processes (the keeper and its
+Each kind of process dies `LEAST_ROUNDS` times, and once a minute in a longer run. A kind with several processes (the log server and its
 server, the Spark driver's Python and its JVM, one capture for each source) has one of them chosen each
 time, in turn, so that each is met.
 """

@@ -87,7 +87,7 @@ class DemoQuorum:
             if time.monotonic() > deadline:
                 raise DeadlineError(
                     f"{', '.join(behind)} did not catch up to {format_lsn(wanted)}",
-                    repair="see keeper.log and bridge.log",
+                    repair="see log-server.log and bridge.log",
                 )
             time.sleep(0.2)
 

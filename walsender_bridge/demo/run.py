@@ -1,6 +1,6 @@
 """`tuskline demo` from start to end: servers, load, kills, FLUSH, proof, figures.
 
-The parts run exactly as a user runs them, `tuskline keeper run`, `bridge run`, `lake run` with a
+The parts run exactly as a user runs them, `tuskline log-server run`, `bridge run`, `lake run` with a
 configuration file that is left in the demo's folder, under the same supervisor.
 """
 
@@ -154,8 +154,8 @@ class _Demo:
             'data_dir = "log"',
             f'listen = "{self.log_address.removeprefix("grpc://")}"',
             "",
-            "[[keeper]]",
-            'data_dir = "keeper"',
+            "[[log_server]]",
+            'data_dir = "log-server"',
             f'listen = "127.0.0.1:{free_port()}"',
             "",
             "[lake]",
@@ -232,7 +232,7 @@ class _Demo:
                 ],
                 log_file=logs / f"{part}.log",
             )
-            for part in ("keeper", "bridge", "lake")
+            for part in ("log-server", "bridge", "lake")
         ]
 
     async def _first_epoch(self, stop: asyncio.Event) -> None:
@@ -303,14 +303,14 @@ class _Demo:
         victims = [
             Victim("bridge", of_supervisor("demo", "bridge")),
             Victim("capture", of_supervisor("bridge", "capture-")),
-            Victim("keeper", with_children("keeper")),
+            Victim("log-server", with_children("log-server")),
             Victim("driver", with_children("lake")),
             Victim("postgres", list, power_cut),
         ]
         if self.quorum is not None:
             victims += [
-                Victim("safekeeper", of_supervisor("keeper", "safekeeper-")),
-                Victim("wal_server", of_supervisor("keeper", "wal-server-")),
+                Victim("safekeeper", of_supervisor("log-server", "safekeeper-")),
+                Victim("wal_server", of_supervisor("log-server", "wal-server-")),
                 Victim("proposer", of_supervisor("bridge", "proposer")),
             ]
         nemesis = Nemesis(victims, seconds=self.options.seconds, seed=self.seed)

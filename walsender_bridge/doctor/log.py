@@ -1,4 +1,4 @@
-"""Checks of the change log's files on this machine: those that keep a keeper or a bridge from starting when they are damaged."""
+"""Checks of the change log's files on this machine: those that keep a log server or a bridge from starting when they are damaged."""
 
 import contextlib
 import shutil
@@ -6,21 +6,21 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from walsender_bridge.change_log.replica import identity as keeper_identity
+from walsender_bridge.change_log.replica import identity as log_server_identity
 from walsender_bridge.change_log.repository.store import RepositoryStore
 from walsender_bridge.doctor.finding import Finding
 from walsender_bridge.doctor.server import failed
 from walsender_bridge.errors import CorruptError, TusklineError
 
 
-def keepers(data_dirs: Iterable[Path]) -> Iterator[Finding]:
-    """The `keeper.json` that cannot be read; nothing of a keeper of another machine or user."""
+def log_servers(data_dirs: Iterable[Path]) -> Iterator[Finding]:
+    """The `log-server.json` that cannot be read; nothing of a log server of another machine or user."""
     for data_dir in data_dirs:
         try:
             with contextlib.suppress(OSError):
-                keeper_identity.load(data_dir)
+                log_server_identity.load(data_dir)
         except TusklineError as error:
-            yield failed("keeper", error.where, error)
+            yield failed("log-server", error.where, error)
 
 
 def repository(path: Path) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""This machine: the folders of the log, of the keepers and of the safekeepers, and room for them."""
+"""This machine: the folders of the log, of the log servers and of the safekeepers, and room for them."""
 
 import os
 import shutil

@@ -23,7 +23,9 @@ _ANSWER_SECONDS: Final = 3.0
 def of_ports(settings: "Config") -> Iterator[Finding]:
     """The addresses where a part that does not run now could not listen."""
     places = [("bridge", settings.log.listen, settings.run_dir)]
-    places += [("keeper", keeper.listen, keeper.data_dir) for keeper in settings.keeper]
+    places += [
+        ("log-server", log_server.listen, log_server.data_dir) for log_server in settings.log_server
+    ]
     if settings.metrics is not None:
         places.append(("metrics", settings.metrics.listen, settings.run_dir))
     for part, address, folder in places:
@@ -39,16 +41,16 @@ def of_ports(settings: "Config") -> Iterator[Finding]:
 def _is_ours(part: str, address: str) -> bool:
     """Whether what listens there is such a part, which another configuration or account runs."""
     from walsender_bridge.change_log.client import LogClient
-    from walsender_bridge.change_log.repository.log_server_link import KeeperLink
+    from walsender_bridge.change_log.repository.log_server_link import LogServerLink
 
     try:
         match part:
             case "bridge":
                 with LogClient(f"grpc://{address}", timeout=_ANSWER_SECONDS) as log:
                     log.status()
-            case "keeper":
-                with closing(KeeperLink(f"grpc://{address}")) as keeper:
-                    keeper.report()
+            case "log-server":
+                with closing(LogServerLink(f"grpc://{address}")) as log_server:
+                    log_server.report()
             case _:
                 with urllib.request.urlopen(f"http://{address}/healthz", timeout=_ANSWER_SECONDS):
                     pass

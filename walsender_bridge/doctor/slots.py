@@ -1,4 +1,4 @@
-"""Evaluates a primary and its failover candidates as keepers of logical slots, from the facts of sql/doctor/slots.sql.
+"""Evaluates a primary and its failover candidates as hosts of logical slots, from the facts of sql/doctor/slots.sql.
 
 None of it keeps `up` from starting: without copies everything goes on as long as the primary lives, and `slots status`
 says which copy is not ready.

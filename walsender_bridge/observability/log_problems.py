@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from walsender_bridge.change_log.client import LogStatus
     from walsender_bridge.config import Config
 
-#: Seconds for an answer. A keeper that does not answer is told elsewhere.
+#: Seconds for an answer. A log server that does not answer is told elsewhere.
 _ANSWER = 3.0
 
 
@@ -35,7 +35,7 @@ def look(settings: "Config") -> "LogStatus":
 
 
 def damaged(status: "LogStatus") -> TusklineError | None:
-    """What the keepers say of the first damaged stream."""
+    """What the log servers say of the first damaged stream."""
     from walsender_bridge.change_log.client import ReplicaClient
 
     for stream, cut in status.streams.items():
@@ -45,11 +45,11 @@ def damaged(status: "LogStatus") -> TusklineError | None:
         except (CorruptError, InvalidReplicaError) as error:
             return error
         except UnknownStreamError:
-            # One that has just been made is not on its keeper yet.
+            # One that has just been made is not on its log server yet.
             if cut.end_offset > 1:
                 from walsender_bridge.change_log.repository.stream_faults import REPAIR
 
-                what = f"the keeper has lost stream {stream}, which is committed up to {cut.end_offset}"
+                what = f"the log server has lost stream {stream}, which is committed up to {cut.end_offset}"
                 return CorruptError(what, where=cut.address, repair=REPAIR)
         except TusklineError:
             continue

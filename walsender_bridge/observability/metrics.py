@@ -175,7 +175,9 @@ def _captures(seen: Observation) -> Iterator[Metric]:
     lsn = _gauge("capture_lsn_bytes", "How far it is, as bytes of WAL.", "source", "position")
     transactions = _counter("capture_transactions", "Transactions of this session.", "source")
     messages = _counter("capture_messages", "Messages of this session.", "source")
-    flight = _gauge("capture_in_flight_bytes", "Sent to the keeper, not acknowledged.", "source")
+    flight = _gauge(
+        "capture_in_flight_bytes", "Sent to the log server, not acknowledged.", "source"
+    )
     age = _gauge("capture_status_age_seconds", "Since it last told of itself.", "source")
     for source in seen.sources:
         told, label = source.capture, [source.name]

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from walsender_bridge.change_log.client import LogStatus
 
 #: Supervisors by the names of their files; `up` is there when the other two are its children.
-SUPERVISORS = ("up", "keeper", "bridge")
+SUPERVISORS = ("up", "log-server", "bridge")
 #: Seconds after which a capture that says nothing new counts as hung.
 STALE = 15.0
 #: Seconds after which a server that has WAL, and sends nothing of it, is told.

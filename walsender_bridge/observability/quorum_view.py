@@ -1,7 +1,7 @@
 """What is seen of the safekeepers at one moment: the source of `safekeeper status`, `status`, `top` and `/metrics`.
 
 The proposer, where its bridge runs here, tells of every safekeeper that it reaches; each safekeeper that the
-keeper hosts here tells of itself, and its WAL server of readers and slots (`proposer.status`, `safekeeper.status`,
+log server hosts here tells of itself, and its WAL server of readers and slots (`proposer.status`, `safekeeper.status`,
 `WalServer.status`). What both tell of one is joined by its identity. A file that is old, or of a process that is
 gone, says nothing of now: its state is then `unknown`, and what it holds is still shown.
 """
@@ -267,7 +267,7 @@ def look(settings: "Config") -> QuorumView | None:
     told = {each["address"]: each for each in proposer.get("safekeepers", ())}
     by_identity = {each["safekeeper"]: each for each in told.values() if each.get("safekeeper")}
     found: dict[str, SafekeeperView] = {}
-    for each in hosting.hosted(section, settings.keeper[0].data_dir, settings.run_dir):
+    for each in hosting.hosted(section, settings.log_server[0].data_dir, settings.run_dir):
         own = status_file.read(each.status)
         seen = told.get(each.listen) or by_identity.get(own.get("safekeeper")) or {}
         server = status_file.read(each.wal_server_status)

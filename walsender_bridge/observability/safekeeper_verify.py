@@ -40,7 +40,7 @@ def named(folders: Sequence[Path]) -> list[Looked]:
 def hosted_places(settings: Config) -> list[Looked]:
     """Those of the safekeepers that are hosted here. Raises `ConfigError` when there are none."""
     section = settings.safekeepers
-    hosted = hosting.hosted(section, settings.keeper[0].data_dir, settings.run_dir)
+    hosted = hosting.hosted(section, settings.log_server[0].data_dir, settings.run_dir)
     if not hosted:
         raise ConfigError(
             "this machine hosts no safekeeper", repair="run it where they are, or name --data-dir"

@@ -140,7 +140,7 @@ def _restart(
             entry = build_restart(writer.status.last_crc)
             writer.send([entry], confirm_to=confirm_to, gate_lsn=0, system_id=system_id)
             if writer.next_ack(ANSWER_SECONDS) is None:
-                raise UnavailableError("the keeper does not answer", where=writer.address)
+                raise UnavailableError("the log server does not answer", where=writer.address)
     deadline = time.monotonic() + ANSWER_SECONDS
     while log.status().streams[name].history_start <= offset:
         if time.monotonic() > deadline:

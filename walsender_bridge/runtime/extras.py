@@ -9,7 +9,7 @@ from walsender_bridge.errors import NotSupportedError
 
 #: By the name of the extra: the modules of its packages.
 MODULES = {
-    "keeper": ("lmdb", "fsspec", "scramp"),
+    "log-server": ("lmdb", "fsspec", "scramp"),
     "monitor": ("prometheus_client", "textual"),
     "spark": ("pyspark",),
 }

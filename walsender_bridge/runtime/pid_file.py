@@ -3,7 +3,7 @@
 They are the kernel's (`flock`), so they end with the process, whatever ends that. Of two that start, one gets
 `up.lock`. It writes its pid into `up.pid` and locks that file then: so while that lock is held, the pid in the
 file is its holder's, the file's time is its start, and no other process is ever taken for ours. For the parts of
-`keeper run`, `bridge run` and `lake run`, likewise, `keeper.lock` and so on.
+`log-server run`, `bridge run` and `lake run`, likewise, `log_server.lock` and so on.
 """
 
 import contextlib

@@ -43,7 +43,7 @@ class LogAccess:
             raise UnavailableError(
                 f"the log skips the versions up to {version}, and can be read up to {status.version}",
                 where=self._address,
-                repair="see that its keepers run; it is tried again",
+                repair="see that its log servers run; it is tried again",
             )
         return status
 

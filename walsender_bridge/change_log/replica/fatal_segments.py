@@ -1,10 +1,10 @@
 """Segments whose reading ends the process, found by reading each in a process of its own.
 
 LMDB reads its file through a memory map and trusts the sizes and page numbers in it. A flipped bit in one of them can
-end the reader with SIGSEGV or SIGBUS, and a keeper that is started again would die at the same read for ever. So a
-keeper that is started after such a death (`supervisor.last_signal`) lets a child read every segment before it opens
+end the reader with SIGSEGV or SIGBUS, and a log server that is started again would die at the same read for ever. So a
+log server that is started after such a death (`supervisor.last_signal`) lets a child read every segment before it opens
 any. A segment at which the child dies is kept aside with the reason (`damaged_segments`): its stream's replica is invalid and says
-why, and the keeper serves all others.
+why, and the log server serves all others.
 
 Invariant: the data directory is locked meanwhile, so nobody writes. What is not readable for a reason that may pass,
 such as missing permissions, stays where it is.

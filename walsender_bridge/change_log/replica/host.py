@@ -134,7 +134,7 @@ class HostedReplica:
                 self._core.close()
                 self._store.close()
             self._closed = True
-            self._broken = UnavailableError("the keeper stops", where=str(self.folder))
+            self._broken = UnavailableError("the log server stops", where=str(self.folder))
 
     @property
     def judgement(self) -> tuple[Judgement, str]:

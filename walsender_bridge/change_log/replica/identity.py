@@ -1,6 +1,6 @@
-"""`keeper.json`: the name by which the repository knows a keeper's replicas, with its checksum.
+"""`log-server.json`: the name by which the repository knows a log server's replicas, with its checksum.
 
-    {"format": 1, "keeper_id": "...", "crc32c": ...}
+    {"format": 1, "log_server_id": "...", "crc32c": ...}
 
 `crc32c`: see `checksummed_json`. Files of older versions have none, or `crc`, the CRC32C of the id alone; one that was written
 by hand has neither.
@@ -16,21 +16,21 @@ from walsender_bridge.errors import CorruptError, NotSupportedError
 from walsender_bridge.runtime import checksummed_json
 
 FORMAT: Final = 1
-NAME: Final = "keeper.json"
+NAME: Final = "log-server.json"
 
 
 def make(data_dir: Path) -> None:
-    """Give a new keeper its name."""
-    record = {"format": FORMAT, "keeper_id": str(uuid.uuid4())}
+    """Give a new log server its name."""
+    record = {"format": FORMAT, "log_server_id": str(uuid.uuid4())}
     checksummed_json.save(data_dir / NAME, record, mode=0o600)
 
 
 def load(data_dir: Path) -> str:
-    """The keeper's name. Raises `CorruptError`, or `NotSupportedError` for a newer format."""
+    """The log server's name. Raises `CorruptError`, or `NotSupportedError` for a newer format."""
     path = data_dir / NAME
     try:
         record = checksummed_json.load(path, checked=False)
-        version, name, crc = record["format"], record["keeper_id"], record.get("crc")
+        version, name, crc = record["format"], record["log_server_id"], record.get("crc")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _damaged(path, f"{type(error).__name__}: {error}") from None
     if version != FORMAT:
@@ -46,9 +46,9 @@ def load(data_dir: Path) -> str:
 
 def _damaged(path: Path, reason: str) -> CorruptError:
     return CorruptError(
-        f"the keeper's id cannot be read: {reason}",
+        f"the log server's id cannot be read: {reason}",
         where=str(path),
-        repair=f'write {{"format": {FORMAT}, "keeper_id": "ID"}} into it, with the ID of the keeper that'
+        repair=f'write {{"format": {FORMAT}, "log_server_id": "ID"}} into it, with the ID of the log server that'
         " `tuskline status` says does not answer",
     )
 

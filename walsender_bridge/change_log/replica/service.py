@@ -1,4 +1,4 @@
-"""The keeper's Flight service: the replicas in one data directory.
+"""The log server's Flight service: the replicas in one data directory.
 
     DoPut   append/<stream>/<term>   batches of entries and schemas; one acknowledgement for each
     DoGet   {v, stream, from, to, relations}; with each batch the checksum of its places
@@ -25,7 +25,7 @@ from pyarrow import flight
 from walsender_bridge.change_log import protocol
 from walsender_bridge.change_log.protocol import CommitContext, check_stream, load, number, text
 from walsender_bridge.change_log.replica import fatal_segments
-from walsender_bridge.change_log.replica import identity as keeper_identity
+from walsender_bridge.change_log.replica import identity as log_server_identity
 from walsender_bridge.change_log.replica.disk import Judgement
 from walsender_bridge.change_log.replica.host import FOREVER, HostedReplica
 from walsender_bridge.change_log.storage.segment import Segment
@@ -51,7 +51,7 @@ def _record(value: Any) -> dict[str, Any]:
 
 
 class DataDirectory:
-    """A keeper's folder: its identity, a lock, and a folder for each stream."""
+    """A log server's folder: its identity, a lock, and a folder for each stream."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -64,13 +64,13 @@ class DataDirectory:
         except OSError:
             os.close(self._lock)
             raise ConfigError(
-                "another keeper uses this data directory",
+                "another log server uses this data directory",
                 where=str(path),
-                repair="stop it, or give each keeper its own [[keeper]] data_dir",
+                repair="stop it, or give each log server its own [[log_server]] data_dir",
             ) from None
-        if not (path / keeper_identity.NAME).exists():
-            keeper_identity.make(path)
-        self.keeper_id = keeper_identity.load(path)
+        if not (path / log_server_identity.NAME).exists():
+            log_server_identity.make(path)
+        self.log_server_id = log_server_identity.load(path)
 
     def stream_names(self) -> list[str]:
         """Streams that have something on disk; a creation that was cut off left nothing."""
@@ -83,7 +83,7 @@ class DataDirectory:
         )
 
     def close(self) -> None:
-        """Let another keeper use it."""
+        """Let another log server use it."""
         os.close(self._lock)
 
 
@@ -92,7 +92,7 @@ class ReplicaServer:
 
     It serves as soon as it is made. `segment_bytes`: see `StreamStore`. `after`: the signal that ended its predecessor,
     which may have been a segment's doing (`fatal_segments`). Raises `ConfigError` if the
-    directory or the port is taken, and what `keeper_identity.load` raises.
+    directory or the port is taken, and what `log_server_identity.load` raises.
     """
 
     def __init__(
@@ -126,12 +126,12 @@ class ReplicaServer:
             raise listening.refused(listen, error) from None
         host = listen.rsplit(":", 1)[0]
         self.address = f"grpc://{host}:{self._flight.port}"
-        _log.info("keeper listens", address=self.address, streams=len(self._replicas))
+        _log.info("log server listens", address=self.address, streams=len(self._replicas))
 
     @property
-    def keeper_id(self) -> str:
-        """The keeper's own name, kept in its data directory."""
-        return self._directory.keeper_id
+    def log_server_id(self) -> str:
+        """The log server's own name, kept in its data directory."""
+        return self._directory.log_server_id
 
     def serve(self) -> None:
         """Wait until `stop` is called."""
@@ -160,7 +160,7 @@ class ReplicaServer:
         replica = self._replicas.get(stream)
         if replica is None:
             raise UnknownStreamError(
-                f"no stream {stream!r:.60} on this keeper",
+                f"no stream {stream!r:.60} on this log server",
                 where=self.address,
                 repair="see `tuskline log status` for the streams",
             )
@@ -173,7 +173,7 @@ class ReplicaServer:
         stream, log_id = check_stream(text(request, "stream")), text(request, "log_id")
         with self._lock:
             if self._stopped.is_set():
-                raise UnavailableError("the keeper stops", where=self.address)
+                raise UnavailableError("the log server stops", where=self.address)
             if stream not in self._replicas:
                 replica = self._host(stream)
                 replica.create(stream, log_id)
@@ -181,16 +181,16 @@ class ReplicaServer:
         status = self.replica(stream).status()
         if status.log_id != log_id:
             raise ConfigError(
-                f"stream {stream} of this keeper belongs to log {status.log_id}, not {log_id}",
+                f"stream {stream} of this log server belongs to log {status.log_id}, not {log_id}",
                 where=self.address,
-                repair="give each log its own keepers",
+                repair="give each log its own log servers",
             )
         return _record(status)
 
     def report(self, request: dict[str, Any]) -> dict[str, Any]:
         """The reports of all replicas that are not silent."""
         del request
-        return {"keeper": self.keeper_id, "reports": [*self._reports(self._known())]}
+        return {"log_server": self.log_server_id, "reports": [*self._reports(self._known())]}
 
     def _known(self) -> list[str]:
         with self._lock:
@@ -198,7 +198,7 @@ class ReplicaServer:
 
     def _reports(self, streams: list[str]) -> Iterator[dict[str, Any]]:
         for stream in streams:
-            report = self.replica(stream).report(self.keeper_id)
+            report = self.replica(stream).report(self.log_server_id)
             if report is not None:
                 yield {**_record(report), "position": _record(report.position)}
 
@@ -212,7 +212,7 @@ class ReplicaServer:
             except TusklineError as error:
                 refused[stream] = error.to_wire()
         reports = [*self._reports([s for s in request["commits"] if s in self._replicas])]
-        return {"keeper": self.keeper_id, "reports": reports, "refused": refused}
+        return {"log_server": self.log_server_id, "reports": reports, "refused": refused}
 
     def _of(self, request: dict[str, Any]) -> HostedReplica:
         return self.replica(text(request, "stream"))

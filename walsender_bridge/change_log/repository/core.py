@@ -36,7 +36,7 @@ class Created:
 
 @dataclass(frozen=True, slots=True)
 class StreamCreated:
-    """A stream, and the keepers of its replicas."""
+    """A stream, and the log servers of its replicas."""
 
     stream: str
     replicas: tuple[str, ...]
@@ -77,10 +77,10 @@ class VersionRaised:
 
 
 @dataclass(frozen=True, slots=True)
-class KeeperSeen:
-    """A keeper answered at this address."""
+class LogServerSeen:
+    """A log server answered at this address."""
 
-    keeper: str
+    log_server: str
     address: str
 
 
@@ -99,7 +99,13 @@ class RepositoryTick:
 
 _OfConsumers = ConsumerSeen | ConsumerDropped
 Record = (
-    Created | KeeperSeen | StreamCreated | TermGiven | _OfConsumers | VersionRaised | RepositoryTick
+    Created
+    | LogServerSeen
+    | StreamCreated
+    | TermGiven
+    | _OfConsumers
+    | VersionRaised
+    | RepositoryTick
 )
 
 
@@ -177,7 +183,7 @@ class Repository:
         self.forced_version = 0
         self.published = 0
         self.next_global = 1
-        self.keepers: dict[str, str] = {}
+        self.log_servers: dict[str, str] = {}
         self.streams: dict[str, StreamState] = {}
         self.consumers: dict[str, Consumer] = {}
         #: The newest time that was recorded; 0: none was.
@@ -190,10 +196,10 @@ class Repository:
         match record:
             case Created(log_id):
                 self.log_id = log_id
-            case KeeperSeen(keeper, address):
-                if self.keepers.get(keeper) == address:
+            case LogServerSeen(log_server, address):
+                if self.log_servers.get(log_server) == address:
                     return False
-                self.keepers[keeper] = address
+                self.log_servers[log_server] = address
             case StreamCreated(stream, replicas):
                 if stream in self.streams:
                     return False
@@ -253,7 +259,7 @@ class Repository:
         if stream is None or report.log_id != self.log_id:
             return f"stream {report.stream} of log {report.log_id} is not of this log"
         if report.replica not in stream.replicas:
-            return f"keeper {report.replica} has no replica of stream {report.stream}"
+            return f"log server {report.replica} has no replica of stream {report.stream}"
         if report.position.end_offset != report.local_offset + report.length:
             return "its position is not where its entries end"
         if report.version > self.version:
@@ -372,7 +378,7 @@ class Repository:
             "published": self.published,
             "next_global": self.next_global,
             "clock": self.clock,
-            "keepers": self.keepers,
+            "log_servers": self.log_servers,
             "streams": {
                 name: {
                     "replicas": list(stream.replicas),
@@ -403,7 +409,7 @@ class Repository:
             )
         # Checkpoints of earlier versions have none.
         state.clock = float(record.get("clock", 0.0))
-        state.keepers = dict(record["keepers"])
+        state.log_servers = dict(record["log_servers"])
         state.consumers = {n: Consumer(*c) for n, c in record["consumers"].items()}
         return state
 

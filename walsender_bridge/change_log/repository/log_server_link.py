@@ -1,6 +1,6 @@
-"""The repository's connections to the keepers: what they report, and what they are sent.
+"""The repository's connections to the log servers: what they report, and what they are sent.
 
-A keeper may be down, hang or come back empty-handed at any moment. Nothing is assumed of it: what it is
+A log server may be down, hang or come back empty-handed at any moment. Nothing is assumed of it: what it is
 sent follows from the report that it has just given, so a commit that got lost is simply sent again, and
 commits cannot overtake each other.
 """
@@ -19,22 +19,22 @@ from walsender_bridge.change_log.repository.core import StreamState
 from walsender_bridge.change_log.repository.stream_faults import twins
 from walsender_bridge.errors import TusklineError, from_wire
 
-#: Seconds for a keeper's answer.
+#: Seconds for a log server's answer.
 _ANSWER = 5.0
 #: Commits that one call carries to a replica that was away for long.
 _MOST_COMMITS = 1000
-#: Seconds that a keeper has to start, beside its bridge, before its silence is a warning.
+#: Seconds that a log server has to start, beside its bridge, before its silence is a warning.
 _STARTING = 30.0
 
 _log = structlog.get_logger(__name__)
 
 
-class KeeperLink:
-    """One keeper. `keeper_id` is known once it has answered."""
+class LogServerLink:
+    """One log server. `log_server_id` is known once it has answered."""
 
     def __init__(self, address: str) -> None:
         self.address = protocol.address_of(address)
-        self.keeper_id = ""
+        self.log_server_id = ""
         self.answers = True
         #: Its reports have been taken once.
         self.heard = False
@@ -42,7 +42,7 @@ class KeeperLink:
         self.asked: Future[list[ReplicaReport]] | None = None
         #: Why the replica of a stream does not take the commits that it was sent last.
         self.refused: dict[str, TusklineError] = {}
-        #: Newest version sent to each stream since the keeper last failed to answer.
+        #: Newest version sent to each stream since the log server last failed to answer.
         self.sent: dict[str, int] = {}
         self._flight = flight.FlightClient(self.address, generic_options=protocol.CHANNEL_OPTIONS)
         self._began = time.monotonic()
@@ -50,21 +50,24 @@ class KeeperLink:
         self._warned = False
 
     def call(self, action: str, **fields: Any) -> dict[str, Any]:
-        """One action. Raises what the keeper raised, or `UnavailableError`."""
+        """One action. Raises what the log server raised, or `UnavailableError`."""
         return protocol.call(self._flight, self.address, action, _ANSWER, **fields)
 
     def report(self) -> list[ReplicaReport]:
         """The reports of its replicas."""
         answer = self.call("report")
-        self.keeper_id, self._warned = text(answer, "keeper"), False
+        self.log_server_id, self._warned = text(answer, "log_server"), False
         return [load(ReplicaReport, report) for report in answer["reports"]]
 
     def lost(self, error: TusklineError) -> None:
         """It did not answer."""
-        starts = not self.keeper_id and time.monotonic() - self._began < _STARTING
+        starts = not self.log_server_id and time.monotonic() - self._began < _STARTING
         if not self._warned and not starts:
             _log.warning(
-                "keeper does not answer", keeper=self.address, error=error.what, repair=error.repair
+                "log server does not answer",
+                log_server=self.address,
+                error=error.what,
+                repair=error.repair,
             )
             self._warned = True
         self.answers = False
@@ -76,32 +79,32 @@ class KeeperLink:
         self._flight.close()
 
 
-class Keepers:
-    """All keepers. Used by the thread that ticks; `answering` and `call` by others too."""
+class LogServers:
+    """All log servers. Used by the thread that ticks; `answering` and `call` by others too."""
 
     def __init__(self, addresses: Sequence[str]) -> None:
-        self._links = [KeeperLink(address) for address in addresses]
-        self._pool = ThreadPoolExecutor(len(self._links), "keeper")
+        self._links = [LogServerLink(address) for address in addresses]
+        self._pool = ThreadPoolExecutor(len(self._links), "log_server")
 
-    def __iter__(self) -> Iterator[KeeperLink]:
+    def __iter__(self) -> Iterator[LogServerLink]:
         return iter(self._links)
 
-    def answering(self) -> list[KeeperLink]:
+    def answering(self) -> list[LogServerLink]:
         """Those that answered last time."""
-        return [link for link in self._links if link.keeper_id and link.answers]
+        return [link for link in self._links if link.log_server_id and link.answers]
 
-    def told_apart(self) -> list[KeeperLink]:
+    def told_apart(self) -> list[LogServerLink]:
         """Those that answered last time, and are no `twins`."""
         copies = twins(self._links)
         return [link for link in self.answering() if link not in copies]
 
     def ask(self, *, within: float) -> list[ReplicaReport]:
-        """The reports that arrive in time; a keeper that is late is waited for, not asked again."""
+        """The reports that arrive in time; a log server that is late is waited for, not asked again."""
         for link in self._links:
             if link.asked is None:
                 link.asked = self._pool.submit(link.report)
         wait([link.asked for link in self._links if link.asked], timeout=within)
-        told: list[tuple[KeeperLink, list[ReplicaReport]]] = []
+        told: list[tuple[LogServerLink, list[ReplicaReport]]] = []
         for link in self._links:
             if link.asked is None or not link.asked.done():
                 continue
@@ -122,13 +125,13 @@ class Keepers:
 
     def due(
         self, reports: Sequence[ReplicaReport], streams: Mapping[str, StreamState]
-    ) -> list[tuple[KeeperLink, dict[str, list[CommitContext]]]]:
-        """What each keeper has missed, by its reports."""
+    ) -> list[tuple[LogServerLink, dict[str, list[CommitContext]]]]:
+        """What each log server has missed, by its reports."""
         due = []
         for link in self._links:
             commits: dict[str, list[CommitContext]] = {}
             for report in reports:
-                if report.replica != link.keeper_id:
+                if report.replica != link.log_server_id:
                     continue
                 missed = streams[report.stream].missed(report.version)
                 newest = missed[-1].version if missed else 0
@@ -143,7 +146,7 @@ class Keepers:
 
     @staticmethod
     def send(
-        link: KeeperLink, commits: Mapping[str, Sequence[CommitContext]], now: float
+        link: LogServerLink, commits: Mapping[str, Sequence[CommitContext]], now: float
     ) -> list[ReplicaReport]:
         """Send commits, with the time of the steady clock; what its replicas report then."""
         records = {

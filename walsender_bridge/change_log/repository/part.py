@@ -86,7 +86,7 @@ class RepositoryPart:
             server = RepositoryServer(
                 settings.log.data_dir,
                 settings.log.listen,
-                keepers=[f"grpc://{keeper.listen}" for keeper in settings.keeper],
+                log_servers=[f"grpc://{log_server.listen}" for log_server in settings.log_server],
                 retention=settings.log.retention,
             )
             try:

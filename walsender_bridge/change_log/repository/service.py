@@ -1,7 +1,7 @@
-"""The metadata repository as a service: asks the keepers, issues versions, sends commits, trims.
+"""The metadata repository as a service: asks the log servers, issues versions, sends commits, trims.
 
-One thread ticks: reports of all keepers, one step of the core, durable, then the commits, whose answers
-say what the replicas now have. A keeper that does not answer is left out of a tick, and is sent what it
+One thread ticks: reports of all log servers, one step of the core, durable, then the commits, whose answers
+say what the replicas now have. A log server that does not answer is left out of a tick, and is sent what it
 missed when it is back: what is to be sent follows from its report alone. While a barrier is new, the
 tick is short (`barriers.py`).
 
@@ -30,7 +30,7 @@ from walsender_bridge.change_log.repository.core import (
     ConsumerDropped,
     ConsumerSeen,
     Created,
-    KeeperSeen,
+    LogServerSeen,
     Record,
     Repository,
     RepositoryTick,
@@ -39,7 +39,7 @@ from walsender_bridge.change_log.repository.core import (
     TermGiven,
     VersionRaised,
 )
-from walsender_bridge.change_log.repository.log_server_link import Keepers
+from walsender_bridge.change_log.repository.log_server_link import LogServers
 from walsender_bridge.change_log.repository.store import RepositoryStore
 from walsender_bridge.change_log.repository.stream_faults import StreamFaults
 from walsender_bridge.errors import (
@@ -69,7 +69,7 @@ _log = structlog.get_logger(__name__)
 class RepositoryServer:
     """The repository in `data_dir`, listening on `listen` (`host:port`, port 0: any) once started.
 
-    `keepers`: their addresses. `retention`: seconds that entries are kept for nobody in particular, from
+    `log_servers`: their addresses. `retention`: seconds that entries are kept for nobody in particular, from
     when the log took them (not from their commit: a log that catches up must not forget at once).
     `tick`: seconds between two steps. Raises `ConfigError`, `CorruptError`, `NotSupportedError`.
     """
@@ -79,7 +79,7 @@ class RepositoryServer:
         data_dir: Path,
         listen: str,
         *,
-        keepers: Sequence[str],
+        log_servers: Sequence[str],
         retention: float = 86_400.0,
         tick: float = 0.1,
     ) -> None:
@@ -98,7 +98,7 @@ class RepositoryServer:
         if not self._state.log_id:
             self._store.append(Created(str(uuid.uuid4())))
         self._clock = SteadyClock(self._state.clock, jumped=_jumped)
-        self._keepers = Keepers(keepers)
+        self._log_servers = LogServers(log_servers)
         self._thread = threading.Thread(target=self._run, name="repository", daemon=True)
         self._flight: _RepositoryService | None = None
         self.address = protocol.address_of(listen)
@@ -112,7 +112,7 @@ class RepositoryServer:
     # -- its life -----------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Meet the keepers that answer, then listen and tick. Raises `ConfigError`."""
+        """Meet the log servers that answer, then listen and tick. Raises `ConfigError`."""
         self._step()
         try:
             listening.check(self._listen)
@@ -133,7 +133,7 @@ class RepositoryServer:
         if self._flight is not None:
             self._flight.shutdown()
             self._thread.join()
-        self._keepers.close()
+        self._log_servers.close()
         self._store.close()
 
     # -- the tick -----------------------------------------------------------------------------------
@@ -176,29 +176,29 @@ class RepositoryServer:
             self._faults = dict.fromkeys(self._state.streams, error)
 
     def _step(self) -> None:
-        reports = self._keepers.ask(within=max(self._tick, 1.0))
+        reports = self._log_servers.ask(within=max(self._tick, 1.0))
         with self._changed:
             self._met()
             barriers = self.barriers.unforced()
             positions = tuple(barrier.positions for barrier in barriers)
             forced = self._state.forced_version
             counted = self._note(reports)
-            issue = self._noted.refusal(self._state.streams, self._keepers) is None
+            issue = self._noted.refusal(self._state.streams, self._log_servers) is None
             now = self._clock.now()
             self._record(RepositoryTick(now, tuple(reports), positions, issue))
             if self._state.forced_version > forced:
                 for barrier in barriers:
                     if self._state.satisfied(barrier.positions):
                         barrier.version = self._state.forced_version
-            due = self._keepers.due(counted, self._state.streams)
+            due = self._log_servers.due(counted, self._state.streams)
         taken = [
-            report for link, commits in due for report in self._keepers.send(link, commits, now)
+            report for link, commits in due for report in self._log_servers.send(link, commits, now)
         ]
         with self._changed:
             if taken:
                 self._record(RepositoryTick(self._clock.now(), tuple(taken), issue=False))
                 self._note(taken)
-            self._faults = self._noted.look(self._state.streams, self._keepers)
+            self._faults = self._noted.look(self._state.streams, self._log_servers)
             self.barriers.published(self._state.published)
         self._trim()
 
@@ -206,9 +206,9 @@ class RepositoryServer:
         self._store.append(record)
 
     def _met(self) -> None:
-        for keeper in self._keepers.told_apart():
-            if self._state.keepers.get(keeper.keeper_id) != keeper.address:
-                self._record(KeeperSeen(keeper.keeper_id, keeper.address))
+        for log_server in self._log_servers.told_apart():
+            if self._state.log_servers.get(log_server.log_server_id) != log_server.address:
+                self._record(LogServerSeen(log_server.log_server_id, log_server.address))
 
     def _note(self, reports: Sequence[ReplicaReport]) -> list[ReplicaReport]:
         """Remember the reports that count."""
@@ -229,10 +229,10 @@ class RepositoryServer:
                 for name, stream in self._state.streams.items()
             }
         for name, (replicas, limit) in limits.items():
-            for keeper in self._keepers.answering():
-                if keeper.keeper_id in replicas and limit > 1 and times["before_time"] > 0:
+            for log_server in self._log_servers.answering():
+                if log_server.log_server_id in replicas and limit > 1 and times["before_time"] > 0:
                     try:
-                        keeper.call("trim", stream=name, up_to=limit, **times)
+                        log_server.call("trim", stream=name, up_to=limit, **times)
                     except TusklineError as error:
                         _log.warning("trim failed", stream=name, error=error.what)
 
@@ -255,7 +255,7 @@ class RepositoryServer:
         report = self._reports.get(name)
         return {
             "stream": name,
-            "address": self._state.keepers[stream.replicas[0]],
+            "address": self._state.log_servers[stream.replicas[0]],
             "end_offset": commit.position.end_offset,
             "global_end": commit.context.global_end,
             "last_end_lsn": commit.position.end_lsn,
@@ -279,32 +279,32 @@ class RepositoryServer:
             }
 
     def create_stream(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Make a stream on the keeper that has the fewest, unless it is there."""
+        """Make a stream on the log server that has the fewest, unless it is there."""
         name = check_stream(text(request, "stream"))
         with self._changed:
             if name not in self._state.streams:
                 self._met()
-                known = self._keepers.answering()
+                known = self._log_servers.answering()
                 if not known:
                     raise UnavailableError(
-                        "no keeper answers",
-                        where=", ".join(k.address for k in self._keepers),
-                        repair="see that `tuskline keeper run` runs",
+                        "no log server answers",
+                        where=", ".join(k.address for k in self._log_servers),
+                        repair="see that `tuskline log-server run` runs",
                     )
-                keeper = min(known, key=lambda k: self._streams_on(k.keeper_id))
-                self._record(StreamCreated(name, (keeper.keeper_id,)))
+                log_server = min(known, key=lambda k: self._streams_on(k.log_server_id))
+                self._record(StreamCreated(name, (log_server.log_server_id,)))
             stream = self._stream(name)
             log_id = self._state.log_id
-        # A stream that has commits is on its keepers, or was lost there: it is not made anew.
+        # A stream that has commits is on its log servers, or was lost there: it is not made anew.
         if not stream.last.context.version:
-            for keeper in self._keepers:
-                if keeper.keeper_id in stream.replicas:
-                    keeper.call("create", stream=name, log_id=log_id)
+            for log_server in self._log_servers:
+                if log_server.log_server_id in stream.replicas:
+                    log_server.call("create", stream=name, log_id=log_id)
         with self._changed:
             return self._cut(name)
 
-    def _streams_on(self, keeper_id: str) -> int:
-        return sum(keeper_id in stream.replicas for stream in self._state.streams.values())
+    def _streams_on(self, log_server_id: str) -> int:
+        return sum(log_server_id in stream.replicas for stream in self._state.streams.values())
 
     def writer_term(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """A term above every one that was given or that a replica knows."""
@@ -352,7 +352,7 @@ class RepositoryServer:
             for name, lsn in barrier.positions.items()
             if self._state.streams[name].last.position.end_lsn < lsn
         ]
-        waits = f"streams {', '.join(missing)} are behind" if missing else "a keeper is behind"
+        waits = f"streams {', '.join(missing)} are behind" if missing else "a log server is behind"
         names = barrier.positions or self._faults
         fault = next((self._faults[name] for name in names if name in self._faults), None)
         if fault is not None:
@@ -364,7 +364,7 @@ class RepositoryServer:
         return DeadlineError(
             f"the barrier was not reached in time: {waits}",
             where=self.address,
-            repair="see that capture and the keeper run (`tuskline log status`), or wait longer",
+            repair="see that capture and the log server run (`tuskline log status`), or wait longer",
         )
 
     def register_consumer(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -395,7 +395,7 @@ class RepositoryServer:
         """See `LogClient.raise_version`."""
         version = number(request, "version")
         with self._changed:
-            refusal = self._noted.refusal(self._state.streams, self._keepers)
+            refusal = self._noted.refusal(self._state.streams, self._log_servers)
             if refusal is not None:
                 raise refusal
             if self._store.append(VersionRaised(version)):

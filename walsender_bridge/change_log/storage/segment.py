@@ -73,7 +73,7 @@ def refused_read(error: lmdb.Error, file: str) -> CorruptError | UnavailableErro
         return UnavailableError(
             f"it cannot be read now: {error}",
             where=file,
-            repair="it is tried again; see that the keeper has memory",
+            repair="it is tried again; see that the log server has memory",
         )
     return CorruptError(f"it cannot be read: {error}", where=file)
 
@@ -82,7 +82,7 @@ def _may_pass(folder: Path, error: Exception) -> UnavailableError:
     return UnavailableError(
         f"it cannot be opened now: {error}",
         where=str(folder),
-        repair="it is tried again; see that the keeper has room and file descriptors",
+        repair="it is tried again; see that the log server has room and file descriptors",
     )
 
 

@@ -1,4 +1,4 @@
-"""`python -m walsender_bridge.quorum.safekeeper`: one safekeeper's hot loop; the keeper's supervisor starts it.
+"""`python -m walsender_bridge.quorum.safekeeper`: one safekeeper's hot loop; the log server's supervisor starts it.
 
 It ends with its supervisor, and on SIGTERM or SIGINT. The exit code is the error's cause.
 """

@@ -1,6 +1,6 @@
-"""The safekeepers that a keeper hosts: where each has its things, and the two processes of each.
+"""The safekeepers that a log server hosts: where each has its things, and the two processes of each.
 
-The first one's data directory is `<keeper's>/safekeeper`, the next one's `<keeper's>/safekeeper-2`, and so on: a
+The first one's data directory is `<log_server's>/safekeeper`, the next one's `<log_server's>/safekeeper-2`, and so on: a
 number is a place, and who the safekeeper is was drawn with its directory. The page between the two processes
 (`protocol.shared_page`), and what each tells of itself, lie in memory (`shared_files`).
 """
@@ -47,11 +47,11 @@ class Hosted:
         return f"wal-server-{self.number}"
 
 
-def hosted(section: SafekeepersSection, keeper_dir: Path, run_dir: Path) -> list[Hosted]:
-    """The safekeepers that `section` has a keeper at `keeper_dir` host; nothing is made."""
+def hosted(section: SafekeepersSection, log_server_dir: Path, run_dir: Path) -> list[Hosted]:
+    """The safekeepers that `section` has a log server at `log_server_dir` host; nothing is made."""
     found = []
     for number in range(1, section.local + 1):
-        place = keeper_dir / ("safekeeper" if number == 1 else f"safekeeper-{number}")
+        place = log_server_dir / ("safekeeper" if number == 1 else f"safekeeper-{number}")
         found.append(
             Hosted(
                 number,
