@@ -69,5 +69,14 @@ def test_what_leans_on_libraries_passes_at_the_lower_bounds(lowest: Path) -> Non
     # An old version may use what the newest one of another library has deprecated.
     plain = ("-p", "no:cacheprovider", "-q", "-m", "not long", "-W", "default::DeprecationWarning")
     # Typer's oldest version brings rich for every command.
-    done = _run(lowest, "-m", "pytest", *plain, "-k", "not nothing_heavy and not imports_no_client", *files, cwd=ROOT)
+    done = _run(
+        lowest,
+        "-m",
+        "pytest",
+        *plain,
+        "-k",
+        "not nothing_heavy and not imports_no_client",
+        *files,
+        cwd=ROOT,
+    )
     assert done.returncode == 0, done.stdout[-3000:]
