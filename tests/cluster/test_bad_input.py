@@ -295,7 +295,7 @@ def test_a_lake_that_cannot_be_written(
         done = tuskline.run("doctor")
         assert word in done.stdout
         # It has just said so, and is started again and again: the others run.
-        told = tuskline.json("status", code=Cause.UNAVAILABLE)["ill"]
+        told = tuskline.json("status", code=Cause.UNAVAILABLE)["problems"]
         (lake,) = [each for each in told if each.startswith("lake: ")]
         assert word in lake
         assert repair in lake

@@ -80,7 +80,7 @@ def test_the_script_repairs_what_a_plain_role_lacks_and_detach_takes_it_back(
         script = tuskline.run("doctor", "--fix-sql").stdout
         run_script(shop.dsn, script)
     assert tuskline.json("doctor")["errors"] == 0
-    assert {row["made"] for row in tuskline.json("init")["made"]} == {"slot tuskline_shop"}
+    assert {row["created"] for row in tuskline.json("init")["created"]} == {"slot tuskline_shop"}
     with shop.connect() as connection:
         query = "SELECT count(*) FROM pg_replication_slots WHERE slot_name = 'tuskline_shop'"
         assert connection.execute(query.encode()).fetchone() == (1,)

@@ -16,7 +16,7 @@ from walsender_bridge.provisioning.init import init
 def named(settings: Config) -> list[str]:
     """What `status` and `doctor` say of it, in one line each."""
     with Observer(settings) as observer:
-        said = list(observer.look().notes)
+        said = list(observer.observe().notes)
     found = doctor_parts.of_former_sources(settings, settings.source[0])
     said += [f"{each.what}; {each.repair}" for each in found]
     return [each for each in said if "tuskline_late" in each]

@@ -116,8 +116,8 @@ def test_a_role_of_least_privilege_is_given_what_the_quorum_needs(tmp_path, stac
     dsn = stack.server.dsn(user="tuskline_role", password=SECRET)
     tuskline = configured(tmp_path, stack, dsn)
     env = {"PGPASSWORD": str(conninfo_to_dict(stack.server.dsn())["password"])}
-    made = tuskline.json("init", "--admin", "user=postgres", env=env)["made"]
-    assert "membership of tuskline_role in pg_read_all_stats" in {row["made"] for row in made}
+    made = tuskline.json("init", "--admin", "user=postgres", env=env)["created"]
+    assert "membership of tuskline_role in pg_read_all_stats" in {row["created"] for row in made}
     assert names(stack) == f"ANY 1 ({NAME})"
     assert tuskline.json("doctor")["errors"] == 0
     assert tuskline.json("wait", "--quorum")["ready"] is True

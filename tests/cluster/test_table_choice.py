@@ -341,7 +341,7 @@ def test_what_the_role_may_not_publish_is_named_with_its_sql(
 
     def notes() -> list[str]:
         with Observer(load_config(tuskline.config)) as observer:
-            noted: list[str] = summary(observer.look())["notes"]
+            noted: list[str] = summary(observer.observe())["notes"]
             return noted
 
     assert notes() == []

@@ -57,7 +57,7 @@ def is_healthy(tuskline: Attached) -> bool:
 def ill(tuskline: Attached) -> list[str]:
     """What does not run as it should."""
     with Observer(load_config(tuskline.config)) as observer:
-        return observer.look().ill
+        return observer.observe().problems
 
 
 def fetch(tuskline: Attached, path: str) -> tuple[int, str]:
@@ -218,7 +218,7 @@ def test_a_part_that_dies_is_told_and_comes_back(tuskline: Attached, shop: Datab
     assert pid_file.owner(tuskline.run_dir) is None
     assert tuskline.json("down")["ended"] is None
     report = tuskline.json("status", code=Cause.UNAVAILABLE)
-    assert "process bridge is gone" in report["ill"]
+    assert "process bridge is gone" in report["problems"]
     tuskline.up()
     wait_for(lambda: is_healthy(tuskline), 60, "everything runs once more")
 

@@ -1,4 +1,4 @@
-"""`tuskline lake verify`: every file of the lake, compared with its checksums."""
+"""`tuskline lake verify`: compares every file of the lake with its checksums."""
 
 import typer
 
@@ -19,7 +19,7 @@ def register(app: typer.Typer) -> None:
 
 
 def lake_verify(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None:
-    """Read every file of the lake and compare it with its checksums; exit with 12 if one is damaged or missing."""
+    """Verify every file of the lake against its checksums. Exit code 12: a file is damaged or missing."""
     lake = lake_section(load_config(config))
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 

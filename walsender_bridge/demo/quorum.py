@@ -46,9 +46,9 @@ class DemoQuorum:
         with server.session(self._wanted) as connection:
             server.require_quorum(connection, self._wanted, timeout=_QUORUM_SECONDS)
 
-    def look(self, progress: Progress) -> None:
-        """See how it is."""
-        seen = quorum_view.look(self._settings)
+    def poll(self, progress: Progress) -> None:
+        """Put the state of the quorum into `progress`."""
+        seen = quorum_view.observe(self._settings)
         if seen is not None:
             progress.quorum = {
                 "commit": seen.proposer.get("commit_lsn", "-"),
@@ -71,7 +71,7 @@ class DemoQuorum:
                     raise
                 time.sleep(0.5)
         while True:
-            seen = quorum_view.look(self._settings)
+            seen = quorum_view.observe(self._settings)
             assert seen is not None
             behind = [
                 each.name

@@ -333,15 +333,15 @@ class _Demo:
 
     async def _watch(self, view: View) -> None:
         while True:
-            await asyncio.to_thread(self._look)
+            await asyncio.to_thread(self._poll)
             view.tick()
             await asyncio.sleep(0.4)
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         progress = self.progress
         progress.transactions = sum(c.figures.transactions for c in self.clients.values())
         if self.quorum is not None:
-            self.quorum.look(progress)
+            self.quorum.poll(progress)
         # Any part may be down at this moment; then its figures stay as they were.
         with contextlib.suppress(TusklineError, psycopg.Error):
             with LogClient(self.log_address, timeout=2.0) as log:

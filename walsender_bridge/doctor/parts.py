@@ -66,7 +66,7 @@ def of_processes(settings: "Config") -> Iterator[Finding]:
     now = time.time()
     up = pid_file.owner(settings.run_dir)
     for process in seen_processes(settings.run_dir, up) if up is not None else ():
-        for what in process.ill(now):
+        for what in process.problems(now):
             yield Finding(
                 "process",
                 "this machine",
@@ -103,11 +103,11 @@ def of_lake(settings: "Config", log_id: str | None) -> Iterator[Finding]:
     with suppress(TusklineError):
         # What cannot be read is told by those who look at the folder.
         head = open_chain(uri).head()
-        for each in table_problems.troubles(head) if head is not None else ():
+        for each in table_problems.problems(head) if head is not None else ():
             yield _of_table(each)
     errors = [
         None if log_id is None else adopt.trouble(uri, log_id),
-        lake_status.trouble(settings.run_dir, uri),
+        lake_status.problem(settings.run_dir, uri),
     ]
     told: set[str] = set()
     for error in errors:
@@ -116,13 +116,13 @@ def of_lake(settings: "Config", log_id: str | None) -> Iterator[Finding]:
             yield failed("lake", error.where or uri, error)
 
 
-def _of_table(trouble: table_problems.Trouble) -> Finding:
+def _of_table(problem: table_problems.TableProblem) -> Finding:
     return Finding(
         "table",
-        trouble.table,
-        trouble.what,
+        problem.table,
+        problem.what,
         Severity.ERROR,
-        repair=trouble.repair,
+        repair=problem.repair,
         cause=Cause.LAKE,
         prevents=False,
     )

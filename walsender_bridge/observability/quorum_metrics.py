@@ -28,52 +28,62 @@ def _gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
 
 
 def _proposer(seen: QuorumView | None) -> Iterator[Metric]:
-    quorum = _gauge("quorum_up", "1 while a majority follows the proposer: commits return.")
-    term = _gauge("quorum_term", "The proposer's term.")
-    epoch = _gauge("quorum_epoch", "The epoch that it writes.")
-    lsn = _gauge("quorum_lsn_bytes", "How far the quorum is, as bytes of WAL.", "position")
-    queue = _gauge("quorum_queue_bytes", "WAL in the proposer's memory.")
-    generation = _gauge("quorum_generation", "Of the membership in force.")
+    quorum = _gauge(
+        "quorum_up", "1 while a majority of the safekeepers follows the proposer; 0: commits hang."
+    )
+    term = _gauge("quorum_term", "Term of the proposer.")
+    epoch = _gauge("quorum_epoch", "Election epoch that the proposer writes.")
+    lsn = _gauge("quorum_lsn_bytes", "WAL position of the quorum, in bytes.", "position")
+    queue = _gauge("quorum_queue_bytes", "Bytes of WAL in the proposer's memory.")
+    generation = _gauge("quorum_generation", "Generation of the current membership.")
     families = (quorum, term, epoch, lsn, queue, generation)
     if seen is not None and seen.proposer_here:
-        told = seen.proposer
+        proposer = seen.proposer
         quorum.add_metric([], float(seen.quorum))
-        if "term" in told:
-            term.add_metric([], told["term"])
-            epoch.add_metric([], told["epoch"])
-            queue.add_metric([], told["queue_bytes"])
-            generation.add_metric([], told["membership"]["generation"])
+        if "term" in proposer:
+            term.add_metric([], proposer["term"])
+            epoch.add_metric([], proposer["epoch"])
+            queue.add_metric([], proposer["queue_bytes"])
+            generation.add_metric([], proposer["membership"]["generation"])
             for position in ("restart", "commit", "end"):
-                lsn.add_metric([position], parse_lsn(told[f"{position}_lsn"]))
+                lsn.add_metric([position], parse_lsn(proposer[f"{position}_lsn"]))
     yield from families
 
 
 def _safekeepers(seen: tuple[SafekeeperView, ...]) -> Iterator[Metric]:
     label = "safekeeper"
-    state = _gauge("safekeeper_state", "1 for the state it is in.", label, "state")
-    lag = _gauge("safekeeper_lag_bytes", "WAL that the proposer has and it has not.", label)
-    term = _gauge("safekeeper_term", "Of the proposer that it voted for.", label)
-    epoch = _gauge("safekeeper_epoch", "The last one that it took over.", label)
-    lsn = _gauge("safekeeper_lsn_bytes", "How far it is, as bytes of WAL.", label, "position")
-    wal = _gauge("safekeeper_wal_bytes", "Its segments on disk.", label)
-    free = _gauge("safekeeper_free_bytes", "Free on its file system.", label)
-    older = _gauge("safekeeper_older_wal_bytes", "Older WAL that it is to be brought.", label)
-    readers = _gauge("safekeeper_readers", "Clients that stream WAL from it.", label)
-    slots = _gauge("safekeeper_slots", "Replication slots on it.", label)
+    state = _gauge("safekeeper_state", "1 for the current state of the safekeeper.", label, "state")
+    lag = _gauge(
+        "safekeeper_lag_bytes", "Bytes of the proposer's WAL that the safekeeper lacks.", label
+    )
+    term = _gauge("safekeeper_term", "Term of the proposer that the safekeeper voted for.", label)
+    epoch = _gauge("safekeeper_epoch", "Last election epoch of the safekeeper's log.", label)
+    lsn = _gauge(
+        "safekeeper_lsn_bytes", "WAL position of the safekeeper, in bytes.", label, "position"
+    )
+    wal = _gauge("safekeeper_wal_bytes", "Bytes of the safekeeper's segments on disk.", label)
+    free = _gauge("safekeeper_free_bytes", "Bytes free on the safekeeper's file system.", label)
+    catch_up = _gauge(
+        "safekeeper_catch_up_bytes", "Bytes of older WAL still to be received.", label
+    )
+    readers = _gauge("safekeeper_readers", "Clients that stream WAL from the safekeeper.", label)
+    slots = _gauge("safekeeper_slots", "Replication slots on the safekeeper.", label)
     removed = CounterMetricFamily(
         "tuskline_safekeeper_removed_segments",
-        "Old segments that were removed or recycled.",
+        "Old segments that the safekeeper removed or recycled.",
         labels=[label],
     )
     writes = HistogramMetricFamily(
-        "tuskline_safekeeper_write_seconds", "Durable writes of WAL.", labels=[label]
+        "tuskline_safekeeper_write_seconds",
+        "Duration of durable writes of WAL in seconds.",
+        labels=[label],
     )
     for each in seen:
         name = [each.address]
         for known in dict.fromkeys((*_STATES, each.state)):
             state.add_metric([each.address, known], float(known == each.state))
-        _add(lag, name, each.told.get("lag_bytes"))
-        _add(older, name, each.older_wal_bytes)
+        _add(lag, name, each.reported.get("lag_bytes"))
+        _add(catch_up, name, each.catch_up_bytes)
         if not each.own:
             _add(lsn, [each.address, "flush"], _lsn(each.flush_lsn))
             continue
@@ -91,7 +101,7 @@ def _safekeepers(seen: tuple[SafekeeperView, ...]) -> Iterator[Metric]:
             ("+Inf", own["writes"]["count"]),
         ]
         writes.add_metric(name, buckets=buckets, sum_value=own["writes"]["seconds"])
-    yield from (state, lag, older, term, epoch, lsn, wal, free, readers, slots, removed, writes)
+    yield from (state, lag, catch_up, term, epoch, lsn, wal, free, readers, slots, removed, writes)
 
 
 def _lsn(text: str | None) -> int | None:
@@ -99,6 +109,6 @@ def _lsn(text: str | None) -> int | None:
 
 
 def _add(family: GaugeMetricFamily, labels: list[str], value: Any) -> None:
-    """What is not known is left out: a number would be taken for one."""
+    """Omit an unknown value: any number would be taken for a measurement."""
     if value is not None:
         family.add_metric(labels, value)

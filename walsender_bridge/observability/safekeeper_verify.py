@@ -1,4 +1,4 @@
-"""`tuskline safekeeper verify`: which data directories, how far it is, what was found."""
+"""`tuskline safekeeper verify`: the data directories, the progress and the report."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,31 +19,32 @@ from walsender_bridge.runtime.output import Output
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """`record`: plain values; `errors`: everything that is wrong, what is worse for one safekeeper first."""
+    """`record`: plain values; `errors`: all errors, those of single safekeepers first."""
 
     record: dict[str, Any]
     errors: list[TusklineError]
 
 
-#: A place, and how to look at it anew while its safekeeper runs.
-Looked = tuple[DataDirectory, Callable[[], DataDirectory] | None]
+#: A data directory, and how to read its status again while its safekeeper runs.
+PlaceToVerify = tuple[DataDirectory, Callable[[], DataDirectory] | None]
 
 
-def named(folders: Sequence[Path]) -> list[Looked]:
-    """Data directories by their paths. Raises `ConfigError` for one that is not there."""
+def named(folders: Sequence[Path]) -> list[PlaceToVerify]:
+    """Data directories by their paths. Raises `ConfigError` for one that does not exist."""
     for folder in folders:
         if not folder.is_dir():
-            raise ConfigError("there is no such directory", where=str(folder))
+            raise ConfigError("the directory does not exist", where=str(folder))
     return [(DataDirectory(str(folder), folder), None) for folder in folders]
 
 
-def hosted_places(settings: Config) -> list[Looked]:
-    """Those of the safekeepers that are hosted here. Raises `ConfigError` when there are none."""
+def hosted_places(settings: Config) -> list[PlaceToVerify]:
+    """The data directories of the safekeepers of this machine. Raises `ConfigError` if there are none."""
     section = settings.safekeepers
     hosted = hosting.hosted(section, settings.log_server[0].data_dir, settings.run_dir)
     if not hosted:
         raise ConfigError(
-            "this machine hosts no safekeeper", repair="run it where they are, or name --data-dir"
+            "this machine hosts no safekeeper",
+            repair="run the command on a machine that hosts one, or use --data-dir",
         )
 
     def place(each: hosting.Hosted) -> DataDirectory:
@@ -54,8 +55,8 @@ def hosted_places(settings: Config) -> list[Looked]:
     return [(place(each), partial(place, each)) for each in hosted]
 
 
-def run(places: Sequence[Looked], output: Output) -> VerifyReport:
-    """Read and compare."""
+def run(places: Sequence[PlaceToVerify], output: Output) -> VerifyReport:
+    """Verify each data directory, then compare them."""
     held: list[HeldWal] = []
     errors: list[TusklineError] = []
     rows = []
