@@ -130,7 +130,7 @@ def test_keys_that_the_stream_would_not_carry(tmp_path: Path, shop: Database) ->
         "ALTER PUBLICATION tuskline_shop ADD TABLE pairs (a, note)",
     )
     report = tuskline.json("doctor", code=Cause.PUBLICATION)
-    told = "public.pairs is published without a part of its key: b"
+    told = "public.pairs is published without these columns of its key: b"
     assert told in findings(report, "error")["publication"]
     shop.execute('ALTER TABLE "Odd ""1" SET UNLOGGED')
     (told,) = findings(tuskline.json("doctor", code=Cause.PUBLICATION), "error")["tables"]

@@ -147,7 +147,7 @@ def test_a_server_that_waits_for_nobody_is_told(tmp_path, stack):
     assert "commits hang" in done.stderr
     stack.kill("safekeeper-1")
     report = tuskline.json("doctor", code=Cause.SERVER_SETTING)
-    assert "1 of 3 safekeepers are fit" in findings(report, "error")["safekeeper"][0]
+    assert "1 of 3 safekeepers are usable" in findings(report, "error")["safekeeper"][0]
 
 
 def test_19_safekeepers_of_another_server_are_named(tmp_path, stack, make_server):

@@ -271,7 +271,7 @@ def test_42_the_member_that_all_others_stream_from_is_not_waited_for() -> None:
     state = members("a", "b", "c")
     slots = {"b": follows(100), "c": GateSlot(90)}
     assert look(state, slots) == []
-    assert "one of the members is the server itself" in state.holding(101)[-1]
+    assert "one of the members is the current primary" in state.holding(101)[-1]
     # c has only begun.
     assert look(state, {**slots, "c": follows(95, state="catchup")}) == []
     effects = look(state, {**slots, "c": follows(95)})
@@ -510,7 +510,7 @@ def test_doctor_says_who_cannot_be_waited_for(on_missing: Any) -> None:
     of_members = Rule(("a", "b"), members=True, on_missing=on_missing)
     good, itself = doctor_gate.evaluate(facts, of_members, "shop")
     assert good.severity is itself.severity is Severity.OK
-    assert "b is the server itself" in itself.what
+    assert "b is the current primary" in itself.what
     both = {**facts, "slots": {"a": slot, "b": slot}}
     *_, none = doctor_gate.evaluate(both, of_members, "shop")
     assert "the server is not one of them" in none.what
