@@ -271,7 +271,7 @@ def test_42_the_member_that_all_others_stream_from_is_not_waited_for() -> None:
     state = members("a", "b", "c")
     slots = {"b": follows(100), "c": GateSlot(90)}
     assert look(state, slots) == []
-    assert "one of the members is the current primary" in state.holding(101)[-1]
+    assert "one of the members is the server itself" in state.holding(101)[-1]
     # c has only begun.
     assert look(state, {**slots, "c": follows(95, state="catchup")}) == []
     effects = look(state, {**slots, "c": follows(95)})
@@ -513,6 +513,6 @@ def test_doctor_says_who_cannot_be_waited_for(on_missing: Any) -> None:
     assert "b is the current primary" in itself.what
     both = {**facts, "slots": {"a": slot, "b": slot}}
     *_, none = doctor_gate.evaluate(both, of_members, "shop")
-    assert "the server is not one of them" in none.what
+    assert "so the server itself is not among them" in none.what
     *_, blind = doctor_gate.evaluate({**facts, "may_see": False}, rule, "shop")
     assert "pg_read_all_stats" in blind.repair
