@@ -86,7 +86,7 @@ def test_2_two_standbys_of_one_name_beside_the_quorum_are_red(tmp_path, stack, r
     error = tuskline.error("quorum", "require", "--beside-standbys", code=Cause.SERVER_SETTING)
     assert "2 walsenders" in error["what"]
     with psycopg.connect(stack.server.dsn(), autocommit=True) as connection:
-        words = QuorumServer(load_config(tuskline.config)).look(connection)
+        words = QuorumServer(load_config(tuskline.config)).problems(connection)
     assert any("commits may return without a quorum" in each for each in words)
     # While the proposer is attached they do not answer in its place.
     for name in stack.names[:2]:

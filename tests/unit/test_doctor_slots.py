@@ -76,7 +76,11 @@ def test_good_servers_are_good():
 SETTINGS = [
     ({"wal_level": "replica"}, "wal_level", "logical slots require logical"),
     ({"hot_standby_feedback": "off"}, "hot_standby_feedback", "may remove catalog rows"),
-    ({"wal_receiver_status_interval": "0"}, "hot_standby_feedback", "sends no feedback to the primary"),
+    (
+        {"wal_receiver_status_interval": "0"},
+        "hot_standby_feedback",
+        "sends no feedback to the primary",
+    ),
     ({"primary_slot_name": "other"}, "primary_slot_name", "[slots] names standby_a"),
     ({"max_replication_slots": "1"}, "max_replication_slots", "too few"),
     ({"output_plugin_libraries": "test_decoding, tuskline"}, "output_plugin_libraries", "pgoutput"),

@@ -46,11 +46,11 @@ def screen(seen: Observation, width: int, height: int) -> list[Line]:
 
 
 def _head(seen: Observation) -> str:
-    words = f"version {seen.log.version if seen.log is not None else _UNKNOWN}"
+    text = f"version {seen.log.version if seen.log is not None else _UNKNOWN}"
     if seen.lake is not None:
         ago = seen.at - seen.lake.published_at
-        return f"{words}, epoch {seen.lake.epoch}, published {ago:.0f} s ago, term {seen.lake.term}"
-    return f"{words}, no epoch yet" if seen.lake_configured else words
+        return f"{text}, epoch {seen.lake.epoch}, published {ago:.0f} s ago, term {seen.lake.term}"
+    return f"{text}, no epoch yet" if seen.lake_configured else text
 
 
 def _problems(problems: Sequence[str], width: int, most: int) -> list[Line]:

@@ -159,8 +159,8 @@ def _children(config: Path, settings: "Config") -> "list[Child]":
         parts["metrics"] = ["metrics"]
     command = [sys.executable, "-m", "walsender_bridge.cli.app"]
     return [
-        Child(name, [*command, *words, "--config", str(config.resolve())])
-        for name, words in parts.items()
+        Child(name, [*command, *arguments, "--config", str(config.resolve())])
+        for name, arguments in parts.items()
     ]
 
 

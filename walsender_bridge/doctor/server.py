@@ -52,9 +52,11 @@ def examine(
     try:
         facts, found, untrusted = _ask(source, admin)
     except AuthenticationError as error:
-        found = failed("connection", where, error)
+        refused = failed("connection", where, error)
         hint = "if the role does not exist yet, run tuskline doctor --admin user=..., and tuskline init --admin user=..."
-        return [replace(found, repair=f"{error.repair}; {hint}" if admin is None else error.repair)]
+        return [
+            replace(refused, repair=f"{error.repair}; {hint}" if admin is None else error.repair)
+        ]
     except TusklineError as error:
         return [failed("connection", where, error)]
     findings = [Finding("connection", where, f"PostgreSQL {facts['version_text']}")]
@@ -163,7 +165,7 @@ def _ask(
             load("provisioning/attach_own").encode(), {"role": role}
         ).fetchone()
         assert own is not None
-        rights = ("reachable", "readable", "writable", "recordable", "told")
+        rights = ("reachable", "readable", "writable", "recordable", "record_readable")
         facts["own"] = dict(zip(rights, own, strict=True))
         refused = connection.execute(
             load("doctor/published_unidentified").encode(), names

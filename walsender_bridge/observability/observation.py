@@ -262,7 +262,7 @@ class Observer(Closing):
                 if manifest is not None:
                     copying = copying_now(manifest, read_status(chain), time.time())
                 problem = lake_status.problem(settings.run_dir, settings.lake.uri)
-                if damage is not None:
+                if problem is not None:
                     errors["lake"] = problem
             except TusklineError as error:
                 errors["lake"] = error

@@ -73,10 +73,10 @@ def run(places: Sequence[PlaceToVerify], output: Output) -> VerifyReport:
         def progress(what: str, done: int, whole: int) -> None:
             bars.update(task, description=what, completed=done, total=max(whole, 1))
 
-        for place, look in places:
+        for place, reread in places:
             row: dict[str, Any] = {"safekeeper": place.name, "whole": True}
             try:
-                found = verify.check(place, progress, look)
+                found = verify.check(place, progress, reread)
             except TusklineError as error:
                 errors.append(error)
                 rows.append({**row, "whole": False, **dict.fromkeys(_COLUMNS)})
