@@ -17,7 +17,7 @@ from typing import Any, Final
 import structlog
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from walsender_bridge.config import Config, MetricsSection
@@ -25,6 +25,7 @@ from walsender_bridge.config.sections import split_address
 from walsender_bridge.errors import ConfigError
 from walsender_bridge.observability import lag, quorum_metrics, slots_metrics
 from walsender_bridge.observability.bounded_http import BoundedHandler, BoundedServer
+from walsender_bridge.observability.metric_family import add_known, counter, gauge
 from walsender_bridge.observability.observation import Observation, Observer
 
 #: Seconds for which an observation is reused.
@@ -152,26 +153,18 @@ class _Collector(Collector):
         yield from slots_metrics.families(seen.slots)
 
 
-def _gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
-    return GaugeMetricFamily(f"tuskline_{name}", text, labels=labels)
-
-
-def _counter(name: str, text: str, *labels: str) -> CounterMetricFamily:
-    return CounterMetricFamily(f"tuskline_{name}", text, labels=labels)
-
-
 def _processes(seen: Observation) -> Iterator[Metric]:
-    up = _gauge("process_up", "1 while the process runs, otherwise 0.", "process")
-    restarts = _counter(
+    up = gauge("process_up", "1 while the process runs, otherwise 0.", "process")
+    restarts = counter(
         "process_restarts", "Restarts of the process since its supervisor started.", "process"
     )
-    started = _gauge(
+    started = gauge(
         "process_start_time_seconds", "Unix time of the process's last start.", "process"
     )
-    memory = _gauge(
+    memory = gauge(
         "process_resident_memory_bytes", "Resident memory of the process in bytes.", "process"
     )
-    cpu = _counter(
+    cpu = counter(
         "process_cpu_seconds", "User and system CPU time of the process in seconds.", "process"
     )
     for process in seen.processes:
@@ -185,20 +178,20 @@ def _processes(seen: Observation) -> Iterator[Metric]:
 
 
 def _captures(seen: Observation) -> Iterator[Metric]:
-    streaming = _gauge(
+    streaming = gauge(
         "capture_streaming", "1 while capture streams changes from the slot, otherwise 0.", "source"
     )
-    lsn = _gauge("capture_lsn_bytes", "WAL position of capture, in bytes.", "source", "position")
-    transactions = _counter(
+    lsn = gauge("capture_lsn_bytes", "WAL position of capture, in bytes.", "source", "position")
+    transactions = counter(
         "capture_transactions", "Transactions captured in this session.", "source"
     )
-    messages = _counter("capture_messages", "Messages received in this session.", "source")
-    flight = _gauge(
+    messages = counter("capture_messages", "Messages received in this session.", "source")
+    flight = gauge(
         "capture_in_flight_bytes",
         "Bytes sent to the log server and not acknowledged yet.",
         "source",
     )
-    age = _gauge(
+    age = gauge(
         "capture_status_age_seconds", "Seconds since capture last wrote its status.", "source"
     )
     for source in seen.sources:
@@ -216,32 +209,32 @@ def _captures(seen: Observation) -> Iterator[Metric]:
 
 
 def _gates(seen: Observation) -> Iterator[Metric]:
-    position = _gauge(
+    position = gauge(
         "gate_lsn_bytes", "LSN up to which transactions pass the commit gate.", "source"
     )
-    stuck = _gauge(
+    stuck = gauge(
         "gate_stuck_seconds",
         "Seconds since a transaction passed while others wait; 0 if none waits.",
         "source",
     )
-    opened = _gauge(
+    opened = gauge(
         "gate_open",
         "1 while the gate is open because no candidate is left to wait for, otherwise 0.",
         "source",
     )
-    counted = _gauge(
+    counted = gauge(
         "gate_candidate_counted",
         "1 while the gate waits for the candidate, otherwise 0.",
         "source",
         "candidate",
     )
-    held = _gauge(
+    held = gauge(
         "gate_candidate_lsn_bytes",
         "LSN up to which the candidate has the WAL.",
         "source",
         "candidate",
     )
-    away = _gauge(
+    away = gauge(
         "gate_candidate_away",
         "1 while no standby streams from the candidate's slot, otherwise 0.",
         "source",
@@ -264,19 +257,19 @@ def _gates(seen: Observation) -> Iterator[Metric]:
 
 
 def _slots(seen: Observation) -> Iterator[Metric]:
-    reachable = _gauge("source_up", "1 if the server answers, otherwise 0.", "source")
-    bare = _gauge(
+    reachable = gauge("source_up", "1 if the server answers, otherwise 0.", "source")
+    bare = gauge(
         "source_unidentified_tables",
         "Number of published tables without a replica identity.",
         "source",
     )
-    active = _gauge(
+    active = gauge(
         "slot_active", "1 while a client streams from the slot, otherwise 0.", "source", "slot"
     )
-    retained = _gauge(
+    retained = gauge(
         "slot_retained_bytes", "Bytes of WAL that the server keeps for the slot.", "source", "slot"
     )
-    status = _gauge(
+    status = gauge(
         "slot_wal_status", "1 for the current wal_status of the slot.", "source", "slot", "status"
     )
     for source in seen.sources:
@@ -294,10 +287,10 @@ def _slots(seen: Observation) -> Iterator[Metric]:
 
 
 def _streams(seen: Observation) -> Iterator[Metric]:
-    up = _gauge("log_up", "1 if the log's repository answers, otherwise 0.")
-    version = _gauge("log_version", "Newest version of the log that can be read.")
-    size = _counter("log_stream_bytes", "Bytes of committed entries since the first.", "source")
-    kept = _gauge(
+    up = gauge("log_up", "1 if the log's repository answers, otherwise 0.")
+    version = gauge("log_version", "Newest version of the log that can be read.")
+    size = counter("log_stream_bytes", "Bytes of committed entries since the first.", "source")
+    kept = gauge(
         "log_stream_entries", "Number of committed entries that the log retains.", "source"
     )
     up.add_metric([], float(seen.log is not None))
@@ -310,45 +303,41 @@ def _streams(seen: Observation) -> Iterator[Metric]:
 
 
 def _lags(seen: Observation) -> Iterator[Metric]:
-    size = _gauge(
+    size = gauge(
         "lag_bytes", "Bytes of WAL between a stage and the previous one.", "source", "stage"
     )
-    versions = _gauge(
+    versions = gauge(
         "lag_versions", "Number of versions that a stage lags behind.", "source", "stage"
     )
-    seconds = _gauge("lag_seconds", "Seconds that a stage lags behind.", "source", "stage")
+    seconds = gauge("lag_seconds", "Seconds that a stage lags behind.", "source", "stage")
     for each in lag.of_sources(seen):
         label = [each.source, each.stage]
-        # An unknown value is omitted: any number would be taken for a measurement.
-        if each.bytes is not None:
-            size.add_metric(label, each.bytes)
-        if each.versions is not None:
-            versions.add_metric(label, each.versions)
-        if each.seconds is not None:
-            seconds.add_metric(label, each.seconds)
+        add_known(size, label, each.bytes)
+        add_known(versions, label, each.versions)
+        add_known(seconds, label, each.seconds)
     yield from (size, versions, seconds)
 
 
 def _lake(seen: Observation) -> Iterator[Metric]:
-    epoch = _gauge("lake_epoch", "Newest published epoch.")
-    term = _gauge("lake_term", "Term of the writer.")
-    published = _gauge(
+    epoch = gauge("lake_epoch", "Newest published epoch.")
+    term = gauge("lake_term", "Term of the writer.")
+    published = gauge(
         "lake_published_timestamp_seconds", "Unix time at which the newest epoch was published."
     )
-    took = _gauge("lake_round_seconds", "Seconds that it took to write the newest epoch.")
-    rows = _gauge("lake_table_rows", "Rows of the table in the newest epoch.", "table")
-    aside = _gauge("lake_table_set_aside", "1 for a table that is not kept, by name.", "table")
-    unfit = _gauge("lake_table_unfit_rows", "Quarantined rows of the table.", "table")
-    skipped = _gauge(
+    took = gauge("lake_round_seconds", "Seconds that it took to write the newest epoch.")
+    rows = gauge("lake_table_rows", "Rows of the table in the newest epoch.", "table")
+    aside = gauge("lake_table_set_aside", "1 for a table that is not kept, by name.", "table")
+    unfit = gauge("lake_table_unfit_rows", "Quarantined rows of the table.", "table")
+    skipped = gauge(
         "lake_table_skipped_rows",
         "Quarantined rows of the table that an operator skipped.",
         "table",
     )
-    behind = _gauge(
+    behind = gauge(
         "lake_table_behind", "1 for a table whose rows are of an earlier epoch.", "table", "state"
     )
     copy = {
-        name: _gauge(f"lake_copy_{name}", f"{text} of the running copy of the table.", "table")
+        name: gauge(f"lake_copy_{name}", f"{text} of the running copy of the table.", "table")
         for name, text in (
             ("rows", "Rows written"),
             ("bytes", "Bytes written"),
@@ -370,6 +359,6 @@ def _lake(seen: Observation) -> Iterator[Metric]:
         for name in seen.lake.set_aside:
             aside.add_metric([name], 1)
     for table, progress in seen.copying.items():
-        for name, gauge in copy.items():
-            gauge.add_metric([table], progress[name])
+        for name, family in copy.items():
+            family.add_metric([table], progress[name])
     yield from (epoch, term, published, took, rows, unfit, skipped, aside, behind, *copy.values())

@@ -1,15 +1,13 @@
 """The safekeepers as metric families of `/metrics`. docs/metrics.md lists them; a test compares the two."""
 
 from collections.abc import Iterator
-from typing import Any
 
 from prometheus_client.metrics_core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
     HistogramMetricFamily,
     Metric,
 )
 
+from walsender_bridge.observability.metric_family import add_known, counter, gauge
 from walsender_bridge.observability.quorum_view import QuorumView, SafekeeperView
 from walsender_bridge.postgres.protocol.lsn import parse_lsn
 from walsender_bridge.quorum.safekeeper.status import WRITE_SECONDS
@@ -23,19 +21,15 @@ def families(seen: QuorumView | None) -> Iterator[Metric]:
     yield from _safekeepers(seen.safekeepers if seen is not None else ())
 
 
-def _gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
-    return GaugeMetricFamily(f"tuskline_{name}", text, labels=labels)
-
-
 def _proposer(seen: QuorumView | None) -> Iterator[Metric]:
-    quorum = _gauge(
+    quorum = gauge(
         "quorum_up", "1 while a majority of the safekeepers follows the proposer; 0: commits hang."
     )
-    term = _gauge("quorum_term", "Term of the proposer.")
-    epoch = _gauge("quorum_epoch", "Election epoch that the proposer writes.")
-    lsn = _gauge("quorum_lsn_bytes", "WAL position of the quorum, in bytes.", "position")
-    queue = _gauge("quorum_queue_bytes", "Bytes of WAL in the proposer's memory.")
-    generation = _gauge("quorum_generation", "Generation of the current membership.")
+    term = gauge("quorum_term", "Term of the proposer.")
+    epoch = gauge("quorum_epoch", "Election epoch that the proposer writes.")
+    lsn = gauge("quorum_lsn_bytes", "WAL position of the quorum, in bytes.", "position")
+    queue = gauge("quorum_queue_bytes", "Bytes of WAL in the proposer's memory.")
+    generation = gauge("quorum_generation", "Generation of the current membership.")
     families = (quorum, term, epoch, lsn, queue, generation)
     if seen is not None and seen.proposer_here:
         proposer = seen.proposer
@@ -52,26 +46,24 @@ def _proposer(seen: QuorumView | None) -> Iterator[Metric]:
 
 def _safekeepers(seen: tuple[SafekeeperView, ...]) -> Iterator[Metric]:
     label = "safekeeper"
-    state = _gauge("safekeeper_state", "1 for the current state of the safekeeper.", label, "state")
-    lag = _gauge(
+    state = gauge("safekeeper_state", "1 for the current state of the safekeeper.", label, "state")
+    lag = gauge(
         "safekeeper_lag_bytes", "Bytes of the proposer's WAL that the safekeeper lacks.", label
     )
-    term = _gauge("safekeeper_term", "Term of the proposer that the safekeeper voted for.", label)
-    epoch = _gauge("safekeeper_epoch", "Last election epoch of the safekeeper's log.", label)
-    lsn = _gauge(
+    term = gauge("safekeeper_term", "Term of the proposer that the safekeeper voted for.", label)
+    epoch = gauge("safekeeper_epoch", "Last election epoch of the safekeeper's log.", label)
+    lsn = gauge(
         "safekeeper_lsn_bytes", "WAL position of the safekeeper, in bytes.", label, "position"
     )
-    wal = _gauge("safekeeper_wal_bytes", "Bytes of the safekeeper's segments on disk.", label)
-    free = _gauge("safekeeper_free_bytes", "Bytes free on the safekeeper's file system.", label)
-    catch_up = _gauge(
-        "safekeeper_catch_up_bytes", "Bytes of older WAL still to be received.", label
-    )
-    readers = _gauge("safekeeper_readers", "Clients that stream WAL from the safekeeper.", label)
-    slots = _gauge("safekeeper_slots", "Replication slots on the safekeeper.", label)
-    removed = CounterMetricFamily(
-        "tuskline_safekeeper_removed_segments",
+    wal = gauge("safekeeper_wal_bytes", "Bytes of the safekeeper's segments on disk.", label)
+    free = gauge("safekeeper_free_bytes", "Bytes free on the safekeeper's file system.", label)
+    catch_up = gauge("safekeeper_catch_up_bytes", "Bytes of older WAL still to be received.", label)
+    readers = gauge("safekeeper_readers", "Clients that stream WAL from the safekeeper.", label)
+    slots = gauge("safekeeper_slots", "Replication slots on the safekeeper.", label)
+    removed = counter(
+        "safekeeper_removed_segments",
         "Old segments that the safekeeper removed or recycled.",
-        labels=[label],
+        label,
     )
     writes = HistogramMetricFamily(
         "tuskline_safekeeper_write_seconds",
@@ -82,19 +74,19 @@ def _safekeepers(seen: tuple[SafekeeperView, ...]) -> Iterator[Metric]:
         name = [each.address]
         for known in dict.fromkeys((*_STATES, each.state)):
             state.add_metric([each.address, known], float(known == each.state))
-        _add(lag, name, each.reported.get("lag_bytes"))
-        _add(catch_up, name, each.catch_up_bytes)
+        add_known(lag, name, each.reported.get("lag_bytes"))
+        add_known(catch_up, name, each.catch_up_bytes)
         if not each.own:
-            _add(lsn, [each.address, "flush"], _lsn(each.flush_lsn))
+            add_known(lsn, [each.address, "flush"], _lsn(each.flush_lsn))
             continue
         own = each.own
         for family, key in ((term, "term"), (epoch, "epoch"), (wal, "wal_bytes")):
             family.add_metric(name, own[key])
-        _add(free, name, own["free_bytes"])
+        add_known(free, name, own["free_bytes"])
         for position in ("begin", "restart", "commit", "flush"):
             lsn.add_metric([each.address, position], parse_lsn(own[f"{position}_lsn"]))
         readers.add_metric(name, own["readers"])
-        _add(slots, name, len(each.server["slots"]) if each.server else None)
+        add_known(slots, name, len(each.server["slots"]) if each.server else None)
         removed.add_metric(name, own["removed_segments"])
         buckets = [
             *zip(map(str, WRITE_SECONDS), own["writes"]["buckets"], strict=True),
@@ -106,9 +98,3 @@ def _safekeepers(seen: tuple[SafekeeperView, ...]) -> Iterator[Metric]:
 
 def _lsn(text: str | None) -> int | None:
     return None if text is None else parse_lsn(text)
-
-
-def _add(family: GaugeMetricFamily, labels: list[str], value: Any) -> None:
-    """Omit an unknown value: any number would be taken for a measurement."""
-    if value is not None:
-        family.add_metric(labels, value)

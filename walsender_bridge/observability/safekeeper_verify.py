@@ -6,11 +6,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
-
 from walsender_bridge.config import Config
 from walsender_bridge.errors import ConfigError, TusklineError
 from walsender_bridge.observability import quorum_view
+from walsender_bridge.observability.verify_bar import verify_bar
 from walsender_bridge.postgres.protocol.lsn import format_lsn, parse_lsn
 from walsender_bridge.quorum.safekeeper import hosting, verify
 from walsender_bridge.quorum.safekeeper.verify import DataDirectory, HeldWal
@@ -60,19 +59,7 @@ def run(places: Sequence[PlaceToVerify], output: Output) -> VerifyReport:
     held: list[HeldWal] = []
     errors: list[TusklineError] = []
     rows = []
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        console=output.progress,
-        transient=True,
-        disable=not output.progress.is_terminal,
-    ) as bars:
-        task = bars.add_task("")
-
-        def progress(what: str, done: int, whole: int) -> None:
-            bars.update(task, description=what, completed=done, total=max(whole, 1))
-
+    with verify_bar(output) as progress:
         for place, reread in places:
             row: dict[str, Any] = {"safekeeper": place.name, "whole": True}
             try:
