@@ -47,7 +47,7 @@ def test_a_good_server_has_no_errors_before_and_after_init(tmp_path: Path, shop:
     tuskline.json("init")
     report = tuskline.json("doctor")
     assert report["errors"] == 0
-    assert any("tuskline_shop holds" in what for what in findings(report, "ok")["slot"])
+    assert any("tuskline_shop retains" in what for what in findings(report, "ok")["slot"])
     tuskline.json("detach")
 
 

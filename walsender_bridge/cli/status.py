@@ -53,7 +53,7 @@ def status(config: ConfigPath = DEFAULT_CONFIG, as_json: AsJson = False) -> None
             output.record(_short(record["quorum"]))
         output.record({"log version": record["log"]["version"]})
         if record["lake"] is not None:
-            output.record({**record["lake"], "set_aside": list(record["lake"]["set_aside"])})
+            output.record({**record["lake"], "not_copied": list(record["lake"]["not_copied"])})
         for text in (*record["problems"], *record["notes"]):
             output.note(text)
     if record["problems"]:
@@ -133,7 +133,7 @@ def summary(seen: Any) -> dict[str, Any]:
             "term": lake and lake.term,
             "published_at": lake and iso_time(lake.published_at),
             "tables": len(lake.readable) if lake else 0,
-            "set_aside": lake.set_aside if lake else {},
+            "not_copied": lake.set_aside if lake else {},
         },
     }
 

@@ -131,20 +131,20 @@ def of_tables(seen: Observation) -> list[TableLag]:
         return []
     merges = {lag.source: lag for lag in of_sources(seen) if lag.stage == "merge"}
     tables: dict[str, Any] = seen.lake.tables
-    aside: dict[str, str] = seen.lake.set_aside
+    not_copied: dict[str, str] = seen.lake.set_aside
     found = []
-    for name in sorted({*tables, *aside}):
+    for name in sorted({*tables, *not_copied}):
         stream = name.partition(".")[0]
         table, merge = tables.get(name), merges.get(stream, Lag(stream, "merge", None, None, None))
         found.append(
             TableLag(
                 name,
-                table.state if table is not None else "set aside",
+                table.state if table is not None else "not copied",
                 table.rows if table is not None else 0,
                 merge.bytes,
                 merge.versions,
                 merge.seconds,
-                aside.get(name, ""),
+                not_copied.get(name, ""),
             )
         )
     return found

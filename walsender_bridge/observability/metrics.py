@@ -326,7 +326,7 @@ def _lake(seen: Observation) -> Iterator[Metric]:
     )
     took = gauge("lake_round_seconds", "Seconds that it took to write the newest epoch.")
     rows = gauge("lake_table_rows", "Rows of the table in the newest epoch.", "table")
-    aside = gauge("lake_table_set_aside", "1 for a table that is not kept, by name.", "table")
+    not_copied = gauge("lake_table_not_copied", "1 for a table whose copy failed.", "table")
     unfit = gauge("lake_table_unfit_rows", "Quarantined rows of the table.", "table")
     skipped = gauge(
         "lake_table_skipped_rows",
@@ -357,8 +357,19 @@ def _lake(seen: Observation) -> Iterator[Metric]:
             if table.state != "live":
                 behind.add_metric([name, table.state], 1)
         for name in seen.lake.set_aside:
-            aside.add_metric([name], 1)
+            not_copied.add_metric([name], 1)
     for table, progress in seen.copying.items():
         for name, family in copy.items():
             family.add_metric([table], progress[name])
-    yield from (epoch, term, published, took, rows, unfit, skipped, aside, behind, *copy.values())
+    yield from (
+        epoch,
+        term,
+        published,
+        took,
+        rows,
+        unfit,
+        skipped,
+        not_copied,
+        behind,
+        *copy.values(),
+    )
