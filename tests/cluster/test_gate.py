@@ -322,12 +322,12 @@ def test_15_an_operator_is_told_who_holds_consumers_up(
         def status() -> dict[str, Any]:
             done = tuskline.run("status", "--json")
             found: dict[str, Any] = json.loads(done.stdout)
-            assert bool(done.returncode) == bool(found["ill"])
+            assert bool(done.returncode) == bool(found["problems"])
             return found
 
         wait_for(lambda: status()["sources"][0]["state"] == "streaming", 60, "capture streams")
         insert(shop.dsn, 1)
-        told = wait_for(lambda: [w for w in status()["ill"] if "gate" in w], 90, "it says so")
+        told = wait_for(lambda: [w for w in status()["problems"] if "gate" in w], 90, "it says so")
         assert f"slot {slot} is not in use" in told[0]
         assert "slot gone is not on the server" in told[0]
         found = {row["candidate"]: row for row in status()["gate"]}
@@ -340,7 +340,7 @@ def test_15_an_operator_is_told_who_holds_consumers_up(
         shop.execute("SELECT pg_create_physical_replication_slot('gone', true)")
         with FakeStandby(shop.dsn, slot) as one, FakeStandby(shop.dsn, "gone") as two:
             one.flushed = two.flushed = insert(shop.dsn)
-            wait_for(lambda: not status()["ill"], 90, "all is well")
+            wait_for(lambda: not status()["problems"], 90, "all is well")
             report = tuskline.json("doctor")
             checks = [each for each in report["findings"] if each["check"] == "commit gate"]
             assert [each["severity"] for each in checks] == ["ok", "ok"]

@@ -277,8 +277,8 @@ def test_init_names_the_slot_that_it_makes(tmp_path: Path, log: ChangeLog, shop:
     place.tuskline.json("init")
     # Nothing was captured, so nothing is skipped.
     drop_slot(shop, SLOT)
-    assert place.tuskline.json("init")["made"] == [{"source": "shop", "made": f"slot {SLOT}"}]
-    assert place.tuskline.json("init")["made"] == []
+    assert place.tuskline.json("init")["created"] == [{"source": "shop", "created": f"slot {SLOT}"}]
+    assert place.tuskline.json("init")["created"] == []
 
 
 def test_init_after_detach_does_not_begin_a_history_again(place: Place, shop: Database) -> None:
@@ -294,7 +294,7 @@ def test_init_after_detach_does_not_begin_a_history_again(place: Place, shop: Da
     # Where nobody knows of the history, the slot is made, and capture refuses it.
     place.log.stop_repository()
     place.capture.status_file.unlink()
-    assert f"slot {SLOT}" in {row["made"] for row in place.tuskline.json("init")["made"]}
+    assert f"slot {SLOT}" in {row["created"] for row in place.tuskline.json("init")["created"]}
     place.log.start_repository()
     assert "the slot was made anew or moved" in place.refused(Cause.DIVERGED)["what"]
     assert "the slot was made anew or moved" in place.doctor(Cause.DIVERGED)["what"]

@@ -114,7 +114,7 @@ def test_functions_that_fit_better_than_those_of_the_catalog_are_not_called(
     )
     named = {"dsn": intruder.source, "tables": TABLES}
     tuskline = Attached(tmp_path, {"shop": named})
-    assert tuskline.json("init", *ADMIN, env=intruder.env)["made"]
+    assert tuskline.json("init", *ADMIN, env=intruder.env)["created"]
     assert intruder.ran() == []
     tuskline.json("doctor")
     tuskline.run("status")
@@ -123,7 +123,7 @@ def test_functions_that_fit_better_than_those_of_the_catalog_are_not_called(
     )
     with quorum.session(asked, ADMIN[1] + f" password={intruder.env['PGPASSWORD']}") as connection:
         quorum.facts(connection, asked)
-    assert tuskline.json("detach", *ADMIN, env=intruder.env)["taken_back"]
+    assert tuskline.json("detach", *ADMIN, env=intruder.env)["removed"]
     assert intruder.ran() == []
 
 
@@ -171,8 +171,8 @@ def test_a_schema_that_another_role_made_first_is_not_adopted(
         run_script(shop.dsn, script)
     # The way out that the errors name.
     shop.execute("DROP SCHEMA tuskline CASCADE")
-    assert tuskline.json("init", *ADMIN, env=intruder.env)["made"]
-    assert tuskline.json("detach", *ADMIN, env=intruder.env)["taken_back"]
+    assert tuskline.json("init", *ADMIN, env=intruder.env)["created"]
+    assert tuskline.json("detach", *ADMIN, env=intruder.env)["removed"]
     assert intruder.ran() == []
 
 
@@ -240,7 +240,7 @@ def test_an_administrator_runs_nothing_of_the_role_that_attached(
     tmp_path: Path, own: Intruder
 ) -> None:
     tuskline = Attached(tmp_path, {"shop": {"dsn": own.source, "tables": TABLES}})
-    assert tuskline.json("init")["made"]
+    assert tuskline.json("init")["created"]
     source = CaptureSource("shop", own.source, "tuskline_shop", "tuskline_shop", TABLES)
     admin = ADMIN[1] + f" password={own.env['PGPASSWORD']}"
     for change, (do, undo) in CHANGES.items():
@@ -260,7 +260,7 @@ def test_an_administrator_runs_nothing_of_the_role_that_attached(
     error = tuskline.error("detach", *ADMIN, env=own.env, code=Cause.PRIVILEGE)
     assert "trigger t on tuskline.made" in error["what"]
     own.execute(CHANGES["trigger"][1])
-    assert tuskline.json("detach", *ADMIN, env=own.env)["taken_back"]
+    assert tuskline.json("detach", *ADMIN, env=own.env)["removed"]
     assert own.ran() == []
 
 

@@ -310,7 +310,7 @@ def _emptied(tuskline: Attached, server: LocalServer, tmp_path: Path) -> None:
     # The bridge's disk is lost as well: the server knows.
     settings.quorum_id_file.unlink()
     tuskline.up()
-    wait_for(lambda: named(known.quorum, quorum(tuskline)["ill"]), 60, "it says so, by name")
+    wait_for(lambda: named(known.quorum, quorum(tuskline)["problems"]), 60, "it says so, by name")
     assert tuskline.run("status").returncode == Cause.UNAVAILABLE
     assert f"{known.quorum:032x}" in tuskline.run("doctor").stdout
     assert tuskline.run("wait", "--quorum", "--timeout", "1").returncode == Cause.TIMEOUT

@@ -93,7 +93,7 @@ def test_12_members_are_added_removed_and_replaced_by_commands(
     assert changed("remove", first) == (5, {second, third, one_more})
     insert(server, 2)
     # Who has left and still runs is no fault; what to write into the configuration is said.
-    assert quorum(tuskline)["ill"] == []
+    assert quorum(tuskline)["problems"] == []
     done = tuskline.run("safekeeper", "replace", second, first)
     assert done.returncode == 0, done.stderr
     assert "write into" in done.stderr

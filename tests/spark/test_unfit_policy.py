@@ -79,7 +79,7 @@ def test_26_the_policy_of_each_table_in_a_job_that_runs(tmp_path: Path, database
         refused = tuskline.run("flush", "--timeout", "120", seconds=150)
         assert refused.returncode == Cause.TIMEOUT, refused.stderr
         assert f"{BILLS} (stale: " in refused.stderr
-        (word,) = tuskline.json("status", code=Cause.UNAVAILABLE)["ill"]
+        (word,) = tuskline.json("status", code=Cause.UNAVAILABLE)["problems"]
         for part in (BILLS, "public.bills.price", "NaN", f"tuskline table resume {BILLS}"):
             assert part in word
         wait_for(lambda: ready(tuskline) == (503, [word]), 30, "/readyz says so too")

@@ -66,7 +66,7 @@ class Sick:
                 done = self.tuskline.run("status", "--json")
                 record = json.loads(done.stdout.splitlines()[-1])
                 assert (done.returncode == 0) == record["healthy"]
-                return " ".join(record["ill"])
+                return " ".join(record["problems"])
             case "readyz":
                 return self.shop.unready()
             case "doctor":

@@ -70,7 +70,7 @@ def test_a_table_that_does_not_follow_is_named_with_the_way_out(settings: Config
         (
             "shop.public.c",
             "was not copied: permission denied",
-            "GRANT SELECT; it is tried again",
+            "GRANT SELECT; it is retried",
         ),
     ]
     (other,) = [each for each in doctor_parts.of_lake(settings, "other") if each.check == "lake"]

@@ -326,7 +326,7 @@ def test_42_an_open_gate_is_said() -> None:
     look(state, {"a": follows(100)})
     look(state, {}, timeline=2, was="a")
     assert state.open
-    (word,) = gate_view.ill("shop", told(open=True), 0.0)
+    (word,) = gate_view.problems("shop", told(open=True), 0.0)
     assert "the commit gate of shop is open" in word
     both = members("a", "b", on_missing="degrade", degrade_after=1.0)
     look(both, {"b": GateSlot(100)}, was="a")
@@ -473,15 +473,17 @@ def told(**changes: Any) -> dict[str, Any]:
 def test_a_gate_that_is_closed_for_long_is_said_with_its_reasons_and_a_candidate_that_is_left_out() -> (
     None
 ):
-    assert list(gate_view.ill("shop", None, 0.0)) == []
-    assert list(gate_view.ill("shop", told(), 1000.0)) == []
+    assert list(gate_view.problems("shop", None, 0.0)) == []
+    assert list(gate_view.problems("shop", told(), 1000.0)) == []
     closed = told(holding=["slot a is not in use"], stuck_since=990.0)
-    assert list(gate_view.ill("shop", closed, 991.0)) == []
-    (word,) = gate_view.ill("shop", closed, 1000.0)
+    assert list(gate_view.problems("shop", closed, 991.0)) == []
+    (word,) = gate_view.problems("shop", closed, 1000.0)
     assert "closed for 10 s" in word
     assert "slot a is not in use" in word
-    (word,) = gate_view.ill("shop", told(candidate={"standing": "degraded", "away": "gone"}), 0.0)
-    assert "candidate a is left out" in word
+    (word,) = gate_view.problems(
+        "shop", told(candidate={"standing": "degraded", "away": "gone"}), 0.0
+    )
+    assert "no longer waits for candidate a" in word
     assert "gone" in word
 
 
@@ -508,9 +510,9 @@ def test_doctor_says_who_cannot_be_waited_for(on_missing: Any) -> None:
     of_members = Rule(("a", "b"), members=True, on_missing=on_missing)
     good, itself = doctor_gate.evaluate(facts, of_members, "shop")
     assert good.severity is itself.severity is Severity.OK
-    assert "b is the server itself" in itself.what
+    assert "b is the current primary" in itself.what
     both = {**facts, "slots": {"a": slot, "b": slot}}
     *_, none = doctor_gate.evaluate(both, of_members, "shop")
-    assert "the server is not one of them" in none.what
+    assert "so the server itself is not among them" in none.what
     *_, blind = doctor_gate.evaluate({**facts, "may_see": False}, rule, "shop")
     assert "pg_read_all_stats" in blind.repair

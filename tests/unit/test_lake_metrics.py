@@ -35,4 +35,4 @@ def test_held_tables_and_copies_are_told():
     assert samples["tuskline_lake_table_skipped_rows", "shop.public.a"] == 2
     assert samples["tuskline_lake_copy_bytes", "shop.public.b"] == 600
     assert samples["tuskline_lake_copy_pieces_done", "shop.public.b"] == 1
-    assert "table shop.public.a holds the epochs back: it lost t" in seen.ill
+    assert "table shop.public.a holds the epochs back: it lost t" in seen.problems

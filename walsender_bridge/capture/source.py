@@ -318,7 +318,7 @@ def slot_position(connection: psycopg.Connection[Any], source: CaptureSource) ->
     where = f"{source.where}, slot {source.slot}"
     if slot["plugin"] != "pgoutput" or slot["database"] != database or slot["temporary"]:
         raise SlotError(
-            f"not a lasting pgoutput slot of database {database}",
+            f"not a permanent pgoutput slot of database {database}",
             where=where,
             repair="choose another slot name",
         )

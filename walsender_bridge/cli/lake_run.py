@@ -1,6 +1,6 @@
-"""What `lake run` runs: a Spark driver that publishes epochs, the only one of this machine at its lake.
+"""`tuskline lake run`: a Spark driver that publishes epochs, the only one of this machine for its lake.
 
-Its locks come before Spark, which takes seconds to start. A driver on another machine stands by (docs/decisions/lake-writer.md).
+It takes its locks before it starts Spark, which takes seconds. A driver on another machine stands by (docs/decisions/lake-writer.md).
 """
 
 import os
@@ -34,7 +34,7 @@ def run(settings: Config) -> None:
 
 
 def place(uri: str) -> Path:
-    """Where a lake's driver on this machine has its lock."""
+    """The folder in which this machine's driver of a lake holds its lock."""
     return local_root(uri) / "_tuskline" / "hosts" / os.uname().nodename.replace("/", "_")
 
 
@@ -48,7 +48,7 @@ def _drive(settings: Config) -> None:
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     signal.signal(signal.SIGINT, lambda *_: stop.set())
     with scratch(settings.scratch_dir) as own_folder:
-        # Under spark-submit the JVM runs, and has its folders where its own settings say.
+        # Under spark-submit the JVM already runs, with the folders of its own settings.
         own = {} if submitted() else scratch_settings(own_folder, lake.spark_master)
         spark = session("tuskline-lake", master=lake.spark_master, lake=lake.uri, conf=own)
         try:
