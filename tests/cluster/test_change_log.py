@@ -198,7 +198,7 @@ class Load:
         self.stopping.set()
         self.thread.join()
 
-    def goes_on(self) -> None:
+    def has_history(self) -> None:
         """Until more is acknowledged than now, and than what was on its way from a log server that is dead."""
         enough = self.count + 2
         eventually(lambda: self.count >= enough or self.problem is not None, "the load goes on")
@@ -260,11 +260,11 @@ def test_a_log_server_killed_under_load_loses_nothing_acknowledged(
     choose = random.Random(seed)
     with Load(processes, seed) as load:
         for _ in range(4):
-            load.goes_on()
+            load.has_history()
             time.sleep(choose.uniform(0.0, 0.7))
             processes.kill("log-server")
             processes.start_log_server()
-        load.goes_on()
+        load.has_history()
     assert load.problem is None
     assert load.restarts >= 4
     check_log(processes, load.acknowledged)
@@ -277,7 +277,7 @@ def test_a_repository_killed_under_load_goes_on_where_it_was(
     seen = 0
     with Load(processes, seed) as load:
         for _ in range(4):
-            load.goes_on()
+            load.has_history()
             time.sleep(choose.uniform(0.0, 0.7))
             with processes.log() as log:
                 seen = max(seen, log.status().version)

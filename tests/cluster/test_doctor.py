@@ -210,7 +210,7 @@ def test_slots_that_are_not_ours_or_lost(tmp_path: Path, make_server: MakeServer
         connection.execute("SELECT pg_create_logical_replication_slot('tuskline_shop', 'pgoutput')")
         report = tuskline.json("doctor", code=Cause.PUBLICATION)
         assert "was dropped" in findings(report, "error")["publication"][0]
-        connection.execute("DELETE FROM tuskline.made")
+        connection.execute("DELETE FROM tuskline.provisioned")
         report = tuskline.json("doctor", code=Cause.PUBLICATION)
         assert "no change can be decoded" in findings(report, "error")["publication"][0]
 

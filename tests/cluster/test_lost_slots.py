@@ -184,7 +184,7 @@ def test_a_publication_that_goes_while_capture_streams(
 def test_a_publication_that_an_older_version_began_with_is_recorded_by_the_next_session(
     place: Place, shop: Database
 ) -> None:
-    own = f"FROM tuskline.made WHERE slot = '{SLOT}' AND kind = 'publication oid'"
+    own = f"FROM tuskline.provisioned WHERE slot = '{SLOT}' AND kind = 'publication oid'"
     shop.execute(f"DELETE {own}")
     place.capture_some(shop.dsn, "INSERT INTO orders VALUES (2, 'goes on')")
     with shop.connect() as connection:
@@ -195,7 +195,8 @@ def test_a_publication_that_an_older_version_began_with_is_recorded_by_the_next_
     # Without the row: what made the publication is in the record, and that there is a history in the log.
     for rows in ("kind = 'publication oid'", "true"):
         shop.execute(
-            f"DELETE FROM tuskline.made WHERE {rows}", f"DROP PUBLICATION IF EXISTS {PUBLICATION}"
+            f"DELETE FROM tuskline.provisioned WHERE {rows}",
+            f"DROP PUBLICATION IF EXISTS {PUBLICATION}",
         )
         assert "was dropped:" in place.refused(Cause.PUBLICATION)["what"]
 
@@ -216,9 +217,11 @@ def test_a_role_that_an_administrator_made_sees_that_its_publication_is_another_
         assert "made again" in place.refused(Cause.PUBLICATION)["what"]
         assert "made again" in place.doctor(Cause.PUBLICATION)["what"]
         # With no right to read the record it is no worse than it was, and `doctor` names the right.
-        shop.execute(f"REVOKE SELECT ON tuskline.made FROM {role}")
+        shop.execute(f"REVOKE SELECT ON tuskline.provisioned FROM {role}")
         report = place.tuskline.json("doctor")
-        assert any("may not read tuskline.made" in each["what"] for each in report["findings"])
+        assert any(
+            "may not read tuskline.provisioned" in each["what"] for each in report["findings"]
+        )
     finally:
         place.tuskline.run("detach", *admin, env=env)
     with shop.connect() as connection:

@@ -344,7 +344,7 @@ def _durable(now: float, lsn: int, committed: int = 0) -> Acknowledged:
 
 
 def test_a_closed_gate_stops_the_reading_at_the_limit_and_reports_go_on() -> None:
-    state = new_state(gate=0, held_limit=2000)
+    state = new_state(gate=0, max_uncommitted_bytes=2000)
     step(state, CopyDataReceived(0.0, one(1000)))
     step(state, CaptureTick(0.03, 0))
     reading = [state.reading]

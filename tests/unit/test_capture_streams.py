@@ -116,7 +116,7 @@ def test_a_streamed_transaction_is_in_the_log_as_an_ordinary_one() -> None:
         *pg.transaction(COMMIT, 7, [row(0), row(1), row(2)]),
     ]
     assert not session.files
-    assert session.state.streams.held == 0
+    assert session.state.streams.spooled_bytes == 0
     assert session.replica.last_end_lsn == END
 
 
@@ -191,7 +191,7 @@ def test_30_an_aborted_transaction_leaves_nothing() -> None:
         session.receive(pg.stream_abort(7, 7, parallel=parallel))
         assert not session.files
         assert session.log() == []
-        assert session.state.streams.held == len(session.state.streams) == 0
+        assert session.state.streams.spooled_bytes == len(session.state.streams) == 0
 
 
 def test_30_an_aborted_subtransaction_leaves_nothing() -> None:

@@ -14,9 +14,9 @@ from walsender_bridge.capture.gate.core import (
     Effect,
     GateDecision,
     GateState,
+    ObservedServer,
     Pass,
     Rule,
-    Seen,
     Standing,
     step,
 )
@@ -42,7 +42,8 @@ def look(
     state: GateState, slots: Mapping[str, GateSlot], now: float = 0.0, **facts: Any
 ) -> list[Effect]:
     return step(
-        state, Seen(**{"now": now, "timeline": 1, "flush_lsn": END, "slots": slots, **facts})
+        state,
+        ObservedServer(**{"now": now, "timeline": 1, "flush_lsn": END, "slots": slots, **facts}),
     )
 
 
@@ -464,7 +465,7 @@ def test_a_line_that_a_crash_cut_off_is_none_and_another_ones_is_refused(tmp_pat
 
 
 def told(**changes: Any) -> dict[str, Any]:
-    candidate = {"slot": "a", "standing": "counted", "held_lsn": 100, "away": ""}
+    candidate = {"slot": "a", "standing": "counted", "flush_lsn": 100, "away": ""}
     gate = {"position_lsn": 100, "holding": [], "stuck_since": None, "quorum_lsn": None}
     gate["open"] = False
     return {**gate, "candidates": [{**candidate, **changes.pop("candidate", {})}], **changes}

@@ -21,7 +21,7 @@ from walsender_bridge.change_log import protocol
 from walsender_bridge.change_log.client import LogStatus, ReplicaClient, StreamCut
 from walsender_bridge.change_log.protocol import CommitContext, CutPoint
 from walsender_bridge.change_log.replica import fatal_segments
-from walsender_bridge.change_log.replica.disk import Judgement
+from walsender_bridge.change_log.replica.disk import RecoveryOutcome
 from walsender_bridge.change_log.replica.host import HostedReplica
 from walsender_bridge.change_log.replica.service import ReplicaServer, _batch
 from walsender_bridge.change_log.storage.segment import Segment
@@ -178,7 +178,7 @@ def test_a_damaged_entry_is_named_kept_aside_and_not_skipped(damaged_log: tuple[
     folder, last = damaged_log
     replica = HostedReplica(folder)
     replica.recover()
-    assert replica.judgement[0] == Judgement.VALID
+    assert replica.outcome[0] == RecoveryOutcome.VALID
     with pytest.raises(CorruptError, match=r"CRC32C.*kept aside") as caught:
         list(replica.read(1, last + 1, None))
     assert "stream shop, offset 3, " in caught.value.where
@@ -192,8 +192,8 @@ def test_a_damaged_entry_is_named_kept_aside_and_not_skipped(damaged_log: tuple[
     replica.close()
     again = HostedReplica(folder)
     again.recover()
-    judgement, reason = again.judgement
-    assert judgement == Judgement.INVALID
+    outcome, reason = again.outcome
+    assert outcome == RecoveryOutcome.INVALID
     assert "offset 3" in reason
     again.close()
 
@@ -368,9 +368,9 @@ def test_a_segment_that_ends_its_reader_is_found_and_kept_aside_by_the_next_log_
     assert segment.exists()
     log_server = ReplicaServer(tmp_path, "127.0.0.1:0", after=signal.SIGBUS)
     try:
-        judged = {name: log_server.replica(name).judgement for name in ("bank", "shop")}
-        assert judged["bank"][0] == Judgement.VALID
-        assert judged["shop"][0] == Judgement.INVALID
+        judged = {name: log_server.replica(name).outcome for name in ("bank", "shop")}
+        assert judged["bank"][0] == RecoveryOutcome.VALID
+        assert judged["shop"][0] == RecoveryOutcome.INVALID
         assert "ends the process with SIG" in judged["shop"][1]
     finally:
         log_server.stop()

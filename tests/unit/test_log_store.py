@@ -16,7 +16,7 @@ from tests.support import pgoutput_messages as pm
 from tests.support.log_entries import AUDIT, SCHEMAS, EntryMaker
 from walsender_bridge.change_log import entry
 from walsender_bridge.change_log.protocol import CommitContext
-from walsender_bridge.change_log.replica.disk import Judgement
+from walsender_bridge.change_log.replica.disk import RecoveryOutcome
 from walsender_bridge.change_log.replica.host import HostedReplica
 from walsender_bridge.change_log.storage.segment import Segment
 from walsender_bridge.change_log.storage.store import StreamStore
@@ -97,7 +97,7 @@ def test_what_is_read_is_what_was_written_over_segments_and_restarts(log: Log) -
     log.fill(12)
     assert len(log.segments()) >= 3
     log.restart()
-    assert log.host.judgement == (Judgement.VALID, "")
+    assert log.host.outcome == (RecoveryOutcome.VALID, "")
     assert log.read(1, 13) == log.written
     entries = [e for batch in log.host.read(4, 9, None) for e in batch]
     assert [(e.offset, e.version, e.global_offset) for e in entries] == [
@@ -148,7 +148,7 @@ def test_all_trimmed_is_valid_and_goes_on_where_it_was(log: Log) -> None:
     log.fill(8)
     log.host.trim(FOREVER, FOREVER)
     log.restart()
-    assert log.host.judgement[0] in {Judgement.ALL_TRIMMED, Judgement.VALID}
+    assert log.host.outcome[0] in {RecoveryOutcome.ALL_TRIMMED, RecoveryOutcome.VALID}
     status = log.host.status()
     assert (status.low_offset, status.end_offset, status.version) == (9, 9, 8)
     log.take_over()
@@ -228,7 +228,7 @@ def test_a_half_made_segment_is_removed(log: Log) -> None:
     (draft / "data.mdb").write_bytes(b"half")
     log.restart()
     assert not draft.exists()
-    assert log.host.judgement == (Judgement.VALID, "")
+    assert log.host.outcome == (RecoveryOutcome.VALID, "")
 
 
 def test_a_drop_that_was_cut_off_is_finished_at_the_next_opening(log: Log) -> None:
@@ -241,7 +241,7 @@ def test_a_drop_that_was_cut_off_is_finished_at_the_next_opening(log: Log) -> No
             shutil.copytree(folder, log.folder / folder.name)
     log.restart()
     assert log.segments()[0] > 1
-    assert log.host.judgement == (Judgement.VALID, "")
+    assert log.host.outcome == (RecoveryOutcome.VALID, "")
 
 
 # -- damage -----------------------------------------------------------------------------------------
@@ -249,8 +249,8 @@ def test_a_drop_that_was_cut_off_is_finished_at_the_next_opening(log: Log) -> No
 
 def silent(log: Log, reason: str) -> None:
     assert log.host.report("k") is None
-    judgement, why = log.host.judgement
-    assert judgement == Judgement.INVALID
+    outcome, why = log.host.outcome
+    assert outcome == RecoveryOutcome.INVALID
     assert reason in why
 
 

@@ -14,13 +14,13 @@ from walsender_bridge.change_log.replica.disk import (
     DropFrom,
     Durable,
     Effect,
-    Judgement,
     PutDurable,
     PutEntry,
     PutIndex,
     PutSchema,
+    RecoveryOutcome,
     StoredReplica,
-    judge,
+    evaluate,
 )
 from walsender_bridge.errors import (
     CorruptError,
@@ -56,22 +56,22 @@ def commit_all(replica: Replica, version: int, start: int = 1) -> CommitContext:
 # One character an offset, from 1.  x trimmed   C committed   U uncommitted   . lost
 # ] the end of the commit context (none: there is no context)   ) the end of the index, where it differs
 RECOVERY = [
-    ("", Judgement.NEW),
-    ("UU", Judgement.VALID),
-    ("CCC]", Judgement.VALID),
-    ("CCC]UU", Judgement.VALID),
-    ("xxCC]", Judgement.VALID),
-    ("xxCC]U", Judgement.VALID),
-    ("xxxx]", Judgement.ALL_TRIMMED),
-    ("xxxx]UU", Judgement.VALID),
-    ("....]", Judgement.INVALID),  # total loss is no trim
-    ("x...]", Judgement.INVALID),
-    ("..CC]", Judgement.INVALID),  # a prefix is lost, not trimmed
-    ("x.CC]", Judgement.INVALID),
-    ("CC..]", Judgement.INVALID),  # the context is ahead
-    ("CC]CC)", Judgement.INVALID),  # the context is behind the index
-    ("CC)CC]", Judgement.INVALID),  # the index is behind the context
-    ("CC)", Judgement.INVALID),  # commits without a context
+    ("", RecoveryOutcome.NEW),
+    ("UU", RecoveryOutcome.VALID),
+    ("CCC]", RecoveryOutcome.VALID),
+    ("CCC]UU", RecoveryOutcome.VALID),
+    ("xxCC]", RecoveryOutcome.VALID),
+    ("xxCC]U", RecoveryOutcome.VALID),
+    ("xxxx]", RecoveryOutcome.ALL_TRIMMED),
+    ("xxxx]UU", RecoveryOutcome.VALID),
+    ("....]", RecoveryOutcome.INVALID),  # total loss is no trim
+    ("x...]", RecoveryOutcome.INVALID),
+    ("..CC]", RecoveryOutcome.INVALID),  # a prefix is lost, not trimmed
+    ("x.CC]", RecoveryOutcome.INVALID),
+    ("CC..]", RecoveryOutcome.INVALID),  # the context is ahead
+    ("CC]CC)", RecoveryOutcome.INVALID),  # the context is behind the index
+    ("CC)CC]", RecoveryOutcome.INVALID),  # the index is behind the context
+    ("CC)", RecoveryOutcome.INVALID),  # commits without a context
 ]
 
 
@@ -91,15 +91,15 @@ def found_in(picture: str) -> StoredReplica:
 
 
 @pytest.mark.parametrize(("picture", "expected"), RECOVERY)
-def test_recovery_judges_what_it_finds(picture: str, expected: Judgement) -> None:
-    judgement, reason = judge(found_in(picture))
-    assert judgement == expected
-    assert bool(reason) == (expected == Judgement.INVALID)
+def test_recovery_judges_what_it_finds(picture: str, expected: RecoveryOutcome) -> None:
+    outcome, reason = evaluate(found_in(picture))
+    assert outcome == expected
+    assert bool(reason) == (expected == RecoveryOutcome.INVALID)
 
 
 def test_what_the_store_found_damaged_is_invalid_whatever_the_rest_says() -> None:
     found = replace(found_in("CCC]"), damage="segment-7 was damaged")
-    assert judge(found) == (Judgement.INVALID, "segment-7 was damaged")
+    assert evaluate(found) == (RecoveryOutcome.INVALID, "segment-7 was damaged")
 
 
 def test_an_invalid_replica_is_silent_and_refuses_everything() -> None:
@@ -417,7 +417,7 @@ class ReplicaMachine(RuleBasedStateMachine):
         found = StoredReplica(self.durable, first, last, indexed)
         tail = [self.entries[o] for o in offsets if o >= self.durable.committed_end]
         replica = Replica(found, tail, HASHES.values())
-        assert replica.judgement != Judgement.INVALID, replica.reason
+        assert replica.outcome != RecoveryOutcome.INVALID, replica.reason
         return replica
 
     def _do(self, effects: list[Effect]) -> None:

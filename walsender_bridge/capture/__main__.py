@@ -36,7 +36,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--status-file", type=Path, help="where to say how far it is (JSON)")
     parser.add_argument("--spool", required=True, type=Path, help="a folder for large transactions")
     parser.add_argument("--spool-limit", type=int, default=LIMIT_BYTES, help="bytes; 0: no spool")
-    parser.add_argument("--held-limit", type=int, default=core.HELD_BYTES, help="bytes of WAL")
+    parser.add_argument(
+        "--max-uncommitted-bytes", type=int, default=core.MAX_UNCOMMITTED_BYTES, help="bytes of WAL"
+    )
     gate = parser.add_argument_group("the commit gate (capture/gate/core.py)")
     gate.add_argument("--candidate", action="append", default=[], help="a physical slot, repeated")
     gate.add_argument(
@@ -60,7 +62,7 @@ def main(arguments: list[str]) -> int:
             gate=_gate(given),
             spool=given.spool,
             spool_limit=given.spool_limit,
-            held_limit=given.held_limit,
+            max_uncommitted_bytes=given.max_uncommitted_bytes,
             status_file=given.status_file,
         )
         for number in (signal.SIGTERM, signal.SIGINT):

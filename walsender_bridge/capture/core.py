@@ -17,7 +17,7 @@ Invariants.
   be what the log holds (`overlap.py`).
 - *Bounded.* At most one entry (1 MiB, or one message) is held uncut, and 64 MiB wait for the replica's
   acknowledgement; past that `CaptureState.reading` is false and the socket is left alone, while reports go on. The
-  same when the log holds more than `held_limit` bytes of WAL that is not committed, while the gate is closed:
+  same when the log holds more than `max_uncommitted_bytes` bytes of WAL that is not committed, while the gate is closed:
   then the server keeps it.
 
 An entry is cut where a transaction ends if one does, so under load each entry's end is committable; a
@@ -64,7 +64,7 @@ from walsender_bridge.postgres.protocol.replication import (
 #: answered what it was sent.
 ENTRY_SECONDS: Final = 0.020
 #: Bytes of WAL, between its last committed transaction and its end, that a log may hold back uncommitted.
-HELD_BYTES: Final = 16 << 30
+MAX_UNCOMMITTED_BYTES: Final = 16 << 30
 #: Bytes of entries that may wait for the replica's acknowledgement.
 IN_FLIGHT_BYTES: Final = 64 << 20
 #: The same while a spooled transaction is replayed: it waits on disk as well, and needs no memory.
@@ -107,16 +107,16 @@ class CaptureState(Entries):
 
     gate: int = MAX_LSN
     #: Bytes of WAL that the log may hold uncommitted: what the commit gate holds is on the log's disk up to here.
-    held_limit: int = HELD_BYTES
+    max_uncommitted_bytes: int = MAX_UNCOMMITTED_BYTES
     overlap: Overlap = field(default_factory=Overlap)
     durable_lsn: int = 0
     #: Everything that commits at or before this, and is not above `received_lsn`, is known to be empty.
     idle_lsn: int = 0
     confirming: tuple[int, int] = field(init=False)
     #: The gate that the replica knows.
-    told_gate: int = field(init=False)
+    reported_gate: int = field(init=False)
     #: The server waits for an answer: the next heartbeat is near.
-    hurry: bool = False
+    reply_requested: bool = False
 
     mode: int = _OUTSIDE
     final_lsn: int = 0
@@ -137,7 +137,7 @@ class CaptureState(Entries):
     def __post_init__(self) -> None:
         Entries.__post_init__(self)
         self.confirming = self.confirmed
-        self.told_gate = self.gate
+        self.reported_gate = self.gate
         self.appended_at = self.now
         # The server hears at once how far its slot is confirmed.
         self.reported_at = self.now - REPORT_SECONDS
@@ -145,11 +145,11 @@ class CaptureState(Entries):
     @property
     def reading(self) -> bool:
         """Whether more may be taken from the walsender."""
-        held = self.logged_lsn - max(self.committed_lsn, self.confirmed[1])
+        uncommitted = self.logged_lsn - max(self.committed_lsn, self.confirmed[1])
         return (
             self.in_flight_bytes < IN_FLIGHT_BYTES
             and self.replay is None
-            and held < self.held_limit
+            and uncommitted < self.max_uncommitted_bytes
         )
 
     @property
@@ -214,7 +214,7 @@ def _receive(state: CaptureState, payloads: Sequence[bytes]) -> bool:
     """
     reply = False
     mode = state.mode
-    buffer, held, limit = state.buffer, state.buffer_bytes, entries.ENTRY_BYTES
+    buffer, buffered, limit = state.buffer, state.buffer_bytes, entries.ENTRY_BYTES
     tail, add, inside = _TAIL, buffer.append, _INSIDE
     if not buffer:
         state.first_at = state.now
@@ -241,18 +241,18 @@ def _receive(state: CaptureState, payloads: Sequence[bytes]) -> bool:
                 if mode == _SKIPPING:
                     continue
                 if mode == _OUTSIDE:
-                    held = _message(state, data, held)
+                    buffered = _message(state, data, buffered)
                     continue
                 if not state.overlap.done:
                     state.overlap.taken(state.final_lsn)
-                held = state.room(held, len(state.begin) + PREFIX)
+                buffered = state.room(buffered, len(state.begin) + PREFIX)
                 add(state.begin)
-                held += len(state.begin) + PREFIX
+                buffered += len(state.begin) + PREFIX
                 mode = _TAKING
             size = len(data) - _LESS
-            held += size
-            if held > limit:
-                held = state.room(held - size, size) + size
+            buffered += size
+            if buffered > limit:
+                buffered = state.room(buffered - size, size) + size
             add(data[tail])
         elif kind == pgoutput.BEGIN:
             if len(data) != _BEGIN_SIZE or mode != _OUTSIDE:
@@ -272,20 +272,20 @@ def _receive(state: CaptureState, payloads: Sequence[bytes]) -> bool:
                 raise _not_in_order(state, commit_lsn, end_lsn)
             if mode == _TAKING:
                 size = _COMMIT_SIZE - XLOG_HEADER_SIZE + PREFIX
-                if held + size > limit:
-                    held = state.room(held, size)
+                if buffered + size > limit:
+                    buffered = state.room(buffered, size)
                 buffer.append(data[XLOG_HEADER_SIZE:])
-                held += size
-                state.end_transaction(end_lsn, held)
+                buffered += size
+                state.end_transaction(end_lsn, buffered)
             elif mode == _BEGUN:
                 state.idle_lsn = max(state.idle_lsn, end_lsn)
             else:
                 state.overlap.skipped(end_lsn, commit_time + pgoutput.POSTGRES_EPOCH)
             mode = _OUTSIDE
         elif kind == pgoutput.RELATION:
-            state.buffer_bytes = held
+            state.buffer_bytes = buffered
             state.streams.described(state.relation(data[XLOG_HEADER_SIZE:]))
-            held = state.buffer_bytes
+            buffered = state.buffer_bytes
         elif kind == pgoutput.TYPE:
             message = bytes(data[XLOG_HEADER_SIZE:])
             state.types[pgoutput.relation_oid(message)] = message
@@ -297,20 +297,20 @@ def _receive(state: CaptureState, payloads: Sequence[bytes]) -> bool:
         elif kind == pgoutput.STREAM_ABORT:
             state.streams.abort(data[XLOG_HEADER_SIZE:])
         elif kind == pgoutput.STREAM_COMMIT:
-            state.buffer_bytes = held
+            state.buffer_bytes = buffered
             _stream_commit(state, data[XLOG_HEADER_SIZE:])
-            held = state.buffer_bytes
+            buffered = state.buffer_bytes
             if state.replay is not None:
                 state.replay.waiting += rest
                 state.messages -= len(state.replay.waiting)
         else:
             raise _fault(f"a message of unknown kind {chr(kind)!r}", data)
-    state.mode, state.buffer_bytes = mode, held
-    state.hurry |= reply
+    state.mode, state.buffer_bytes = mode, buffered
+    state.reply_requested |= reply
     return reply
 
 
-def _message(state: CaptureState, data: bytes, held: int) -> int:
+def _message(state: CaptureState, data: bytes, buffered: int) -> int:
     """Take a logical message of no transaction, as a transaction of its own with xid 0."""
     if data[XLOG_HEADER_SIZE] != pgoutput.MESSAGE:
         raise _fault("a change outside a transaction", data)
@@ -321,7 +321,7 @@ def _message(state: CaptureState, data: bytes, held: int) -> int:
     if message.end_lsn <= state.received_lsn:
         # The time is when it was sent, another one now.
         state.overlap.skipped(message.end_lsn, state.overlap.commit_time)
-        return held
+        return buffered
     state.overlap.passed(message.end_lsn - 1)
     if not state.overlap.done:
         state.overlap.taken(message.end_lsn - 1)
@@ -332,10 +332,10 @@ def _message(state: CaptureState, data: bytes, held: int) -> int:
     whole = (begin, text, commit)
     size = sum(map(len, whole)) + len(whole) * PREFIX
     # In one entry, whatever its length: xid 0 is no transaction that goes on in the next.
-    held = state.room(held, size) + size
+    buffered = state.room(buffered, size) + size
     state.buffer += whole
-    state.end_transaction(end, held)
-    return held
+    state.end_transaction(end, buffered)
+    return buffered
 
 
 def _stream_commit(state: CaptureState, message: bytes) -> None:
@@ -378,7 +378,7 @@ def _acknowledge(state: CaptureState, event: Acknowledged, effects: list[Effect]
     state.committed_lsn = max(state.committed_lsn, event.committed_lsn)
     if event.confirmed_to is not None and event.confirmed_to[1] > state.confirmed[1]:
         state.confirmed = event.confirmed_to
-        state.hurry = False
+        state.reply_requested = False
         _report(state, effects)
 
 
@@ -394,14 +394,14 @@ def _confirmable(state: CaptureState) -> int:
 
 
 def _heartbeat_seconds(state: CaptureState) -> float:
-    busy = state.hurry or state.logged_lsn > state.confirmed[1]
+    busy = state.reply_requested or state.logged_lsn > state.confirmed[1]
     return BUSY_HEARTBEAT_SECONDS if busy else IDLE_HEARTBEAT_SECONDS
 
 
 def _opened(state: CaptureState) -> bool:
     """The gate lets more pass than the replica knows, and something waits for it."""
-    waits = state.logged_lsn > max(state.committed_lsn, state.told_gate)
-    return waits and state.gate > state.told_gate
+    waits = state.logged_lsn > max(state.committed_lsn, state.reported_gate)
+    return waits and state.gate > state.reported_gate
 
 
 def _append(state: CaptureState, effects: list[Effect]) -> None:
@@ -415,7 +415,7 @@ def _append(state: CaptureState, effects: list[Effect]) -> None:
     if confirmable > state.confirming[1]:
         confirm_to = state.confirming = (state.timeline, confirmable)
     # What the server waits for may need one more turn, if it can be confirmed at all.
-    state.hurry = confirm_to is not None
+    state.reply_requested = confirm_to is not None
     entries, schemas = tuple(state.new_entries), tuple(state.new_schemas)
     state.new_entries.clear()
     state.new_schemas.clear()
@@ -423,7 +423,7 @@ def _append(state: CaptureState, effects: list[Effect]) -> None:
     state.in_flight.append((size, state.now))
     state.in_flight_bytes += size
     state.appended_at = state.now
-    state.told_gate = state.gate
+    state.reported_gate = state.gate
     effects.append(AppendToReplica(entries, schemas, confirm_to, state.gate))
 
 

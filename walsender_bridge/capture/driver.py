@@ -115,19 +115,19 @@ class Capture:
         gate: GateMonitor,
         spool: Path,
         spool_limit: int,
-        held_limit: int = core.HELD_BYTES,
+        max_uncommitted_bytes: int = core.MAX_UNCOMMITTED_BYTES,
         status_file: Path | None = None,
     ) -> None:
         """`spool`: a folder for this source's large transactions, at most `spool_limit` bytes of them.
 
-        With a limit of 0 the server sends no transaction before it has committed. `held_limit`: see `core.State`.
+        With a limit of 0 the server sends no transaction before it has committed. `max_uncommitted_bytes`: see `core.State`.
         """
         self._source = source
         self._log_address = log
         self._gate = gate
         self._spool = spool
         self._spool_limit = spool_limit
-        self._held_limit = held_limit
+        self._max_uncommitted_bytes = max_uncommitted_bytes
         #: A session has broken inside a transaction in progress.
         self._broken_in_stream = False
         self._status = StatusFile(status_file, source.name, source.slot)
@@ -194,8 +194,8 @@ class Capture:
             logged = stream_record.of_log(log, own.name)
             self._status.begin(logged)
             source.check_cluster(connection, own, logged)
-            goes_on = logged is not None and logged.begun
-            published = source.prepare(connection, own, goes_on=goes_on)
+            has_history = logged is not None and logged.begun
+            published = source.prepare(connection, own, has_history=has_history)
             slot_confirmed = source.slot_position(connection, own)
             # Of several hosts, the one that was just asked: each connection could go to another.
             here = replace(own, dsn=same_server(own.dsn, connection))
@@ -207,7 +207,9 @@ class Capture:
             replica = stack.enter_context(ReplicaClient(address))
             joining = SessionSetup(own, walsender, log, replica, partial(self._check, connection))
             joined = joining.join(
-                slot_confirmed, spool_limit=self._spool_limit, held_limit=self._held_limit
+                slot_confirmed,
+                spool_limit=self._spool_limit,
+                max_uncommitted_bytes=self._max_uncommitted_bytes,
             )
             state, writer = joined.state, joined.writer
             handover = AppendChannel(writer, self.waker)
@@ -242,7 +244,7 @@ class Capture:
                 self._broken_in_stream = len(state.streams) > 0
                 raise
             except (PublicationError, DivergedError) as error:
-                raise source.cannot_go_on(own, error) from None
+                raise source.cannot_continue(own, error) from None
             except UnsupportedValueError as error:
                 if not streaming:
                     raise
@@ -250,7 +252,7 @@ class Capture:
                 self._broken_in_stream = True
                 raise UnavailableError(error.what, where=error.where, repair=error.repair) from None
             finally:
-                self._status.progress(state, wal_end.lsn, watch.told(), behind=False)
+                self._status.progress(state, wal_end.lsn, watch.status(), behind=False)
 
     def _check(self, connection: psycopg.Connection[Any]) -> None:
         """While a slot is made: is it still wanted, and is the server only slow or does it not run?"""
@@ -325,7 +327,7 @@ class Capture:
                 published_at = now
                 wal_end.refresh()
                 self._status.progress(
-                    state, wal_end.lsn, watch.told(), behind=True, silent=now - heard_at
+                    state, wal_end.lsn, watch.status(), behind=True, silent=now - heard_at
                 )
                 self._check_log_server(state, now)
                 tables.check()

@@ -44,7 +44,7 @@ class Entries:
     received_lsn: int = field(init=False)
     buffer: list[bytes] = field(default_factory=list)
     #: Bytes of the buffer, prefixes included. Whoever fills the buffer in a loop keeps it in a local name
-    #: (`held`) and puts it back before calling what cuts.
+    #: (`buffered`) and puts it back before calling what cuts.
     buffer_bytes: int = 0
     #: Messages of the buffer up to the end of its last whole transaction, and their bytes.
     whole: int = 0
@@ -69,17 +69,17 @@ class Entries:
     def __post_init__(self) -> None:
         self.received_lsn = self.logged_lsn
 
-    def room(self, held: int, size: int) -> int:
-        """Cut the buffer (of `held` bytes) until `size` more fit, or it is empty; the bytes still held."""
-        self.buffer_bytes = held
+    def room(self, buffered: int, size: int) -> int:
+        """Cut the buffer (of `buffered` bytes) until `size` more fit, or it is empty; the bytes still buffered."""
+        self.buffer_bytes = buffered
         while self.buffer and self.buffer_bytes + size > ENTRY_BYTES:
             self.cut()
         return self.buffer_bytes
 
-    def end_transaction(self, end_lsn: int, held: int) -> None:
-        """The buffer, of `held` bytes, ends with a whole transaction."""
+    def end_transaction(self, end_lsn: int, buffered: int) -> None:
+        """The buffer, of `buffered` bytes, ends with a whole transaction."""
         self.received_lsn = end_lsn
-        self.whole, self.whole_bytes = len(self.buffer), held
+        self.whole, self.whole_bytes = len(self.buffer), buffered
         self.transactions += 1
 
     def relation(self, message: bytes) -> int:
@@ -96,8 +96,8 @@ class Entries:
         self.describe(relation.oid, record)
         if before is not None and adjacent and before[0].oid != relation.oid:
             root = before[0]
-            told = [relation.oid, NAMED_OTHERWISE][: 1 + _is_named_otherwise(root, relation)]
-            self.partitions += [(len(self.buffer), oid, root.oid) for oid in told]
+            oids = [relation.oid, NAMED_OTHERWISE][: 1 + _is_named_otherwise(root, relation)]
+            self.partitions += [(len(self.buffer), oid, root.oid) for oid in oids]
         self.described = relation, self._place()
         return relation.oid
 

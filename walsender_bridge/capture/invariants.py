@@ -46,10 +46,10 @@ def check_invariants(state: CaptureState, before: Checked) -> Checked:
 def _describe(step: _Step) -> str:
     state = step.state
     lsns = "received_lsn", "logged_lsn", "committed_lsn", "durable_lsn", "idle_lsn"
-    told = [f"{name} {format_lsn(max(getattr(state, name), 0))}" for name in lsns]
+    positions = [f"{name} {format_lsn(max(getattr(state, name), 0))}" for name in lsns]
     confirmed = format_lsn(state.confirmed[1]), format_lsn(state.confirming[1])
     return (
-        f"{', '.join(told)}, confirmed {confirmed[0]}, confirming {confirmed[1]}, {len(state.in_flight)} appends of"
+        f"{', '.join(positions)}, confirmed {confirmed[0]}, confirming {confirmed[1]}, {len(state.in_flight)} appends of"
         f" {state.in_flight_bytes} bytes in flight"
     )
 

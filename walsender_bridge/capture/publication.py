@@ -7,11 +7,11 @@ the rights of its owner and of the publication's: a role without them adds nothi
 
 A table is locked by publishing it, until the commit; so it is judged once more then, and nothing can change that before.
 Where the server would go on leaving out a table that is published while a transaction that has written to it runs
-(`keeps_leaving_out`), the lock keeps writers away as well: there are none then.
+(`misses_running_writers`), the lock keeps writers away as well: there are none then.
 
 A slot's changes are looked up in the publication as it was at each of them. While there was none of that name, the server
 refuses to decode them (before 18), or leaves them out and only warns (from 18 on). So a slot goes on with the publication that
-it began with, by its OID, and never with another one that has taken its name (`other_than_recorded`).
+it began with, by its OID, and never with another one that has taken its name (`publication_mismatch`).
 """
 
 from collections.abc import Iterable, Sequence
@@ -89,7 +89,7 @@ def is_kept(found: dict[str, Any], choice: Choice) -> bool:
 # -- is it the one that the slot began with? ------------------------------------------------------------
 
 
-def other_than_recorded(
+def publication_mismatch(
     name: str, oid: int | None, recorded: int | None, *, began: bool, now_called: str | None = None
 ) -> str:
     """Why a slot that is there cannot go on with its publication; empty: it can.
@@ -111,7 +111,7 @@ def reattach(source: "CaptureSource") -> str:
     return f"tuskline reattach {source.name}"
 
 
-def not_sent(source: "CaptureSource", error: PublicationError) -> PublicationError:
+def missing_publication(source: "CaptureSource", error: PublicationError) -> PublicationError:
     """The error of a server that misses a publication for changes which it was to send."""
     if error.repair == reattach(source):
         return error
@@ -125,14 +125,14 @@ def recorded_fault(
     record: ProvisionedRecord,
     found: dict[str, Any] | None,
 ) -> str:
-    """`other_than_recorded` of the source's slot, which is there, as far as the record can be read. `found`: `facts`."""
+    """`publication_mismatch` of the source's slot, which is there, as far as the record can be read. `found`: `facts`."""
     name = source.publication
     recorded = record.publication_oid(name)
     began = recorded is not None or (
         record.readable and ProvisionedObject("publication", name) in record.own()
     )
     oid = None if found is None else found["oid"]
-    return other_than_recorded(
+    return publication_mismatch(
         name, oid, recorded, began=began, now_called=_called(connection, recorded)
     )
 
@@ -142,7 +142,7 @@ def check_same(connection: Connection, source: "CaptureSource", oid: int) -> Non
     found = facts(connection, source)
     now = None if found is None else found["oid"]
     called = _called(connection, oid)
-    why = other_than_recorded(source.publication, now, oid, began=True, now_called=called)
+    why = publication_mismatch(source.publication, now, oid, began=True, now_called=called)
     if why:
         raise PublicationError(why, where=source.where, repair=reattach(source))
 
@@ -155,25 +155,25 @@ def _called(connection: Connection, oid: int | None) -> str | None:
 # -- what init and each session of capture do -----------------------------------------------------------
 
 
-def make_or_adopt(
+def create_or_adopt(
     connection: Connection,
     source: "CaptureSource",
     record: ProvisionedRecord,
     *,
     has_slot: bool = False,
-    goes_on: bool = False,
+    has_history: bool = False,
 ) -> int:
     """Make the publication, or add to one that is there what `tables` name one by one; its OID, which is recorded.
 
-    `has_slot`: there is a slot, which has to go on with the publication that it began with. `goes_on`: and a log of its
+    `has_slot`: there is a slot, which has to go on with the publication that it began with. `has_history`: and a log of its
     changes, so it had one. Raises `PublicationError`, `ConfigError`, `PrivilegeError`.
     """
     connection.execute(load("publication/lock_timeout").encode())
     found = facts(connection, source)
     if has_slot:
         why = recorded_fault(connection, source, record, found)
-        if not why and found is None and goes_on:
-            why = other_than_recorded(source.publication, None, None, began=True)
+        if not why and found is None and has_history:
+            why = publication_mismatch(source.publication, None, None, began=True)
         if why:
             raise PublicationError(why, where=source.where, repair=reattach(source))
     if found is None:
@@ -231,7 +231,9 @@ def _make(connection: Connection, source: "CaptureSource") -> None:
         _publish(connection, "publication/via_root", source)
 
 
-def bring_up(connection: Connection, source: "CaptureSource", record: ProvisionedRecord) -> None:
+def add_matching(
+    connection: Connection, source: "CaptureSource", record: ProvisionedRecord
+) -> None:
     """Add all that `tables` match and that fits, in the transaction of the caller. Raises `PrivilegeError`."""
     found = facts(connection, source)
     if found is None or not is_kept(found, Choice.of(source.tables)):
@@ -318,7 +320,7 @@ def _change(
     return True
 
 
-def keeps_leaving_out(version: int) -> bool:
+def misses_running_writers(version: int) -> bool:
     """Whether a server of this version may leave out all changes of a table that was published while somebody wrote to it.
 
     A transaction that had begun before is decoded with the catalog of its beginning. Servers without the repair of May 2025
@@ -444,7 +446,7 @@ def _publish(
     only: list[sql.Composable] = [sql.Identifier(*split_relation(name)) for name in alone]
     whole, only = [*names, *only], [sql.SQL("ONLY {}").format(name) for name in only]
     version = connection.info.server_version
-    if text == "publication/add" and keeps_leaving_out(version):
+    if text == "publication/add" and misses_running_writers(version):
         # Partitions, too, that are published through their root.
         locked = whole if version >= VIA_ROOT_VERSION else [*names, *only]
         connection.execute(

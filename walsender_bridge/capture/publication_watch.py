@@ -19,7 +19,7 @@ from walsender_bridge.errors import PublicationError, TusklineError
 from walsender_bridge.postgres.table_patterns import Choice
 
 #: Seconds between two looks.
-LOOK_SECONDS: Final = 10.0
+POLL_SECONDS: Final = 10.0
 #: Seconds that the end of a session waits for a look.
 _END_SECONDS: Final = 1.0
 
@@ -44,42 +44,42 @@ def watched(here: CaptureSource, oid: int | None) -> Iterator[PublicationPoll]:
 
     `oid`: of the publication that the session began with.
     """
-    look, ended = PublicationPoll(), threading.Event()
-    arguments = (here, oid, look, ended)
+    poll, ended = PublicationPoll(), threading.Event()
+    arguments = (here, oid, poll, ended)
     thread = threading.Thread(target=_run, args=arguments, name="tables", daemon=True)
     thread.start()
     try:
-        yield look
+        yield poll
     finally:
         ended.set()
         thread.join(_END_SECONDS)
 
 
 def _run(
-    here: CaptureSource, oid: int | None, look: PublicationPoll, ended: threading.Event
+    here: CaptureSource, oid: int | None, poll: PublicationPoll, ended: threading.Event
 ) -> None:
     follows = Choice.of(here.tables).follows
     while not ended.is_set():
         try:
             with source.connect(here) as connection:
                 while not ended.is_set():
-                    _look(connection, here, oid, look)
-                    if look.fault is not None:
+                    _poll(connection, here, oid, poll)
+                    if poll.fault is not None:
                         return
                     if follows:
                         publication.follow(connection, here)
-                    ended.wait(LOOK_SECONDS)
+                    ended.wait(POLL_SECONDS)
         except TusklineError as error:
             _log.warning("tables not seen", source=here.name, error=str(error))
-            ended.wait(LOOK_SECONDS)
+            ended.wait(POLL_SECONDS)
 
 
-def _look(
-    connection: publication.Connection, here: CaptureSource, oid: int | None, look: PublicationPoll
+def _poll(
+    connection: publication.Connection, here: CaptureSource, oid: int | None, poll: PublicationPoll
 ) -> None:
     if oid is None:
         return
     try:
         publication.check_same(connection, here, oid)
     except PublicationError as error:
-        look.fault = error
+        poll.fault = error

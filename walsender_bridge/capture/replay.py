@@ -42,28 +42,28 @@ class Replay:
 
     def take(self, into: Entries, messages: Sequence[bytes]) -> bool:
         """Take the file's next messages; True once that was the last of them."""
-        buffer, held, limit = into.buffer, into.buffer_bytes, entries.ENTRY_BYTES
+        buffer, buffered, limit = into.buffer, into.buffer_bytes, entries.ENTRY_BYTES
         for message in messages:
             size = len(message) + PREFIX
             self.left -= size
             if message[0] == pgoutput.RELATION:
-                into.buffer_bytes = held
+                into.buffer_bytes = buffered
                 into.relation(message)
-                held = into.buffer_bytes
+                buffered = into.buffer_bytes
             elif message[0] == pgoutput.TYPE:
                 into.types[pgoutput.relation_oid(message)] = message
             else:
-                if held + size > limit:
-                    held = into.room(held, size)
+                if buffered + size > limit:
+                    buffered = into.room(buffered, size)
                 buffer.append(message)
-                held += size
-        into.buffer_bytes = held
+                buffered += size
+        into.buffer_bytes = buffered
         assert self.left >= 0, "a spool file is longer than what was written to it"
         if self.left:
             return False
         commit = pgoutput.build_commit(self.commit)
         size = len(commit) + PREFIX
-        into.buffer_bytes = into.room(held, size) + size
+        into.buffer_bytes = into.room(buffered, size) + size
         buffer.append(commit)
         into.end_transaction(self.commit.end_lsn, into.buffer_bytes)
         into.cut_all()

@@ -66,7 +66,9 @@ class SessionSetup:
     replica: ReplicaClient
     check: Callable[[], object]
 
-    def join(self, slot_confirmed: int | None, *, spool_limit: int, held_limit: int) -> Joined:
+    def join(
+        self, slot_confirmed: int | None, *, spool_limit: int, max_uncommitted_bytes: int
+    ) -> Joined:
         """Become the writer and go on from the slot; a new stream's slot is made here.
 
         Raises `DivergedError` when the slot does not continue the log.
@@ -84,7 +86,11 @@ class SessionSetup:
             if fork is not None:
                 raise self._diverged(fork)
             state = self._state(
-                writer, slot_confirmed, identity, spool_limit=spool_limit, held_limit=held_limit
+                writer,
+                slot_confirmed,
+                identity,
+                spool_limit=spool_limit,
+                max_uncommitted_bytes=max_uncommitted_bytes,
             )
         except BaseException:
             writer.close()
@@ -145,7 +151,7 @@ class SessionSetup:
         identity: SystemIdentity,
         *,
         spool_limit: int,
-        held_limit: int,
+        max_uncommitted_bytes: int,
     ) -> core.CaptureState:
         status = writer.status
         confirmed = status.confirmed_to
@@ -170,7 +176,7 @@ class SessionSetup:
                 status.last_end_lsn, status.last_commit_time, confirmed[1], slot_confirmed or 0
             ),
             streams=Streams(spool_limit),
-            held_limit=held_limit,
+            max_uncommitted_bytes=max_uncommitted_bytes,
         )
 
     @staticmethod

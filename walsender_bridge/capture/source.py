@@ -202,12 +202,12 @@ def check_cluster(
         raise other_cluster(source, log.system_id, int(found))
 
 
-def cannot_go_on(
+def cannot_continue(
     source: CaptureSource, error: PublicationError | DivergedError
 ) -> PublicationError | DivergedError:
     """An error of what was streamed, with the source that it is about, and its repair."""
     if isinstance(error, PublicationError):
-        return publication.not_sent(source, error)
+        return publication.missing_publication(source, error)
     return DivergedError(
         error.what,
         where=f"{source.where}, slot {source.slot}",
@@ -242,11 +242,11 @@ def check_slot_kept(
 
 
 def prepare(
-    connection: psycopg.Connection[Any], source: CaptureSource, *, goes_on: bool = False
+    connection: psycopg.Connection[Any], source: CaptureSource, *, has_history: bool = False
 ) -> int | None:
     """Check the server, make or adopt the publication and the flush table; the publication's OID.
 
-    `goes_on`: the log's stream has a history. Then nothing is made where the slot is gone or was invalidated, and no OID known.
+    `has_history`: the log's stream has a history. Then nothing is made where the slot is gone or was invalidated, and no OID known.
     Raises `ServerSettingError`, `NotSupportedError`, `PublicationError`, `ConfigError` (no such table), `PrivilegeError`.
     """
     version = connection.info.server_version
@@ -268,7 +268,7 @@ def prepare(
             "the server is a standby", where=source.where, repair="name the primary in the DSN"
         )
     slot = _find_slot(connection, source)
-    if goes_on and (slot is None or lost(slot)):
+    if has_history and (slot is None or lost(slot)):
         return None
     with connection.transaction():
         own_tables.check(connection, source.dsn)
@@ -281,7 +281,9 @@ def prepare(
         if not has_schema:
             record.add(ProvisionedObject("schema", "tuskline"))
         kept = slot is not None and not lost(slot)
-        oid = publication.make_or_adopt(connection, source, record, has_slot=kept, goes_on=goes_on)
+        oid = publication.create_or_adopt(
+            connection, source, record, has_slot=kept, has_history=has_history
+        )
         if slot is None:
             # Before it is there: a crash in between leaves a record too many, not a slot too many.
             record.add(ProvisionedObject("slot", source.slot))

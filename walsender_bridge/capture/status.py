@@ -12,7 +12,7 @@ position that is not known yet is 0. `system_id`: of the cluster that the log wa
 
 `gate` is null without a commit gate; else `open` (no candidate is left to wait for), `position_lsn` (what ends at or below
 may be shown), `holding` (why more waits than that, in words), `stuck_since` (when it began to wait without anything
-passing, or null), `quorum_lsn` (of the safekeepers; null without) and `candidates`: each one's `slot`, `standing` (`counted`, `degraded`, `promoted`), `held_lsn`, and why it is `away` (empty: it streams).
+passing, or null), `quorum_lsn` (of the safekeepers; null without) and `candidates`: each one's `slot`, `standing` (`counted`, `degraded`, `promoted`), `flush_lsn`, and why it is `away` (empty: it streams).
 """
 
 from pathlib import Path
@@ -102,7 +102,7 @@ class StatusFile:
             messages=session.messages,
             in_flight_bytes=session.in_flight_bytes,
             silent_seconds=silent,
-            spooled_bytes=session.streams.held,
+            spooled_bytes=session.streams.spooled_bytes,
         )
 
     def _write(self, **changes: Any) -> None:

@@ -23,7 +23,7 @@ def main() -> None:
     """Serve the replicas of one data directory until the process is told to end."""
     supervisor.exit_with_parent()
     logs.configure()
-    malloc_trim.keep_returning()
+    malloc_trim.start()
     parser = argparse.ArgumentParser(prog="tuskline-log-server", description=main.__doc__)
     parser.add_argument("--data-dir", type=Path, required=True)
     parser.add_argument("--listen", required=True, help="host:port")

@@ -163,7 +163,7 @@ def _ask(
             load("provisioning/attach_own").encode(), {"role": role}
         ).fetchone()
         assert own is not None
-        rights = ("reachable", "readable", "writable", "recordable", "told")
+        rights = ("reachable", "readable", "writable", "recordable", "record_readable")
         facts["own"] = dict(zip(rights, own, strict=True))
         refused = connection.execute(
             load("doctor/published_unidentified").encode(), names

@@ -203,7 +203,7 @@ def _privileges(
             fix=in_record(facts, publication.granted(needed), *needed),
             cause=Cause.PRIVILEGE,
         )
-    elif attached and not own["told"]:
+    elif attached and not own["record_readable"]:
         told = publication.record_grant(role)
         yield Finding(
             "privileges",

@@ -26,11 +26,11 @@ class QuorumServer:
         return [*self._words(self._gate[1])]
 
     def _words(self, gate: QuorumGate) -> Iterator[str]:
-        released = release_record.standing(self._settings.log.data_dir)
+        released = release_record.in_force(self._settings.log.data_dir)
         if released is not None:
-            yield f"{released.told()}; tuskline quorum require"
+            yield f"{released.summary()}; tuskline quorum require"
         try:
-            state = gate.look()
+            state = gate.poll()
         except PrivilegeError as error:
             yield f"{error.what}; {error.repair}"
             return

@@ -90,7 +90,7 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ObservedServer:
     """What the server shows at `now` (monotonic seconds), and what its safekeepers' proposer says.
 
     `flush_lsn`: the end of its durable WAL. `was`: the slot that it streamed from as a standby (empty: not known).
@@ -136,7 +136,7 @@ class GateCandidate:
 
     slot: str
     standing: Standing = Standing.COUNTED
-    held: int = 0
+    flush_lsn: int = 0
     streams: bool = False
     streamed: bool = False
     away: str = ""
@@ -146,7 +146,10 @@ class GateCandidate:
     def why(self) -> str:
         """Why more than `held` does not count."""
         catches_up = "" if self.streams else ", and is catching up"
-        return self.away or f"slot {self.slot}: its standby has {format_lsn(self.held)}{catches_up}"
+        return (
+            self.away
+            or f"slot {self.slot}: its standby has {format_lsn(self.flush_lsn)}{catches_up}"
+        )
 
 
 @dataclass(slots=True)
@@ -200,7 +203,7 @@ class GateState:
             words.append(
                 self.quorum_why or f"a quorum of safekeepers has {format_lsn(self.quorum)}"
             )
-        words += [each.why for each in self.counted if each.held < wanted]
+        words += [each.why for each in self.counted if each.flush_lsn < wanted]
         if words and self.unproven:
             words.append(
                 "one of the members is the server itself; which one is known once all others stream from it"
@@ -208,7 +211,7 @@ class GateState:
         return words or ["the server was not asked since"]
 
 
-def step(state: GateState, seen: Seen) -> list[Effect]:
+def step(state: GateState, seen: ObservedServer) -> list[Effect]:
     """What the gate makes of `seen`; `state` is changed in place."""
     effects: list[Effect] = []
     if seen.timeline < state.timeline:
@@ -219,9 +222,9 @@ def step(state: GateState, seen: Seen) -> list[Effect]:
     if proof := _proof(state, seen):
         effects.append(_promoted(state, proof))
     for each in state.candidates.values():
-        _look(each, seen)
+        _observe(each, seen)
         if each.standing is not Standing.COUNTED and each.streams:
-            behind = state.shown - each.held
+            behind = state.shown - each.flush_lsn
             if behind <= REJOIN_BYTES:
                 each.standing = Standing.COUNTED
                 lacks = f", {behind} bytes behind what was shown" if behind > 0 else ""
@@ -240,7 +243,7 @@ def step(state: GateState, seen: Seen) -> list[Effect]:
     return effects
 
 
-def _to_timeline(state: GateState, seen: Seen) -> Decided:
+def _to_timeline(state: GateState, seen: ObservedServer) -> Decided:
     """The server has left the timeline that was known: who of the candidates is it now? One decision, whatever it is."""
     before, state.timeline = state.timeline, seen.timeline
     for each in state.candidates.values():
@@ -257,7 +260,7 @@ def _to_timeline(state: GateState, seen: Seen) -> Decided:
     return _promoted(state, proof, f" ({after})")
 
 
-def _proof(state: GateState, seen: Seen) -> tuple[str, str] | None:
+def _proof(state: GateState, seen: ObservedServer) -> tuple[str, str] | None:
     """Which of the members the server is, and how that is known."""
     if not state.unproven:
         return None
@@ -272,7 +275,7 @@ def _promoted(state: GateState, proof: tuple[str, str], more: str = "") -> Decid
     return _decided(state, GateDecision.PROMOTED, state.candidates[name], why)
 
 
-def _look(each: GateCandidate, seen: Seen) -> None:
+def _observe(each: GateCandidate, seen: ObservedServer) -> None:
     slot = seen.slots.get(each.slot)
     why = away(each.slot, slot)
     if why and not each.away:
@@ -282,7 +285,7 @@ def _look(each: GateCandidate, seen: Seen) -> None:
     each.streams = flushed is not None
     each.streamed = each.streamed or each.streams
     if flushed is not None:
-        each.held = flushed
+        each.flush_lsn = flushed
 
 
 def _needed(state: GateState) -> int:
@@ -309,9 +312,9 @@ def _reached(state: GateState, flush_lsn: int) -> int:
     position = flush_lsn
     if state.rule.safekeepers:
         position = min(position, state.quorum)
-    held = sorted((each.held for each in state.counted), reverse=True)
+    flushed = sorted((each.flush_lsn for each in state.counted), reverse=True)
     needed = _needed(state)
-    return min(position, held[needed - 1]) if needed else position
+    return min(position, flushed[needed - 1]) if needed else position
 
 
 def _decided(state: GateState, decision: GateDecision, each: GateCandidate, why: str) -> Decided:

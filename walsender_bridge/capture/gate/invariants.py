@@ -5,7 +5,7 @@ Its watch checks it before the step's decisions are recorded and before more is 
 
 from typing import NamedTuple
 
-from walsender_bridge.capture.gate.core import GateState, Seen, Standing
+from walsender_bridge.capture.gate.core import GateState, ObservedServer, Standing
 from walsender_bridge.postgres.protocol.lsn import format_lsn
 from walsender_bridge.runtime import invariants
 from walsender_bridge.runtime.invariants import Invariant
@@ -22,7 +22,7 @@ class Checked(NamedTuple):
 class _Step(NamedTuple):
     state: GateState
     before: Checked
-    seen: Seen
+    seen: ObservedServer
 
     @property
     def moved(self) -> bool:
@@ -34,21 +34,21 @@ def checked(state: GateState) -> Checked:
     return Checked(state.timeline, state.position, state.shown)
 
 
-def check_invariants(state: GateState, before: Checked, seen: Seen) -> None:
+def check_invariants(state: GateState, before: Checked, seen: ObservedServer) -> None:
     """`seen`: what the step was made of. Raises `InvariantError`."""
     invariants.check("commit gate", INVARIANTS, _Step(state, before, seen), _describe)
 
 
 def _describe(step: _Step) -> str:
     state = step.state
-    held = [
-        f"{each.slot} {each.standing} {format_lsn(max(each.held, 0))}"
+    shown = [
+        f"{each.slot} {each.standing} {format_lsn(max(each.flush_lsn, 0))}"
         for each in state.candidates.values()
     ]
     return (
         f"timeline {state.timeline}, position {format_lsn(max(state.position, 0))}, shown"
         f" {format_lsn(max(state.shown, 0))}, quorum {format_lsn(max(state.quorum, 0))}, server"
-        f" {format_lsn(step.seen.flush_lsn)}; {', '.join(held) or 'no candidates'}; before: timeline"
+        f" {format_lsn(step.seen.flush_lsn)}; {', '.join(shown) or 'no candidates'}; before: timeline"
         f" {step.before.timeline}, position {format_lsn(step.before.position)}"
     )
 
@@ -57,7 +57,7 @@ def _passed_by_the_counted(step: _Step) -> bool:
     state = step.state
     if not step.moved:
         return True
-    have = sum(each.held >= state.position for each in state.counted)
+    have = sum(each.flush_lsn >= state.position for each in state.counted)
     return have >= min(state.rule.quorum or len(state.counted), len(state.counted))
 
 

@@ -21,7 +21,7 @@ import psycopg
 import structlog
 
 from walsender_bridge.capture import source
-from walsender_bridge.capture.gate.core import Decided, GateState, Rule, Seen, step
+from walsender_bridge.capture.gate.core import Decided, GateState, ObservedServer, Rule, step
 from walsender_bridge.capture.gate.invariants import check_invariants, checked
 from walsender_bridge.capture.gate.record import GateRecord
 from walsender_bridge.capture.gate.slots import GateSlot, Sender
@@ -50,7 +50,7 @@ class Watch(Protocol):
     def want(self, lsn: int) -> None:
         """The log holds a transaction that ends here."""
 
-    def told(self) -> dict[str, Any] | None:
+    def status(self) -> dict[str, Any] | None:
         """What is to be said of it (`capture.status`); None: there is no gate."""
 
 
@@ -99,7 +99,7 @@ class _Open:
     def want(self, lsn: int) -> None:
         del lsn
 
-    def told(self) -> None:
+    def status(self) -> None:
         return None
 
 
@@ -166,12 +166,12 @@ class _ServerWatch:
             streamed=set(self._record.streamed),
         )
         self._changed = threading.Condition()
-        self._looked = threading.Event()
+        self._polled = threading.Event()
         self._wanted = 0
         self._closed = False
         self._error: TusklineError | None = None
         self._position = 0
-        self._told: dict[str, Any] = {}
+        self._status: dict[str, Any] = {}
         #: Since when something waits and nothing has passed; seconds since the Unix epoch.
         self._stuck_since: float | None = None
         self._query = load("gate/slots").encode()
@@ -180,7 +180,7 @@ class _ServerWatch:
     def start(self) -> None:
         """Look once, and go on looking. Raises what the first look failed with."""
         self._thread.start()
-        self._looked.wait()
+        self._polled.wait()
         self.position()
 
     def close(self) -> None:
@@ -203,8 +203,8 @@ class _ServerWatch:
             if lsn > self._position:
                 self._changed.notify_all()
 
-    def told(self) -> dict[str, Any]:
-        return self._told
+    def status(self) -> dict[str, Any]:
+        return self._status
 
     # -- the thread ---------------------------------------------------------------------------------
 
@@ -213,8 +213,8 @@ class _ServerWatch:
             with source.connect(self._here) as connection:
                 pause = FIRST_SECONDS
                 while not self._closed:
-                    moved = self._look(connection)
-                    self._looked.set()
+                    moved = self._poll(connection)
+                    self._polled.set()
                     pause = self._rest(BUSY_SECONDS if moved else min(pause * 2, LONGEST_SECONDS))
         except TusklineError as error:
             self._error = error
@@ -222,7 +222,7 @@ class _ServerWatch:
             # Whatever it is: a gate that nobody moves must not look like one that holds.
             _log.exception("the commit gate's watch failed")
             self._error = TusklineError(f"the commit gate's watch failed: {error}"[:400])
-        self._looked.set()
+        self._polled.set()
         self._wake()
 
     def _rest(self, pause: float) -> float:
@@ -238,7 +238,7 @@ class _ServerWatch:
                 self._changed.wait_for(lambda: self._closed, FIRST_SECONDS)
         return FIRST_SECONDS
 
-    def _look(self, connection: psycopg.Connection[Any]) -> bool:
+    def _poll(self, connection: psycopg.Connection[Any]) -> bool:
         """Ask, decide, tell; whether the gate has moved."""
         names = {"slots": list(self._gate.rule.candidates)}
         row = connection.execute(self._query, names).fetchone()
@@ -246,7 +246,7 @@ class _ServerWatch:
         if self._closed:
             return False  # the next session's watch decides now
         position = self._position
-        seen, before = self._seen(row[0]), checked(self._state)
+        seen, before = self._observed(row[0]), checked(self._state)
         effects = step(self._state, seen)
         check_invariants(self._state, before, seen)
         for effect in effects:
@@ -267,14 +267,14 @@ class _ServerWatch:
             self._stuck_since = None
         elif moved or self._stuck_since is None:
             self._stuck_since = time.time()
-        self._told = self._say(position)
+        self._status = self._to_json(position)
         if not moved:
             return False
         self._position = position
         self._wake()
         return True
 
-    def _seen(self, found: dict[str, Any]) -> Seen:
+    def _observed(self, found: dict[str, Any]) -> ObservedServer:
         timeline = found["timeline"]
         if found["in_recovery"] or timeline != self._identity.timeline:
             now = "a standby" if found["in_recovery"] else f"on timeline {timeline}"
@@ -283,7 +283,7 @@ class _ServerWatch:
                 where=self._here.where,
             )
         quorum, why = self._quorum()
-        return Seen(
+        return ObservedServer(
             now=time.monotonic(),
             timeline=timeline,
             flush_lsn=found["flush_lsn"],
@@ -299,7 +299,7 @@ class _ServerWatch:
             return None, ""
         return self._page.committed(self._identity.system_id, self._identity.timeline)
 
-    def _say(self, position: int) -> dict[str, Any]:
+    def _to_json(self, position: int) -> dict[str, Any]:
         state = self._state
         return {
             "open": state.open,
@@ -311,7 +311,7 @@ class _ServerWatch:
                 {
                     "slot": each.slot,
                     "standing": each.standing,
-                    "held_lsn": each.held,
+                    "flush_lsn": each.flush_lsn,
                     "away": each.away,
                 }
                 for each in state.candidates.values()

@@ -95,7 +95,7 @@ class Streams:
     def __init__(self, limit: int = LIMIT_BYTES) -> None:
         self.effects: list[SpoolAppend | SpoolCut] = []
         #: Bytes that all transactions together keep.
-        self.held = 0
+        self.spooled_bytes = 0
         self._limit = limit
         self._found: dict[int, Spooled] = {}
         self._block: Spooled | None = None
@@ -179,7 +179,7 @@ class Streams:
         # The server describes again what it needs from here on.
         found.relations.clear()
         if kept < before:
-            self.held -= before - kept
+            self.spooled_bytes -= before - kept
             self.effects.append(SpoolCut(found.xid, kept))
 
     def commit(self, message: bytes) -> tuple[pgoutput.Commit, Spooled]:
@@ -215,11 +215,11 @@ class Streams:
             raise _fault("a message of no transaction in a block")
 
     def _write(self, block: Spooled, piece: list[bytes], length: int) -> None:
-        self.held += length - block.length
+        self.spooled_bytes += length - block.length
         block.length = length
-        if self.held > self._limit:
+        if self.spooled_bytes > self._limit:
             raise SpoolError(
-                f"transactions in progress are {self.held} bytes, {self._limit} are allowed",
+                f"transactions in progress are {self.spooled_bytes} bytes, {self._limit} are allowed",
                 where=f"spool, transaction {block.xid}",
                 repair="raise the source's spool_limit, or set it to 0: then the server keeps large "
                 "transactions on its own disk until they commit",
@@ -237,7 +237,7 @@ class Streams:
     def _forget(self, spooled: Spooled) -> None:
         del self._found[spooled.xid]
         if spooled.length:
-            self.held -= spooled.length
+            self.spooled_bytes -= spooled.length
             self.effects.append(SpoolCut(spooled.xid, 0))
 
 

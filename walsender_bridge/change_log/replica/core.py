@@ -39,14 +39,14 @@ from walsender_bridge.change_log.replica.disk import (
     DropFrom,
     Effect,
     IndexRow,
-    Judgement,
     PutDurable,
     PutEntry,
     PutIndex,
     PutSchema,
+    RecoveryOutcome,
     StoredReplica,
     Tail,
-    judge,
+    evaluate,
     tail_at,
 )
 from walsender_bridge.change_log.restart import check_cut, is_restart
@@ -159,8 +159,8 @@ class Replica:
         #: Ends of transactions that are written and not committed, in order.
         self._ends: deque[Position] = deque()
         self.tail = tail_at(found.durable.position)
-        self.judgement, self.reason = judge(found)
-        if self.judgement == Judgement.INVALID:
+        self.outcome, self.reason = evaluate(found)
+        if self.outcome == RecoveryOutcome.INVALID:
             return
         for data in uncommitted:
             # A tail that does not verify was never acknowledged as it is: that is damage.

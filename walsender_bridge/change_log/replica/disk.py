@@ -2,7 +2,7 @@
 
 Recovery looks at the latest commit context and at the ends of what is there, never at the history, so
 it takes the same time however long the stream is. It is strict: whatever could be a loss is one, and
-only the durable low watermark tells a loss from a trim. Nothing is removed by a judgement.
+only the durable low watermark tells a loss from a trim. Nothing is removed by a outcome.
 """
 
 from dataclasses import dataclass
@@ -75,7 +75,7 @@ class StoredReplica:
     damage: str = ""
 
 
-class Judgement(StrEnum):
+class RecoveryOutcome(StrEnum):
     """What the found things mean together."""
 
     NEW = "new"
@@ -84,7 +84,7 @@ class Judgement(StrEnum):
     INVALID = "invalid"
 
 
-def judge(found: StoredReplica) -> tuple[Judgement, str]:
+def evaluate(found: StoredReplica) -> tuple[RecoveryOutcome, str]:
     """May this replica take part? With the reason, if it may not (the seed, "Recovery").
 
     An uncommitted tail is no fault: it is what the next report offers.
@@ -93,8 +93,8 @@ def judge(found: StoredReplica) -> tuple[Judgement, str]:
     first, last = found.first_offset, found.last_offset
     low, end = durable.low_offset, durable.committed_end
 
-    def invalid(reason: str) -> tuple[Judgement, str]:
-        return Judgement.INVALID, reason
+    def invalid(reason: str) -> tuple[RecoveryOutcome, str]:
+        return RecoveryOutcome.INVALID, reason
 
     if found.damage:
         return invalid(found.damage)
@@ -107,9 +107,9 @@ def judge(found: StoredReplica) -> tuple[Judgement, str]:
         return invalid(f"the commit context ({end}) is {side} the index ({found.indexed_end})")
     if first is None or last is None:
         if context is None:
-            return Judgement.NEW, ""
+            return RecoveryOutcome.NEW, ""
         if low == end:
-            return Judgement.ALL_TRIMMED, ""
+            return RecoveryOutcome.ALL_TRIMMED, ""
         return invalid(f"entries {low} to {end - 1} are lost: none is there, and none was trimmed")
     if first > low:
         return invalid(f"entries {low} to {first - 1} are lost: they were not trimmed")
@@ -117,7 +117,7 @@ def judge(found: StoredReplica) -> tuple[Judgement, str]:
         return invalid(f"entries {last + 1} to {end - 1} are lost: they were committed")
     if found.indexed_end is None and low < end:
         return invalid(f"the index of the commits up to {end} is lost")
-    return Judgement.VALID, ""
+    return RecoveryOutcome.VALID, ""
 
 
 # -- effects: what an event does to the disk, all of them or none, in their order --------------------

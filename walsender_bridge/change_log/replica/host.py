@@ -33,7 +33,7 @@ from walsender_bridge.change_log.protocol import (
 )
 from walsender_bridge.change_log.replica import damaged_segments
 from walsender_bridge.change_log.replica.core import Replica, ReplicaState
-from walsender_bridge.change_log.replica.disk import Durable, Effect, IndexRow, Judgement
+from walsender_bridge.change_log.replica.disk import Durable, Effect, IndexRow, RecoveryOutcome
 from walsender_bridge.change_log.replica.invariants import check_invariants
 from walsender_bridge.change_log.storage.store import SEGMENT_BYTES, StoredEntry, StreamStore
 from walsender_bridge.errors import (
@@ -137,11 +137,11 @@ class HostedReplica:
             self._broken = UnavailableError("the log server stops", where=str(self.folder))
 
     @property
-    def judgement(self) -> tuple[Judgement, str]:
+    def outcome(self) -> tuple[RecoveryOutcome, str]:
         """What recovery found, and why if it is not valid."""
         if self._broken is not None:
-            return Judgement.INVALID, str(self._broken)
-        return self._core.judgement, self._core.reason
+            return RecoveryOutcome.INVALID, str(self._broken)
+        return self._core.outcome, self._core.reason
 
     @property
     def disk_bytes(self) -> int:
@@ -272,7 +272,7 @@ class HostedReplica:
         given back.
         """
         self._readable_at_all()
-        with self._looking():
+        with self._reading():
             row = self._store.last_commit_where(
                 lambda r: r.context.end <= up_to and not before_time <= r.taken_at <= now
             )
@@ -318,7 +318,7 @@ class HostedReplica:
         return status
 
     @contextlib.contextmanager
-    def _looking(self, offset: int | None = None) -> Iterator[None]:
+    def _reading(self, offset: int | None = None) -> Iterator[None]:
         """A look into the store, from that offset on.
 
         One that fails met what was trimmed meanwhile, or damage: then the replica is silent from now on,
@@ -348,7 +348,7 @@ class HostedReplica:
             )
         wanted = None if relations is None else self._filter(frozenset(relations))
         while start < stop:
-            with self._looking(start):
+            with self._reading(start):
                 batch, start = self._store.read(start, stop, READ_BATCH_BYTES, wanted)
             if batch:
                 yield batch
@@ -372,7 +372,7 @@ class HostedReplica:
     def schemas(self, digests: Sequence[bytes]) -> dict[bytes, bytes]:
         """Schema records by hash. Raises `CorruptError` for one that is not there."""
         self._readable_at_all()
-        with self._looking():
+        with self._reading():
             return self._store.schemas(digests)
 
     def _readable_at_all(self) -> None:
@@ -382,7 +382,7 @@ class HostedReplica:
     def newest_schemas(self) -> list[bytes]:
         """The newest schema record of each relation, ordered by name."""
         self._readable_at_all()
-        with self._looking():
+        with self._reading():
             return self._store.newest_schemas()
 
     def plan(
@@ -393,7 +393,7 @@ class HostedReplica:
         cuts: list[CutPoint] = []
         most = min(max_versions or MAX_PLAN, MAX_PLAN)
         base: int | None = None
-        with self._looking(after):
+        with self._reading(after):
             for row in self._store.commits_behind(after):
                 total = row.position.bytes_total
                 base = total - row.size if base is None else base
@@ -406,14 +406,14 @@ class HostedReplica:
     def version_at(self, commit_time: int) -> CutPoint | None:
         """The first commit whose last transaction was committed at that time or later."""
         self._readable_at_all()
-        with self._looking():
+        with self._reading():
             row = self._store.first_commit_where(lambda r: r.position.latest_time >= commit_time)
         return None if row is None else cut_point(row)
 
     def cut_before(self, version: int) -> CutPoint | None:
         """The last commit below that version."""
         self._readable_at_all()
-        with self._looking():
+        with self._reading():
             row = self._store.last_commit_where(lambda r: r.context.version < version)
         return None if row is None else cut_point(row)
 
@@ -424,7 +424,7 @@ class HostedReplica:
             core.check_readable()
             start, stop = core.current.committed_end, core.tail.end_offset
             place = core.tail.whole.history_start, lsn
-        with self._looking():
+        with self._reading():
             row = self._store.first_commit_where(
                 lambda r: (r.position.history_start, r.position.end_lsn) > place
             )

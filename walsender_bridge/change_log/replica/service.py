@@ -26,7 +26,7 @@ from walsender_bridge.change_log import protocol
 from walsender_bridge.change_log.protocol import CommitContext, check_stream, load, number, text
 from walsender_bridge.change_log.replica import fatal_segments
 from walsender_bridge.change_log.replica import identity as log_server_identity
-from walsender_bridge.change_log.replica.disk import Judgement
+from walsender_bridge.change_log.replica.disk import RecoveryOutcome
 from walsender_bridge.change_log.replica.host import FOREVER, HostedReplica
 from walsender_bridge.change_log.storage.segment import Segment
 from walsender_bridge.change_log.storage.store import SEGMENT_BYTES, StoredEntry
@@ -115,9 +115,9 @@ class ReplicaServer:
             replica = self._host(name)
             replica.recover()
             self._replicas[name] = replica
-            judgement, reason = replica.judgement
-            level = _log.error if judgement == Judgement.INVALID else _log.info
-            level("replica opened", stream=name, judgement=str(judgement), reason=reason)
+            outcome, reason = replica.outcome
+            level = _log.error if outcome == RecoveryOutcome.INVALID else _log.info
+            level("replica opened", stream=name, outcome=str(outcome), reason=reason)
         try:
             listening.check(listen)
             self._flight = _ReplicaService(self, listen)

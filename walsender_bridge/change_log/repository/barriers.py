@@ -1,8 +1,8 @@
 """Barriers that wait in the metadata repository.
 
 Each occupies a thread of the server, and makes the repository tick faster. So neither lasts longer than a client waits
-for it: a client that has gone is noticed within `LOOK_SECONDS`, there are at most `MOST_BARRIERS`, and one that waits
-longer than `HASTE_SECONDS` leaves the tick as it is.
+for it: a client that has gone is noticed within `POLL_SECONDS`, there are at most `MOST_BARRIERS`, and one that waits
+longer than `URGENT_SECONDS` leaves the tick as it is.
 """
 
 import threading
@@ -16,9 +16,9 @@ from walsender_bridge.errors import UnavailableError
 #: Barriers at once: far more than there are consumers, far fewer than a process can have threads.
 MOST_BARRIERS: Final = 256
 #: Seconds between two looks whether the client is still there.
-LOOK_SECONDS: Final = 1.0
+POLL_SECONDS: Final = 1.0
 #: Seconds for which a barrier makes the tick short.
-HASTE_SECONDS: Final = 10.0
+URGENT_SECONDS: Final = 10.0
 
 
 @dataclass(slots=True, eq=False)
@@ -39,7 +39,7 @@ class Barrier:
         """Until `end`, for at most so many seconds, or until its client is gone."""
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0 and not gone():
-            if self._over.wait(min(left, LOOK_SECONDS)):
+            if self._over.wait(min(left, POLL_SECONDS)):
                 return
 
 
@@ -69,10 +69,10 @@ class Barriers:
         """Those whose positions are not committed yet."""
         return [barrier for barrier in self.waiting if not barrier.version]
 
-    def hurry(self) -> bool:
+    def is_urgent(self) -> bool:
         """Whether the next tick is to come soon."""
         now = self._clock()
-        return any(now - barrier.since < HASTE_SECONDS for barrier in self.unforced())
+        return any(now - barrier.since < URGENT_SECONDS for barrier in self.unforced())
 
     def published(self, version: int) -> None:
         """This version can be read: end the barriers that it reaches."""

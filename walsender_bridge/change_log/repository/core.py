@@ -162,7 +162,7 @@ class Consumer:
 
 
 @dataclass(frozen=True, slots=True)
-class ReportVerdict:
+class ReportEvaluation:
     """Whether a report counts; `reason` if it does not.
 
     `ahead`: it is of a replica of this log that knows a version that was never issued, so records were lost here:
@@ -218,7 +218,7 @@ class Repository:
         return True
 
     def _tick(self, tick: RepositoryTick) -> bool:
-        reports = [v.report for v in self.judge(tick.reports) if not v.reason]
+        reports = [v.report for v in self.evaluate(tick.reports) if not v.reason]
         ready = self._committable(reports) if tick.issue else {}
         forced = tick.issue and self._forced(tick.barriers, ready)
         if ready or forced:
@@ -246,9 +246,9 @@ class Repository:
         self.published = self._published({})
         return True
 
-    def judge(self, reports: Iterable[ReplicaReport]) -> list[ReportVerdict]:
+    def evaluate(self, reports: Iterable[ReplicaReport]) -> list[ReportEvaluation]:
         """Which reports count, and why the others do not. Changes nothing."""
-        return [ReportVerdict(r, self._fault(r), ahead=self._is_ahead(r)) for r in reports]
+        return [ReportEvaluation(r, self._fault(r), ahead=self._is_ahead(r)) for r in reports]
 
     def _is_ahead(self, report: ReplicaReport) -> bool:
         # Also of a stream, or a replica of one, that this repository does not know any more.

@@ -16,7 +16,7 @@ from pyarrow import flight
 from walsender_bridge.change_log import protocol
 from walsender_bridge.change_log.protocol import CommitContext, ReplicaReport, load, text
 from walsender_bridge.change_log.repository.core import StreamState
-from walsender_bridge.change_log.repository.stream_faults import twins
+from walsender_bridge.change_log.repository.stream_faults import duplicate_ids
 from walsender_bridge.errors import TusklineError, from_wire
 
 #: Seconds for a log server's answer.
@@ -93,9 +93,9 @@ class LogServers:
         """Those that answered last time."""
         return [link for link in self._links if link.log_server_id and link.answers]
 
-    def told_apart(self) -> list[LogServerLink]:
-        """Those that answered last time, and are no `twins`."""
-        copies = twins(self._links)
+    def with_own_id(self) -> list[LogServerLink]:
+        """Those that answered last time, and are no `duplicate_ids`."""
+        copies = duplicate_ids(self._links)
         return [link for link in self.answering() if link not in copies]
 
     def ask(self, *, within: float) -> list[ReplicaReport]:
@@ -115,7 +115,7 @@ class LogServers:
                 link.lost(error)
             else:
                 link.answers = True
-        apart = self.told_apart()
+        apart = self.with_own_id()
         reports: list[ReplicaReport] = []
         for link, its in told:
             if link in apart:

@@ -151,7 +151,7 @@ class RepositoryServer:
                 if isinstance(error, InvariantError):
                     return  # no later step is written either; what there is can still be asked for
             with self._changed:
-                pause = _HASTE if self.barriers.hurry() else self._tick
+                pause = _HASTE if self.barriers.is_urgent() else self._tick
                 left = started + pause - time.monotonic()
                 if left > 0 and not self._stopping:
                     # A barrier that arrives cuts the pause short.
@@ -198,7 +198,7 @@ class RepositoryServer:
             if taken:
                 self._record(RepositoryTick(self._clock.now(), tuple(taken), issue=False))
                 self._note(taken)
-            self._faults = self._noted.look(self._state.streams, self._log_servers)
+            self._faults = self._noted.faults(self._state.streams, self._log_servers)
             self.barriers.published(self._state.published)
         self._trim()
 
@@ -206,13 +206,13 @@ class RepositoryServer:
         self._store.append(record)
 
     def _met(self) -> None:
-        for log_server in self._log_servers.told_apart():
+        for log_server in self._log_servers.with_own_id():
             if self._state.log_servers.get(log_server.log_server_id) != log_server.address:
                 self._record(LogServerSeen(log_server.log_server_id, log_server.address))
 
     def _note(self, reports: Sequence[ReplicaReport]) -> list[ReplicaReport]:
         """Remember the reports that count."""
-        counted = self._noted.note(self._state.judge(reports))
+        counted = self._noted.note(self._state.evaluate(reports))
         self._reports.update((report.stream, report) for report in counted)
         return counted
 

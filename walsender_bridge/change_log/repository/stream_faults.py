@@ -17,7 +17,7 @@ from typing import Final, Protocol, TypeVar
 import structlog
 
 from walsender_bridge.change_log.protocol import ReplicaReport
-from walsender_bridge.change_log.repository.core import ReportVerdict, StreamState
+from walsender_bridge.change_log.repository.core import ReportEvaluation, StreamState
 from walsender_bridge.errors import ConfigError, DivergedError, TusklineError, UnavailableError
 
 #: Seconds for which a log server may be away before that is a fault: longer than its restart takes.
@@ -52,8 +52,8 @@ class StreamFaults:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        #: The last verdict on each replica, by log server and stream.
-        self._verdicts: dict[tuple[str, str], ReportVerdict] = {}
+        #: The last evaluation on each replica, by log server and stream.
+        self._evaluations: dict[tuple[str, str], ReportEvaluation] = {}
         #: Since when a log server that has replicas is away.
         self._away: dict[str, float] = {}
         self._began = clock()
@@ -63,8 +63,10 @@ class StreamFaults:
         """Some replica knows a version that was never issued."""
         return self._ahead() is not None
 
-    def _ahead(self) -> ReportVerdict | None:
-        return next((verdict for verdict in self._verdicts.values() if verdict.ahead), None)
+    def _ahead(self) -> ReportEvaluation | None:
+        return next(
+            (evaluation for evaluation in self._evaluations.values() if evaluation.ahead), None
+        )
 
     def refusal(
         self, streams: Mapping[str, StreamState], log_servers: Iterable[LogServer]
@@ -75,8 +77,8 @@ class StreamFaults:
             waits = f"stream {stream} has diverged, and no version is issued until it is mended"
             return DivergedError(waits, where=f"stream {stream}", repair=REPAIR)
         known = list(log_servers)
-        if copies := twins(known):
-            return _twin_fault(copies, "the log's log servers")
+        if copies := duplicate_ids(known):
+            return _duplicate_id_fault(copies, "the log's log servers")
         if silent := unheard(streams, known):
             return UnavailableError(
                 "the log server has not answered since the repository started, and no version is issued before it has",
@@ -85,18 +87,18 @@ class StreamFaults:
             )
         return None
 
-    def note(self, verdicts: Sequence[ReportVerdict]) -> list[ReplicaReport]:
+    def note(self, evaluations: Sequence[ReportEvaluation]) -> list[ReplicaReport]:
         """The reports that count; why another does not is logged once."""
-        for verdict in verdicts:
-            report = verdict.report
+        for evaluation in evaluations:
+            report = evaluation.report
             key = (report.replica, report.stream)
-            known = self._verdicts.get(key)
-            if verdict.reason and (known is None or known.reason != verdict.reason):
-                _log.error("report ignored", stream=report.stream, reason=verdict.reason)
-            self._verdicts[key] = verdict
-        return [verdict.report for verdict in verdicts if not verdict.reason]
+            known = self._evaluations.get(key)
+            if evaluation.reason and (known is None or known.reason != evaluation.reason):
+                _log.error("report ignored", stream=report.stream, reason=evaluation.reason)
+            self._evaluations[key] = evaluation
+        return [evaluation.report for evaluation in evaluations if not evaluation.reason]
 
-    def look(
+    def faults(
         self, streams: Mapping[str, StreamState], log_servers: Iterable[LogServer]
     ) -> dict[str, TusklineError]:
         """The fault of each stream that has one."""
@@ -120,12 +122,12 @@ class StreamFaults:
             return self._away_fault(stream, replica, log_servers)
         self._away.pop(replica, None)
         if len(found) > 1:
-            return _twin_fault(found, f"stream {stream}")
+            return _duplicate_id_fault(found, f"stream {stream}")
         [log_server] = found
-        verdict = self._verdicts.get((replica, stream))
-        if verdict is not None and verdict.reason:
+        evaluation = self._evaluations.get((replica, stream))
+        if evaluation is not None and evaluation.reason:
             return DivergedError(
-                f"its replica does not fit the repository: {verdict.reason}",
+                f"its replica does not fit the repository: {evaluation.reason}",
                 where=f"stream {stream}, log server {log_server.address}",
                 repair=REPAIR,
             )
@@ -135,7 +137,7 @@ class StreamFaults:
         self, stream: str, replica: str, log_servers: list[LogServer]
     ) -> TusklineError | None:
         others = [
-            k for k in log_servers if k.answers and (k.log_server_id, stream) in self._verdicts
+            k for k in log_servers if k.answers and (k.log_server_id, stream) in self._evaluations
         ]
         if others:
             return ConfigError(
@@ -160,7 +162,7 @@ class StreamFaults:
         )
 
 
-def twins(log_servers: Iterable[_K]) -> list[_K]:
+def duplicate_ids(log_servers: Iterable[_K]) -> list[_K]:
     """Log servers that answer and have one name: a log server, and a running copy of it. What one has on its disk, the other may not."""
     named = [
         log_server for log_server in log_servers if log_server.answers and log_server.log_server_id
@@ -169,7 +171,7 @@ def twins(log_servers: Iterable[_K]) -> list[_K]:
     return [log_server for log_server in named if names[log_server.log_server_id] > 1]
 
 
-def _twin_fault(copies: Sequence[LogServer], where: str) -> TusklineError:
+def _duplicate_id_fault(copies: Sequence[LogServer], where: str) -> TusklineError:
     """Told is the name that the first of them shares, and who else has it."""
     name = copies[0].log_server_id
     listed = " and ".join(
