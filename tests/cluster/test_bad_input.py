@@ -181,7 +181,7 @@ def no_identity(place: Place) -> Iterator[Section]:
 
 
 TRY, TAKE_BACK = ("init", "doctor"), ("init", "doctor", "detach")
-FOREIGN_SLOT = (Cause.SLOT, "not a lasting pgoutput slot", "another slot name")
+FOREIGN_SLOT = (Cause.SLOT, "not a permanent pgoutput slot", "another slot name")
 UNREAD = (Cause.CONFIG, "libpq", "postgresql://")
 CASES = {
     "nobody listens": Case(

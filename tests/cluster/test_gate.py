@@ -276,7 +276,7 @@ def test_5_6_17_a_promoted_candidate_goes_on_where_consumers_are_and_a_tail_it_l
         told = [each["decision"] for each in decisions(tmp_path / "gate.jsonl")]
         assert told == ["timeline", "promoted"]
         output = capture.output.read_text()
-        assert "which nobody has seen, is cut off" in output
+        assert "cutting off the uncommitted tail of the log" in output
     finally:
         standby.destroy()
 

@@ -58,7 +58,7 @@ def away(name: str, slot: GateSlot | None) -> str:
     if not slot.physical:
         return f"slot {name} is a logical one: a candidate is named by the physical slot of its standby"
     if slot.lost:
-        return f"slot {name} has lost its WAL: its standby must be built anew"
+        return f"slot {name} has lost its WAL: its standby must be rebuilt"
     if slot.sender is None:
         never = slot.restart_lsn is None
         used = "has never been used" if never else "is not in use"
