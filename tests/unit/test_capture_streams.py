@@ -343,7 +343,7 @@ def test_30_memory_is_bounded_by_a_piece_and_disk_by_the_limit() -> None:
         largest = max(largest, *sizes)
         session.perform(effects)
     assert spool.PIECE_BYTES <= largest <= spool.PIECE_BYTES + 1100
-    with pytest.raises(SpoolError, match="2097152 are allowed") as refused:
+    with pytest.raises(SpoolError, match="spool_limit is 2097152") as refused:
         core.step(session.state, events.CopyDataReceived(0.0, payloads))
     assert "spool_limit" in refused.value.repair
 
