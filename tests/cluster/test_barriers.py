@@ -56,9 +56,9 @@ def test_barriers_beyond_the_most_are_refused_and_the_others_wait_on(
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as others:
             try:
                 assert others.stdout is not None
-                assert others.stdout.readline() == "3 barriers wait already\n"
+                assert others.stdout.readline() == "too many barriers: 3 are waiting\n"
                 wait_for(lambda: len(waiting.waiting) == 3, 30, "the others wait on")
-                with pytest.raises(UnavailableError, match="3 barriers wait already"):
+                with pytest.raises(UnavailableError, match="too many barriers: 3 are waiting"):
                     client.barrier({}, 30)
             finally:
                 others.kill()

@@ -309,7 +309,7 @@ def test_rows_in_a_block_need_a_schema_of_that_transaction() -> None:
     session = Session()
     ordinary = pg.transaction(500, 9, [row(1)])
     session.receive(ordinary[0], *schema(T, 0), *ordinary[1:])
-    with pytest.raises(MalformedMessageError, match="schema is not known"):
+    with pytest.raises(MalformedMessageError, match="schema is unknown"):
         session.receive(*block(7, (7, row(2))), pg.stream_commit(7, COMMIT, END))
 
 

@@ -163,7 +163,7 @@ def test_the_first_cluster_that_a_writer_names_stays() -> None:
     assert replica.append([], [], (1, 50)) == []
     assert replica.status().system_id == 7
     before = replica.durable
-    with pytest.raises(DivergedError, match="of system 7, not 8"):
+    with pytest.raises(DivergedError, match="system identifier 7, not 8"):
         replica.append([], [], (1, 60), system_id=8)
     assert replica.durable == before
 
@@ -181,7 +181,7 @@ def test_an_entry_that_does_not_continue_the_log_changes_nothing() -> None:
     wrong: list[tuple[bytes, type[Exception], str]] = [
         (first, CorruptError, "follows"),
         (stranger.whole(), MalformedMessageError, "already passed"),
-        (middle, MalformedMessageError, "starts no transaction"),
+        (middle, MalformedMessageError, "does not start a transaction"),
         (second[:-1] + bytes([second[-1] ^ 1]), CorruptError, "CRC32C"),
     ]
     for data, error, message in wrong:
@@ -257,7 +257,7 @@ def test_commits_that_do_not_follow_are_refused_and_old_ones_ignored() -> None:
     assert replica.commit(CommitContext(1, 1, 1, 1)) == []  # a duplicate
     assert replica.commit(CommitContext(0, 1, 1, 0)) == []  # stale
     wrong = {
-        "stands at 2": [CommitContext(2, 1, 2, 2), CommitContext(2, 3, 2, 1)],
+        "is at 2": [CommitContext(2, 1, 2, 2), CommitContext(2, 3, 2, 1)],
         "global 2": [CommitContext(2, 2, 1, 2)],
         "no transaction ends at 3": [CommitContext(2, 2, 2, 1)],
         "no transaction ends at 9": [CommitContext(2, 2, 2, 7)],

@@ -56,7 +56,7 @@ def test_a_log_server_that_runs_in_a_copy_of_another_is_told_before_all_that_com
         assert isinstance(fault, ConfigError)
         assert "grpc://here:1" in fault.what
         assert "grpc://copy:1" in fault.what
-        assert "both call themselves k" in fault.what
+        assert "have the same id k" in fault.what
     copy.answers = False
     assert case.faults.note(case.state.evaluate([report("a", 1, 3, 1)]))
     assert case.found(LogServer(), copy) == {}
@@ -136,8 +136,9 @@ def test_a_log_server_with_another_id_is_told_the_id_that_it_had() -> None:
     assert '"log_server_id": "k"' in found["a"].repair
     # Of stream b it has nothing at all.
     assert isinstance(found["b"], DivergedError)
-    assert "log server k has its replica, and is none of the log servers: x at grpc://here:1" in (
-        found["b"].what
+    assert (
+        "the replica is on log server k, which is not among the log servers x at grpc://here:1"
+        in (found["b"].what)
     )
 
 

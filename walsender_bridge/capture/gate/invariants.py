@@ -1,6 +1,6 @@
-"""What must hold of the commit gate after each step. Pure.
+"""The invariants of the commit gate. Pure.
 
-Its watch checks it before the step's decisions are recorded and before more is let through.
+They are checked after each step, before its decisions are recorded and before the position advances.
 """
 
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from walsender_bridge.runtime.invariants import Invariant
 
 
 class Checked(NamedTuple):
-    """What there was before a step."""
+    """The state before a step."""
 
     timeline: int
     position: int
@@ -30,12 +30,12 @@ class _Step(NamedTuple):
 
 
 def checked(state: GateState) -> Checked:
-    """The gate before a step, for the check after it."""
+    """Capture the gate's state before a step, for the check after it."""
     return Checked(state.timeline, state.position, state.shown)
 
 
 def check_invariants(state: GateState, before: Checked, seen: ObservedServer) -> None:
-    """`seen`: what the step was made of. Raises `InvariantError`."""
+    """`seen`: the observation of the step. Raises `InvariantError`."""
     invariants.check("commit gate", INVARIANTS, _Step(state, before, seen), _describe)
 
 
