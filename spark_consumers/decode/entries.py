@@ -400,5 +400,5 @@ def _named(
         fault.what,
         where=place,
         repair="change the value at the source, leave the column out of the publication, or set such rows "
-        "aside ([lake.on_unfit_value])",
+        "aside ([lake.on_unrepresentable_value])",
     )

@@ -137,7 +137,7 @@ def test_an_administrator_makes_a_role_that_may_do_no_more_than_it_needs(
         for refused in (
             "SELECT * FROM secrets",
             "INSERT INTO orders VALUES (1, '')",
-            "INSERT INTO tuskline.made VALUES ('', 'role', 'postgres')",
+            "INSERT INTO tuskline.provisioned VALUES ('', 'role', 'postgres')",
             "CREATE SCHEMA mine",
         ):
             with pytest.raises(psycopg.errors.InsufficientPrivilege):

@@ -86,7 +86,7 @@ def test_setting_such_rows_aside_is_a_way_out_without_a_copy(bills, database):
     bills.flush()
     assert kept() == [before.epoch], "also after it has failed once more"
     bills.house.close()
-    house = bills.house = bills.lakehouse(on_unfit_value={BILLS: "quarantine"})
+    house = bills.house = bills.lakehouse(on_unrepresentable_value={BILLS: "quarantine"})
     bills.flush()
     assert bills.head().tables[BILLS].state == "stale", "nobody has asked yet"
     ask(bills, house, "resume")

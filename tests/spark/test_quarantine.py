@@ -48,7 +48,7 @@ POLICY = {"default": "quarantine"}
 def pipeline(spark, tmp_path, database):
     database.execute(*SETUP)
     with Pipeline(spark, tmp_path, database) as running:
-        running.house = running.lakehouse(on_unfit_value=POLICY)
+        running.house = running.lakehouse(on_unrepresentable_value=POLICY)
         running.wait_for_tables("docs", "pairs", "bag")
         yield running
 
@@ -150,7 +150,7 @@ def test_26_rows_that_come_and_go_within_an_epoch_of_many_ranges(pipeline, datab
 
 
 def test_26_the_policy_is_fail_where_nothing_else_is_said(pipeline, database):
-    house = pipeline.lakehouse(on_unfit_value={PAIRS: "quarantine"})
+    house = pipeline.lakehouse(on_unrepresentable_value={PAIRS: "quarantine"})
     pipeline.flush(house)
     database.execute("INSERT INTO pairs VALUES ('infinity', 7, 'set aside')")
     assert pipeline.flush(house).manifest.tables[PAIRS].unfit_rows == 2
@@ -189,7 +189,7 @@ def test_26_a_round_that_is_repeated_sets_nothing_aside_twice(pipeline, database
     assert broken[0].tables[DOCS].unfit_rows == 3
     check(pipeline)
     # A writer that takes over goes on from what is published, and removes what nobody names.
-    again = pipeline.house = pipeline.lakehouse(on_unfit_value=POLICY)
+    again = pipeline.house = pipeline.lakehouse(on_unrepresentable_value=POLICY)
     database.execute("UPDATE docs SET due = 'infinity' WHERE id = 1")
     check(pipeline)
     again._writer.kept.expire(again._writer.head, 0.0)
@@ -230,7 +230,7 @@ def test_26_rows_are_listed_skipped_and_tried_again(pipeline, database, tmp_path
         dsn = "{database.dsn}"
         [lake]
         uri = "{pipeline.lake}"
-        [lake.on_unfit_value]
+        [lake.on_unrepresentable_value]
         default = "fail"
         "{DOCS}" = "quarantine"
         """

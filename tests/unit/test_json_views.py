@@ -67,7 +67,7 @@ def observation() -> Observation:
         "stuck_since": None,
         "open": False,
         "quorum_lsn": LSN,
-        "candidates": [{"slot": "near", "standing": "counted", "held_lsn": LSN, "away": ""}],
+        "candidates": [{"slot": "near", "standing": "counted", "flush_lsn": LSN, "away": ""}],
     }
     server = {"active": True, "wal_status": "reserved", "retained_bytes": 7, "server_lsn": LSN}
     source = SourceView("shop", "tuskline_shop", None, capture, server, None)

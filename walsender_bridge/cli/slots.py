@@ -108,7 +108,7 @@ def sync(
         exit_with_parent()
         logs.begin_part()
     settings = load_config(config)
-    logs.hand_on(settings.logs.format)
+    logs.export_format(settings.logs.format)
     with Controller(plan(settings)) as controller:
         if once:
             _answer(controller.once(timeout), as_json=as_json)

@@ -251,7 +251,7 @@ def _gates(seen: Observation) -> Iterator[Metric]:
         for each in gate["candidates"]:
             label = [source.name, each["slot"]]
             counted.add_metric(label, float(each["standing"] == "counted"))
-            held.add_metric(label, each["held_lsn"])
+            held.add_metric(label, each["flush_lsn"])
             away.add_metric(label, float(bool(each["away"])))
     yield from (position, stuck, opened, counted, held, away)
 

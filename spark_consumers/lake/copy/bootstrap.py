@@ -76,19 +76,19 @@ Deliver = Callable[[str, "TableVersion | TusklineError | None"], None]
 
 
 class TableCopier:
-    """Copies tables into the lake at `root`, an absolute path. `on_unfit_value`: see `quarantine.keeps_unfit`."""
+    """Copies tables into the lake at `root`, an absolute path. `on_unrepresentable_value`: see `quarantine.keeps_unfit`."""
 
     def __init__(
         self,
         spark: SparkSession,
         root: Path,
         tables: TableFormat,
-        on_unfit_value: Mapping[str, str] | None = None,
+        on_unrepresentable_value: Mapping[str, str] | None = None,
     ) -> None:
         self._spark = spark
         self._root = root
         self._format = tables
-        self._on_unfit_value = on_unfit_value or {}
+        self._on_unfit_value = on_unrepresentable_value or {}
         #: Set to end a copy between two parts of a table.
         self.stop = threading.Event()
 
@@ -304,6 +304,6 @@ def _copy_error(name: str, error: Exception) -> TusklineError:
     return UnsupportedValueError(
         what,
         where=name,
-        repair=f'change the value at the source, or set such rows aside ([lake.on_unfit_value] "{name}" = "quarantine", '
+        repair=f'change the value at the source, or set such rows aside ([lake.on_unrepresentable_value] "{name}" = "quarantine", '
         "start `lake run` again)",
     )

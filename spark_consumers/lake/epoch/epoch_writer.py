@@ -110,7 +110,7 @@ class EpochWriter:
         clock: SteadyClock,
         max_bytes: int,
         unchanged: Callable[[LogStatus], None],
-        on_unfit_value: Mapping[str, str] | None = None,
+        on_unrepresentable_value: Mapping[str, str] | None = None,
     ) -> None:
         self._spark = spark
         self._chain = chain
@@ -119,7 +119,7 @@ class EpochWriter:
         self._clock = clock
         self._pace = Pace(max_bytes)
         self._unchanged = unchanged
-        self._on_unfit_value = on_unfit_value or {}
+        self._on_unfit_value = on_unrepresentable_value or {}
         self._attempt = 0
         #: By the table's path and schema hash.
         self._schemas: dict[tuple[str, str], tuple[pa.Schema, pa.Schema]] = {}

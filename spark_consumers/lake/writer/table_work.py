@@ -434,7 +434,7 @@ class TableWork:
 def _undecided(name: str, reason: str) -> TusklineError:
     """The error while a table waits for somebody to decide what becomes of it."""
     kind: type[TusklineError] = TrimmedError if "trimmed" in reason else CorruptError
-    if "on_unfit_value" in reason:
+    if "on_unrepresentable_value" in reason:
         kind = UnsupportedValueError
     repair = f"tuskline table resync {name} (or pause it, and epochs go on)"
     if reason.startswith(rolled_back.REASON):
