@@ -77,7 +77,9 @@ def _told(chain: Chain, found: VerifyResult) -> PublishedLink | None:
 
 def _files(root: Path) -> Iterator[Path]:
     """The files of all tables, and those that checksums say were there."""
-    places = [table / name for table in folders(root) for name in ("metadata", "data", "unfit")]
+    places = [
+        table / name for table in folders(root) for name in ("metadata", "data", "quarantine")
+    ]
     for file in (file for place in places for file in place.glob("*")):
         sealed = checksums.file_of(file)
         if sealed is not None and not sealed.exists():

@@ -265,7 +265,7 @@ class _SnapshotReader(DataSourceReader):
                     where=f"{self._table}.{column.name}, row {row + fault.index + 1} of "
                     f"{'.'.join(part.relation)} from block {part.first} on",
                     repair="change the value at the source, leave the column out (columns), or set such rows "
-                    "aside, if the lake copies it ([lake.on_unfit_value])",
+                    "aside, if the lake copies it ([lake.on_unrepresentable_value])",
                 ) from fault
         return pa.RecordBatch.from_arrays(
             arrays, schema=arrow_schema(c.column for c in self._columns)

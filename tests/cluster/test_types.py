@@ -131,7 +131,7 @@ TEXTUAL = {
     "span": ["[1,5)"],
 }
 #: What a column of the type can hold, and its target cannot.
-UNFIT = [
+UNREPRESENTABLE = [
     ("numeric(10,2)", "NaN"),
     ("date", "infinity"),
     ("date", "-infinity"),
@@ -290,7 +290,7 @@ def test_23_every_other_type_is_its_own_text_through_stream_and_snapshot(
     assert all(column_type(c.type_oid, c.typmod).kept_as_text for c in found.columns[1:])
 
 
-@pytest.mark.parametrize(("kind", "value"), UNFIT)
+@pytest.mark.parametrize(("kind", "value"), UNREPRESENTABLE)
 def test_26_a_value_that_does_not_fit_is_named_in_stream_and_snapshot(
     database: Database, kind: str, value: str
 ) -> None:

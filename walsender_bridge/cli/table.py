@@ -66,7 +66,7 @@ def _line(row: dict[str, Any]) -> dict[str, Any]:
     """What fits on a line."""
     copy = row["copy"]
     return {
-        **{name: row[name] for name in ("table", "state", "rows", "unfit_rows", "as_of")},
+        **{name: row[name] for name in ("table", "state", "rows", "quarantined_rows", "as_of")},
         "copy": f"{copy['pieces_done']}/{copy['pieces']} parts" if copy else None,
     }
 

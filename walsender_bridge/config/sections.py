@@ -148,7 +148,7 @@ class LakeSection(_Section):
     copy_rate: float | None = Field(default=None, gt=0)
     #: What is done with a row that has a value which the lake cannot hold, by `stream.schema.table` and for
     #: all others as `default`: `fail` (the table stops and names it) or `quarantine` (it is set aside).
-    on_unfit_value: dict[str, Literal["fail", "quarantine"]] = {}
+    on_unrepresentable_value: dict[str, Literal["fail", "quarantine"]] = {}
     #: Spark's master for `tuskline lake run`; a cluster's own settings win under spark-submit.
     spark_master: str = "local[2]"
 

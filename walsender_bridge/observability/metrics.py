@@ -277,7 +277,7 @@ def _lake(seen: Observation) -> Iterator[Metric]:
     took = _gauge("lake_round_seconds", "How long the newest epoch took to write.")
     rows = _gauge("lake_table_rows", "Rows of a table.", "table")
     aside = _gauge("lake_table_set_aside", "1 for a table that is not kept, by name.", "table")
-    unfit = _gauge("lake_table_unfit_rows", "Rows set aside that wait.", "table")
+    quarantined = _gauge("lake_table_quarantined_rows", "Rows set aside that wait.", "table")
     skipped = _gauge("lake_table_skipped_rows", "Rows set aside and given up by name.", "table")
     behind = _gauge("lake_table_behind", "1 for a table of an earlier epoch.", "table", "state")
     copy = {
@@ -296,7 +296,7 @@ def _lake(seen: Observation) -> Iterator[Metric]:
         took.add_metric([], seen.lake.seconds)
         for name, table in seen.lake.readable.items():
             rows.add_metric([name], table.rows)
-            unfit.add_metric([name], table.unfit_rows - table.skipped_rows)
+            quarantined.add_metric([name], table.quarantined_rows - table.skipped_rows)
             skipped.add_metric([name], table.skipped_rows)
             if table.state != "live":
                 behind.add_metric([name, table.state], 1)
@@ -305,4 +305,15 @@ def _lake(seen: Observation) -> Iterator[Metric]:
     for table, progress in seen.copying.items():
         for name, gauge in copy.items():
             gauge.add_metric([table], progress[name])
-    yield from (epoch, term, published, took, rows, unfit, skipped, aside, behind, *copy.values())
+    yield from (
+        epoch,
+        term,
+        published,
+        took,
+        rows,
+        quarantined,
+        skipped,
+        aside,
+        behind,
+        *copy.values(),
+    )

@@ -31,7 +31,7 @@ from pyspark.sql import SparkSession
 
 from spark_consumers.decode.types import arrow_schema, spark_schema, text_columns, told_type
 from spark_consumers.lake.copy.initial_copy import CopyProgress, write_source
-from spark_consumers.lake.epoch.quarantine import QuarantineOfCopy, keeps_unfit, with_unfit
+from spark_consumers.lake.epoch.quarantine import QuarantineOfCopy, quarantines, with_quarantined
 from spark_consumers.lake.format import checksums
 from spark_consumers.lake.format.table_format import ROW_ID, TableFormat, TableWrite
 from spark_consumers.lake.manifest.chain import COPIED, TableVersion
@@ -76,19 +76,19 @@ Deliver = Callable[[str, "TableVersion | TusklineError | None"], None]
 
 
 class TableCopier:
-    """Copies tables into the lake at `root`, an absolute path. `on_unfit_value`: see `quarantine.keeps_unfit`."""
+    """Copies tables into the lake at `root`, an absolute path. `on_unrepresentable_value`: see `quarantine.quarantines`."""
 
     def __init__(
         self,
         spark: SparkSession,
         root: Path,
         tables: TableFormat,
-        on_unfit_value: Mapping[str, str] | None = None,
+        on_unrepresentable_value: Mapping[str, str] | None = None,
     ) -> None:
         self._spark = spark
         self._root = root
         self._format = tables
-        self._on_unfit_value = on_unfit_value or {}
+        self._on_unrepresentable_value = on_unrepresentable_value or {}
         #: Set to end a copy between two parts of a table.
         self.stop = threading.Event()
 
@@ -174,9 +174,9 @@ class TableCopier:
                 "partitionBytes": str(part_bytes(request.rate)),
             }
         )
-        apart = keeps_unfit(self._on_unfit_value, name)
+        apart = quarantines(self._on_unrepresentable_value, name)
         prefix = f"{folder}/data/copy-t{request.term}"
-        files, unfit = write_source(
+        files, quarantined = write_source(
             self._spark,
             reading.reader_apart(schema) if apart else reading.reader(schema),
             prefix,
@@ -211,7 +211,7 @@ class TableCopier:
             timeline=snapshot.timeline,
             shape=shape.dump(),
         )
-        return with_unfit(version, unfit)
+        return with_quarantined(version, quarantined)
 
 
 def _shapes(source: Source, snapshot: ExportedSnapshot) -> Publication:
@@ -304,6 +304,6 @@ def _copy_error(name: str, error: Exception) -> TusklineError:
     return UnsupportedValueError(
         what,
         where=name,
-        repair=f'change the value at the source, or set such rows aside ([lake.on_unfit_value] "{name}" = "quarantine", '
+        repair=f'change the value at the source, or set such rows aside ([lake.on_unrepresentable_value] "{name}" = "quarantine", '
         "start `lake run` again)",
     )

@@ -122,16 +122,18 @@ def write_source(
     def write(numbered: tuple[int, InputPartition]) -> tuple[FileInfo, int, QuarantineFile | None]:
         number, partition = numbered
         batches: Any = shared.value.read(partition)
-        unfit: list[pa.Table] = []
+        quarantined: list[pa.Table] = []
         if apart is not None:
-            batches = apart.split(batches, unfit)
+            batches = apart.split(batches, quarantined)
         if ids is not None:
             batches = _with_ids(batches, f"{ids}-{number}-")
         path = _path(prefix)
         file, size = _write_file(path, batches, schema, within)
         told = None
         if apart is not None:
-            told = apart.write(path.removeprefix(f"{prefix}-").removesuffix(".parquet"), unfit)
+            told = apart.write(
+                path.removeprefix(f"{prefix}-").removesuffix(".parquet"), quarantined
+            )
         return file, size, told
 
     def run(numbered: tuple[int, InputPartition]) -> tuple[FileInfo, QuarantineFile | None]:

@@ -34,7 +34,7 @@ from spark_consumers.lake.epoch.complete import (
 )
 from spark_consumers.lake.epoch.log_view import aliases, late_commits, new_commits
 from spark_consumers.lake.epoch.plan import EpochPlan, Pace, choose, tasks
-from spark_consumers.lake.epoch.quarantine import keeps_unfit, with_unfit
+from spark_consumers.lake.epoch.quarantine import quarantines, with_quarantined
 from spark_consumers.lake.epoch.stage import (
     ComposeTask,
     Staged,
@@ -110,7 +110,7 @@ class EpochWriter:
         clock: SteadyClock,
         max_bytes: int,
         unchanged: Callable[[LogStatus], None],
-        on_unfit_value: Mapping[str, str] | None = None,
+        on_unrepresentable_value: Mapping[str, str] | None = None,
     ) -> None:
         self._spark = spark
         self._chain = chain
@@ -119,7 +119,7 @@ class EpochWriter:
         self._clock = clock
         self._pace = Pace(max_bytes)
         self._unchanged = unchanged
-        self._on_unfit_value = on_unfit_value or {}
+        self._on_unrepresentable_value = on_unrepresentable_value or {}
         self._attempt = 0
         #: By the table's path and schema hash.
         self._schemas: dict[tuple[str, str], tuple[pa.Schema, pa.Schema]] = {}
@@ -245,7 +245,7 @@ class EpochWriter:
             # What is to be tried again, in a table that has no changes.
             ComposeTask(target, (), plan.version, str(scratch), 0)
             for name, target in targets.items()
-            if target.retry_unfit and target.unfit_files and name not in found
+            if target.retry_quarantined and target.quarantine_files and name not in found
         ]
         for one in self._run(run_compose, composing, plan):
             found[one.table] = [one]
@@ -292,9 +292,9 @@ class EpochWriter:
             start_lsn=table.start_lsn,
             relation_id=table.relation_id,
             partitions=noticed.partitions(table),
-            keeps_unfit=keeps_unfit(self._on_unfit_value, name),
-            unfit_files=tuple(f"{path}/{file}" for file in table.unfit_files),
-            retry_unfit=table.retry_unfit,
+            quarantines=quarantines(self._on_unrepresentable_value, name),
+            quarantine_files=tuple(f"{path}/{file}" for file in table.quarantine_files),
+            retry_quarantined=table.retry_quarantined,
         )
 
     def _run(
@@ -374,7 +374,9 @@ class EpochWriter:
         staged: Staged,
         completed: Sequence[Completed],
     ) -> TableVersion:
-        table = with_unfit(plan.tables[target.name], [staged.unfit, *(c.unfit for c in completed)])
+        table = with_quarantined(
+            plan.tables[target.name], [staged.quarantined, *(c.quarantined for c in completed)]
+        )
         path, base = self._path(table), table.snapshot_id
         identity = table.key or (ROW_ID,)
         rows = [staged.rows] if staged.rows else []

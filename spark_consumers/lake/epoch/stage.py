@@ -56,8 +56,8 @@ class Target:
     begin with. `columns` are PostgreSQL's columns as Arrow types, `file_schema` those of the data files
     (`ROW_ID` last, if `key` is empty). Changes of transactions whose commit record starts below
     `start_lsn` are left out. `relation_id` is the OID of the table that was copied; `aliases` are other names
-    that the log has for it. `keeps_unfit`: rows with a value that the table cannot hold are set aside, beside
-    those of `unfit_files`, which are tried again if `retry_unfit`. `layouts` says which columns its changes have from which offset on; those that
+    that the log has for it. `quarantines`: rows with a value that the table cannot hold are set aside, beside
+    those of `quarantine_files`, which are tried again if `retry_quarantined`. `layouts` says which columns its changes have from which offset on; those that
     come at the end of `columns` only later are NULL before. `partitions`: those that are known, by OID, and before which
     commit LSN they must not have had changes.
     """
@@ -73,9 +73,9 @@ class Target:
     layouts: tuple[Layout, ...] = ()
     partitions: Mapping[int, int] = field(default_factory=dict)
     aliases: tuple[str, ...] = ()
-    keeps_unfit: bool = False
-    unfit_files: tuple[str, ...] = ()
-    retry_unfit: bool = False
+    quarantines: bool = False
+    quarantine_files: tuple[str, ...] = ()
+    retry_quarantined: bool = False
 
     @property
     def scratch_name(self) -> str:
@@ -108,7 +108,7 @@ class RangeTask:
 
 @dataclass(frozen=True)
 class ComposeTask:
-    """Compose one table's partials, in order, and write its files. Without any it is about its unfit rows."""
+    """Compose one table's partials, in order, and write its files. Without any it is about its quarantined rows."""
 
     target: Target
     partials: tuple[str, ...]
@@ -124,7 +124,7 @@ class Staged:
     `partial`: a fold, if other ranges have changes of this table too. Otherwise files: `rows`, `deletes`
     (keys), and what only the table itself can complete: `patches` (rows with columns that were never
     sent; `rows` is then no data file yet) and `removals` (rows of a bag, with how many of each go). `added`: rows more than before, or
-    than none if `truncated`. `changes`: how many were folded. `unfit`: the rows that are set aside. `partitions`: those
+    than none if `truncated`. `changes`: how many were folded. `quarantined`: the rows that are set aside. `partitions`: those
     that have changes, and are not among the target's, or had them too early.
     """
 
@@ -138,7 +138,7 @@ class Staged:
     removals: FileInfo | None = None
     truncated: bool = False
     added: int = 0
-    unfit: QuarantineFile | None = None
+    quarantined: QuarantineFile | None = None
     partitions: frozenset[int] = frozenset()
 
 
@@ -166,7 +166,7 @@ class _Pending:
         if self.batches:
             new: Fold | MultisetFold
             with _of(self.target):
-                if quarantine.has_unfit(self.batches):
+                if quarantine.has_unrepresentable(self.batches):
                     new = quarantine.fold_wide(self.batches, self.target.key_positions)
                 elif self.target.key:
                     new = fold(self.batches, self.target.key_positions)
@@ -224,9 +224,9 @@ def run_range(task: RangeTask) -> list[Staged | SchemaMismatch | TableFault]:
             return replica.schemas(task.stream, [digest])[digest]
 
         entries = replica.read(task.stream, task.start, task.end, relations=sorted(by_name))
-        keeping = {name for name, found in by_name.items() if any(t.keeps_unfit for t in found)}
+        keeping = {name for name, found in by_name.items() if any(t.quarantines for t in found)}
         batches = decode_entries(
-            entries, schema, relations=by_name, keep_unfit=keeping, failed=failed
+            entries, schema, relations=by_name, keep_unrepresentable=keeping, failed=failed
         )
         for batch in batches:
             for target in by_name[batch.relation.full_name]:
@@ -319,18 +319,18 @@ def write_fold(
     number: int,
     changes: int,
 ) -> Staged:
-    """Write a table's files, those of its unfit rows too."""
+    """Write a table's files, those of its quarantined rows too."""
     before = quarantine.held(target)
     if before is not None:
         with _of(target):
             folded = before if folded is None else composed(before, folded)
     assert folded is not None
     columns = len(target.columns)
-    unfit: list[pa.Array] | None = None
+    quarantined: list[pa.Array] | None = None
     if isinstance(folded, MultisetFold):
         if len(folded.columns) > columns:
             with _of(target):
-                folded, unfit = quarantine.bag_parts(folded, columns)
+                folded, quarantined = quarantine.bag_parts(folded, columns)
         rows = folded.rows()
         ids = [f"{version}-{number}-{i}" for i in range(len(rows[0]))]
         gone, counts = folded.removals()
@@ -351,13 +351,15 @@ def write_fold(
             removals=removals,
             truncated=folded.truncated,
             added=folded.added,
-            unfit=quarantine.write_unfit(target, "rows", unfit) if unfit else None,
+            quarantined=quarantine.write_quarantined(target, "rows", quarantined)
+            if quarantined
+            else None,
         )
     whole, added = folded.rows(), folded.added
     if len(folded.columns) > columns:
         with _of(target):
             found = quarantine.parts(folded, columns)
-        whole, added, unfit = found.rows, found.added, found.unfit
+        whole, added, quarantined = found.rows, found.added, found.quarantined
     keys = pa.schema([target.file_schema.field(name) for name in target.key])
     patches = _write_patches(target, folded, scratch)
     # Where there are patches, the one file of rows is written when they are complete.
@@ -375,7 +377,9 @@ def write_fold(
         patches=patches,
         truncated=folded.truncated,
         added=added,
-        unfit=quarantine.write_unfit(target, "rows", unfit) if unfit else None,
+        quarantined=quarantine.write_quarantined(target, "rows", quarantined)
+        if quarantined
+        else None,
     )
 
 

@@ -43,7 +43,7 @@ class Link(newest_told.ChainLink, Protocol):
 
     @property
     def versions(self) -> Iterable[Any]:
-        """Its tables: `path` below the lake, `snapshot_id`, and `unfit_files` below that path."""
+        """Its tables: `path` below the lake, `snapshot_id`, and `quarantine_files` below that path."""
 
     @property
     def written(self) -> Iterable[Any]:
@@ -59,7 +59,7 @@ class LeftoverKind(Enum):
     LINK_DRAFT = auto()
     STAGING = auto()
     TABLE = auto()
-    UNFIT = auto()
+    QUARANTINE = auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,11 +369,11 @@ def sweep(head: Link) -> Steps[None]:
 
 
 def names_of(links: Iterable[Link]) -> dict[str, set[str]]:
-    """The table folders in these links, and for each its files of unfit rows."""
+    """The table folders in these links, and for each its files of quarantined rows."""
     named: dict[str, set[str]] = {}
     for link in links:
         for table in link.versions:
-            named.setdefault(table.path, set()).update(table.unfit_files)
+            named.setdefault(table.path, set()).update(table.quarantine_files)
     return named
 
 
@@ -393,7 +393,7 @@ def is_garbage(
         case LeftoverKind.TABLE:
             # A folder without a term in its name is none of ours: a user's own table, or of an older version.
             return left.path not in named and 0 < term_of(left.path) < below
-        case LeftoverKind.UNFIT:
+        case LeftoverKind.QUARANTINE:
             # A table that no link names is being copied, or goes as a whole.
             name = left.path.removeprefix(f"{left.table}/")
             files = named.get(left.table)

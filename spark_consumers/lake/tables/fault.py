@@ -67,7 +67,7 @@ def fault_of(table: str, error: Exception) -> TableFault | None:
     if isinstance(error, UnsupportedValueError) and error.where != table:
         # By where it was found: the row. The log has the value, whatever becomes of it at the source.
         ways = (
-            f'set such rows aside ([lake.on_unfit_value] "{table}" = "quarantine", start `lake run` again, '
+            f'set such rows aside ([lake.on_unrepresentable_value] "{table}" = "quarantine", start `lake run` again, '
             f"tuskline table resume {table}); or change the value at the source, and tuskline table resync {table}"
         )
         return TableFault(table, UnsupportedValueError(error.what, where=error.where, repair=ways))

@@ -89,7 +89,7 @@ class Lakehouse:
     are in seconds, `max_bytes_per_epoch` in bytes of the log as it is stored, `copy_rate` in bytes a second.
     `catalog` names the Spark catalog in which users of this session see the tables. `failing_table`: whether epochs wait for
     a table that cannot follow (`policy`). `progress` is called with how far each
-    table's copy is (`copy_out.Progress`), about ten times a second. `on_unfit_value`: `fail` or `quarantine`, by table
+    table's copy is (`copy_out.Progress`), about ten times a second. `on_unrepresentable_value`: `fail` or `quarantine`, by table
     and as `default`. `failing` is called with why a round has failed, each time, and with None when the next one has not.
     """
 
@@ -108,7 +108,7 @@ class Lakehouse:
         failing_table: str = WAIT_FOR_COPY,
         copy_rate: float | None = None,
         progress: Callable[[Mapping[str, Mapping[str, Any]]], None] | None = None,
-        on_unfit_value: Mapping[str, str] | None = None,
+        on_unrepresentable_value: Mapping[str, str] | None = None,
         failing: Callable[[TusklineError | None], None] | None = None,
     ) -> None:
         if format != IcebergFormat.name:
@@ -137,7 +137,7 @@ class Lakehouse:
         self._format: IcebergFormat | None = None
         self._policy = Policy(failing_table, copy_rate, keep_paused=retention_seconds)
         self._progress = progress
-        self._on_unfit_value = dict(on_unfit_value or {})
+        self._on_unrepresentable_value = dict(on_unrepresentable_value or {})
         self._failures = RoundFailures(self._chain.root, failing or (lambda _: None))
 
     def run(self, stop: threading.Event) -> None:
@@ -397,9 +397,11 @@ class Lakehouse:
             clock=clock,
             max_bytes=self._max_bytes,
             unchanged=self._log.unchanged,
-            on_unfit_value=self._on_unfit_value,
+            on_unrepresentable_value=self._on_unrepresentable_value,
         )
-        copier = TableCopier(self._spark, self._chain.root, self._format, self._on_unfit_value)
+        copier = TableCopier(
+            self._spark, self._chain.root, self._format, self._on_unrepresentable_value
+        )
         tables = TableWork(
             self._chain,
             self._lake,

@@ -201,9 +201,9 @@ def _one(
     if kind == DROP:
         return _dropped(head, name)
     if kind == RETRY:
-        if not table.unfit_files:
+        if not table.quarantine_files:
             return head, "has no row that is set aside"
-        again_table = replace(table, retry_unfit=True)
+        again_table = replace(table, retry_quarantined=True)
         return replace(head, tables={**head.tables, name: again_table}), "is tried again"
     if kind == PAUSE:
         if table.state == PAUSED:
@@ -251,7 +251,7 @@ def finished(head: Manifest, request: Request) -> dict[str, str] | None:
                 repair=f"see `tuskline {'quarantine' if request.kind in {RETRY, SKIP} else 'table'} list`",
             )
     if request.kind in {RETRY, SKIP}:
-        return None if any(head.tables[name].retry_unfit for name in told) else told
+        return None if any(head.tables[name].retry_quarantined for name in told) else told
     if request.kind not in _AT_ONCE and not all(_follows(head, name) for name in told):
         return None
     return told

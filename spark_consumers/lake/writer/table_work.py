@@ -362,7 +362,7 @@ class TableWork:
                     self.keep_log([name], min(head.epoch, status.version), client)
                 elif after.state in {RESUMING, LIVE}:
                     mark(self._sources[stream_of(name)])
-            if after is not None and after.retry_unfit and stream_of(name) in self._sources:
+            if after is not None and after.retry_quarantined and stream_of(name) in self._sources:
                 # The rows are tried with the next epoch, and there may be nothing else for one.
                 mark(self._sources[stream_of(name)])
             self._copy_after.pop(name, None)
@@ -384,7 +384,7 @@ class TableWork:
                 self._chain.root, name, table, request.rows, head.term
             )
             head = replace(head, tables={**head.tables, name: made})
-            outcome[name] = f"{made.skipped_rows} of {made.unfit_rows} rows are given up"
+            outcome[name] = f"{made.skipped_rows} of {made.quarantined_rows} rows are given up"
             if missing:
                 outcome[name] = f"refused: no such row is set aside: {', '.join(sorted(missing))}"
         log.info("request carried out", kind=request.kind, tables=outcome)
@@ -434,7 +434,7 @@ class TableWork:
 def _undecided(name: str, reason: str) -> TusklineError:
     """The error while a table waits for somebody to decide what becomes of it."""
     kind: type[TusklineError] = TrimmedError if "trimmed" in reason else CorruptError
-    if "on_unfit_value" in reason:
+    if "on_unrepresentable_value" in reason:
         kind = UnsupportedValueError
     repair = f"tuskline table resync {name} (or pause it, and epochs go on)"
     if reason.startswith(rolled_back.REASON):
