@@ -83,8 +83,8 @@ def test_35_a_candidate_behind_a_safekeeper_is_refused_by_name(
                 )  # fmt: skip
                 assert f"a safekeeper, {address}" in row["why"]
                 assert "primary_conninfo" in row["repair"]
-                (ill,) = told["ill"]
-                assert ill.startswith(
+                (problem,) = told["problems"]
+                assert problem.startswith(
                     f"{STANDBY}: slot kept: the standby streams from a safekeeper"
                 )
             assert f"a safekeeper, {address}" in tuskline.run("slots", "status").stderr

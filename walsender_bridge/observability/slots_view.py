@@ -24,7 +24,7 @@ class SlotsView:
         """What is not as it should be."""
         if not self.told:
             return ["the controller of slot copies says nothing: it does not run, or hangs"]
-        words: list[str] = list(self.told["ill"])
+        words: list[str] = list(self.told["problems"])
         words += [
             f"{each['standby']}: the controller has not looked at it for {age:.0f} s"
             for each in self.told["standbys"]
