@@ -237,10 +237,10 @@ class _Decoder:
                     self._failing.add(name)
                     continue
                 batch.partitions = [
-                    (p.entry.offset, told.number, told.relation_id)
+                    (p.entry.offset, row.number, row.relation_id)
                     for p in run
-                    for told in p.partitions
-                    if told.schema_hash == digest
+                    for row in p.partitions
+                    if row.schema_hash == digest
                 ]
                 yield batch
 

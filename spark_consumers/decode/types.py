@@ -144,7 +144,7 @@ def _with_base_type(column: Column, types: Mapping[int, tuple[str, str]]) -> Col
     return column if base is None else replace(column, type_oid=base)
 
 
-def told_type(declared: int, base: int) -> int:
+def streamed_type(declared: int, base: int) -> int:
     """The type OID that `with_base_types` leaves a column with, from its type and that type's base type."""
     return base if base in _NAMES.values() else declared
 

@@ -10,7 +10,7 @@ from psycopg import sql
 
 from spark_consumers.decode.entries import ChangeBatch, decode_entries
 from spark_consumers.decode.types import column_type
-from spark_consumers.lake.tables.schema_match import Layout, columns_of, misfit
+from spark_consumers.lake.tables.schema_match import Layout, columns_of, mismatch
 from spark_consumers.snapshot.exported import ExportedSnapshot
 from spark_consumers.sources.snapshot import SnapshotSource
 from tests.support.pinned import connect_pinned
@@ -382,7 +382,7 @@ def test_a_row_that_a_filter_lets_in_comes_without_its_unchanged_toast(database:
     assert bare.unchanged is not None
     assert bare.unchanged.tolist() == [[False, False, True]]
     layouts = (Layout(0, columns_of(bare.relation)),)
-    told = misfit(bare, pa.schema([]), layouts, ("id", "sent"), bare.relation.oid)
+    told = mismatch(bare, pa.schema([]), layouts, ("id", "sent"), bare.relation.oid)
     assert "REPLICA IDENTITY FULL" in str(told)
     assert whole.columns[2].to_pylist() == ["b" * 5000]
     assert whole.unchanged is None

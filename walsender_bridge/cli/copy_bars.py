@@ -28,7 +28,7 @@ class CopyBars:
         )
 
     def show(self, copying: Mapping[str, Mapping[str, Any]]) -> None:
-        """How far each table is, as `copy_out.Progress` tells it; a table that is gone is done."""
+        """How far each table is, as `initial_copy.Progress` tells it; a table that is gone is done."""
         if not self._shown:
             return
         for name in set(self._tasks) - set(copying):

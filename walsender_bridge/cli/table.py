@@ -198,7 +198,7 @@ def asked(
                 chain,
                 request,
                 timeout=timeout,
-                looking=lambda: shown.show(read_status(chain).get("copying", {})),
+                polling=lambda: shown.show(read_status(chain).get("copying", {})),
             )
     return [{"table": n, "outcome": o, "request": request.id} for n, o in told.items()]
 

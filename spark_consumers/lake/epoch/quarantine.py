@@ -27,7 +27,7 @@ from spark_consumers.decode.entries import ChangeBatch
 from spark_consumers.decode.spans import of_numbers
 from spark_consumers.decode.types import ColumnType, apart, from_text
 from spark_consumers.fold.keyed import PATCH, Bools, Bytes, Fold, fold
-from spark_consumers.fold.multiset import MultisetFold, fold_bag
+from spark_consumers.fold.multiset import MultisetFold, fold_multiset
 from spark_consumers.lake.format.data_files import read_data, write_table
 from spark_consumers.lake.manifest.table_version import TableVersion
 from walsender_bridge.errors import CorruptError, UnsupportedValueError
@@ -98,7 +98,7 @@ def fold_wide(batches: Sequence[ChangeBatch], key: tuple[int, ...]) -> Fold | Mu
     """Fold changes wide; `key` are the positions of the table's key, none for a bag."""
     wide = [_widened(batch) for batch in batches]
     if not key:
-        return fold_bag(wide, told=len(ABOUT))
+        return fold_multiset(wide, provenance=len(ABOUT))
     return fold(wide, _wide_key(key, len(batches[0].columns)), key_columns=len(key))
 
 
@@ -131,7 +131,7 @@ def held(target: "Target") -> Fold | MultisetFold | None:
         inserts = _WideBatch(
             np.full(count, ord("I"), np.uint8), columns, None, None, np.zeros(count, np.uint8)
         )
-        return fold_bag([inserts], told=len(ABOUT))
+        return fold_multiset([inserts], provenance=len(ABOUT))
     return Fold(
         _wide_key(target.key_positions, len(target.columns)),
         truncated=False,
@@ -157,7 +157,7 @@ def parts(folded: Fold, columns: int) -> FoldParts:
     )
 
 
-def bag_parts(folded: MultisetFold, columns: int) -> tuple[MultisetFold, list[pa.Array]]:
+def multiset_parts(folded: MultisetFold, columns: int) -> tuple[MultisetFold, list[pa.Array]]:
     """What the table of so many columns gets, and the quarantined rows, each as often as it is there."""
     unrepresentable = is_unrepresentable(folded.columns, columns)
     if (unrepresentable & (folded.delta < 0)).any():
@@ -285,8 +285,8 @@ def _widened(batch: ChangeBatch) -> _WideBatch:
     ]
     unchanged = batch.unchanged
     if unchanged is not None:
-        told = np.zeros((count, len(ABOUT)), np.bool_)
-        unchanged = np.hstack([unchanged, unchanged, told])
+        provenance = np.zeros((count, len(ABOUT)), np.bool_)
+        unchanged = np.hstack([unchanged, unchanged, provenance])
     old = None
     if batch.old_columns is not None:
         texts = [batch.old_unrepresentable.get(i, nothing) for i in positions]
@@ -301,12 +301,12 @@ def _wide(folded: Fold | MultisetFold) -> Fold | MultisetFold:
     more = [pa.nulls(count, pa.string())] * columns
     more += [pa.nulls(count, kind) for kind in ABOUT.types]
     if isinstance(folded, MultisetFold):
-        return replace(folded, columns=[*folded.columns, *more], told=len(ABOUT))
+        return replace(folded, columns=[*folded.columns, *more], provenance=len(ABOUT))
     unset, source = folded.unset, folded.source
     if unset is not None and source is not None:
         # A row of which an unsent column does not fit still comes from where that came from.
-        told = np.repeat((folded.state == PATCH)[:, None], len(ABOUT), axis=1)
-        unset = np.hstack([unset, unset, told])
+        provenance = np.repeat((folded.state == PATCH)[:, None], len(ABOUT), axis=1)
+        unset = np.hstack([unset, unset, provenance])
         source = [*source, *([pa.nulls(count, pa.string())] * len(source))]
     return replace(
         folded,
@@ -318,7 +318,7 @@ def _wide(folded: Fold | MultisetFold) -> Fold | MultisetFold:
 
 
 def _wide_key(key: tuple[int, ...], columns: int) -> tuple[int, ...]:
-    """A key that does not fit is told from others by its text."""
+    """A key that does not fit is distinguished by its text."""
     return (*key, *(columns + position for position in key))
 
 

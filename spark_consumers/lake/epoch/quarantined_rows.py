@@ -104,7 +104,7 @@ def _rows(name: str, table: TableVersion, rows: pa.Table) -> Iterator[Quarantine
                 values[column] = text
                 unrepresentable[column] = _reason(text, field.type)
         key = {column: values[column] for column in table.key}
-        told = repr([name, *sorted((key or values).items())])
+        identity = repr([name, *sorted((key or values).items())])
         about = {
             field.name.removeprefix(ABOUT_IT): record[field.name]
             for field in rows.schema
@@ -113,7 +113,7 @@ def _rows(name: str, table: TableVersion, rows: pa.Table) -> Iterator[Quarantine
         skipped = bool(about.pop("skipped"))
         about["lsn"] = format_lsn(about["lsn"])
         position = {"stream": name.partition(".")[0], **about}
-        digest = blake2b(told.encode(), digest_size=6).hexdigest()
+        digest = blake2b(identity.encode(), digest_size=6).hexdigest()
         yield QuarantinedRow(digest, name, skipped, position, key, values, unrepresentable)
 
 

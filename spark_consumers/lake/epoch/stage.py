@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from spark_consumers.decode.entries import ChangeBatch, decode_entries
 from spark_consumers.fold.keyed import Fold, compose, fold
-from spark_consumers.fold.multiset import MultisetFold, compose_bags, fold_bag
+from spark_consumers.fold.multiset import MultisetFold, compose_multisets, fold_multiset
 from spark_consumers.fold.serial import fold_from_table, fold_to_table
 from spark_consumers.lake.epoch import quarantine
 from spark_consumers.lake.epoch.quarantine import QuarantineFile
@@ -35,7 +35,7 @@ from spark_consumers.lake.tables.schema_match import (
     SchemaMismatch,
     columns_of,
     key_of,
-    misfit,
+    mismatch,
     padded,
     unexpected,
     without_copied,
@@ -171,7 +171,7 @@ class _Pending:
                 elif self.target.key:
                     new = fold(self.batches, self.target.key_positions)
                 else:
-                    new = fold_bag(self.batches)
+                    new = fold_multiset(self.batches)
                 self.folded = new if self.folded is None else composed(self.folded, new)
             self.batches, self.rows = [], 0
         assert self.folded is not None
@@ -194,13 +194,13 @@ def composed(first: Fold | MultisetFold, then: Fold | MultisetFold) -> Fold | Mu
     first, then = quarantine.alike(first, then)
     if isinstance(first, MultisetFold):
         assert isinstance(then, MultisetFold)
-        return compose_bags(first, then)
+        return compose_multisets(first, then)
     assert isinstance(then, Fold)
     return compose(first, then)
 
 
 def run_range(task: RangeTask) -> list[Staged | SchemaMismatch | TableFault]:
-    """Read, fold and write. A table with a change that does not fit is told by its misfits instead.
+    """Read, fold and write. A table with a change that does not fit is told by its mismatches instead.
 
     A table whose changes cannot be applied is told by that fault. Raises the log's errors.
     """
@@ -209,7 +209,7 @@ def run_range(task: RangeTask) -> list[Staged | SchemaMismatch | TableFault]:
         for name in (target.relation, *target.aliases):
             by_name[name].append(target)
     pending: dict[str, _Pending] = {}
-    misfits: dict[str, list[SchemaMismatch]] = {}
+    mismatches: dict[str, list[SchemaMismatch]] = {}
     faults: dict[str, TableFault] = {}
 
     def failed(relation: str, error: Exception) -> None:
@@ -232,14 +232,14 @@ def run_range(task: RangeTask) -> list[Staged | SchemaMismatch | TableFault]:
             for target in by_name[batch.relation.full_name]:
                 if target.name not in faults:
                     with _caught(target, faults):
-                        _take(task.number, target, batch, pending, misfits)
+                        _take(task.number, target, batch, pending, mismatches)
             fail_point.hit("staging")
     staged = []
     for name, table in pending.items():
-        if name not in misfits and name not in faults:
+        if name not in mismatches and name not in faults:
             with _caught(table.target, faults):
                 staged.append(_stage(task, table))
-    return [*staged, *(m for told in misfits.values() for m in told), *faults.values()]
+    return [*staged, *(m for found in mismatches.values() for m in found), *faults.values()]
 
 
 @contextmanager
@@ -259,9 +259,9 @@ def _take(
     target: Target,
     batch: ChangeBatch,
     pending: dict[str, _Pending],
-    misfits: dict[str, list[SchemaMismatch]],
+    mismatches: dict[str, list[SchemaMismatch]],
 ) -> None:
-    """Add the batch to what is pending of its table, or to its misfits if it does not fit."""
+    """Add the batch to what is pending of its table, or to its mismatches if it does not fit."""
     if batch.relation.full_name != target.relation and batch.relation.oid != target.relation_id:
         return
     new = without_copied(batch, target.start_lsn)
@@ -270,18 +270,18 @@ def _take(
     if batch.relation.full_name != target.relation:
         reason: str | None = f"the table was renamed to {batch.relation.full_name}"
     else:
-        reason = misfit(new, target.columns, target.layouts, target.key, target.relation_id)
+        reason = mismatch(new, target.columns, target.layouts, target.key, target.relation_id)
     if reason is None:
-        if target.name in misfits:
+        if target.name in mismatches:
             # What it was before, after it was something else: that is a change as well.
             reason = ""
         else:
             pending.setdefault(target.name, _Pending(target)).add(padded(new, target.columns))
             return
-    told = misfits.setdefault(target.name, [])
+    known = mismatches.setdefault(target.name, [])
     columns = columns_of(batch.relation)
-    if not told or (told[-1].columns, told[-1].reason) != (columns, reason):
-        told.append(
+    if not known or (known[-1].columns, known[-1].reason) != (columns, reason):
+        known.append(
             SchemaMismatch(
                 target.name, number, int(new.offset[0]), columns, key_of(batch.relation), reason
             )
@@ -330,7 +330,7 @@ def write_fold(
     if isinstance(folded, MultisetFold):
         if len(folded.columns) > columns:
             with _of(target):
-                folded, quarantined = quarantine.bag_parts(folded, columns)
+                folded, quarantined = quarantine.multiset_parts(folded, columns)
         rows = folded.rows()
         ids = [f"{version}-{number}-{i}" for i in range(len(rows[0]))]
         gone, counts = folded.removals()

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
-from spark_consumers.lake.manifest import newest as newest_told
+from spark_consumers.lake.manifest import newest as newest_link
 from walsender_bridge.errors import FencedError, LakeError
 from walsender_bridge.runtime import invariants
 from walsender_bridge.runtime.invariants import Invariant
@@ -38,7 +38,7 @@ _COPY = re.compile(r"%t\d+-[0-9a-f]+$")
 _LINK_DRAFT = re.compile(r"\.(\d{20})\.json\.")
 
 
-class Link(newest_told.ChainLink, Protocol):
+class Link(newest_link.ChainLink, Protocol):
     """A link of the chain with its tables, as `manifest.Manifest` is."""
 
     @property
@@ -73,7 +73,7 @@ class Leftover:
 
 @dataclass(frozen=True, slots=True)
 class ReadPublishedLink:
-    """The newest link that a writer has told of (`newest_told.Told`), or None."""
+    """The newest link that a writer has told of (`newest_link.Told`), or None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,10 +332,10 @@ def take_over(
     readers have seen their epochs.
     """
     while True:
-        told = yield ReadPublishedLink()
+        recorded = yield ReadPublishedLink()
         before = yield ReadHead()
-        if newest_told.is_lost(told, before):
-            raise newest_told.lost(told, before, f"link {told.link}")
+        if newest_link.is_lost(recorded, before):
+            raise newest_link.lost(recorded, before, f"link {recorded.link}")
         if before is not None and ours is not None and before.term == ours.term:
             head = before
             break

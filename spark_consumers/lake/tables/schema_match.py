@@ -99,7 +99,7 @@ def _folded(name: str) -> str:
     return "".join(c.lower()[0] for c in upper)
 
 
-def misfit(
+def mismatch(
     batch: ChangeBatch,
     columns: pa.Schema,
     layouts: tuple[Layout, ...],

@@ -31,7 +31,7 @@ class LakeSite:
         """Carry out an effect of the lake; its answer."""
         match effect:
             case takeover.ReadPublishedLink():
-                return self._chain.told()
+                return self._chain.recorded_newest()
             case takeover.ReadHead():
                 return self._chain.head()
             case takeover.ReadLinks():
