@@ -307,7 +307,7 @@ def test_functions_under_the_extensions_names_are_not_called_unless_a_superuser_
     look = PrimaryProbe(intruder.source)
     sessions = Sessions(intruder.source)
     try:
-        assert not look.look().has_extension
+        assert not look.read().has_extension
         with pytest.raises(ServerSettingError, match="a superuser's"):
             carry_out(Drop("kept", shop.name), sessions, sessions)
         facts = slots.ask(intruder.source)

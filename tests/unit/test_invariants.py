@@ -622,7 +622,7 @@ NEW = Reserve(TEMPORARY, "db", "pgoutput", 1, 1, False, None)
 UNPROVEN, RENAMING = _record(temporary_name=TEMPORARY), _record(renaming=True)
 COPIES: dict[str, tuple[Transition, StandbyRecord, StandbyRecord]] = {
     "safe_only_when_proven": (_found(Wait(), Reason.NO_MAPPINGS, "READY"), _record(), _record()),
-    "reservation_is_recorded": (_found(NEW, Reason.NOT_MADE), _record(), _record()),
+    "reservation_is_recorded": (_found(NEW, Reason.NOT_CREATED), _record(), _record()),
     "rename_is_of_a_proven_copy": (
         _found(Rename(TEMPORARY, "s", "db"), Reason.NO_MAPPINGS),
         UNPROVEN,
@@ -637,7 +637,7 @@ COPIES: dict[str, tuple[Transition, StandbyRecord, StandbyRecord]] = {
 @pytest.mark.parametrize("name", names(of_copies.INVARIANTS))
 def test_a_broken_poll_of_a_slot_s_copy_is_named_by_its_invariant(name):
     of_copies.check_invariants(
-        [_found(NEW, Reason.NOT_MADE)], _record(), UNPROVEN, in_recovery=True
+        [_found(NEW, Reason.NOT_CREATED)], _record(), UNPROVEN, in_recovery=True
     )
     of_copies.check_invariants(
         [_found(Rename(TEMPORARY, "s", "db"))], UNPROVEN, RENAMING, in_recovery=True
@@ -664,7 +664,7 @@ def test_a_controller_with_a_fault_records_nothing_and_begins_nothing(tmp_path, 
     with SlotCopier(candidate, plan_of_slots, nothing) as copier:
         dropped = _found(Drop("users_slot", "db"), Reason.GONE, "ORPHAN")
         found = SlotRound("near", "", 0.0, (dropped,), _record(), None, None)
-        monkeypatch.setattr(copier, "_seen", lambda *_: found)
+        monkeypatch.setattr(copier, "_resolved", lambda *_: found)
         monkeypatch.setattr(copier, "_begin", lambda _: pytest.fail("it was begun"))
         before = files(tmp_path)
         with pytest.raises(InvariantError, match="drop_is_recorded"):

@@ -28,12 +28,12 @@ def flush(tuskline: Attached) -> None:
 
 
 def counts(tuskline: Attached, table: str) -> tuple[int, int, int]:
-    """Rows, unfit rows that wait, and those that were given up, as /metrics and `table list` both have them."""
+    """Rows, quarantined rows that wait, and those that were given up, as /metrics and `table list` both have them."""
     url = f"http://{tuskline.metrics_listen}/metrics"
     with urllib.request.urlopen(url, timeout=30) as answer:
         lines = answer.read().decode().splitlines()
     served = dict(line.rsplit(" ", 1) for line in lines if line[0] != "#")
-    names = ("rows", "unfit_rows", "skipped_rows")
+    names = ("rows", "quarantined_rows", "skipped_rows")
     found = [int(float(served[f'tuskline_lake_table_{n}{{table="{table}"}}'])) for n in names]
     (row,) = [each for each in tuskline.json("table", "list")["tables"] if each["table"] == table]
     assert [row[name] for name in names] == found
