@@ -126,7 +126,7 @@ def _safekeeper(each: Any) -> dict[str, Any]:
         **{name: own.get(name) for name in ("commit_lsn", "restart_lsn")},
         "begin_lsn": each.begin_lsn,
         "brought_to": told.get("brought_to"),
-        "older_wal_bytes": each.older_wal_bytes,
+        "catch_up_bytes": each.catch_up_bytes,
         "lag_bytes": told.get("lag_bytes"),
         "reads_from": told.get("reads_from"),
         "fault": told.get("fault") or own.get("why") or None,

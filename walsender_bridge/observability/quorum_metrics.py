@@ -57,7 +57,7 @@ def _safekeepers(seen: tuple[SafekeeperView, ...]) -> Iterator[Metric]:
     lsn = _gauge("safekeeper_lsn_bytes", "How far it is, as bytes of WAL.", label, "position")
     wal = _gauge("safekeeper_wal_bytes", "Its segments on disk.", label)
     free = _gauge("safekeeper_free_bytes", "Free on its file system.", label)
-    older = _gauge("safekeeper_older_wal_bytes", "Older WAL that it is to be brought.", label)
+    older = _gauge("safekeeper_catch_up_bytes", "Older WAL that it is to be brought.", label)
     readers = _gauge("safekeeper_readers", "Clients that stream WAL from it.", label)
     slots = _gauge("safekeeper_slots", "Replication slots on it.", label)
     removed = CounterMetricFamily(
@@ -73,7 +73,7 @@ def _safekeepers(seen: tuple[SafekeeperView, ...]) -> Iterator[Metric]:
         for known in dict.fromkeys((*_STATES, each.state)):
             state.add_metric([each.address, known], float(known == each.state))
         _add(lag, name, each.told.get("lag_bytes"))
-        _add(older, name, each.older_wal_bytes)
+        _add(older, name, each.catch_up_bytes)
         if not each.own:
             _add(lsn, [each.address, "flush"], _lsn(each.flush_lsn))
             continue

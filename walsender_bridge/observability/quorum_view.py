@@ -112,7 +112,7 @@ class SafekeeperView:
     @property
     def not_brought(self) -> str:
         """Why it cannot be brought older WAL that others have; empty: it can, or lacks none."""
-        why = (self.own.get("older_wal") or {}).get("why")
+        why = (self.own.get("catch_up") or {}).get("why")
         if not (self.told.get("stuck") and self.told.get("brought_to")):
             return ""
         return (
@@ -123,14 +123,14 @@ class SafekeeperView:
     @property
     def brought(self) -> str:
         """What is known of the older WAL that it is being brought, as the end of a sentence."""
-        older = self.own.get("older_wal") or {}
+        older = self.own.get("catch_up") or {}
         if older.get("why"):
             return f"; {older['why']}"
         lsn = self.told.get("brought_to")
         return f" until it has been brought it, down to {lsn}" if lsn else ""
 
     @property
-    def older_wal_bytes(self) -> int | None:
+    def catch_up_bytes(self) -> int | None:
         """How much older WAL another member has and it is still to be brought; None: nothing says."""
         if self.begin_lsn is None or "brought_to" not in self.told:
             return None
