@@ -96,19 +96,21 @@ def of_lake(settings: "Config", log_id: str | None) -> Iterator[Finding]:
     """Why the lake does not go on, and which of its tables do not. `log_id`: of the log, if it answers."""
     if settings.lake is None:
         return
+    from spark_consumers.lake import folder
     from spark_consumers.lake.manifest.chain import open_chain
     from spark_consumers.lake.writer import adopt
 
     uri = settings.lake.uri
-    with suppress(TusklineError):
+    with suppress(TusklineError, OSError):
         # What cannot be read is told by those who look at the folder.
         head = open_chain(uri).head()
         for each in table_problems.troubles(head) if head is not None else ():
             yield _of_table(each)
-    errors = [
-        None if log_id is None else adopt.trouble(uri, log_id),
-        lake_status.trouble(settings.run_dir, uri),
-    ]
+    errors = [None, lake_status.trouble(settings.run_dir, uri)]
+    try:
+        errors[0] = None if log_id is None else adopt.trouble(uri, log_id)
+    except (TusklineError, OSError) as error:
+        errors[0] = folder.why(error, uri)
     told: set[str] = set()
     for error in errors:
         if error is not None and error.what not in told:
