@@ -62,6 +62,15 @@ def test_a_lake_uri_with_a_scheme_is_left_alone(tmp_path):
         ('data_dir = "log"', "", "log.data_dir"),
         ("[log]", "[log", "not TOML"),
         ('uri = "lake"', 'uri = "lake"\nepoch_interval = -1', "lake.epoch_interval"),
+        ('uri = "lake"', 'uri = "lake"\nepoch_interval = inf', "lake.epoch_interval"),
+        (":7400", ":99999", "99999 is not a port"),
+        (":7401", ":7400", "log.listen and log_server.0.listen are both 127.0.0.1:7400"),
+        ("127.0.0.1:7401", "0.0.0.0:7400", "log.listen and log_server.0.listen are both"),
+        ("[lake]", '[metrics]\nlisten = "127.0.0.1:7401"\n[lake]', "and metrics.listen are both"),
+        ('"/var/lib/tuskline/log-server"', '"log"', "log.data_dir and log_server.0.data_dir are"),
+        ('uri = "lake"', 'uri = "log"', "lake.uri and log.data_dir are in each other's way"),
+        ('uri = "lake"', 'uri = "log/run"', "lake.uri and log.data_dir are in each other's way"),
+        ('uri = "lake"', 'uri = "file:///var/lib/tuskline"', "lake.uri and log_server.0.data_dir"),
     ],
 )
 def test_a_wrong_file_is_named(tmp_path, old, new, message):

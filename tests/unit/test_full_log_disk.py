@@ -26,7 +26,7 @@ data_dir = "disk"
 listen = "127.0.0.1:1"
 [[log_server]]
 data_dir = "log-server"
-listen = "127.0.0.1:1"
+listen = "127.0.0.1:2"
 [[source]]
 name = "shop"
 dsn = "host=127.0.0.1 port=1"

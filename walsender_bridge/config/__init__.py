@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from walsender_bridge.config.places import check_places
 from walsender_bridge.config.sections import (
     CandidateSection,
     GateSection,
@@ -411,6 +412,7 @@ def load_config(path: Path) -> Config:
     _check_safekeepers(config, where)
     _check_slots(config, where)
     _check_gates(config, where)
+    check_places(config, where)
     names = [source.name for source in config.source]
     for name in names:
         if names.count(name) > 1:

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -14,10 +15,20 @@ from pydantic import (
 
 from walsender_bridge.postgres.table_patterns import Choice
 
+
+def _with_a_port(address: str) -> str:
+    port = int(address.rpartition(":")[2])
+    if not 1 <= port <= 65_535:
+        raise ValueError(f"{port} is not a port: 1 to 65535")
+    return address
+
+
 #: A stream's name is a folder name, a Flight path and an Iceberg namespace, so it is kept plain.
 StreamName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]{0,39}$")]
 SlotName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9_]{1,63}$")]
-HostPort = Annotated[str, StringConstraints(pattern=r"^[^\s/]+:\d{1,5}$")]
+HostPort = Annotated[
+    str, StringConstraints(pattern=r"^[^\s/]+:\d{1,5}$"), AfterValidator(_with_a_port)
+]
 
 
 Bytes = Annotated[int, Field(ge=0)]
@@ -32,7 +43,7 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class LogSection(_Section):

@@ -96,19 +96,21 @@ def of_lake(settings: "Config", log_id: str | None) -> Iterator[Finding]:
     """Why the lake does not continue, and which of its tables do not follow. `log_id`: of the log, if it answers."""
     if settings.lake is None:
         return
+    from spark_consumers.lake import folder
     from spark_consumers.lake.manifest.chain import open_chain
     from spark_consumers.lake.writer import adopt
 
     uri = settings.lake.uri
-    with suppress(TusklineError):
+    with suppress(TusklineError, OSError):
         # The check of the folder reports what cannot be read.
         head = open_chain(uri).head()
         for each in table_problems.problems(head) if head is not None else ():
             yield _of_table(each)
-    errors = [
-        None if log_id is None else adopt.trouble(uri, log_id),
-        lake_status.problem(settings.run_dir, uri),
-    ]
+    errors = [None, lake_status.problem(settings.run_dir, uri)]
+    try:
+        errors[0] = None if log_id is None else adopt.trouble(uri, log_id)
+    except (TusklineError, OSError) as unreadable:
+        errors[0] = folder.why(unreadable, uri)
     reported: set[str] = set()
     for error in errors:
         if error is not None and error.what not in reported:

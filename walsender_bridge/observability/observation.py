@@ -52,6 +52,8 @@ SILENT = 120.0
 _FAILURES = 3
 #: Seconds between two polls of a source's tables.
 TABLES_SECONDS = 10.0
+#: Seconds after which a source is connected to again: a password or privilege that has changed counts for new sessions.
+CONNECTED_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +212,10 @@ class Observation:
             for name in source.unidentified
         ]
         faults = self.log.faults if self.log is not None else {}
-        found += [f"log: {sentence('a stream has stopped', fault)}" for fault in faults.values()]
+        found += [
+            f"log: {sentence(f'stream {name} has stopped', fault)}"
+            for name, fault in faults.items()
+        ]
         return found + [sentence(part, error) for part, error in self.errors.items()]
 
 
@@ -225,14 +230,15 @@ class Observer(Closing):
 
     def __init__(self, settings: Config) -> None:
         self._settings = settings
-        self._connections: dict[str, psycopg.Connection[dict[str, Any]]] = {}
+        #: By source: the connection, and when it was opened, in monotonic seconds.
+        self._connections: dict[str, tuple[psycopg.Connection[dict[str, Any]], float]] = {}
         #: By source: when its tables were polled (monotonic seconds), those without a replica identity, and the notes.
         self._tables: dict[str, tuple[float, tuple[str, ...], tuple[str, ...]]] = {}
         self._quorum = QuorumServer(settings)
 
     def close(self) -> None:
         """Close the connections."""
-        for connection in self._connections.values():
+        for connection, _ in self._connections.values():
             connection.close()
 
     def observe(self) -> Observation:
@@ -253,6 +259,7 @@ class Observer(Closing):
             errors["disk"] = full
         manifest, copying = None, dict[str, dict[str, Any]]()
         if settings.lake is not None:
+            from spark_consumers.lake import folder
             from spark_consumers.lake.manifest.chain import open_chain
             from spark_consumers.lake.status import copying_now, read_status
 
@@ -264,8 +271,8 @@ class Observer(Closing):
                 problem = lake_status.problem(settings.run_dir, settings.lake.uri)
                 if problem is not None:
                     errors["lake"] = problem
-            except TusklineError as error:
-                errors["lake"] = error
+            except (TusklineError, OSError) as error:
+                errors["lake"] = folder.why(error, settings.lake.uri)
         up = pid_file.owner(settings.run_dir)
         running = seen_processes(settings.run_dir, up)
         by_name = {process.name: process for process in running}
@@ -335,22 +342,28 @@ class Observer(Closing):
     def _connection(self, section: SourceSection) -> Iterator[psycopg.Connection[dict[str, Any]]]:
         where = describe(section.dsn)
         try:
-            connection = self._connections.get(section.name)
+            connection, opened_at = self._connections.get(section.name, (None, 0.0))
+            if connection is not None and time.monotonic() - opened_at > CONNECTED_SECONDS:
+                self._drop_connection(section)
+                connection = None
             if connection is None:
                 conninfo = pinned_conninfo(
                     section.dsn, connect_timeout="3", application_name="tuskline-observer"
                 )
                 connection = psycopg.connect(conninfo, autocommit=True, row_factory=dict_row)
                 connection.execute(load("observability/begin").encode())
-                self._connections[section.name] = connection
+                self._connections[section.name] = connection, time.monotonic()
             yield connection
         except psycopg.Error as error:
-            gone = self._connections.pop(section.name, None)
-            if gone is not None:
-                gone.close()
+            self._drop_connection(section)
             if error.sqlstate is None:
                 raise connection_error(str(error), where) from None
             raise UnavailableError(str(error.diag.message_primary), where=where) from None
+
+    def _drop_connection(self, section: SourceSection) -> None:
+        connection, _ = self._connections.pop(section.name, (None, 0.0))
+        if connection is not None:
+            connection.close()
 
 
 def seen_processes(run_dir: Path, up: int | None) -> list[Process]:

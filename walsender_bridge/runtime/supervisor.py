@@ -172,8 +172,9 @@ class Supervisor:
                 process.terminate()
             done, _ = await asyncio.wait({ended}, timeout=self._grace)
             if not done:
+                # Its whole group: what it has started may be suspended, and then would outlive it.
                 with contextlib.suppress(ProcessLookupError):
-                    process.kill()
+                    os.killpg(process.pid, signal.SIGKILL)
         await ended
 
     async def _tell_again(self, stop: asyncio.Event) -> None:

@@ -244,6 +244,12 @@ class Chain:
             names = [path.name for path in self._epochs.iterdir()]
         except FileNotFoundError:
             return []
+        except OSError as error:
+            raise LakeError(
+                f"the lake cannot be read: {error.strerror}",
+                where=str(self._epochs),
+                repair="name the folder that `tuskline lake run` writes, which this user must be able to read",
+            ) from None
         return sorted(
             int(stem)
             for stem, _, ending in (name.partition(".") for name in names)

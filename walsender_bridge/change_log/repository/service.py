@@ -11,6 +11,7 @@ the state under one lock, which a waiting barrier does not hold.
 
 import math
 import os
+import sqlite3
 import threading
 import time
 import uuid
@@ -94,6 +95,8 @@ class RepositoryServer:
         self._noted = StreamFaults()
         self._faults: dict[str, TusklineError] = {}
         self._trim_at = 0.0
+        #: What the last step failed with; empty: it succeeded.
+        self._failure = ""
         self._store = RepositoryStore(data_dir / "repository.sqlite")
         if not self._state.log_id:
             self._store.append(Created(str(uuid.uuid4())))
@@ -143,9 +146,10 @@ class RepositoryServer:
             started = time.monotonic()
             try:
                 self._step()
+                self._failure = ""
             except Exception as error:
                 # Without this thread nothing is ever committed again: continue from the disk after any error.
-                _log.exception("repository step failed", error=str(error))
+                self._log_failure(error)
                 self._reload()
                 self._failed(error)
                 if isinstance(error, InvariantError):
@@ -158,6 +162,16 @@ class RepositoryServer:
                     self._changed.wait(left)
                 if self._stopping:
                     return
+
+    def _log_failure(self, error: Exception) -> None:
+        """One line for each cause, as steps fail several times a second; with a traceback if it may be a fault of ours."""
+        failure = f"{type(error).__name__}: {error}"
+        if failure == self._failure:
+            return
+        self._failure = failure
+        outside = isinstance(error, TusklineError | OSError | sqlite3.OperationalError)
+        report = _log.error if outside else _log.exception
+        report("repository step failed", error=str(error))
 
     def _reload(self) -> None:
         with self._changed:

@@ -76,7 +76,11 @@ def server_error(sqlstate: str, text: str, where: str) -> TusklineError:
         case "42704":
             return SlotError(line, where=where, repair="see pg_replication_slots")
         case "42710":
-            return SlotError(line, where=where, repair="choose another slot name")
+            return SlotError(
+                line,
+                where=where,
+                repair="another session has just created it: run this command again",
+            )
         case "55000" if "wal_level" in line:
             return ServerSettingError(
                 line, where=where, repair="set wal_level = logical and restart the server"
