@@ -104,7 +104,7 @@ def test_39_a_member_that_lacks_wal_which_others_retain_is_named():
 
 
 def test_older_wal_that_nobody_could_bring_is_a_fault_until_it_is_brought():
-    told = {"begin_lsn": "0/40000", "brought_to": "0/10000", "stuck": True}
+    told = {"begin_lsn": "0/40000", "catch_up_target_lsn": "0/10000", "stuck": True}
     seen = view(safekeeper(0), safekeeper(1, **told), safekeeper(2))
     (word,) = seen.ill
     assert word == (
@@ -114,7 +114,7 @@ def test_older_wal_that_nobody_could_bring_is_a_fault_until_it_is_brought():
     own = now(state="following", catch_up={"wanted_lsn": "0/10000", "why": "it does not follow"})
     (word,) = view(safekeeper(1, own=own, **told)).ill
     assert word.endswith("no other could bring it: it does not follow")
-    for fine in ({"stuck": False}, {"brought_to": None}):
+    for fine in ({"stuck": False}, {"catch_up_target_lsn": None}):
         assert not view(safekeeper(1, **(told | fine))).ill
 
 
@@ -126,17 +126,20 @@ def test_a_segment_that_is_not_lent_is_named():
 
 def test_39_a_member_that_is_brought_older_wal_says_how_much_is_left():
     first = safekeeper(0, own={}, hosted=False, begin_lsn="0/10000", flush_lsn="0/90000")
-    told = {"begin_lsn": "0/40000", "flush_lsn": "0/90000", "brought_to": "0/10000"}
+    told = {"begin_lsn": "0/40000", "flush_lsn": "0/90000", "catch_up_target_lsn": "0/10000"}
     second = safekeeper(1, own={}, hosted=False, **told)
     (word,) = replace(view(first, second), keep_bytes=0x80000).shorter
     assert word.endswith("have to go there until it has been brought it, down to 0/10000")
     assert second.catch_up_bytes == 0x30000
-    assert safekeeper(1, own={}, hosted=False, **(told | {"brought_to": None})).catch_up_bytes == 0
+    assert (
+        safekeeper(1, own={}, hosted=False, **(told | {"catch_up_target_lsn": None})).catch_up_bytes
+        == 0
+    )
     assert first.catch_up_bytes is None, "an earlier version's proposer says nothing of it"
-    older = {"wanted_lsn": "0/10000", "why": "WAL was brought and not taken: it is damaged"}
+    older = {"wanted_lsn": "0/10000", "why": "received WAL was rejected: it is damaged"}
     own = now(state="following", flush_lsn="0/90000", begin_lsn="0/40000", catch_up=older)
     (word,) = replace(view(first, safekeeper(1, own=own)), keep_bytes=0x80000).shorter
-    assert word.endswith("have to go there; WAL was brought and not taken: it is damaged")
+    assert word.endswith("have to go there; received WAL was rejected: it is damaged")
 
 
 def test_39_what_one_that_joined_cannot_serve_is_told():
@@ -176,10 +179,10 @@ def test_what_is_old_says_nothing_of_now(old):
 
 def test_a_full_disk_and_a_refusal_are_told_with_their_reasons():
     full = safekeeper(0, own=now(state="full", why="no room", flush_lsn="0/2000"))
-    refused = safekeeper(1, "joining", fault="the logs part at 0/1000")
+    refused = safekeeper(1, "joining", fault="the logs diverge at 0/1000")
     assert view(full, refused).ill == [
         "safekeeper 127.0.0.1:1 has no room: no room",
-        "safekeeper 127.0.0.1:2 is joining: the logs part at 0/1000",
+        "safekeeper 127.0.0.1:2 is joining: the logs diverge at 0/1000",
     ]
 
 

@@ -101,7 +101,7 @@ def summary(seen: Any) -> dict[str, Any]:
             "phase": seen.phase if seen.proposer_here else "not on this machine",
             **{
                 name: told.get(name)
-                for name in ("term", "proposer", "epoch", "timeline", "vcl", "restart_lsn")
+                for name in ("term", "proposer", "election_epoch", "timeline", "vcl", "restart_lsn")
             },
             **{name: told.get(name) for name in ("commit_lsn", "end_lsn", "queue_bytes")},
             "lag_bytes": seen.lag_bytes,
@@ -121,11 +121,14 @@ def _safekeeper(each: Any) -> dict[str, Any]:
         "safekeeper": own.get("safekeeper") or told.get("safekeeper"),
         "state": each.state,
         "member": told.get("member"),
-        **{name: own.get(name) for name in ("term", "epoch", "timeline", "proposer", "fence")},
+        **{
+            name: own.get(name)
+            for name in ("term", "election_epoch", "timeline", "proposer", "fence")
+        },
         "flush_lsn": each.flush_lsn,
         **{name: own.get(name) for name in ("commit_lsn", "restart_lsn")},
         "begin_lsn": each.begin_lsn,
-        "brought_to": told.get("brought_to"),
+        "catch_up_target_lsn": told.get("catch_up_target_lsn"),
         "catch_up_bytes": each.catch_up_bytes,
         "lag_bytes": told.get("lag_bytes"),
         "reads_from": told.get("reads_from"),
@@ -143,7 +146,7 @@ def _row(each: dict[str, Any]) -> dict[str, Any]:
     return {
         "name": each["name"],
         "state": each["state"],
-        **{name: each[name] for name in ("term", "epoch", "lag_bytes")},
+        **{name: each[name] for name in ("term", "election_epoch", "lag_bytes")},
         "wal_mb": _megabytes(each["wal_bytes"]),
         "free_mb": _megabytes(each["free_bytes"]),
     }

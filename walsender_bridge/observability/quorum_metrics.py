@@ -30,7 +30,7 @@ def _gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
 def _proposer(seen: QuorumView | None) -> Iterator[Metric]:
     quorum = _gauge("quorum_up", "1 while a majority follows the proposer: commits return.")
     term = _gauge("quorum_term", "The proposer's term.")
-    epoch = _gauge("quorum_epoch", "The epoch that it writes.")
+    epoch = _gauge("quorum_election_epoch", "Election epoch that the proposer writes.")
     lsn = _gauge("quorum_lsn_bytes", "How far the quorum is, as bytes of WAL.", "position")
     queue = _gauge("quorum_queue_bytes", "WAL in the proposer's memory.")
     generation = _gauge("quorum_generation", "Of the membership in force.")
@@ -40,7 +40,7 @@ def _proposer(seen: QuorumView | None) -> Iterator[Metric]:
         quorum.add_metric([], float(seen.quorum))
         if "term" in told:
             term.add_metric([], told["term"])
-            epoch.add_metric([], told["epoch"])
+            epoch.add_metric([], told["election_epoch"])
             queue.add_metric([], told["queue_bytes"])
             generation.add_metric([], told["membership"]["generation"])
             for position in ("restart", "commit", "end"):
@@ -53,11 +53,15 @@ def _safekeepers(seen: tuple[SafekeeperView, ...]) -> Iterator[Metric]:
     state = _gauge("safekeeper_state", "1 for the state it is in.", label, "state")
     lag = _gauge("safekeeper_lag_bytes", "WAL that the proposer has and it has not.", label)
     term = _gauge("safekeeper_term", "Of the proposer that it voted for.", label)
-    epoch = _gauge("safekeeper_epoch", "The last one that it took over.", label)
+    epoch = _gauge("safekeeper_election_epoch", "Last election epoch in its history.", label)
     lsn = _gauge("safekeeper_lsn_bytes", "How far it is, as bytes of WAL.", label, "position")
     wal = _gauge("safekeeper_wal_bytes", "Its segments on disk.", label)
     free = _gauge("safekeeper_free_bytes", "Free on its file system.", label)
-    older = _gauge("safekeeper_catch_up_bytes", "Older WAL that it is to be brought.", label)
+    older = _gauge(
+        "safekeeper_catch_up_bytes",
+        "WAL that it still lacks and is to receive from another safekeeper.",
+        label,
+    )
     readers = _gauge("safekeeper_readers", "Clients that stream WAL from it.", label)
     slots = _gauge("safekeeper_slots", "Replication slots on it.", label)
     removed = CounterMetricFamily(
@@ -78,7 +82,7 @@ def _safekeepers(seen: tuple[SafekeeperView, ...]) -> Iterator[Metric]:
             _add(lsn, [each.address, "flush"], _lsn(each.flush_lsn))
             continue
         own = each.own
-        for family, key in ((term, "term"), (epoch, "epoch"), (wal, "wal_bytes")):
+        for family, key in ((term, "term"), (epoch, "election_epoch"), (wal, "wal_bytes")):
             family.add_metric(name, own[key])
         _add(free, name, own["free_bytes"])
         for position in ("begin", "restart", "commit", "flush"):

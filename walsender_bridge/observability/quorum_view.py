@@ -113,10 +113,10 @@ class SafekeeperView:
     def not_brought(self) -> str:
         """Why it cannot be brought older WAL that others have; empty: it can, or lacks none."""
         why = (self.own.get("catch_up") or {}).get("why")
-        if not (self.told.get("stuck") and self.told.get("brought_to")):
+        if not (self.told.get("stuck") and self.told.get("catch_up_target_lsn")):
             return ""
         return (
-            f"lacks WAL from {self.told['brought_to']} to {self.begin_lsn}, and no other could bring it: "
+            f"lacks WAL from {self.told['catch_up_target_lsn']} to {self.begin_lsn}, and no other could bring it: "
             f"{why or 'theirs is damaged, or cannot be read'}"
         )
 
@@ -126,15 +126,15 @@ class SafekeeperView:
         older = self.own.get("catch_up") or {}
         if older.get("why"):
             return f"; {older['why']}"
-        lsn = self.told.get("brought_to")
+        lsn = self.told.get("catch_up_target_lsn")
         return f" until it has been brought it, down to {lsn}" if lsn else ""
 
     @property
     def catch_up_bytes(self) -> int | None:
         """How much older WAL another member has and it is still to be brought; None: nothing says."""
-        if self.begin_lsn is None or "brought_to" not in self.told:
+        if self.begin_lsn is None or "catch_up_target_lsn" not in self.told:
             return None
-        lsn = self.told["brought_to"]
+        lsn = self.told["catch_up_target_lsn"]
         return parse_lsn(self.begin_lsn) - parse_lsn(lsn) if lsn else 0
 
     @property

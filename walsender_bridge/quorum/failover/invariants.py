@@ -1,6 +1,6 @@
 """What must hold of the next step of a failover. Pure.
 
-A run checks it before the step is begun: once a candidate is promoted, nothing takes that back.
+A run checks it before the step begins: a promotion cannot be undone.
 """
 
 from typing import NamedTuple
@@ -24,7 +24,7 @@ class _Next(NamedTuple):
 def check_invariants(
     step: FailoverStep, candidate: PromotionCandidate, quorum: FailoverQuorum
 ) -> None:
-    """`step`: what is about to be done with what was seen. Raises `InvariantError`."""
+    """`step`: the step that is about to be performed on the observed state. Raises `InvariantError`."""
     invariants.check("failover", INVARIANTS, _Next(step, candidate, quorum), _describe)
 
 
@@ -46,7 +46,7 @@ def _has_replayed_all(found: _Next) -> bool:
 
 
 def _own_wal_is_committed(found: _Next) -> bool:
-    """One that still hears from the old server has more; that is proposed when it is attached."""
+    """A candidate that still streams from the old server has more WAL; it is proposed when the candidate is attached."""
     committed, vcl = found.quorum.committed, found.quorum.vcl
     wanted = found.candidate.end_lsn if found.candidate.follows else vcl
     return committed is not None and wanted is not None and committed >= wanted
