@@ -596,7 +596,7 @@ def test_a_failover_with_a_fault_promotes_nobody(monkeypatch):
     proposer = ProposerSettings("", (), "test", "slot")
     run = FailoverRun(FailoverSettings(proposer, "", promote=pytest.fail))
     done: list[FailoverStep] = []
-    monkeypatch.setattr(run, "_server", SimpleNamespace(look=lambda: READY, where="standby"))
+    monkeypatch.setattr(run, "_server", SimpleNamespace(probe=lambda: READY, where="standby"))
     monkeypatch.setattr(run, "_check", lambda: None)
     monkeypatch.setattr(run, "_perform", lambda *_: pytest.fail("it was done"))
     monkeypatch.setattr(plan, "next_step", lambda *_, **__: FailoverStep.PROMOTE)

@@ -82,7 +82,7 @@ def test_a_change_that_could_not_begin_in_an_hour_is_carried_out_no_more(tmp_pat
     membership = settled(OLD, 1, 2)
     for later, state in ((60.0, ChangeState.WAITING), (3601.0, ChangeState.EXPIRED)):
         changes = MemberChanges(file, clock=lambda later=later: NOW + later)  # type: ignore[misc]  # bound now
-        changes.look()
+        changes.poll()
         assert changes.state(membership) == state
         assert changes.next(membership, None) is None
         assert ("within an hour" in changes.why) == (state == ChangeState.EXPIRED)

@@ -133,8 +133,8 @@ def test_what_is_given_in_small_pieces_is_one_write(storage, disk, wal):
 
 
 def test_a_receiver_puts_bytes_where_they_are_written_from(storage, wal):
-    room = storage.room(1)
-    room[:5000] = wal.piece(MIB, MIB + 5000)
+    space = storage.buffer(1)
+    space[:5000] = wal.piece(MIB, MIB + 5000)
     storage.advance(5000)
     assert storage.flush_lsn == MIB
     assert storage.flush() == MIB + 5000

@@ -163,7 +163,7 @@ class Checks:
         # Without a server no timelines can differ from the log's.
         assert host.server is not None or "this server" not in detail, f"a failover: {detail}"
         # Unless another standby was promoted meanwhile: then this one was left behind.
-        wanted = host.told and host.server is self.world.server
+        wanted = host.of_failover and host.server is self.world.server
         assert not (wanted and reason == StopReason.OTHER_HISTORY), "refused after a failover"
         if reason == StopReason.FENCED or (
             reason == StopReason.OTHER_HISTORY and "was left for" in detail

@@ -45,8 +45,8 @@ class Claims:
         rejections: tuple[NodeId, ...] = (),
     ) -> Past:
         """The interned past with these reports."""
-        told = leaders, commits, rejections
-        return self.pasts.get(told, lambda number: Past(number, *told))
+        reports = leaders, commits, rejections
+        return self.pasts.get(reports, lambda number: Past(number, *reports))
 
     def took_lead(self, past: Past, core: Proposer, own: tuple[Cell, ...]) -> Past:
         """A proposer was elected, on a server that holds `own`."""

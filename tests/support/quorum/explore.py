@@ -17,7 +17,7 @@ def explore(scope: str, folder: Path, seconds: float) -> Search:
     here = folder / f"{scope.replace(', ', '-').replace(' ', '-')}-{state_of_source()}"
     search = resumed(here) or Search(SCOPES[scope], traced=False)
     if not search.complete:
-        search.run(seconds, lambda told: print(f"{scope}: {told}", flush=True))
+        search.run(seconds, lambda progress: print(f"{scope}: {progress}", flush=True))
         search.save(here)
     print(f"{scope}: {search.report()}", flush=True)
     return search

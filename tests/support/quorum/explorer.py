@@ -321,12 +321,12 @@ class Cluster:
             part = state.proposers[number]
             assert part is not None
             event = events.popleft()
-            told = isinstance(event, tuple)
-            at = (event[0], id(event[1])) if told else event  # a message is one object
+            is_message = isinstance(event, tuple)
+            at = (event[0], id(event[1])) if is_message else event  # a message is one object
             outcome = part.outcomes.get(at)
             if outcome is None:
                 core = copied(part.core)
-                stepped = core.step(pe.PeerReceived(*event) if told else event)
+                stepped = core.step(pe.PeerReceived(*event) if is_message else event)
                 before = proposer_invariants.checked(part.core)
                 proposer_invariants.check_invariants(core, before)
                 outcome = self.parts.proposer(core), tuple(stepped)

@@ -85,7 +85,7 @@ class Standby:
             origin.records, origin.choose, origin.begin, origin.timeline, origin.switches, cells
         )
 
-    def look(self) -> PromotionCandidate:
+    def probe(self) -> PromotionCandidate:
         server, origin = self.server, self.origin
         if self.in_recovery and not self.follows and self.world.choose.random() < 0.2:
             self.server = server = self._holding(
@@ -144,7 +144,7 @@ class FailoverHost:
         leader = self.leader
         if self.waiting is None:
             try:
-                candidate = self.standby.look()
+                candidate = self.standby.probe()
                 step = next_step(candidate, self.quorum)
                 check_invariants(step, candidate, self.quorum)
             except TusklineError as error:
@@ -253,7 +253,7 @@ class FailoverHost:
         if world.choose.random() < 0.5:
             previous.kill()
         world.proposer = self.leader = world.start_proposer(server)
-        world.proposer.told = world.undisturbed
+        world.proposer.of_failover = world.undisturbed
         self.waiting = FailoverStep.ATTACH
 
 

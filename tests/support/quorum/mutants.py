@@ -59,26 +59,26 @@ def _what_the_greeting_knew() -> list[Patch]:
     greeting, aligned = Safekeeper._greeting, Safekeeper._aligned
 
     def note(self: Safekeeper, conn: int, message: m.ProposerGreeting) -> list[effects.Effect]:
-        told = greeting(self, conn, message)
+        result = greeting(self, conn, message)
         known: Any = self.control.history, self.flush_lsn
         # Kept in the core, so that a copy of it has it, too; connections are not negative.
         self.greeted = {**self.greeted, -1 - conn: known}
-        return told
+        return result
 
     def tell(self: Safekeeper, answer: effects.WalAligned) -> list[effects.Effect]:
         owner = self.owner
-        told = aligned(self, answer)
+        result = aligned(self, answer)
         if owner is None or self.taken:
-            return told
+            return result
         known: Any = self.greeted
         history, flush_lsn = known.get(-1 - owner, (self.control.history, 0))
-        for index, effect in enumerate(told):
+        for index, effect in enumerate(result):
             if isinstance(effect, effects.SendMessage) and isinstance(effect.message, m.VoteReply):
                 end = min(flush_lsn, effect.message.flush_lsn)
-                told[index] = replace(
+                result[index] = replace(
                     effect, message=replace(effect.message, history=history, flush_lsn=end)
                 )
-        return told
+        return result
 
     return [(Safekeeper, "_greeting", note), (Safekeeper, "_aligned", tell)]
 
@@ -134,11 +134,11 @@ def _votes_are_acks() -> list[Patch]:
     lead = proposer_core.Proposer._lead
 
     def count(self: proposer_core.Proposer) -> list[Any]:
-        told = lead(self)
+        result = lead(self)
         assert self.streaming is not None
         for identity in self._replies():
             self.streaming.acked.setdefault(identity, self.vcl)
-        return told + self.streaming.advance()
+        return result + self.streaming.advance()
 
     return [(proposer_core.Proposer, "_lead", count)]
 
@@ -236,13 +236,13 @@ def _never_stops() -> list[Patch]:
         self.node_id = m.NodeId(message.node_id.term + 1, self.node_id.proposer)
         self.phase = proposer_core.Phase.VOTING
         self.leader = None
-        told: list[Any] = []
+        result: list[Any] = []
         for each in self.peers.values():
             each.reply = None
             if each.greeting and each.state != "away":
                 each.state = PeerState.GREETED
-                told += self._ask(each)
-        return told
+                result += self._ask(each)
+        return result
 
     return [(proposer_core.Proposer, "_refused", again)]
 
@@ -268,7 +268,7 @@ def _uncommitted_epochs_compacted() -> list[Patch]:
 
 def _restart_goes_back() -> list[Patch]:
     """Rule 7: the last restart_lsn received is adopted, even a lower one."""
-    return [(core, "greatest_restart", lambda _known, told: told)]
+    return [(core, "greatest_restart", lambda _known, received: received)]
 
 
 def _unbounded_queue() -> list[Patch]:
@@ -278,12 +278,12 @@ def _unbounded_queue() -> list[Patch]:
 
 def _laggards_hold_on() -> list[Patch]:
     """Rule 8: the primary keeps WAL for all former members."""
-    return [(Streaming, "_let_laggards_go", lambda _self: [])]
+    return [(Streaming, "_release_laggards", lambda _self: [])]
 
 
 def _laggards_fill_every_disk() -> list[Patch]:
     """Rule 8: a laggard's WAL is released only at `max_laggard_bytes`, even if the disks hold less."""
-    return [(Streaming, "_make_room", lambda _self: [])]
+    return [(Streaming, "_release_on_full_disks", lambda _self: [])]
 
 
 def _full_and_acknowledged() -> list[Patch]:
@@ -303,9 +303,9 @@ def _lost_donors_are_waited_for() -> list[Patch]:
     def wait(
         self: CatchUp, read: ReadCatchUpWal, length: int, log: Streaming
     ) -> list[SendCatchUpWal]:
-        told = was_read(self, read, length, log)
+        result = was_read(self, read, length, log)
         self._receivers[read.peer].reading = not length
-        return told
+        return result
 
     return [(CatchUp, "was_read", wait)]
 
@@ -328,9 +328,9 @@ def _only_the_first_donor_is_asked() -> list[Patch]:
     def forget(
         self: CatchUp, read: ReadCatchUpWal, length: int, log: Streaming
     ) -> list[SendCatchUpWal]:
-        told = was_read(self, read, length, log)
+        result = was_read(self, read, length, log)
         self._receivers[read.peer].bad = frozenset()
-        return told
+        return result
 
     return [(CatchUp, "was_read", forget)]
 
@@ -351,9 +351,9 @@ def _committed_part_stays() -> list[Patch]:
 
     def stay(self: Safekeeper, point: int, replaced: int) -> list[effects.Effect]:
         known = self.commit_lsn
-        told = truncate(self, point, replaced)
+        result = truncate(self, point, replaced)
         self.commit_lsn = known
-        return told
+        return result
 
     return [(Safekeeper, "_truncate", stay)]
 
@@ -372,9 +372,9 @@ def _done_too_early() -> list[Patch]:
     use = leader.LeaderState.use
 
     def hasty(self: leader.LeaderState, wanted: configuration.Configuration) -> list[Any]:
-        told = use(self, wanted)
+        result = use(self, wanted)
         self.membership.settled = wanted.new_members is None
-        return [*told, MembersSettled(wanted)] if self.membership.settled else told
+        return [*result, MembersSettled(wanted)] if self.membership.settled else result
 
     return [(leader.LeaderState, "use", hasty)]
 

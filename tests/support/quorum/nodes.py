@@ -199,10 +199,10 @@ class Parts:
         if leading and peer.state in {PeerState.RECOVERING, PeerState.STREAMING}:
             apart.add("reply")
         greeting = peer.greeting
-        told = None
+        greeted = None
         if greeting is not None:
-            told = not leading and (greeting.node_id, greeting.commit_lsn, greeting.timeline)
-        known: tuple[Any, ...] = (freeze(peer, frozenset(apart)), told)
+            greeted = not leading and (greeting.node_id, greeting.commit_lsn, greeting.timeline)
+        known: tuple[Any, ...] = (freeze(peer, frozenset(apart)), greeted)
         known += (
             peer.rival is not None,
             core.same_wal.wanted is not None and core.same_wal.wanted.peer == peer.number,

@@ -51,7 +51,7 @@ class ProposerHost:
         #: It is the proposer of another quorum.
         self.beside = beside
         #: It was promoted as `failover` says: it must not be refused.
-        self.told = False
+        self.of_failover = False
         #: Safekeepers that have refused to vote for its timeline.
         self.withheld: set[int] = set()
         #: Another proposer ran concurrently.

@@ -161,13 +161,13 @@ class SafekeeperHost:
                 assert length == len(self.hand)
                 disk.write(lsn, self.hand)
                 if self.full:
-                    return self._no_room(lsn + length)
+                    return self._disk_full(lsn + length)
                 capacity = self.world.faults.capacity
                 if capacity is not None and lsn + length > disk.base + capacity:
                     return self._keep(max(self.core.flush_lsn, disk.base + capacity))
             case e.SyncWal(lsn):
                 if self.full:
-                    return self._no_room(lsn)
+                    return self._disk_full(lsn)
                 disk.sync()
                 return e.WalSynced(lsn)
             case e.ServeReaders(lsn):
@@ -220,7 +220,7 @@ class SafekeeperHost:
         """Whether its disk is full now."""
         return not self.world.calm and self.world.now < self.full_until
 
-    def _no_room(self, end: int) -> e.DiskFull:
+    def _disk_full(self, end: int) -> e.DiskFull:
         """Of the WAL written up to `end` a first part fits."""
         return self._keep(self.world.choose.randint(self.core.flush_lsn, end))
 

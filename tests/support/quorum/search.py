@@ -100,7 +100,9 @@ class Search:
     def states(self) -> int:
         return len(self.seen)
 
-    def run(self, seconds: float = float("inf"), told: Callable[[str], None] | None = None) -> None:
+    def run(
+        self, seconds: float = float("inf"), progress: Callable[[str], None] | None = None
+    ) -> None:
         """Continue until all states are known, the scope's limit is reached, or the time is over.
 
         Raises `ViolationError` at the first violation.
@@ -111,8 +113,8 @@ class Search:
             self.seconds = before + time.monotonic() - began
             if self.seconds - before > seconds:
                 return
-            if self.step(20_000) and told and self.layer:
-                told(self.report())
+            if self.step(20_000) and progress and self.layer:
+                progress(self.report())
         self.seconds = before + time.monotonic() - began
 
     def report(self) -> str:

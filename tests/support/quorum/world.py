@@ -619,13 +619,13 @@ class World:
     def _timeline(self) -> int:
         return max(server.timeline for server in self.servers) + 1
 
-    def _switch_to(self, server: Server, *, told: bool = False) -> None:
+    def _switch_to(self, server: Server, *, of_failover: bool = False) -> None:
         self.servers.append(server)
         previous, self.server = self.proposer, server
         if self.choose.random() < 0.5:
             previous.kill()
         self.proposer = self.start_proposer(server)
-        self.proposer.told = told
+        self.proposer.of_failover = of_failover
 
     def _fault_failover(self) -> None:
         host = self.start_proposer(None, Purpose.FAILOVER)
@@ -645,7 +645,7 @@ class World:
             # An operator who lifts the fence at the same time gets that result.
             aborting = any(p.alive and p.core.purpose == Purpose.ABORT for p in self.proposers)
             server = self.server.promoted(cells, host.core.vcl, self._timeline())
-            self._switch_to(server, told=not aborting)
+            self._switch_to(server, of_failover=not aborting)
 
     _fault_stranger = quorums.stranger
     _fault_second = quorums.second

@@ -62,7 +62,7 @@ class CandidateServer:
         with StandbyStream.connect(self.dsn) as asked:
             return asked.server_info()
 
-    def look(self) -> PromotionCandidate:
+    def probe(self) -> PromotionCandidate:
         """Its present state. Raises `ConnectionFailedError` and others of `wire.connection`."""
         with StandbyStream.connect(self.dsn) as asked:
             seen = asked.primary()
@@ -123,7 +123,7 @@ class CandidateServer:
 
     def _until(self, reached: Callable[[PromotionCandidate], bool], seconds: float) -> None:
         deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline and not reached(self.look()):
+        while time.monotonic() < deadline and not reached(self.probe()):
             time.sleep(_POLL_SECONDS)
 
     def _set(self, **settings: str) -> None:

@@ -31,12 +31,14 @@ def check_invariants(
 def _describe(found: _Next) -> str:
     candidate, quorum = found.candidate, found.quorum
     known = {"VCL": quorum.vcl, "equal to": quorum.equal_to, "committed": quorum.committed}
-    told = [f"{name} {'unknown' if at is None else format_lsn(at)}" for name, at in known.items()]
+    positions = [
+        f"{name} {'unknown' if at is None else format_lsn(at)}" for name, at in known.items()
+    ]
     return (
         f"next is {found.step.name}; candidate on timeline {candidate.lineage.timeline},"
         f" {'in recovery' if candidate.in_recovery else 'a primary'}, end {format_lsn(candidate.end_lsn)}, replayed"
         f" {format_lsn(candidate.replay_lsn)}; safekeepers on timeline {quorum.timeline}, fenced {quorum.fenced},"
-        f" {', '.join(told)}"
+        f" {', '.join(positions)}"
     )
 
 

@@ -91,7 +91,7 @@ class FailoverRun:
         info = self._server.server_info()
         members = _members(self._proposer, info)
         return failover.plan(
-            self._server.look(),
+            self._server.probe(),
             members.quorum(),
             max(greeting.flush_lsn for greeting in members.greetings),
             trusts_restore=self._settings.trusts_restore,
@@ -125,7 +125,7 @@ class FailoverRun:
     ) -> FailoverQuorum:
         """Probe, and perform the next step; appends it to `done` if it is new. Steps that are complete are skipped."""
         try:
-            candidate = self._server.look()
+            candidate = self._server.probe()
             if not candidate.in_recovery:
                 quorum = _members(self._proposer, info).quorum()
             else:

@@ -79,7 +79,7 @@ class _Process:
                     server = asked.server_info()
                     known = known_on(asked, settings.quorum_file, settings.application_name)
                 changes = MemberChanges(settings.members_file)
-                others, configured = changes.look(), settings.safekeepers
+                others, configured = changes.poll(), settings.safekeepers
                 membership = find_membership(configured, server, others, known=known)
                 if not self._served:
                     refuse_smaller(membership, configured, changes.request)
@@ -136,8 +136,8 @@ class _Process:
             self._page.write(self._committed(record, error))
             record = {**record, "commit_page_fault": self._page.fault}
         if self._status_file is not None:
-            told = None if error is None else error.to_wire()
-            status_file.write(self._status_file, {**record, "error": told})
+            shown = None if error is None else error.to_wire()
+            status_file.write(self._status_file, {**record, "error": shown})
 
     def _committed(self, record: dict[str, Any], error: TusklineError | None) -> CommitPage:
         """The commit page: what a quorum has on disk."""

@@ -44,15 +44,15 @@ class ProposerFiles:
 
     def read(self) -> dict[str, Any]:
         """Its status. Raises `UnavailableError` when it does not run, or has no quorum yet."""
-        said = status_file.read(self.status)
-        old = time.time() - said.get("updated_at", 0.0) > _STALE_SECONDS
-        if old or "membership" not in said:
+        status = status_file.read(self.status)
+        old = time.time() - status.get("updated_at", 0.0) > _STALE_SECONDS
+        if old or "membership" not in status:
             raise UnavailableError(
                 "the proposer is not running, or has not learned the membership yet",
                 where=str(self.status),
                 repair="start it, and a majority of the safekeepers",
             )
-        return said
+        return status
 
 
 def change(
@@ -62,18 +62,18 @@ def change(
 
     Returns the request; `wait` waits for it. Raises `UsageError`, `UnavailableError`.
     """
-    said, leaving = _leaving(files, remove)
-    membership = said["membership"]
+    status, leaving = _leaving(files, remove)
+    membership = status["membership"]
     members = _identities(membership["members"])
     quorum = int(membership.get("quorum", "0"), 16)
-    joining = {address: _identity_at(address, said["server"], quorum) for address in add}
+    joining = {address: _identity_at(address, status["server"], quorum) for address in add}
     _refuse_distrusted(joining, _identities(membership.get("distrusted", ())))
     wanted = (members - leaving) | frozenset(joining.values())
     if not wanted:
         raise UsageError(
             "a quorum needs members", repair="add a safekeeper before removing the last one"
         )
-    addresses = _addresses(said, members) | set(add)
+    addresses = _addresses(status, members) | set(add)
     request = MemberRequest(
         membership["generation"],
         wanted,
@@ -99,20 +99,20 @@ def wait(files: ProposerFiles, request: MemberRequest, timeout: float) -> dict[s
     why = "the proposer is not running"
     while time.monotonic() < deadline:
         try:
-            said = files.read()
+            status = files.read()
         except UnavailableError:
             time.sleep(_POLL_SECONDS)
             continue
         if (
-            _identities(said["membership"]["members"]) == request.members
-            and said["membership"]["new_members"] is None
-            and said["membership"]["settled"]
+            _identities(status["membership"]["members"]) == request.members
+            and status["membership"]["new_members"] is None
+            and status["membership"]["settled"]
         ):
-            return said
+            return status
         # The status may still be about the previous request.
-        if said["change"].get("asked_at") == request.asked_at:
-            _refuse_unless_under_way(said["change"], str(files.status))
-        why = said["change"]["why"] or "a majority of the new members has not persisted it yet"
+        if status["change"].get("asked_at") == request.asked_at:
+            _refuse_unless_under_way(status["change"], str(files.status))
+        why = status["change"]["why"] or "a majority of the new members has not persisted it yet"
         time.sleep(_POLL_SECONDS)
     raise DeadlineError(
         f"the membership has not changed yet: {why}",
@@ -165,52 +165,52 @@ def _identity_at(address: str, server: dict[str, int], quorum: int) -> int:
     return greeting.safekeeper
 
 
-def _addresses(said: dict[str, Any], members: frozenset[int]) -> set[str]:
+def _addresses(status: dict[str, Any], members: frozenset[int]) -> set[str]:
     """The members' addresses, for the next proposer. A member that was never heard of may be at any silent address."""
-    missing = members - _heard(said)
+    missing = members - _heard(status)
     return {
         each["address"]
-        for each in said["safekeepers"]
+        for each in status["safekeepers"]
         if each["member"] or (missing and not each["safekeeper"])
     }
 
 
-def _heard(said: dict[str, Any]) -> frozenset[int]:
-    return _identities([each["safekeeper"] for each in said["safekeepers"] if each["safekeeper"]])
+def _heard(status: dict[str, Any]) -> frozenset[int]:
+    return _identities([each["safekeeper"] for each in status["safekeepers"] if each["safekeeper"]])
 
 
 def _leaving(files: ProposerFiles, names: Sequence[str]) -> tuple[dict[str, Any], frozenset[int]]:
     """The proposer's status, and the members to remove; waits for members that are just starting."""
     deadline = time.monotonic() + _HEARD_SECONDS
     while True:
-        said = files.read()
-        members = _identities(said["membership"]["members"])
+        status = files.read()
+        members = _identities(status["membership"]["members"])
         try:
-            meant = {_member(name, said, members) for name in names}
+            meant = {_member(name, status, members) for name in names}
         except UnavailableError:
             if time.monotonic() > deadline:
                 raise
             time.sleep(_POLL_SECONDS)
         else:
-            return said, frozenset(each for each in meant if each is not None)
+            return status, frozenset(each for each in meant if each is not None)
 
 
-def _member(name: str, said: dict[str, Any], members: frozenset[int]) -> int | None:
+def _member(name: str, status: dict[str, Any], members: frozenset[int]) -> int | None:
     """The member of this name; None: it has already left."""
     found = [each for each in members if f"{each:032x}".startswith(name.lower())]
     if len(name) >= _FEWEST_DIGITS and len(found) == 1:
         return found[0]
     if len(name) == len(f"{0:032x}") and not found:
         return None
-    for each in said["safekeepers"]:
+    for each in status["safekeepers"]:
         if each["address"] == name and each["member"]:
             return int(each["safekeeper"], 16)
-    known = any(each["address"] == name for each in said["safekeepers"])
+    known = any(each["address"] == name for each in status["safekeepers"])
     # A newly started proposer has not heard of all members.
-    there = greet(*parse_address(name), ServerInfo(**said["server"])) if known else None
+    there = greet(*parse_address(name), ServerInfo(**status["server"])) if known else None
     if there is not None and there.safekeeper in members:
         return there.safekeeper
-    missing = members - _heard(said)
+    missing = members - _heard(status)
     if known and len(missing) == 1:
         return next(iter(missing))
     if known and not missing:

@@ -58,14 +58,16 @@ def difference(
         for (host, port), identity in found.items()
         if identity in members and (host, port) not in configured
     ]
-    told = []
+    differences = []
     if len(members) != len(configured):
-        told.append(f"the quorum has {len(members)} safekeepers, {len(configured)} are configured")
+        differences.append(
+            f"the quorum has {len(members)} safekeepers, {len(configured)} are configured"
+        )
     if strangers:
-        told.append(f"configured, but not members: {', '.join(strangers)}")
+        differences.append(f"configured, but not members: {', '.join(strangers)}")
     if elsewhere:
-        told.append(f"members, but not configured: {', '.join(elsewhere)}")
-    return "; ".join(told)
+        differences.append(f"members, but not configured: {', '.join(elsewhere)}")
+    return "; ".join(differences)
 
 
 def _asked_for(configuration: Configuration, request: MemberRequest | None) -> bool:

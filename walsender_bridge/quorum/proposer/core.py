@@ -213,7 +213,7 @@ class Proposer:
             # The next greeting names the proposer that has the vote, and shows whether it was elected (rule 5).
             return [*self._outvoted(peer, refused.node_id), ClosePeer(peer.number)]
         if refused.reason == m.Refusal.DISK_FULL and self.streaming:
-            self.streaming.no_room(peer)
+            self.streaming.disk_full(peer)
         here = {each.identity for each in self.peers.values() if each is not peer}
         reason = self.refusals.weigh(
             peer,

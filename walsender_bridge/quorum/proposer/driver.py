@@ -105,7 +105,7 @@ class ProposerSession:
         self._primary = PrimaryLink(connection, self._poll)
         self._changes = MemberChanges(settings.members_file)
         #: By the peer's number; the list only grows.
-        self._addresses = list(dict.fromkeys((*settings.safekeepers, *self._changes.look())))
+        self._addresses = list(dict.fromkeys((*settings.safekeepers, *self._changes.poll())))
         self._links = Links(self._addresses, self._poll)
         self._lineage = (
             primary.lineage if primary is not None else e.Lineage(0)
@@ -257,7 +257,7 @@ class ProposerSession:
 
     def _poll_member_changes(self) -> None:
         known = set(self._addresses)
-        self._addresses += [each for each in self._changes.look() if each not in known]
+        self._addresses += [each for each in self._changes.poll() if each not in known]
         wanted = self._changes.next(self.core.membership, self.core.streaming)
         if wanted is not None:
             self._handle(wanted)
@@ -357,7 +357,7 @@ class ProposerSession:
             case e.ReleaseWal(lsn):
                 self._queue.release(lsn)
             case e.AdvanceSlot(lsn):
-                self._let_go(lsn)
+                self._release_slot_wal(lsn)
             case e.SendMessage(peer, message):
                 self._send(peer, message)
             case e.ReadWal():
@@ -446,7 +446,7 @@ class ProposerSession:
 
         self._executor.ask(ask, located)
 
-    def _let_go(self, lsn: int) -> None:
+    def _release_slot_wal(self, lsn: int) -> None:
         """All have the WAL below `lsn`: release it, but for the record that continues there."""
         keep, kept = self._clean.last_at(lsn), self.core.primary_begin
         if keep is None or kept is None or keep <= kept or self._advancing:
@@ -460,4 +460,4 @@ class ProposerSession:
         if isinstance(result, TusklineError):
             _log.warning("could not advance the slot", slot=self._settings.slot, reason=result.what)
         elif self.core.streaming is not None:
-            self._let_go(self.core.streaming.restart_lsn)
+            self._release_slot_wal(self.core.streaming.restart_lsn)

@@ -73,9 +73,9 @@ def _describe(step: _Step) -> str:
     if streaming is None:
         return state
     lsns = "epoch_start", "queue_begin", "restart_lsn", "commit_lsn", "end"
-    told = [f"{name} {format_lsn(max(getattr(streaming, name), 0))}" for name in lsns]
+    positions = [f"{name} {format_lsn(max(getattr(streaming, name), 0))}" for name in lsns]
     acked = [f"{each:032x} {format_lsn(max(lsn, 0))}" for each, lsn in streaming.acked.items()]
-    return f"{state}, {', '.join(told)}; acknowledged: {', '.join(acked) or 'nothing'}"
+    return f"{state}, {', '.join(positions)}; acknowledged: {', '.join(acked) or 'nothing'}"
 
 
 def _one_node_id(step: _Step) -> bool:

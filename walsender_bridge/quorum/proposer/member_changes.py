@@ -138,7 +138,7 @@ class MemberChanges:
         self.request: MemberRequest | None = None
         self.why = ""
 
-    def look(self) -> tuple[Address, ...]:
+    def poll(self) -> tuple[Address, ...]:
         """Read the file if it has changed; returns its addresses."""
         if self._file is None:
             return ()

@@ -94,7 +94,7 @@ class Streaming:
         assert begin_lsn == self.end <= end_lsn, (begin_lsn, self.end)
         self.end = end_lsn
         effects = self.pump_all()
-        return [*effects, *self.bound_queue(), *self._let_laggards_go()]
+        return [*effects, *self.bound_queue(), *self._release_laggards()]
 
     def bound_queue(self) -> list[Effect]:
         """Keep the queue within its limit, even if laggards need more; and free what all have (rule 8)."""
@@ -139,11 +139,11 @@ class Streaming:
         """Send to one safekeeper until it has everything, its limit is reached, or its bytes must be read first."""
         limits = self.limits
         while peer.reading is None and peer.sent_lsn < self.end:
-            room = limits.inflight_bytes - (peer.sent_lsn - peer.flush_lsn)
-            if room <= 0:
+            allowance = limits.inflight_bytes - (peer.sent_lsn - peer.flush_lsn)
+            if allowance <= 0:
                 return
             begin = peer.sent_lsn
-            end = min(self.end, begin + limits.append_bytes, begin + room)
+            end = min(self.end, begin + limits.append_bytes, begin + allowance)
             boundary = self.history.boundary_after(begin)
             if boundary is not None:
                 end = min(end, boundary)
@@ -219,7 +219,7 @@ class Streaming:
 
     def heartbeat(self) -> list[Effect]:
         """Send commit_lsn to every follower, and retry what failed."""
-        effects = [*self._make_room(), *self.pump_all()]
+        effects = [*self._release_on_full_disks(), *self.pump_all()]
         effects += [
             self.send(peer, peer.sent_lsn, peer.sent_lsn)
             for peer in self.peers.values()
@@ -263,7 +263,7 @@ class Streaming:
         self.restart_lsn = candidate
         return [AdvanceSlot(candidate)]
 
-    def _let_laggards_go(self) -> list[Effect]:
+    def _release_laggards(self) -> list[Effect]:
         """A safekeeper that is too far behind must not fill the primary's disk (rule 8)."""
         effects: list[Effect] = []
         # Lag is counted from commit_lsn: if the quorum itself hangs, commits hang with it.
@@ -275,12 +275,12 @@ class Streaming:
                 effects += self._mark(each)
         return [*effects, *self._advance_restart()] if effects else effects
 
-    def no_room(self, peer: SafekeeperPeer) -> None:
+    def disk_full(self, peer: SafekeeperPeer) -> None:
         """The safekeeper's disk was too full for the WAL that it was sent."""
         if peer.identity in self.members:
             self.full[peer.identity] = self.acked.get(peer.identity, 0)
 
-    def _make_room(self) -> list[Effect]:
+    def _release_on_full_disks(self) -> list[Effect]:
         """When disks are full and commits wait, release the WAL of the member furthest behind sooner (rule 8).
 
         Every safekeeper keeps the WAL that one of them lacks. `max_laggard_bytes` bounds that only if the disks are larger; on

@@ -1,7 +1,7 @@
 """The messages between a proposer and a safekeeper (`frames.py` has the bytes).
 
     proposer                                safekeeper
-    ProposerGreeting ──────────────────────▶            who I am, which server
+    ProposerGreeting ──────────────────────▶            identity, server, quorum
                      ◀────────────────────── SafekeeperGreeting
     Vote(NodeId)     ──────────────────────▶            persisted, then
                      ◀────────────────────── VoteReply  what it holds *after* the vote (rule 1)

@@ -10,7 +10,7 @@ record that begins below the segment cannot be verified until the next segment a
 So a crash at any point leaves the old beginning (received WAL is removed at the next start) or the new one.
 
 **No commit waits for it.** A piece is one write and one sync; the scan is done in small parts, when the driver is idle.
-No WAL is accepted that would leave less space than the log's own growth needs (`has_room`).
+No WAL is accepted that would leave less space than the log's own growth needs (`_has_space`).
 """
 
 import struct
@@ -82,21 +82,21 @@ class BackfillStorage:
         """The LSN of the next bytes; 0: none are accepted now."""
         storage = self._storage
         begin = storage.begin_lsn
-        self._look()
+        self._drop_unjoinable()
         if self._wanted >= begin or begin < 2 * self._size or self._check is not None:
             return 0
         # The seam is a record: while none is held, nothing can be joined.
-        if not storage.has_records or not (self._end or self._has_room()):
+        if not storage.has_records or not (self._end or self._has_space()):
             return 0
         return self._at if self._end else begin - self._size
 
-    def _look(self) -> None:
+    def _drop_unjoinable(self) -> None:
         """Drop the current segment if its seam is gone: after a full resync, a truncation, or the removal of WAL."""
         storage = self._storage
         if self._end and (self._end != storage.begin_lsn or not storage.has_records):
             self.drop()
 
-    def _has_room(self) -> bool:
+    def _has_space(self) -> bool:
         limits = self._segments.limits
         needed = (1 + _LEFT_FOR_THE_LOG) * self._size
         if limits.wal_bytes is not None and self._segments.used_bytes + needed > limits.wal_bytes:
@@ -156,7 +156,7 @@ class BackfillStorage:
 
         A read error only rejects the segment.
         """
-        self._look()
+        self._drop_unjoinable()
         if self._check is None:
             return False
         try:
@@ -206,10 +206,10 @@ class BackfillStorage:
                 )
             if not header.remaining:
                 return lsn
-            room = PAGE_BYTES - header.size
-            if header.remaining <= room:
+            capacity = PAGE_BYTES - header.size
+            if header.remaining <= capacity:
                 return align(lsn + header.size + header.remaining)
-            left = header.remaining - room
+            left = header.remaining - capacity
             lsn += PAGE_BYTES
         return None
 

@@ -49,7 +49,9 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def makes_room(connections: Mapping[int, SafekeeperConnection], owner: int | None) -> int | None:
+def connection_to_close(
+    connections: Mapping[int, SafekeeperConnection], owner: int | None
+) -> int | None:
     """The connection to close when another one arrives; None: there is room. They are in the order of arrival."""
     if len(connections) < MOST_CONNECTIONS:
         return None

@@ -414,6 +414,6 @@ class Safekeeper:
         return PersistControl(self.control)
 
 
-def greatest_restart(known: int, told: int) -> int:
+def greatest_restart(known: int, received: int) -> int:
     """The restart LSN never falls: WAL below it may have been removed (rule 7)."""
-    return max(known, told)
+    return max(known, received)

@@ -1,7 +1,7 @@
 """A safekeeper's data directory: its owner, and its exclusive use by one process.
 
     control/   what is promised          slots      of the WAL server
-    wal/       segments                  users      who may read, unless the configuration names another file
+    wal/       segments                  users      readers, unless the configuration names another file
     lock       held while it is used     archived/  what is in the archive
 
 Invariant: two safekeepers never write one directory. The lock is the kernel's and ends with its process, which checks

@@ -13,7 +13,7 @@ FULL_SECONDS = 0.2
 _log = structlog.get_logger(__name__)
 
 
-def until_room(
+def retry_until_space(
     act: Callable[[], object], meanwhile: Callable[[str], bool], may: Callable[[], None]
 ) -> None:
     """Perform a write as soon as there is space for it; nothing is promised until then.
@@ -22,7 +22,7 @@ def until_room(
     `meanwhile` is called at each failure with the error: it frees space if it can, and returns whether to continue waiting.
     Raises `OSError`, of any other kind at once.
     """
-    told = False
+    logged = False
     while True:
         may()
         try:
@@ -30,11 +30,11 @@ def until_room(
         except OSError as error:
             if error.errno not in NO_ROOM or not meanwhile(error.strerror or str(error)):
                 raise
-            if not told:
+            if not logged:
                 _log.error("disk full, waiting to write the control file", reason=str(error))
-            told = True
+            logged = True
             time.sleep(FULL_SECONDS)
             continue
-        if told:
+        if logged:
             _log.info("disk has free space again")
         return

@@ -40,12 +40,12 @@ from walsender_bridge.quorum.safekeeper.archive import archived_file
 from walsender_bridge.quorum.safekeeper.backfill import BackfillStorage
 from walsender_bridge.quorum.safekeeper.connection import (
     SafekeeperConnection,
+    connection_to_close,
     listen,
-    makes_room,
     overdue,
 )
 from walsender_bridge.quorum.safekeeper.core import Safekeeper
-from walsender_bridge.quorum.safekeeper.disk_full_retry import until_room
+from walsender_bridge.quorum.safekeeper.disk_full_retry import retry_until_space
 from walsender_bridge.quorum.safekeeper.horizon import horizon, reserved_lsn
 from walsender_bridge.quorum.safekeeper.lending import Lending
 from walsender_bridge.quorum.safekeeper.reader_page import ReaderPage
@@ -200,7 +200,7 @@ class SafekeeperDriver:
             connected, address = self._listener.accept()
         except OSError:
             return  # it was closed again, or no descriptors are left
-        if (oldest := makes_room(self._connections, self.core.owner)) is not None:
+        if (oldest := connection_to_close(self._connections, self.core.owner)) is not None:
             _log.info("too many connections", ended=self._connections[oldest].end.where)
             self._gone(oldest)
         self._next += 1
@@ -424,10 +424,10 @@ class SafekeeperDriver:
         return None
 
     def _do(self, act: Callable[[], object]) -> None:
-        until_room(act, self._wait_for_room, self._settings.still_held)
+        retry_until_space(act, self._wait_for_space, self._settings.still_held)
 
-    def _wait_for_room(self, why: str) -> bool:
-        """For `until_room`: removes spare segments first."""
+    def _wait_for_space(self, why: str) -> bool:
+        """For `retry_until_space`: removes spare segments first."""
         if self._storage is not None:
             self._storage.segments.drop_spares()
         self._say(why)

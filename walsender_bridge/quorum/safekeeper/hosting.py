@@ -118,8 +118,8 @@ def clear(safekeepers: Sequence[Hosted], run_dir: Path) -> None:
     """Remove the files in memory, after the processes have ended."""
     for each in safekeepers:
         page = each.positions.name
-        told = (each.status.name, each.wal_server_status.name, each.archiver_status.name)
-        shared_files.clear(run_dir, page, f"{page}.wake", *told)
+        status_names = (each.status.name, each.wal_server_status.name, each.archiver_status.name)
+        shared_files.clear(run_dir, page, f"{page}.wake", *status_names)
 
 
 def children(

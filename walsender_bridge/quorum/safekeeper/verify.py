@@ -89,9 +89,9 @@ class Difference:
 
 
 def check(
-    place: DataDirectory, progress: Progress, look: Callable[[], DataDirectory] | None = None
+    place: DataDirectory, progress: Progress, probe: Callable[[], DataDirectory] | None = None
 ) -> HeldWal:
-    """Read and verify its WAL from end to end. `look` probes it again while it runs.
+    """Read and verify its WAL from end to end. `probe` probes it again while it runs.
 
     Raises `CorruptError`, `NotSupportedError`, `ConfigError` (`data_dir.check`).
     """
@@ -99,9 +99,9 @@ def check(
         try:
             return _check(place, progress)
         except (CorruptError, TrimmedError) as error:
-            if not place.flush_lsn or look is None or attempt == _TRIES:
+            if not place.flush_lsn or probe is None or attempt == _TRIES:
                 raise _located(error, place) from error
-            place = look()
+            place = probe()
     raise AssertionError
 
 
@@ -138,11 +138,11 @@ def _check(place: DataDirectory, progress: Progress) -> HeldWal:
     first = _first_record(reader, wal, durable)
     walk = RecordScan(reader.page, first, wal, stop=durable)
     records = 0
-    told = first
+    reported = first
     for record in walk:
         records += 1
-        if record.end - told >= _PIECE:
-            told = record.end
+        if record.end - reported >= _PIECE:
+            reported = record.end
             progress(f"{place.name}: records", record.end - begin, durable - begin)
     if durable > first and not walk.ran_out:
         raise CorruptError(

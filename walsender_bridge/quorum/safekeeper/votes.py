@@ -23,13 +23,13 @@ def to_greeting(control: ControlState, greeting: m.ProposerGreeting) -> Objectio
     """Why this proposer is not accepted: its server, or its quorum, is another one."""
     mine, theirs = control.server, greeting.server
     if mine.system_id:
-        for reason, ours, told in (
+        for reason, ours, claimed in (
             (m.Refusal.OTHER_SYSTEM, mine.system_id, theirs.system_id),
             (m.Refusal.OTHER_MAJOR, mine.major, theirs.major),
             (m.Refusal.OTHER_SEGMENT_SIZE, mine.segment_size, theirs.segment_size),
         ):
-            if ours != told:
-                return reason, f"{told}, and its WAL here is of {ours}"
+            if ours != claimed:
+                return reason, f"{claimed}, and its WAL here is of {ours}"
     # A proposer that only queries, or does not know its quorum yet, sends none; it evaluates what it learns here.
     return to_quorum(control, greeting.quorum) if greeting.quorum else None
 

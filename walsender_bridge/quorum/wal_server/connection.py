@@ -177,16 +177,16 @@ class ClientConnection(ClientSocket):
             if reply.then is Then.START_TLS:
                 assert self._server.tls is not None
                 left = max(0.1, self.deadline - time.monotonic())
-                made = await loop.start_tls(
+                secured = await loop.start_tls(
                     self.transport,
                     self,
                     self._server.tls,
                     server_side=True,
                     ssl_handshake_timeout=left,
                 )
-                if made is None:
+                if secured is None:
                     raise GoneError
-                self.use(made)
+                self.use(secured)
         self._server.admit(self)
         positions = self._server.positions()
         self.write(
@@ -318,7 +318,7 @@ class ClientConnection(ClientSocket):
                 self.event.clear()
                 self._take_messages(stream, slot)
                 now = time.monotonic()
-                if not self.room:
+                if not self.writable:
                     # Wait until it has taken its output; its messages are processed meanwhile.
                     stream.check_heard(now)
                     self.deadline = now + 1.0

@@ -27,7 +27,7 @@ class GoneError(Exception):
 class ClientSocket(asyncio.Protocol):
     """A client's socket. `deadline` (monotonic seconds): when the event is set by time alone.
 
-    `room`: whether the client has taken all output.
+    `writable`: whether the client has taken all output.
     """
 
     transport: asyncio.Transport
@@ -36,7 +36,7 @@ class ClientSocket(asyncio.Protocol):
         self.deadline = time.monotonic() + LOGIN_SECONDS
         self.parser = FrontendParser()
         self.event = asyncio.Event()
-        self.room = True
+        self.writable = True
         self.address = ""
         self._lost = False
         self._reading = True
@@ -60,11 +60,11 @@ class ClientSocket(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """asyncio: the output buffer is full."""
-        self.room = False
+        self.writable = False
 
     def resume_writing(self) -> None:
         """asyncio: the output buffer is empty again."""
-        self.room = True
+        self.writable = True
         self.event.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -92,7 +92,7 @@ class ClientSocket(asyncio.Protocol):
         transport.set_write_buffer_limits(high=1 if encrypted else 0)
 
     def write(self, data: bytes | memoryview) -> None:
-        """Send it. The buffer may be reused once there is `room`."""
+        """Send it. The buffer may be reused once there is `writable`."""
         if data and not self._lost:
             self.transport.write(data)
 
@@ -134,7 +134,7 @@ class ClientSocket(asyncio.Protocol):
         self.check_alive()
         given = self.deadline
         self.deadline = min(given, time.monotonic() + _PACKET_SECONDS)
-        while not self.room:
+        while not self.writable:
             self.event.clear()
             if time.monotonic() >= self.deadline:
                 raise GoneError

@@ -191,9 +191,9 @@ class WalServer:
             _log.warning("too many logins at once, closing the oldest")
             oldest.end(SqlError("53300", "too many connections are logging in", fatal=True))
             del self._logins[oldest.number]
-        made = ClientConnection(self, self._number)
-        self._logins[made.number] = made
-        return made
+        connection = ClientConnection(self, self._number)
+        self._logins[connection.number] = connection
+        return connection
 
     def _moved(self) -> None:
         self._page.drain()

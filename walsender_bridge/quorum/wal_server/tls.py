@@ -22,23 +22,23 @@ class TlsFiles:
 
 def tls_context(files: TlsFiles) -> tuple[ssl.SSLContext, str]:
     """The server's TLS context, and its certificate's text for channel binding. Raises `ConfigError`."""
-    made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    made.minimum_version = ssl.TLSVersion.TLSv1_2
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
     path = files.certificate
     try:
-        made.load_cert_chain(files.certificate, files.key, password=_no_password)
+        context.load_cert_chain(files.certificate, files.key, password=_no_password)
         certificate = files.certificate.read_text(encoding="ascii", errors="replace")
         if files.client_ca is not None:
             path = files.client_ca
-            made.load_verify_locations(files.client_ca)
-            made.verify_mode = ssl.CERT_REQUIRED
+            context.load_verify_locations(files.client_ca)
+            context.verify_mode = ssl.CERT_REQUIRED
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"could not load the certificate or its key: {getattr(error, 'reason', None) or error}",
             where=str(path),
             repair="give PEM files: the certificate, and its key without a passphrase",
         ) from None
-    return made, certificate
+    return context, certificate
 
 
 def _no_password() -> str:

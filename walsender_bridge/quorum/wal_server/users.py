@@ -145,10 +145,15 @@ class ScramExchange:
         if header.startswith("p=") != (mechanism == SCRAM_PLUS):
             raise _violation("channel binding does not match the mechanism")
         binding = ("tls-server-end-point", self._certificate) if self._certificate else None
-        made = self._verifier
+        verifier = self._verifier
         try:
             self._server = ScramMechanism(mechanism).make_server(
-                lambda _: (made.salt, made.stored_key, made.server_key, made.iterations),
+                lambda _: (
+                    verifier.salt,
+                    verifier.stored_key,
+                    verifier.server_key,
+                    verifier.iterations,
+                ),
                 channel_binding=binding,
             )
             # The name is the startup packet's. libpq leaves it empty here, which the library does not accept.

@@ -142,10 +142,10 @@ class PrimaryWalReader:
         """Poll it, unless enough is buffered."""
         if reader.stream is None:
             return
-        room = bool(reader.wanted) or len(reader.held) < _AHEAD_BYTES
-        if room != reader.polled:
-            reader.polled = room
-            self._poll.modify(reader.stream, select.EPOLLIN if room else 0)
+        wants_more = bool(reader.wanted) or len(reader.held) < _AHEAD_BYTES
+        if wants_more != reader.polled:
+            reader.polled = wants_more
+            self._poll.modify(reader.stream, select.EPOLLIN if wants_more else 0)
 
     def _open(self, reader: _WalReader, lsn: int) -> None:
         self._forget(reader)

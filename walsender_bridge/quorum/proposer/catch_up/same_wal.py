@@ -82,24 +82,24 @@ class SameWal:
         return self.wanted
 
     def answered(
-        self, told: WalCompared, best: VoteReply | None, replies: Collection[VoteReply]
+        self, compared: WalCompared, best: VoteReply | None, replies: Collection[VoteReply]
     ) -> ComparisonVerdict:
         """The verdict of an answer. REMOVED: and no later vote came from a more advanced log than `best`."""
         wanted = self.wanted
-        if wanted is None or (wanted.peer, wanted.end_lsn) != (told.peer, told.end_lsn):
+        if wanted is None or (wanted.peer, wanted.end_lsn) != (compared.peer, compared.end_lsn):
             return ComparisonVerdict.STALE
         self.wanted = None
-        if told.equal is not None:
+        if compared.equal is not None:
             self.unread -= {wanted.peer}
             self.below = wanted.begin_lsn
-            return ComparisonVerdict.EQUAL if told.equal else ComparisonVerdict.OTHER
-        if told.removed and self.last_segment:
+            return ComparisonVerdict.EQUAL if compared.equal else ComparisonVerdict.OTHER
+        if compared.removed and self.last_segment:
             return (
                 ComparisonVerdict.OUTRANKED
                 if election.outranked(best, replies)
                 else ComparisonVerdict.REMOVED
             )
-        if not told.removed:
+        if not compared.removed:
             self.unread |= {wanted.peer}
         self.last_segment = not self.last_segment
         return ComparisonVerdict.AGAIN

@@ -35,7 +35,7 @@ class CleanSegments:
         while self._next >= queue.begin and self._next + _PAGE_HEAD.size <= queue.end:
             head = b"".join(queue.views(self._next, self._next + _PAGE_HEAD.size))
             _, info, _, _, rest = _PAGE_HEAD.unpack(head)
-            end = self._next + (room_of(rest) if info & CONTINUES else 0)
+            end = self._next + (bytes_on_pages(rest) if info & CONTINUES else 0)
             self._starts.append(self._next)
             # One record may span several starts.
             self._ends.append(max(end, self._ends[-1] if self._ends else 0))
@@ -52,7 +52,7 @@ class CleanSegments:
         return start
 
 
-def room_of(rest: int) -> int:
+def bytes_on_pages(rest: int) -> int:
     """The most bytes that `rest` bytes of a record take from the start of a segment on, page headers included."""
     pages = rest // (PAGE_BYTES - LONG_HEADER) + 1
     return rest + pages * LONG_HEADER

@@ -75,14 +75,14 @@ class PrimaryLink(Closing):
     def pass_feedback(self, feedback: HotStandbyFeedback) -> None:
         """Send the hot standby feedback of the safekeepers' readers."""
         if self._stream is not None:
-            told = hot_standby_feedback(
+            message = hot_standby_feedback(
                 xmin=feedback.xmin,
                 xmin_epoch=feedback.xmin_epoch,
                 catalog_xmin=feedback.catalog_xmin,
                 catalog_xmin_epoch=feedback.catalog_xmin_epoch,
                 now_us=time.time_ns() // 1000,
             )
-            self._stream.send(told)
+            self._stream.send(message)
 
     def pause(self, paused: bool) -> None:
         """Pause or resume reading; and send what the socket did not take. Cheap when nothing changes."""

@@ -31,9 +31,9 @@ class WalReader:
         self.segment_bytes = segment_bytes
         self._window: tuple[int, bytes] = (-1, b"")
         self._names: Mapping[int, str] = {}
-        self.look()
+        self.refresh()
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """List the segments that exist now."""
         found: dict[int, tuple[int, str]] = {}
         for path in self.folder.iterdir() if self.folder.exists() else ():
@@ -90,7 +90,7 @@ class WalReader:
                 return data
             except FileNotFoundError:
                 # It became complete, or was removed.
-                self.look()
+                self.refresh()
         raise TrimmedError(f"WAL at {format_lsn(lsn)} is not here", where=str(self.folder))
 
     def page(self, lsn: int) -> bytes:

@@ -125,17 +125,17 @@ class Segments:
 
     # -- new ones -----------------------------------------------------------------------------------
 
-    def _check_room(self) -> None:
+    def _check_space(self) -> None:
         limit = self.limits.wal_bytes
         if limit is not None and self.used_bytes + self.segment_bytes > limit:
-            raise self._no_room(f"it has {self.used_bytes} bytes, and its limit is {limit}")
+            raise self._disk_full(f"it has {self.used_bytes} bytes, and its limit is {limit}")
         free = self.disk.free_bytes()
         if free - self.segment_bytes < self.limits.free_bytes:
-            raise self._no_room(
+            raise self._disk_full(
                 f"{free} bytes are free, and {self.limits.free_bytes} must remain free"
             )
 
-    def _no_room(self, why: str) -> DiskFullError:
+    def _disk_full(self, why: str) -> DiskFullError:
         self.full = why
         return DiskFullError(
             f"no space for more WAL: {why}",
@@ -149,7 +149,7 @@ class Segments:
             return True
         try:
             if self._making is None:
-                self._check_room()
+                self._check_space()
                 self._making, self._made = self.disk.create(_MAKING), 0
             self._making.write(_ZEROS, self._made)
             self._made += PIECE_BYTES
@@ -159,7 +159,7 @@ class Segments:
         except OSError as error:
             self._give_up_making()
             if error.errno in NO_ROOM:
-                raise self._no_room("the file system is full") from error
+                raise self._disk_full("the file system is full") from error
             raise
         self._making.close()
         self._making = None

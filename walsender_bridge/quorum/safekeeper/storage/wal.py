@@ -5,7 +5,7 @@ scan could take for WAL: zeros, or WAL of other LSNs in a recycled file. So afte
 since, and never in WAL truncated earlier. (3) A segment with a complete name is completely durable, and one whose end was
 reported has that name, durably: after a segment switch nothing else shows that the padding arrived.
 
-**Writing.** Bytes are gathered in one page-aligned buffer (`room`, `advance`: a receiver reads straight into it) and
+**Writing.** Bytes are gathered in one page-aligned buffer (`buffer`, `advance`: a receiver reads straight into it) and
 `flush` is one durable write per segment touched. It rewrites the last incomplete block and pads with
 zeros to the next; a torn write leaves every byte of that block old or new, and the old ones are the same.
 
@@ -153,7 +153,7 @@ class WalStorage:
         """The position of the next byte."""
         return self._base + self._fill
 
-    def room(self, timeline: int) -> memoryview:
+    def buffer(self, timeline: int) -> memoryview:
         """A buffer for the bytes from `write_lsn` on, of this timeline; then call `advance`. Never empty.
 
         Raises `DiskFullError`, `UnavailableError`, `OSError` when buffered WAL has to be written first.
@@ -164,21 +164,21 @@ class WalStorage:
         return self._buffer[self._fill :]
 
     def advance(self, length: int) -> None:
-        """So many bytes were put into `room`."""
+        """So many bytes were put into `buffer`."""
         self._fill += length
         assert self._fill <= _BUFFER_BYTES
 
     def write(self, lsn: int, data: bytes | memoryview, timeline: int) -> None:
         """Write WAL bytes; they are durable after the next `flush`.
 
-        Raises as `room`, in which case some, counted by `write_lsn`, may have been taken.
+        Raises as `buffer`, in which case some, counted by `write_lsn`, may have been taken.
         """
         assert lsn == self.write_lsn >= self.begin_lsn > 0, "WAL is written where it ends"
         taken = 0
         while taken < len(data):
-            room = self.room(timeline)
-            length = min(len(room), len(data) - taken)
-            room[:length] = data[taken : taken + length]
+            space = self.buffer(timeline)
+            length = min(len(space), len(data) - taken)
+            space[:length] = data[taken : taken + length]
             self._fill += length
             taken += length
 
