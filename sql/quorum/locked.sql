@@ -1,5 +1,5 @@
--- Who keeps the record of the quorum's id from being read: its process (none: a prepared transaction) and what it does.
--- The record is locked, or an index of it, or such a lock is waited for.
+-- The session that blocks reads of the quorum's id: its pid (NULL: a prepared transaction) and query. It holds, or waits
+-- for, ACCESS EXCLUSIVE on the table or one of its indexes.
 WITH record AS (
     SELECT c.oid FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
     WHERE n.nspname = 'tuskline' AND c.relname = 'provisioned')

@@ -77,7 +77,7 @@ def test_15_29_a_fenced_primary_gets_no_acknowledgement_until_the_failover_is_ta
     stack.start("proposer")
     waiting.join(20)
     assert not waiting.is_alive(), stack.logs()
-    wait_for(stack.is_sync, 30, "the old primary's proposer is in office")
+    wait_for(stack.is_sync, 30, "the old primary's proposer leads")
     stack.start("safekeeper-2")
     wait_for(lambda: follows(stack, 2), 30, "who commits without its fence takes that back")
     stack.kill("safekeeper-0")

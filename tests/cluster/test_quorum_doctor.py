@@ -196,7 +196,7 @@ def test_17_a_clone_on_the_same_timeline_is_refused_and_doctor_tells_it(
         shared_files.prepare(told.run_dir)
         shutil.copy(other.status_file, told.proposer_status)
         report = tuskline.json("doctor", code=Cause.DIVERGED)
-        assert "went its own way" in findings(report, "error")["proposer"][0]
+        assert "differs from the safekeepers' WAL" in findings(report, "error")["proposer"][0]
         shared_files.clear(told.run_dir, told.proposer_status.name)
     stack.start("proposer")
     wait_for(lambda: streams(stack), 30, "the right one goes on")

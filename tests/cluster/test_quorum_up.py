@@ -396,4 +396,4 @@ def test_25_two_safekeepers_never_use_one_directory(tmp_path):
             timeout=30,
         )
     assert done.returncode == Cause.RUNNING
-    assert "another safekeeper runs in it" in done.stderr
+    assert "another safekeeper uses this data directory" in done.stderr

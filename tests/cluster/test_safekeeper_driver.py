@@ -76,7 +76,7 @@ def wal(seed: int) -> bytes:
 
 @pytest.fixture
 def peer(safekeeper: SafekeeperDriver) -> Iterator[Peer]:
-    """A proposer in office, whose WAL begins at the second segment."""
+    """A leader whose WAL begins at the second segment."""
     peer = Peer(safekeeper.port)
     peer.send(m.ProposerGreeting(SERVER, NODE.proposer))
     assert isinstance(peer.answer(), m.SafekeeperGreeting)
@@ -178,7 +178,7 @@ def greeted(safekeeper: SafekeeperDriver) -> Peer:
 
 
 def test_silent_connections_keep_no_proposer_out(safekeeper, peer, wal):
-    """However many there are: the next proposer is heard, and the one in office keeps its connection."""
+    """However many there are: the next proposer is heard, and the leader keeps its connection."""
     append(peer, wal, 0)
     crowd = [greeted(safekeeper) for _ in range(2 * MOST_CONNECTIONS)]
     append(peer, wal, 1)
@@ -229,9 +229,9 @@ def test_who_waits_for_room_writes_no_promise_into_another_disk(
         driver = SafekeeperDriver(settings)
         monkeypatch.setattr(control_file, "save", full_once)
         driver.core.commit_lsn = 1
-        with pytest.raises(UnavailableError, match="not the directory"):
+        with pytest.raises(UnavailableError, match="not the one that this process has locked"):
             driver._handle(PersistDue())
-        with pytest.raises(UnavailableError, match="not the directory"):
+        with pytest.raises(UnavailableError, match="not the one that this process has locked"):
             driver._close()
     found = control_file.read(FolderDisk(place / "control"))
     assert found is not None

@@ -103,11 +103,11 @@ class Simulation:
             self.storage.write(start, data, self.wal.timeline)
             return
         while data:
-            room = self.storage.room(self.wal.timeline)
-            length = self.rng.randrange(1, min(len(room), len(data)) + 1)
+            space = self.storage.buffer(self.wal.timeline)
+            length = self.rng.randrange(1, min(len(space), len(data)) + 1)
             if self.rng.random() < 0.5:
-                length = min(len(room), len(data))
-            room[:length] = data[:length]
+                length = min(len(space), len(data))
+            space[:length] = data[:length]
             self.storage.advance(length)
             data = data[length:]
 

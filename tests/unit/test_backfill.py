@@ -121,7 +121,7 @@ def test_39_a_damaged_segment_is_not_taken_and_named(disk, wal, where):
     wal.data[record - wal.origin + 20] ^= 1
     bring(backfill, wal)
     assert storage.begin_lsn == BEGIN
-    assert "WAL from 0/300000 on was brought and not taken" in backfill.why
+    assert "received WAL at 0/300000 was rejected" in backfill.why
     assert RECEIVING not in disk.names()
     # From a donor that has it right:
     wal.data[record - wal.origin + 20] = right

@@ -66,19 +66,19 @@ def test_25_a_damaged_one_is_refused_and_kept(disk, seed):
         kind = rng.randrange(3)
         damaged = [data[:at], data + b"x", data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :]][kind]
         (disk.folder / "control").write_bytes(damaged)
-        with pytest.raises(CorruptError, match=r"is damaged.*kept as control\.corrupt"):
+        with pytest.raises(CorruptError, match=r"is damaged.*renamed to control\.corrupt"):
             control_file.load(disk)
         assert (disk.folder / f"control.corrupt-{number}").read_bytes() == damaged
         assert not (disk.folder / "control").exists()
         # It does not become a new safekeeper by that.
-        with pytest.raises(CorruptError, match=r"missing, and the folder holds control\.corrupt-1"):
+        with pytest.raises(CorruptError, match=r"missing, but the folder holds control\.corrupt-1"):
             control_file.load(disk)
 
 
 def test_25_a_missing_one_beside_anything_is_refused(disk):
     (disk.folder / "wal").mkdir()
     with pytest.raises(
-        CorruptError, match=r"(?s)missing, and the folder holds wal.*safekeeper replace"
+        CorruptError, match=r"(?s)missing, but the folder holds wal.*safekeeper replace"
     ):
         control_file.load(disk)
 

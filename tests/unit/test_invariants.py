@@ -177,7 +177,7 @@ def test_a_safekeeper_with_a_fault_stops_and_writes_nothing(tmp_path, monkeypatc
 
 @pytest.fixture
 def leader() -> Proposer:
-    """In office in term 2 from 200 on: two of three have 250, which is committed."""
+    """Leads in term 2 from 200 on: two of three have 250, which is committed."""
     core = Proposer(22, INFO, Primary(Lineage(1), 300), MEMBERS, 3)
     core.node_id = m.NodeId(2, 22)
     core.membership = Membership(MEMBERS.stamped(2, 4))
@@ -596,7 +596,7 @@ def test_a_failover_with_a_fault_promotes_nobody(monkeypatch):
     proposer = ProposerSettings("", (), "test", "slot")
     run = FailoverRun(FailoverSettings(proposer, "", promote=pytest.fail))
     done: list[FailoverStep] = []
-    monkeypatch.setattr(run, "_server", SimpleNamespace(look=lambda: READY, where="standby"))
+    monkeypatch.setattr(run, "_server", SimpleNamespace(probe=lambda: READY, where="standby"))
     monkeypatch.setattr(run, "_check", lambda: None)
     monkeypatch.setattr(run, "_perform", lambda *_: pytest.fail("it was done"))
     monkeypatch.setattr(plan, "next_step", lambda *_, **__: FailoverStep.PROMOTE)

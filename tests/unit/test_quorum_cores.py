@@ -925,7 +925,7 @@ def test_7_a_distrusted_vote_that_came_first_is_no_vote() -> None:
 
 @pytest.mark.parametrize("compares", [False, True])
 def test_7_who_refuses_its_vote_tells_whom_it_distrusts(compares: bool) -> None:
-    """A proposer of an older timeline was campaigning already when the one in office noticed the rolled-back disk."""
+    """A proposer of an older timeline was campaigning already when the leader noticed the rolled-back disk."""
     core = proposer()
     for peer in range(3):
         core.step(PeerReceived(peer, held(peer + 1)))

@@ -80,7 +80,7 @@ def test_a_file_that_cannot_be_read_for_now_is_no_damaged_one(tmp_path, monkeypa
                 lambda: draw(file),
                 lambda: QuorumRecord(file, "", "", BlockingExecutor(Waker())).settled(KNOWN.quorum),
             ):
-                with pytest.raises(UnavailableError, match="it is tried again") as refused:
+                with pytest.raises(UnavailableError, match="the operation is retried") as refused:
                     attempt()
                 assert refused.value.cause not in _PROPOSER_FINAL
             # The server has it.

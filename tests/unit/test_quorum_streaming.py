@@ -106,7 +106,7 @@ def test_8_the_full_disk_of_a_replaced_safekeeper_lets_no_laggard_go():
     streaming, laggard = lagging()
     streaming.rebuild = frozenset()
     streaming.limits = replace(streaming.limits, max_laggard_bytes=1 << 30, full_ticks=1)
-    streaming.no_room(streaming.peers[0])
+    streaming.disk_full(streaming.peers[0])
     members = streaming.configuration.members
     streaming.use(Configuration(2, members, (members - {11}) | {14}))
     assert streaming.full == {11: 5000}  # it counts until the change is complete

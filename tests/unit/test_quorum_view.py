@@ -106,7 +106,7 @@ def test_39_a_member_that_lacks_wal_which_others_retain_is_named():
 
 
 def test_older_wal_that_nobody_could_bring_is_a_fault_until_it_is_brought():
-    told = {"begin_lsn": "0/40000", "brought_to": "0/10000", "stuck": True}
+    told = {"begin_lsn": "0/40000", "catch_up_target_lsn": "0/10000", "stuck": True}
     seen = view(safekeeper(0), safekeeper(1, **told), safekeeper(2))
     (word,) = seen.problems
     assert word == (
@@ -116,7 +116,7 @@ def test_older_wal_that_nobody_could_bring_is_a_fault_until_it_is_brought():
     own = now(state="following", catch_up={"wanted_lsn": "0/10000", "why": "it does not follow"})
     (word,) = view(safekeeper(1, own=own, **told)).problems
     assert word.endswith("could not get it from another: it does not follow")
-    for fine in ({"stuck": False}, {"brought_to": None}):
+    for fine in ({"stuck": False}, {"catch_up_target_lsn": None}):
         assert not view(safekeeper(1, **(told | fine))).problems
 
 
@@ -128,14 +128,17 @@ def test_a_segment_that_is_not_lent_is_named():
 
 def test_39_a_member_that_is_brought_older_wal_says_how_much_is_left():
     first = safekeeper(0, own={}, hosted=False, begin_lsn="0/10000", flush_lsn="0/90000")
-    told = {"begin_lsn": "0/40000", "flush_lsn": "0/90000", "brought_to": "0/10000"}
+    told = {"begin_lsn": "0/40000", "flush_lsn": "0/90000", "catch_up_target_lsn": "0/10000"}
     second = safekeeper(1, own={}, hosted=False, **told)
     (word,) = replace(view(first, second), keep_bytes=0x80000).notes
     assert word.endswith("have to use that one until it has caught up, down to 0/10000")
     assert second.catch_up_bytes == 0x30000
-    assert safekeeper(1, own={}, hosted=False, **(told | {"brought_to": None})).catch_up_bytes == 0
+    assert (
+        safekeeper(1, own={}, hosted=False, **(told | {"catch_up_target_lsn": None})).catch_up_bytes
+        == 0
+    )
     assert first.catch_up_bytes is None, "an earlier version's proposer says nothing of it"
-    older = {"wanted_lsn": "0/10000", "why": "WAL was brought and not taken: it is damaged"}
+    older = {"wanted_lsn": "0/10000", "why": "received WAL was rejected: it is damaged"}
     own = now(state="following", flush_lsn="0/90000", begin_lsn="0/40000", catch_up=older)
     (word,) = replace(view(first, safekeeper(1, own=own)), keep_bytes=0x80000).notes
     assert word.endswith("have to use that one; WAL was brought and not taken: it is damaged")

@@ -158,9 +158,7 @@ def test_a_vote_out_of_reach_is_that_safekeepers_fault_and_ends_nobody(term):
     refused = m.Refused(m.Refusal.OLDER_TERM, m.NodeId(term, 9), "it voted")
     fault, close = core.step(PeerReceived(2, refused))
     assert isinstance(fault, PeerFault)
-    assert (
-        f"it voted in term {term}, which no election of the others reaches" in fault.refused.detail
-    )
+    assert f"voted in term {term}, which no election of the others reaches" in fault.refused.detail
     assert close == ClosePeer(2)
     core.peers[2].closed()
     core.step(PeerConnected(2))

@@ -127,7 +127,7 @@ def _safekeeper(each: Any) -> dict[str, Any]:
         "flush_lsn": each.flush_lsn,
         **{name: own.get(name) for name in ("commit_lsn", "restart_lsn")},
         "begin_lsn": each.begin_lsn,
-        "brought_to": reported.get("brought_to"),
+        "catch_up_target_lsn": reported.get("catch_up_target_lsn"),
         "catch_up_bytes": each.catch_up_bytes,
         "lag_bytes": reported.get("lag_bytes"),
         "reads_from": reported.get("reads_from"),
@@ -145,7 +145,7 @@ def _row(each: dict[str, Any]) -> dict[str, Any]:
     return {
         "name": each["name"],
         "state": each["state"],
-        **{name: each[name] for name in ("term", "epoch", "lag_bytes")},
+        **{name: each[name] for name in ("term", "election_epoch", "lag_bytes")},
         "wal_mb": _megabytes(each["wal_bytes"]),
         "free_mb": _megabytes(each["free_bytes"]),
     }

@@ -80,7 +80,7 @@ def _safekeepers(seen: tuple[SafekeeperView, ...]) -> Iterator[Metric]:
             add_known(lsn, [each.address, "flush"], _lsn(each.flush_lsn))
             continue
         own = each.own
-        for family, key in ((term, "term"), (epoch, "epoch"), (wal, "wal_bytes")):
+        for family, key in ((term, "term"), (epoch, "election_epoch"), (wal, "wal_bytes")):
             family.add_metric(name, own[key])
         add_known(free, name, own["free_bytes"])
         for position in ("begin", "restart", "commit", "flush"):

@@ -113,10 +113,10 @@ class SafekeeperView:
     def catch_up_fault(self) -> str:
         """Why it cannot catch up on older WAL that others have; empty: it can, or lacks none."""
         why = (self.own.get("catch_up") or {}).get("why")
-        if not (self.reported.get("stuck") and self.reported.get("brought_to")):
+        if not (self.reported.get("stuck") and self.reported.get("catch_up_target_lsn")):
             return ""
         return (
-            f"lacks WAL from {self.reported['brought_to']} to {self.begin_lsn}, and could not get it from another: "
+            f"lacks WAL from {self.reported['catch_up_target_lsn']} to {self.begin_lsn}, and could not get it from another: "
             f"{why or 'their WAL is damaged, or cannot be read'}"
         )
 
@@ -126,15 +126,15 @@ class SafekeeperView:
         catch_up = self.own.get("catch_up") or {}
         if catch_up.get("why"):
             return f"; {catch_up['why']}"
-        lsn = self.reported.get("brought_to")
+        lsn = self.reported.get("catch_up_target_lsn")
         return f" until it has caught up, down to {lsn}" if lsn else ""
 
     @property
     def catch_up_bytes(self) -> int | None:
         """Bytes of older WAL that it is still to receive from another member; None: unknown."""
-        if self.begin_lsn is None or "brought_to" not in self.reported:
+        if self.begin_lsn is None or "catch_up_target_lsn" not in self.reported:
             return None
-        lsn = self.reported["brought_to"]
+        lsn = self.reported["catch_up_target_lsn"]
         return parse_lsn(self.begin_lsn) - parse_lsn(lsn) if lsn else 0
 
     @property

@@ -1,8 +1,8 @@
 """Failovers on the virtual clock: the real steps (`failover.next_step`), killed between any two and started again.
 
-Beside the log's safety two things must hold. **The fence**: once a failover was elected, nobody takes office for the
-timeline that it fenced, or an older one, unless a failover was taken back since. **No refusal**: the server that the
-steps promoted is never refused for its history, unless something else was promoted or taken back meanwhile.
+Besides log safety two invariants must hold. **The fence**: once a failover was elected, no proposer is elected for the
+timeline that it fenced, or an older one, unless a failover was aborted since. **No refusal**: the server that the steps
+promoted is never refused for its history, unless another one was promoted, or the failover aborted, meanwhile.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ FAILOVERS = Faults(
 class FailoverChecks(Checks):
     def __init__(self, world: FailoverWorld) -> None:
         super().__init__(world)
-        #: Each failover that a quorum followed: (term, timeline that it fenced).
+        #: Each failover that a quorum followed: (term, fenced timeline).
         self.fences: set[tuple[int, int]] = set()
         self.aborts: list[ProposerHost] = []
 
@@ -69,7 +69,7 @@ class FailoverChecks(Checks):
 
 
 class Standby:
-    """A standby of `server`: it has any part of its WAL, and more of it each time it is looked at."""
+    """A standby of `server`: it has some part of its WAL, and more of it at each probe."""
 
     def __init__(self, world: FailoverWorld, server: Server) -> None:
         self.world = world
@@ -85,7 +85,7 @@ class Standby:
             origin.records, origin.choose, origin.begin, origin.timeline, origin.switches, cells
         )
 
-    def look(self) -> PromotionCandidate:
+    def probe(self) -> PromotionCandidate:
         server, origin = self.server, self.origin
         if self.in_recovery and not self.follows and self.world.choose.random() < 0.2:
             self.server = server = self._holding(
@@ -144,7 +144,7 @@ class FailoverHost:
         leader = self.leader
         if self.waiting is None:
             try:
-                candidate = self.standby.look()
+                candidate = self.standby.probe()
                 step = next_step(candidate, self.quorum)
                 check_invariants(step, candidate, self.quorum)
             except TusklineError as error:
@@ -179,7 +179,7 @@ class FailoverHost:
             case FailoverStep.RECEIVE:
                 assert self.leader is not None
                 if not self.leader.alive:
-                    self.end()  # displaced: the safekeepers may be told otherwise by now
+                    self.end()  # displaced: another election may have changed the safekeepers by now
                     return
                 standby.receive(self._log(self.leader))
             case FailoverStep.REPLAY:
@@ -220,7 +220,7 @@ class FailoverHost:
         return True
 
     def _log(self, leader: ProposerHost) -> dict[int, int]:
-        """The quorum's up to VCL; what nobody holds any more, the standby has."""
+        """The quorum's log up to VCL; WAL that no safekeeper holds any more is the standby's."""
         vcl, checks = leader.core.vcl, self.world.checks
         cells = checks.cells | checks._log(leader, vcl)
         first = min(cells, default=vcl)
@@ -232,7 +232,7 @@ class FailoverHost:
         assert self.quorum.vcl is not None
         end = min(self.quorum.vcl, self.standby.server.flush_lsn)
         if not self.leader.alive:
-            self.end()  # displaced: the safekeepers may hold something else by now
+            self.end()  # displaced: the safekeepers may hold other WAL by now
             return
         theirs, own = self._log(self.leader), self.standby.server.cells
         if end not in theirs and end < self.quorum.vcl:
@@ -253,7 +253,7 @@ class FailoverHost:
         if world.choose.random() < 0.5:
             previous.kill()
         world.proposer = self.leader = world.start_proposer(server)
-        world.proposer.told = world.undisturbed
+        world.proposer.of_failover = world.undisturbed
         self.waiting = FailoverStep.ATTACH
 
 
@@ -266,7 +266,7 @@ class FailoverWorld(World):
         super().__init__(seed, size, faults)
         self.checks = FailoverChecks(self)
         self.failover: FailoverHost | None = None
-        #: Nothing was promoted or taken back by anybody else since the failover at hand began.
+        #: No other promotion or abort happened since the current failover began.
         self.undisturbed = True
 
     def start_proposer(
@@ -282,7 +282,7 @@ class FailoverWorld(World):
         previous = self.failover
 
         def start() -> None:
-            # Unless another failover has begun meanwhile, with another standby: this one is left for it.
+            # Unless another failover has begun meanwhile, with another standby: it replaces this one.
             if self.failover is previous and (previous is None or not previous.alive):
                 self.failover = FailoverHost(self, standby)
 
@@ -294,7 +294,7 @@ class FailoverWorld(World):
             self.failover = FailoverHost(self, Standby(self, self.server))
 
     def _fault_promote(self) -> None:
-        """Without any of it, wherever the standby is."""
+        """Promote the standby without these steps, wherever it is."""
         self.undisturbed = False
         super()._fault_promote()
 
@@ -305,7 +305,7 @@ class FailoverWorld(World):
         self.proposer = self.start_proposer(self.server, Purpose.ABORT)
 
     def finish(self) -> None:
-        """The failover at hand is left where it is; the operator takes it back, if nobody leads."""
+        """The current failover is abandoned; the operator aborts it if no proposer leads."""
         if self.failover is not None:
             self.failover.end()
         super().finish()

@@ -42,7 +42,7 @@ class ProposerHost:
         self.server = server
         self.alive = True
         self.connections: dict[int, Connection] = {}
-        #: What was asked of each peer with Fetch: the effect, in order.
+        #: What was requested from each peer with Fetch: the effect, in order.
         self.fetches: dict[int, deque[e.ReadWal | e.CompareWal | e.ReadCatchUpWal]] = {}
         self.queue: dict[int, int] = {}
         self.hands: dict[int, list[int]] = {}
@@ -51,10 +51,10 @@ class ProposerHost:
         #: It is the proposer of another quorum.
         self.beside = beside
         #: It was promoted as `failover` says: it must not be refused.
-        self.told = False
-        #: Who has refused to vote for its timeline.
+        self.of_failover = False
+        #: Safekeepers that have refused to vote for its timeline.
         self.withheld: set[int] = set()
-        #: Another proposer has lived beside it.
+        #: Another proposer ran concurrently.
         self.had_rivals = False
         self.on_established: Callable[[], None] | None = None
         primary = None
@@ -90,11 +90,11 @@ class ProposerHost:
 
     @property
     def is_elsewhere(self) -> bool:
-        """Its server is not ours: nobody takes its commits for ours."""
+        """Its server is not ours: its commits do not count as ours."""
         return self.beside is not None and self.beside.copy
 
     def _lives(self) -> bool:
-        """Asked again after an event, which may have ended it."""
+        """Checked again after an event, which may have ended it."""
         return self.alive
 
     def kill(self) -> None:
@@ -178,7 +178,7 @@ class ProposerHost:
         self.handle(e.WalRead(read.peer, read.begin_lsn, read.begin_lsn + len(cells)))
 
     def stream(self) -> None:
-        """What the server has flushed comes over its walsender."""
+        """Stream what the server has flushed."""
         server = self.server
         if not self.alive or server is None or self.stream_lsn is None:
             return
@@ -300,7 +300,7 @@ class ProposerHost:
     def _advance_slot(self, lsn: int) -> None:
         self.world.checks.restarted(self, lsn)
         if self.server is not None:
-            # WAL is removed by whole segments, but for the one where a record begins that goes on in it.
+            # WAL is removed by whole segments, except the one in which a record begins that continues here.
             kept = self.server.aligned(lsn)
             self.server.keeps = max(self.server.keeps, kept - kept % self.core.server.segment_size)
             keeps = self.server.keeps

@@ -1,8 +1,8 @@
-"""WAL below a safekeeper's end: what a proposer reads of it, and what it brings to one that lacks older WAL. Pure.
+"""WAL below a safekeeper's end: answers to the leader's reads of it, and to the older WAL that it sends. Pure.
 
-A log that began anew lacks WAL that the others keep for readers. The leader reads it from one of them and
-brings it, segment by segment, downward (`proposer/catch_up/core.py`). Both have taken over this term's history, so their
-logs are the same up to the end of the shorter one; and what lies below the beginning of a log is committed.
+After a full resync a log lacks WAL that the others keep for readers. The leader reads it from one of them and sends it,
+segment by segment, downward (`proposer/catch_up/core.py`). Both have adopted this term's history, so their logs are equal
+up to the end of the shorter one; and the WAL below the beginning of a log is committed.
 """
 
 from walsender_bridge.postgres.protocol.wal_page import segment_start
@@ -19,7 +19,7 @@ from walsender_bridge.quorum.safekeeper.effects import (
 def answer(
     conn: int, message: m.Fetch | m.CatchUpWal, control: ControlState, flush_lsn: int
 ) -> list[Effect]:
-    """The answer to the leader; none: the message is refused."""
+    """The effects of a message of the leader; none: it is refused."""
     begin = message.begin_lsn
     if isinstance(message, m.CatchUpWal):
         known = _may_be(control, message)
@@ -33,7 +33,7 @@ def answer(
 
 
 def _may_be(control: ControlState, wal: m.CatchUpWal) -> bool:
-    """Whether a segment of that timeline can be there. Of what the history does not reach back to, only a bound is known."""
+    """Whether that segment can be on that timeline. Below the history's beginning only a bound is known."""
     history, size = control.history, control.server.segment_size
     if not history or history.latest_election_epoch != control.node_id.term:
         return False

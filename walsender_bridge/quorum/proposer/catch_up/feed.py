@@ -1,4 +1,4 @@
-"""Carries out what `catch_up/core.py` decides: fetches from donors, pieces to receivers, over the safekeepers' connections."""
+"""Carries out the decisions of `catch_up/core.py`: fetches WAL from donors and sends it to receivers."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -11,7 +11,7 @@ from walsender_bridge.quorum.protocol import messages as m
 
 
 class SendToPeer(Protocol):
-    """Queues a message for a peer, and the WAL behind it; None: there is no connection."""
+    """Queues a message for a peer, followed by WAL; None: there is no connection."""
 
     def __call__(
         self, peer: int, message: m.ToSafekeeper, /, *wal: memoryview
@@ -20,7 +20,7 @@ class SendToPeer(Protocol):
 
 
 class CatchUpFeed:
-    """See the module. Without a primary nothing is brought: only it knows the timelines of older WAL."""
+    """See the module. Without a primary there is no catch-up: only it knows the timelines of older WAL."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class CatchUpFeed:
                 self._send(effect.peer, effect.message)
 
     def held(self, peer: int, message: m.Held) -> None:
-        """A safekeeper says what it holds."""
+        """A safekeeper reports what it holds."""
         core = self._core()
         if self._catch_up is None or core.streaming is None or message.term != core.node_id.term:
             return
@@ -54,7 +54,7 @@ class CatchUpFeed:
                 link.fetches.append(read)
 
     def was_read(self, read: e.ReadCatchUpWal, data: bytes) -> None:
-        """What a donor answered; nothing, if it does not hold that WAL any more."""
+        """A donor's answer; empty if it no longer holds that WAL."""
         core = self._core()
         assert self._catch_up is not None
         assert core.streaming is not None
@@ -63,7 +63,7 @@ class CatchUpFeed:
             self._send(send.peer, wal, memoryview(data))
 
     def goals(self) -> dict[int, int]:
-        """By the peer's number: down to which LSN it is being brought older WAL."""
+        """By the peer's number: the LSN down to which it catches up."""
         core = self._core()
         if self._catch_up is None or core.streaming is None:
             return {}
@@ -71,7 +71,7 @@ class CatchUpFeed:
         return {number: lsn for number, lsn in found.items() if lsn is not None}
 
     def stuck(self) -> frozenset[int]:
-        """Those of `goals` that nobody could bring the WAL that comes next."""
+        """The peers in `goals` whose next WAL no donor could send."""
         core, catch_up = self._core(), self._catch_up
         if catch_up is None:
             return frozenset()

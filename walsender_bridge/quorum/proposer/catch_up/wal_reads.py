@@ -1,6 +1,6 @@
-"""WAL that is not in the queue: ranges from the primary or another safekeeper, for those that lack them and to compare.
+"""Reads of WAL that is not in the queue, from the primary or a safekeeper: for laggards, catch-up and comparisons.
 
-The primary's come through `primary_wal.py`, a safekeeper's as the answer to `Fetch`, in the order of the questions.
+The primary's WAL comes from `primary_wal.py`, a safekeeper's as the answer to `Fetch`, in the order of the requests.
 """
 
 from collections.abc import Callable
@@ -16,11 +16,9 @@ from walsender_bridge.quorum.protocol import messages as m
 
 
 class WalReads:
-    """See the module. `handle` takes the answers; `send` queues a message and gives the link, if there is one.
+    """See the module. `handle` takes the results; `send` queues a message and returns the link, if there is one.
 
-    `feed` takes those that were read for it.
-
-    `term`: of the election; only the leader is answered.
+    `feed` takes what was read for catch-up. `term`: of the election; safekeepers answer the leader only.
     """
 
     def __init__(
@@ -36,12 +34,12 @@ class WalReads:
         self._handle = handle
         self._send = send
         self._term = term
-        #: Bytes of the last `WalRead` for each safekeeper, and where they begin.
+        #: Bytes of the last `WalRead` for each safekeeper, and their LSN.
         self._pending: dict[int, tuple[int, memoryview]] = {}
         self._comparison = Comparison()
 
     def read(self, wanted: e.ReadWal) -> None:
-        """Have `WalRead` told of a range."""
+        """Read a range; the result is the event `WalRead`."""
         if wanted.source == e.WalSource.PRIMARY:
             self._ask_primary(wanted)
         else:
@@ -49,22 +47,22 @@ class WalReads:
             self._fetch(wanted.donor, wanted)
 
     def compare(self, wanted: e.CompareWal) -> None:
-        """Have `WalCompared` told of a range."""
+        """Compare a range; the result is the event `WalCompared`."""
         self._fetch(wanted.peer, wanted)
         self._ask_primary(wanted)
 
     def hand(self, peer: int, begin: int, end: int) -> memoryview:
-        """The bytes that the last `WalRead` brought for a safekeeper; they are given once."""
+        """The bytes of the last `WalRead` for a safekeeper; they are returned once."""
         start, data = self._pending.pop(peer)
         return data[begin - start : end - start]
 
     def fetched(self, link: SafekeeperLink, message: m.Fetched, body: memoryview) -> None:
-        """A piece of what was asked of a safekeeper. An empty one: it does not hold it any more.
+        """A piece of WAL requested from a safekeeper. Empty: the safekeeper no longer holds it.
 
         Raises `MalformedMessageError`.
         """
         if not link.fetches:
-            raise MalformedMessageError("WAL that nobody asked for", where=link.end.where)
+            raise MalformedMessageError("unrequested WAL", where=link.end.where)
         wanted = link.fetches[0]
         link.fetched += body
         if message.length and len(link.fetched) < wanted.end_lsn - wanted.begin_lsn:
@@ -83,7 +81,7 @@ class WalReads:
     def failed(
         self, wanted: e.ReadWal | e.CompareWal | e.ReadCatchUpWal, *, removed: bool = False
     ) -> None:
-        """A range cannot be had from there. `removed`: the primary has it no more."""
+        """A range is unavailable from its source. `removed`: the primary has removed it."""
         if isinstance(wanted, e.ReadCatchUpWal):
             self._feed.was_read(wanted, b"")
             return
