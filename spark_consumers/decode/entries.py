@@ -142,7 +142,7 @@ def decode_entries(
         if expected is not None and entry.offset != expected:
             if relations is None or entry.offset < expected:
                 raise CorruptError(
-                    f"offset {entry.offset} comes where {expected} should", where="change log"
+                    f"expected offset {expected}, got {entry.offset}", where="change log"
                 )
             missing = True
         expected = entry.offset + 1
@@ -273,14 +273,14 @@ class _Decoder:
         has_old = (markers == _KEY) | (markers == _OLD)
         wrong = ((ops == INSERT) & has_old) | ((ops == DELETE) & (markers == _NEW))
         if (wrong | ((ops != TRUNCATE) & ~has_old & (markers != _NEW))).any():
-            raise malformed("a row has the wrong kind of tuple")
+            raise malformed("unexpected kind of tuple in a row")
 
         place = starts + 6
         old, old_rows = None, np.flatnonzero(has_old)
         if len(old_rows):
             old = scan(buffer, place[old_rows], limits[old_rows], schema.width)
             if any((kinds == UNCHANGED).any() for kinds in old.kinds):
-                raise malformed("a value before the change is missing")
+                raise malformed("an old tuple lacks a value")
             place[old_rows] = old.ends
             updated = old_rows[ops[old_rows] == UPDATE]
             if (place[updated] >= limits[updated]).any() or (buffer[place[updated]] != _NEW).any():
@@ -290,7 +290,7 @@ class _Decoder:
         new = scan(buffer, place[new_rows], limits[new_rows], schema.width)
         place[new_rows] = new.ends
         if (place != limits)[ops != TRUNCATE].any():
-            raise malformed("bytes are left over after a row")
+            raise malformed("unexpected bytes after a row")
 
         new = scatter(new, new_rows, count)
         unchanged = None
@@ -372,7 +372,9 @@ def _runs(oid: int, entry: Int64s, run: list[Piece]) -> Iterator[tuple[int, int,
     for at in bounds:
         here = run[int(entry[at])].schemas.get(oid)
         if here is None:
-            raise malformed(f"an entry has changes of relation {oid}, which its header leaves out")
+            raise malformed(
+                f"an entry has changes of relation {oid}, which its header does not list"
+            )
         if digest is not None and here != digest:
             yield first, at, digest
             first = at
@@ -394,11 +396,11 @@ def _named(
         return MalformedMessageError(
             fault.what,
             where=place,
-            repair="look at who wrote the log, and at the log server's disk",
+            repair="check which program wrote the log, and the log server's disk",
         )
     return UnsupportedValueError(
         fault.what,
         where=place,
-        repair="change the value at the source, leave the column out of the publication, or set such rows "
-        "aside ([lake.on_unrepresentable_value])",
+        repair="change the value at the source, exclude the column from the publication, or quarantine such rows "
+        "([lake.on_unrepresentable_value])",
     )

@@ -44,13 +44,13 @@ def scan(buffer: Bytes, at: Int64s, limits: Int64s, columns: int) -> Tuples:
     Raises `MalformedMessageError` for a tuple that does not have so many columns, or leaves its message.
     """
     if (at + 2 > limits).any() or (numbers(buffer, ">u2")[at] != columns).any():
-        raise malformed(f"a row does not have the {columns} columns of its table")
+        raise malformed(f"the number of columns in a row differs from its table's {columns}")
     words = numbers(buffer, ">i4")
     found = Tuples([], [], [], at + 2)
     here = found.ends
     for _ in range(columns):
         if (here >= limits).any():
-            raise malformed("a row is cut short")
+            raise malformed("a row is truncated")
         kinds = buffer[here]
         sent: Bools = kinds == TEXT
         if sent.all():
@@ -63,7 +63,7 @@ def scan(buffer: Bytes, at: Int64s, limits: Int64s, columns: int) -> Tuples:
             starts = here + np.where(sent, 5, 1)
         here = starts + lengths
         if (lengths < 0).any() or (here > limits).any():
-            raise malformed("a value leaves its message")
+            raise malformed("a value extends beyond its message")
         found.kinds.append(kinds)
         found.starts.append(starts)
         found.lengths.append(lengths)

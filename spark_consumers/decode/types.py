@@ -314,7 +314,7 @@ def _bytea(values: pa.Array) -> pa.Array:
         heads = offsets[rows]
         bad = rows[(data[heads] != ord("\\")) | (data[heads + 1] != ord("x"))]
     if len(bad):
-        raise UnrepresentableValueError(int(bad[0]), "not bytea in hex form", malformed=True)
+        raise UnrepresentableValueError(int(bad[0]), "not bytea in hex format", malformed=True)
     digits = np.ones(len(data), np.bool_)
     digits[heads] = False
     digits[heads + 1] = False
@@ -326,7 +326,7 @@ def _bytea(values: pa.Array) -> pa.Array:
                 binascii.a2b_hex(data[offsets[row] + 2 : offsets[row + 1]].data)
             except binascii.Error:
                 raise UnrepresentableValueError(
-                    row, "not bytea in hex form", malformed=True
+                    row, "not bytea in hex format", malformed=True
                 ) from None
         raise
     sizes = np.zeros(len(values) + 1, np.int64)

@@ -209,9 +209,9 @@ def _check_old_keys(run: _Run, key: Sequence[int], count: int) -> None:
         nulls = [pc.is_null(run.old_columns[k]).to_numpy(False) for k in key[number::count]]
         if (np.logical_and.reduce(nulls) & (run.old_kind != _NO_OLD)).any():
             raise CorruptError(
-                "an update or delete names its row by other columns than the table's key",
+                "an update or delete identifies its row by other columns than the table's key",
                 where="change log",
-                repair="give the table and its partitions one replica identity, then copy the table again",
+                repair="set one replica identity for the table and its partitions, then copy the table again",
             )
 
 
@@ -223,11 +223,11 @@ def _key_codes(run: _Run, key: Sequence[int]) -> tuple[list[pa.Array], Int64s, I
     new = [run.columns[k] for k in key]
     if run.old_columns is None:
         if (run.ops == _DELETE).any():
-            raise CorruptError("a delete without the deleted key", where="change log")
+            raise CorruptError("a Delete message lacks the key", where="change log")
         return [*new], row_codes([new])[0], np.full(len(run.ops), -1, np.int64)
     old = [run.old_columns[k] for k in key]
     if ((run.ops == _DELETE) & (run.old_kind == _NO_OLD)).any():
-        raise CorruptError("a delete without the deleted key", where="change log")
+        raise CorruptError("a Delete message lacks the key", where="change log")
     deleted = pa.array(run.ops == _DELETE)
     new = [pc.if_else(deleted, o, n) for o, n in zip(old, new, strict=True)]
     code, before = row_codes([new, old])
@@ -444,7 +444,7 @@ def _stack(upper: Fold, lower: Fold) -> Fold:
 
 def _impossible() -> CorruptError:
     return CorruptError(
-        "changes do not follow from one another: a row is added that is there, or one changed that is not",
+        "changes are inconsistent: an existing row is inserted, or a missing one changed",
         where="change log",
         repair="copy the table again; its history in the log has a gap",
     )

@@ -69,7 +69,7 @@ def fold_multiset(changes: Sequence[FoldableChanges], provenance: int = 0) -> Mu
         sent = batch.unchanged is None or not batch.unchanged[start:][adds].any()
         if (takes & (kinds != _WHOLE_OLD)).any() or not sent:
             raise CorruptError(
-                "a table without a key has an update or delete without its whole old row",
+                "an update or delete of a table without a key lacks the whole old row",
                 where="change log",
                 repair="ALTER TABLE ... REPLICA IDENTITY FULL, then copy the table again",
             )
@@ -109,7 +109,7 @@ def _sum(
     kept = totals != 0
     if truncated and (totals < 0).any():
         raise CorruptError(
-            "a row is deleted from a table that was truncated and does not have it",
+            "a row is deleted that a truncated table does not have",
             where="change log",
             repair="copy the table again; its history in the log has a gap",
         )

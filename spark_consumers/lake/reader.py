@@ -62,10 +62,13 @@ def read(
     """
     if live:
         raise NotSupportedError(
-            "live reads are not in this version", repair="read the newest epoch: leave live out"
+            "live reads are not supported by this version",
+            repair="read the newest epoch: omit live",
         )
     if epoch is not None and as_of is not None:
-        raise UsageError("epoch and as_of exclude each other", repair="give one of them")
+        raise UsageError(
+            "epoch and as_of are mutually exclusive", repair="specify only one of them"
+        )
     chain = open_chain(lake)
     identity: str = chain.identity()["lake"]
     seen = _seen.setdefault(spark.sparkContext, {})
@@ -105,16 +108,16 @@ def _newest(chain: Chain, least: int) -> Manifest:
             continue
         if found is None and not least:
             raise LakeError(
-                "nothing is published yet",
+                "no epoch is published yet",
                 where=where,
-                repair="see that `tuskline lake run` is running",
+                repair="check that `tuskline lake run` is running",
             )
         if time.monotonic() > deadline:
             raise LakeError(
                 f"this session has read epoch {least}, but the newest here is "
                 f"{found.epoch if found is not None else 'gone'}",
                 where=where,
-                repair="see that this is the same lake, not an older copy of it",
+                repair="check that this is the same lake, not an older copy of it",
             )
         time.sleep(_POLL_SECONDS)
 
@@ -210,7 +213,7 @@ class Snapshot(Mapping[str, "DataFrame"]):
                 f"the rows are those of epoch {self._withheld[stale[0]].as_of}, not of epoch {self.epoch}: "
                 f"{self._withheld[stale[0]].reason}",
                 where=stale[0],
-                repair="see `tuskline status`; read(..., allow_stale=True) gives these rows",
+                repair="check `tuskline status`; read(..., allow_stale=True) returns these rows",
             )
         ends = {end: full for full in self.tables for end in _ends(full)}
         close = difflib.get_close_matches(name, ends, n=3, cutoff=0.5)
@@ -219,7 +222,7 @@ class Snapshot(Mapping[str, "DataFrame"]):
         raise LakeError(
             f"no table {name!r} in epoch {self.epoch}" + (f": {reason}" if reason else ""),
             where=str(self._root),
-            repair=f"the nearest are {nearest}" if nearest else "no table is published yet",
+            repair=f"similar names: {nearest}" if nearest else "no table is published yet",
         )
 
     def _matches(self, name: str) -> list[str]:

@@ -163,6 +163,6 @@ def _set(running: SparkSession, key: str, value: str, *, fixed: bool) -> None:
     if fixed and now is not None:
         raise UsageError(
             f"this Spark session has {key} = {now}, not {value}",
-            repair="name another catalog for the second lake, or stop the session first",
+            repair="specify another catalog for the second lake, or stop the session first",
         )
     running.conf.set(key, value)

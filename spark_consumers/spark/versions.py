@@ -48,7 +48,7 @@ def _spark(version: str | None) -> Iterator[VersionProblem]:
     if minor in TRIED:
         works = " and ".join(TRIED[minor]) or "neither Iceberg nor Delta"
         yield VersionProblem(
-            f"PySpark {version}: {works} works there, and the lake needs Iceberg", repair
+            f"PySpark {version}: {works} works with it, but the lake needs Iceberg", repair
         )
     else:
         yield VersionProblem(
@@ -61,7 +61,7 @@ def _delta(version: str | None) -> Iterator[VersionProblem]:
         yield VersionProblem(
             f"the package delta-spark {version} is installed: it adds a jar of its own choice, and "
             "4.4.1 names one that does not exist",
-            "pip uninstall delta-spark; the jars that fit are named by coordinates",
+            "pip uninstall delta-spark; the matching jars are named by coordinates",
             fatal=False,
         )
 

@@ -99,7 +99,7 @@ class CatalogFile:
             return self._follow(wanted)
         except _UnusableError as error:
             kept = self._set_aside()
-            log.warning("catalog made again", reason=str(error), kept=str(kept))
+            log.warning("catalog recreated", reason=str(error), kept=str(kept))
             return self._follow(wanted)
 
     def _follow(self, wanted: Mapping[Name, str | None]) -> bool:
@@ -162,7 +162,7 @@ def _check_file(path: Path) -> None:
     except OSError as error:
         if error.errno != errno.ELOOP:
             raise
-        raise _UnusableError("it is a link that leads back to itself") from None
+        raise _UnusableError("it is a circular link") from None
     if not is_file:
         raise _UnusableError("it is not a file")
 

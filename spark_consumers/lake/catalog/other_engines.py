@@ -100,7 +100,7 @@ class TableNames:
             self._check_at = self._now() + _AFTER_FAILURE
             return
         if self._failure:
-            log.info("the names of tables are right again")
+            log.info("table names are up to date again")
         self._failure = ""
 
     def _check(self, head: Manifest) -> None:
@@ -120,9 +120,9 @@ class TableNames:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise UnavailableError(
-                    "another driver is in the middle of it",
+                    "another driver is updating the names",
                     where=str(path),
-                    repair="end that driver, if it is suspended",
+                    repair="if that driver is suspended, terminate it",
                 ) from None
             except OSError as error:
                 # A file system without locks: what a suspended driver puts back is mended by the next look.
@@ -133,7 +133,7 @@ class TableNames:
     def _follow_links(self, head: Manifest) -> None:
         taken = set(table_links.follow(self._chain.root, [t.path for t in head.readable.values()]))
         for name in sorted(taken - self._taken):
-            log.warning("no link for a table: something else has its name", path=name)
+            log.warning("no link for a table: its name is taken", path=name)
         self._taken = taken
 
     def _locations(self, head: Manifest) -> Mapping[Name, str | None]:
@@ -159,7 +159,7 @@ class TableNames:
     def _failed(self, error: Exception) -> None:
         cause = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:300]}"
         if cause != self._failure:
-            log.warning("the names of tables are behind", path=str(self._file.path), error=cause)
+            log.warning("table names are out of date", path=str(self._file.path), error=cause)
         self._failure = cause
 
 

@@ -105,9 +105,9 @@ class TableCopier:
             log_status = replica.stream_status(source.stream)
             if log_status.confirmed_to is None:
                 raise UnavailableError(
-                    "its slot has not been made yet",
+                    "its slot does not exist yet",
                     where=source.stream,
-                    repair="see that `tuskline bridge run` is running",
+                    repair="check that `tuskline bridge run` is running",
                 )
         with ExportedSnapshot(source.dsn) as snapshot:
             origin = Origin(snapshot.system_id, snapshot.timeline, snapshot.lsn)
@@ -260,7 +260,7 @@ def usable_key(table: PublishedTable) -> tuple[str, ...]:
         raise NotSupportedError(
             reason,
             where=table.full_name,
-            repair="leave the table out of the publication, or add or rename a column",
+            repair="exclude the table from the publication, or add or rename a column",
         )
     if table.key is None:
         return ()
@@ -268,9 +268,9 @@ def usable_key(table: PublishedTable) -> tuple[str, ...]:
     for name in table.key:
         if pa.types.is_nested(schema.field(name).type):
             raise NotSupportedError(
-                f"its key has the array {name!r}, which rows of the lake cannot be told apart by",
+                f"its key has the array {name!r}, which cannot identify rows of the lake",
                 where=table.full_name,
-                repair="leave the table out of the publication, or give it another replica identity",
+                repair="exclude the table from the publication, or set another replica identity",
             )
     return table.key
 
@@ -306,6 +306,6 @@ def _copy_error(name: str, error: Exception) -> TusklineError:
     return UnsupportedValueError(
         what,
         where=name,
-        repair=f'change the value at the source, or set such rows aside ([lake.on_unrepresentable_value] "{name}" = "quarantine", '
+        repair=f'change the value at the source, or quarantine such rows ([lake.on_unrepresentable_value] "{name}" = "quarantine", '
         "start `lake run` again)",
     )

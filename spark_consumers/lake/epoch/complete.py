@@ -297,7 +297,7 @@ def check_found(target: Target, found: int, wanted: int) -> None:
     """Raise `CorruptError` if the table does not have the rows that the log says it has."""
     if found != wanted:
         raise CorruptError(
-            f"{wanted} rows should be in the table as it was, {found} are",
+            f"expected {wanted} rows in the table before the epoch, found {found}",
             where=target.name,
             repair=f"tuskline table resync {target.name}",
         )

@@ -146,7 +146,7 @@ def parts(folded: Fold, columns: int) -> FoldParts:
     unrepresentable = is_unrepresentable(folded.columns, columns)
     there = folded.state != 0
     if (folded.existed & is_unrepresentable(folded.keys, len(folded.key) // 2)).any():
-        raise CorruptError("a row whose key does not fit is not among those that were set aside")
+        raise CorruptError("a row with an unrepresentable key is missing from the quarantine")
     stays = there & ~unrepresentable
     whole = there & (folded.state != PATCH)
     added = int((stays & ~folded.existed).sum()) - int((folded.existed & ~stays).sum())
@@ -161,7 +161,7 @@ def multiset_parts(folded: MultisetFold, columns: int) -> tuple[MultisetFold, li
     """What the table of so many columns gets, and the quarantined rows, each as often as it is there."""
     unrepresentable = is_unrepresentable(folded.columns, columns)
     if (unrepresentable & (folded.delta < 0)).any():
-        raise CorruptError("a row that does not fit is not among those that were set aside")
+        raise CorruptError("an unrepresentable row is missing from the quarantine")
     fit = MultisetFold(
         folded.truncated,
         _chosen(folded.columns[:columns], ~unrepresentable),
@@ -197,9 +197,9 @@ def write_quarantined(
         return None
     if count > MAX_ROWS:
         raise UnsupportedValueError(
-            f"{count} rows have a value that the lake cannot hold; at most {MAX_ROWS} are set aside",
+            f"{count} rows have unrepresentable values; at most {MAX_ROWS} can be quarantined",
             where=target.name,
-            repair="leave the column out of the publication, or change it at the source",
+            repair="exclude the column from the publication, or change it at the source",
         )
     skipped = int(np.asarray(columns[-1].fill_null(False)).sum())
     stage = Path(target.prefix)

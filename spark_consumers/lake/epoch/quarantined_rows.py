@@ -123,7 +123,7 @@ def _reason(text: str, arrow: pa.DataType) -> str:
     except UnrepresentableValueError as fault:
         return fault.what
     # The text of bytes that are no text is; or this version holds what an earlier one did not.
-    return f"did not fit into {arrow} when it came"
+    return f"was not representable as {arrow} when it arrived"
 
 
 def _text(value: Any) -> str | None:

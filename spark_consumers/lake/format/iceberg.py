@@ -344,7 +344,7 @@ class IcebergFormat:
             with blamed(path):
                 self._commit(path, change)
         except CorruptError as error:
-            log.warning("nothing expires: the table is damaged", error=str(error))
+            log.warning("snapshots do not expire: the table is damaged", error=str(error))
             self._tables.forget(path)
             return 0
         for file in doomed:

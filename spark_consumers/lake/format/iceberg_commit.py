@@ -53,7 +53,7 @@ def needed(spark: SparkSession, table: Any, files: frozenset[str]) -> set[str]:
             rows = spark.read.format("iceberg").load(f"{path}#{view}").select(column)
             named = {str(local(row[0])) for row in rows.distinct().collect()}
             if len(named) < _least(table, view):
-                raise LakeError(f"its {view} are not all there: nothing is removed", where=path)
+                raise LakeError(f"its {view} are incomplete: no file is removed", where=path)
             found |= named & asked
     return found
 

@@ -75,7 +75,7 @@ def blamed(path: str) -> Iterator[None]:
             raise CorruptError(
                 f"the table cannot be opened: {_line(error)}",
                 where=path,
-                repair="restore its files from a backup, or copy it anew: tuskline table resync",
+                repair="restore its files from a backup, or copy it again: tuskline table resync",
             ) from error
         raise
 

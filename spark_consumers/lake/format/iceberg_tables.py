@@ -91,9 +91,9 @@ class LoadedTables:
         found = table.snapshot(snapshot)
         if found is None:
             raise CorruptError(
-                f"snapshot {snapshot} is not there",
+                f"snapshot {snapshot} is missing",
                 where=path,
-                repair="restore the table from a backup, or copy it anew: tuskline table resync",
+                repair="restore the table from a backup, or copy it again: tuskline table resync",
             )
         self._checked.snapshot(local(str(found.manifestListLocation())))
 

@@ -131,7 +131,7 @@ class Manifest:
         version = record.get("format_version")
         if isinstance(version, int) and version > FORMAT_VERSION:
             raise NotSupportedError(
-                f"the lake's format is {version}, this version knows {FORMAT_VERSION}",
+                f"the lake has format {version}, but this version supports {FORMAT_VERSION}",
                 where=where,
                 repair="install a newer tuskline",
             )
@@ -219,7 +219,7 @@ class Chain:
             raise LakeError(
                 f"this lake's format is {found.get('format')!r}, not {table_format!r}",
                 where=str(self.root),
-                repair="name another folder for the lake",
+                repair="specify another folder for the lake",
             )
         lake: str = found["lake"]
         return lake
@@ -232,9 +232,9 @@ class Chain:
         """What `lake.json` says. Raises `LakeError` if this is no lake, `CorruptError`."""
         if not self.exists():
             raise LakeError(
-                "no lake is here",
+                "no lake in this folder",
                 where=str(self.root),
-                repair="name the folder that `tuskline lake run` writes",
+                repair="specify the folder that `tuskline lake run` writes",
             )
         return load(self._state / "lake.json")
 
@@ -298,11 +298,11 @@ class Chain:
         oldest = self._read(numbers[0]) if numbers else None
         if oldest is not None and epoch < oldest.epoch:
             raise TrimmedError(
-                f"epoch {epoch} has expired; the oldest that is kept is {oldest.epoch}",
+                f"epoch {epoch} has expired; the oldest retained epoch is {oldest.epoch}",
                 where=str(self.root),
                 repair="read a later epoch, or set a longer [lake] retention",
             )
-        nearest = f"; the one before is {best.epoch}" if best is not None else ""
+        nearest = f"; the preceding one is {best.epoch}" if best is not None else ""
         raise LakeError(
             f"there is no epoch {epoch}{nearest}",
             where=str(self.root),
@@ -323,9 +323,9 @@ class Chain:
                 return manifest
             oldest = manifest
         if oldest is None:
-            raise LakeError("nothing is published yet", where=str(self.root))
+            raise LakeError("no epoch is published yet", where=str(self.root))
         raise TrimmedError(
-            f"nothing is kept from that time; the oldest epoch that is kept is {oldest.epoch}",
+            f"no epoch of that time is retained; the oldest is {oldest.epoch}",
             where=str(self.root),
             repair="read a later epoch, or set a longer [lake] retention",
         )
@@ -355,10 +355,10 @@ class Chain:
         if taken or retired:
             now = self._read(newest)
             raise FencedError(
-                f"link {manifest.link} is not ours to publish: term {manifest.term} is over"
+                f"cannot publish link {manifest.link}: term {manifest.term} has ended"
                 + (f", term {now.term} is at link {now.link}" if now is not None else ""),
                 where=str(self.root),
-                repair="nothing: the newer writer goes on",
+                repair="nothing: the newer writer continues",
             )
 
         self._newest.record(manifest)
@@ -448,5 +448,5 @@ def wait_for_epoch(
                 f"{head.epoch if head is not None else 'none'}"
                 + (f"; epochs wait for {', '.join(held)}" if held else ""),
                 where=str(chain.root),
-                repair="see `tuskline table list`, and that `tuskline lake run` is running",
+                repair="check `tuskline table list`, and that `tuskline lake run` is running",
             )

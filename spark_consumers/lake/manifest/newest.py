@@ -51,7 +51,7 @@ def lost(recorded: PublishedLink, newest: ChainLink | None, where: str) -> Corru
     """The error: `where` is the file of the link that was recorded."""
     left = f"link {newest.link} (epoch {newest.epoch})" if newest is not None else "none"
     return CorruptError(
-        f"link {recorded.link} (epoch {recorded.epoch}) was published and is lost; the newest that is left is {left}",
+        f"link {recorded.link} (epoch {recorded.epoch}) was published and is lost; the newest remaining one is {left}",
         where=where,
-        repair="restore the file from a backup; or, to go on from what is left, remove _tuskline/newest.json",
+        repair="restore the file from a backup; or, to continue from the remaining links, remove _tuskline/newest.json",
     )

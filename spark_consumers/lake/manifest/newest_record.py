@@ -29,7 +29,7 @@ class NewestRecord:
             raise CorruptError(
                 what,
                 where=str(self._file),
-                repair="remove it: the lake's driver makes it anew with its next link",
+                repair="remove it: the lake's driver recreates it with its next link",
             ) from None
 
     def record(self, link: ChainLink) -> None:
@@ -52,10 +52,10 @@ class NewestRecord:
         recorded = self._known()
         if recorded is not None and recorded.term > link.term:
             raise FencedError(
-                f"link {link.link} is not ours to publish: term {link.term} is over, "
+                f"cannot publish link {link.link}: term {link.term} has ended, "
                 f"term {recorded.term} is at link {recorded.link}",
                 where=str(self._file),
-                repair="nothing: the newer writer goes on",
+                repair="nothing: the newer writer continues",
             )
 
     def _known(self) -> PublishedLink | None:

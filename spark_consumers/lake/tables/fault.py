@@ -67,7 +67,7 @@ def fault_of(table: str, error: Exception) -> TableFault | None:
     if isinstance(error, UnsupportedValueError) and error.where != table:
         # By where it was found: the row. The log has the value, whatever becomes of it at the source.
         ways = (
-            f'set such rows aside ([lake.on_unrepresentable_value] "{table}" = "quarantine", start `lake run` again, '
+            f'quarantine such rows ([lake.on_unrepresentable_value] "{table}" = "quarantine", start `lake run` again, '
             f"tuskline table resume {table}); or change the value at the source, and tuskline table resync {table}"
         )
         return TableFault(table, UnsupportedValueError(error.what, where=error.where, repair=ways))
@@ -79,8 +79,8 @@ def fault_of(table: str, error: Exception) -> TableFault | None:
     place = traceback.extract_tb(error.__traceback__)[-1:]
     at = f" at {Path(place[0].filename).name}:{place[0].lineno}" if place else ""
     repair = (
-        f"report this fault of Tuskline, with the table's columns; tuskline table resync {table} goes on behind the "
-        "changes that bring it out"
+        f"report this bug of Tuskline, with the table's columns; tuskline table resync {table} continues behind the "
+        "changes that trigger it"
     )
     what = f"{type(error).__name__}: {str(error)[:300]}{at}"
     return TableFault(table, TusklineError(what, where=table, repair=repair))

@@ -108,14 +108,14 @@ def _is_copied_again(table: TableVersion) -> bool:
 def outdated(table: TableVersion, now: Shape, publication: Publication) -> str | None:
     """Why the table has to be copied again, its source being as the look saw it; None if it has not."""
     if now.oid != table.relation_id:
-        return "the table was dropped and another was made under its name"
+        return "the table was dropped, and another one created with its name"
     reason = None
     if table.shape:
         before = Shape.load(table.shape)
         reason = changed(before, now, publication.empty) or _added_since(table, before, now)
     elif now.file == 0:
         # Whatever happened to its partitions since it was copied, the stream has reasons nothing of it.
-        reason = "an earlier version copied it, which did not follow its partitions"
+        reason = "it was copied by an earlier version, which did not follow its partitions"
     refused = refusal(now)
     if reason is None and refused is not None:
         reason = f"{refused.reason}: {refused.repair}"
@@ -127,7 +127,7 @@ def _added_since(table: TableVersion, before: Shape, now: Shape) -> str | None:
     names = [name for name, _, _ in table.layout]
     added = [name for name in names if name not in sent_names(before)]
     if added and (others_by_now(names, now) or not set(names) <= set(sent_names(now))):
-        return f"its column {added[0]!r} was added, and is another one by now"
+        return f"its column {added[0]!r} was added, and has been replaced since"
     return None
 
 

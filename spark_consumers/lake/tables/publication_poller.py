@@ -67,7 +67,7 @@ class PublicationPoller:
             try:
                 publication = asked.result()
             except TusklineError as error:
-                log.warning("publication not seen", stream=stream, error=str(error))
+                log.warning("could not read publication", stream=stream, error=str(error))
                 since, _ = self._failing.get(stream, (began, error))
                 self._failing[stream] = since, error
                 continue

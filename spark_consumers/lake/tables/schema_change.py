@@ -81,7 +81,7 @@ def not_plain(added: Sequence[Column], catalog: Mapping[str, tuple[int, int, boo
         if found is not None and found[2]:
             return f"its column {name!r} was added with a default, or NOT NULL"
         if found is None or found[:2] != (kind, typmod):
-            return f"its column {name!r} was added, and is another one by now"
+            return f"its column {name!r} was added, and has been replaced since"
     return None
 
 

@@ -156,7 +156,7 @@ def changed(before: Shape, now: Shape, empty: Collection[int] = ()) -> str | Non
     `empty`: new partitions whose files are empty.
     """
     if now.oid != before.oid:
-        return "the table was dropped and another was made under its name"
+        return "the table was dropped, and another one created with its name"
     return (
         _publication(before, now)
         or _partitions(before, now, empty)

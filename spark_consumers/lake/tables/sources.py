@@ -90,7 +90,7 @@ def _connected(source: Source) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
         raise UnavailableError(
             str(error).strip() or type(error).__name__,
             where=source.stream,
-            repair="see that the server accepts connections",
+            repair="check that the server accepts connections",
         ) from None
 
 
@@ -102,4 +102,4 @@ def mark(source: Source) -> None:
             flush_mark.write(connection, source.stream)
     except (UnavailableError, DeadlineError, UntrustedError, PublicationError) as error:
         # Then the tables are shown with the next commit of somebody else.
-        log.warning("no mark in the log", stream=source.stream, error=error.what)
+        log.warning("could not write a mark to the log", stream=source.stream, error=error.what)

@@ -110,7 +110,7 @@ def resume(head: Manifest, name: str, low_offset: int) -> Manifest:
     """The table follows again: from where it stopped, if the log has that (`low_offset`), or copied again."""
     table = head.tables[name]
     if not table.resync and table.offset < low_offset:
-        reason = f"the log was trimmed up to offset {low_offset}, and it stopped at {table.offset}"
+        reason = f"the log is trimmed up to offset {low_offset}, but it stopped at {table.offset}"
         table = replace(table, reason=f"{table.reason}; {reason}", resync=reason)
     state = STALE if table.resync else RESUMING
     if table.state == HELD:
@@ -191,7 +191,7 @@ def trimmed(head: Manifest, low_offsets: Mapping[str, int]) -> dict[str, str]:
         position, low = head.streams.get(stream), low_offsets.get(stream, 0)
         if position is not None and position.offset < low and table.state in {LIVE, RESUMING}:
             found[name] = (
-                f"the log was trimmed: stream {stream} is kept from offset {low} on, and the lake "
+                f"the log was trimmed: stream {stream} is kept from offset {low} on, but the lake "
                 f"is at {position.offset}"
             )
     return found

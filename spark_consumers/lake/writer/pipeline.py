@@ -180,7 +180,9 @@ class Lakehouse:
         """
         if not is_alive(self._spark):
             # Nothing else would tell while there is nothing to write.
-            raise UnavailableError("its JVM is gone", where="lake", repair="start the driver again")
+            raise UnavailableError(
+                "its JVM has ended", where="lake", repair="start the driver again"
+            )
         writer = self._writer or self._take_over()
         status = self._log.status()
         if adopt.wanted(self._chain, writer.head, status.log_id):
@@ -227,7 +229,7 @@ class Lakehouse:
         thorough = due or bool(known or head.copies or states.held(head))
         writer.apart = log_view.apart(head, status, self._sources, thorough=thorough)
         for stream in writer.apart.keys() - known.keys():
-            log.error("another history in the log", stream=stream, reason=writer.apart[stream])
+            log.error("the log has another history", stream=stream, reason=writer.apart[stream])
         head = rolled_back.hold(head, writer.apart, holds=self._policy.holds_streams)
         head, lost = log_view.without_lost(head, status)
         if rolled_back.given_up(head, writer.apart) and status.version < head.epoch:
@@ -323,7 +325,7 @@ class Lakehouse:
         term = head.term if head is not None else 0
         found = self._standby.waits_for(term, self._presence.others(), time.monotonic())
         if found != self._waits_for and found is not None:
-            log.info("standing by: another driver is at work", driver=found, term=term)
+            log.info("standing by: another driver is active", driver=found, term=term)
         self._waits_for = found
         return found is not None
 
@@ -368,7 +370,7 @@ class Lakehouse:
             self._presence.claim(0)
             raise
         if gone := departed(head, self._sources):
-            log.warning("no source for these tables: they stay as they are", tables=gone)
+            log.warning("no source for these tables: their rows stay as they are", tables=gone)
         log.info("took over", term=head.term, epoch=head.epoch, link=head.link)
         self._writer = writer
         return writer
@@ -378,7 +380,7 @@ class Lakehouse:
         status = self._log.raised(link.epoch)
         holds = self._policy.holds(copied_again=True)
         made = adopt.adopted(link, status, self._sources, asked, holds=holds)
-        log.warning("the lake goes on with another log", log=status.log_id, epoch=link.epoch)
+        log.warning("the lake continues with another log", log=status.log_id, epoch=link.epoch)
         return made
 
     def _forget(self, writer: _Writer) -> None:
@@ -432,7 +434,7 @@ class Lakehouse:
             if self._writer is not None:
                 self._writer.tables.release(head, self._log.client)
         except TusklineError as error:
-            log.warning("no lease at the log", error=str(error))
+            log.warning("could not renew the lease at the log", error=str(error))
 
     def _failed(self, error: Exception, pause: float) -> None:
         """Say what happened, and start the next attempt from what is durable: a newest link that is lost may be given up."""
@@ -447,7 +449,7 @@ class Lakehouse:
                 raise FencedError(
                     f"term {head.term} has taken over",
                     where=str(self._chain.root),
-                    repair="nothing: the newer writer goes on",
+                    repair="nothing: the newer writer continues",
                 ) from error
             if head is not None and head.link > self._writer.head.link:
                 self._adopt(self._writer, head)

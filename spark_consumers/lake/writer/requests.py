@@ -72,7 +72,7 @@ def ask(
 ) -> Request:
     """Leave a request at the lake, durably. Raises `LakeError` if there is no lake, or it cannot be written, `UsageError`."""
     if kind not in KINDS:
-        raise UsageError(f"{kind!r} is no request", repair=f"one of {', '.join(KINDS)}")
+        raise UsageError(f"unknown request kind {kind!r}", repair=f"use one of {', '.join(KINDS)}")
     chain.identity()
     name = f"{time.time_ns():020d}-{uuid.uuid4().hex[:12]}"
     request = Request(name, kind, tuple(tables), tuple(rows), log_id)
@@ -80,9 +80,9 @@ def ask(
         create_exclusively(make_room(chain) / f"{request.id}.json", dump(asdict(request)))
     except OSError as error:
         raise LakeError(
-            f"cannot write a request: {error.strerror}",
+            f"could not write a request: {error.strerror}",
             where=str(room(chain)),
-            repair="ask as the user of `tuskline lake run`, or let your own write to this folder",
+            repair="run the command as the user of `tuskline lake run`, or grant your user write permission on this folder",
         ) from None
     return request
 
@@ -124,12 +124,12 @@ def _request(record: Mapping[str, Any], name: str) -> Request:
     if not all(isinstance(found, list) for found in lists):
         raise TypeError("its tables or rows are not lists")
     if not all(isinstance(text, str) for text in [*texts, *lists[0], *lists[1]]):
-        raise TypeError("it has a member of another type")
+        raise TypeError("a member has an unexpected type")
     if record["id"] != name:
         # It would be answered under another name than it is forgotten by, and be carried out again.
         raise ValueError(f"it is request {record['id']}")
     if record["kind"] not in KINDS:
-        raise ValueError(f"{record['kind']!r} is no request")
+        raise ValueError(f"unknown request kind {record['kind']!r}")
     return Request(*texts[:2], tuple(lists[0]), tuple(lists[1]), texts[2])
 
 
@@ -186,7 +186,7 @@ def _one(
     table = head.tables.get(name)
     again = {n: reason for n, reason in head.set_aside.items() if n != name}
     if kind in {ADD, RESYNC} and name not in published:
-        return head, "refused: it is in no publication of a source of this lake"
+        return head, "refused: no source of this lake publishes it"
     if kind == ADD:
         if table is not None and table.state == LIVE:
             return head, "is in the lake already"
@@ -202,7 +202,7 @@ def _one(
         return _dropped(head, name)
     if kind == RETRY:
         if not table.quarantine_files:
-            return head, "has no row that is set aside"
+            return head, "has no quarantined row"
         again_table = replace(table, retry_quarantined=True)
         return replace(head, tables={**head.tables, name: again_table}), "is tried again"
     if kind == PAUSE:
@@ -223,7 +223,7 @@ def _dropped(head: Manifest, name: str) -> tuple[Manifest, str]:
     if (state := head.tables[name].state) != LEFT:
         return (
             head,
-            f"refused: it is {state}; only a table that has left its publication is dropped",
+            f"refused: it is {state}; only a table that has left its publication can be dropped",
         )
     tables = {n: table for n, table in head.tables.items() if n != name}
     return replace(head, tables=tables), "is dropped"
@@ -248,7 +248,7 @@ def finished(head: Manifest, request: Request) -> dict[str, str] | None:
             raise LakeError(
                 reason or outcome.removeprefix("refused: "),
                 where=name,
-                repair=f"see `tuskline {'quarantine' if request.kind in {RETRY, SKIP} else 'table'} list`",
+                repair=f"check `tuskline {'quarantine' if request.kind in {RETRY, SKIP} else 'table'} list`",
             )
     if request.kind in {RETRY, SKIP}:
         return None if any(head.tables[name].retry_quarantined for name in outcomes) else outcomes
@@ -296,9 +296,9 @@ def wait(
         aside = room(chain) / f"{request.id}{_ASIDE}"
         if aside.exists():
             raise CorruptError(
-                f"the request to {request.kind} could not be read, and was put aside",
+                f"the request to {request.kind} could not be read, and was renamed",
                 where=str(aside),
-                repair="make the request again, so that the user of `tuskline lake run` may read it",
+                repair="repeat the request so that the user of `tuskline lake run` may read it",
             )
         left = deadline - time.monotonic()
         # As with epochs: the writer is another process, on a disk that tells nobody.
@@ -306,9 +306,9 @@ def wait(
             answered = head is not None and request.id in head.answered
             raise DeadlineError(
                 f"the request to {request.kind} is "
-                + ("under way, and not done yet" if answered else "not carried out yet; it stays"),
+                + ("in progress" if answered else "not carried out yet; it stays pending"),
                 where=str(chain.root),
-                repair="see `tuskline table list`, and that `tuskline lake run` is running and may write to "
+                repair="check `tuskline table list`, and that `tuskline lake run` is running and may write to "
                 f"{room(chain)}",
             )
 

@@ -141,7 +141,7 @@ class TableWork:
             log.error(
                 "requests are not carried out: they cannot be removed",
                 path=str(requests.room(self._chain)),
-                repair="let the user of `tuskline lake run` write to this folder",
+                repair="grant the user of `tuskline lake run` write permission on this folder",
             )
         self._hears = hears
         self._asked = list(requests.waiting(self._chain))
@@ -243,7 +243,7 @@ class TableWork:
             reason = self._extend(name, table, mismatches)
             if reason is None:
                 continue
-            log.warning("table changed its shape", table=name, reason=reason)
+            log.warning("table changed its columns", table=name, reason=reason)
             self.layouts.pop(table.path, None)
             self._copy_after.pop(name, None)
             self._copies.drop(name)
@@ -264,7 +264,7 @@ class TableWork:
         reason = not_plain(verdict.added, catalog)
         names = [column for column, _, _ in verdict.layouts[-1].columns]
         if table.shape and others_by_now(names, Shape.load(table.shape)):
-            reason = f"its column {verdict.added[0][0]!r} was added, and is another one by now"
+            reason = f"its column {verdict.added[0][0]!r} was added, and has been replaced since"
         if reason is None:
             added = [column for column, _, _ in verdict.added]
             log.info("table got columns", table=name, columns=added)
@@ -384,9 +384,9 @@ class TableWork:
                 self._chain.root, name, table, request.rows, head.term
             )
             head = replace(head, tables={**head.tables, name: made})
-            outcome[name] = f"{made.skipped_rows} of {made.quarantined_rows} rows are given up"
+            outcome[name] = f"{made.skipped_rows} of {made.quarantined_rows} rows are skipped"
             if missing:
-                outcome[name] = f"refused: no such row is set aside: {', '.join(sorted(missing))}"
+                outcome[name] = f"refused: no such quarantined row: {', '.join(sorted(missing))}"
         log.info("request carried out", kind=request.kind, tables=outcome)
         return requests.answered(head, request, outcome, self._clock.now())
 
