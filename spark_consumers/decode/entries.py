@@ -95,10 +95,10 @@ class ChangeBatch:
     old_columns: list[pa.Array] | None
     #: 0 (none), `K` (the key) or `O` (the whole row).
     old_kind: npt.NDArray[np.uint8]
-    #: PostgreSQL's text of the values that do not fit, by column (NULL where a value fits), if they are kept.
+    #: PostgreSQL's text of the unrepresentable values, by column (NULL for the others), if they are kept.
     unrepresentable: dict[int, pa.Array] = field(default_factory=dict)
     old_unrepresentable: dict[int, pa.Array] = field(default_factory=dict)
-    #: Offset and sequence of rows that are a partition's, and its OID, where the log tells (`PartitionRow`): they are
+    #: Offset and sequence of rows of partitions, and the partition's OID, where the log has it (`PartitionRow`): they are
     #: among the changes of the relation, but maybe not in this batch.
     partitions: list[tuple[int, int, int]] = field(default_factory=list)
 
@@ -121,9 +121,10 @@ def decode_entries(
 
     `schemas` gives a schema record for its hash. `relations` (names `schema.table`) leaves others out,
     and then entries may be missing that hold none of them; `columns` leaves out columns (of every
-    relation). `as_text` gives every column as PostgreSQL's own text. `keep_unrepresentable`: relations whose values that
-    do not fit are NULL, and told by their text (`ChangeBatch.unrepresentable`), instead of an error. `failed` is called with a
-    relation whose changes cannot be decoded, and why, instead of raising that; no more of its changes come then. Memory:
+    relation). `as_text` gives every column as PostgreSQL's own text. `keep_unrepresentable`: relations whose
+    unrepresentable values become NULL, with their text in `ChangeBatch.unrepresentable`, instead of an error. `failed` is
+    called with a relation whose changes cannot be decoded, and the error, instead of raising it; the rest of its changes
+    is skipped. Memory:
     some `target_bytes`, or one entry.
 
     Raises `MalformedMessageError`, `CorruptError`, `UnsupportedValueError` (a value that the column's
@@ -168,7 +169,7 @@ def decode_entries(
 
 
 def _checked(entry: "LogEntry", previous_crc: int | None) -> EntryHeader:
-    """The header, once every byte of the entry is known to be what was written."""
+    """The header, after the checksum of the whole entry is verified."""
     try:
         header = check(entry.data)
         if previous_crc is not None:
@@ -208,7 +209,7 @@ class _Decoder:
         self._known: dict[bytes, _Schema] = {}
 
     def can_skip(self, header: EntryHeader) -> bool:
-        """Nothing in this entry is wanted, not even the Begin of a transaction that goes on."""
+        """Nothing in this entry is wanted, not even the Begin of a transaction that continues in the next one."""
         wanted = self._relations
         if wanted is None or (header.max_xid and not header.ends_transaction):
             return False
@@ -328,7 +329,7 @@ class _Decoder:
         batch: ChangeBatch,
         unrepresentable: dict[int, pa.Array],
     ) -> list[pa.Array]:
-        """The columns' values; the text of what does not fit goes to `unrepresentable`, if that is kept."""
+        """The columns' values; the text of unrepresentable ones goes to `unrepresentable`, if they are kept."""
         arrays: list[pa.Array] = []
         keep = schema.relation.full_name in self._keep_unrepresentable
         for i, column, kind in zip(

@@ -23,7 +23,7 @@ WANTED: Final = "4.1"
 
 @dataclass(frozen=True, slots=True)
 class VersionProblem:
-    """What does not work together; `fatal` if no lake can be written with it."""
+    """A combination that does not work; `fatal` if no lake can be written with it."""
 
     what: str
     repair: str
@@ -33,7 +33,7 @@ class VersionProblem:
 def problems(
     pyspark: str | None, delta_spark: str | None, java_problem: str | None
 ) -> list[VersionProblem]:
-    """Judge these versions; None: not installed (of Java: nothing is wrong)."""
+    """Evaluate these versions; None: not installed (for Java: no problem)."""
     return [*_spark(pyspark), *_delta(delta_spark), *_java(java_problem)]
 
 
@@ -74,7 +74,7 @@ def _java(problem: str | None) -> Iterator[VersionProblem]:
 
 
 def here() -> list[VersionProblem]:
-    """Judge what is installed on this machine."""
+    """Evaluate the versions that are installed on this machine."""
     try:
         java.find()
     except NotSupportedError as error:

@@ -1,10 +1,10 @@
-"""What engines see that know nothing of manifests: `main` of each table, then its name in the catalog and in the folder.
+"""Publishes an epoch to engines that do not read manifests: `main` of each table, then its name in catalog and folder.
 
-After each link the driver compares the catalog (`catalog_file`) and the links (`table_links`) with what they should be,
-and writes what differs. They are second to the epochs: whatever goes wrong here is logged, and tried again.
+After each link the driver compares the catalog (`file.py`) and the links (`links.py`) with the state that they should
+have, and writes the differences. Epochs do not depend on them: a failure here is logged, and retried.
 
-A driver that was suspended puts no older state back. It holds a lock while it compares and writes, and inside it its own
-link has to be the newest of the chain. If it is, a later driver writes after it; if not, it leaves everything as it is.
+A driver that was suspended does not restore an older state. It holds a lock while it compares and writes, and under the
+lock its own link must be the newest of the chain. If it is, a later driver writes after it; if not, it changes nothing.
 """
 
 import errno
@@ -25,7 +25,7 @@ from spark_consumers.lake.format.table_format import TableFormat
 from spark_consumers.lake.manifest.chain import Chain, Manifest, TableVersion
 from walsender_bridge.errors import CorruptError, UnavailableError
 
-#: How often names are compared while no link is published, and how soon again after a failure, in seconds.
+#: Seconds between two comparisons while no link is published, and until the next one after a failure.
 _CHECK_SECONDS = 60.0
 _AFTER_FAILURE = 1.0
 
@@ -33,7 +33,7 @@ log = structlog.get_logger()
 
 
 class OtherEngines:
-    """What one writer lets them see, in the term that began with link `head`."""
+    """Shows one writer's tables to plain readers, in the term that began with link `head`."""
 
     def __init__(self, chain: Chain, tables: TableFormat, head: Manifest) -> None:
         self._root = chain.root
@@ -88,7 +88,7 @@ class TableNames:
         self._taken: set[str] = set()
 
     def follow(self, head: Manifest) -> None:
-        """Have the names be those of this link, the newest of ours; at once after it, and then now and again."""
+        """Set the names to those of this link, our newest: at once after it, and then periodically."""
         now = self._now()
         if head.link == self._link and now < self._check_at:
             return
@@ -125,7 +125,7 @@ class TableNames:
                     repair="if that driver is suspended, terminate it",
                 ) from None
             except OSError as error:
-                # A file system without locks: what a suspended driver puts back is mended by the next look.
+                # A file system without locks: the next check corrects what a suspended driver restores.
                 if error.errno not in {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}:
                     raise
             yield

@@ -200,9 +200,9 @@ def composed(first: Fold | MultisetFold, then: Fold | MultisetFold) -> Fold | Mu
 
 
 def run_range(task: RangeTask) -> list[Staged | SchemaMismatch | TableFault]:
-    """Read, fold and write. A table with a change that does not fit is told by its mismatches instead.
+    """Read, fold and write. For a table with a change of another shape its mismatches are returned instead.
 
-    A table whose changes cannot be applied is told by that fault. Raises the log's errors.
+    For a table whose changes cannot be applied that fault is returned. Raises the log's errors.
     """
     by_name: dict[str, list[Target]] = defaultdict(list)
     for target in task.targets:

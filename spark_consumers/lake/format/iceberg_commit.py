@@ -70,7 +70,7 @@ def _least(table: Any, view: str) -> int:
 
 
 def newest(table: Any) -> Path:
-    """The metadata file of the table as it was last looked at."""
+    """The metadata file of the table as it was last loaded."""
     return local(str(table.operations().current().metadataFileLocation()))
 
 

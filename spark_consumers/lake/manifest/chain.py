@@ -11,7 +11,8 @@ Why a table set is never torn and never goes back:
 - A writer's first act is a *takeover link*: the head's content under a higher term. Whatever an older
   writer does from then on, the number that it means to publish is taken.
 - Epochs and terms never fall along the chain; `publish` refuses a link that would.
-- The newest link is told beside the chain (`newest_record`): a chain that ends before has lost it, and nobody goes on.
+- The newest link is recorded beside the chain (`newest_record`): a chain that ends before has lost it, and every writer and
+  reader stops.
 - Links are removed from the old end only, in order. A writer that slept until then could create a removed
   number again; it finds after creating that the link before its own is gone, and takes its own away.
   Readers never saw it, for they start at the greatest number.
@@ -66,7 +67,7 @@ __all__ = [
 ]
 
 _LINK_DIGITS = 20
-#: How often a waiting reader looks for a new link, in seconds: one listing of one folder.
+#: Seconds between a waiting reader's polls for a new link, each one listing of one folder.
 _POLL_SECONDS = 0.05
 
 
@@ -364,9 +365,9 @@ class Chain:
         self._newest.record(manifest)
 
     def recorded_newest(self) -> PublishedLink | None:
-        """The newest link that a writer has told of, which may not be the newest. Raises `CorruptError`.
+        """The newest link that a writer has recorded, which may not be the newest. Raises `CorruptError`.
 
-        Ask before the chain is read.
+        Call this before the chain is read.
         """
         return self._newest.read()
 
@@ -439,7 +440,7 @@ def wait_for_epoch(
         if head is not None and head.epoch >= version:
             return head
         left = deadline - time.monotonic()
-        # The lake's writer is another process, on a disk that tells nobody: looking again is all there is.
+        # The writer is another process, and the file system may not notify: so this polls.
         if left <= 0 or stop.wait(min(left, _POLL_SECONDS)):
             tables = head.tables if head is not None else {}
             held = [f"{name} ({t.reason})" for name, t in tables.items() if t.state == HELD]

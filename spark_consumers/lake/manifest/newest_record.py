@@ -1,4 +1,4 @@
-"""The file that tells which link was the newest (`newest`)."""
+"""The file with the record of the newest link (`newest`)."""
 
 import contextlib
 import os
@@ -18,7 +18,7 @@ class NewestRecord:
         self._file = state / "newest.json"
 
     def read(self) -> PublishedLink | None:
-        """What was told last; None if nothing was. Raises `CorruptError` for a file that is not what was written."""
+        """The recorded link; None if there is none. Raises `CorruptError` for a damaged file."""
         try:
             record = load(self._file)
             return PublishedLink(record["link"], record["epoch"], record["term"])
@@ -33,7 +33,7 @@ class NewestRecord:
             ) from None
 
     def record(self, link: ChainLink) -> None:
-        """This link was published. One that is older than what was told changes nothing."""
+        """Record that this link was published. A link older than the recorded one changes nothing."""
         before = self._known()
         if before is not None and before.link >= link.link:
             return
@@ -48,7 +48,7 @@ class NewestRecord:
             draft.unlink(missing_ok=True)
 
     def fence(self, link: ChainLink) -> None:
-        """Raise `FencedError` if a writer of a higher term than this link's has told of one, though it may be lost."""
+        """Raise `FencedError` if a writer of a higher term than this link's has recorded one, even if it is lost."""
         recorded = self._known()
         if recorded is not None and recorded.term > link.term:
             raise FencedError(

@@ -73,7 +73,7 @@ class Leftover:
 
 @dataclass(frozen=True, slots=True)
 class ReadPublishedLink:
-    """The newest link that a writer has told of (`newest_link.Told`), or None."""
+    """The newest link that a writer has recorded (`newest.PublishedLink`), or None."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -91,7 +91,7 @@ _Result = TypeVar("_Result")
 
 
 def as_values(function: Callable[[_Task], _Result]) -> Callable[[_Task], tuple[str, Any]]:
-    """`function` for an executor: our errors and faults come back as values, for Spark would make text of them."""
+    """Wrap `function` for an executor: our errors and faults are returned as values, since Spark would turn them into text."""
 
     def run(task: _Task) -> tuple[str, Any]:
         try:
@@ -124,7 +124,10 @@ def guarded(function: Callable[[str, _Task], _Result]) -> Callable[[str, _Task],
 
 
 def results(returned: Sequence[tuple[str, Any]], tables: Mapping[str, TableVersion]) -> list[Any]:
-    """What `as_values` returned on the executors, or `guarded` here. Raises what was raised there, faults of tables as `TableFaultsError`."""
+    """The results that `as_values` returned on the executors, or `guarded` here.
+
+    Raises the errors that were raised there, faults of tables as `TableFaultsError`.
+    """
     errors = [value for kind, value in returned if kind == "error"]
     if errors:
         raise from_wire(errors[0])

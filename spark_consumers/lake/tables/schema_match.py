@@ -1,7 +1,7 @@
-"""Whether changes of a table are of the table as it was copied, and what they are if not.
+"""Compares a table's changes with the table as it was copied, and reports mismatches.
 
-Runs on the executors, beside `stage`. A change that does not fit is never folded: it is told to the driver
-(`SchemaMismatch`), which decides what becomes of the table (`schema_change`).
+Runs on the executors, beside `stage`. A change that does not match is never folded: it is reported to the driver
+(`SchemaMismatch`), which decides how the table continues (`schema_change`).
 """
 
 from collections.abc import Collection, Mapping
@@ -54,7 +54,7 @@ def key_of(relation: Relation) -> frozenset[str]:
     """The columns by which the updates and deletes of a relation name a row; none where they carry all of it.
 
     With REPLICA IDENTITY FULL every column is flagged, whatever the primary key is: the stream tells neither
-    the key nor that it changed, so nothing may depend on one. Such a table is a bag.
+    the key nor that it changed, so nothing may depend on one. Such a table is a multiset.
     """
     if relation.replica_identity == "f":
         return frozenset()

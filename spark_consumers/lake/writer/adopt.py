@@ -1,8 +1,8 @@
-"""How a lake goes on with another change log, in the same folder and under the same names, when somebody asks for it.
+"""How a lake continues with another change log, in the same folder and under the same names, on request.
 
 A lake is of one log: the one that `lake.json` names, or, from the link on that took another one on, the one that the
-links name (`Manifest.log_id`). When the log's data was removed, another log answers, whose versions and offsets begin
-anew. The lake's driver ends then (`LakeError`), until a request (`requests`) names exactly the log that answers. Then
+links name (`Manifest.log_id`). When the log's data was removed, another log answers, whose versions and offsets start
+over. The lake's driver ends then (`LakeError`), until a request (`requests`) names exactly the log that answers. Then
 its takeover takes that log on, in the one link that also has its answer:
 
 - the link names the log;
@@ -27,7 +27,7 @@ Why no epoch shows rows of the old history with changes of the new one, or the o
   lake is of the new one until a request names the old one. A request that names another log than the lake's, found
   while the lake's own log answers, is refused, so that it takes effect at no later time.
 - A crash before the link leaves the request, and a log that has skipped versions, which are only numbers. After the
-  link the request is answered, and its file is removed by the next look.
+  link the request is answered, and its file is removed by the next poll.
 
 Epochs before the link are those of the old log; readers have them as long as any.
 """

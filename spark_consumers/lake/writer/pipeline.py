@@ -54,9 +54,9 @@ from walsender_bridge.runtime.steady_clock import SteadyClock
 
 __all__ = ["Lakehouse", "Source"]
 
-#: How often the log is asked whether there is something to do, in seconds.
+#: Seconds between two polls of the log.
 _TICK = 0.1
-#: How often a driver looks whether the one that is at work still is, in seconds.
+#: Seconds between two checks of a standby driver whether the active one still runs.
 _STANDBY = 0.5
 #: Pauses after failures, in seconds.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 10.0
@@ -239,7 +239,7 @@ class Lakehouse:
         return rolled_back.without(status, writer.apart)
 
     def _update_tables(self, writer: _Writer, status: LogStatus) -> None:
-        """Publish what has changed about the tables, and have copied what is to be copied."""
+        """Publish changed table states, and start the copies that are due."""
         wanted = writer.tables.step(writer.head, status, self._log.client, writer.apart)
         wanted = rolled_back.hold(wanted, writer.apart, holds=self._policy.holds_streams)
         changed = self._publish(writer, wanted)

@@ -1,8 +1,8 @@
-"""What a person asks of a lake's tables: durable, carried out once, by the writer that counts.
+"""Operators' requests for a lake's tables: durable, carried out once, by the newest writer.
 
 A request is a file of its own in `<lake>/_tuskline/requests`, created whole and synced. The lake's writer
-looks there, and what a request changes becomes durable in one step with its answer: the next link of the
-chain has both (`Manifest.answered`). Only then is the file removed. So
+polls that folder, and what a request changes becomes durable in one step with its answer: the next link of
+the chain has both (`Manifest.answered`). Only then is the file removed. So
 
 - a writer that is no longer the newest carries nothing out: its link is refused;
 - a crash before the link leaves the request, one after it leaves an answered request, which is removed;
@@ -39,15 +39,15 @@ from walsender_bridge.errors import (
 ADD, PAUSE, RESUME, RESYNC, DROP = "add", "pause", "resume", "resync", "drop"
 #: Done with the link that has the answer.
 _AT_ONCE = frozenset({PAUSE, DROP})
-#: About rows that are set aside.
+#: About quarantined rows.
 RETRY, SKIP = "retry", "skip"
 #: About the whole lake: it goes on with another log (`adopt`).
 ADOPT = "adopt"
 KINDS = (ADD, PAUSE, RESUME, RESYNC, DROP, RETRY, SKIP, ADOPT)
-#: Seconds for which an answer is kept, so that whoever waits for it finds it.
+#: Seconds for which an answer is kept for the process that waits for it.
 _KEPT = 3600.0
 _POLL_SECONDS = 0.1
-#: The ending of a file that is no request.
+#: The suffix of a file that is not a valid request.
 _ASIDE = ".corrupt"
 
 log = structlog.get_logger()
@@ -57,7 +57,7 @@ log = structlog.get_logger()
 class Request:
     """One request: `kind` of `KINDS`, and tables by `stream.schema.table`. Its id orders it by time.
 
-    `rows`: ids of rows that are set aside (`SKIP`; none means all of them). `log_id`: the log that is meant (`ADOPT`).
+    `rows`: ids of quarantined rows (`SKIP`; none means all of them). `log_id`: the log that is meant (`ADOPT`).
     """
 
     id: str
@@ -70,7 +70,7 @@ class Request:
 def ask(
     chain: Chain, kind: str, tables: Collection[str], rows: Collection[str] = (), log_id: str = ""
 ) -> Request:
-    """Leave a request at the lake, durably. Raises `LakeError` if there is no lake, or it cannot be written, `UsageError`."""
+    """Write a request to the lake, durably. Raises `UsageError`, and `LakeError` if there is no lake or it is read-only."""
     if kind not in KINDS:
         raise UsageError(f"unknown request kind {kind!r}", repair=f"use one of {', '.join(KINDS)}")
     chain.identity()
@@ -282,7 +282,7 @@ def wait(
 ) -> dict[str, str]:
     """Wait until a request is carried out, and what it asks for is readable; what became of each table.
 
-    `timeout` is in seconds; `polling` is called whenever the chain is looked at. Raises `DeadlineError`, `CorruptError` for
+    `timeout` is in seconds; `polling` is called at each poll of the chain. Raises `DeadlineError`, `CorruptError` for
     a request that could not be read, and `LakeError` for what was refused or failed.
     """
     stop = stop or threading.Event()
@@ -301,7 +301,7 @@ def wait(
                 repair="repeat the request so that the user of `tuskline lake run` may read it",
             )
         left = deadline - time.monotonic()
-        # As with epochs: the writer is another process, on a disk that tells nobody.
+        # As with epochs: the writer is another process, and the file system may not notify.
         if left <= 0 or stop.wait(min(left, _POLL_SECONDS)):
             answered = head is not None and request.id in head.answered
             raise DeadlineError(

@@ -37,7 +37,7 @@ class RoundFailures:
         self._count = 0
         self._logged = ""
         self._logged_at = 0.0
-        #: What an earlier driver said is true until a round has gone well.
+        #: An earlier driver's report holds until a round has succeeded.
         self._is_well = False
         self._well_at = 0.0
 
