@@ -124,10 +124,11 @@ def flush(
     That is: an epoch holds it, with every table that is published now, as it is at its source. A table that is being
     copied is waited for; one that is suspended until an operator acts, for ten seconds; a paused one is not.
 
-    Returns the epoch (a later one may be published already). `timeout` is in seconds; `waiting` is called, again and again, with the tables that are not
-    there yet and why; `parts` may end the wait before
-    it is over, and makes it begin before the log can answer. Raises what `parts` raises, what `force_barrier` raises, `UnavailableError`,
-    `PublicationError` when what marks the moment is not published, `DivergedError` when the log is behind the lake, `LakeError` when it is another than the lake's, and `DeadlineError` when no epoch came in time, or tables are missing, which it names.
+    Returns the epoch (a later one may be published already). `timeout` is in seconds; `waiting` is called repeatedly with
+    the missing tables and the reasons; `parts` may end the wait early, and lets it begin before the log can answer. Raises
+    the errors of `parts` and `force_barrier`, `UnavailableError`, `PublicationError` if the table that marks positions is
+    not published, `DivergedError` if the log is behind the lake, `LakeError` if the log is not the lake's, and
+    `DeadlineError` if no epoch came in time, or tables are missing, which it names.
     """
     dsns = {source.stream: source.dsn for source in sources}
     chain = open_chain(lake)

@@ -55,10 +55,9 @@ def read(
 ) -> "Snapshot":
     """All tables of the lake at one epoch: the newest, or that of number `epoch`, or of the time `as_of`.
 
-    `as_of` is in seconds since the Unix epoch: what was the newest then. A table that cannot follow has the rows of an
-    earlier epoch, and may lack parts of transactions that others show: it is left out of the snapshot, unless
-    `allow_stale`. Tables that were paused on request, or have left their publication, are in it. Raises `LakeError` (no lake, no
-    such epoch), `TrimmedError` (past its retention), `CorruptError`, `NotSupportedError` (`live`).
+    `as_of` is in seconds since the Unix epoch: the epoch that was the newest then. A suspended table has the rows of an
+    earlier epoch, and may lack parts of transactions that others show: it is not in the snapshot, unless `allow_stale`.
+    Tables that were paused on request, or have left their publication, are in it. Raises `LakeError` (no lake, no such epoch), `TrimmedError` (past its retention), `CorruptError`, `NotSupportedError` (`live`).
     """
     if live:
         raise NotSupportedError(
@@ -167,8 +166,8 @@ class Snapshot(Mapping[str, "DataFrame"]):
     def __getitem__(self, name: str) -> "DataFrame":
         """The table as a DataFrame.
 
-        Raises `LakeError` for an unknown or ambiguous name, and for a stale table without `allow_stale`, `TrimmedError` if the epoch has expired,
-        `CorruptError` for a file of its metadata that is not what was written.
+        Raises `LakeError` for an unknown or ambiguous name, and for a stale table without `allow_stale`, `TrimmedError` if
+        the epoch has expired, `CorruptError` for a damaged file of its metadata.
         """
         from spark_consumers.lake.format.iceberg_read import read_snapshot
         from spark_consumers.lake.format.table_format import ROW_ID

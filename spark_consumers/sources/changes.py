@@ -232,7 +232,7 @@ class _Plan:
         return found
 
     def read(self, task: InputPartition | None) -> Iterator[pa.RecordBatch]:
-        """The rows of one task. On an executor. Raises `ConfigError` if another log answers than the one that was planned from."""
+        """The rows of one task, on an executor. Raises `ConfigError` if another log answers than the planned one."""
         if task is None:
             # What Spark makes of a batch without partitions.
             return

@@ -139,7 +139,8 @@ class EpochWriter:
         `layouts`: for tables (by path) that got columns on the way, which and from where on. `polled`: the streams whose
         sources were polled since `status` was read. `everything`: up to the newest version, whatever that costs.
         Raises `ShapeChangedError` for tables whose changes have another shape, `TableFaultsError` for tables whose changes
-        cannot be applied, `FencedError` when a newer writer has taken over; whatever is raised, the lake is as it was, and the round can be repeated.
+        cannot be applied, `FencedError` when a newer writer has taken over; with any error the lake is unchanged, and the
+        round can be repeated.
         """
         began = time.monotonic()
         self._attempt += 1

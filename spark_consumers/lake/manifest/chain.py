@@ -76,11 +76,11 @@ class Manifest:
     """One link of the chain.
 
     `published_at` is in seconds since the Unix epoch, by the wall clock, for people and `as_of`. `steady_at` is the
-    writer's `SteadyClock`, which goes on along the chain, for ages; 0 in links of earlier formats. `seconds` is how long the round took that wrote it;
-    `changes` counts the row changes of the log in this epoch's range (0 in a takeover link); `stage` is the
-    name that the round's data files carry. `tables` is keyed by `stream.schema.table`; so is `copies`: what
-    was copied and is not shown yet, beside the table that it replaces, if there is one. `set_aside` says
-    why a table is not in the lake, or why its copy failed. `answered`: requests that were carried out, by
+    writer's `SteadyClock`, which continues along the chain, for ages; 0 in links of earlier formats. `seconds` is the
+    duration of the round that wrote it; `changes` counts the row changes of the log in this epoch's range (0 in a takeover
+    link); `stage` is the name that the round's data files carry. `tables` is keyed by `stream.schema.table`; so is
+    `copies`: copies that are not shown yet, beside the tables that they replace. `set_aside`: why a table is not in the
+    lake, or why its copy failed. `answered`: requests that were carried out, by
     their ids (`requests`). `log_id`: the log that the lake is of, if it is not the one in `lake.json` any more (`adopt`).
     """
 

@@ -27,7 +27,8 @@ class Partition:
     """A partition below a table, at any depth.
 
     `link`: the version of the row that makes it a partition of `parent` (empty: only the stream has had it, and the
-    catalog was not read since). `file`: its relfilenode; 0 if it is partitioned itself. `name`: as SQL writes it. `identity`: the columns by which its updates and deletes name a row (None: the whole row).
+    catalog was not read since). `file`: its relfilenode; 0 if it is partitioned itself. `name`: as SQL writes it.
+    `identity`: the columns by which its updates and deletes identify a row (None: the whole row).
     `born_here`: it was made as a partition, so every row in it came through the stream. `empty_at`: the LSN at which it
     was found empty instead; a change of it that was committed before shows that it had rows under an earlier link.
     `unlogged`: see `Shape`.

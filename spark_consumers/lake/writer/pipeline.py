@@ -88,9 +88,9 @@ class Lakehouse:
     `lake` is the lake's folder, `log` the repository's address. `epoch_interval` and `retention_seconds`
     are in seconds, `max_bytes_per_epoch` in bytes of the log as it is stored, `copy_rate` in bytes a second.
     `catalog` names the Spark catalog in which users of this session see the tables. `failing_table`: whether epochs wait for
-    a table that cannot follow (`policy`). `progress` is called with how far each
-    table's copy is (`initial_copy.Progress`), about ten times a second. `on_unrepresentable_value`: `fail` or `quarantine`, by table
-    and as `default`. `failing` is called with why a round has failed, each time, and with None when the next one has not.
+    a suspended table (`policy`). `progress` is called with the progress of each table's copy (`initial_copy.Progress`), about
+    ten times a second. `on_unrepresentable_value`: `fail` or `quarantine`, by table and as `default`. `failing` is called
+    with the error of each failed round, and with None when the next one has succeeded.
     """
 
     def __init__(
@@ -143,8 +143,8 @@ class Lakehouse:
     def run(self, stop: threading.Event) -> None:
         """Take over and publish epochs until `stop` is set; while another driver is at work, wait for its end.
 
-        Outlives what restarts: log, PostgreSQL, a full disk. Raises `FencedError` when a newer writer has
-        come, `LakeError` for a lake of another log that it is not to go on with (`adopt`), and whatever is raised when the JVM is gone.
+        Survives restarts of the log and of PostgreSQL, and a full disk. Raises `FencedError` when a newer writer has
+        come, `LakeError` for a lake of another log without a request (`adopt`), and any error once the JVM has ended.
         """
         pause = _FIRST_PAUSE
         try:
