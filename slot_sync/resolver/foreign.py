@@ -87,7 +87,7 @@ def elsewhere(
         CopyState.KEPT_ELSEWHERE,
         Reason.OTHER_CONTROLLER,
         "a controller with another record created the copy, and the record here does not contain it",
-        repair="query it on the machine of that controller; or stop that one and run `tuskline slots sync` here, which proves the copy"
+        repair="query that controller's machine; or stop it and run `tuskline slots sync` here, which proves the copy"
         if counts
         else "",
         evidence={

@@ -1,8 +1,8 @@
-"""Changes of a table without a key, folded: how many rows of each kind more or fewer there are.
+"""Folds the changes of a table without a key: by how much the count of each distinct row changes.
 
-Such a table is a bag. PostgreSQL sends its updates and deletes only with the whole old row (REPLICA
-IDENTITY FULL), and each of them takes away *one* row that is equal in every column, never all of them.
-The order of changes does not matter but for TRUNCATE, so a fold is a signed bag, and composing is adding.
+Such a table is a multiset. PostgreSQL sends its updates and deletes only with the whole old row (REPLICA
+IDENTITY FULL), and each of them removes *one* row that is equal in every column, never all of them. The
+order of changes does not matter except for TRUNCATE, so a fold is a signed multiset, and composing is adding.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ class MultisetFold:
     truncated: bool
     columns: list[pa.Array]
     delta: Int64s
-    #: So many columns at the end only tell where a row comes from: rows that differ there are equal.
+    #: The number of columns at the end that only have a row's provenance: rows that differ there are equal.
     provenance: int = 0
 
     def __len__(self) -> int:
@@ -37,7 +37,7 @@ class MultisetFold:
 
     @property
     def added(self) -> int:
-        """How many rows more the table has after than before (or, if truncated, than none)."""
+        """By how many rows the table grows (if truncated, from none)."""
         return int(self.delta.sum())
 
     def rows(self) -> list[pa.Array]:
@@ -69,7 +69,7 @@ def fold_multiset(changes: Sequence[FoldableChanges], provenance: int = 0) -> Mu
         sent = batch.unchanged is None or not batch.unchanged[start:][adds].any()
         if (takes & (kinds != _WHOLE_OLD)).any() or not sent:
             raise CorruptError(
-                "a table without a key has an update or delete without its whole old row",
+                "an update or delete of a table without a key lacks the whole old row",
                 where="change log",
                 repair="ALTER TABLE ... REPLICA IDENTITY FULL, then copy the table again",
             )
@@ -103,13 +103,13 @@ def _sum(
     np.add.at(totals, codes, delta)
     place = np.zeros(len(totals), np.int64)
     place[codes[::-1]] = np.arange(len(codes))[::-1]
-    # A row that is added tells where it comes from, rather than one like it that went.
+    # Of equal rows, an added one gives the provenance, rather than a removed one.
     adds = np.flatnonzero(delta > 0)[::-1]
     place[codes[adds]] = adds
     kept = totals != 0
     if truncated and (totals < 0).any():
         raise CorruptError(
-            "a row is deleted from a table that was truncated and does not have it",
+            "a row is deleted that a truncated table does not have",
             where="change log",
             repair="copy the table again; its history in the log has a gap",
         )

@@ -115,7 +115,7 @@ def _wrong_hints(root: Path) -> Iterator[TusklineError]:
         # Written again meanwhile, it named one that was removed since.
         if not named.exists() and _text(hint) == text:
             yield CorruptError(
-                f"it names version {int(text)} of the table, which is not there",
+                f"it names version {int(text)} of the table, which does not exist",
                 where=str(hint),
                 repair="remove it: it only saves readers a listing",
             )
@@ -165,7 +165,7 @@ def _miscounted(
         folder = str(chain.root / table.path)
         if any(where == folder or where.startswith(f"{folder}/") for where in damaged):
             continue
-        repair = f"copy it anew: tuskline table resync {name}"
+        repair = f"copy it again: tuskline table resync {name}"
         try:
             lists = _manifest_list(Path(folder, "metadata"), table.snapshot_id)
             there = count(lists, list(table.key) or [ROW_ID])
@@ -178,7 +178,7 @@ def _miscounted(
             continue
         if there != table.rows:
             yield CorruptError(
-                f"epoch {manifest.epoch} has {table.rows} rows of it, its files have {there}",
+                f"its manifest has {table.rows} rows at epoch {manifest.epoch}, but its files have {there}",
                 where=name,
                 repair=repair,
             )

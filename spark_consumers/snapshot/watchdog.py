@@ -57,7 +57,7 @@ class Watchdog(Closing):
         self._moved = True
 
     def error(self) -> TusklineError | None:
-        """The error, if this watchdog is why the driver's wait has ended."""
+        """The error, if this watchdog ended the driver's wait."""
         return no_answer(CONNECT_TIMEOUT, describe(self._dsn)) if self._stopped else None
 
     def close(self) -> None:

@@ -90,8 +90,9 @@ def session(
     runs already the catalog is added to it, so several lakes can be read at once under different names.
     `conf` overrides any setting; on a running session only what Spark can change then. Driver memory and
     jars are set when the JVM starts. Under spark-submit its own master, name and settings are kept; only what
-    is in `conf` goes before them. Raises `NotSupportedError` without a Java, or without the jars under
-    spark-submit, `UnavailableError` when they cannot be fetched, `UsageError` for a catalog name that a running session uses for another lake.
+    is in `conf` overrides them. Raises `NotSupportedError` without a Java, or without the jars under spark-submit,
+    `UnavailableError` when they cannot be fetched, `UsageError` for a catalog name that a running session uses for
+    another lake.
     """
     if SparkContext._active_spark_context is not None:  # noqa: SLF001  # a session is active in its thread only
         running = SparkSession.builder.getOrCreate()
@@ -163,6 +164,6 @@ def _set(running: SparkSession, key: str, value: str, *, fixed: bool) -> None:
     if fixed and now is not None:
         raise UsageError(
             f"this Spark session has {key} = {now}, not {value}",
-            repair="name another catalog for the second lake, or stop the session first",
+            repair="specify another catalog for the second lake, or stop the session first",
         )
     running.conf.set(key, value)

@@ -138,7 +138,7 @@ VIA_ROOT = (
     ("t", ("ALTER TABLE t RENAME note TO memo",), "renamed to 'memo'"),
     ("t", ("ALTER TABLE t RENAME memo TO note",), "renamed to 'note'"),
     ("t", ("DROP TABLE t_a",), "t_a was dropped"),
-    ("t", ("ALTER TABLE t RENAME TO u", "CREATE TABLE t (id int PRIMARY KEY)", "ALTER PUBLICATION p ADD TABLE t"), "another was made"),
+    ("t", ("ALTER TABLE t RENAME TO u", "CREATE TABLE t (id int PRIMARY KEY)", "ALTER PUBLICATION p ADD TABLE t"), "another one created"),
 )  # fmt: skip
 LISTS = (
     ("plain", ("ALTER PUBLICATION p SET TABLE plain (id), t, typed",), "column list"),

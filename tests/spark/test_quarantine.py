@@ -271,7 +271,7 @@ def test_26_rows_are_listed_skipped_and_tried_again(pipeline, database, tmp_path
     assert rows == {copied["row"]: "skipped", streamed["row"]: "waiting"}
     request = requests.ask(open_chain(pipeline.lake), requests.SKIP, [DOCS], ["nothing"])
     pipeline.house.run_once()
-    with pytest.raises(LakeError, match="no such row is set aside: nothing"):
+    with pytest.raises(LakeError, match="no such quarantined row: nothing"):
         requests.wait(open_chain(pipeline.lake), request, timeout=5)
     # Tried again: they do not fit, and nothing changes.
     tuskline("retry", DOCS)

@@ -348,7 +348,9 @@ STATES = {
         levels=ERRORS,
     ),
     "detach and init": State(detached, "the slot is gone", REATTACH, reattached, levels=ERRORS),
-    "a removed log": State(log_removed, "this lake is of", REATTACH, all_reattached, levels=ERRORS),
+    "a removed log": State(
+        log_removed, "this lake belongs to", REATTACH, all_reattached, levels=ERRORS
+    ),
     "a second up": State(
         second_up, "`tuskline up` runs already", "tuskline down", downed, ("command",)
     ),

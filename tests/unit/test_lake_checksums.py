@@ -295,8 +295,16 @@ def test_33_lake_verify_reads_the_older_links_too(lake: Path) -> None:
     ("ids", "told", "said"),
     [
         # What was damaged before it was copied into files whose checksums are right.
-        ([1, 2, 3], None, "shop.public.t: epoch 5 has 4 rows of it, its files have 2"),
-        ([1, 3, 4, 5, 6], None, "shop.public.t: epoch 5 has 4 rows of it, its files have 5"),
+        (
+            [1, 2, 3],
+            None,
+            "shop.public.t: its manifest has 4 rows at epoch 5, but its files have 2",
+        ),
+        (
+            [1, 3, 4, 5, 6],
+            None,
+            "shop.public.t: its manifest has 4 rows at epoch 5, but its files have 5",
+        ),
         ([1, 2, 3], 5, "a.parquet: has 3 rows, and 5 by its manifest"),
     ],
 )

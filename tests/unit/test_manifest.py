@@ -380,7 +380,7 @@ def test_a_chain_that_is_gone_as_a_whole_is_not_begun_anew(chain):
     chain.publish(one, None)
     lost_link(chain, one).unlink()
     site = LakeSite(chain, Mock())
-    with pytest.raises(CorruptError, match="that is left is none"):
+    with pytest.raises(CorruptError, match="remaining one is none"):
         takeover.carry_out(takeover.take_over(lambda _: one), site.do)
 
 

@@ -95,8 +95,8 @@ def test_what_the_catalog_says_of_added_columns():
     plain = {"id": (23, -1, True), "m": (23, -1, False)}
     assert not_plain([MORE], plain) is None
     assert "default" in str(not_plain([MORE], {"m": (23, -1, True)}))
-    assert "another one by now" in str(not_plain([MORE], {"m": (20, -1, False)}))
-    assert "another one by now" in str(not_plain([MORE], {}))
+    assert "has been replaced since" in str(not_plain([MORE], {"m": (20, -1, False)}))
+    assert "has been replaced since" in str(not_plain([MORE], {}))
 
 
 # -- states ---------------------------------------------------------------------------------------------
@@ -268,10 +268,10 @@ def ask(start, kind, *names, published=(A, B, NEW), low=1, apart=()):
         ("pause", NEW, "refused: it is not in the lake"),
         ("resume", A, "follows already"),
         ("resync", A, "is copied again"),
-        ("resync", "shop.public.none", "refused: it is in no publication"),
+        ("resync", "shop.public.none", "refused: no source of this lake publishes it"),
         ("add", NEW, "is copied"),
         ("add", A, "is in the lake already"),
-        ("add", "shop.public.none", "refused: it is in no publication"),
+        ("add", "shop.public.none", "refused: no source of this lake publishes it"),
         ("drop", NEW, "refused: it is not in the lake"),
         # It would be copied again at once.
         ("drop", A, "refused: it is live; only a table that has left"),
@@ -376,7 +376,7 @@ def test_a_request_that_is_damaged_is_put_aside_and_changes_nothing(tmp_path, ch
     file.write_text(json.dumps({**whole, **change}))
     assert list(requests.waiting(chain)) == []
     assert file.with_suffix(".corrupt").exists()
-    with pytest.raises(CorruptError, match="put aside"):
+    with pytest.raises(CorruptError, match="renamed"):
         requests.wait(chain, Request("1", "resume", (A,)), timeout=0.0)
 
 
@@ -407,7 +407,7 @@ def test_whoever_may_not_leave_a_request_is_told(tmp_path, monkeypatch):
     chain = open_chain(tmp_path)
     chain.initialise("log", "iceberg")
     monkeypatch.setattr(requests, "create_exclusively", Mock(side_effect=PermissionError(13, "no")))
-    with pytest.raises(LakeError, match="cannot write a request: no"):
+    with pytest.raises(LakeError, match="could not write a request: no"):
         requests.ask(chain, "pause", [A])
 
 

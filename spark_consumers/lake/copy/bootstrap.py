@@ -1,4 +1,4 @@
-"""The initial copy of tables: exact at one LSN, while everything else goes on.
+"""The initial copy of tables: exact at one LSN, while everything else continues.
 
 A table is copied from a snapshot that PostgreSQL exports at an LSN. Changes of transactions whose commit
 record starts before that LSN are in the copy and are skipped later; all others come from the log. For
@@ -71,7 +71,7 @@ class CopyRequest:
     rate: float | None = None
 
 
-#: What becomes of a table, by `stream.schema.table`: a copy, an error, or None if it is not published any more.
+#: The result for a table, by `stream.schema.table`: a copy, an error, or None if it is no longer published.
 Deliver = Callable[[str, "TableVersion | TusklineError | None"], None]
 
 
@@ -105,9 +105,9 @@ class TableCopier:
             log_status = replica.stream_status(source.stream)
             if log_status.confirmed_to is None:
                 raise UnavailableError(
-                    "its slot has not been made yet",
+                    "its slot does not exist yet",
                     where=source.stream,
-                    repair="see that `tuskline bridge run` is running",
+                    repair="check that `tuskline bridge run` is running",
                 )
         with ExportedSnapshot(source.dsn) as snapshot:
             origin = Origin(snapshot.system_id, snapshot.timeline, snapshot.lsn)
@@ -251,7 +251,7 @@ def part_bytes(rate: float | None) -> int:
 
 
 def usable_key(table: PublishedTable) -> tuple[str, ...]:
-    """The columns that tell rows apart in the lake; none for a bag.
+    """The columns that identify rows in the lake; none for a multiset.
 
     Raises `NotSupportedError` for a key that Iceberg cannot delete by, and for columns that the lake cannot keep.
     """
@@ -260,7 +260,7 @@ def usable_key(table: PublishedTable) -> tuple[str, ...]:
         raise NotSupportedError(
             reason,
             where=table.full_name,
-            repair="leave the table out of the publication, or add or rename a column",
+            repair="exclude the table from the publication, or add or rename a column",
         )
     if table.key is None:
         return ()
@@ -268,9 +268,9 @@ def usable_key(table: PublishedTable) -> tuple[str, ...]:
     for name in table.key:
         if pa.types.is_nested(schema.field(name).type):
             raise NotSupportedError(
-                f"its key has the array {name!r}, which rows of the lake cannot be told apart by",
+                f"its key has the array {name!r}, which cannot identify rows of the lake",
                 where=table.full_name,
-                repair="leave the table out of the publication, or give it another replica identity",
+                repair="exclude the table from the publication, or set another replica identity",
             )
     return table.key
 
@@ -285,14 +285,14 @@ def new_path(stream: str, table: PublishedTable, term: int) -> str:
 
 
 def _remove_others(folder: Path, term: int, wanted: Collection[str]) -> None:
-    """Remove what this term's own failed attempts have left: a newer writer's files are not ours to judge."""
+    """Remove files of this term's own failed attempts; those of a newer writer are never touched."""
     for file in folder.glob(f"copy-t{term}-*") if folder.exists() else ():
         if str(file) not in wanted:
             checksums.remove(file)
 
 
 def _copy_error(name: str, error: Exception) -> TusklineError:
-    """What Spark made of an executor's error, as an error of this table."""
+    """The error of this table for an executor's error, which Spark wraps."""
     # What the driver's own Java raises stands behind a colon.
     text = [line.removeprefix(": ") for line in str(error).strip().splitlines()]
     # Spark wraps what an executor raised between stack traces; an exception begins a line with its class.
@@ -306,6 +306,6 @@ def _copy_error(name: str, error: Exception) -> TusklineError:
     return UnsupportedValueError(
         what,
         where=name,
-        repair=f'change the value at the source, or set such rows aside ([lake.on_unrepresentable_value] "{name}" = "quarantine", '
+        repair=f'change the value at the source, or quarantine such rows ([lake.on_unrepresentable_value] "{name}" = "quarantine", '
         "start `lake run` again)",
     )

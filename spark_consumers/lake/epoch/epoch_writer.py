@@ -137,9 +137,10 @@ class EpochWriter:
         """Write and publish the epoch after `head`; its manifest.
 
         `layouts`: for tables (by path) that got columns on the way, which and from where on. `polled`: the streams whose
-        sources were polled at since `status` was asked. `everything`: up to the newest version, whatever that costs.
+        sources were polled since `status` was read. `everything`: up to the newest version, whatever that costs.
         Raises `ShapeChangedError` for tables whose changes have another shape, `TableFaultsError` for tables whose changes
-        cannot be applied, `FencedError` when a newer writer has taken over; whatever is raised, the lake is as it was, and the round can be repeated.
+        cannot be applied, `FencedError` when a newer writer has taken over; with any error the lake is unchanged, and the
+        round can be repeated.
         """
         began = time.monotonic()
         self._attempt += 1
@@ -339,7 +340,7 @@ class EpochWriter:
         return {**plan.tables, **dict(zip(staged, written, strict=True))}
 
     def _scan(self, plan: EpochPlan, target: Target, staged: Staged) -> list[CompleteTask]:
-        """The tasks that look at the table's files for what it has to complete."""
+        """The tasks that scan the table's files for the changes to complete."""
         table = plan.tables[target.name]
         path, base = self._path(table), table.snapshot_id
         compact = self._wants_compaction(target, path, base, staged)

@@ -1,17 +1,17 @@
-"""Rows with a value that the lake cannot hold: folded like all others, and kept beside their table.
+"""Rows with unrepresentable values: folded like all others, and kept beside their table.
 
-A table whose policy says so is folded *wide* as soon as a value does not fit: behind its own columns (NULL
-where a value does not fit) stands for each of them PostgreSQL's text of what does not fit (NULL where it
-does), and then where the change comes from (`ABOUT`). A row is *quarantined* while any such text is there. The fold
-knows nothing of it: an unsent column keeps its text as it keeps its value, a key is its columns and their
-texts, and whatever replaces, moves, truncates or deletes a row does so to its texts.
+A table with that policy is folded *wide* as soon as a value is unrepresentable: its own columns (NULL for an
+unrepresentable value) are followed by PostgreSQL's text of each unrepresentable value (NULL for the others), and then by
+the provenance of the change (`ABOUT`). A row is *quarantined* while it has any such text. The fold needs no special
+case: an unsent column keeps its text as it keeps its value, a key is its columns and their texts, and each change that
+replaces, moves, truncates or deletes a row does so to its texts.
 
 Invariant: the table and its quarantined rows together are the source's table at the epoch's cut, and share no row.
 The quarantined rows of all earlier epochs (`held`) are the first part of every fold, as rows that are there and that
-the table does not have. So what comes of a row later needs no rule of its own: representable, it is added to the table; if not, it
-is written with the others; gone, it is in neither. All quarantined rows of a table are written anew in each epoch
-that touches it, in files that only the manifest names, so they are of the epoch as the table is: a replayed
-or abandoned round leaves nothing.
+the table does not have. So later changes of a row need no rule of their own: if it is representable, it is added to the
+table; if not, it is written with the others; if it is deleted, it is in neither. Each epoch that changes the table
+rewrites all its quarantined rows, in files that only the manifest names, so they belong to the epoch as the table does: a
+replayed or abandoned round leaves nothing.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -35,10 +35,10 @@ from walsender_bridge.errors import CorruptError, UnsupportedValueError
 if TYPE_CHECKING:
     from spark_consumers.lake.epoch.stage import Target
 
-#: What is done with a row that has a value which the lake cannot hold.
+#: The policies for a row with an unrepresentable value.
 FAIL, QUARANTINE = "fail", "quarantine"
 #: Where the last change of a quarantined row was: its place in the log, its transaction, and the log's version (0
-#: and NULL for the initial copy, which has its snapshot's LSN). `skipped`: somebody accepted that it is missing.
+#: and NULL for the initial copy, which has its snapshot's LSN). `skipped`: an operator accepted that it is missing.
 ABOUT = pa.schema(
     [
         ("offset", pa.int64()),
@@ -51,13 +51,13 @@ ABOUT = pa.schema(
 )
 #: What the names of a file's columns begin with.
 VALUE, UNREPRESENTABLE, ABOUT_IT = "value ", "unrepresentable ", "about "
-#: More rows of one table than this are no exceptions any more, and every epoch would write them anew.
+#: The limit of one table's quarantined rows, since every epoch that changes the table rewrites them.
 MAX_ROWS = 100_000
 
 
 @dataclass(frozen=True, slots=True)
 class QuarantineFile:
-    """A file of quarantined rows (`path`), how many, and how many of them are given up."""
+    """A file of quarantined rows (`path`), their number, and how many of them are skipped."""
 
     path: str
     rows: int
@@ -66,7 +66,7 @@ class QuarantineFile:
 
 @dataclass(frozen=True)
 class FoldParts:
-    """A wide fold taken apart: what the table gets, and the whole quarantined rows."""
+    """A wide fold, split: the rows for the table, and the whole quarantined rows."""
 
     rows: list[pa.Array]
     added: int
@@ -75,7 +75,7 @@ class FoldParts:
 
 @dataclass
 class _WideBatch:
-    """A batch as `fold.Changes`, with the texts of what does not fit and where each change comes from."""
+    """A batch as `FoldableChanges`, with the texts of unrepresentable values and each change's provenance."""
 
     ops: Bytes
     columns: list[pa.Array]
@@ -90,12 +90,12 @@ def width(columns: int) -> int:
 
 
 def has_unrepresentable(batches: Sequence[ChangeBatch]) -> bool:
-    """Whether a value of these changes does not fit."""
+    """Whether these changes have an unrepresentable value."""
     return any(batch.unrepresentable or batch.old_unrepresentable for batch in batches)
 
 
 def fold_wide(batches: Sequence[ChangeBatch], key: tuple[int, ...]) -> Fold | MultisetFold:
-    """Fold changes wide; `key` are the positions of the table's key, none for a bag."""
+    """Fold changes wide; `key` are the positions of the table's key, none for a multiset."""
     wide = [_widened(batch) for batch in batches]
     if not key:
         return fold_multiset(wide, provenance=len(ABOUT))
@@ -146,7 +146,7 @@ def parts(folded: Fold, columns: int) -> FoldParts:
     unrepresentable = is_unrepresentable(folded.columns, columns)
     there = folded.state != 0
     if (folded.existed & is_unrepresentable(folded.keys, len(folded.key) // 2)).any():
-        raise CorruptError("a row whose key does not fit is not among those that were set aside")
+        raise CorruptError("a row with an unrepresentable key is missing from the quarantine")
     stays = there & ~unrepresentable
     whole = there & (folded.state != PATCH)
     added = int((stays & ~folded.existed).sum()) - int((folded.existed & ~stays).sum())
@@ -158,10 +158,10 @@ def parts(folded: Fold, columns: int) -> FoldParts:
 
 
 def multiset_parts(folded: MultisetFold, columns: int) -> tuple[MultisetFold, list[pa.Array]]:
-    """What the table of so many columns gets, and the quarantined rows, each as often as it is there."""
+    """The fold for the table, of `columns` columns, and the quarantined rows, with their multiplicity."""
     unrepresentable = is_unrepresentable(folded.columns, columns)
     if (unrepresentable & (folded.delta < 0)).any():
-        raise CorruptError("a row that does not fit is not among those that were set aside")
+        raise CorruptError("an unrepresentable row is missing from the quarantine")
     fit = MultisetFold(
         folded.truncated,
         _chosen(folded.columns[:columns], ~unrepresentable),
@@ -176,7 +176,7 @@ def multiset_parts(folded: MultisetFold, columns: int) -> tuple[MultisetFold, li
 
 
 def is_unrepresentable(wide: Sequence[pa.Array], columns: int) -> Bools:
-    """Which of these rows have a value that does not fit; `wide` has that many columns, then their texts."""
+    """Which of these rows have an unrepresentable value; `wide` has that many columns, then their texts."""
     texts = wide[columns : 2 * columns]
     found = np.zeros(len(wide[0]), np.bool_)
     for text in texts:
@@ -197,9 +197,9 @@ def write_quarantined(
         return None
     if count > MAX_ROWS:
         raise UnsupportedValueError(
-            f"{count} rows have a value that the lake cannot hold; at most {MAX_ROWS} are set aside",
+            f"{count} rows have unrepresentable values; at most {MAX_ROWS} can be quarantined",
             where=target.name,
-            repair="leave the column out of the publication, or change it at the source",
+            repair="exclude the column from the publication, or change it at the source",
         )
     skipped = int(np.asarray(columns[-1].fill_null(False)).sum())
     stage = Path(target.prefix)
@@ -228,7 +228,7 @@ class QuarantineOfCopy:
     def split(
         self, batches: Iterator[pa.RecordBatch], found: list[pa.Table]
     ) -> Iterator[pa.RecordBatch]:
-        """The rows that fit, of batches with their texts behind them; the others go to `found`, wide."""
+        """The representable rows, of batches with their texts behind them; the others go to `found`, wide."""
         columns = len(self.columns)
         for batch in batches:
             unrepresentable = is_unrepresentable(batch.columns, columns)
@@ -252,7 +252,7 @@ class QuarantineOfCopy:
 
 
 def quarantines(policy: Mapping[str, str], name: str) -> bool:
-    """Whether rows of this table (`stream.schema.table`) that do not fit are set aside.
+    """Whether unrepresentable rows of this table (`stream.schema.table`) are quarantined.
 
     `policy`: `fail` or `quarantine` by table, and for all others as `default`.
     """
@@ -296,7 +296,7 @@ def _widened(batch: ChangeBatch) -> _WideBatch:
 
 
 def _wide(folded: Fold | MultisetFold) -> Fold | MultisetFold:
-    """A fold of changes that all fit, as wide as one of others."""
+    """A fold of representable changes only, made wide."""
     count, columns = len(folded.columns[0]), len(folded.columns)
     more = [pa.nulls(count, pa.string())] * columns
     more += [pa.nulls(count, kind) for kind in ABOUT.types]
@@ -304,7 +304,7 @@ def _wide(folded: Fold | MultisetFold) -> Fold | MultisetFold:
         return replace(folded, columns=[*folded.columns, *more], provenance=len(ABOUT))
     unset, source = folded.unset, folded.source
     if unset is not None and source is not None:
-        # A row of which an unsent column does not fit still comes from where that came from.
+        # A row with an unrepresentable unsent column keeps the provenance of that value.
         provenance = np.repeat((folded.state == PATCH)[:, None], len(ABOUT), axis=1)
         unset = np.hstack([unset, unset, provenance])
         source = [*source, *([pa.nulls(count, pa.string())] * len(source))]
@@ -318,12 +318,12 @@ def _wide(folded: Fold | MultisetFold) -> Fold | MultisetFold:
 
 
 def _wide_key(key: tuple[int, ...], columns: int) -> tuple[int, ...]:
-    """A key that does not fit is distinguished by its text."""
+    """An unrepresentable key is identified by its text."""
     return (*key, *(columns + position for position in key))
 
 
 def _tried_again(wide: list[pa.Array], schema: pa.Schema) -> list[pa.Array]:
-    """The rows with every text tried again; what fits by now is a value."""
+    """The rows with every text converted again; what is representable by now becomes a value."""
     columns, made = len(schema), list(wide)
     for i, arrow in enumerate(schema.types):
         text = wide[columns + i]

@@ -1,7 +1,7 @@
-"""Rows that are set aside, as people see them: listed, and given up by name.
+"""Quarantined rows as operators see them: listed, and skipped by name.
 
-What a row is and how it comes to be set aside is told in `quarantine`. Files are never changed: giving a row
-up writes all rows of its table anew, into a file that the next link names.
+`quarantine` describes the rows and how they are quarantined. Files are never changed: skipping a row rewrites all
+quarantined rows of its table into a file that the next link names.
 """
 
 import datetime as dt
@@ -26,11 +26,11 @@ _SKIPPED = f"{ABOUT_IT}skipped"
 
 @dataclass(frozen=True)
 class QuarantinedRow:
-    """One row that is set aside.
+    """One quarantined row.
 
     `id` names it among its table's: by its key, or by its values where there is no key (equal rows then share
     it). `position`: of its last change (`stream`, `offset`, `lsn`, `xid`, `version`, `commit_time`; offset and
-    version 0 for a row of the initial copy). `values`: every column as text, `unrepresentable`: of the columns that do not fit, why.
+    version 0 for a row of the initial copy). `values`: every column as text. `unrepresentable`: the reason, by column.
     """
 
     id: str
@@ -58,7 +58,7 @@ class QuarantinedRow:
 
 
 def rows_of(lake: str | Path, name: str, table: TableVersion) -> Iterator[QuarantinedRow]:
-    """The rows of a table (`stream.schema.table`) that are set aside in the epoch of this version."""
+    """The quarantined rows of a table (`stream.schema.table`) in the epoch of this version."""
     for file in table.quarantine_files:
         yield from _rows(name, table, read_data(Path(lake) / table.path / file))
 
@@ -66,7 +66,7 @@ def rows_of(lake: str | Path, name: str, table: TableVersion) -> Iterator[Quaran
 def skip(
     lake: str | Path, name: str, table: TableVersion, ids: Collection[str], term: int
 ) -> tuple[TableVersion, set[str]]:
-    """The table with these rows given up (all of them without any id), and the ids that are not there.
+    """The table with these rows skipped (all of them without any id), and the unknown ids.
 
     `term` is the writer's.
     """
@@ -123,7 +123,7 @@ def _reason(text: str, arrow: pa.DataType) -> str:
     except UnrepresentableValueError as fault:
         return fault.what
     # The text of bytes that are no text is; or this version holds what an earlier one did not.
-    return f"did not fit into {arrow} when it came"
+    return f"was not representable as {arrow} when it arrived"
 
 
 def _text(value: Any) -> str | None:

@@ -56,9 +56,9 @@ class Target:
     begin with. `columns` are PostgreSQL's columns as Arrow types, `file_schema` those of the data files
     (`ROW_ID` last, if `key` is empty). Changes of transactions whose commit record starts below
     `start_lsn` are left out. `relation_id` is the OID of the table that was copied; `aliases` are other names
-    that the log has for it. `quarantines`: rows with a value that the table cannot hold are set aside, beside
-    those of `quarantine_files`, which are tried again if `retry_quarantined`. `layouts` says which columns its changes have from which offset on; those that
-    come at the end of `columns` only later are NULL before. `partitions`: those that are known, by OID, and before which
+    that the log has for it. `quarantines`: unrepresentable rows are quarantined, beside those of `quarantine_files`,
+    which are converted again if `retry_quarantined`. `layouts`: the columns of its changes, from which offset on; those
+    that come at the end of `columns` only later are NULL before. `partitions`: the known ones, by OID, and before which
     commit LSN they must not have had changes.
     """
 
@@ -108,7 +108,7 @@ class RangeTask:
 
 @dataclass(frozen=True)
 class ComposeTask:
-    """Compose one table's partials, in order, and write its files. Without any it is about its quarantined rows."""
+    """Compose one table's partials, in order, and write its files. Without partials, only its quarantined rows."""
 
     target: Target
     partials: tuple[str, ...]
@@ -123,9 +123,9 @@ class Staged:
 
     `partial`: a fold, if other ranges have changes of this table too. Otherwise files: `rows`, `deletes`
     (keys), and what only the table itself can complete: `patches` (rows with columns that were never
-    sent; `rows` is then no data file yet) and `removals` (rows of a bag, with how many of each go). `added`: rows more than before, or
-    than none if `truncated`. `changes`: how many were folded. `quarantined`: the rows that are set aside. `partitions`: those
-    that have changes, and are not among the target's, or had them too early.
+    sent; `rows` is then no data file yet) and `removals` (rows of a multiset, with how many of each are removed). `added`: by
+    how many rows the table grows (if `truncated`, from none). `changes`: how many were folded. `quarantined`: the
+    quarantined rows. `partitions`: those that have changes, and are not among the target's, or had them too early.
     """
 
     table: str
@@ -200,9 +200,9 @@ def composed(first: Fold | MultisetFold, then: Fold | MultisetFold) -> Fold | Mu
 
 
 def run_range(task: RangeTask) -> list[Staged | SchemaMismatch | TableFault]:
-    """Read, fold and write. A table with a change that does not fit is told by its mismatches instead.
+    """Read, fold and write. For a table with a change of another shape its mismatches are returned instead.
 
-    A table whose changes cannot be applied is told by that fault. Raises the log's errors.
+    For a table whose changes cannot be applied that fault is returned. Raises the log's errors.
     """
     by_name: dict[str, list[Target]] = defaultdict(list)
     for target in task.targets:

@@ -35,7 +35,7 @@ SMALL = 1 << 20
 #: Bytes that a disk writes atomically.
 _AT_ONCE = 4000
 
-REPAIR = "restore the file from a backup, or copy its table anew: tuskline table resync"
+REPAIR = "restore the file from a backup, or copy its table again: tuskline table resync"
 
 
 def sums_of(file: Path) -> Path:

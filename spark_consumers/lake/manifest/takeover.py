@@ -73,7 +73,7 @@ class Leftover:
 
 @dataclass(frozen=True, slots=True)
 class ReadPublishedLink:
-    """The newest link that a writer has told of (`newest_link.Told`), or None."""
+    """The newest link that a writer has recorded (`newest.PublishedLink`), or None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -405,7 +405,7 @@ def overtaken(term: int) -> FencedError:
     return FencedError(
         f"another writer has taken over, under term {term}",
         where="lake",
-        repair="nothing: the newer writer goes on",
+        repair="nothing: the newer writer continues",
     )
 
 
@@ -432,7 +432,7 @@ def commit(
             break
     else:
         raise LakeError(
-            f"gave up after {ATTEMPTS} attempts: other writers keep committing to this table",
+            f"gave up after {ATTEMPTS} attempts: other writers commit to this table",
             where=where,
             repair="let only Tuskline write to the lake's tables",
         )

@@ -1,6 +1,6 @@
-"""What the sources publish, asked beside the writer's loop: a server that hangs keeps no other source waiting.
+"""Polls the sources' publications beside the writer's loop: a server that hangs delays no other source.
 
-Each source has at most one question under way, and each question ends by itself (`sources.read_publication`).
+Each source has at most one query under way, and each query has a time limit (`sources.read_publication`).
 """
 
 import time
@@ -14,11 +14,12 @@ from spark_consumers.lake.tables.shape import Publication
 from spark_consumers.lake.tables.sources import Source
 from walsender_bridge.errors import TusklineError, UnavailableError
 
-#: Seconds between two questions to a source.
+#: Seconds between two polls of a source.
 POLL_SECONDS = 5.0
-#: Seconds that the loop waits for the answers: a server that runs needs a few milliseconds.
+#: Seconds that the loop waits for the results: a running server needs a few milliseconds.
 _PATIENCE = 1.0
-#: Seconds after which a source that is not seen is told: until it is, what its catalog alone shows goes unnoticed.
+#: Seconds after which a source that cannot be read is reported: until it is, changes that only its catalog shows go
+#: undetected.
 OVERDUE_SECONDS = 60.0
 
 log = structlog.get_logger()
@@ -35,7 +36,7 @@ class PublicationPoller:
         self._pool = ThreadPoolExecutor(max(len(configured), 1), thread_name_prefix="look")
         self._asked: dict[str, tuple[float, Future[Publication]]] = {}
         self._asked_at = float("-inf")
-        #: Since when a stream's source is asked in vain (monotonic seconds), and what came of it last.
+        #: Since when polls of a stream's source fail (monotonic seconds), and the last error.
         self._failing: dict[str, tuple[float, TusklineError]] = {}
 
     def answers(
@@ -45,9 +46,9 @@ class PublicationPoller:
         *,
         at_once: bool = False,
     ) -> Iterator[tuple[str, float, Publication]]:
-        """What sources have answered, and since when it holds (monotonic seconds).
+        """The publications that have been read, and since when they hold (monotonic seconds).
 
-        Asks these streams' sources when it is time, or `at_once`. `known`: see `sources.read_publication`, by stream.
+        Polls these streams' sources when it is time, or `at_once`. `known`: see `sources.read_publication`, by stream.
         """
         now = self._now()
         if at_once or now - self._asked_at >= POLL_SECONDS:
@@ -60,14 +61,14 @@ class PublicationPoller:
                         sources.read_publication, self._sources[stream], known(stream)
                     )
                     self._asked[stream] = now, question
-            # One that is under way for longer hangs: it is not waited for each time.
+            # A query that is under way for longer hangs: it is not waited for each time.
             wait([asked for began, asked in self._asked.values() if began == now], _PATIENCE)
         for stream in [stream for stream, (_, asked) in self._asked.items() if asked.done()]:
             began, asked = self._asked.pop(stream)
             try:
                 publication = asked.result()
             except TusklineError as error:
-                log.warning("publication not seen", stream=stream, error=str(error))
+                log.warning("could not read publication", stream=stream, error=str(error))
                 since, _ = self._failing.get(stream, (began, error))
                 self._failing[stream] = since, error
                 continue
@@ -75,7 +76,7 @@ class PublicationPoller:
             yield stream, began, publication
 
     def overdue(self) -> TusklineError | None:
-        """The source that has not been seen for longest, if that is too long: its tables go on as they were."""
+        """The error of the source that has not been read for longest, if that is too long; its tables continue."""
         if not self._failing:
             return None
         stream, (since, error) = min(self._failing.items(), key=lambda each: each[1][0])
@@ -89,9 +90,9 @@ class PublicationPoller:
         )
 
     def soon(self) -> None:
-        """Ask at the next look, whenever the last one was."""
+        """Poll at the next call, whenever the last poll was."""
         self._asked_at = float("-inf")
 
     def close(self) -> None:
-        """Ask no more; a question that is under way ends by itself."""
+        """Stop polling; a query under way ends by itself."""
         self._pool.shutdown(wait=False, cancel_futures=True)

@@ -1,4 +1,4 @@
-"""What becomes of a table whose changes have another shape than it has. Pure.
+"""Decides how a table follows changes of another shape than its own. Pure.
 
 A Relation message carries neither attribute numbers nor defaults: a rename looks like a drop and an add, and
 a default fills old rows without a word. So one kind of change is followed in place: columns that came at
@@ -35,7 +35,7 @@ class FullResync:
 def evaluate(
     table: TableVersion, layouts: Sequence[Layout], mismatches: Sequence[SchemaMismatch]
 ) -> ColumnsAdded | FullResync:
-    """What these mismatches of one table amount to. `layouts`: what is known of this epoch's changes already."""
+    """The verdict on these mismatches of one table. `layouts`: those of this epoch's changes that are known already."""
     known = list(layouts)
     added: list[Column] = []
     for mismatch in sorted(mismatches, key=lambda m: (m.offset, m.number)):
@@ -81,7 +81,7 @@ def not_plain(added: Sequence[Column], catalog: Mapping[str, tuple[int, int, boo
         if found is not None and found[2]:
             return f"its column {name!r} was added with a default, or NOT NULL"
         if found is None or found[:2] != (kind, typmod):
-            return f"its column {name!r} was added, and is another one by now"
+            return f"its column {name!r} was added, and has been replaced since"
     return None
 
 

@@ -110,7 +110,7 @@ class LakeSite:
         path = self._path(name)
         users = self._format.users_refs(path)
         if users and name not in self._kept:
-            log.warning("folder kept: it has branches or tags of users", path=name, names=users)
+            log.warning("folder kept: it has user branches or tags", path=name, names=users)
             self._kept.add(name)
         elif not users:
             log.info("garbage removed", kind=LeftoverKind.TABLE.name.lower(), path=name)

@@ -54,9 +54,9 @@ from walsender_bridge.runtime.steady_clock import SteadyClock
 
 __all__ = ["Lakehouse", "Source"]
 
-#: How often the log is asked whether there is something to do, in seconds.
+#: Seconds between two polls of the log.
 _TICK = 0.1
-#: How often a driver looks whether the one that is at work still is, in seconds.
+#: Seconds between two checks of a standby driver whether the active one still runs.
 _STANDBY = 0.5
 #: Pauses after failures, in seconds.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 10.0
@@ -88,9 +88,9 @@ class Lakehouse:
     `lake` is the lake's folder, `log` the repository's address. `epoch_interval` and `retention_seconds`
     are in seconds, `max_bytes_per_epoch` in bytes of the log as it is stored, `copy_rate` in bytes a second.
     `catalog` names the Spark catalog in which users of this session see the tables. `failing_table`: whether epochs wait for
-    a table that cannot follow (`policy`). `progress` is called with how far each
-    table's copy is (`initial_copy.Progress`), about ten times a second. `on_unrepresentable_value`: `fail` or `quarantine`, by table
-    and as `default`. `failing` is called with why a round has failed, each time, and with None when the next one has not.
+    a suspended table (`policy`). `progress` is called with the progress of each table's copy (`initial_copy.Progress`), about
+    ten times a second. `on_unrepresentable_value`: `fail` or `quarantine`, by table and as `default`. `failing` is called
+    with the error of each failed round, and with None when the next one has succeeded.
     """
 
     def __init__(
@@ -143,8 +143,8 @@ class Lakehouse:
     def run(self, stop: threading.Event) -> None:
         """Take over and publish epochs until `stop` is set; while another driver is at work, wait for its end.
 
-        Outlives what restarts: log, PostgreSQL, a full disk. Raises `FencedError` when a newer writer has
-        come, `LakeError` for a lake of another log that it is not to go on with (`adopt`), and whatever is raised when the JVM is gone.
+        Survives restarts of the log and of PostgreSQL, and a full disk. Raises `FencedError` when a newer writer has
+        come, `LakeError` for a lake of another log without a request (`adopt`), and any error once the JVM has ended.
         """
         pause = _FIRST_PAUSE
         try:
@@ -180,7 +180,9 @@ class Lakehouse:
         """
         if not is_alive(self._spark):
             # Nothing else would tell while there is nothing to write.
-            raise UnavailableError("its JVM is gone", where="lake", repair="start the driver again")
+            raise UnavailableError(
+                "its JVM has ended", where="lake", repair="start the driver again"
+            )
         writer = self._writer or self._take_over()
         status = self._log.status()
         if adopt.wanted(self._chain, writer.head, status.log_id):
@@ -227,7 +229,7 @@ class Lakehouse:
         thorough = due or bool(known or head.copies or states.held(head))
         writer.apart = log_view.apart(head, status, self._sources, thorough=thorough)
         for stream in writer.apart.keys() - known.keys():
-            log.error("another history in the log", stream=stream, reason=writer.apart[stream])
+            log.error("the log has another history", stream=stream, reason=writer.apart[stream])
         head = rolled_back.hold(head, writer.apart, holds=self._policy.holds_streams)
         head, lost = log_view.without_lost(head, status)
         if rolled_back.given_up(head, writer.apart) and status.version < head.epoch:
@@ -237,7 +239,7 @@ class Lakehouse:
         return rolled_back.without(status, writer.apart)
 
     def _update_tables(self, writer: _Writer, status: LogStatus) -> None:
-        """Publish what has changed about the tables, and have copied what is to be copied."""
+        """Publish changed table states, and start the copies that are due."""
         wanted = writer.tables.step(writer.head, status, self._log.client, writer.apart)
         wanted = rolled_back.hold(wanted, writer.apart, holds=self._policy.holds_streams)
         changed = self._publish(writer, wanted)
@@ -323,7 +325,7 @@ class Lakehouse:
         term = head.term if head is not None else 0
         found = self._standby.waits_for(term, self._presence.others(), time.monotonic())
         if found != self._waits_for and found is not None:
-            log.info("standing by: another driver is at work", driver=found, term=term)
+            log.info("standing by: another driver is active", driver=found, term=term)
         self._waits_for = found
         return found is not None
 
@@ -368,7 +370,7 @@ class Lakehouse:
             self._presence.claim(0)
             raise
         if gone := departed(head, self._sources):
-            log.warning("no source for these tables: they stay as they are", tables=gone)
+            log.warning("no source for these tables: their rows stay as they are", tables=gone)
         log.info("took over", term=head.term, epoch=head.epoch, link=head.link)
         self._writer = writer
         return writer
@@ -378,7 +380,7 @@ class Lakehouse:
         status = self._log.raised(link.epoch)
         holds = self._policy.holds(copied_again=True)
         made = adopt.adopted(link, status, self._sources, asked, holds=holds)
-        log.warning("the lake goes on with another log", log=status.log_id, epoch=link.epoch)
+        log.warning("the lake continues with another log", log=status.log_id, epoch=link.epoch)
         return made
 
     def _forget(self, writer: _Writer) -> None:
@@ -432,7 +434,7 @@ class Lakehouse:
             if self._writer is not None:
                 self._writer.tables.release(head, self._log.client)
         except TusklineError as error:
-            log.warning("no lease at the log", error=str(error))
+            log.warning("could not renew the lease at the log", error=str(error))
 
     def _failed(self, error: Exception, pause: float) -> None:
         """Say what happened, and start the next attempt from what is durable: a newest link that is lost may be given up."""
@@ -447,7 +449,7 @@ class Lakehouse:
                 raise FencedError(
                     f"term {head.term} has taken over",
                     where=str(self._chain.root),
-                    repair="nothing: the newer writer goes on",
+                    repair="nothing: the newer writer continues",
                 ) from error
             if head is not None and head.link > self._writer.head.link:
                 self._adopt(self._writer, head)

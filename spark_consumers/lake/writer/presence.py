@@ -28,7 +28,7 @@ log = structlog.get_logger()
 
 
 class Presence:
-    """The sign of one driver, and the sight of the others. `folder` is the lake's `_tuskline`."""
+    """One driver's heartbeat, and those of the others. `folder` is the lake's `_tuskline`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder / "drivers"

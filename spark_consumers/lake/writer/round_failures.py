@@ -1,6 +1,6 @@
-"""What the lake's log says of rounds that fail: each cause once, and once a minute while it lasts.
+"""Logs failed rounds of the lake: each cause once, and once a minute while it lasts.
 
-That a round has gone well is said again and again too, for a job that hangs says nothing.
+Successful rounds are logged periodically too, since a job that hangs logs nothing.
 """
 
 import time
@@ -12,9 +12,9 @@ import structlog
 from spark_consumers.lake.folder import why
 from walsender_bridge.errors import TusklineError
 
-#: Seconds after which a cause that lasts is named again.
+#: Seconds after which a cause that lasts is logged again.
 _AGAIN_SECONDS = 60.0
-#: Seconds after which it is said again that rounds go well.
+#: Seconds after which successful rounds are logged again.
 _WELL_SECONDS = 5.0
 #: Characters of an error that is not one of ours.
 _DETAIL = 4000
@@ -37,7 +37,7 @@ class RoundFailures:
         self._count = 0
         self._logged = ""
         self._logged_at = 0.0
-        #: What an earlier driver said is true until a round has gone well.
+        #: An earlier driver's report holds until a round has succeeded.
         self._is_well = False
         self._well_at = 0.0
 

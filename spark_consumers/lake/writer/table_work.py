@@ -91,7 +91,7 @@ class TableWork:
         requests.make_room(chain)
         #: For tables by path: which columns they got in the epoch that is being written.
         self.layouts: dict[str, tuple[Layout, ...]] = {}
-        #: The streams whose sources have answered `poll_again` with a look that began after it was called.
+        #: The streams whose publication was read after `poll_again` was called.
         self.polled: set[str] = set()
         self._status_at = float("-inf")
         #: Tables that are paused, or stopped by a fault, for which this writer has a lease.
@@ -141,7 +141,7 @@ class TableWork:
             log.error(
                 "requests are not carried out: they cannot be removed",
                 path=str(requests.room(self._chain)),
-                repair="let the user of `tuskline lake run` write to this folder",
+                repair="grant the user of `tuskline lake run` write permission on this folder",
             )
         self._hears = hears
         self._asked = list(requests.waiting(self._chain))
@@ -203,7 +203,7 @@ class TableWork:
             self._copies.start(request)
 
     def drop_copies(self, streams: Collection[str]) -> None:
-        """What is being copied of these streams, or has arrived and is in no link, is not wanted any more."""
+        """Discard copies of these streams that run, or are complete and in no link."""
         for name in self._copies.running:
             if stream_of(name) in streams:
                 self._copies.drop(name)
@@ -243,7 +243,7 @@ class TableWork:
             reason = self._extend(name, table, mismatches)
             if reason is None:
                 continue
-            log.warning("table changed its shape", table=name, reason=reason)
+            log.warning("table changed its columns", table=name, reason=reason)
             self.layouts.pop(table.path, None)
             self._copy_after.pop(name, None)
             self._copies.drop(name)
@@ -264,7 +264,7 @@ class TableWork:
         reason = not_plain(verdict.added, catalog)
         names = [column for column, _, _ in verdict.layouts[-1].columns]
         if table.shape and others_by_now(names, Shape.load(table.shape)):
-            reason = f"its column {verdict.added[0][0]!r} was added, and is another one by now"
+            reason = f"its column {verdict.added[0][0]!r} was added, and has been replaced since"
         if reason is None:
             added = [column for column, _, _ in verdict.added]
             log.info("table got columns", table=name, columns=added)
@@ -313,7 +313,7 @@ class TableWork:
     def _poll(
         self, head: Manifest, *, at_once: bool = False
     ) -> list[tuple[str, float, Publication]]:
-        """What sources have answered, and since when that holds."""
+        """The publications that have been read, and since when they hold."""
         streams = [stream for stream in self._sources if stream in head.streams]
         found = list(
             self._poller.answers(streams, lambda s: noticed.known(head, s), at_once=at_once)
@@ -325,7 +325,7 @@ class TableWork:
     def _compare(
         self, head: Manifest, publications: Sequence[tuple[str, float, Publication]]
     ) -> tuple[Manifest, bool]:
-        """The head after these looks, and whether no table has to be copied again."""
+        """The head after these polls, and whether no table must be copied again."""
         reasons: dict[str, str] = {}
         for stream, began, publication in publications:
             later = {name for name, at in self._arrived_at.items() if at >= began}
@@ -373,7 +373,7 @@ class TableWork:
         return changed
 
     def _skip(self, head: Manifest, request: requests.Request) -> Manifest:
-        """Give rows up; their new file is durable before the link that names it."""
+        """Skip rows; their new file is durable before the link that names it."""
         outcome = {}
         for name in request.tables:
             table = head.tables.get(name)
@@ -384,9 +384,9 @@ class TableWork:
                 self._chain.root, name, table, request.rows, head.term
             )
             head = replace(head, tables={**head.tables, name: made})
-            outcome[name] = f"{made.skipped_rows} of {made.quarantined_rows} rows are given up"
+            outcome[name] = f"{made.skipped_rows} of {made.quarantined_rows} rows are skipped"
             if missing:
-                outcome[name] = f"refused: no such row is set aside: {', '.join(sorted(missing))}"
+                outcome[name] = f"refused: no such quarantined row: {', '.join(sorted(missing))}"
         log.info("request carried out", kind=request.kind, tables=outcome)
         return requests.answered(head, request, outcome, self._clock.now())
 
@@ -432,7 +432,7 @@ class TableWork:
 
 
 def _undecided(name: str, reason: str) -> TusklineError:
-    """The error while a table waits for somebody to decide what becomes of it."""
+    """The error while a table is suspended until an operator decides."""
     kind: type[TusklineError] = TrimmedError if "trimmed" in reason else CorruptError
     if "on_unrepresentable_value" in reason:
         kind = UnsupportedValueError

@@ -130,7 +130,7 @@ class Driver:
         link = self.head.next(**changes)
         yield f"publish {link.link}"
         if self.store.create_link(link, self.head) is not None:
-            raise FencedError("not ours to publish")
+            raise FencedError("cannot publish link")
         self.head = link
 
     def _copy(self):
