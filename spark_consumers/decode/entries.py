@@ -96,8 +96,8 @@ class ChangeBatch:
     #: 0 (none), `K` (the key) or `O` (the whole row).
     old_kind: npt.NDArray[np.uint8]
     #: PostgreSQL's text of the values that do not fit, by column (NULL where a value fits), if they are kept.
-    unfit: dict[int, pa.Array] = field(default_factory=dict)
-    old_unfit: dict[int, pa.Array] = field(default_factory=dict)
+    unrepresentable: dict[int, pa.Array] = field(default_factory=dict)
+    old_unrepresentable: dict[int, pa.Array] = field(default_factory=dict)
     #: Offset and sequence of rows that are a partition's, and its OID, where the log tells (`PartitionRow`): they are
     #: among the changes of the relation, but maybe not in this batch.
     partitions: list[tuple[int, int, int]] = field(default_factory=list)
@@ -113,7 +113,7 @@ def decode_entries(
     relations: Container[str] | None = None,
     columns: Container[str] | None = None,
     as_text: bool = False,
-    keep_unfit: Container[str] = (),
+    keep_unrepresentable: Container[str] = (),
     failed: Callable[[str, Exception], None] | None = None,
     target_bytes: int = TARGET_BYTES,
 ) -> Iterator[ChangeBatch]:
@@ -121,15 +121,15 @@ def decode_entries(
 
     `schemas` gives a schema record for its hash. `relations` (names `schema.table`) leaves others out,
     and then entries may be missing that hold none of them; `columns` leaves out columns (of every
-    relation). `as_text` gives every column as PostgreSQL's own text. `keep_unfit`: relations whose values that
-    do not fit are NULL, and told by their text (`ChangeBatch.unfit`), instead of an error. `failed` is called with a
+    relation). `as_text` gives every column as PostgreSQL's own text. `keep_unrepresentable`: relations whose values that
+    do not fit are NULL, and told by their text (`ChangeBatch.unrepresentable`), instead of an error. `failed` is called with a
     relation whose changes cannot be decoded, and why, instead of raising that; no more of its changes come then. Memory:
     some `target_bytes`, or one entry.
 
     Raises `MalformedMessageError`, `CorruptError`, `UnsupportedValueError` (a value that the column's
     type cannot hold: table, column and position are named), and what `schemas` raises.
     """
-    decoder = _Decoder(schemas, relations, columns, as_text, keep_unfit, failed)
+    decoder = _Decoder(schemas, relations, columns, as_text, keep_unrepresentable, failed)
     transaction: Transaction | None = None
     expected: int | None = None
     previous: int | None = None
@@ -195,14 +195,14 @@ class _Decoder:
         relations: Container[str] | None,
         columns: Container[str] | None,
         as_text: bool,
-        keep_unfit: Container[str],
+        keep_unrepresentable: Container[str],
         failed: Callable[[str, Exception], None] | None,
     ) -> None:
         self._schemas = schemas
         self._relations = relations
         self._columns = columns
         self._as_text = as_text
-        self._keep_unfit = keep_unfit
+        self._keep_unrepresentable = keep_unrepresentable
         self._failed = failed
         self._failing: set[str] = set()
         self._known: dict[bytes, _Schema] = {}
@@ -237,10 +237,10 @@ class _Decoder:
                     self._failing.add(name)
                     continue
                 batch.partitions = [
-                    (p.entry.offset, told.number, told.relation_id)
+                    (p.entry.offset, row.number, row.relation_id)
                     for p in run
-                    for told in p.partitions
-                    if told.schema_hash == digest
+                    for row in p.partitions
+                    if row.schema_hash == digest
                 ]
                 yield batch
 
@@ -315,9 +315,9 @@ class _Decoder:
             old_columns=None,
             old_kind=np.where(has_old, markers, 0).astype(np.uint8),
         )
-        batch.columns = self._values(frames, new, schema, batch, batch.unfit)
+        batch.columns = self._values(frames, new, schema, batch, batch.unrepresentable)
         if old is not None:
-            batch.old_columns = self._values(frames, old, schema, batch, batch.old_unfit)
+            batch.old_columns = self._values(frames, old, schema, batch, batch.old_unrepresentable)
         return batch
 
     def _values(
@@ -326,11 +326,11 @@ class _Decoder:
         tuples: Tuples,
         schema: _Schema,
         batch: ChangeBatch,
-        unfit: dict[int, pa.Array],
+        unrepresentable: dict[int, pa.Array],
     ) -> list[pa.Array]:
-        """The columns' values; the text of what does not fit goes to `unfit`, if that is kept."""
+        """The columns' values; the text of what does not fit goes to `unrepresentable`, if that is kept."""
         arrays: list[pa.Array] = []
-        keep = schema.relation.full_name in self._keep_unfit
+        keep = schema.relation.full_name in self._keep_unrepresentable
         for i, column, kind in zip(
             schema.chosen, schema.relation.columns, schema.kinds, strict=True
         ):
@@ -345,7 +345,7 @@ class _Decoder:
                 if keep:
                     values, raw = apart(texts, kind.arrow, partial(from_text, kind=kind))
                     if raw is not None:
-                        unfit[len(arrays)] = raw
+                        unrepresentable[len(arrays)] = raw
                     arrays.append(values)
                     continue
                 arrays.append(checked_utf8(texts) if self._as_text else from_text(texts, kind))
@@ -400,5 +400,5 @@ def _named(
         fault.what,
         where=place,
         repair="change the value at the source, leave the column out of the publication, or set such rows "
-        "aside ([lake.on_unfit_value])",
+        "aside ([lake.on_unrepresentable_value])",
     )

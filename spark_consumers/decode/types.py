@@ -144,7 +144,7 @@ def _with_base_type(column: Column, types: Mapping[int, tuple[str, str]]) -> Col
     return column if base is None else replace(column, type_oid=base)
 
 
-def told_type(declared: int, base: int) -> int:
+def streamed_type(declared: int, base: int) -> int:
     """The type OID that `with_base_types` leaves a column with, from its type and that type's base type."""
     return base if base in _NAMES.values() else declared
 
@@ -216,12 +216,12 @@ def apart(
     except UnrepresentableValueError as fault:
         if fault.malformed:
             raise
-    unfit: list[int] = []
-    parts = _by_halves(values, arrow, convert, 0, unfit)
+    unrepresentable: list[int] = []
+    parts = _by_halves(values, arrow, convert, 0, unrepresentable)
     raw = values.cast(pa.binary())
-    texts = [raw[row].as_py().decode("utf-8", "backslashreplace") for row in unfit]
+    texts = [raw[row].as_py().decode("utf-8", "backslashreplace") for row in unrepresentable]
     places = np.full(len(values), -1, np.int64)
-    places[unfit] = np.arange(len(unfit))
+    places[unrepresentable] = np.arange(len(unrepresentable))
     return pa.concat_arrays(parts), take(of_texts(texts), places)
 
 
@@ -230,9 +230,9 @@ def _by_halves(
     arrow: pa.DataType,
     convert: Callable[[pa.Array], pa.Array],
     first: int,
-    unfit: list[int],
+    unrepresentable: list[int],
 ) -> list[pa.Array]:
-    """Convert; what fails is halved until it is one value, whose number goes to `unfit`."""
+    """Convert; what fails is halved until it is one value, whose number goes to `unrepresentable`."""
     try:
         return [convert(values)]
     except UnrepresentableValueError as fault:
@@ -241,12 +241,12 @@ def _by_halves(
                 first + fault.index, fault.what, malformed=True
             ) from None
     if len(values) == 1:
-        unfit.append(first)
+        unrepresentable.append(first)
         return [pa.nulls(1, arrow)]
     middle = len(values) // 2
     return [
-        *_by_halves(values.slice(0, middle), arrow, convert, first, unfit),
-        *_by_halves(values.slice(middle), arrow, convert, first + middle, unfit),
+        *_by_halves(values.slice(0, middle), arrow, convert, first, unrepresentable),
+        *_by_halves(values.slice(middle), arrow, convert, first + middle, unrepresentable),
     ]
 
 
@@ -256,7 +256,7 @@ def checked_utf8(values: pa.Array) -> pa.Array:
     try:
         raw.cast(pa.string())
     except pa.ArrowInvalid:
-        at = _first_unfit(raw, pa.string())
+        at = _first_unrepresentable(raw, pa.string())
         raise UnrepresentableValueError(at, "bytes that are not UTF-8", malformed=False) from None
     return values
 
@@ -265,7 +265,7 @@ def _cast(values: pa.Array, arrow: pa.DataType) -> pa.Array:
     try:
         return values.cast(arrow)
     except pa.ArrowInvalid:
-        at = _first_unfit(values, arrow)
+        at = _first_unrepresentable(values, arrow)
         text = values.cast(pa.binary())[at].as_py().decode("utf-8", "replace")
         beyond = _BEYOND.fullmatch(text) is not None
         shown = text if len(text) <= 60 else f"{text[:57]}..."
@@ -274,7 +274,7 @@ def _cast(values: pa.Array, arrow: pa.DataType) -> pa.Array:
         ) from None
 
 
-def _first_unfit(values: pa.Array, arrow: pa.DataType) -> int:
+def _first_unrepresentable(values: pa.Array, arrow: pa.DataType) -> int:
     """Where the first value is that does not cast: by halves, since a cast does not tell."""
     low, high = 0, len(values)
     while high - low > 1:

@@ -30,7 +30,7 @@ class MultisetFold:
     columns: list[pa.Array]
     delta: Int64s
     #: So many columns at the end only tell where a row comes from: rows that differ there are equal.
-    told: int = 0
+    provenance: int = 0
 
     def __len__(self) -> int:
         return len(self.delta)
@@ -51,8 +51,8 @@ class MultisetFold:
         return [column.filter(mask) for column in self.columns], -self.delta[gone]
 
 
-def fold_bag(changes: Sequence[FoldableChanges], told: int = 0) -> MultisetFold:
-    """Fold changes in commit order; at least one batch, all with the same columns (`told`: see `MultisetFold`).
+def fold_multiset(changes: Sequence[FoldableChanges], provenance: int = 0) -> MultisetFold:
+    """Fold changes in commit order; at least one batch, all with the same columns (`provenance`: see `MultisetFold`).
 
     Raises `CorruptError` for an update or delete without its whole old row.
     """
@@ -77,15 +77,15 @@ def fold_bag(changes: Sequence[FoldableChanges], told: int = 0) -> MultisetFold:
             old = [column.slice(start) for column in batch.old_columns or ()]
             parts.append(_chosen(old, takes, -1))
         parts.append(_chosen([column.slice(start) for column in batch.columns], adds, 1))
-    return _sum(truncated, parts, told)
+    return _sum(truncated, parts, provenance)
 
 
-def compose_bags(first: MultisetFold, then: MultisetFold) -> MultisetFold:
+def compose_multisets(first: MultisetFold, then: MultisetFold) -> MultisetFold:
     """The fold of `first`'s changes followed by `then`'s."""
     if then.truncated:
         return then
     parts = [(first.columns, first.delta), (then.columns, then.delta)]
-    return _sum(first.truncated, parts, first.told)
+    return _sum(first.truncated, parts, first.provenance)
 
 
 def _chosen(columns: list[pa.Array], mask: np.ndarray, sign: int) -> tuple[list[pa.Array], Int64s]:
@@ -93,10 +93,12 @@ def _chosen(columns: list[pa.Array], mask: np.ndarray, sign: int) -> tuple[list[
     return [c.filter(chosen) for c in columns], np.full(int(mask.sum()), sign, np.int64)
 
 
-def _sum(truncated: bool, parts: list[tuple[list[pa.Array], Int64s]], told: int) -> MultisetFold:
+def _sum(
+    truncated: bool, parts: list[tuple[list[pa.Array], Int64s]], provenance: int
+) -> MultisetFold:
     columns = [pa.concat_arrays(list(same)) for same in zip(*(p[0] for p in parts), strict=True)]
     delta = np.concatenate([p[1] for p in parts])
-    (codes,) = row_codes([columns[: len(columns) - told]])
+    (codes,) = row_codes([columns[: len(columns) - provenance]])
     totals = np.zeros(int(codes.max(initial=-1)) + 1, np.int64)
     np.add.at(totals, codes, delta)
     place = np.zeros(len(totals), np.int64)
@@ -112,7 +114,7 @@ def _sum(truncated: bool, parts: list[tuple[list[pa.Array], Int64s]], told: int)
             repair="copy the table again; its history in the log has a gap",
         )
     rows = pa.array(place[kept])
-    return MultisetFold(truncated, [c.take(rows) for c in columns], totals[kept], told)
+    return MultisetFold(truncated, [c.take(rows) for c in columns], totals[kept], provenance)
 
 
 def _repeat(columns: list[pa.Array], times: Int64s) -> list[pa.Array]:

@@ -16,7 +16,7 @@ import psycopg
 from spark_consumers.lake.manifest.chain import Chain, Manifest, open_chain, wait_for_epoch
 from spark_consumers.lake.tables.noticed import known, unshown
 from spark_consumers.lake.tables.shape import Publication
-from spark_consumers.lake.tables.sources import Source, look
+from spark_consumers.lake.tables.sources import Source, read_publication
 from spark_consumers.lake.tables.states import is_undecided, unreadable
 from spark_consumers.lake.writer import adopt
 from spark_consumers.snapshot import flush_mark
@@ -35,9 +35,9 @@ from walsender_bridge.postgres.client.bounded_query import BoundedConnection
 from walsender_bridge.runtime.sql import load
 
 #: Tables that an error names.
-_TOLD = 10
-_LOOK_AGAIN = 0.1
-_LOOK_AT_SOURCES = 1.0
+_NAMED = 10
+_POLL_SECONDS = 0.1
+_POLL_SOURCES_SECONDS = 1.0
 #: Seconds in which what somebody has just asked for a table that cannot follow may be carried out.
 _UNDECIDED = 10.0
 #: Seconds between two questions whether waiting is of use.
@@ -95,7 +95,7 @@ class _Patience:
             except (UnknownStreamError, UnavailableError):
                 if self._parts is None or self.left <= 0 or not self._parts.starting():
                     raise
-                time.sleep(_LOOK_AGAIN)
+                time.sleep(_POLL_SECONDS)
             self.check()
 
     def epoch(self, chain: Chain, version: int) -> Manifest:
@@ -134,7 +134,7 @@ def flush(
     chain = open_chain(lake)
     before = chain.head()
     patience = _Patience(timeout, parts)
-    seen = _look(chain, sources)
+    seen = _poll_sources(chain, sources)
     for source in sources:
         if not seen[source.stream].marked:
             raise flush_mark.not_published(source.publication, source.stream)
@@ -152,9 +152,9 @@ def flush(
                 repair="see that `tuskline lake run` is running, or wait longer with --timeout",
             )
         patience.check()
-        time.sleep(_LOOK_AGAIN)
+        time.sleep(_POLL_SECONDS)
         version = patience.barrier(log, _written(dsns))
-    look_at = 0.0
+    poll_at = 0.0
     head = patience.epoch(chain, version)
     shown: set[str] = set()
     since: dict[str, float] = {}
@@ -171,21 +171,23 @@ def flush(
             # A copy is shown by the first epoch that has passed it, which would come in its own time.
             shown |= copied
             patience.barrier(log, _written(dsns))
-        time.sleep(_LOOK_AGAIN)
+        time.sleep(_POLL_SECONDS)
         head = chain.head() or head
         # A table that is as it was later than we looked is as good: it has what was committed before.
-        if time.monotonic() >= look_at and unshown(head, seen):
-            seen = _look(chain, sources, head)
-            look_at = time.monotonic() + _LOOK_AT_SOURCES
+        if time.monotonic() >= poll_at and unshown(head, seen):
+            seen = _poll_sources(chain, sources, head)
+            poll_at = time.monotonic() + _POLL_SOURCES_SECONDS
     return head.epoch
 
 
-def _look(
+def _poll_sources(
     chain: Chain, sources: Sequence[Source], head: Manifest | None = None
 ) -> dict[str, Publication]:
     head = head or chain.head()
     return {
-        source.stream: look(source, known(head, source.stream) if head is not None else ())
+        source.stream: read_publication(
+            source, known(head, source.stream) if head is not None else ()
+        )
         for source in sources
     }
 
@@ -204,10 +206,10 @@ def _check_awaited(chain: Chain, before: Manifest, log: str, version: int) -> No
 
 
 def _unreadable(missing: Mapping[str, str], epoch: int, lake: str) -> DeadlineError:
-    told = [f"{name} ({why})" for name, why in sorted(missing.items())]
-    more = f" and {len(told) - _TOLD} more" if len(told) > _TOLD else ""
+    named = [f"{name} ({why})" for name, why in sorted(missing.items())]
+    more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
     return DeadlineError(
-        f"epoch {epoch} is published, without {', '.join(told[:_TOLD])}{more}",
+        f"epoch {epoch} is published, without {', '.join(named[:_NAMED])}{more}",
         where=lake,
         repair="see `tuskline table list`; wait longer with --timeout, or pause tables that flush should not wait for",
     )

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 #: How long a reader waits for a link that it has seen already, in seconds.
 _PATIENCE = 10.0
-_LOOK_AGAIN = 0.1
+_POLL_SECONDS = 0.1
 
 #: For each Spark application and lake the newest epoch that it has read.
 _seen: "WeakKeyDictionary[Any, dict[str, int]]" = WeakKeyDictionary()
@@ -93,15 +93,15 @@ def _newest(chain: Chain, least: int) -> Manifest:
     where = str(chain.root)
     deadline = time.monotonic() + _PATIENCE
     while True:
-        told = chain.told()
+        recorded = chain.recorded_newest()
         found = chain.head()
-        is_behind = told is not None and is_lost(told, found)
+        is_behind = recorded is not None and is_lost(recorded, found)
         if found is not None and found.epoch >= least and not is_behind:
             return found
-        if told is not None and is_behind and time.monotonic() > deadline:
-            raise lost(told, found, chain.where(told))
+        if recorded is not None and is_behind and time.monotonic() > deadline:
+            raise lost(recorded, found, chain.where(recorded))
         if is_behind:
-            time.sleep(_LOOK_AGAIN)
+            time.sleep(_POLL_SECONDS)
             continue
         if found is None and not least:
             raise LakeError(
@@ -116,7 +116,7 @@ def _newest(chain: Chain, least: int) -> Manifest:
                 where=where,
                 repair="see that this is the same lake, not an older copy of it",
             )
-        time.sleep(_LOOK_AGAIN)
+        time.sleep(_POLL_SECONDS)
 
 
 class Snapshot(Mapping[str, "DataFrame"]):

@@ -39,7 +39,7 @@ def verify(chain: Chain, progress: Progress) -> VerifyResult:
     found = VerifyResult()
     chain.identity()
     newest: Manifest | None = None
-    told = _told(chain, found)
+    recorded = _recorded(chain, found)
     for number in chain.numbers():
         try:
             manifest = chain.at_link(number)
@@ -49,8 +49,8 @@ def verify(chain: Chain, progress: Progress) -> VerifyResult:
         if manifest is not None:
             newest = manifest
             found.links += 1
-    if told is not None and is_lost(told, newest):
-        found.errors.append(lost(told, newest, chain.where(told)))
+    if recorded is not None and is_lost(recorded, newest):
+        found.errors.append(lost(recorded, newest, chain.where(recorded)))
     for number in chain.missing():
         where = chain.where(PublishedLink(number, 0, 0))
         found.errors.append(CorruptError(f"link {number} was published and is lost", where=where))
@@ -66,10 +66,10 @@ def verify(chain: Chain, progress: Progress) -> VerifyResult:
     return found
 
 
-def _told(chain: Chain, found: VerifyResult) -> PublishedLink | None:
+def _recorded(chain: Chain, found: VerifyResult) -> PublishedLink | None:
     """Before the chain is read, which may grow meanwhile."""
     try:
-        return chain.told()
+        return chain.recorded_newest()
     except CorruptError as error:
         found.errors.append(error)
         return None
@@ -77,7 +77,9 @@ def _told(chain: Chain, found: VerifyResult) -> PublishedLink | None:
 
 def _files(root: Path) -> Iterator[Path]:
     """The files of all tables, and those that checksums say were there."""
-    places = [table / name for table in folders(root) for name in ("metadata", "data", "unfit")]
+    places = [
+        table / name for table in folders(root) for name in ("metadata", "data", "quarantine")
+    ]
     for file in (file for place in places for file in place.glob("*")):
         sealed = checksums.file_of(file)
         if sealed is not None and not sealed.exists():

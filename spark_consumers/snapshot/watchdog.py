@@ -56,7 +56,7 @@ class Watchdog(Closing):
         """The driver has given something."""
         self._moved = True
 
-    def told(self) -> TusklineError | None:
+    def error(self) -> TusklineError | None:
         """The error, if this watchdog is why the driver's wait has ended."""
         return no_answer(CONNECT_TIMEOUT, describe(self._dsn)) if self._stopped else None
 

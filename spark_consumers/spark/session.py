@@ -46,7 +46,7 @@ def settings(
     *,
     lake: str | Path | None = None,
     catalog: str = CATALOG,
-    progress: jars.Progress = jars.say,
+    progress: jars.Progress = jars.print_progress,
 ) -> dict[str, str]:
     """Everything `session` sets beyond name and master, for those who build their own session."""
     own_jvm = {
@@ -82,7 +82,7 @@ def session(
     lake: str | Path | None = None,
     catalog: str = CATALOG,
     conf: Mapping[str, str] | None = None,
-    progress: jars.Progress = jars.say,
+    progress: jars.Progress = jars.print_progress,
 ) -> SparkSession:
     """The process's Spark session, started if there is none.
 
@@ -132,13 +132,13 @@ def _in_submitted(
 ) -> SparkSession:
     # With the JVM known, the configuration is what spark-submit has made of its flags and files.
     SparkContext._ensure_initialized()  # noqa: SLF001  # PySpark's own way to a JVM that runs
-    told = dict(SparkConf().getAll())
+    submitted = dict(SparkConf().getAll())
     _check_iceberg(SparkContext._jvm, progress)  # noqa: SLF001  # as above
     ours = _in_any_jvm(lake, catalog)
-    extensions = [told.get("spark.sql.extensions", ""), ours["spark.sql.extensions"]]
+    extensions = [submitted.get("spark.sql.extensions", ""), ours["spark.sql.extensions"]]
     both = {"spark.sql.extensions": ",".join(filter(None, extensions))}
     builder = SparkSession.builder
-    for key, value in (ours | told | both | dict(conf)).items():
+    for key, value in (ours | submitted | both | dict(conf)).items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
 

@@ -1,2 +1,2 @@
 -- The id of the quorum that this server's commits are on.
-SELECT name FROM tuskline.made WHERE kind = 'quorum';
+SELECT name FROM tuskline.provisioned WHERE kind = 'quorum';

@@ -1,2 +1,2 @@
 -- No quorum is recorded any more: the next one that is formed will be.
-DELETE FROM tuskline.made WHERE kind = 'quorum';
+DELETE FROM tuskline.provisioned WHERE kind = 'quorum';

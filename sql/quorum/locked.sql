@@ -2,7 +2,7 @@
 -- The record is locked, or an index of it, or such a lock is waited for.
 WITH record AS (
     SELECT c.oid FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
-    WHERE n.nspname = 'tuskline' AND c.relname = 'made')
+    WHERE n.nspname = 'tuskline' AND c.relname = 'provisioned')
 SELECT l.pid, left(a.query, 80)
 FROM pg_locks AS l LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid
 WHERE l.locktype = 'relation' AND l.mode = 'AccessExclusiveLock'

@@ -64,7 +64,7 @@ def test_flush_does_not_wait_for_a_change_that_is_not_published(
     tuskline = Attached(tmp_path, {"shop": {"dsn": shop.dsn, "tables": TABLES}})
     tuskline.json("init")
     source = sources.Source("shop", shop.dsn, "tuskline_shop")
-    assert sources.look(source).marked
+    assert sources.read_publication(source).marked
     shop.execute("ALTER PUBLICATION tuskline_shop SET TABLE orders")
     with pytest.raises(PublicationError, match=r"does not send tuskline\.flush") as caught:
         flush(str(tmp_path / "lake"), "grpc://127.0.0.1:1", [source])
@@ -73,7 +73,7 @@ def test_flush_does_not_wait_for_a_change_that_is_not_published(
         sources.mark(source)
     assert "does not send tuskline.flush" in told[0]["error"]
     tuskline.json("init")
-    assert sources.look(source).marked
+    assert sources.read_publication(source).marked
     tuskline.json("detach")
 
 
@@ -137,7 +137,7 @@ def test_an_administrator_makes_a_role_that_may_do_no_more_than_it_needs(
         for refused in (
             "SELECT * FROM secrets",
             "INSERT INTO orders VALUES (1, '')",
-            "INSERT INTO tuskline.made VALUES ('', 'role', 'postgres')",
+            "INSERT INTO tuskline.provisioned VALUES ('', 'role', 'postgres')",
             "CREATE SCHEMA mine",
         ):
             with pytest.raises(psycopg.errors.InsufficientPrivilege):

@@ -138,9 +138,9 @@ def test_a_standby_that_holds_the_dead_primarys_lock_on_the_record_takes_over(st
     """A standby keeps the ACCESS EXCLUSIVE locks of a transaction until its primary ends it, or it is promoted."""
     (standby,) = stack.standbys
     stack.ask("CREATE SCHEMA tuskline")
-    stack.ask("CREATE TABLE tuskline.made (kind text, name text)")
+    stack.ask("CREATE TABLE tuskline.provisioned (kind text, name text)")
     with contextlib.closing(psycopg.connect(primary.dsn())) as locker:
-        locker.execute("LOCK TABLE tuskline.made IN ACCESS EXCLUSIVE MODE")
+        locker.execute("LOCK TABLE tuskline.provisioned IN ACCESS EXCLUSIVE MODE")
         locker.execute("CREATE TABLE unfinished ()")
         insert(primary, 1)
         stack.caught_up(standby)

@@ -128,7 +128,7 @@ def test_15_a_slot_that_pg_receivewal_or_nobody_uses_blocks_by_name(
         assert f"slot {slot} " in holding(capture)
         with FakeStandby(shop.dsn, slot, replays=False) as tool:
             tool.flushed = end
-            wait_for(lambda: "replays nothing" in holding(capture), 30, "the reason")
+            wait_for(lambda: "does not replay WAL" in holding(capture), 30, "the reason")
             stays(log.committed_lsn)
         assert log.committed_lsn() == 0
         with FakeStandby(shop.dsn, slot) as standby:
@@ -276,7 +276,7 @@ def test_5_6_17_a_promoted_candidate_goes_on_where_consumers_are_and_a_tail_it_l
         told = [each["decision"] for each in decisions(tmp_path / "gate.jsonl")]
         assert told == ["timeline", "promoted"]
         output = capture.output.read_text()
-        assert "which nobody has seen, is cut off" in output
+        assert "cutting off the uncommitted tail of the log" in output
     finally:
         standby.destroy()
 
@@ -329,7 +329,7 @@ def test_15_an_operator_is_told_who_holds_consumers_up(
         insert(shop.dsn, 1)
         told = wait_for(lambda: [w for w in status()["problems"] if "gate" in w], 90, "it says so")
         assert f"slot {slot} is not in use" in told[0]
-        assert "slot gone is not on the server" in told[0]
+        assert "slot gone does not exist on the server" in told[0]
         found = {row["candidate"]: row for row in status()["gate"]}
         assert (found["gone"]["standing"], found["gone"]["lsn"]) == ("counted", None)
         lag = {row["stage"]: row for row in tuskline.json("lag")["sources"]}

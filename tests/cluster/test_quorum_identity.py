@@ -33,7 +33,9 @@ from walsender_bridge.runtime.sql import load
 
 #: The table in which the id is recorded.
 RECORD = next(
-    text for text in load("flush/send").split(";") if "TABLE IF NOT EXISTS tuskline.made" in text
+    text
+    for text in load("flush/send").split(";")
+    if "TABLE IF NOT EXISTS tuskline.provisioned" in text
 )
 
 
@@ -129,9 +131,11 @@ def test_a_lock_on_the_record_that_waits_for_the_quorum_is_not_waited_for(stack,
     stack.ask(RECORD)
     stack.kill("proposer")
     stack.start("proposer")
-    wait_for(lambda: stack.ask("SELECT name FROM tuskline.made"), 60, "the id is recorded")
+    wait_for(lambda: stack.ask("SELECT name FROM tuskline.provisioned"), 60, "the id is recorded")
     stack.kill("proposer")
-    reindex = threading.Thread(target=stack.ask, args=["REINDEX TABLE tuskline.made"], daemon=True)
+    reindex = threading.Thread(
+        target=stack.ask, args=["REINDEX TABLE tuskline.provisioned"], daemon=True
+    )
     reindex.start()
     wait_for(lambda: waiting_for_quorum(stack), 30, "its COMMIT waits")
     ((pid, _),) = waiting_for_quorum(stack)
@@ -140,7 +144,7 @@ def test_a_lock_on_the_record_that_waits_for_the_quorum_is_not_waited_for(stack,
     kept = stack.quorum_file.rename(stack.quorum_file.with_suffix(".kept"))
     stack.start("proposer")
     wait_for(lambda: "is locked" in str(error_of(stack)), 60, "it says so")
-    assert f"process {pid} (REINDEX TABLE tuskline.made)" in error_of(stack)["what"]
+    assert f"process {pid} (REINDEX TABLE tuskline.provisioned)" in error_of(stack)["what"]
     assert f"SELECT pg_cancel_backend({pid})" in error_of(stack)["repair"]
     walsenders = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'walsender' AND wait_event_type = 'Lock'"
     assert stack.ask(walsenders) == []
@@ -196,7 +200,7 @@ def test_a_damaged_file_of_the_id_is_not_another_quorum(stack, server):
     stack.ask(RECORD)
     stack.kill("proposer")
     stack.start("proposer")
-    wait_for(lambda: stack.ask("SELECT name FROM tuskline.made"), 60, "the id is recorded")
+    wait_for(lambda: stack.ask("SELECT name FROM tuskline.provisioned"), 60, "the id is recorded")
     flipped()
     stack.start("proposer")
     wait_for(stack.is_sync, 60, "it goes on by itself")
@@ -223,7 +227,7 @@ def test_a_bridge_that_cannot_write_the_id_down_goes_on_with_the_server_s(stack,
     stack.ask(RECORD)
     stack.kill("proposer")
     stack.start("proposer")
-    wait_for(lambda: stack.ask("SELECT name FROM tuskline.made"), 60, "the id is recorded")
+    wait_for(lambda: stack.ask("SELECT name FROM tuskline.provisioned"), 60, "the id is recorded")
     stack.kill("proposer")
     stack.quorum_file.unlink()
     stack.quorum_file.mkdir()

@@ -368,7 +368,7 @@ def test_a_damaged_log_makes_no_commit_wait_and_goes_on_once_it_is_mended(tuskli
     wait_for(lambda: not _lost(tuskline), 60, "a quorum")
     insert(server, 2)
     (told,) = wait_for(
-        lambda: _said(tuskline, "log: the repository cannot be read"), 30, "the log's fault is told"
+        lambda: _said(tuskline, "log: could not read the repository"), 30, "the log's fault is told"
     )
     assert str(file) in told
     # It is put back while everything runs.

@@ -190,7 +190,7 @@ def test_13_a_stale_writer_is_refused_at_its_tables_and_at_the_manifest(
 
 
 def test_22_a_table_that_is_added_comes_while_the_others_go_on(pipeline, database, monkeypatch):
-    monkeypatch.setattr("spark_consumers.lake.tables.publication_poller.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("spark_consumers.lake.tables.publication_poller.POLL_SECONDS", 0.0)
     database.execute(
         "CREATE TABLE late (id int PRIMARY KEY, body text)",
         "INSERT INTO late SELECT g, repeat('x', 100) FROM generate_series(1, 5000) g",
@@ -471,7 +471,7 @@ def _commit_alone(database, log):
 def test_what_a_copy_needs_of_the_log_is_held_until_its_table_is_shown(
     pipeline, database, monkeypatch
 ):
-    monkeypatch.setattr("spark_consumers.lake.tables.publication_poller.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("spark_consumers.lake.tables.publication_poller.POLL_SECONDS", 0.0)
     pipeline.flush()
     house, repository = pipeline.house, pipeline.log.repository
     name = house._writer.tables._copy_consumer(STREAM)
@@ -502,7 +502,7 @@ def test_31_a_driver_paused_before_it_cleans_up_destroys_nothing_newer(
     pipeline, database, monkeypatch
 ):
     """It has read the links, and lists the files when another one has taken over, copied a table and begun an epoch."""
-    monkeypatch.setattr("spark_consumers.lake.tables.publication_poller.LOOK_SECONDS", 0.0)
+    monkeypatch.setattr("spark_consumers.lake.tables.publication_poller.POLL_SECONDS", 0.0)
     chain = open_chain(pipeline.lake)
     left = pipeline.lake / "tables" / STREAM / "public" / "docs%t1-0a" / "data"
     left.mkdir(parents=True)

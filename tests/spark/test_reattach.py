@@ -79,10 +79,10 @@ def invalidated(shop: Shop) -> None:
 
 STATES: dict[str, tuple[Callable[[Shop], None], str, *tuple[str, ...]]] = {
     "dropped": (dropped, "the slot is gone", "shop"),
-    "made by hand": (made_by_hand, "the slot was made anew or moved", "shop"),
+    "made by hand": (made_by_hand, "the slot was recreated or moved", "shop"),
     "detached": (detached, "the slot is gone", "shop"),
     # The limit is the server's, for all slots.
-    "invalidated": (invalidated, "the server has removed WAL that it needs", *TABLES),
+    "invalidated": (invalidated, "the server has removed WAL that the slot needs", *TABLES),
     "no publication": (unpublished, "publication 'tuskline_shop' was dropped", "shop"),
 }
 

@@ -493,13 +493,13 @@ def test_a_folder_of_an_early_version_is_its_own_name_until_the_table_is_copied(
 def test_a_link_is_no_second_table_to_whoever_lists_the_folders(lake):
     lake.names().follow(lake.publish(orders="orders%t1-ab 1"))
     folder = lake.root / "tables/shop/public/orders%t1-ab"
-    (folder / "unfit").mkdir()
-    (folder / "unfit" / "copy-t1-1.parquet").touch()
+    (folder / "quarantine").mkdir()
+    (folder / "quarantine" / "copy-t1-1.parquet").touch()
     assert list(table_links.folders(lake.root)) == [folder]
     left = [each.path for each in LakeSite(lake.chain, Mock()).left()]
     assert left == [
         "tables/shop/public/orders%t1-ab",
-        "tables/shop/public/orders%t1-ab/unfit/copy-t1-1.parquet",
+        "tables/shop/public/orders%t1-ab/quarantine/copy-t1-1.parquet",
     ]
     read: list[str] = []
     verify(lake.chain, lambda file, *_: read.append(file))

@@ -158,16 +158,21 @@ def test_no_password_in_errors(tmp_path):
 
 
 def test_what_does_not_fit_has_a_policy_by_table(tmp_path):
-    text = f'{GOOD}[lake.on_unfit_value]\ndefault = "quarantine"\n"shop.public.a" = "fail"\n'
+    text = (
+        f'{GOOD}[lake.on_unrepresentable_value]\ndefault = "quarantine"\n"shop.public.a" = "fail"\n'
+    )
     config = _load(tmp_path, text)
     assert config.lake is not None
-    assert config.lake.on_unfit_value == {"default": "quarantine", "shop.public.a": "fail"}
+    assert config.lake.on_unrepresentable_value == {
+        "default": "quarantine",
+        "shop.public.a": "fail",
+    }
 
 
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('default = "skip"', r"lake\.on_unfit_value\.default: Input should be 'fail' or"),
+        ('default = "skip"', r"lake\.on_unrepresentable_value\.default: Input should be 'fail' or"),
         ('defualt = "fail"', r"'defualt' is no table .*\n.*did you mean 'default'"),
         ('"shopp.public.a" = "fail"', r"did you mean 'shop\.public\.a'"),
         ('"shop.public.b" = "fail"', r"did you mean 'shop\.public\.a'"),
@@ -177,7 +182,7 @@ def test_what_does_not_fit_has_a_policy_by_table(tmp_path):
 def test_a_policy_for_no_table_is_named(tmp_path, line, message):
     text = GOOD.replace('name = "shop"', 'name = "shop"\ntables = ["public.a"]')
     with pytest.raises(ConfigError, match=message):
-        _load(tmp_path, f"{text}[lake.on_unfit_value]\n{line}\n")
+        _load(tmp_path, f"{text}[lake.on_unrepresentable_value]\n{line}\n")
 
 
 def test_without_safekeepers_nothing_is_hosted_and_no_server_waits(tmp_path):

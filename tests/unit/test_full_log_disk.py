@@ -123,10 +123,10 @@ def test_damage_is_kept_aside_though_there_is_no_room_for_the_reason(disk):
     segment = disk / "run" / "1"
     segment.mkdir()
     told = damaged_segments.keep_aside(segment, CorruptError("a checksum is wrong", where="here"))
-    assert "a checksum is wrong; it was kept aside as 1.corrupt-1" in told.what
+    assert "a checksum is wrong; renamed to 1.corrupt-1" in told.what
     assert (
         damaged_segments.damage(disk / "run" / "1.corrupt-1")
-        == "1.corrupt-1 was damaged, and was kept aside"
+        == "segment 1.corrupt-1 was damaged and has been renamed"
     )
 
 

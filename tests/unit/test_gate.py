@@ -14,9 +14,9 @@ from walsender_bridge.capture.gate.core import (
     Effect,
     GateDecision,
     GateState,
+    ObservedServer,
     Pass,
     Rule,
-    Seen,
     Standing,
     step,
 )
@@ -42,7 +42,8 @@ def look(
     state: GateState, slots: Mapping[str, GateSlot], now: float = 0.0, **facts: Any
 ) -> list[Effect]:
     return step(
-        state, Seen(**{"now": now, "timeline": 1, "flush_lsn": END, "slots": slots, **facts})
+        state,
+        ObservedServer(**{"now": now, "timeline": 1, "flush_lsn": END, "slots": slots, **facts}),
     )
 
 
@@ -96,15 +97,15 @@ def test_nothing_passes_that_the_server_itself_could_lose() -> None:
 @pytest.mark.parametrize(
     ("slot", "word"),
     [
-        (None, "is not on the server"),
+        (None, "does not exist on the server"),
         (GateSlot(500), "is not in use"),
         (GateSlot(None), "has never been used"),
-        (follows(None), "has not said yet"),
-        (follows(500, replays=False), "replays nothing"),
+        (follows(None), "has not reported a position"),
+        (follows(500, replays=False), "does not replay WAL"),
         (follows(500, lost=True), "has lost its WAL"),
-        (follows(500, physical=False), "is a logical one"),
+        (follows(500, physical=False), "is a logical slot"),
         (follows(500, state=None, flush_lsn=None), "cannot see its walsender"),
-        (follows(500, flush_lsn=None), "has not said yet"),
+        (follows(500, flush_lsn=None), "has not reported a position"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -234,7 +235,7 @@ def test_a_promotion_takes_that_candidate_out_and_the_others_still_count() -> No
     effects = look(state, {}, timeline=2, was="a")
     assert decided(effects) == [("promoted", "a")]
     assert state.position == 100
-    assert "slot b is not on the server" in state.holding(101)[0]
+    assert "slot b does not exist on the server" in state.holding(101)[0]
     look(state, {"b": follows(150)}, timeline=2, was="a")
     assert state.position == 150
     # The old primary comes back under the name that is free, and counts.
@@ -464,7 +465,7 @@ def test_a_line_that_a_crash_cut_off_is_none_and_another_ones_is_refused(tmp_pat
 
 
 def told(**changes: Any) -> dict[str, Any]:
-    candidate = {"slot": "a", "standing": "counted", "held_lsn": 100, "away": ""}
+    candidate = {"slot": "a", "standing": "counted", "flush_lsn": 100, "away": ""}
     gate = {"position_lsn": 100, "holding": [], "stuck_since": None, "quorum_lsn": None}
     gate["open"] = False
     return {**gate, "candidates": [{**candidate, **changes.pop("candidate", {})}], **changes}

@@ -38,9 +38,9 @@ from walsender_bridge.capture.gate.core import (
     Decided,
     GateDecision,
     GateState,
+    ObservedServer,
     Pass,
     Rule,
-    Seen,
     Standing,
 )
 from walsender_bridge.capture.gate.monitor import OpenGate, ServerGate
@@ -507,7 +507,7 @@ def _held() -> GateState:
     """One candidate and the safekeepers have 1000, which has passed."""
     state = GateState(Rule(("a", "b"), quorum=1, safekeepers=True), timeline=2, shown=1000)
     state.position, state.quorum = 1000, 1100
-    state.candidates["a"].held = 1100
+    state.candidates["a"].flush_lsn = 1100
     return state
 
 
@@ -533,7 +533,7 @@ def test_a_broken_gate_is_named_by_its_invariant(name):
     state = _held()
     before = of_gate.checked(state)
     broken, timeline = GATE[name]
-    seen = Seen(0.0, timeline, 1200, {})
+    seen = ObservedServer(0.0, timeline, 1200, {})
     of_gate.check_invariants(state, before, seen)
     broken(state)
     with pytest.raises(InvariantError, match=f"invariant {name} "):
@@ -553,13 +553,13 @@ def test_a_gate_with_a_fault_records_nothing_and_lets_nothing_through(tmp_path, 
     answer = SimpleNamespace(fetchone=lambda: [{**facts, "may_see": True}])
     connection: Any = SimpleNamespace(execute=lambda *_: answer)
 
-    def faulty(state: GateState, seen: Seen) -> list[object]:
+    def faulty(state: GateState, seen: ObservedServer) -> list[object]:
         state.position = state.shown = 1300
         return [Decided(GateDecision.TIMELINE, "", 2, 0, "a fault"), Pass(1300)]
 
     monkeypatch.setattr(monitor, "step", faulty)
     with pytest.raises(InvariantError, match="passed_within_the_server"):
-        watch._look(connection)
+        watch._poll(connection)
     assert watch.position() == 0
     assert files(tmp_path) == before
 
@@ -622,7 +622,7 @@ NEW = Reserve(TEMPORARY, "db", "pgoutput", 1, 1, False, None)
 UNPROVEN, RENAMING = _record(temporary_name=TEMPORARY), _record(renaming=True)
 COPIES: dict[str, tuple[Transition, StandbyRecord, StandbyRecord]] = {
     "safe_only_when_proven": (_found(Wait(), Reason.NO_MAPPINGS, "READY"), _record(), _record()),
-    "reservation_is_recorded": (_found(NEW, Reason.NOT_MADE), _record(), _record()),
+    "reservation_is_recorded": (_found(NEW, Reason.NOT_CREATED), _record(), _record()),
     "rename_is_of_a_proven_copy": (
         _found(Rename(TEMPORARY, "s", "db"), Reason.NO_MAPPINGS),
         UNPROVEN,
@@ -637,7 +637,7 @@ COPIES: dict[str, tuple[Transition, StandbyRecord, StandbyRecord]] = {
 @pytest.mark.parametrize("name", names(of_copies.INVARIANTS))
 def test_a_broken_poll_of_a_slot_s_copy_is_named_by_its_invariant(name):
     of_copies.check_invariants(
-        [_found(NEW, Reason.NOT_MADE)], _record(), UNPROVEN, in_recovery=True
+        [_found(NEW, Reason.NOT_CREATED)], _record(), UNPROVEN, in_recovery=True
     )
     of_copies.check_invariants(
         [_found(Rename(TEMPORARY, "s", "db"))], UNPROVEN, RENAMING, in_recovery=True
@@ -664,7 +664,7 @@ def test_a_controller_with_a_fault_records_nothing_and_begins_nothing(tmp_path, 
     with SlotCopier(candidate, plan_of_slots, nothing) as copier:
         dropped = _found(Drop("users_slot", "db"), Reason.GONE, "ORPHAN")
         found = SlotRound("near", "", 0.0, (dropped,), _record(), None, None)
-        monkeypatch.setattr(copier, "_seen", lambda *_: found)
+        monkeypatch.setattr(copier, "_resolved", lambda *_: found)
         monkeypatch.setattr(copier, "_begin", lambda _: pytest.fail("it was begun"))
         before = files(tmp_path)
         with pytest.raises(InvariantError, match="drop_is_recorded"):

@@ -147,7 +147,7 @@ def test_a_file_removed_while_it_is_sealed_leaves_no_checksums(
 
 def table_files(table: Path, ids: list[int], told: int | None = None) -> None:
     """Write the table's files anew, with checksums; the manifest tells of so many rows."""
-    rows = {"data/a.parquet": ids, "data/gone.parquet": [2], "unfit/b.parquet": [9]}
+    rows = {"data/a.parquet": ids, "data/gone.parquet": [2], "quarantine/b.parquet": [9]}
     for name, values in rows.items():
         (table / name).parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(pa.table({"id": values}), table / name)
@@ -169,7 +169,7 @@ def table_files(table: Path, ids: list[int], told: int | None = None) -> None:
             for number in range(2)
         ],
     )
-    for folder in ("metadata", "data", "unfit"):
+    for folder in ("metadata", "data", "quarantine"):
         for file in (table / folder).glob("[!.]*"):
             sums_of(file).unlink(missing_ok=True)
             seal(file)
@@ -229,7 +229,12 @@ LINK = "_tuskline/epochs/00000000000000000001.json"
 METADATA = "tables/shop/public/t/metadata/v2.metadata.json"
 OTHERS = [
     f"tables/shop/public/t/{name}"
-    for name in ("metadata/snap-7.avro", "metadata/m0.avro", "data/a.parquet", "unfit/b.parquet")
+    for name in (
+        "metadata/snap-7.avro",
+        "metadata/m0.avro",
+        "data/a.parquet",
+        "quarantine/b.parquet",
+    )
 ]
 
 

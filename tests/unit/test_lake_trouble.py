@@ -40,8 +40,8 @@ def test_a_full_disk_is_named_with_its_place_whoever_says_so(error, what, where)
 
 
 def test_other_failures_keep_their_words():
-    unfit = UnsupportedValueError("NaN", where="public.docs.price", repair="set it aside")
-    assert folder.why(unfit, "/srv/lake") is unfit
+    unrepresentable = UnsupportedValueError("NaN", where="public.docs.price", repair="set it aside")
+    assert folder.why(unrepresentable, "/srv/lake") is unrepresentable
     assert folder.why(ValueError("first\nsecond"), "/srv/lake").what == "a round failed: first"
 
 

@@ -340,7 +340,7 @@ def test_a_lost_newest_link_is_told_by_takeover_verify_and_read(chain, monkeypat
     chain.publish(second, one)
     third = second.next(1.0, term=2)
     chain.publish(third, second)
-    assert chain.told() == PublishedLink(3, 9, 2)
+    assert chain.recorded_newest() == PublishedLink(3, 9, 2)
     file = lost_link(chain, third)
     kept = file.read_bytes()
     file.unlink()
@@ -402,11 +402,11 @@ def test_a_lake_of_an_earlier_version_tells_of_no_link_yet(chain):
     chain.publish(one, None)
     told = chain.root / "_tuskline" / "newest.json"
     told.unlink()
-    assert chain.told() is None
+    assert chain.recorded_newest() is None
     chain.publish(one.next(1.0), one)
-    assert chain.told() == PublishedLink(2, one.epoch, one.term)
+    assert chain.recorded_newest() == PublishedLink(2, one.epoch, one.term)
     # A writer that slept tells nothing older.
-    NewestRecord(told.parent).tell(one)
-    assert chain.told() == PublishedLink(2, one.epoch, one.term)
+    NewestRecord(told.parent).record(one)
+    assert chain.recorded_newest() == PublishedLink(2, one.epoch, one.term)
     told.write_bytes(b"{")
     assert "remove it" in verify(chain, print).errors[0].repair

@@ -384,7 +384,7 @@ GONE = 50
 
 
 def told(table, looked=("shop",), oids=(GONE,)):
-    tables, reasons = noticed.told_of({NAME: table}, {NAME: set(oids)}, looked)
+    tables, reasons = noticed.after_partition_changes({NAME: table}, {NAME: set(oids)}, looked)
     return tables[NAME], reasons.get(NAME)
 
 

@@ -55,7 +55,7 @@ LINES = [
 def told(**other: Any) -> dict[str, Any]:
     now = time.time()
     standbys = [{"standby": "near", "at": now}]
-    record = {"updated_at": now, "pid": os.getpid(), "ill": [], "active": True}
+    record = {"updated_at": now, "pid": os.getpid(), "problems": [], "active": True}
     return {**record, "standbys": standbys, "slots": COPIES, **other}
 
 

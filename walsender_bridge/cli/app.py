@@ -160,7 +160,7 @@ def _settings(config: Path) -> "Config":
     exit_with_parent()
     logs.begin_part()
     settings = load_config(config)
-    logs.hand_on(settings.logs.format)
+    logs.export_format(settings.logs.format)
     private_folder(settings.log.data_dir)
     return settings
 

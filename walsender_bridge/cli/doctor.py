@@ -164,7 +164,7 @@ def of_quorum(settings: "Config", *, reach: bool = True, admin: str | None = Non
         )
         for note in (seen.notes if seen else ())
     ]
-    released = release_record.standing(settings.log.data_dir)
+    released = release_record.in_force(settings.log.data_dir)
     if seen is not None and seen.memory_full:
         found.append(
             Finding(
@@ -182,7 +182,7 @@ def of_quorum(settings: "Config", *, reach: bool = True, admin: str | None = Non
             Finding(
                 "quorum release",
                 released.server,
-                released.told(),
+                released.summary(),
                 Severity.WARNING,
                 repair="run tuskline quorum require once the quorum is back",
             )

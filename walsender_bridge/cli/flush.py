@@ -56,7 +56,7 @@ def flush(
     from spark_consumers.lake.tables.sources import Source
 
     began, output = time.monotonic(), Output(as_json=as_json)
-    logs.hand_on(settings.logs.format)
+    logs.export_format(settings.logs.format)
     for section in settings.source:
         for note in publish_new(section, began + timeout):
             output.note(note)

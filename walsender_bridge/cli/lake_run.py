@@ -64,7 +64,7 @@ def _drive(settings: Config) -> None:
                     failing_table=lake.failing_table,
                     copy_rate=lake.copy_rate,
                     progress=bars.show,
-                    on_unfit_value=lake.on_unfit_value,
+                    on_unrepresentable_value=lake.on_unrepresentable_value,
                     failing=lambda error: lake_status.write(settings.run_dir, error),
                 ).run(stop)
         finally:

@@ -119,7 +119,7 @@ def _bridge(settings: Config) -> None:
 
     repository = RepositoryPart(settings)
     repository.start()
-    malloc_trim.keep_returning()
+    malloc_trim.start()
     try:
         children = [*_captures(settings), *_proposer(settings)]
         _supervise("bridge", children, settings, beside=repository.keep)
@@ -143,7 +143,12 @@ def _captures(settings: Config) -> list[Child]:
         argv += [f"--candidate={slot}" for slot in gate.names]
         argv += ["--members"] * bool(gate.members)
         argv += ["--gate-quorum", str(gate.quorum or 0), "--on-missing", gate.on_missing]
-        argv += ["--degrade-after", str(gate.degrade_after), "--held-limit", str(gate.held_limit)]
+        argv += [
+            "--degrade-after",
+            str(gate.degrade_after),
+            "--max-uncommitted-bytes",
+            str(gate.max_uncommitted_bytes),
+        ]
         argv += ["--gate-record", str(settings.gate_record(source))]
         if gate.safekeepers:
             argv += ["--commit-page", str(settings.commit_page)]

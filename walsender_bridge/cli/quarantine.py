@@ -115,7 +115,7 @@ def _request(
     outcomes = submit(chain, kind, names, rows, wait=wait, timeout=timeout, bars=not as_json)
     head = chain.head()
     tables = {} if head is None else head.tables
-    left = {n: tables[n].unfit_rows - tables[n].skipped_rows for n in names if n in tables}
+    left = {n: tables[n].quarantined_rows - tables[n].skipped_rows for n in names if n in tables}
     Output(as_json=as_json).rows(
         "tables", [{**each, "waiting_rows": left.get(each["table"], 0)} for each in outcomes]
     )
@@ -134,7 +134,7 @@ def _line(row: dict[str, Any]) -> dict[str, Any]:
         "state": row["state"],
         "lsn": row["lsn"],
         "key": ", ".join(f"{name}={value}" for name, value in row["key"].items()),
-        "unfit": "; ".join(f"{c['column']}={_short(c['value'])}" for c in columns),
+        "unrepresentable": "; ".join(f"{c['column']}={_short(c['value'])}" for c in columns),
         "reason": "; ".join(c["reason"] for c in columns),
     }
 

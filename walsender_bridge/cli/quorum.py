@@ -79,7 +79,7 @@ def require(
         changed = server.require_quorum(connection, wanted, timeout=timeout, beside=beside)
         if known.formed:
             server.record_id(connection, wanted, known.quorum)
-        if release_record.standing(settings.log.data_dir) is not None:
+        if release_record.in_force(settings.log.data_dir) is not None:
             decision = server.decision(connection, wanted, "require")
             release_record.write(settings.log.data_dir, decision)
         found = _shown(settings, server.facts(connection, wanted))
@@ -122,7 +122,7 @@ def release(
         written = release_record.write(settings.log.data_dir, before)
         changed = server.release_quorum(connection, wanted)
         found = _shown(settings, server.facts(connection, wanted))
-    output.record({"changed": changed, "recorded": written.told(), **found})
+    output.record({"changed": changed, "recorded": written.summary(), **found})
 
 
 @quorum_app.command()
@@ -190,7 +190,7 @@ def _shown(settings: "Config", found: dict[str, Any]) -> dict[str, Any]:
     from walsender_bridge.postgres.protocol.lsn import format_lsn
     from walsender_bridge.provisioning import release_record
 
-    released = release_record.standing(settings.log.data_dir)
+    released = release_record.in_force(settings.log.data_dir)
     name = settings.safekeepers.application_name
     return {
         "synchronous_standby_names": found["names"],
@@ -201,5 +201,5 @@ def _shown(settings: "Config", found: dict[str, Any]) -> dict[str, Any]:
         # Whether the role may see waiting commits: otherwise their number is unknown, not 0.
         "sees_waiting_commits": found["may_see"],
         "quorum_lsn": None if found["quorum_lsn"] is None else format_lsn(found["quorum_lsn"]),
-        "released": None if released is None else released.told(),
+        "released": None if released is None else released.summary(),
     }

@@ -54,9 +54,9 @@ def status(
     config: ConfigPath = DEFAULT_CONFIG, max_age: MaxAge = None, as_json: AsJson = False
 ) -> None:
     """Show the copies of all selected slots on all candidates. Exit code 0: all are ready, 1: one is not, 2: unknown."""
-    from slot_sync.controller import look
+    from slot_sync.controller import probe
 
-    _answer(look(plan(load_config(config), max_age=max_age)), as_json=as_json)
+    _answer(probe(plan(load_config(config), max_age=max_age)), as_json=as_json)
 
 
 @slots_app.command("ready")
@@ -67,7 +67,7 @@ def ready(
     as_json: AsJson = False,
 ) -> None:
     """Check whether this candidate may be promoted now. Exit code 0: yes, 1: no, 2: unknown."""
-    from slot_sync.controller import look
+    from slot_sync.controller import probe
 
     settings = load_config(config)
     known = configured(settings).candidates
@@ -77,7 +77,7 @@ def ready(
             where=str(config),
             repair=f"name one of: {', '.join(known)}",
         )
-    _answer(look(plan(settings, standby, max_age=max_age)), as_json=as_json)
+    _answer(probe(plan(settings, standby, max_age=max_age)), as_json=as_json)
 
 
 @slots_app.command("sync")
@@ -108,7 +108,7 @@ def sync(
         exit_with_parent()
         logs.begin_part()
     settings = load_config(config)
-    logs.hand_on(settings.logs.format)
+    logs.export_format(settings.logs.format)
     with Controller(plan(settings)) as controller:
         if once:
             _answer(controller.once(timeout), as_json=as_json)
@@ -170,7 +170,7 @@ def _answer(report: "SlotReport", *, as_json: bool) -> None:
         output.record(slots_view.shown(record))
     else:
         output.rows("slots", [_row(each) for each in record["slots"]])
-        for word in (*record["ill"], *record["not_known"]):
+        for word in (*record["problems"], *record["not_known"]):
             output.note(word)
     raise typer.Exit({True: READY, False: NOT_READY, None: UNKNOWN}[record["ready"]])
 

@@ -74,7 +74,7 @@ def _line(row: dict[str, Any]) -> dict[str, Any]:
     """The columns that fit on a line."""
     copy = row["copy"]
     return {
-        **{name: row[name] for name in ("table", "state", "rows", "unfit_rows", "as_of")},
+        **{name: row[name] for name in ("table", "state", "rows", "quarantined_rows", "as_of")},
         "copy": f"{copy['pieces_done']}/{copy['pieces']} parts" if copy else None,
     }
 
@@ -207,7 +207,7 @@ def submit(
                 chain,
                 request,
                 timeout=timeout,
-                looking=lambda: shown.show(read_status(chain).get("copying", {})),
+                polling=lambda: shown.show(read_status(chain).get("copying", {})),
             )
     return [{"table": n, "outcome": o, "request": request.id} for n, o in outcomes.items()]
 

@@ -46,7 +46,7 @@ def up(
     if background:
         _start_in_background(config, settings)
         return
-    logs.hand_on(settings.logs.format)
+    logs.export_format(settings.logs.format)
     private_folder(settings.log.data_dir)
     from walsender_bridge.cli.parts import refuse_while_running
 
@@ -196,7 +196,7 @@ def _start_in_background(config: Path, settings: "Config") -> None:
     while read_states(settings.run_dir, "up").get("pid") != process.pid:
         if process.poll() is not None:
             output = log_file.read_bytes()[begun:].decode("utf-8", "replace")
-            full = disk_full.lack_of_room(settings.log.data_dir)
+            full = disk_full.of_folder(settings.log.data_dir)
             if full is not None and "error:" not in output:
                 raise full
             sys.stderr.write(output)

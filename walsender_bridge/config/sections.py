@@ -61,7 +61,7 @@ class GateSection(_Section):
     #: Whether the quorum of `[safekeepers]` must have it too.
     safekeepers: bool = True
     #: Bytes of WAL that the log may hold back; then capture stops reading, and the primary keeps the WAL.
-    held_limit: int = Field(default=16 << 30, ge=1 << 20)
+    max_uncommitted_bytes: int = Field(default=16 << 30, ge=1 << 20)
 
     @model_validator(mode="after")
     def _has_so_many(self) -> Self:
@@ -148,7 +148,7 @@ class LakeSection(_Section):
     copy_rate: float | None = Field(default=None, gt=0)
     #: What is done with a row that has a value which the lake cannot hold, by `stream.schema.table` and for
     #: all others as `default`: `fail` (the table stops and names it) or `quarantine` (it is set aside).
-    on_unfit_value: dict[str, Literal["fail", "quarantine"]] = {}
+    on_unrepresentable_value: dict[str, Literal["fail", "quarantine"]] = {}
     #: Spark's master for `tuskline lake run`; a cluster's own settings win under spark-submit.
     spark_master: str = "local[2]"
 

@@ -8,7 +8,7 @@ from walsender_bridge.capture.source import CaptureSource
 from walsender_bridge.doctor.finding import Finding, Severity, counted
 from walsender_bridge.doctor.settings import Facts, own_slot
 from walsender_bridge.errors import Cause
-from walsender_bridge.own_schema.provisioned import MADE_TABLE, ProvisionedObject
+from walsender_bridge.own_schema.provisioned import PROVISIONED_TABLE, ProvisionedObject
 from walsender_bridge.postgres.protocol.relation_name import relation_name
 from walsender_bridge.postgres.table_patterns import Choice, Chosen
 from walsender_bridge.provisioning.fixes import block, comment, fix, publish, recorded
@@ -204,7 +204,7 @@ def flush_grants(role: str) -> list[ProvisionedObject]:
 
 def record_grant(role: str) -> ProvisionedObject:
     """The privilege to read which publication the slot started with."""
-    return ProvisionedObject("table", MADE_TABLE, "SELECT", role)
+    return ProvisionedObject("table", PROVISIONED_TABLE, "SELECT", role)
 
 
 def granted(grants: Sequence[ProvisionedObject]) -> list[str]:

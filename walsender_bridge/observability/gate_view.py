@@ -37,7 +37,7 @@ def rows(source: str, gate: dict[str, Any] | None, server_lsn: int) -> list[dict
     if not gate:
         return []
     held = [
-        (each["slot"], each["standing"], each["held_lsn"], each["away"])
+        (each["slot"], each["standing"], each["flush_lsn"], each["away"])
         for each in gate["candidates"]
     ]
     if gate["quorum_lsn"] is not None:

@@ -251,7 +251,7 @@ def _gates(seen: Observation) -> Iterator[Metric]:
         for each in gate["candidates"]:
             label = [source.name, each["slot"]]
             counted.add_metric(label, float(each["standing"] == "counted"))
-            held.add_metric(label, each["held_lsn"])
+            held.add_metric(label, each["flush_lsn"])
             away.add_metric(label, float(bool(each["away"])))
     yield from (position, stuck, opened, counted, held, away)
 
@@ -327,7 +327,7 @@ def _lake(seen: Observation) -> Iterator[Metric]:
     took = gauge("lake_round_seconds", "Seconds that it took to write the newest epoch.")
     rows = gauge("lake_table_rows", "Rows of the table in the newest epoch.", "table")
     not_copied = gauge("lake_table_not_copied", "1 for a table whose copy failed.", "table")
-    unfit = gauge("lake_table_unfit_rows", "Quarantined rows of the table.", "table")
+    quarantined = gauge("lake_table_quarantined_rows", "Quarantined rows of the table.", "table")
     skipped = gauge(
         "lake_table_skipped_rows",
         "Quarantined rows of the table that an operator skipped.",
@@ -352,7 +352,7 @@ def _lake(seen: Observation) -> Iterator[Metric]:
         took.add_metric([], seen.lake.seconds)
         for name, table in seen.lake.readable.items():
             rows.add_metric([name], table.rows)
-            unfit.add_metric([name], table.unfit_rows - table.skipped_rows)
+            quarantined.add_metric([name], table.quarantined_rows - table.skipped_rows)
             skipped.add_metric([name], table.skipped_rows)
             if table.state != "live":
                 behind.add_metric([name, table.state], 1)
@@ -367,7 +367,7 @@ def _lake(seen: Observation) -> Iterator[Metric]:
         published,
         took,
         rows,
-        unfit,
+        quarantined,
         skipped,
         not_copied,
         behind,

@@ -248,7 +248,7 @@ class Observer(Closing):
             from walsender_bridge.change_log.repository import part as repository_part
 
             errors["log"] = repository_part.trouble(settings.run_dir) or error
-        full = disk_full.lack_of_room(settings.log.data_dir)
+        full = disk_full.of_folder(settings.log.data_dir)
         if full is not None:
             errors["disk"] = full
         manifest, copying = None, dict[str, dict[str, Any]]()

@@ -26,11 +26,11 @@ class QuorumServer:
         return [*self._problems(self._gate[1])]
 
     def _problems(self, gate: QuorumGate) -> Iterator[str]:
-        released = release_record.standing(self._settings.log.data_dir)
+        released = release_record.in_force(self._settings.log.data_dir)
         if released is not None:
-            yield f"{released.told()}; run tuskline quorum require"
+            yield f"{released.summary()}; run tuskline quorum require"
         try:
-            state = gate.look()
+            state = gate.poll()
         except PrivilegeError as error:
             yield f"{error.what}; {error.repair}"
             return

@@ -24,7 +24,7 @@ class SlotsView:
         """The problems of the controller and of the copies, as sentences."""
         if not self.report:
             return ["the controller of slot copies does not report: it is not running, or it hangs"]
-        found: list[str] = list(self.report["ill"])
+        found: list[str] = list(self.report["problems"])
         found += [
             f"{each['standby']}: the controller has not probed it for {age:.0f} s"
             for each in self.report["standbys"]

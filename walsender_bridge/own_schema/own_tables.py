@@ -63,7 +63,7 @@ def check(connection: psycopg.Connection[Any], dsn: str) -> None:
         raise UntrustedError(
             f"what role {role} has in the schema {SCHEMA} could run code with the rights of {held[0].user}: {', '.join(found)}",
             where=describe(dsn),
-            repair=f"remove that as role {role}; or {_DROP}, which runs nothing, and take back by hand what tuskline.made named",
+            repair=f"remove that as role {role}; or {_DROP}, which runs nothing, and take back by hand what tuskline.provisioned named",
         )
 
 

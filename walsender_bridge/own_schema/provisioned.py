@@ -1,4 +1,4 @@
-"""What Tuskline has made on a server, recorded in the server: the table `tuskline.made`.
+"""What Tuskline has made on a server, recorded in the server: the table `tuskline.provisioned`.
 
 Invariant: what detach takes back was made by Tuskline. A thing and its record are committed together, or
 (a slot, which no transaction holds) the record comes first and may stand for nothing.
@@ -30,7 +30,7 @@ OF_ONE_SOURCE: Final = (
     *("setting", "physical slot", "member", "quorum"),
 )
 #: The table itself.
-MADE_TABLE: Final = "tuskline.made"
+PROVISIONED_TABLE: Final = "tuskline.provisioned"
 #: The kind whose name is the id of the quorum that the server's commits are on, in hexadecimal.
 QUORUM: Final = "quorum"
 #: The kind of a row that says which publication a slot began with, `grantee` its OID. Nothing is made by it, or taken back.
@@ -120,7 +120,7 @@ class ProvisionedRecord:
         """What all sources of this database use."""
         return self._list("")
 
-    def others_made(self, made: ProvisionedObject) -> bool:
+    def recorded_elsewhere(self, made: ProvisionedObject) -> bool:
         """Whether the same is recorded for something else of this database."""
         if not self.readable:
             return False

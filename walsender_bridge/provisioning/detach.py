@@ -14,7 +14,11 @@ from walsender_bridge.capture import publication
 from walsender_bridge.capture import source as capture
 from walsender_bridge.capture.source import CaptureSource
 from walsender_bridge.errors import ConfigError, PrivilegeError, SlotInUseError
-from walsender_bridge.own_schema.provisioned import MADE_TABLE, ProvisionedObject, ProvisionedRecord
+from walsender_bridge.own_schema.provisioned import (
+    PROVISIONED_TABLE,
+    ProvisionedObject,
+    ProvisionedRecord,
+)
 from walsender_bridge.provisioning import stats_grant
 from walsender_bridge.provisioning.init import as_admin, identifier
 from walsender_bridge.runtime.sql import load
@@ -60,7 +64,9 @@ def detach(source: CaptureSource, admin: str | None = None) -> list[ProvisionedO
 
 def left_behind(source: CaptureSource, admin: str | None = None) -> list[str]:
     """What goes on under the source's names, in words: it was there before, or the record of it is lost. `admin` as for `init`."""
-    why = f"by the record ({MADE_TABLE}) it was not made by Tuskline. If nobody else uses it:"
+    why = (
+        f"by the record ({PROVISIONED_TABLE}) it was not made by Tuskline. If nobody else uses it:"
+    )
     found = []
     with capture.connect(as_admin(source, admin)) as connection:
         if capture.has_slot(connection, source):
@@ -171,7 +177,7 @@ def _checked_privilege(made: ProvisionedObject) -> Any:
     if made.privilege not in {"CONNECT", "USAGE", "SELECT", "UPDATE"}:
         raise ConfigError(
             f"the record names a privilege {made.privilege!r} that was never granted",
-            where="tuskline.made",
+            where="tuskline.provisioned",
             repair="correct that row",
         )
     return made.privilege

@@ -11,7 +11,7 @@ from typing import Final
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from walsender_bridge.capture.publication import keeps_leaving_out
+from walsender_bridge.capture.publication import misses_running_writers
 from walsender_bridge.own_schema.provisioned import OF_ONE_SOURCE, ProvisionedObject
 from walsender_bridge.postgres.protocol.relation_name import split_relation
 from walsender_bridge.runtime.printable import printable
@@ -42,7 +42,7 @@ def publish(
 
     `alone`: see `fix`.
     """
-    if keeps_leaving_out(version):
+    if misses_running_writers(version):
         locked = [*tables, *alone]
         return fix(
             "publication/add_alone",
@@ -93,7 +93,7 @@ def block(statements: Iterable[str]) -> str:
 def recorded(made: ProvisionedObject, slot: str) -> str:
     """What has `tuskline detach` take this back; `slot`: of the source."""
     return fix(
-        "fix/made",
+        "fix/provisioned",
         slot_value=slot if made.kind in OF_ONE_SOURCE else "",
         kind_value=made.kind,
         name_value=made.name,

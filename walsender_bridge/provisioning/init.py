@@ -24,7 +24,11 @@ from walsender_bridge.capture.publication import FLUSH_TABLE
 from walsender_bridge.capture.source import CaptureSource, LogPosition
 from walsender_bridge.errors import ConfigError, PrivilegeError, SlotInUseError, UntrustedError
 from walsender_bridge.own_schema.login import LoginRole, login_of
-from walsender_bridge.own_schema.provisioned import MADE_TABLE, ProvisionedObject, ProvisionedRecord
+from walsender_bridge.own_schema.provisioned import (
+    PROVISIONED_TABLE,
+    ProvisionedObject,
+    ProvisionedRecord,
+)
 from walsender_bridge.postgres.client.dsn import parameters
 from walsender_bridge.postgres.client.replication_connection import ReplicationConnection
 from walsender_bridge.postgres.protocol.relation_name import relation_name, split_relation
@@ -56,7 +60,7 @@ def init(
             capture.prepare(connection, source)
             with connection.transaction():
                 record = ProvisionedRecord(connection, source.slot, source.dsn)
-                publication.bring_up(connection, source, record)
+                publication.add_matching(connection, source, record)
             if admin is not None:
                 _prepare_role(connection, source)
             slot = (
@@ -130,7 +134,7 @@ def _prepare_role(connection: psycopg.Connection[Any], source: CaptureSource) ->
                 where=source.where,
                 repair=f"ALTER ROLE {login.user} LOGIN REPLICATION, or name a new role in the DSN",
             )
-        for made in _lacking(connection, source, login.user):
+        for made in _missing_grants(connection, source, login.user):
             text = (
                 "provisioning/roles_flush"
                 if made.privilege == "UPDATE"
@@ -161,7 +165,7 @@ def verifier(
     return digest.decode()
 
 
-def _lacking(
+def _missing_grants(
     connection: psycopg.Connection[Any], source: CaptureSource, role: str
 ) -> Iterator[ProvisionedObject]:
     """The grants that the role lacks, each once."""
@@ -171,16 +175,16 @@ def _lacking(
         yield ProvisionedObject("database", connection.info.dbname, "CONNECT", role)
     row = connection.execute(load("provisioning/attach_own").encode(), names).fetchone()
     assert row is not None
-    reachable, readable, writable, _, told = row
+    reachable, readable, writable, _, record_readable = row
     if not reachable:
         yield ProvisionedObject("schema", _FLUSH[0], "USAGE", role)
     if not readable:
         yield ProvisionedObject("table", FLUSH_TABLE, "SELECT", role)
     if not writable:
         yield ProvisionedObject("table", FLUSH_TABLE, "UPDATE", role)
-    if not told:
+    if not record_readable:
         # Which publication its slot began with.
-        yield ProvisionedObject("table", MADE_TABLE, "SELECT", role)
+        yield ProvisionedObject("table", PROVISIONED_TABLE, "SELECT", role)
     schemas: set[str] = set()
     tables = copied(publication.survey(connection, source))
     for table in wanted_tables(connection, tables, role):

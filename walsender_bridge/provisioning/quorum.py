@@ -115,7 +115,7 @@ def attach_quorum(quorum: ConfiguredQuorum, admin: str | None = None) -> list[Pr
         before = record.own()
         check(facts(connection, quorum), quorum)
         _make_slot(connection, quorum, record)
-        stats_grant.let_see(connection, record, login_of(quorum.source.dsn).user)
+        stats_grant.grant_stats(connection, record, login_of(quorum.source.dsn).user)
         found = facts(connection, quorum)
         if found["senders"] and not _others(found, quorum):
             require_quorum(connection, quorum)

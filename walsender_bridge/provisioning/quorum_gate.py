@@ -30,7 +30,7 @@ from walsender_bridge.postgres.standby_names import StandbyNames
 from walsender_bridge.provisioning.quorum import ConfiguredQuorum, crowded, facts, session
 
 #: Seconds between two looks.
-_LOOK = 0.1
+_POLL_SECONDS = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class QuorumGate:
         self._wanted: int | None = None
         self._passed = False
 
-    def look(self) -> QuorumGateState:
+    def poll(self) -> QuorumGateState:
         """Where it stands. Raises `PrivilegeError` when this role may not see what the proposer reports."""
         found = facts(self._connection, self._quorum)
         if not found["may_see"]:
@@ -115,7 +115,7 @@ def wait_ready(
             with session(quorum, admin) as connection:
                 gate = QuorumGate(connection, quorum)
                 while True:
-                    state = gate.look()
+                    state = gate.poll()
                     if not state.reason:
                         return state
                     reason = state.reason
@@ -126,10 +126,10 @@ def wait_ready(
 
 
 def _pause(deadline: float, timeout: float, reason: str, quorum: ConfiguredQuorum) -> None:
-    if time.monotonic() + _LOOK > deadline:
+    if time.monotonic() + _POLL_SECONDS > deadline:
         raise DeadlineError(
             f"not ready in {timeout:g} s: {reason}",
             where=quorum.where,
             repair="see `tuskline status`, and docs/quorum-lost.md when the quorum does not come back",
         )
-    time.sleep(_LOOK)
+    time.sleep(_POLL_SECONDS)

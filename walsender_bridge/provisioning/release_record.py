@@ -37,7 +37,7 @@ class ReleaseDecision:
     by: str = ""
     at: float = 0.0
 
-    def told(self) -> str:
+    def summary(self) -> str:
         """In one line."""
         at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.at))
         return (
@@ -48,7 +48,7 @@ class ReleaseDecision:
 
 def write(data_dir: Path, decision: ReleaseDecision) -> ReleaseDecision:
     """Append it, durably, with who and when; what was written. Raises `ConfigError`."""
-    signed = ReleaseDecision(**{**asdict(decision), "by": _who(), "at": time.time()})
+    signed = ReleaseDecision(**{**asdict(decision), "by": _operator(), "at": time.time()})
     path = data_dir / FILE
     try:
         json_lines.append(path, asdict(signed))
@@ -71,14 +71,14 @@ def decisions(data_dir: Path) -> list[ReleaseDecision]:
     return found
 
 
-def standing(data_dir: Path) -> ReleaseDecision | None:
+def in_force(data_dir: Path) -> ReleaseDecision | None:
     """The release that holds; None when commits are to wait for the quorum."""
-    standing = [each for each in decisions(data_dir) if each.action != "forget"]
-    last = standing[-1] if standing else None
+    lasting = [each for each in decisions(data_dir) if each.action != "forget"]
+    last = lasting[-1] if lasting else None
     return last if last is not None and last.action == "release" else None
 
 
-def _who() -> str:
+def _operator() -> str:
     try:
         user = getpass.getuser()
     except (KeyError, OSError):

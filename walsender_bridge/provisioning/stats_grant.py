@@ -34,18 +34,18 @@ def attach_gate(source: CaptureSource, admin: str | None = None) -> list[Provisi
     with capture.connect(as_admin(source, admin)) as connection:
         record = ProvisionedRecord(connection, source.slot, source.dsn)
         before = record.own() if record.readable else []
-        let_see(connection, record, login_of(source.dsn).user)
+        grant_stats(connection, record, login_of(source.dsn).user)
         return [made for made in record.own() if made not in before] if record.readable else []
 
 
-def let_see(connection: Connection, record: ProvisionedRecord, role: str) -> None:
+def grant_stats(connection: Connection, record: ProvisionedRecord, role: str) -> None:
     """Give `role` what it lacks, if this connection is an administrator's, and record for what."""
     row = connection.execute(load("provisioning/role_sees").encode(), {"role": role}).fetchone()
     made = ProvisionedObject(KIND, role)
     if row is None:
         return
     sees, is_own, may_give = row
-    if is_own or not may_give or (sees and not record.others_made(made)):
+    if is_own or not may_give or (sees and not record.recorded_elsewhere(made)):
         return
     with connection.transaction():
         record.add(made)
@@ -66,7 +66,7 @@ def take_grant(
     Only from the source's own role: whoever may write the record cannot have it taken from others. By the rights of the
     connection, since the record's owner may be that role. Raises `PrivilegeError`.
     """
-    if made.name != login_of(source.dsn).user or record.others_made(made):
+    if made.name != login_of(source.dsn).user or record.recorded_elsewhere(made):
         return
     try:
         with suppress(psycopg.errors.UndefinedObject), connection.transaction():

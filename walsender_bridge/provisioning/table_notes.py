@@ -37,12 +37,12 @@ def _of(
     is_kept = publication.is_kept(found, Choice.of(source.tables))
     waiting = [t for t in chosen.fit if is_kept and not t.published]
     # What the role may add itself, capture adds with its next look.
-    lacking = [table.name for table in waiting if not (found["owned"] and table.owned)]
-    if lacking:
-        grants = _grants([t for t in tables if t["root"] in lacking], role)
-        added = publish(version, source.publication, [], lacking).replace("\n", " ")
+    addable = [table.name for table in waiting if not (found["owned"] and table.owned)]
+    if addable:
+        grants = _grants([t for t in tables if t["root"] in addable], role)
+        added = publish(version, source.publication, [], addable).replace("\n", " ")
         yield (
-            f"source {source.name}: {_named(lacking)} could be published, and role {role} does not own the table and the"
+            f"source {source.name}: {_named(addable)} could be published, and role {role} does not own the table and the"
             f" publication; tuskline init --admin user=..., or {' '.join([added, *grants])}"
         )
     apart = {table.name for table in waiting}

@@ -39,7 +39,7 @@ def named(where: Path | str) -> Iterator[None]:
         raise of(error, where) from None
 
 
-def lack_of_room(folder: Path) -> DiskFullError | None:
+def of_folder(folder: Path) -> DiskFullError | None:
     """The error, if the folder's disk is full; None also where there is no such folder."""
     try:
         free = shutil.disk_usage(folder).free

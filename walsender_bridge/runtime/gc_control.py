@@ -1,6 +1,6 @@
 """Python's collector of cycles, out of the way of a hot loop: by itself it runs in the middle of a commit.
 
-What was made before `keep_quiet` lives as long as the process and is never looked at again, so a sweep looks at what
+What was made before `disable_automatic` lives as long as the process and is never looked at again, so a sweep looks at what
 the loop holds and nothing else: a fraction of a millisecond.
 """
 
@@ -10,7 +10,7 @@ import gc
 SWEEP_SECONDS = 10.0
 
 
-def keep_quiet() -> None:
+def disable_automatic() -> None:
     """Collect no cycles but by a `Sweeper`. For a process that is all set up."""
     gc.collect()
     gc.freeze()

@@ -36,7 +36,7 @@ def is_part() -> bool:
     return _part.get()
 
 
-def hand_on(form: str) -> None:
+def export_format(form: str) -> None:
     """Make this the form here and in every process that is started from here."""
     os.environ[VARIABLE] = form
     configure()

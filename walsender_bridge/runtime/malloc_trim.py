@@ -15,7 +15,7 @@ from typing import Final
 SECONDS: Final = 5.0
 
 
-def keep_returning() -> None:
+def start() -> None:
     """Give it back in a thread from now on. Without glibc nothing happens."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:

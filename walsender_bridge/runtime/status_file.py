@@ -16,7 +16,7 @@ from walsender_bridge.runtime import logs
 
 _log = logs.logger(__name__)
 #: Files that could not be written when it was last tried.
-_untold: set[Path] = set()
+_unwritten: set[Path] = set()
 
 
 def write(path: Path, record: Mapping[str, Any]) -> None:
@@ -25,11 +25,11 @@ def write(path: Path, record: Mapping[str, Any]) -> None:
     try:
         replace(path, json.dumps(whole).encode())
     except OSError as error:
-        if path not in _untold:
+        if path not in _unwritten:
             _log.error("the status file cannot be written", where=str(path), reason=str(error))
-            _untold.add(path)
+            _unwritten.add(path)
     else:
-        _untold.discard(path)
+        _unwritten.discard(path)
 
 
 def replace(path: Path, content: bytes) -> None:

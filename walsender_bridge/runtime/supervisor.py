@@ -81,7 +81,7 @@ class Supervisor:
         self._run_dir = run_dir
         self._grace = grace
         #: Why the states could not be written; empty: they are.
-        self._untold = ""
+        self._unwritten = ""
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run all children until `stop` is set."""
@@ -181,7 +181,7 @@ class Supervisor:
         while not stop.is_set():
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(stop.wait(), AGAIN_SECONDS)
-            if self._untold:
+            if self._unwritten:
                 self._write()
 
     def _write(self) -> None:
@@ -190,11 +190,11 @@ class Supervisor:
         try:
             status_file.replace(path, json.dumps(self._record()).encode())
         except OSError as error:
-            if not self._untold:
+            if not self._unwritten:
                 _log.error("the state file cannot be written", where=str(path), reason=str(error))
-            self._untold = str(error)
+            self._unwritten = str(error)
         else:
-            self._untold = ""
+            self._unwritten = ""
 
     def _record(self) -> dict[str, Any]:
         return {

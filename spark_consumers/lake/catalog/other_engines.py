@@ -26,7 +26,7 @@ from spark_consumers.lake.manifest.chain import Chain, Manifest, TableVersion
 from walsender_bridge.errors import CorruptError, UnavailableError
 
 #: How often names are compared while no link is published, and how soon again after a failure, in seconds.
-_LOOK_AGAIN = 60.0
+_CHECK_SECONDS = 60.0
 _AFTER_FAILURE = 1.0
 
 log = structlog.get_logger()
@@ -83,27 +83,27 @@ class TableNames:
         #: By folder: a snapshot and the metadata file that shows it.
         self._known: dict[str, tuple[int, Path]] = {}
         self._link = 0
-        self._look_at = float("-inf")
+        self._check_at = float("-inf")
         self._failure = ""
         self._taken: set[str] = set()
 
     def follow(self, head: Manifest) -> None:
         """Have the names be those of this link, the newest of ours; at once after it, and then now and again."""
         now = self._now()
-        if head.link == self._link and now < self._look_at:
+        if head.link == self._link and now < self._check_at:
             return
-        self._link, self._look_at = head.link, now + _LOOK_AGAIN
+        self._link, self._check_at = head.link, now + _CHECK_SECONDS
         try:
-            self._look(head)
+            self._check(head)
         except Exception as error:
             self._failed(error)
-            self._look_at = self._now() + _AFTER_FAILURE
+            self._check_at = self._now() + _AFTER_FAILURE
             return
         if self._failure:
             log.info("the names of tables are right again")
         self._failure = ""
 
-    def _look(self, head: Manifest) -> None:
+    def _check(self, head: Manifest) -> None:
         with self._locked():
             if self._chain.numbers()[-1] != head.link:
                 return

@@ -29,9 +29,9 @@ import pyarrow as pa
 import structlog
 from pyspark.sql import SparkSession
 
-from spark_consumers.decode.types import arrow_schema, spark_schema, text_columns, told_type
+from spark_consumers.decode.types import arrow_schema, spark_schema, streamed_type, text_columns
 from spark_consumers.lake.copy.initial_copy import CopyProgress, write_source
-from spark_consumers.lake.epoch.quarantine import QuarantineOfCopy, keeps_unfit, with_unfit
+from spark_consumers.lake.epoch.quarantine import QuarantineOfCopy, quarantines, with_quarantined
 from spark_consumers.lake.format import checksums
 from spark_consumers.lake.format.table_format import ROW_ID, TableFormat, TableWrite
 from spark_consumers.lake.manifest.chain import COPIED, TableVersion
@@ -41,7 +41,7 @@ from spark_consumers.lake.tables.origin import Origin, check
 from spark_consumers.lake.tables.schema_change import schema_hash
 from spark_consumers.lake.tables.schema_match import unusable
 from spark_consumers.lake.tables.shape import Publication, Shape, refusal, texts_changed
-from spark_consumers.lake.tables.sources import Source, look, mark, shapes
+from spark_consumers.lake.tables.sources import Source, mark, read_publication, shapes
 from spark_consumers.snapshot.exported import ExportedSnapshot, PublishedTable, reading
 from spark_consumers.sources.snapshot import PARTITION_BYTES, SnapshotSource
 from walsender_bridge import errors
@@ -76,19 +76,19 @@ Deliver = Callable[[str, "TableVersion | TusklineError | None"], None]
 
 
 class TableCopier:
-    """Copies tables into the lake at `root`, an absolute path. `on_unfit_value`: see `quarantine.keeps_unfit`."""
+    """Copies tables into the lake at `root`, an absolute path. `on_unrepresentable_value`: see `quarantine.quarantines`."""
 
     def __init__(
         self,
         spark: SparkSession,
         root: Path,
         tables: TableFormat,
-        on_unfit_value: Mapping[str, str] | None = None,
+        on_unrepresentable_value: Mapping[str, str] | None = None,
     ) -> None:
         self._spark = spark
         self._root = root
         self._format = tables
-        self._on_unfit_value = on_unfit_value or {}
+        self._on_unrepresentable_value = on_unrepresentable_value or {}
         #: Set to end a copy between two parts of a table.
         self.stop = threading.Event()
 
@@ -114,7 +114,7 @@ class TableCopier:
             check(origin, source.stream, log_status.system_id, request.cut)
             published = {table.full_name: table for table in snapshot.tables(source.publication)}
             found = _shapes(source, snapshot)
-            later = look(replace(source, dsn=snapshot.dsn))
+            later = read_publication(replace(source, dsn=snapshot.dsn))
             for relation in sorted(request.tables):
                 name = f"{source.stream}.{relation}"
                 # A publication is what it is by now, in any snapshot: a table can leave it between the two.
@@ -174,9 +174,9 @@ class TableCopier:
                 "partitionBytes": str(part_bytes(request.rate)),
             }
         )
-        apart = keeps_unfit(self._on_unfit_value, name)
+        apart = quarantines(self._on_unrepresentable_value, name)
         prefix = f"{folder}/data/copy-t{request.term}"
-        files, unfit = write_source(
+        files, quarantined = write_source(
             self._spark,
             reading.reader_apart(schema) if apart else reading.reader(schema),
             prefix,
@@ -211,7 +211,7 @@ class TableCopier:
             timeline=snapshot.timeline,
             shape=shape.dump(),
         )
-        return with_unfit(version, unfit)
+        return with_quarantined(version, quarantined)
 
 
 def _shapes(source: Source, snapshot: ExportedSnapshot) -> Publication:
@@ -240,7 +240,9 @@ def _layout(snapshot: ExportedSnapshot, table: PublishedTable) -> tuple[Column, 
     with reading(snapshot.dsn, snapshot.snapshot) as connection:
         rows = connection.execute(load("lake/table_columns"), {"table": table.oid}).fetchall()
     declared = {name: kind for name, kind, _, _ in rows}
-    return tuple((c.name, told_type(declared[c.name], c.type_oid), c.typmod) for c in table.columns)
+    return tuple(
+        (c.name, streamed_type(declared[c.name], c.type_oid), c.typmod) for c in table.columns
+    )
 
 
 def part_bytes(rate: float | None) -> int:
@@ -304,6 +306,6 @@ def _copy_error(name: str, error: Exception) -> TusklineError:
     return UnsupportedValueError(
         what,
         where=name,
-        repair=f'change the value at the source, or set such rows aside ([lake.on_unfit_value] "{name}" = "quarantine", '
+        repair=f'change the value at the source, or set such rows aside ([lake.on_unrepresentable_value] "{name}" = "quarantine", '
         "start `lake run` again)",
     )

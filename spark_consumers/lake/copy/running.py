@@ -64,10 +64,12 @@ class Copies:
         try:
             self._copier.copy(request, deliver, {name: self._progress[name] for name in names})
         except Exception as error:
-            told = error if isinstance(error, TusklineError) else UnavailableError(str(error)[:500])
-            passing = isinstance(told, UnavailableError | ConnectionFailedError | DeadlineError)
+            failure = (
+                error if isinstance(error, TusklineError) else UnavailableError(str(error)[:500])
+            )
+            passing = isinstance(failure, UnavailableError | ConnectionFailedError | DeadlineError)
             for name in sorted(left):
-                deliver(name, NotBegun(told) if passing else told)
+                deliver(name, NotBegun(failure) if passing else failure)
 
     def finished(self) -> Iterator[tuple[str, Result]]:
         """What came of copies since the last look: the table, an error, or None (not published any more).
@@ -106,7 +108,7 @@ class Copies:
         return any(stream_of(name) == stream for name in self._progress)
 
     def status(self) -> dict[str, dict[str, Any]]:
-        """How far each table is, by name (`copy_out.Progress`)."""
+        """How far each table is, by name (`initial_copy.Progress`)."""
         now = time.time()
         return {name: progress.to_json(now) for name, progress in sorted(self._progress.items())}
 

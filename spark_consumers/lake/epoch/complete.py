@@ -67,7 +67,7 @@ class Completed:
     table: str
     patched: int = 0
     rows: FileInfo | None = None
-    unfit: QuarantineFile | None = None
+    quarantined: QuarantineFile | None = None
     compacted: FileInfo | None = None
     gone: dict[int, list[str]] = field(default_factory=dict)
 
@@ -75,7 +75,7 @@ class Completed:
 def run_complete(task: CompleteTask) -> Completed:
     """Do all that is asked of these files."""
     prefix = f"{task.target.prefix}-{{}}-{task.number}.parquet"
-    count, rows, unfit = (
+    count, rows, quarantined = (
         (0, None, None)
         if task.patches is None
         else _patch(task, task.patches, prefix.format("rows"))
@@ -84,7 +84,7 @@ def run_complete(task: CompleteTask) -> Completed:
         task.target.name,
         patched=count,
         rows=rows,
-        unfit=unfit,
+        quarantined=quarantined,
         compacted=_compact(task, prefix.format("compacted")) if task.compact else None,
         gone={} if task.removals is None else _find(task, task.removals),
     )
@@ -106,8 +106,8 @@ def _patch(
         for i in range(quarantine.width(width))
         if f"c{i}" in patches.column_names
     ]
-    aside = quarantine.is_unfit(wide, width)
-    unfit: list[list[pa.Array]] = []
+    aside = quarantine.is_unrepresentable(wide, width)
+    quarantined: list[list[pa.Array]] = []
     parts: list[list[pa.Array]] = []
     count = 0
     for group, deleted in _groups(task, list(target.key)):
@@ -134,7 +134,7 @@ def _patch(
             kinds = target.columns.types
             whole = [c.cast(kind) for c, kind in zip(part[:width], kinds, strict=True)]
             whole += [column.take(found) for column in wide[width:]]
-            unfit.append([c.filter(pa.array(out)) for c in whole])
+            quarantined.append([c.filter(pa.array(out)) for c in whole])
             part = [c.filter(pa.array(~out)) for c in part]
         parts.append(part)
     if task.rows is not None:
@@ -143,8 +143,8 @@ def _patch(
     if not parts:
         return 0, None, None
     file = None
-    if unfit:
-        file = quarantine.write_unfit(target, f"patched-{task.number}", _stacked(unfit))
+    if quarantined:
+        file = quarantine.write_quarantined(target, f"patched-{task.number}", _stacked(quarantined))
     return count, write_data(path, _stacked(parts), schema), file
 
 

@@ -83,7 +83,7 @@ def hold(head: Manifest, apart: Mapping[str, str], *, holds: bool) -> Manifest:
         if table.state in {LIVE, RESUMING} or not known:
             # The reason stays the first one: what is found later only differs in its figures.
             reason = table.resync or apart[stream]
-            head = states.stop(head, name, reason, holds=holds, anew=asked or decided)
+            head = states.stop(head, name, reason, holds=holds, full_resync=asked or decided)
     copies = {name: copy for name, copy in head.copies.items() if stream_of(name) not in apart}
     return replace(head, copies=copies)
 

@@ -11,7 +11,7 @@ Why a table set is never torn and never goes back:
 - A writer's first act is a *takeover link*: the head's content under a higher term. Whatever an older
   writer does from then on, the number that it means to publish is taken.
 - Epochs and terms never fall along the chain; `publish` refuses a link that would.
-- The newest link is told beside the chain (`newest_told`): a chain that ends before has lost it, and nobody goes on.
+- The newest link is told beside the chain (`newest_record`): a chain that ends before has lost it, and nobody goes on.
 - Links are removed from the old end only, in order. A writer that slept until then could create a removed
   number again; it finds after creating that the link before its own is gone, and takes its own away.
   Readers never saw it, for they start at the greatest number.
@@ -67,7 +67,7 @@ __all__ = [
 
 _LINK_DIGITS = 20
 #: How often a waiting reader looks for a new link, in seconds: one listing of one folder.
-_LOOK_AGAIN = 0.05
+_POLL_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +195,7 @@ class Chain:
         self.root = root
         self._state = root / "_tuskline"
         self._epochs = self._state / "epochs"
-        self._told = NewestRecord(self._state)
+        self._newest = NewestRecord(self._state)
         #: Where a round's unfinished work is; nothing of it outlives the round.
         self.staging = self._state / "staging"
 
@@ -345,7 +345,7 @@ class Chain:
                 raise lost(
                     PublishedLink(head.link, head.epoch, head.term), self.head(), self.where(head)
                 )
-        self._told.fence(manifest)
+        self._newest.fence(manifest)
         path = self._path(manifest.link)
         taken = not create_exclusively(path, dump(manifest.to_json()))
         newest = self.numbers()[-1]
@@ -361,14 +361,14 @@ class Chain:
                 repair="nothing: the newer writer goes on",
             )
 
-        self._told.tell(manifest)
+        self._newest.record(manifest)
 
-    def told(self) -> PublishedLink | None:
+    def recorded_newest(self) -> PublishedLink | None:
         """The newest link that a writer has told of, which may not be the newest. Raises `CorruptError`.
 
         Ask before the chain is read.
         """
-        return self._told.read()
+        return self._newest.read()
 
     def where(self, link: ChainLink) -> str:
         """The file of this link."""
@@ -440,7 +440,7 @@ def wait_for_epoch(
             return head
         left = deadline - time.monotonic()
         # The lake's writer is another process, on a disk that tells nobody: looking again is all there is.
-        if left <= 0 or stop.wait(min(left, _LOOK_AGAIN)):
+        if left <= 0 or stop.wait(min(left, _POLL_SECONDS)):
             tables = head.tables if head is not None else {}
             held = [f"{name} ({t.reason})" for name, t in tables.items() if t.state == HELD]
             raise DeadlineError(

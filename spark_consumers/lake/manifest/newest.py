@@ -40,18 +40,18 @@ class ChainLink(Protocol):
         """Its writer's term."""
 
 
-def is_lost(told: PublishedLink | None, newest: ChainLink | None) -> bool:
+def is_lost(recorded: PublishedLink | None, newest: ChainLink | None) -> bool:
     """Whether the link that was told, or what came after it, is not in the chain any more."""
-    if told is None:
+    if recorded is None:
         return False
-    return newest is None or newest.link < told.link or newest.term < told.term
+    return newest is None or newest.link < recorded.link or newest.term < recorded.term
 
 
-def lost(told: PublishedLink, newest: ChainLink | None, where: str) -> CorruptError:
-    """The error: `where` is the file of the link that was told."""
+def lost(recorded: PublishedLink, newest: ChainLink | None, where: str) -> CorruptError:
+    """The error: `where` is the file of the link that was recorded."""
     left = f"link {newest.link} (epoch {newest.epoch})" if newest is not None else "none"
     return CorruptError(
-        f"link {told.link} (epoch {told.epoch}) was published and is lost; the newest that is left is {left}",
+        f"link {recorded.link} (epoch {recorded.epoch}) was published and is lost; the newest that is left is {left}",
         where=where,
         repair="restore the file from a backup; or, to go on from what is left, remove _tuskline/newest.json",
     )

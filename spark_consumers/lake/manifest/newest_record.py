@@ -1,4 +1,4 @@
-"""The file that tells which link was the newest (`newest_told`)."""
+"""The file that tells which link was the newest (`newest`)."""
 
 import contextlib
 import os
@@ -32,7 +32,7 @@ class NewestRecord:
                 repair="remove it: the lake's driver makes it anew with its next link",
             ) from None
 
-    def tell(self, link: ChainLink) -> None:
+    def record(self, link: ChainLink) -> None:
         """This link was published. One that is older than what was told changes nothing."""
         before = self._known()
         if before is not None and before.link >= link.link:
@@ -49,11 +49,11 @@ class NewestRecord:
 
     def fence(self, link: ChainLink) -> None:
         """Raise `FencedError` if a writer of a higher term than this link's has told of one, though it may be lost."""
-        told = self._known()
-        if told is not None and told.term > link.term:
+        recorded = self._known()
+        if recorded is not None and recorded.term > link.term:
             raise FencedError(
                 f"link {link.link} is not ours to publish: term {link.term} is over, "
-                f"term {told.term} is at link {told.link}",
+                f"term {recorded.term} is at link {recorded.link}",
                 where=str(self._file),
                 repair="nothing: the newer writer goes on",
             )

@@ -46,9 +46,9 @@ def load(path: Path) -> dict[str, Any]:
     version = record.get("format_version")
     version = version if isinstance(version, int) else 0
     sealed = version >= _SEALED_FROM
-    told = record.pop(_CRC, None)
+    checksum = record.pop(_CRC, None)
     # A later format may be sealed otherwise.
-    if version <= FORMAT_VERSION and (sealed or told is not None) and told != _crc(record):
+    if version <= FORMAT_VERSION and (sealed or checksum is not None) and checksum != _crc(record):
         raise CorruptError(
             "its content is not what was written (CRC32C)", where=str(path), repair=REPAIR
         )

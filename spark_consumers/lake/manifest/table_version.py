@@ -58,9 +58,9 @@ class TableVersion:
     `layout`: PostgreSQL's columns (none in a table of format 1 that was not copied since). `as_of`: the epoch
     whose rows it has (0: this one). `reason`: why it does not follow. `resync`: why it is copied again.
 
-    `unfit_rows` of the source's rows are not among its `rows`, because they have a value that the lake cannot
-    hold (`quarantine`); `skipped_rows` of these are given up by name. `unfit_files`, relative to `path`, has
-    them all. `retry_unfit`: the next epoch tries them again. `mark`: of a copy, where the log was when it was
+    `quarantined_rows` of the source's rows are not among its `rows`, because they have a value that the lake cannot
+    hold (`quarantine`); `skipped_rows` of these are given up by name. `quarantine_files`, relative to `path`, has
+    them all. `retry_quarantined`: the next epoch tries them again. `mark`: of a copy, where the log was when it was
     taken on (`rolled_back.mark_of_copy`; empty: in a link of an earlier version).
     """
 
@@ -80,10 +80,10 @@ class TableVersion:
     as_of: int = 0
     reason: str = ""
     resync: str = ""
-    unfit_rows: int = 0
+    quarantined_rows: int = 0
     skipped_rows: int = 0
-    unfit_files: tuple[str, ...] = ()
-    retry_unfit: bool = False
+    quarantine_files: tuple[str, ...] = ()
+    retry_quarantined: bool = False
     system_id: int = 0
     timeline: int = 0
     shape: str = ""
@@ -95,7 +95,7 @@ class TableVersion:
         lists = {
             "key": tuple(record["key"]),
             "text_columns": tuple(record["text_columns"]),
-            "unfit_files": tuple(record.get("unfit_files", ())),
+            "quarantine_files": tuple(record.get("quarantine_files", ())),
             "mark": tuple(record.get("mark", ())),
             "layout": tuple((n, int(t), int(m)) for n, t, m in record.get("layout", ())),
         }

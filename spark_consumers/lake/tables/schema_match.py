@@ -99,7 +99,7 @@ def _folded(name: str) -> str:
     return "".join(c.lower()[0] for c in upper)
 
 
-def misfit(
+def mismatch(
     batch: ChangeBatch,
     columns: pa.Schema,
     layouts: tuple[Layout, ...],
@@ -181,6 +181,6 @@ def _rows(batch: ChangeBatch, mask: np.ndarray) -> ChangeBatch:
         if batch.old_columns is None
         else [c.filter(chosen) for c in batch.old_columns],
         old_kind=batch.old_kind[mask],
-        unfit={i: raw.filter(chosen) for i, raw in batch.unfit.items()},
-        old_unfit={i: raw.filter(chosen) for i, raw in batch.old_unfit.items()},
+        unrepresentable={i: raw.filter(chosen) for i, raw in batch.unrepresentable.items()},
+        old_unrepresentable={i: raw.filter(chosen) for i, raw in batch.old_unrepresentable.items()},
     )

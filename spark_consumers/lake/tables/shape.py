@@ -120,7 +120,7 @@ class Shape:
         """The OIDs of the table and its partitions, as far as the catalog had them."""
         return {self.oid, *(part.oid for part in self.parts if part.link)}
 
-    def told_of(self, partitions: Collection[int]) -> "Shape":
+    def with_partitions(self, partitions: Collection[int]) -> "Shape":
         """The shape once the stream has told of changes of these partitions, which the catalog did not have."""
         new = sorted(set(partitions) - {part.oid for part in self.parts})
         parts = (Partition(oid, self.oid, "", oid, f"with OID {oid}") for oid in new)
@@ -324,10 +324,10 @@ class ShapeRefusal:
 
 def refusal(shape: Shape) -> ShapeRefusal | None:
     """Whether the stream cannot give this table's rows, whatever is copied."""
-    lacking = [name for name in OPERATIONS if name not in shape.operations.split(", ")]
-    if lacking:
+    missing = [name for name in OPERATIONS if name not in shape.operations.split(", ")]
+    if missing:
         return ShapeRefusal(
-            f"the publication leaves out {', '.join(lacking)}",
+            f"the publication leaves out {', '.join(missing)}",
             "ALTER PUBLICATION ... SET (publish = 'insert, update, delete, truncate')",
         )
     if shape.unsent:
@@ -343,7 +343,7 @@ def refusal(shape: Shape) -> ShapeRefusal | None:
         if part.file and not names_rows(shape.identity, part.identity):
             return ShapeRefusal(
                 f"its partition {part.name} has another replica identity than the table has: "
-                f"{_told(part.identity)} instead of {_told(shape.identity)}",
+                f"{_identity_text(part.identity)} instead of {_identity_text(shape.identity)}",
                 f"ALTER TABLE {part.name} REPLICA IDENTITY FULL",
             )
     return None
@@ -368,5 +368,5 @@ def names_rows(root: tuple[str, ...] | None, part: tuple[str, ...] | None) -> bo
     return bool(root) and set(root or ()) <= set(part)
 
 
-def _told(identity: tuple[str, ...] | None) -> str:
+def _identity_text(identity: tuple[str, ...] | None) -> str:
     return "the whole row" if identity is None else f"({', '.join(identity)})"

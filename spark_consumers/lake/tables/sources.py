@@ -40,7 +40,7 @@ class Source:
     publication: str
 
 
-def look(source: Source, known: Collection[int] = ()) -> Publication:
+def read_publication(source: Source, known: Collection[int] = ()) -> Publication:
     """What is published now. `known`: OIDs of partitions, see `Publication`. Raises `UnavailableError`, `DeadlineError`."""
     with _connected(source) as connection:
         # A new partition that is locked does not tell its size, and a backend that waits for it would stay after this look.

@@ -46,8 +46,8 @@ def without(head: Manifest, published: Collection[str], stream: str) -> Manifest
     return replace(head, tables=tables, copies=copies, set_aside=set_aside)
 
 
-def stop(head: Manifest, name: str, reason: str, *, holds: bool, anew: bool) -> Manifest:
-    """The table cannot follow any more. `holds`: epochs wait for it; `anew`: it is copied again.
+def stop(head: Manifest, name: str, reason: str, *, holds: bool, full_resync: bool) -> Manifest:
+    """The table cannot follow any more. `holds`: epochs wait for it; `full_resync`: it is copied again.
 
     A table that did not follow before holds nothing back. What was copied of it and not shown is dropped.
     """
@@ -59,7 +59,7 @@ def stop(head: Manifest, name: str, reason: str, *, holds: bool, anew: bool) -> 
         if before == LEFT:
             state = LEFT
         tables[name] = replace(
-            _stopped(head, name, state), reason=reason, resync=reason if anew else ""
+            _stopped(head, name, state), reason=reason, resync=reason if full_resync else ""
         )
     return replace(head, tables=tables, copies=copies)
 
@@ -96,7 +96,7 @@ def outdate(head: Manifest, name: str, reason: str, *, holds: bool) -> Manifest:
     table = head.tables[name]
     if table.state == PAUSED:
         return replace(head, tables={**head.tables, name: replace(table, resync=reason)})
-    return replace(stop(head, name, reason, holds=holds, anew=True), copies=head.copies)
+    return replace(stop(head, name, reason, holds=holds, full_resync=True), copies=head.copies)
 
 
 def pause(head: Manifest, name: str) -> Manifest:

@@ -138,7 +138,7 @@ def adopted(
             paused = replace(table, resync=REASON)
             link = replace(link, tables={**link.tables, name: paused})
         elif table.state != LEFT:
-            link = states.stop(link, name, REASON, holds=holds, anew=True)
+            link = states.stop(link, name, REASON, holds=holds, full_resync=True)
             outcome[name] = f"is copied again: {REASON}"
     streams = {stream: position_of(cut) for stream, cut in status.streams.items()}
     link = replace(link, log_id=status.log_id, streams=streams, copies={}, set_aside={})

@@ -46,7 +46,7 @@ ADOPT = "adopt"
 KINDS = (ADD, PAUSE, RESUME, RESYNC, DROP, RETRY, SKIP, ADOPT)
 #: Seconds for which an answer is kept, so that whoever waits for it finds it.
 _KEPT = 3600.0
-_LOOK_AGAIN = 0.1
+_POLL_SECONDS = 0.1
 #: The ending of a file that is no request.
 _ASIDE = ".corrupt"
 
@@ -201,9 +201,9 @@ def _one(
     if kind == DROP:
         return _dropped(head, name)
     if kind == RETRY:
-        if not table.unfit_files:
+        if not table.quarantine_files:
             return head, "has no row that is set aside"
-        again_table = replace(table, retry_unfit=True)
+        again_table = replace(table, retry_quarantined=True)
         return replace(head, tables={**head.tables, name: again_table}), "is tried again"
     if kind == PAUSE:
         if table.state == PAUSED:
@@ -214,8 +214,8 @@ def _one(
     if table.state in {LIVE, RESUMING, LEFT} or (table.state != PAUSED and table.resync):
         return head, f"refused: it is {table.state}" if table.state == LEFT else "follows already"
     made = states.resume(head, name, low_offsets.get(states.stream_of(name), 0))
-    anew = made.tables[name].resync
-    return made, f"is copied again: {anew}" if anew else "follows again"
+    resync = made.tables[name].resync
+    return made, f"is copied again: {resync}" if resync else "follows again"
 
 
 def _dropped(head: Manifest, name: str) -> tuple[Manifest, str]:
@@ -237,8 +237,8 @@ def finished(head: Manifest, request: Request) -> dict[str, str] | None:
     answer = head.answered.get(request.id)
     if answer is None:
         return None
-    told: dict[str, str] = answer["tables"]
-    for name, outcome in told.items():
+    outcomes: dict[str, str] = answer["tables"]
+    for name, outcome in outcomes.items():
         if outcome.startswith(f"refused: {rolled_back.REASON}"):
             raise DivergedError(
                 outcome.removeprefix("refused: "), where=name, repair=rolled_back.WAYS_OUT
@@ -251,10 +251,10 @@ def finished(head: Manifest, request: Request) -> dict[str, str] | None:
                 repair=f"see `tuskline {'quarantine' if request.kind in {RETRY, SKIP} else 'table'} list`",
             )
     if request.kind in {RETRY, SKIP}:
-        return None if any(head.tables[name].retry_unfit for name in told) else told
-    if request.kind not in _AT_ONCE and not all(_follows(head, name) for name in told):
+        return None if any(head.tables[name].retry_quarantined for name in outcomes) else outcomes
+    if request.kind not in _AT_ONCE and not all(_follows(head, name) for name in outcomes):
         return None
-    return told
+    return outcomes
 
 
 def _failure(head: Manifest, name: str) -> str | None:
@@ -278,17 +278,17 @@ def wait(
     *,
     timeout: float,
     stop: threading.Event | None = None,
-    looking: Callable[[], None] = lambda: None,
+    polling: Callable[[], None] = lambda: None,
 ) -> dict[str, str]:
     """Wait until a request is carried out, and what it asks for is readable; what became of each table.
 
-    `timeout` is in seconds; `looking` is called whenever the chain is looked at. Raises `DeadlineError`, `CorruptError` for
+    `timeout` is in seconds; `polling` is called whenever the chain is looked at. Raises `DeadlineError`, `CorruptError` for
     a request that could not be read, and `LakeError` for what was refused or failed.
     """
     stop = stop or threading.Event()
     deadline = time.monotonic() + timeout
     while True:
-        looking()
+        polling()
         head = chain.head()
         done = finished(head, request) if head is not None else None
         if done is not None:
@@ -302,7 +302,7 @@ def wait(
             )
         left = deadline - time.monotonic()
         # As with epochs: the writer is another process, on a disk that tells nobody.
-        if left <= 0 or stop.wait(min(left, _LOOK_AGAIN)):
+        if left <= 0 or stop.wait(min(left, _POLL_SECONDS)):
             answered = head is not None and request.id in head.answered
             raise DeadlineError(
                 f"the request to {request.kind} is "

@@ -35,8 +35,8 @@ class RoundFailures:
         self._now = now
         self._failing = failing
         self._count = 0
-        self._said = ""
-        self._said_at = 0.0
+        self._logged = ""
+        self._logged_at = 0.0
         #: What an earlier driver said is true until a round has gone well.
         self._is_well = False
         self._well_at = 0.0
@@ -47,7 +47,7 @@ class RoundFailures:
         self._is_well = False
         cause, now = why(error, self._lake), self._now()
         self._failing(cause)
-        if cause.what == self._said and now - self._said_at < _AGAIN_SECONDS:
+        if cause.what == self._logged and now - self._logged_at < _AGAIN_SECONDS:
             return
         # Spark's own words are the only trace that there is of a fault in it; they are many lines.
         detail = "" if isinstance(error, TusklineError) else " ".join(str(error).split())[:_DETAIL]
@@ -58,9 +58,9 @@ class RoundFailures:
             repair=cause.repair,
             failures=self._count,
             again_in_seconds=again_in_seconds,
-            **({"detail": detail} if detail and cause.what != self._said else {}),
+            **({"detail": detail} if detail and cause.what != self._logged else {}),
         )
-        self._said, self._said_at = cause.what, now
+        self._logged, self._logged_at = cause.what, now
 
     def ended(self, error: TusklineError) -> None:
         """The job ends by this error."""
@@ -75,4 +75,4 @@ class RoundFailures:
         self._failing(but)
         if self._count:
             log.info("rounds succeed again", failures=self._count)
-        self._count, self._said = 0, ""
+        self._count, self._logged = 0, ""

@@ -20,7 +20,7 @@ from walsender_bridge.postgres.client.replication_connection import (
 )
 
 #: Seconds between two looks at the clock while an answer is waited for.
-_LOOK = 0.1
+_POLL_SECONDS = 0.1
 
 _T = TypeVar("_T")
 
@@ -42,7 +42,7 @@ class BoundedConnection(psycopg.Connection[TupleRow]):
     def wait(self, gen: PQGen[_T], *arguments: Any, **options: Any) -> _T:
         """Drive one of psycopg's conversations until it ends, or its time is over."""
         del arguments, options
-        return super().wait(self._bounded(gen), interval=_LOOK)
+        return super().wait(self._bounded(gen), interval=_POLL_SECONDS)
 
     def _bounded(self, gen: PQGen[_T]) -> PQGen[_T]:
         deadline = time.monotonic() + self.limit

@@ -252,7 +252,7 @@ def record_start_before(
     return None
 
 
-def walk_below(
+def scan_below(
     pages: Pages, position: int, stop: int, expected: WalFormat, *, oldest: int
 ) -> RecordScan | None:
     """A walk, exhausted, from a record at or below `position` to `stop`; None: none begins there. Raises as `record_start_before`.
@@ -279,7 +279,7 @@ def aligned(pages: Pages, position: int, expected: WalFormat, *, oldest: int) ->
     """
     if position <= oldest:
         return position
-    walk = walk_below(pages, position, position, expected, oldest=oldest)
+    walk = scan_below(pages, position, position, expected, oldest=oldest)
     if walk is None:
         return oldest
     if not walk.ran_out:

@@ -186,7 +186,7 @@ def main(arguments: list[str]) -> int:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: process.stop())
         # What has been made by now lives as long as the process.
-        gc_control.keep_quiet()
+        gc_control.disable_automatic()
         process.run()
     except TusklineError as error:
         logs.say_error(error)

@@ -1,7 +1,7 @@
 """Where the id of a server's quorum is recorded: in a file of the bridge, and on the server itself.
 
 The file is written when the id is drawn, and once more when a majority of the first membership has it on disk, which is
-before any COMMIT can have waited for it. The server's record is a row of `tuskline.made`, which standbys have too: it is
+before any COMMIT can have waited for it. The server's record is a row of `tuskline.provisioned`, which standbys have too: it is
 written as far as the role may (`tuskline quorum require --admin` writes it otherwise), and outlives the bridge's disk.
 
 Two records that differ are two quorums for one server: then no proposer starts. The file has a checksum, so that damage
@@ -142,7 +142,7 @@ def _pass_over(
     holder = (
         f"process {pid}" + (f" ({query})" if query else "") if pid else "a prepared transaction"
     )
-    what = f"tuskline.made, which records the quorum's id, is locked by {holder}"
+    what = f"tuskline.provisioned, which records the quorum's id, is locked by {holder}"
     _log.warning("the quorum's id is not read from the server", reason=what)
     ((standby,),) = asked.command("SELECT pg_is_in_recovery()", timeout=ANSWER_SECONDS)
     if is_enough or standby == "t":

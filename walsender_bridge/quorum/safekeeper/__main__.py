@@ -71,7 +71,7 @@ def _run(settings: SafekeeperSettings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: driver.stop())
     # What has been made by now lives as long as the process, and the loop makes no cycles.
-    gc_control.keep_quiet()
+    gc_control.disable_automatic()
     driver.run()
 
 

@@ -5,7 +5,7 @@ from functools import lru_cache
 from walsender_bridge.errors import CorruptError
 from walsender_bridge.postgres.protocol.lsn import format_lsn
 from walsender_bridge.postgres.protocol.wal_page import PAGE_BYTES, WalFormat, segment_start
-from walsender_bridge.postgres.protocol.wal_record import Pages, RecordScan, walk_below
+from walsender_bridge.postgres.protocol.wal_record import Pages, RecordScan, scan_below
 from walsender_bridge.quorum.safekeeper.storage import position_file
 from walsender_bridge.quorum.safekeeper.storage.position_file import StoragePosition
 from walsender_bridge.quorum.safekeeper.storage.segments import PIECE_BYTES, SegmentFile, Segments
@@ -89,7 +89,7 @@ def _scan(pages: Pages, wal_format: WalFormat, begin: int, known: int, *, exact:
     older WAL in a recycled segment never does.
     """
     if known > begin:
-        walk = walk_below(pages, known - 1, known, wal_format, oldest=begin)
+        walk = scan_below(pages, known - 1, known, wal_format, oldest=begin)
         if walk is None:
             return known
         if not walk.ran_out:
