@@ -49,7 +49,7 @@ def slot_report() -> dict[str, Any]:
     return {
         "updated_at": NOW,
         "pid": 1,
-        "ill": [],
+        "problems": [],
         "standbys": [{"standby": "near", "at": NOW}],
         "slots": [{**slot, "evidence": evidence}],
     }

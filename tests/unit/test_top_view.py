@@ -148,7 +148,7 @@ def test_a_slot_that_is_not_proven_has_no_age():
         "reason": "not_heard",
     }
     row |= {"age": None, "lag_bytes": None}
-    told = {"ill": [], "standbys": [], "slots": [{**row, "expected": False}]}
+    told = {"problems": [], "standbys": [], "slots": [{**row, "expected": False}]}
     lines = shown(observation(slots=SlotsView(told)), 80, 24)
     assert "app   near       SUSPECT  -    -       not_heard" in lines
 
