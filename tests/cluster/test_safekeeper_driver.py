@@ -17,7 +17,7 @@ from walsender_bridge.errors import ConnectionFailedError, UnavailableError
 from walsender_bridge.quorum.protocol import messages as m
 from walsender_bridge.quorum.protocol.configuration import Configuration
 from walsender_bridge.quorum.protocol.frames import HEADER_BYTES, decode, encode
-from walsender_bridge.quorum.protocol.history import EpochEntry, History
+from walsender_bridge.quorum.protocol.history import History, HistoryEntry
 from walsender_bridge.quorum.protocol.message_socket import WireEnd
 from walsender_bridge.quorum.safekeeper import connection, control_file, data_dir
 from walsender_bridge.quorum.safekeeper.connection import MOST_CONNECTIONS
@@ -83,7 +83,7 @@ def peer(safekeeper: SafekeeperDriver) -> Iterator[Peer]:
     members = Configuration(1, frozenset({safekeeper.core.control.safekeeper}))
     peer.send(m.Vote(NODE, m.Purpose.ATTACH, 1, members))
     assert isinstance(peer.answer(), m.VoteReply)
-    history = History((EpochEntry(1, SEGMENT, 1),))
+    history = History((HistoryEntry(1, SEGMENT, 1),))
     peer.send(m.Elected(1, SEGMENT, SEGMENT, True, history, members.stamped(1)))
     assert peer.answer() == m.AppendAck(1, SEGMENT, 0)
     yield peer
@@ -188,7 +188,7 @@ def test_silent_connections_keep_no_proposer_out(safekeeper, peer, wal):
     reply = successor.answer()
     assert isinstance(reply, m.VoteReply)
     crowd += [greeted(safekeeper) for _ in range(2 * MOST_CONNECTIONS)]
-    history = reply.history.succeeded(reply.flush_lsn, [EpochEntry(2, reply.flush_lsn, 1)])
+    history = reply.history.succeeded(reply.flush_lsn, [HistoryEntry(2, reply.flush_lsn, 1)])
     elected = m.Elected(2, reply.flush_lsn, SEGMENT, False, history, configuration.stamped(2))
     successor.send(elected)
     assert successor.answer() == m.AppendAck(2, reply.flush_lsn, SEGMENT)

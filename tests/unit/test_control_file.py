@@ -8,7 +8,7 @@ import pytest
 from tests.support.simulated_disk import PowerCutError, SimulatedDisk
 from walsender_bridge.errors import CorruptError, NotSupportedError
 from walsender_bridge.quorum.protocol.configuration import Configuration
-from walsender_bridge.quorum.protocol.history import EpochEntry, History
+from walsender_bridge.quorum.protocol.history import History, HistoryEntry
 from walsender_bridge.quorum.protocol.messages import NodeId, ServerInfo
 from walsender_bridge.quorum.safekeeper import control_file
 from walsender_bridge.quorum.safekeeper.effects import ControlState, Fence
@@ -19,7 +19,7 @@ STATE = ControlState(
     safekeeper=2**128 - 1,
     server=ServerInfo(system_id=7_000_000_000_000_000_001, major=16, segment_size=16 << 20),
     node_id=NodeId(term=9, proposer=2**127 + 5),
-    history=History((EpochEntry(2, 0x100, 1), EpochEntry(9, 2**63, 2))),
+    history=History((HistoryEntry(2, 0x100, 1), HistoryEntry(9, 2**63, 2))),
     configuration=Configuration(
         3,
         frozenset({1, 2**100}),

@@ -24,7 +24,7 @@ from tests.support.log_entries import SCHEMAS, EntryMaker
 from tests.support.quorum.explorer import INFO
 from tests.unit.test_capture_core import new_state
 from tests.unit.test_failover import PRIMARY, READY, VCL
-from tests.unit.test_quorum_cores import EPOCH_1, MEMBERS, in_office, safekeeper
+from tests.unit.test_quorum_cores import EPOCH_1, MEMBERS, led, safekeeper
 from tests.unit.test_repository import log_of, report
 from tests.unit.test_repository_store import fill
 from walsender_bridge.capture import core as capture_core
@@ -72,7 +72,7 @@ from walsender_bridge.quorum.proposer.replication import Streaming
 from walsender_bridge.quorum.proposer.settings import ProposerSettings
 from walsender_bridge.quorum.protocol import messages as m
 from walsender_bridge.quorum.protocol.configuration import Configuration
-from walsender_bridge.quorum.protocol.history import EpochEntry, History
+from walsender_bridge.quorum.protocol.history import History, HistoryEntry
 from walsender_bridge.quorum.safekeeper import invariants as of_safekeeper
 from walsender_bridge.quorum.safekeeper.core import Safekeeper
 from walsender_bridge.quorum.safekeeper.driver import SafekeeperDriver
@@ -109,7 +109,7 @@ def _sets(**fields: Any) -> Callable[[Any], None]:
 
 def _out_of_order() -> History:
     """A history refuses to be made so; a bit that turns over in memory asks nobody."""
-    history = History((EpochEntry(1, 100, 1), EpochEntry(2, 200, 1)))
+    history = History((HistoryEntry(1, 100, 1), HistoryEntry(2, 200, 1)))
     object.__setattr__(history, "entries", history.entries[::-1])
     return history
 
@@ -119,9 +119,9 @@ SAFEKEEPER = {
     "identity_never_changes": _control(safekeeper=9),
     "server_never_changes": _control(server=replace(INFO, system_id=INFO.system_id + 1)),
     "one_vote_in_a_term": _control(node_id=m.NodeId(2, 33)),
-    "history_within_vote": _control(history=History((EpochEntry(3, 100, 1),))),
+    "history_within_vote": _control(history=History((HistoryEntry(3, 100, 1),))),
     "history_ascends": _control(history=_out_of_order()),
-    "log_begins_in_its_history": _control(history=History((EpochEntry(2, 250, 1),))),
+    "log_begins_in_its_history": _control(history=History((HistoryEntry(2, 250, 1),))),
     "flush_lsn_within_written": _sets(flush_lsn=211),
     "served_lsn_within_commit_and_flush": _sets(served_lsn=206),
     "commit_lsn_never_goes_back": _sets(commit_lsn=204, served_lsn=204),
@@ -138,7 +138,7 @@ SAFEKEEPER = {
 def voter() -> Safekeeper:
     """A safekeeper in term 2, whose WAL is flushed to 210 and committed to 205."""
     core = safekeeper()
-    in_office(core)
+    led(core)
     core.control = replace(core.control, configuration=OF_QUORUM)
     return core
 
@@ -181,7 +181,7 @@ def leader() -> Proposer:
     core = Proposer(22, INFO, Primary(Lineage(1), 300), MEMBERS, 3)
     core.node_id = m.NodeId(2, 22)
     core.membership = Membership(MEMBERS.stamped(2, 4))
-    history = EPOCH_1.succeeded(200, [EpochEntry(2, 200, 1)])
+    history = EPOCH_1.succeeded(200, [HistoryEntry(2, 200, 1)])
     for number, peer in core.peers.items():
         peer.greeting = m.SafekeeperGreeting(number + 1, INFO, core.node_id, MEMBERS, 200, 0, 1)
         peer.reply = m.VoteReply(core.node_id, 200, 150, 120, 100, EPOCH_1, MEMBERS)
@@ -199,7 +199,7 @@ def leader() -> Proposer:
         primary_begin=100,
     )
     streaming.end, streaming.established, streaming.acked = 300, True, {1: 250, 2: 250, 3: 200}
-    core.office = LeaderState(2, 200, history, core.peers, core.membership, streaming)
+    core.leader = LeaderState(2, 200, history, core.peers, core.membership, streaming)
     return core
 
 
@@ -231,7 +231,7 @@ PROPOSER: dict[str, Callable[[Proposer], None]] = {
     "membership_never_goes_back": _membership(term=1),
     "quorum_id_never_changes": _membership(quorum=5),
     "elected_by_a_quorum": _without_votes,
-    "epoch_is_the_term": lambda core: _sets(term=1)(core.office),
+    "epoch_is_the_term": lambda core: _sets(term=1)(core.leader),
     "counts_by_the_membership_in_force": _streaming(configuration=Configuration()),
     "commit_lsn_never_goes_back": _streaming(commit_lsn=249),
     "commit_lsn_backed_by_majorities": _streaming(commit_lsn=251),

@@ -84,7 +84,7 @@ def test_a_file_that_cannot_be_read_for_now_is_no_damaged_one(tmp_path, monkeypa
                     attempt()
                 assert refused.value.cause not in _PROPOSER_FINAL
             # The server has it.
-            errands: Any = SimpleNamespace(ask=lambda *_: None)
-            QuorumRecord(file, "", "", errands, formed=True).settled(KNOWN.quorum)
+            executor: Any = SimpleNamespace(ask=lambda *_: None)
+            QuorumRecord(file, "", "", executor, formed=True).settled(KNOWN.quorum)
         assert [path.name for path in tmp_path.iterdir()] == [file.name]
     assert load_file(file) == KNOWN

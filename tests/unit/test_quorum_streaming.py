@@ -7,7 +7,7 @@ from walsender_bridge.quorum.proposer.peer import PeerState, SafekeeperPeer
 from walsender_bridge.quorum.proposer.replication import Streaming
 from walsender_bridge.quorum.protocol import messages as m
 from walsender_bridge.quorum.protocol.configuration import Configuration
-from walsender_bridge.quorum.protocol.history import EpochEntry, History
+from walsender_bridge.quorum.protocol.history import History, HistoryEntry
 
 SEGMENT = 100
 
@@ -24,7 +24,7 @@ def lagging() -> tuple[Streaming, SafekeeperPeer]:
     streaming = Streaming(
         peers,
         Configuration(1, members),
-        History((EpochEntry(1, 100, 1),)),
+        History((HistoryEntry(1, 100, 1),)),
         epoch_start=100,
         commit_lsn=100,
         restart_lsn=100,

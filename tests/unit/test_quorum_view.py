@@ -113,7 +113,7 @@ def test_older_wal_that_nobody_could_bring_is_a_fault_until_it_is_brought():
         "safekeeper 127.0.0.1:2 lacks WAL from 0/10000 to 0/40000, and could not get it from another: "
         "their WAL is damaged, or cannot be read"
     )
-    own = now(state="following", older_wal={"wanted_lsn": "0/10000", "why": "it does not follow"})
+    own = now(state="following", catch_up={"wanted_lsn": "0/10000", "why": "it does not follow"})
     (word,) = view(safekeeper(1, own=own, **told)).problems
     assert word.endswith("could not get it from another: it does not follow")
     for fine in ({"stuck": False}, {"brought_to": None}):
@@ -136,7 +136,7 @@ def test_39_a_member_that_is_brought_older_wal_says_how_much_is_left():
     assert safekeeper(1, own={}, hosted=False, **(told | {"brought_to": None})).catch_up_bytes == 0
     assert first.catch_up_bytes is None, "an earlier version's proposer says nothing of it"
     older = {"wanted_lsn": "0/10000", "why": "WAL was brought and not taken: it is damaged"}
-    own = now(state="following", flush_lsn="0/90000", begin_lsn="0/40000", older_wal=older)
+    own = now(state="following", flush_lsn="0/90000", begin_lsn="0/40000", catch_up=older)
     (word,) = replace(view(first, safekeeper(1, own=own)), keep_bytes=0x80000).notes
     assert word.endswith("have to use that one; WAL was brought and not taken: it is damaged")
 

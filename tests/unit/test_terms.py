@@ -22,7 +22,7 @@ from walsender_bridge.quorum.proposer.election import next_term
 from walsender_bridge.quorum.protocol import frames
 from walsender_bridge.quorum.protocol import messages as m
 from walsender_bridge.quorum.protocol.configuration import Configuration
-from walsender_bridge.quorum.protocol.history import EpochEntry, History
+from walsender_bridge.quorum.protocol.history import History, HistoryEntry
 from walsender_bridge.quorum.protocol.terms import MAX_LEAP, MAX_REACH, MAX_TERM
 from walsender_bridge.quorum.safekeeper import control_file, votes
 from walsender_bridge.quorum.safekeeper.effects import ControlState
@@ -30,7 +30,7 @@ from walsender_bridge.quorum.safekeeper.effects import ControlState
 INFO = m.ServerInfo(7, 16, 1 << 24)
 MEMBERS = Configuration(1, frozenset({1, 2, 3}), term=5)
 GREATEST = (1 << 64) - 1
-WAL = History((EpochEntry(5, 0, 1),))
+WAL = History((HistoryEntry(5, 0, 1),))
 
 
 def held(safekeeper: int, term: int) -> m.SafekeeperGreeting:

@@ -112,7 +112,7 @@ class SafekeeperView:
     @property
     def catch_up_fault(self) -> str:
         """Why it cannot catch up on older WAL that others have; empty: it can, or lacks none."""
-        why = (self.own.get("older_wal") or {}).get("why")
+        why = (self.own.get("catch_up") or {}).get("why")
         if not (self.reported.get("stuck") and self.reported.get("brought_to")):
             return ""
         return (
@@ -123,7 +123,7 @@ class SafekeeperView:
     @property
     def catch_up_progress(self) -> str:
         """The progress of its catch-up on older WAL, as the end of a sentence."""
-        catch_up = self.own.get("older_wal") or {}
+        catch_up = self.own.get("catch_up") or {}
         if catch_up.get("why"):
             return f"; {catch_up['why']}"
         lsn = self.reported.get("brought_to")

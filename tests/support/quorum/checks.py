@@ -1,7 +1,7 @@
 """What must hold in every run, whatever breaks. Each violation names its invariant. What one core alone can tell of
 itself is checked by the hosts, with the product's own functions (`invariants.py` beside each core).
 
-- election safety: a term has one proposer in office;
+- election safety: a term has one leader;
 - log safety: two safekeepers that share an epoch hold the same bytes up to where their histories part;
 - committed never lost: what a quorum was said to have (up to the last complete record) is in every later
   leader's log, and is what every reader was served;
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 class Checks:
     def __init__(self, world: World) -> None:
         self.world = world
-        self.offices: dict[int, NodeId] = {}
+        self.leaders: dict[int, NodeId] = {}
         #: The committed log: what is at each LSN, where it ends, and where each term brought it.
         self.cells: dict[int, int] = {}
         self.end = 0
@@ -44,13 +44,13 @@ class Checks:
     # -- proposers ----------------------------------------------------------------------------------
 
     def streams(self, host: ProposerHost, streaming: Streaming) -> None:
-        """Called after every event of a proposer in office."""
+        """Called after every event of a leader."""
         if host.is_elsewhere:
             return
         identity = host.core.node_id.proposer
         if identity not in self.leading:
             self.leading.add(identity)
-            self._took_office(host, streaming)
+            self._took_lead(host, streaming)
 
     def streamed(self, streaming: Streaming) -> None:
         """WAL came: who is too far behind holds it back no longer."""
@@ -60,9 +60,9 @@ class Checks:
             bound = max(streaming.limits.max_laggard_bytes, uncommitted)
             assert held <= bound, "bounded: the primary's WAL"
 
-    def _took_office(self, host: ProposerHost, streaming: Streaming) -> None:
+    def _took_lead(self, host: ProposerHost, streaming: Streaming) -> None:
         node_id = host.core.node_id
-        other = self.offices.setdefault(node_id.term, node_id)
+        other = self.leaders.setdefault(node_id.term, node_id)
         assert other == node_id, f"election safety: {other} and {node_id}"
         vcl = streaming.epoch_start
         # One that was slow may take office behind a newer one, whose commits it cannot know.
@@ -129,7 +129,7 @@ class Checks:
         for safekeeper in self.world.own_safekeepers:
             core = safekeeper.core
             history = safekeeper.control.history
-            if history.latest_epoch == host.core.node_id.term and core.flush_lsn >= lsn:
+            if history.latest_election_epoch == host.core.node_id.term and core.flush_lsn >= lsn:
                 return {at: c for at, c in safekeeper.disk.cells.items() if at < lsn}
         # Who acknowledged it has crashed since.
         return {at: c for at, c in host.server.cells.items() if at < lsn} if host.server else {}
@@ -157,7 +157,7 @@ class Checks:
         if reason == StopReason.OTHER_QUORUM:
             core = host.core
             here = {peer.identity for peer in core.peers.values() if peer.greeting}
-            followed = core.office is not None or core.configuration.has_quorum(here)
+            followed = core.leader is not None or core.configuration.has_quorum(here)
             assert not followed, f"strangers ended a proposer that has a quorum: {detail}"
         # Without a server there is none whose timelines could be others than the log's.
         assert host.server is not None or "this server" not in detail, f"a failover: {detail}"
@@ -239,7 +239,7 @@ class Checks:
         proposer, server = self.world.proposer, self.world.server
         assert proposer.leads, "nobody was elected in the end"
         assert proposer.commit_lsn == server.flush_lsn, "it does not commit in the end"
-        assert not self.world.lack_older(), "older WAL is not brought in the end"
+        assert not self.world.lack_catch_up(), "older WAL is not brought in the end"
         if self.world.faults.keep is not None:
             self._old_wal_is_equal()
         for safekeeper in self.world.safekeepers:

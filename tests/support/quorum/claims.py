@@ -1,7 +1,7 @@
-"""What an explored cluster has said, and may never contradict: offices, commits, rejections, logs.
+"""What an explored cluster has said, and may never contradict: leaders, commits, rejections, logs.
 
-Election safety: a term has one proposer in office. Committed never lost: what was committed in an earlier term
-is in the log of whoever takes office, and no two terms commit different bytes. Log safety: in the same epoch the
+Election safety: a term has one leader. Committed never lost: what was committed in an earlier term
+is in the log of whoever takes leader, and no two terms commit different bytes. Log safety: in the same epoch the
 same bytes. Readers get only what is committed. Who was rejected never gets a vote in a later term. Proposer and
 safekeeper never disagree where two logs part.
 """
@@ -18,17 +18,17 @@ Commits = tuple[tuple[int, tuple[Cell, ...]], ...]
 class Past(Part):
     """What was said: who was in office in each term, what each term committed, who was rejected when."""
 
-    __slots__ = ("commits", "offices", "rejections")
+    __slots__ = ("commits", "leaders", "rejections")
 
     def __init__(
         self,
         number: int,
-        offices: tuple[NodeId, ...],
+        leaders: tuple[NodeId, ...],
         commits: Commits,
         rejections: tuple[NodeId, ...],
     ) -> None:
         super().__init__(number)
-        self.offices, self.commits, self.rejections = offices, commits, rejections
+        self.leaders, self.commits, self.rejections = leaders, commits, rejections
 
 
 class Claims:
@@ -40,23 +40,23 @@ class Claims:
 
     def past(
         self,
-        offices: tuple[NodeId, ...] = (),
+        leaders: tuple[NodeId, ...] = (),
         commits: Commits = (),
         rejections: tuple[NodeId, ...] = (),
     ) -> Past:
         """The one past in which this was said."""
-        told = offices, commits, rejections
+        told = leaders, commits, rejections
         return self.pasts.get(told, lambda number: Past(number, *told))
 
-    def took_office(self, past: Past, core: Proposer, own: tuple[Cell, ...]) -> Past:
+    def took_lead(self, past: Past, core: Proposer, own: tuple[Cell, ...]) -> Past:
         """A proposer was elected, on a server that holds `own`."""
-        for other in past.offices:
+        for other in past.leaders:
             assert other.term != core.node_id.term or other == core.node_id, "election safety"
         for term, cells in past.commits:
             if term < core.node_id.term:
                 assert core.vcl >= BASE + len(cells), "committed never lost: it ends before"
                 assert own[: len(cells)] == cells, "committed never lost: other bytes"
-        return self.past((*past.offices, core.node_id), past.commits, past.rejections)
+        return self.past((*past.leaders, core.node_id), past.commits, past.rejections)
 
     def committed(self, past: Past, term: int, cells: tuple[Cell, ...]) -> Past:
         """The proposer of this term told its server that a quorum has these."""
@@ -64,11 +64,11 @@ class Claims:
             shorter = min(len(known), len(cells))
             assert known[:shorter] == cells[:shorter], "committed never lost: two versions"
         others = tuple(each for each in past.commits if each[0] != term)
-        return self.past(past.offices, (*others, (term, cells)), past.rejections)
+        return self.past(past.leaders, (*others, (term, cells)), past.rejections)
 
     def refused(self, past: Past, node_id: NodeId) -> Past:
         """A proposer was told that another one is in office."""
-        return self.past(past.offices, past.commits, (*past.rejections, node_id))
+        return self.past(past.leaders, past.commits, (*past.rejections, node_id))
 
     def voted(self, past: Past, node_id: NodeId) -> None:
         """A safekeeper gave its vote."""
@@ -100,7 +100,7 @@ class Claims:
             first = max(BASE, entries[0].start_lsn) if entries else core.flush_lsn
             for at in range(first, core.flush_lsn):
                 assert at - BASE < len(part.wal), "log safety: a hole"
-                epoch = max(entry.epoch for entry in entries if entry.start_lsn <= at)
+                epoch = max(entry.election_epoch for entry in entries if entry.start_lsn <= at)
                 cell = part.wal[at - BASE]
                 known = marked.setdefault((epoch, at), cell)
                 assert known == cell, f"log safety: epoch {epoch} at {at}"

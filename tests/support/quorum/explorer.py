@@ -40,7 +40,7 @@ from walsender_bridge.quorum.proposer import invariants as proposer_invariants
 from walsender_bridge.quorum.proposer.core import Proposer
 from walsender_bridge.quorum.protocol import messages as m
 from walsender_bridge.quorum.protocol.configuration import Configuration
-from walsender_bridge.quorum.protocol.history import EpochEntry, History
+from walsender_bridge.quorum.protocol.history import History, HistoryEntry
 from walsender_bridge.quorum.safekeeper import effects as se
 from walsender_bridge.quorum.safekeeper import invariants as safekeeper_invariants
 from walsender_bridge.quorum.safekeeper.core import Safekeeper
@@ -106,8 +106,8 @@ class Cluster:
         safekeepers = []
         logs = self.scope.logs or (((), BASE),) * self.width
         for identity, (entries, end) in enumerate(logs, 1):
-            history = History(tuple(EpochEntry(*entry) for entry in entries))
-            term = history.latest_epoch
+            history = History(tuple(HistoryEntry(*entry) for entry in entries))
+            term = history.latest_election_epoch
             control = se.ControlState(
                 identity,
                 INFO if entries else m.ServerInfo(),
@@ -350,7 +350,7 @@ class Cluster:
                 elif isinstance(effect, pe.StartStreaming):
                     state.streamed[number] = effect.lsn
                     core = self.core(state, number)
-                    state.past = self.claims.took_office(state.past, core, self.servers[number])
+                    state.past = self.claims.took_lead(state.past, core, self.servers[number])
                 elif isinstance(effect, pe.Feedback):
                     term, cells = self.core(state, number).node_id.term, self.servers[number]
                     state.past = self.claims.committed(state.past, term, cells[: effect.lsn - BASE])

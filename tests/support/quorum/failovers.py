@@ -57,8 +57,8 @@ class FailoverChecks(Checks):
         if streaming.established and host.core.purpose == Purpose.FAILOVER:
             self.fences.add(fence)
 
-    def _took_office(self, host: ProposerHost, streaming: Streaming) -> None:
-        super()._took_office(host, streaming)
+    def _took_lead(self, host: ProposerHost, streaming: Streaming) -> None:
+        super()._took_lead(host, streaming)
         term, purpose = host.core.node_id.term, host.core.purpose
         if purpose != Purpose.ATTACH or host.server is None:
             return
@@ -118,7 +118,7 @@ class FailoverHost:
     def __init__(self, world: FailoverWorld, standby: Standby) -> None:
         self.world = world
         self.standby = standby
-        self.office: ProposerHost | None = None
+        self.leader: ProposerHost | None = None
         self.waiting: FailoverStep | None = None
         self.quorum = FailoverQuorum(standby.origin.timeline)
         self.alive = True
@@ -129,8 +129,8 @@ class FailoverHost:
 
     def end(self) -> None:
         self.alive = False
-        if self.office is not None and self.office is not self.world.proposer:
-            self.office.kill()
+        if self.leader is not None and self.leader is not self.world.proposer:
+            self.leader.kill()
 
     def _turn(self) -> None:
         world = self.world
@@ -141,7 +141,7 @@ class FailoverHost:
             self.end()
             world.again(self.standby)
             return
-        office = self.office
+        leader = self.leader
         if self.waiting is None:
             try:
                 candidate = self.standby.look()
@@ -152,7 +152,7 @@ class FailoverHost:
                 self.end()
                 return
             self._perform(step)
-        elif office is not None and not office.alive:
+        elif leader is not None and not leader.alive:
             self.end()
             if world.choose.random() < 0.7:
                 world.again(self.standby)
@@ -177,16 +177,16 @@ class FailoverHost:
             case FailoverStep.FOLLOW:
                 standby.follows = True
             case FailoverStep.RECEIVE:
-                assert self.office is not None
-                if not self.office.alive:
+                assert self.leader is not None
+                if not self.leader.alive:
                     self.end()  # displaced: the safekeepers may be told otherwise by now
                     return
-                standby.receive(self._log(self.office))
+                standby.receive(self._log(self.leader))
             case FailoverStep.REPLAY:
                 standby.replayed = standby.server.flush_lsn
             case FailoverStep.PROMOTE:
-                assert self.office is not None
-                if not self.office.alive:
+                assert self.leader is not None
+                if not self.leader.alive:
                     self.end()
                     return
                 standby.promote()
@@ -196,45 +196,45 @@ class FailoverHost:
                 self.end()
 
     def _enter(self, source: Server | None, step: FailoverStep) -> None:
-        if self.office is not None:
-            self.office.kill()
-        self.office = self.world.start_proposer(source, Purpose.FAILOVER)
+        if self.leader is not None:
+            self.leader.kill()
+        self.leader = self.world.start_proposer(source, Purpose.FAILOVER)
         self.waiting = step
 
     def _reached(self) -> bool:
-        office, standby = self.office, self.standby
-        assert office is not None
-        if not office.leads:
+        leader, standby = self.leader, self.standby
+        assert leader is not None
+        if not leader.leads:
             return False
-        core = office.core
+        core = leader.core
         timeline = core.history.timeline_at(core.vcl)
         if self.waiting == FailoverStep.ELECT:
             self.quorum = FailoverQuorum(timeline, timeline, core.vcl)
         elif self.waiting == FailoverStep.COMMIT:
             end = standby.server.flush_lsn
-            if office.commit_lsn < end:
+            if leader.commit_lsn < end:
                 return False
             self.quorum = replace(self.quorum, vcl=core.vcl, committed=end)
         else:
             self.quorum = FailoverQuorum(standby.server.timeline)
         return True
 
-    def _log(self, office: ProposerHost) -> dict[int, int]:
+    def _log(self, leader: ProposerHost) -> dict[int, int]:
         """The quorum's up to VCL; what nobody holds any more, the standby has."""
-        vcl, checks = office.core.vcl, self.world.checks
-        cells = checks.cells | checks._log(office, vcl)
+        vcl, checks = leader.core.vcl, self.world.checks
+        cells = checks.cells | checks._log(leader, vcl)
         first = min(cells, default=vcl)
         own = {at: cell for at, cell in self.standby.server.cells.items() if at < first}
         return own | {at: cell for at, cell in cells.items() if at < vcl}
 
     def _compare(self) -> None:
-        assert self.office is not None
+        assert self.leader is not None
         assert self.quorum.vcl is not None
         end = min(self.quorum.vcl, self.standby.server.flush_lsn)
-        if not self.office.alive:
+        if not self.leader.alive:
             self.end()  # displaced: the safekeepers may hold something else by now
             return
-        theirs, own = self._log(self.office), self.standby.server.cells
+        theirs, own = self._log(self.leader), self.standby.server.cells
         if end not in theirs and end < self.quorum.vcl:
             self.world.happened["failover: no safekeeper has what the standby lacks"] += 1
             self.end()
@@ -247,12 +247,12 @@ class FailoverHost:
 
     def _attach(self) -> None:
         world, server = self.world, self.standby.server
-        if self.office is not None:
-            self.office.kill()
+        if self.leader is not None:
+            self.leader.kill()
         previous, world.server = world.proposer, server
         if world.choose.random() < 0.5:
             previous.kill()
-        world.proposer = self.office = world.start_proposer(server)
+        world.proposer = self.leader = world.start_proposer(server)
         world.proposer.told = world.undisturbed
         self.waiting = FailoverStep.ATTACH
 

@@ -27,8 +27,8 @@ from walsender_bridge.quorum.proposer.catch_up.core import CatchUp
 from walsender_bridge.quorum.proposer.catch_up.same_wal import SameWal
 from walsender_bridge.quorum.proposer.effects import (
     MembersSettled,
-    ReadOlder,
-    SendOlder,
+    ReadCatchUpWal,
+    SendCatchUpWal,
     StopReason,
 )
 from walsender_bridge.quorum.proposer.peer import PeerState
@@ -36,7 +36,7 @@ from walsender_bridge.quorum.proposer.refusals import Refusals
 from walsender_bridge.quorum.proposer.replication import Streaming
 from walsender_bridge.quorum.protocol import configuration, terms
 from walsender_bridge.quorum.protocol import messages as m
-from walsender_bridge.quorum.protocol.history import EpochEntry, History
+from walsender_bridge.quorum.protocol.history import History, HistoryEntry
 from walsender_bridge.quorum.safekeeper import core, effects, votes
 from walsender_bridge.quorum.safekeeper.core import Safekeeper
 
@@ -86,8 +86,8 @@ def _what_the_greeting_knew() -> list[Patch]:
 def _equal_terms() -> list[Patch]:
     """Rule 2: a vote for an equal term, of another proposer."""
 
-    def outranks(candidate: m.NodeId, office: m.NodeId) -> bool:
-        return candidate.term >= office.term and candidate != office
+    def outranks(candidate: m.NodeId, leader: m.NodeId) -> bool:
+        return candidate.term >= leader.term and candidate != leader
 
     return [(votes, "outranks", outranks)]
 
@@ -96,9 +96,11 @@ def _next_epoch() -> list[Patch]:
     """Rule 2: the epoch is one more than the last one, whoever may have taken it already."""
     succeeded = lineage.successors
 
-    def successors(log: History, vcl: int, term: int, origin: Any) -> tuple[EpochEntry, ...]:
-        epoch = (log.counted(vcl)[-1].epoch if log.counted(vcl) else 0) + 1
-        return tuple(replace(entry, epoch=epoch) for entry in succeeded(log, vcl, term, origin))
+    def successors(log: History, vcl: int, term: int, origin: Any) -> tuple[HistoryEntry, ...]:
+        epoch = (log.counted(vcl)[-1].election_epoch if log.counted(vcl) else 0) + 1
+        return tuple(
+            replace(entry, election_epoch=epoch) for entry in succeeded(log, vcl, term, origin)
+        )
 
     return [(lineage, "successors", successors)]
 
@@ -159,10 +161,10 @@ def _resumption_truncates() -> list[Patch]:
 def _displaced_by_a_vote() -> list[Patch]:
     """Rule 5: whoever has a safekeeper's vote in a term of ours or above is taken to be in office."""
 
-    def in_office(greeting: m.SafekeeperGreeting, own: m.NodeId, *, leads: bool) -> bool:
+    def has_leader(greeting: m.SafekeeperGreeting, own: m.NodeId, *, leads: bool) -> bool:
         return rivals.outvotes(greeting.node_id, own)
 
-    return [(rivals, "in_office", in_office)]
+    return [(rivals, "has_leader", has_leader)]
 
 
 def _outvoted_for_ever() -> list[Patch]:
@@ -233,7 +235,7 @@ def _never_stops() -> list[Patch]:
             return refused(self, peer, message)
         self.node_id = m.NodeId(message.node_id.term + 1, self.node_id.proposer)
         self.phase = proposer_core.Phase.VOTING
-        self.office = None
+        self.leader = None
         told: list[Any] = []
         for each in self.peers.values():
             each.reply = None
@@ -298,7 +300,9 @@ def _lost_donors_are_waited_for() -> list[Patch]:
     """Older WAL: what a donor does not hold any more, or took with it, is asked for only once."""
     was_read = CatchUp.was_read
 
-    def wait(self: CatchUp, read: ReadOlder, length: int, log: Streaming) -> list[SendOlder]:
+    def wait(
+        self: CatchUp, read: ReadCatchUpWal, length: int, log: Streaming
+    ) -> list[SendCatchUpWal]:
         told = was_read(self, read, length, log)
         self._receivers[read.peer].reading = not length
         return told
@@ -321,7 +325,9 @@ def _only_the_first_donor_is_asked() -> list[Patch]:
     """Older WAL: one that could not lend a segment is asked for it again and again."""
     was_read = CatchUp.was_read
 
-    def forget(self: CatchUp, read: ReadOlder, length: int, log: Streaming) -> list[SendOlder]:
+    def forget(
+        self: CatchUp, read: ReadCatchUpWal, length: int, log: Streaming
+    ) -> list[SendCatchUpWal]:
         told = was_read(self, read, length, log)
         self._receivers[read.peer].bad = frozenset()
         return told
@@ -443,9 +449,9 @@ def _formed_beside() -> list[Patch]:
 
 MUTANTS: Mapping[str, Callable[[], list[Patch]]] = {
     "a copy is compared with one voter": _one_voter_compared,
-    "older: lost donors are waited for": _lost_donors_are_waited_for,
-    "older: damage is lent": _damage_is_lent,
-    "older: the same donor is asked again": _only_the_first_donor_is_asked,
+    "catch-up: lost donors are waited for": _lost_donors_are_waited_for,
+    "catch-up: damage is lent": _damage_is_lent,
+    "catch-up: the same donor is asked again": _only_the_first_donor_is_asked,
     "1: VCL from before the vote": _what_the_greeting_knew,
     "2: a vote for an equal term": _equal_terms,
     "2: an epoch that is no term": _next_epoch,

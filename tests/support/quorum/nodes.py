@@ -176,7 +176,7 @@ class Parts:
     @staticmethod
     def _inside(core: Proposer) -> Hashable:
         """What is not about one safekeeper. The best log is looked at until the election is decided."""
-        apart = {"peers", "membership", "office", "same_wal", "limits", "server"}
+        apart = {"peers", "membership", "leader", "same_wal", "limits", "server"}
         if core.phase == Phase.LEADING:
             apart.add("best")
         inside: tuple[Hashable, ...] = (
@@ -184,11 +184,11 @@ class Parts:
             freeze(core.same_wal, frozenset({"wanted"})),
             freeze(core.membership.configuration),
         )
-        if core.office is None:
+        if core.leader is None:
             return inside
-        streaming = core.office.streaming
+        streaming = core.leader.streaming
         here = freeze(streaming, frozenset({"peers", "acked", "rebuild", "limits"}))
-        return (*inside, here, freeze(core.office.feedback))
+        return (*inside, here, freeze(core.leader.feedback))
 
     @staticmethod
     def _peer(core: Proposer, peer: SafekeeperPeer) -> Hashable:
@@ -196,7 +196,7 @@ class Parts:
         identity = peer.number + 1
         apart = {"number", "greeting", "rival"}  # whoever it is that has its vote
         leading = core.phase == Phase.LEADING
-        if leading and peer.state in {PeerState.TAKING, PeerState.STREAMING}:
+        if leading and peer.state in {PeerState.RECOVERING, PeerState.STREAMING}:
             apart.add("reply")
         greeting = peer.greeting
         told = None
@@ -243,11 +243,11 @@ def copied(proposer: Proposer) -> Proposer:
     new.membership.persisted = dict(proposer.membership.persisted)
     new.refusals = copy.copy(proposer.refusals)
     new.same_wal = copy.copy(proposer.same_wal)
-    if proposer.office is not None:
-        office = new.office = copy.copy(proposer.office)
-        office.peers = new.peers
-        office.membership = new.membership
-        office.streaming = copy.copy(proposer.office.streaming)
-        office.streaming.peers = new.peers
-        office.streaming.acked = dict(office.streaming.acked)
+    if proposer.leader is not None:
+        leader = new.leader = copy.copy(proposer.leader)
+        leader.peers = new.peers
+        leader.membership = new.membership
+        leader.streaming = copy.copy(proposer.leader.streaming)
+        leader.streaming.peers = new.peers
+        leader.streaming.acked = dict(leader.streaming.acked)
     return new

@@ -43,7 +43,7 @@ class ProposerHost:
         self.alive = True
         self.connections: dict[int, Connection] = {}
         #: What was asked of each peer with Fetch: the effect, in order.
-        self.fetches: dict[int, deque[e.ReadWal | e.CompareWal | e.ReadOlder]] = {}
+        self.fetches: dict[int, deque[e.ReadWal | e.CompareWal | e.ReadCatchUpWal]] = {}
         self.queue: dict[int, int] = {}
         self.hands: dict[int, list[int]] = {}
         self.stream_lsn: int | None = None
@@ -79,7 +79,7 @@ class ProposerHost:
         )
         self.checked = invariants.checked(self.core)
         lineage = primary.lineage if primary else e.Lineage(0)
-        self.older = self.backfill_class(lineage, INFO.segment_size)
+        self.catch_up = self.backfill_class(lineage, INFO.segment_size)
         for peer in beside.peers if beside else range(len(world.safekeepers)):
             self.dial(peer)
 
@@ -145,21 +145,23 @@ class ProposerHost:
     def _held(self, peer: int, held: m.Held) -> None:
         streaming = self.core.streaming
         if self.alive and streaming is not None:
-            for read in self.older.held(self.core.peers[peer], held, streaming):
+            for read in self.catch_up.held(self.core.peers[peer], held, streaming):
                 self._fetch(read.donor, read)
 
-    def _older_read(self, read: e.ReadOlder, cells: list[int]) -> None:
+    def _catch_up_read(self, read: e.ReadCatchUpWal, cells: list[int]) -> None:
         streaming = self.core.streaming
         if self.alive and streaming is not None:
-            for send in self.older.was_read(read, len(cells), streaming):
+            for send in self.catch_up.was_read(read, len(cells), streaming):
                 term = self.core.node_id.term
-                older = m.Older(term, send.begin_lsn, send.timeline, len(cells))
-                self._send(send.peer, older, cells)
+                wal = m.CatchUpWal(term, send.begin_lsn, send.timeline, len(cells))
+                self._send(send.peer, wal, cells)
 
-    def _fetched(self, fetch: e.ReadWal | e.CompareWal | e.ReadOlder, cells: list[int]) -> None:
+    def _fetched(
+        self, fetch: e.ReadWal | e.CompareWal | e.ReadCatchUpWal, cells: list[int]
+    ) -> None:
         whole = len(cells) == fetch.end_lsn - fetch.begin_lsn
-        if isinstance(fetch, e.ReadOlder):
-            self._older_read(fetch, cells if whole else [])
+        if isinstance(fetch, e.ReadCatchUpWal):
+            self._catch_up_read(fetch, cells if whole else [])
             return
         if isinstance(fetch, e.ReadWal):
             self._in_hand(fetch, cells if whole else [])
@@ -192,7 +194,7 @@ class ProposerHost:
         if self.alive:
             self.handle(e.Tick())
         if self._lives() and self.server is not None and self.core.streaming is not None:
-            for ask in self.older.tick(self.core.streaming, self.core.node_id.term):
+            for ask in self.catch_up.tick(self.core.streaming, self.core.node_id.term):
                 self._send(ask.peer, ask.message, [])
 
     def handle(self, event: e.Event) -> None:
@@ -286,7 +288,7 @@ class ProposerHost:
         cells = [held[at] for at in range(begin, end)] if held else []
         self.world.at(self.world.choose.uniform(0.1, 5), lambda: self._in_hand(read, cells))
 
-    def _fetch(self, peer: int, fetch: e.ReadWal | e.CompareWal | e.ReadOlder) -> None:
+    def _fetch(self, peer: int, fetch: e.ReadWal | e.CompareWal | e.ReadCatchUpWal) -> None:
         if peer not in self.connections:
             self.world.at(0.1, lambda: self._fetched(fetch, []))
             return

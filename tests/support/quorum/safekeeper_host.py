@@ -125,7 +125,7 @@ class SafekeeperHost:
     def _held(self, term: int) -> Held:
         begin, size = self.disk.base, self.core.control.server.segment_size
         some = self.core.flush_lsn > begin >= 2 * size
-        following = begin - size + len(self.disk.older) if some and self.wanted < begin else 0
+        following = begin - size + len(self.disk.catch_up) if some and self.wanted < begin else 0
         return Held(term, begin, self.wanted, following)
 
     def handle(self, event: e.Event) -> None:
@@ -199,11 +199,11 @@ class SafekeeperHost:
             case e.SendHeld(conn, term):
                 if (connection := self.connections.get(conn)) is not None:
                     self.world.send_back(connection, (self._held(term), []))
-            case e.TakeOlder(conn, term, begin, _):
+            case e.TakeCatchUpWal(conn, term, begin, _):
                 held = self._held(term)
                 if begin == held.next_lsn:
-                    self.world.happened["TakeOlder"] += 1
-                    disk.take_older(self.hand, self.core.control.server.segment_size)
+                    self.world.happened["TakeCatchUpWal"] += 1
+                    disk.take_catch_up(self.hand, self.core.control.server.segment_size)
                 if (connection := self.connections.get(conn)) is not None:
                     self.world.send_back(connection, (self._held(term), []))
             case e.Close(conn):

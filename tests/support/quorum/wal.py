@@ -63,7 +63,7 @@ class Disk:
         self.durable: dict[int, int] = {}
         self.unsynced: dict[int, int] = {}
         #: A segment below `base` that is being received; it does not outlive a crash.
-        self.older: list[int] = []
+        self.catch_up: list[int] = []
         #: Segments that are not what was received: nothing of them is lent.
         self.damaged: set[int] = set()
 
@@ -97,25 +97,25 @@ class Disk:
         """Old WAL goes, durably."""
         if lsn > self.base:
             self.base = lsn
-            self.older = []
+            self.catch_up = []
             self.damaged = {segment for segment in self.damaged if segment >= lsn}
             for held in (self.cells, self.durable, self.unsynced):
                 for at in [at for at in held if at < lsn]:
                     del held[at]
 
-    def take_older(self, cells: list[int], segment: int) -> None:
+    def take_catch_up(self, cells: list[int], segment: int) -> None:
         """When it is whole, the log begins with it."""
-        self.older += cells
-        if len(self.older) == segment:
+        self.catch_up += cells
+        if len(self.catch_up) == segment:
             self.base -= segment
-            held = dict(enumerate(self.older, self.base))
+            held = dict(enumerate(self.catch_up, self.base))
             self.cells.update(held)
             self.durable.update(held)
-            self.older = []
+            self.catch_up = []
 
     def reset(self, lsn: int) -> None:
         self.base = lsn
-        self.older = []
+        self.catch_up = []
         self.damaged = set()
         self.cells, self.durable, self.unsynced = {}, {}, {}
 
@@ -124,7 +124,7 @@ class Disk:
             if self.choose.random() < 0.5:
                 self.durable[at] = cell
         self.unsynced.clear()
-        self.older = []
+        self.catch_up = []
         self.cells = dict(self.durable)
 
     def scan(self) -> int:

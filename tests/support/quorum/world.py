@@ -321,14 +321,14 @@ class World:
         members = [s for s in self.safekeepers if self.is_member(s)]
         done = self.proposer.leads and self.proposer.commit_lsn == self.server.flush_lsn
         voted = all(member.control.node_id == core.node_id for member in members)
-        return done and voted and not self.lack_older()
+        return done and voted and not self.lack_catch_up()
 
     def is_member(self, safekeeper: SafekeeperHost) -> bool:
         """Whether it is up, and has to follow the proposer in the end."""
         trusted = safekeeper.identity in self.proposer.core.configuration.trusted
         return safekeeper.up and trusted and not leaps.lost(self, safekeeper)
 
-    def lack_older(self) -> list[int]:
+    def lack_catch_up(self) -> list[int]:
         """Members that want older WAL which another member has undamaged."""
         if self.faults.keep is None:
             return []
@@ -536,7 +536,7 @@ class World:
         self.choose.choice(self.safekeepers).snapshot()
 
     def _fault_rollback(self) -> bool:
-        """A disk that lags behind by an election is rolled back while a proposer is in office, and it is noticed.
+        """A disk that lags behind by an election is rolled back while a proposer is in leader, and it is noticed.
 
         As no disk that is lost, it is one of a minority.
         """

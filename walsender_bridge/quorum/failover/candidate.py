@@ -27,7 +27,7 @@ _RELOADS = 13
 #: From this major on SQL promotes.
 _PROMOTES = 12
 #: Seconds between two looks whether it has done what it was told.
-_LOOK = 0.05
+_POLL_SECONDS = 0.05
 
 
 class CandidateServer:
@@ -124,7 +124,7 @@ class CandidateServer:
     def _until(self, reached: Callable[[PromotionCandidate], bool], seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and not reached(self.look()):
-            time.sleep(_LOOK)
+            time.sleep(_POLL_SECONDS)
 
     def _set(self, **settings: str) -> None:
         with self._connect() as connection:

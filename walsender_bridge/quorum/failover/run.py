@@ -6,7 +6,7 @@ r"""Does what `failover.next_step` says, on real servers and safekeepers. The AP
     abort(settings.proposer)         # or: the old primary goes on
 
 Nothing is remembered outside the safekeepers and the servers: a run that was killed is started again. The elected
-proposer stays in office, on a thread, until the candidate is to be promoted: it feeds safekeepers that lag behind, tells
+proposer remains leader, on a thread of its own,, until the candidate is to be promoted: it feeds safekeepers that lag behind, tells
 readers what is committed, and whoever displaces it ends the run before the next step.
 
 A server that cannot be reached, or a majority that does not answer, is tried again until the step's time is over: one
@@ -48,7 +48,7 @@ from walsender_bridge.quorum.protocol.messages import Purpose, SafekeeperGreetin
 from walsender_bridge.runtime import fail_point
 
 #: Seconds between two looks.
-_LOOK = 0.1
+_POLL_SECONDS = 0.1
 
 _log = structlog.get_logger(__name__)
 
@@ -81,7 +81,7 @@ class FailoverRun:
             settings.promote,
             settings.slot,
         )
-        self._office: LeaderTerm | None = None
+        self._term: LeaderTerm | None = None
         #: When the step at hand has to be done, and what held it up last.
         self._deadline = 0.0
         self._reason = ""
@@ -147,8 +147,8 @@ class FailoverRun:
         except (ConnectionFailedError, UnavailableError) as error:
             self._note(error)
             self._in_time(done[-1] if done else None)
-            time.sleep(_LOOK)
-            if self._office is None or self._office.over:
+            time.sleep(_POLL_SECONDS)
+            if self._term is None or self._term.over:
                 self._leave()
                 quorum = FailoverQuorum(quorum.timeline, quorum.fenced)
         return quorum
@@ -202,33 +202,33 @@ class FailoverRun:
                 self._attach(candidate, info)
             case FailoverStep.RECEIVE | FailoverStep.REPLAY | FailoverStep.DONE:
                 pass
-        time.sleep(_LOOK)
+        time.sleep(_POLL_SECONDS)
         return quorum
 
     # -- in office ----------------------------------------------------------------------------------
 
     def _check(self) -> None:
         """Raises what ended the term in office."""
-        if self._office is not None:
-            self._office.check()
+        if self._term is not None:
+            self._term.check()
 
     def _leave(self) -> None:
-        office, self._office = self._office, None
-        if office is not None:
-            office.close()
+        term, self._term = self._term, None
+        if term is not None:
+            term.close()
 
     def _enter(self, info: ServerInfo, source: NoPrimary | StandbyStream | None) -> LeaderTerm:
-        """A proposer in office; the one before it has gone."""
+        """A leader; the one before it has gone."""
         self._leave()
         purpose = Purpose.FAILOVER if source else Purpose.ATTACH
-        self._office = _enter(self._proposer, info, purpose, source)
-        return self._office
+        self._term = _enter(self._proposer, info, purpose, source)
+        return self._term
 
     def _elect(self, quorum: FailoverQuorum, info: ServerInfo) -> FailoverQuorum:
-        office = self._enter(info, NoPrimary(info))
-        office.wait(lambda: office.established, self._settings.seconds, FailoverStep.ELECT)
-        _log.info("a quorum has everything that may be committed", lsn=format_lsn(office.vcl))
-        return replace(quorum, timeline=office.timeline, fenced=office.timeline, vcl=office.vcl)
+        term = self._enter(info, NoPrimary(info))
+        term.wait(lambda: term.established, self._settings.seconds, FailoverStep.ELECT)
+        _log.info("a quorum has everything that may be committed", lsn=format_lsn(term.vcl))
+        return replace(quorum, timeline=term.timeline, fenced=term.timeline, vcl=term.vcl)
 
     def _compare(
         self, candidate: PromotionCandidate, quorum: FailoverQuorum, info: ServerInfo
@@ -261,16 +261,16 @@ class FailoverRun:
     ) -> FailoverQuorum:
         """The candidate as the source of WAL: its bytes below VCL are compared once more, its tail is committed."""
         end = candidate.end_lsn
-        office = self._enter(info, StandbyStream.connect(self._proposer.dsn))
-        office.wait(
-            lambda: office.established and office.commit_lsn >= end,
+        term = self._enter(info, StandbyStream.connect(self._proposer.dsn))
+        term.wait(
+            lambda: term.established and term.commit_lsn >= end,
             self._settings.seconds,
             FailoverStep.COMMIT,
         )
-        return replace(quorum, vcl=office.vcl, committed=end)
+        return replace(quorum, vcl=term.vcl, committed=end)
 
     def _attach(self, candidate: PromotionCandidate, info: ServerInfo) -> None:
-        office = self._enter(info, None)
+        term = self._enter(info, None)
         timeline = candidate.lineage.timeline
 
         def attached() -> bool:
@@ -278,8 +278,8 @@ class FailoverRun:
             return found.timeline >= timeline > found.fenced
 
         try:
-            office.wait(
-                lambda: office.established and attached(),
+            term.wait(
+                lambda: term.established and attached(),
                 self._settings.seconds,
                 FailoverStep.ATTACH,
             )
@@ -317,11 +317,11 @@ def abort(settings: ProposerSettings, *, seconds: float = 60.0) -> bool:
 
 def _take_back(settings: ProposerSettings, info: ServerInfo, seconds: float) -> None:
     """One election for an abort. Raises as `abort`, and `OutvotedError`."""
-    office = _enter(settings, info, Purpose.ABORT, None)
+    term = _enter(settings, info, Purpose.ABORT, None)
     try:
-        office.wait(lambda: office.established, seconds, "take the fence back")
+        term.wait(lambda: term.established, seconds, "take the fence back")
     finally:
-        office.close()
+        term.close()
 
 
 def _enter(

@@ -11,7 +11,7 @@ from walsender_bridge.errors import DeadlineError
 from walsender_bridge.quorum.proposer.core import Phase
 from walsender_bridge.quorum.proposer.driver import ProposerSession
 
-_LOOK = 0.02
+_POLL_SECONDS = 0.02
 #: Seconds in which a session has to end once it is told to: it looks five times a second.
 _LEAVE_SECONDS = 10.0
 
@@ -27,7 +27,7 @@ class LeaderTerm:
         self._error: Exception | None = None
         self._closing = False
         self._session = make(self._told)
-        self._thread = threading.Thread(target=self._run, name="in office", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="leader term", daemon=True)
         self._thread.start()
 
     def _told(self, commit_lsn: int, _: Phase) -> None:
@@ -79,14 +79,14 @@ class LeaderTerm:
                     f" (the proposer: {self._session.core.phase.name.lower()})",
                     repair="see that a majority of the safekeepers runs, and run this again",
                 )
-            time.sleep(_LOOK)
+            time.sleep(_POLL_SECONDS)
 
     def close(self) -> None:
-        """Leave the office, with the session's next tick. Raises `DeadlineError` when it does not end."""
+        """Leave the leader, with the session's next tick. Raises `DeadlineError` when it does not end."""
         self._closing = True
         self._thread.join(_LEAVE_SECONDS)
         if self._thread.is_alive():
             raise DeadlineError(
-                f"the proposer has not left its office in {_LEAVE_SECONDS:g} s",
+                f"the proposer has not ended within {_LEAVE_SECONDS:g} s",
                 repair="end this process, which ends it, and run this again: it goes on from here",
             )

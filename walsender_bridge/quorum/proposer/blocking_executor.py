@@ -29,7 +29,7 @@ class BlockingExecutor:
             queue.SimpleQueue()
         )
         self._done: queue.SimpleQueue[tuple[Callable[[Any], None], Any]] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="errands", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="blocking-executor", daemon=True)
         self._thread.start()
 
     def ask(self, work: Callable[[], _T], then: Callable[[_T | TusklineError], None]) -> None:

@@ -29,7 +29,7 @@ from walsender_bridge.runtime import status_file
 #: Digits of an identity that name a safekeeper.
 _FEWEST_DIGITS = 4
 #: Seconds between two looks at the status, and its age from which on the proposer is taken to be gone.
-_LOOK_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 #: Seconds in which a proposer that has just started hears of all safekeepers that answer.
 _HEARD_SECONDS = 5.0
 _STALE_SECONDS = 10.0
@@ -99,7 +99,7 @@ def wait(files: ProposerFiles, request: MemberRequest, timeout: float) -> dict[s
         try:
             said = files.read()
         except UnavailableError:
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
             continue
         if (
             _identities(said["membership"]["members"]) == request.members
@@ -111,7 +111,7 @@ def wait(files: ProposerFiles, request: MemberRequest, timeout: float) -> dict[s
         if said["change"].get("asked_at") == request.asked_at:
             _refuse_unless_under_way(said["change"], str(files.status))
         why = said["change"]["why"] or "a majority of the new members has not written it down yet"
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_POLL_SECONDS)
     raise DeadlineError(
         f"the membership is not changed yet: {why}",
         where=str(files.status),
@@ -188,7 +188,7 @@ def _leaving(files: ProposerFiles, names: Sequence[str]) -> tuple[dict[str, Any]
         except UnavailableError:
             if time.monotonic() > deadline:
                 raise
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
         else:
             return said, frozenset(each for each in meant if each is not None)
 

@@ -115,12 +115,12 @@ class Proposer:
         self.same_wal = SameWal()
         self.history = History()
         self.vcl = 0
-        self.office: LeaderState | None = None
+        self.leader: LeaderState | None = None
 
     @property
     def streaming(self) -> Streaming | None:
-        """The WAL of a proposer in office."""
-        return self.office.streaming if self.office else None
+        """The WAL of a leader."""
+        return self.leader.streaming if self.leader else None
 
     @property
     def configuration(self) -> Configuration:
@@ -148,7 +148,7 @@ class Proposer:
             if self.phase == Phase.GREETING:
                 # No quorum yet: the proposer before this one may have changed the members since they were greeted.
                 return self._greet([p for p in self.peers.values() if p.state == PeerState.GREETED])
-            return self._compare() + (self.office.heartbeat() if self.office else []) + self._wait()
+            return self._compare() + (self.leader.heartbeat() if self.leader else []) + self._wait()
         if isinstance(event, WalRead):
             assert streaming is not None
             return streaming.was_read(self.peers[event.peer], event.begin_lsn, event.end_lsn)
@@ -175,21 +175,21 @@ class Proposer:
 
     def _received(self, peer: SafekeeperPeer, message: m.ToProposer) -> list[Effect]:
         if isinstance(message, m.AppendAck):
-            return self.office.acknowledged(peer, message) if self.office else []
+            return self.leader.acknowledged(peer, message) if self.leader else []
         if isinstance(message, m.SafekeeperGreeting):
             return self._greeted(peer, message)
         if isinstance(message, m.VoteReply):
             return self._voted(peer, message)
         if isinstance(message, m.Configured):
-            return self._invited(self.office.persisted(peer, message)) if self.office else []
+            return self._invited(self.leader.persisted(peer, message)) if self.leader else []
         assert isinstance(message, m.Refused), message
         return self._refused(peer, message)
 
     def _members_wanted(self, members: frozenset[int]) -> list[Effect]:
         """Raises `UsageError` when the membership cannot change now."""
         configuration = self.membership.begin(members, self.streaming)
-        assert self.office is not None
-        return self._invited(self.office.use(configuration))
+        assert self.leader is not None
+        return self._invited(self.leader.use(configuration))
 
     def _invited(self, effects: list[Effect]) -> list[Effect]:
         """And whoever has become a member by this is asked for its vote."""
@@ -220,7 +220,7 @@ class Proposer:
             refused.reason,
             self.configuration,
             self.configured,
-            has_quorum=self.office is not None or self.configuration.has_quorum(here),
+            has_quorum=self.leader is not None or self.configuration.has_quorum(here),
         )
         if reason is None:
             return [PeerFault(peer.number, refused), ClosePeer(peer.number)]
@@ -271,9 +271,9 @@ class Proposer:
         self.refusals.greeted(peer)
         if copied := identities.check(peer, self.peers.values()):
             return copied
-        if self.office and identities.rolled_back(peer, self.node_id, self.office.streaming):
+        if self.leader and identities.rolled_back(peer, self.node_id, self.leader.streaming):
             again, peer.doubted = not peer.doubted, True
-            return self._greet([peer]) if again else self.office.distrust(peer)
+            return self._greet([peer]) if again else self.leader.distrust(peer)
         if self.phase == Phase.GREETING:
             self.membership.learn(greeting.configuration, peer.identity)
             stranger = identities.stranger(peer, self.configuration) if is_new else []
@@ -281,7 +281,7 @@ class Proposer:
         if peer.identity not in self.configuration.everyone:
             peer.rival = None
             told = self._ask(peer)
-        elif rivals.in_office(greeting, self.node_id, leads=self.phase == Phase.LEADING):
+        elif rivals.has_leader(greeting, self.node_id, leads=self.phase == Phase.LEADING):
             return self._displaced(StopReason.DISPLACED, greeting.node_id)
         else:
             told = self._outvoted(peer, greeting.node_id) or ([] if peer.rival else self._ask(peer))
@@ -337,7 +337,7 @@ class Proposer:
         if peer.greeting is not None and peer.greeting.node_id == self.node_id:
             # It has voted for this process: before its connection broke, or as the member that it is again.
             return [SendMessage(peer.number, m.Resume(self.node_id))]
-        commits = self.office is not None and self.office.streaming.established
+        commits = self.leader is not None and self.leader.streaming.established
         void = commits and peer.identity in self.refusals.withheld
         purpose = m.Purpose.ABORT if void else self.purpose
         timeline = election.timeline(self._greetings(), self.primary)
@@ -354,8 +354,8 @@ class Proposer:
         self.refusals.voted(peer)
         peer.begin_lsn = reply.begin_lsn
         if self.phase == Phase.LEADING:
-            assert self.office is not None
-            return self.office.take_over(peer)
+            assert self.leader is not None
+            return self.leader.take_over(peer)
         if learned := self._learn(reply.configuration, peer.identity):
             return learned
         return self._compare() if self.phase == Phase.COMPARING else self._decide()
@@ -427,7 +427,7 @@ class Proposer:
         self.phase = Phase.LEADING
         stamped = self.configuration.stamped(self.node_id.term, self.membership.quorum)
         self.membership.use(stamped)
-        office = LeaderState.elected(
+        leader = LeaderState.elected(
             self.node_id.term,
             self.vcl,
             self.history,
@@ -439,9 +439,9 @@ class Proposer:
             self.limits,
             self.primary_begin if self.primary else None,
         )
-        self.office = office
-        office.ancestors = self.primary.lineage.switches if self.primary else ()
+        self.leader = leader
+        leader.ancestors = self.primary.lineage.switches if self.primary else ()
         effects: list[Effect] = [StartStreaming(self.node_id, self.vcl)] if self.primary else []
         for peer in self.peers.values():
-            effects += office.take_over(peer) if peer.state == PeerState.VOTED else self._ask(peer)
+            effects += leader.take_over(peer) if peer.state == PeerState.VOTED else self._ask(peer)
         return effects

@@ -33,8 +33,8 @@ from walsender_bridge.postgres.protocol.lsn import format_lsn
 from walsender_bridge.quorum.proposer import effects as e
 from walsender_bridge.quorum.proposer import invariants
 from walsender_bridge.quorum.proposer.blocking_executor import BlockingExecutor
-from walsender_bridge.quorum.proposer.catch_up.feed import OlderFeed
-from walsender_bridge.quorum.proposer.catch_up.older_wal import OlderWal
+from walsender_bridge.quorum.proposer.catch_up.feed import CatchUpFeed
+from walsender_bridge.quorum.proposer.catch_up.primary_wal import PrimaryWalReader
 from walsender_bridge.quorum.proposer.catch_up.wal_reads import WalReads
 from walsender_bridge.quorum.proposer.core import Phase, Proposer
 from walsender_bridge.quorum.proposer.exit_error import ended
@@ -101,7 +101,7 @@ class ProposerSession:
             connection.close()
             raise
         self._waker = Waker()
-        self._errands = BlockingExecutor(self._waker)
+        self._executor = BlockingExecutor(self._waker)
         self._poll = select.epoll()
         self._primary = PrimaryLink(connection, self._poll)
         self._changes = MemberChanges(settings.members_file)
@@ -111,13 +111,15 @@ class ProposerSession:
         self._lineage = (
             primary.lineage if primary is not None else e.Lineage(0)
         )  # of which nothing is asked
-        self._older = OlderWal(settings.dsn, self._lineage, self._errands, self._poll)
-        self._feed = OlderFeed(lambda: self.core, primary, server.segment_size, self._send)
+        self._primary_wal = PrimaryWalReader(
+            settings.dsn, self._lineage, self._executor, self._poll
+        )
+        self._feed = CatchUpFeed(lambda: self.core, primary, server.segment_size, self._send)
         self._reads = WalReads(
-            self._older, self._handle, self._send, lambda: self.core.node_id.term, self._feed
+            self._primary_wal, self._handle, self._send, lambda: self.core.node_id.term, self._feed
         )
         self._quorum_record = QuorumRecord(
-            settings.quorum_file, settings.dsn, settings.slot, self._errands, formed=formed
+            settings.quorum_file, settings.dsn, settings.slot, self._executor, formed=formed
         )
         self._slot = WalSlot(settings.dsn, settings.slot)
         self.core = Proposer(
@@ -176,8 +178,8 @@ class ProposerSession:
     def _close(self) -> None:
         self._links.close()
         self._primary.close()
-        self._older.close()
-        self._errands.close()
+        self._primary_wal.close()
+        self._executor.close()
         self._slot.close()
         self._poll.close()
         self._waker.close()
@@ -193,9 +195,9 @@ class ProposerSession:
                 self._serve(peer, events)
             elif descriptor == self._waker.fileno():
                 self._waker.clear()
-                self._errands.serve()
-            elif self._older.owns(descriptor):
-                self._older.serve(descriptor)
+                self._executor.serve()
+            elif self._primary_wal.owns(descriptor):
+                self._primary_wal.serve(descriptor)
             if self._to_flush:
                 self._flush()
             if self._stop is not None:
@@ -205,13 +207,13 @@ class ProposerSession:
         states = self.core.peers
         for peer, reason in self._links.silent(now, lambda n: states[n].state not in _QUIET):
             self._broken(peer, reason)
-        self._look_for_changes()
+        self._poll_member_changes()
         for peer in [each for each in self._faults if keeps_up(self.core, each)]:
             del self._faults[peer]
             self._links.settled(peer)
         for peer, reason in self._links.dial(now):
             self._fault(peer, reason)
-        self._older.tick()
+        self._primary_wal.tick()
         self._handle(e.Tick())
         self._feed.tick()
         self._flush()
@@ -254,7 +256,7 @@ class ProposerSession:
         )
         return of_session(self.core, around)
 
-    def _look_for_changes(self) -> None:
+    def _poll_member_changes(self) -> None:
         known = set(self._addresses)
         self._addresses += [each for each in self._changes.look() if each not in known]
         wanted = self._changes.next(self.core.membership, self.core.streaming)
@@ -441,7 +443,7 @@ class ProposerSession:
                 raise flush_lsn
             self._handle(e.PrimaryAt(flush_lsn))
 
-        self._errands.ask(ask, told)
+        self._executor.ask(ask, told)
 
     def _let_go(self, lsn: int) -> None:
         """All have the WAL below: up to the record that goes on there, it may go."""
@@ -449,7 +451,7 @@ class ProposerSession:
         if keep is None or kept is None or keep <= kept or self._advancing:
             return
         self._advancing = True
-        self._errands.ask(partial(self._slot.advance, keep), self._advanced)
+        self._executor.ask(partial(self._slot.advance, keep), self._advanced)
         self._handle(e.PrimaryKeeps(keep))
 
     def _advanced(self, result: int | TusklineError) -> None:

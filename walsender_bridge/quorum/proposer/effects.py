@@ -269,7 +269,7 @@ class ReadWal:
 
 
 @value
-class ReadOlder:
+class ReadCatchUpWal:
     """Read [begin_lsn, end_lsn) from `donor` for a peer that lacks it, below the beginning of its log."""
 
     peer: int
@@ -279,8 +279,8 @@ class ReadOlder:
 
 
 @value
-class SendOlder:
-    """Send what `ReadOlder` brought: WAL of a segment whose last byte is of this timeline."""
+class SendCatchUpWal:
+    """Send what `ReadCatchUpWal` brought: WAL of a segment whose last byte is of this timeline."""
 
     peer: int
     begin_lsn: int

@@ -8,7 +8,7 @@ from walsender_bridge.quorum.proposer import rivals
 from walsender_bridge.quorum.proposer.effects import Limits, Primary
 from walsender_bridge.quorum.protocol import terms
 from walsender_bridge.quorum.protocol.configuration import Configuration
-from walsender_bridge.quorum.protocol.history import EpochEntry, History, divergence
+from walsender_bridge.quorum.protocol.history import History, HistoryEntry, divergence
 from walsender_bridge.quorum.protocol.messages import SafekeeperGreeting, ServerInfo, VoteReply
 
 
@@ -96,7 +96,7 @@ def history(
     best: VoteReply,
     voters: Collection[VoteReply],
     vcl: int,
-    successors: Iterable[EpochEntry],
+    successors: Iterable[HistoryEntry],
     server: ServerInfo,
     limits: Limits,
 ) -> History:

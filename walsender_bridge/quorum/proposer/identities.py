@@ -14,7 +14,7 @@ acknowledge under one name what only one of them holds, and a proposer could the
 A disk that was rolled back to a later moment within the term is not told from one after a crash. An acknowledged LSN may
 lie inside a record, and the start scan finds the end of the last complete one; how long that record is, up to 1 GB, the
 proposer does not know once its WAL has left the queue. In this session the safekeeper counts from then on for no more
-than it has, and is sent the rest again; its vote in this term is not lost. A rollback while no proposer is in office is
+than it has, and is sent the rest again; its vote in this term is not lost. A rollback while no proposer is in leader is
 not detected.
 """
 
@@ -71,7 +71,10 @@ def contradicts(reply: VoteReply, identity: int, term: int, streaming: Streaming
     held = streaming.acked.get(identity)
     if held is None:
         return False
-    return reply.history.latest_epoch != term or reply.flush_lsn < streaming.epoch_start <= held
+    return (
+        reply.history.latest_election_epoch != term
+        or reply.flush_lsn < streaming.epoch_start <= held
+    )
 
 
 def distrusted(peer: SafekeeperPeer) -> list[Effect]:

@@ -90,15 +90,15 @@ def _quorum_stays(step: _Step) -> bool:
 def _elected_by_a_quorum(step: _Step) -> bool:
     """Who has voted may be distrusted later: it is asked when the proposer takes office."""
     core = step.core
-    if core.office is None or step.before.leads:
+    if core.leader is None or step.before.leads:
         return True
     peers = core.peers.values()
     voters = {p.identity for p in peers if p.reply and p.reply.node_id == core.node_id}
     return core.configuration.has_quorum(voters)
 
 
-def _of_office(holds: Callable[[Proposer, LeaderState], bool]) -> Callable[[_Step], bool]:
-    return lambda step: step.core.office is None or holds(step.core, step.core.office)
+def _of_leader(holds: Callable[[Proposer, LeaderState], bool]) -> Callable[[_Step], bool]:
+    return lambda step: step.core.leader is None or holds(step.core, step.core.leader)
 
 
 def _of_wal(holds: Callable[[Streaming], bool]) -> Callable[[_Step], bool]:
@@ -109,8 +109,8 @@ def _of_wal(holds: Callable[[Streaming], bool]) -> Callable[[_Step], bool]:
     return asked
 
 
-def _office_is_of_the_term(core: Proposer, office: LeaderState) -> bool:
-    return office.term == core.node_id.term == office.history.latest_epoch > 0
+def _leader_has_the_term(core: Proposer, leader: LeaderState) -> bool:
+    return leader.term == core.node_id.term == leader.history.latest_election_epoch > 0
 
 
 def _commit_is_backed(step: _Step) -> bool:
@@ -162,11 +162,11 @@ INVARIANTS: tuple[Invariant[_Step], ...] = (
     ),
     Invariant("quorum_id_never_changes", "rule 10", _quorum_stays),
     Invariant("elected_by_a_quorum", "rules 1 and 10", _elected_by_a_quorum),
-    Invariant("epoch_is_the_term", "rule 2", _of_office(_office_is_of_the_term)),
+    Invariant("epoch_is_the_term", "rule 2", _of_leader(_leader_has_the_term)),
     Invariant(
         "counts_by_the_membership_in_force",
         "rule 10",
-        _of_office(lambda core, office: office.streaming.configuration == core.configuration),
+        _of_leader(lambda core, leader: leader.streaming.configuration == core.configuration),
     ),
     *_OF_COMMITS,
     Invariant(

@@ -1,4 +1,4 @@
-"""The proposer in office: voters are brought into its epoch, acknowledge, and may be exchanged.
+"""The leader: voters are brought into its epoch, acknowledge, and may be exchanged.
 
 Each safekeeper is sent WAL from the divergence point of the two histories (rules 3, 6); it finds the same
 point for itself, or refuses. Only acknowledgements of this term count (rule 4). `replication.py` decides what is
@@ -99,7 +99,7 @@ class LeaderState:
         if peer.identity in self.membership.configuration.distrusted:
             return identities.distrusted(peer)
         configuration = self.membership.configuration
-        taken = reply.history.latest_epoch == self.term
+        taken = reply.history.latest_election_epoch == self.term
         if taken and streaming.can_feed(reply.flush_lsn):
             effects = self._holds(peer, reply.configuration.generation)
             return [*effects, *self._configure(peer), *streaming.start(peer, reply.flush_lsn)]
@@ -114,7 +114,7 @@ class LeaderState:
             peer.begin_lsn = start
             # It drops what it has acknowledged, and may crash before it has anything else.
             streaming.acked.pop(peer.identity, None)
-        peer.state = PeerState.TAKING
+        peer.state = PeerState.RECOVERING
         peer.generation = configuration.generation
         # Acknowledged before anything is sent: what is below was never ours to send.
         peer.sent_lsn = start
@@ -157,7 +157,7 @@ class LeaderState:
         if ack.flush_lsn > streaming.end:
             return [ClosePeer(peer.number)]  # nobody can have what was not sent
         effects: list[Effect] = []
-        if peer.state == PeerState.TAKING:
+        if peer.state == PeerState.RECOVERING:
             if ack.flush_lsn != peer.sent_lsn:
                 return [ClosePeer(peer.number)]
             effects += self._holds(peer, peer.generation)

@@ -11,7 +11,7 @@ from itertools import pairwise
 from walsender_bridge.errors import DivergedError
 from walsender_bridge.postgres.protocol.lsn import format_lsn
 from walsender_bridge.quorum.proposer.effects import Lineage
-from walsender_bridge.quorum.protocol.history import EpochEntry, History
+from walsender_bridge.quorum.protocol.history import History, HistoryEntry
 
 
 def of_log(log: History, vcl: int) -> Lineage:
@@ -21,7 +21,7 @@ def of_log(log: History, vcl: int) -> Lineage:
     return Lineage(entries[-1].timeline if entries else 0, tuple(switches))
 
 
-def successors(log: History, vcl: int, term: int, lineage: Lineage) -> tuple[EpochEntry, ...]:
+def successors(log: History, vcl: int, term: int, lineage: Lineage) -> tuple[HistoryEntry, ...]:
     """The entries of the epoch `term`, which starts at `vcl`, for a server of this lineage.
 
     `vcl` ends at a complete record (rule 9), as a promotion does. Raises `DivergedError`.
@@ -47,10 +47,10 @@ def successors(log: History, vcl: int, term: int, lineage: Lineage) -> tuple[Epo
             f"hold WAL up to {format_lsn(vcl)}",
             repair="promote a server that has replayed that far (`tuskline failover`)",
         )
-    result = [EpochEntry(term, vcl, start)]
+    result = [HistoryEntry(term, vcl, start)]
     following = [timeline for timeline, _ in lineage.switches] + [lineage.timeline]
     for timeline, switch in lineage.switches:
         if timeline >= start and switch >= vcl:
             successor = following[following.index(timeline) + 1]
-            result.append(EpochEntry(term, switch, successor))
+            result.append(HistoryEntry(term, switch, successor))
     return tuple(result)

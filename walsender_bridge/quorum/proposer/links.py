@@ -39,7 +39,7 @@ class SafekeeperLink:
         self.polled = select.EPOLLIN | select.EPOLLOUT
         #: When it was made, then when something came last.
         self.since = time.monotonic()
-        self.fetches: deque[e.ReadWal | e.CompareWal | e.ReadOlder] = deque()
+        self.fetches: deque[e.ReadWal | e.CompareWal | e.ReadCatchUpWal] = deque()
         self.fetched = bytearray()
 
 

@@ -24,7 +24,7 @@ Found = list[tuple[int, tuple[Any, ...]]]
 Lookup = Callable[[str, int], Found]
 
 
-def look_up(host: str, port: int, flags: int = 0) -> Found:
+def resolve(host: str, port: int, flags: int = 0) -> Found:
     """Ask the system's resolver; blocks. Raises `OSError`, and `UnicodeError` for what can be no name."""
     found: Found = []
     for family, _, _, _, address in socket.getaddrinfo(
@@ -47,7 +47,7 @@ class _Name:
 class Names:
     """See the module. `now` is on one monotonic clock."""
 
-    def __init__(self, lookup: Lookup = look_up) -> None:
+    def __init__(self, lookup: Lookup = resolve) -> None:
         self._lookup = lookup
         self._names: dict[tuple[str, int], _Name] = {}
 
@@ -57,7 +57,7 @@ class Names:
         if name is None:
             name = self._names[host, port] = _Name()
             try:
-                name.found = look_up(host, port, socket.AI_NUMERICHOST)
+                name.found = resolve(host, port, socket.AI_NUMERICHOST)
                 name.again_at = float("inf")
             except (OSError, UnicodeError):
                 name.found = []

@@ -20,7 +20,7 @@ class PeerState(StrEnum):
     GREETED = "greeted"
     VOTING = "voting"
     VOTED = "voted"
-    TAKING = "taking over"
+    RECOVERING = "recovering"
     STREAMING = "streaming"
 
 

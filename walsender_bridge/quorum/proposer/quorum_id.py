@@ -1,7 +1,7 @@
 """Which quorum a proposer goes on with, from what is recorded and what the safekeepers at its addresses say. Pure.
 
 A quorum has an id, drawn at random with its first membership (`safekeeper.configuration`). It is recorded at the bridge
-and on the primary (`quorum_id_record.py`) once its first proposer is in office, before any COMMIT has waited for it.
+and on the primary (`quorum_id_record.py`) once its first proposer is in leader, before any COMMIT has waited for it.
 
 Invariant: where an id is recorded, only safekeepers of that id say who the members are, and no other quorum is formed.
 Where none is (the bridge's folder is lost, or the quorum is older than ids), a membership is taken only if the

@@ -178,14 +178,14 @@ class QuorumRecord:
         file: Path | None,
         dsn: str,
         slot: str,
-        errands: BlockingExecutor,
+        executor: BlockingExecutor,
         *,
         formed: bool = False,
     ) -> None:
         self._file = file
         self._dsn = dsn
         self._slot = slot
-        self._errands = errands
+        self._executor = executor
         self._formed = formed
 
     def settled(self, quorum: int) -> None:
@@ -199,7 +199,7 @@ class QuorumRecord:
             if not self._formed:
                 raise
             _log.warning("the quorum's id is on the server alone", reason=error.what)
-        self._errands.ask(partial(_tell_server, self._dsn, self._slot, quorum), _told)
+        self._executor.ask(partial(_tell_server, self._dsn, self._slot, quorum), _told)
 
 
 def _settle(file: Path, known: KnownQuorumId) -> None:

@@ -74,7 +74,7 @@ def _fault(peer: SafekeeperPeer, voted: NodeId) -> PeerFault:
     return PeerFault(peer.number, Refused(Refusal.OLDER_TERM, voted, why))
 
 
-def in_office(greeting: SafekeeperGreeting, own: NodeId, *, leads: bool) -> bool:
+def has_leader(greeting: SafekeeperGreeting, own: NodeId, *, leads: bool) -> bool:
     """Whether the greeting proves that another proposer was elected in a term of ours or above.
 
     `leads`: our own term was elected, so what bears it is ours.

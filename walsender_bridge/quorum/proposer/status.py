@@ -29,7 +29,7 @@ from walsender_bridge.runtime.commit_page import CommitPage
 #: Seconds after which a safekeeper that says nothing counts as hung: it is spoken to five times a second.
 SILENT_SECONDS: Final = 3.0
 _FOLLOWS: Final = ("streaming", "catching up")
-_TAKEN: Final = (PeerState.TAKING, PeerState.STREAMING)
+_FOLLOWERS: Final = (PeerState.RECOVERING, PeerState.STREAMING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ def of_session(core: Proposer, around: Surroundings) -> dict[str, Any]:
         "end_lsn": format_lsn(streaming.end if streaming else 0),
         "phase": core.phase,
         "proposer": f"{core.node_id.proposer:032x}",
-        "epoch": entry.epoch if entry else 0,
+        "epoch": entry.election_epoch if entry else 0,
         "timeline": entry.timeline if entry else 0,
         "vcl": format_lsn(core.vcl),
         "commit_lsn": format_lsn(streaming.commit_lsn if streaming else 0),
@@ -131,7 +131,7 @@ def _safekeeper(core: Proposer, peer: SafekeeperPeer, around: Surroundings) -> d
         "state": peer.state,
         "member": peer.identity in core.configuration.everyone,
         "flush_lsn": None if held is None else format_lsn(held),
-        "begin_lsn": format_lsn(peer.begin_lsn) if peer.state in _TAKEN else None,
+        "begin_lsn": format_lsn(peer.begin_lsn) if peer.state in _FOLLOWERS else None,
         "brought_to": format_lsn(around.goals[number]) if number in around.goals else None,
         "stuck": number in around.stuck,
         "reads_from": peer.source if peer.reading is not None else None,

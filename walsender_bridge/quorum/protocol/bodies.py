@@ -10,7 +10,7 @@ from typing import Self, TypeVar
 
 from walsender_bridge.errors import MalformedMessageError, TusklineError
 from walsender_bridge.quorum.protocol.configuration import MAX_MEMBERS, Configuration
-from walsender_bridge.quorum.protocol.history import MAX_ENTRIES, EpochEntry, History
+from walsender_bridge.quorum.protocol.history import MAX_ENTRIES, History, HistoryEntry
 from walsender_bridge.quorum.protocol.messages import HotStandbyFeedback, ServerInfo
 from walsender_bridge.quorum.protocol.terms import MAX_TERM
 
@@ -81,7 +81,7 @@ class Writer:
         """An epoch history."""
         self.u16(len(value.entries))
         return self._add(
-            b"".join(_ENTRY.pack(e.epoch, e.start_lsn, e.timeline) for e in value.entries)
+            b"".join(_ENTRY.pack(e.election_epoch, e.start_lsn, e.timeline) for e in value.entries)
         )
 
     def ancestors(self, value: tuple[tuple[int, int], ...]) -> Self:
@@ -184,7 +184,7 @@ class Reader:
         count = self._count(MAX_ENTRIES)
         data = self._take(count * _ENTRY.size)
         try:
-            return History(tuple(EpochEntry(*fields) for fields in _ENTRY.iter_unpack(data)))
+            return History(tuple(HistoryEntry(*fields) for fields in _ENTRY.iter_unpack(data)))
         except TusklineError as error:
             raise MalformedMessageError(error.what) from None
 

@@ -5,7 +5,7 @@ Every message is a frame: a header of 40 bytes (big-endian), and `length` bytes 
     u8 kind | u8 version | u16 0 | u32 length | u64 term | u64 | u64 | u64
 
 The three last fields are the LSNs of the messages that stream; for the others they are 0 and the fields are
-behind the header. Behind the header of `Append`, `Fetched` and `Older` come raw WAL bytes and nothing else, so a
+behind the header. Behind the header of `Append`, `Fetched` and `CatchUpWal` come raw WAL bytes and nothing else, so a
 driver sends header and WAL with one `sendmsg` and receives into a buffer of its own, without copying.
 
 Invariant: `decode` takes exactly what `encode` makes, field by field and to the last byte; anything else is a
@@ -45,7 +45,7 @@ class FrameKind(IntEnum):
     APPEND_ACK = ord("a")
     FETCH = ord("F")
     FETCHED = ord("f")
-    OLDER = ord("O")
+    CATCH_UP = ord("O")
     HELD = ord("h")
     CONFIGURE = ord("C")
     CONFIGURED = ord("c")
@@ -62,11 +62,11 @@ _TO_SAFEKEEPER = frozenset(
         FrameKind.ELECTED,
         FrameKind.APPEND,
         FrameKind.FETCH,
-        FrameKind.OLDER,
+        FrameKind.CATCH_UP,
         FrameKind.CONFIGURE,
     }
 )
-_CARRIES_WAL = frozenset({FrameKind.APPEND, FrameKind.FETCHED, FrameKind.OLDER})
+_CARRIES_WAL = frozenset({FrameKind.APPEND, FrameKind.FETCHED, FrameKind.CATCH_UP})
 
 
 @value
@@ -109,7 +109,7 @@ def decode_header(data: bytes | bytearray | memoryview, offset: int = 0) -> Head
 
 
 def encode(message: m.Message) -> bytes:
-    """The frame of a message; for `Append`, `Fetched` and `Older` its header alone, the WAL follows."""
+    """The frame of a message; for `Append`, `Fetched` and `CatchUpWal` its header alone, the WAL follows."""
     match message:
         case m.Append():
             return _frame(
@@ -138,9 +138,9 @@ def encode(message: m.Message) -> bytes:
             )
         case m.Fetch():
             return _frame(FrameKind.FETCH, 0, message.term, message.begin_lsn, message.end_lsn)
-        case m.Older():
+        case m.CatchUpWal():
             first, second = message.begin_lsn, message.timeline
-            return _frame(FrameKind.OLDER, message.length, message.term, first, second)
+            return _frame(FrameKind.CATCH_UP, message.length, message.term, first, second)
         case m.Held():
             lsns = message.begin_lsn, message.wanted_lsn, message.next_lsn
             return _frame(FrameKind.HELD, 0, message.term, *lsns)
@@ -231,8 +231,8 @@ def decode(header: Header, body: bytes | bytearray | memoryview = b"") -> m.Mess
             second_used = True
         case FrameKind.FETCH:
             message, second_used = m.Fetch(term, first, second), True
-        case FrameKind.OLDER:
-            message, second_used = m.Older(term, first, second, header.length), True
+        case FrameKind.CATCH_UP:
+            message, second_used = m.CatchUpWal(term, first, second, header.length), True
         case FrameKind.CONFIGURED:
             message, second_used = m.Configured(term, first), False
         case _:

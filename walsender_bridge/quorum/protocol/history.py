@@ -25,24 +25,24 @@ MAX_ENTRIES = 2048
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class EpochEntry:
+class HistoryEntry:
     """From `start_lsn` on, the log was written by the proposer of `epoch`, on `timeline`."""
 
-    epoch: int
+    election_epoch: int
     start_lsn: int
     timeline: int
 
     @property
     def name(self) -> tuple[int, int]:
         """What two logs have in common when they have the entry in common."""
-        return self.epoch, self.timeline
+        return self.election_epoch, self.timeline
 
 
 @dataclass(frozen=True, slots=True)
 class History:
     """See the module. Empty: a log that holds nothing yet. Raises `CorruptError` when out of order."""
 
-    entries: tuple[EpochEntry, ...] = ()
+    entries: tuple[HistoryEntry, ...] = ()
 
     def __post_init__(self) -> None:
         for before, after in zip(self.entries, self.entries[1:], strict=False):
@@ -53,18 +53,18 @@ class History:
         return bool(self.entries)
 
     @property
-    def latest_epoch(self) -> int:
+    def latest_election_epoch(self) -> int:
         """The last epoch that was taken over, whether it counts yet or not; 0 for none."""
-        return self.entries[-1].epoch if self.entries else 0
+        return self.entries[-1].election_epoch if self.entries else 0
 
-    def counted(self, flush_lsn: int) -> tuple[EpochEntry, ...]:
+    def counted(self, flush_lsn: int) -> tuple[HistoryEntry, ...]:
         """The entries that say something about a log that ends at `flush_lsn`."""
         return tuple(entry for entry in self.entries if entry.start_lsn <= flush_lsn)
 
     def rank(self, flush_lsn: int) -> tuple[int, int]:
         """How advanced a log is: (last epoch that counts, its end). Of any two the greater has more."""
         counted = self.counted(flush_lsn)
-        return (counted[-1].epoch, flush_lsn) if counted else (0, 0)
+        return (counted[-1].election_epoch, flush_lsn) if counted else (0, 0)
 
     def timeline_at(self, lsn: int) -> int:
         """The timeline of the byte at `lsn`. Raises `CorruptError` below the first entry's start."""
@@ -91,16 +91,18 @@ class History:
     def start_of(self, epoch: int) -> int:
         """Where an epoch of this history starts. Raises `CorruptError` if it is not in it."""
         for entry in self.entries:
-            if entry.epoch == epoch:
+            if entry.election_epoch == epoch:
                 return entry.start_lsn
         raise CorruptError(f"epoch {epoch} is not in the history")
 
     def start_after(self, epoch: int, last: int) -> int:
         """Where the first epoch after `epoch` starts, or `last` if none comes before. Raises `CorruptError` without `last`."""
         start = self.start_of(last)
-        return min([start, *(each.start_lsn for each in self.entries if each.epoch > epoch)])
+        return min(
+            [start, *(each.start_lsn for each in self.entries if each.election_epoch > epoch)]
+        )
 
-    def succeeded(self, end_lsn: int, successors: Iterable[EpochEntry]) -> "History":
+    def succeeded(self, end_lsn: int, successors: Iterable[HistoryEntry]) -> "History":
         """This history cut at `end_lsn`, then `successors`, without epochs that hold no byte.
 
         An empty epoch can be left out: the one before it ends where it would have ended.
@@ -136,7 +138,8 @@ class History:
                 break
             starts.setdefault(entry.timeline, entry.start_lsn)
             oldest = [
-                EpochEntry(entry.epoch, start, timeline) for timeline, start in starts.items()
+                HistoryEntry(entry.election_epoch, start, timeline)
+                for timeline, start in starts.items()
             ]
             result = (*oldest, *self.entries[index + 1 :])
         if len(result) > MAX_ENTRIES:

@@ -140,7 +140,7 @@ class VoteReply:
     """The vote is persisted (or the resumption accepted), and this is what is held after it.
 
     `flush_lsn` and `commit_lsn` end at a complete record (rule 9), except in the answer to a Resume of a
-    safekeeper that is in the proposer's epoch already (`history.latest_epoch == node_id.term`): its log is
+    safekeeper that is in the proposer's epoch already (`history.latest_election_epoch == node_id.term`): its log is
     the proposer's own, to the byte. `begin_lsn`: the oldest WAL held.
     """
 
@@ -228,7 +228,7 @@ class Held:
     """The answer to an empty Fetch: what WAL is held, and what of the older WAL is wanted.
 
     `begin_lsn`: the oldest WAL held. `wanted_lsn`: it would keep WAL from here on; not below `begin_lsn` when it
-    lacks none. `next_lsn`: where the next `Older` begins; 0: none is taken now.
+    lacks none. `next_lsn`: where the next `CatchUpWal` begins; 0: none is taken now.
     """
 
     term: int
@@ -238,7 +238,7 @@ class Held:
 
 
 @value
-class Older:
+class CatchUpWal:
     """`length` bytes of WAL from `begin_lsn` on, below all that the safekeeper holds, follow. It answers with Held.
 
     `timeline`: that of the segment's last byte, which names its file. Sent only to who has answered with Held before.
@@ -278,6 +278,6 @@ class Refused:
     detail: str = ""
 
 
-ToSafekeeper = ProposerGreeting | Vote | Resume | Elected | Append | Fetch | Older | Configure
+ToSafekeeper = ProposerGreeting | Vote | Resume | Elected | Append | Fetch | CatchUpWal | Configure
 ToProposer = SafekeeperGreeting | VoteReply | AppendAck | Fetched | Configured | Refused
 Message = ToSafekeeper | ToProposer | Held

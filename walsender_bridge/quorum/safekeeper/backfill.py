@@ -1,6 +1,6 @@
 """Older WAL that a safekeeper lacks, brought by its proposer: received, checked, and joined to what is held.
 
-    older-segment        ──durable, checked──▶  000000010000000000000002   ──name durable──▶  begin_lsn lowered
+    catch-up-segment     ──durable, checked──▶  000000010000000000000002   ──name durable──▶  begin_lsn lowered
     [at of a segment)                            a segment like any other
 
 **What holds.** `begin_lsn` is lowered only to a segment that is durable whole, under its name, and whose WAL has been
@@ -128,7 +128,7 @@ class BackfillStorage:
         self._at = lsn + len(data)
         assert self._at <= self._end, "a segment comes in pieces of its own"
         if self._at == self._end:
-            self._check = self._walked()
+            self._check = self._scanned()
 
     def _begin(self, timeline: int) -> None:
         begin = self._storage.begin_lsn
@@ -172,7 +172,7 @@ class BackfillStorage:
         self._join()
         return True
 
-    def _walked(self) -> Iterator[None]:
+    def _scanned(self) -> Iterator[None]:
         """The walk over the segment and the seam, in parts. Raises `CorruptError`."""
         storage, end = self._storage, self._end
         following = self._segments.at(end)

@@ -1,6 +1,6 @@
 """A proposer's connection to a safekeeper, as the driver keeps it, and which of them have to go.
 
-The proposer in office keeps its connection, whatever the others do. Any other may be a stranger's, or the next
+The leader keeps its connection, whatever the others do. Any other may be a stranger's, or the next
 proposer's, which nobody can tell: so the oldest makes room for the newest, and none may be silent for long.
 """
 
@@ -16,7 +16,7 @@ from walsender_bridge.quorum.protocol.message_socket import WireEnd
 MOST_CONNECTIONS = 32
 #: Seconds that a stranger may take to say who it is.
 GREETING_SECONDS = 10.0
-#: Seconds that one that has greeted may say nothing, unless it is the proposer in office.
+#: Seconds that one that has greeted may say nothing, unless it is the leader.
 IDLE_SECONDS = 60.0
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from walsender_bridge.errors import CorruptError, NotSupportedError, TusklineError
 from walsender_bridge.quorum.protocol.configuration import Configuration
-from walsender_bridge.quorum.protocol.history import EpochEntry, History
+from walsender_bridge.quorum.protocol.history import History, HistoryEntry
 from walsender_bridge.quorum.protocol.messages import NodeId, ServerInfo
 from walsender_bridge.quorum.safekeeper.effects import ControlState, Fence
 from walsender_bridge.runtime import record_file
@@ -45,7 +45,7 @@ def to_record(state: ControlState) -> dict[str, Any]:
         "safekeeper": f"{state.safekeeper:032x}",
         "server": asdict(state.server),
         "node_id": [state.node_id.term, f"{state.node_id.proposer:032x}"],
-        "history": [[e.epoch, e.start_lsn, e.timeline] for e in state.history.entries],
+        "history": [[e.election_epoch, e.start_lsn, e.timeline] for e in state.history.entries],
         "configuration": {
             "generation": configuration.generation,
             "members": sorted(f"{member:032x}" for member in configuration.members),
@@ -70,7 +70,7 @@ def from_record(record: dict[str, Any]) -> ControlState:
             safekeeper=int(record["safekeeper"], 16),
             server=ServerInfo(**record["server"]),
             node_id=NodeId(int(term), int(proposer, 16)),
-            history=History(tuple(EpochEntry(*map(int, entry)) for entry in record["history"])),
+            history=History(tuple(HistoryEntry(*map(int, entry)) for entry in record["history"])),
             configuration=Configuration(
                 generation=int(configuration["generation"]),
                 members=frozenset(int(member, 16) for member in configuration["members"]),

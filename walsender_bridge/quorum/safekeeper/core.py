@@ -21,7 +21,7 @@ from walsender_bridge.errors import TusklineError
 from walsender_bridge.postgres.protocol.lsn import format_lsn
 from walsender_bridge.quorum.protocol import messages as m
 from walsender_bridge.quorum.protocol.history import History, divergence
-from walsender_bridge.quorum.safekeeper import older, votes
+from walsender_bridge.quorum.safekeeper import catch_up, votes
 from walsender_bridge.quorum.safekeeper.effects import (
     AlignWal,
     Close,
@@ -90,7 +90,7 @@ class Safekeeper:
     @property
     def taken(self) -> bool:
         """The proposer that was voted for has had its history taken: its WAL can follow."""
-        return self.control.history.latest_epoch == self.control.node_id.term > 0
+        return self.control.history.latest_election_epoch == self.control.node_id.term > 0
 
     def step(self, event: Event) -> list[Effect]:
         """What to do about an event. The hot ones come first."""
@@ -126,7 +126,7 @@ class Safekeeper:
         if isinstance(message, m.Resume):
             return self._resume(conn, message)
         if conn != self.owner or message.term != self.control.node_id.term:
-            return self._refuse(conn, m.Refusal.OLDER_TERM, "it is not the proposer in office")
+            return self._refuse(conn, m.Refusal.OLDER_TERM, "it is not the leader")
         if isinstance(message, m.Elected):
             return self._elected(conn, message)
         if isinstance(message, m.Configure):
@@ -238,7 +238,9 @@ class Safekeeper:
         if aligned is None or (self.taken and not elected.rebuild):
             return self._refuse(conn, m.Refusal.OUT_OF_ORDER, "it was not asked for its vote first")
         try:
-            replaced = elected.history.start_after(self.control.history.latest_epoch, elected.term)
+            replaced = elected.history.start_after(
+                self.control.history.latest_election_epoch, elected.term
+            )
         except TusklineError as error:
             return self._refuse(conn, m.Refusal.DIVERGED, error.what)
         if elected.configuration.version < self.control.configuration.version:
@@ -330,7 +332,7 @@ class Safekeeper:
 
     def _append(self, conn: int, append: m.Append) -> list[Effect]:
         if conn != self.owner or append.term != self.control.node_id.term or not self.taken:
-            return self._refuse(conn, m.Refusal.OLDER_TERM, "it is not the proposer in office")
+            return self._refuse(conn, m.Refusal.OLDER_TERM, "it is not the leader")
         if append.begin_lsn != self.written_lsn:
             return self._refuse(
                 conn,
@@ -361,7 +363,7 @@ class Safekeeper:
         self.flush_lsn = flush_lsn
         if self.owner is None or self.pending or not self.taken:
             return []
-        # Only a durable position of the term in office is acknowledged (rule 4).
+        # Only a durable position of the term in leader is acknowledged (rule 4).
         return [
             SendMessage(self.owner, self._ack()),
             *self._serve(min(self.commit_lsn, self.flush_lsn)),
@@ -386,8 +388,8 @@ class Safekeeper:
         self.served_lsn = lsn
         return [ServeReaders(lsn)]
 
-    def _below(self, conn: int, message: m.Fetch | m.Older) -> list[Effect]:
-        effects = older.answer(conn, message, self.control, self.flush_lsn)
+    def _below(self, conn: int, message: m.Fetch | m.CatchUpWal) -> list[Effect]:
+        effects = catch_up.answer(conn, message, self.control, self.flush_lsn)
         return effects or self._refuse(conn, m.Refusal.OUT_OF_ORDER, "that WAL is not held here")
 
     # -- the rest -----------------------------------------------------------------------------------

@@ -193,7 +193,7 @@ class SafekeeperDriver:
             self._upkeep(now)
         self._flush_all()
         if not ready and self._storage is not None and self._storage.prepare():
-            self._check_older()
+            self._check_catch_up()
 
     def _accept(self, now: float) -> None:
         try:
@@ -391,7 +391,7 @@ class SafekeeperDriver:
                     self._lending.ask(effect)
             case e.SendHeld(conn, term):
                 self._tell_held(conn, term)
-            case e.TakeOlder(conn, term, begin_lsn, timeline):
+            case e.TakeCatchUpWal(conn, term, begin_lsn, timeline):
                 if self._backfill is not None:
                     self._backfill.take(begin_lsn, self._hand, timeline)
                 self._tell_held(conn, term)
@@ -452,7 +452,7 @@ class SafekeeperDriver:
             begin_lsn = self._held.begin_lsn
             connection.end.send(m.Held(term, begin_lsn, backfill.wanted_lsn, backfill.next_lsn))
 
-    def _check_older(self) -> None:
+    def _check_catch_up(self) -> None:
         if self._backfill is not None and self._backfill.check():
             _log.info("older WAL is held", begin=format_lsn(self._held.begin_lsn))
 

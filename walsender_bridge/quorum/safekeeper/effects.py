@@ -209,7 +209,7 @@ class SendHeld:
 
 
 @value
-class TakeOlder:
+class TakeCatchUpWal:
     """Take the bytes of the `Older` in hand, below all WAL that is held, then `SendHeld`."""
 
     conn: int
@@ -250,7 +250,7 @@ Effect: TypeAlias = (
     | ResetWal
     | SendWal
     | SendHeld
-    | TakeOlder
+    | TakeCatchUpWal
     | ServeReaders
     | SendMessage
     | Close

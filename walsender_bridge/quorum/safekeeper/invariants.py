@@ -68,7 +68,7 @@ def _describe(step: _Step) -> str:
     state = [f"{name} {format_lsn(max(getattr(core, f'{name}_lsn'), 0))}" for name in lsns]
     return (
         f"{', '.join(state)}, vote {control.node_id}, {len(control.history.entries)} epochs up to"
-        f" {control.history.latest_epoch}, membership {control.configuration.version}; before: vote"
+        f" {control.history.latest_election_epoch}, membership {control.configuration.version}; before: vote"
         f" {step.before.control.node_id}, commit {format_lsn(step.before.commit_lsn)}"
     )
 
@@ -136,7 +136,9 @@ INVARIANTS: tuple[Invariant[_Step], ...] = (
     Invariant(
         "history_within_vote",
         "rule 2: no epoch above the term that was voted for",
-        lambda step: step.core.control.history.latest_epoch <= step.core.control.node_id.term,
+        lambda step: (
+            step.core.control.history.latest_election_epoch <= step.core.control.node_id.term
+        ),
     ),
     Invariant(
         "history_ascends",

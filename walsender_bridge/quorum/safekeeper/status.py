@@ -7,7 +7,7 @@ LSNs `begin_lsn`, `restart_lsn`, `commit_lsn`, `flush_lsn` as PostgreSQL writes 
 segments, `wal_limit` (null: none), `free_bytes` of its file system and `free_limit`, what is to stay free; counts `proposers` (connections),
 `readers`, `removed_segments`; `pin_lsn` (the oldest WAL that a slot keeps, or a reader was refused, or null); `archive` (null: none) with
 `archived_lsn` (null: not known), `unreserved`: whether it is further behind than WAL is kept for it, and `missing`: what
-was removed and is not in it, [begin, end); `older_wal` (null: it lacks none) with `wanted_lsn`, from where on it is to hold
+was removed and is not in it, [begin, end); `catch_up` (null: it lacks none) with `wanted_lsn`, from where on it is to hold
 WAL, and `why`: what was wrong with the last that was brought; `damaged`: segments that are not lent to other safekeepers; `writes`: the durable writes of
 this process as `seconds` in all, `count`, and `buckets`: how many took at most `WRITE_SECONDS[i]`.
 
@@ -87,7 +87,7 @@ def record(
         "timeline": entries[-1].timeline if entries else 0,
         "term": control.node_id.term,
         "proposer": f"{control.node_id.proposer:032x}",
-        "epoch": entries[-1].epoch if entries else 0,
+        "epoch": entries[-1].election_epoch if entries else 0,
         "generation": configuration.generation,
         "members": sorted(f"{member:032x}" for member in configuration.members),
         "new_members": None if new is None else sorted(f"{member:032x}" for member in new),
@@ -105,13 +105,13 @@ def record(
         "readers": readers.count if readers else 0,
         "pin_lsn": format_lsn(readers.pin_lsn) if readers and readers.pin_lsn else None,
         "archive": None if archived is None else _archive(archived, begin_lsn, reserved),
-        "older_wal": None if backfill is None else _older_wal(backfill, begin_lsn),
+        "catch_up": None if backfill is None else _catch_up(backfill, begin_lsn),
         "damaged": lending.damaged if lending else [],
         "writes": writes.record(),
     }
 
 
-def _older_wal(backfill: BackfillStorage, begin_lsn: int) -> dict[str, Any] | None:
+def _catch_up(backfill: BackfillStorage, begin_lsn: int) -> dict[str, Any] | None:
     if backfill.wanted_lsn >= begin_lsn:
         return None
     return {"wanted_lsn": format_lsn(backfill.wanted_lsn), "why": backfill.why}

@@ -14,9 +14,9 @@ from walsender_bridge.quorum.safekeeper.effects import ControlState
 Objection = tuple[m.Refusal, str]
 
 
-def outranks(candidate: m.NodeId, office: m.NodeId) -> bool:
-    """Whether a vote may go from the proposer in office to this one: a strictly greater term (rule 2)."""
-    return candidate.term > office.term
+def outranks(candidate: m.NodeId, leader: m.NodeId) -> bool:
+    """Whether a vote may go from the leader to this one: a strictly greater term (rule 2)."""
+    return candidate.term > leader.term
 
 
 def to_greeting(control: ControlState, greeting: m.ProposerGreeting) -> Objection | None:

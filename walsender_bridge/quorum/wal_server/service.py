@@ -95,7 +95,7 @@ class WalServer:
         # The segment size is known once there is WAL; until then no slot can have moved.
         self.slots = Slots.restored(self._file.load(), segment_bytes=1 << 24)
         self._page = PositionReader(settings.positions, self.folder.history)
-        self._lacking = RefusedReaders()
+        self._refused_readers = RefusedReaders()
         self._logins: dict[int, ClientConnection] = {}
         self._readers: dict[int, ClientConnection] = {}
         self._number = 0
@@ -317,7 +317,7 @@ class WalServer:
 
     def refused(self, connection: ClientConnection, lsn: int) -> None:
         """A reader's WAL is not here: until it is brought, or nobody asks any more, it counts as needed."""
-        self._lacking.refused(connection.reader, lsn, time.monotonic())
+        self._refused_readers.refused(connection.reader, lsn, time.monotonic())
 
     def _tell(self) -> None:
         """Tell the hot loop what the readers need, if that has changed."""
@@ -325,9 +325,11 @@ class WalServer:
         now = time.monotonic()
         for connection in self._readers.values():
             if connection.stream is not None:
-                self._lacking.sent(connection.reader, connection.stream.sent_lsn, now)
+                self._refused_readers.sent(connection.reader, connection.stream.sent_lsn, now)
         pins = [
-            pin for pin in (self.slots.pin_lsn(), self._lacking.pin_lsn(now)) if pin is not None
+            pin
+            for pin in (self.slots.pin_lsn(), self._refused_readers.pin_lsn(now))
+            if pin is not None
         ]
         needs = Readers(
             min(pins, default=None),

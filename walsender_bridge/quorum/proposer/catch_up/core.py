@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from walsender_bridge.postgres.protocol.wal_page import segment_start
 from walsender_bridge.quorum.proposer.effects import (
     Lineage,
-    ReadOlder,
+    ReadCatchUpWal,
+    SendCatchUpWal,
     SendMessage,
-    SendOlder,
 )
 from walsender_bridge.quorum.proposer.peer import PeerState, SafekeeperPeer
 from walsender_bridge.quorum.proposer.replication import Streaming
@@ -70,7 +70,9 @@ class CatchUp:
         followers = [p for p in streaming.peers.values() if p.state == PeerState.STREAMING]
         return [SendMessage(peer.number, m.Fetch(term, 0, 0)) for peer in followers]
 
-    def held(self, peer: SafekeeperPeer, held: m.Held, streaming: Streaming) -> list[ReadOlder]:
+    def held(
+        self, peer: SafekeeperPeer, held: m.Held, streaming: Streaming
+    ) -> list[ReadCatchUpWal]:
         """A safekeeper of this term says what it holds, and where the next piece goes."""
         if peer.state != PeerState.STREAMING:
             return []
@@ -93,7 +95,7 @@ class CatchUp:
         self.budget -= end - held.next_lsn
         receiver.reading = True
         receiver.donors |= {donor.number}
-        return [ReadOlder(peer.number, held.next_lsn, end, donor.number)]
+        return [ReadCatchUpWal(peer.number, held.next_lsn, end, donor.number)]
 
     def _at(self, receiver: _Receiver, lsn: int) -> None:
         segment = segment_start(lsn, self.segment_size)
@@ -130,7 +132,9 @@ class CatchUp:
         elif not receiver.retry_ticks:
             receiver.waiting, receiver.bad = False, frozenset()
 
-    def was_read(self, read: ReadOlder, length: int, streaming: Streaming) -> list[SendOlder]:
+    def was_read(
+        self, read: ReadCatchUpWal, length: int, streaming: Streaming
+    ) -> list[SendCatchUpWal]:
         """The bytes are in hand; none: the donor does not hold them any more, or is gone."""
         peer = streaming.peers[read.peer]
         receiver = self._receivers[read.peer]
@@ -142,7 +146,7 @@ class CatchUp:
             return []  # its connection broke meanwhile; it tells again where it is
         receiver.whole = read.end_lsn == receiver.segment + self.segment_size
         timeline = self.lineage.timeline_at(receiver.segment + self.segment_size - 1)
-        return [SendOlder(peer.number, read.begin_lsn, read.end_lsn, timeline)]
+        return [SendCatchUpWal(peer.number, read.begin_lsn, read.end_lsn, timeline)]
 
     def goal(self, peer: SafekeeperPeer, streaming: Streaming) -> int | None:
         """Down to where a safekeeper is being brought older WAL; None: there is none that it wants."""

@@ -1,6 +1,6 @@
 """WAL that is not in the queue: ranges from the primary or another safekeeper, for those that lack them and to compare.
 
-The primary's come through `older_wal.py`, a safekeeper's as the answer to `Fetch`, in the order of the questions.
+The primary's come through `primary_wal.py`, a safekeeper's as the answer to `Fetch`, in the order of the questions.
 """
 
 from collections.abc import Callable
@@ -9,8 +9,8 @@ from functools import partial
 from walsender_bridge.errors import MalformedMessageError
 from walsender_bridge.quorum.proposer import effects as e
 from walsender_bridge.quorum.proposer.catch_up.comparison import Comparison
-from walsender_bridge.quorum.proposer.catch_up.feed import OlderFeed
-from walsender_bridge.quorum.proposer.catch_up.older_wal import OlderWal, WalRange
+from walsender_bridge.quorum.proposer.catch_up.feed import CatchUpFeed
+from walsender_bridge.quorum.proposer.catch_up.primary_wal import PrimaryWalReader, WalRange
 from walsender_bridge.quorum.proposer.links import SafekeeperLink
 from walsender_bridge.quorum.protocol import messages as m
 
@@ -20,24 +20,24 @@ class WalReads:
 
     `feed` takes those that were read for it.
 
-    `term`: of the election; only the proposer in office is answered.
+    `term`: of the election; only the leader is answered.
     """
 
     def __init__(
         self,
-        older: OlderWal,
+        primary_wal: PrimaryWalReader,
         handle: Callable[[e.WalRead | e.WalCompared], None],
         send: Callable[[int, m.Fetch], SafekeeperLink | None],
         term: Callable[[], int],
-        feed: OlderFeed,
+        feed: CatchUpFeed,
     ) -> None:
-        self._older = older
+        self._primary_wal = primary_wal
         self._feed = feed
         self._handle = handle
         self._send = send
         self._term = term
         #: Bytes of the last `WalRead` for each safekeeper, and where they begin.
-        self._hands: dict[int, tuple[int, memoryview]] = {}
+        self._pending: dict[int, tuple[int, memoryview]] = {}
         self._comparison = Comparison()
 
     def read(self, wanted: e.ReadWal) -> None:
@@ -55,7 +55,7 @@ class WalReads:
 
     def hand(self, peer: int, begin: int, end: int) -> memoryview:
         """The bytes that the last `WalRead` brought for a safekeeper; they are given once."""
-        start, data = self._hands.pop(peer)
+        start, data = self._pending.pop(peer)
         return data[begin - start : end - start]
 
     def fetched(self, link: SafekeeperLink, message: m.Fetched, body: memoryview) -> None:
@@ -73,7 +73,7 @@ class WalReads:
         data, link.fetched = bytes(link.fetched), bytearray()
         if len(data) != wanted.end_lsn - wanted.begin_lsn:
             self.failed(wanted)
-        elif isinstance(wanted, e.ReadOlder):
+        elif isinstance(wanted, e.ReadCatchUpWal):
             self._feed.was_read(wanted, data)
         elif isinstance(wanted, e.CompareWal):
             self._compared(wanted, self._comparison.safekeeper_has(wanted, data))
@@ -81,10 +81,10 @@ class WalReads:
             self._in_hand(wanted, data)
 
     def failed(
-        self, wanted: e.ReadWal | e.CompareWal | e.ReadOlder, *, removed: bool = False
+        self, wanted: e.ReadWal | e.CompareWal | e.ReadCatchUpWal, *, removed: bool = False
     ) -> None:
         """A range cannot be had from there. `removed`: the primary has it no more."""
-        if isinstance(wanted, e.ReadOlder):
+        if isinstance(wanted, e.ReadCatchUpWal):
             self._feed.was_read(wanted, b"")
             return
         if isinstance(wanted, e.CompareWal):
@@ -102,7 +102,7 @@ class WalReads:
 
     def _ask_primary(self, wanted: e.ReadWal | e.CompareWal) -> None:
         came = partial(self._primary_has, wanted)
-        self._older.ask(wanted.peer, WalRange(wanted.begin_lsn, wanted.end_lsn, came))
+        self._primary_wal.ask(wanted.peer, WalRange(wanted.begin_lsn, wanted.end_lsn, came))
 
     def _primary_has(self, wanted: e.ReadWal | e.CompareWal, data: bytes | None) -> None:
         if isinstance(wanted, e.ReadWal):
@@ -117,5 +117,5 @@ class WalReads:
             self._handle(e.WalCompared(wanted.peer, wanted.end_lsn, equal))
 
     def _in_hand(self, read: e.ReadWal, data: bytes) -> None:
-        self._hands[read.peer] = read.begin_lsn, memoryview(data)
+        self._pending[read.peer] = read.begin_lsn, memoryview(data)
         self._handle(e.WalRead(read.peer, read.begin_lsn, read.begin_lsn + len(data)))

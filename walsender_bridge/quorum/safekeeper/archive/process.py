@@ -46,7 +46,7 @@ def run(
                 continue
             if archive is not None and time.monotonic() >= again_at:
                 again_at = time.monotonic() + AGAIN_SECONDS
-                archive.look_again()
+                archive.rescan()
             tell(None)
             stop.wait(LOOK_SECONDS)
         except (UnavailableError, DivergedError, OSError) as error:

@@ -173,7 +173,7 @@ class Archive:
             gap = self._absent([(self.archived_lsn, oldest)])
             self._remember(replace(self._archived, lsn=oldest, missing=(*self.missing, *gap)))
 
-    def look_again(self) -> None:
+    def rescan(self) -> None:
         """See that it is the archive, and ask for what was missing: it may be there by now. Raises `UnavailableError`."""
         if self.archived_lsn:
             self._marked()

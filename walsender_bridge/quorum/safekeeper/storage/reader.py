@@ -17,7 +17,7 @@ from walsender_bridge.postgres.protocol.wal_page import (
 from walsender_bridge.quorum.safekeeper.storage.segments import PARTIAL
 
 _WINDOW = 1 << 20
-_LOOKS = 3
+_ATTEMPTS = 3
 
 
 class WalReader:
@@ -73,7 +73,7 @@ class WalReader:
     def read(self, lsn: int, length: int) -> bytes:
         """Bytes of one segment, fewer at its end. Raises `TrimmedError` when it is not there, `CorruptError`."""
         start = segment_start(lsn, self.segment_bytes)
-        for _ in range(_LOOKS):
+        for _ in range(_ATTEMPTS):
             name = self._names.get(start)
             if name is None:
                 break

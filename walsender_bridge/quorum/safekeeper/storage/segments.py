@@ -6,7 +6,7 @@
     spare-1                             zeroed ahead of time, or recycled: a removed segment with its old WAL
     new-segment                         one that is being made; removed at the next start
     segment-copy                        the current one's copy for a new timeline; removed at the next start
-    older-segment                       older WAL that is being received (`backfill.py`); removed at the next start
+    catch-up-segment                    older WAL that is being received (`backfill.py`); removed at the next start
 
 A complete name is given only when all of the segment is durable. Where two timelines have a file of one segment,
 the greater holds the WAL: it starts with a copy of the other's, up to where it branched off.
@@ -28,7 +28,7 @@ PARTIAL = ".partial"
 _SPARE = re.compile(r"spare-(\d+)")
 _MAKING = "new-segment"
 _COPYING = "segment-copy"
-RECEIVING = "older-segment"
+RECEIVING = "catch-up-segment"
 #: Zeros are written in pieces of this size, one between two looks at the network.
 PIECE_BYTES = 1 << 20
 _ZEROS = bytes(PIECE_BYTES)

@@ -27,7 +27,7 @@ _PATIENCE_SECONDS = 30.0
 #: down waits for that one before it ends any stream (WalSndWaitStopping), so nothing else tells of the shutdown.
 _IDLE_SECONDS = 2.0
 _AHEAD_BYTES = 2 << 20
-_NAME = "tuskline-older-wal"
+_NAME = "tuskline-catch-up"
 
 _log = structlog.get_logger(__name__)
 
@@ -57,15 +57,15 @@ class _WalReader:
         self.since = time.monotonic()
 
 
-class OlderWal:
+class PrimaryWalReader:
     """See the module. `serve(descriptor)` when `poll` says that it is readable; `tick` now and then."""
 
     def __init__(
-        self, dsn: str, lineage: Lineage, errands: BlockingExecutor, poll: select.epoll
+        self, dsn: str, lineage: Lineage, executor: BlockingExecutor, poll: select.epoll
     ) -> None:
         self._dsn = dsn
         self._lineage = lineage
-        self._errands = errands
+        self._executor = executor
         self._poll = poll
         self._readers: dict[int, _WalReader] = {}
         self._by_fd: dict[int, _WalReader] = {}
@@ -171,7 +171,7 @@ class OlderWal:
             self._poll.register(reader.stream, select.EPOLLIN)
             self._go_on(reader)
 
-        self._errands.ask(lambda: PrimaryStream.connect(self._dsn, application_name=_NAME), opened)
+        self._executor.ask(lambda: PrimaryStream.connect(self._dsn, application_name=_NAME), opened)
 
     def _failed(self, reader: _WalReader, reason: str, *, removed: bool = False) -> None:
         """The range at hand cannot be had; those behind it are tried anew."""

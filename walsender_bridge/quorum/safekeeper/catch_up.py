@@ -1,6 +1,6 @@
 """WAL below a safekeeper's end: what a proposer reads of it, and what it brings to one that lacks older WAL. Pure.
 
-A log that began anew lacks WAL that the others keep for readers. The proposer in office reads it from one of them and
+A log that began anew lacks WAL that the others keep for readers. The leader reads it from one of them and
 brings it, segment by segment, downward (`proposer/catch_up/core.py`). Both have taken over this term's history, so their
 logs are the same up to the end of the shorter one; and what lies below the beginning of a log is committed.
 """
@@ -12,18 +12,18 @@ from walsender_bridge.quorum.safekeeper.effects import (
     Effect,
     SendHeld,
     SendWal,
-    TakeOlder,
+    TakeCatchUpWal,
 )
 
 
 def answer(
-    conn: int, message: m.Fetch | m.Older, control: ControlState, flush_lsn: int
+    conn: int, message: m.Fetch | m.CatchUpWal, control: ControlState, flush_lsn: int
 ) -> list[Effect]:
-    """The answer to the proposer in office; none: the message is refused."""
+    """The answer to the leader; none: the message is refused."""
     begin = message.begin_lsn
-    if isinstance(message, m.Older):
+    if isinstance(message, m.CatchUpWal):
         known = _may_be(control, message)
-        return [TakeOlder(conn, message.term, begin, message.timeline)] if known else []
+        return [TakeCatchUpWal(conn, message.term, begin, message.timeline)] if known else []
     if not message.end_lsn:
         return [SendHeld(conn, message.term)]
     held = bool(control.history) and message.end_lsn <= flush_lsn
@@ -32,15 +32,15 @@ def answer(
     return [SendWal(conn, message.term, begin, message.end_lsn)]
 
 
-def _may_be(control: ControlState, older: m.Older) -> bool:
+def _may_be(control: ControlState, wal: m.CatchUpWal) -> bool:
     """Whether a segment of that timeline can be there. Of what the history does not reach back to, only a bound is known."""
     history, size = control.history, control.server.segment_size
-    if not history or history.latest_epoch != control.node_id.term:
+    if not history or history.latest_election_epoch != control.node_id.term:
         return False
-    last = segment_start(older.begin_lsn, size) + size - 1
-    if older.begin_lsn + older.length - 1 > last:
+    last = segment_start(wal.begin_lsn, size) + size - 1
+    if wal.begin_lsn + wal.length - 1 > last:
         return False
     first = history.entries[0]
     if last < first.start_lsn:
-        return 0 < older.timeline <= first.timeline
-    return older.timeline == history.timeline_at(last)
+        return 0 < wal.timeline <= first.timeline
+    return wal.timeline == history.timeline_at(last)
