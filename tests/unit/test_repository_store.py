@@ -207,7 +207,7 @@ def test_what_cannot_be_kept_did_not_happen(
     assert store.state.to_record() == before
     assert isinstance(store.state, Repository)
     # And then it costs one load, whoever asks first: the repository's own recovery, or a request.
-    with pytest.raises(UnavailableError, match="cannot be written"):
+    with pytest.raises(UnavailableError, match="could not write"):
         fill(store, 1)
     store.reload()
     assert store.state.to_record() == before
