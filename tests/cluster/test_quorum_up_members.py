@@ -96,7 +96,7 @@ def test_12_members_are_added_removed_and_replaced_by_commands(
     assert quorum(tuskline)["problems"] == []
     done = tuskline.run("safekeeper", "replace", second, first)
     assert done.returncode == 0, done.stderr
-    assert "write into" in done.stderr
+    assert "set in" in done.stderr
     assert f"addresses = {sorted([first, third, one_more])}" in done.stderr
     found = quorum(tuskline)["safekeepers"]
     assert {s["address"] for s in found if s["member"]} == {first, third, one_more}

@@ -77,7 +77,7 @@ def test_22_tables_are_added_paused_resumed_and_resynced_while_the_others_go_on(
             # And while nobody is there to do it.
             assert stack.stop("lake") == 0
             asked = table_command(stack, "resume", "public.audit")
-            assert asked[AUDIT]["outcome"] == "asked"
+            assert asked[AUDIT]["outcome"] == "requested"
             refused = stack.cli("table", "pause", "public.nothing", "--wait", "--timeout", "0")
             assert refused.returncode == Cause.TIMEOUT
             assert "not carried out yet; it stays" in refused.stderr

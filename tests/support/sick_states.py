@@ -61,7 +61,7 @@ class Sick:
         """What a person reads there, in one line; empty while nothing is wrong."""
         match place:
             case "status":
-                return self.shop.ill()
+                return self.shop.problems()
             case "status --json":
                 done = self.tuskline.run("status", "--json")
                 record = json.loads(done.stdout.splitlines()[-1])
