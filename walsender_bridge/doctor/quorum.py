@@ -125,7 +125,7 @@ def _proposers(facts: Facts, quorum: ConfiguredQuorum, where: str) -> Iterator[F
         yield _error(
             "proposer",
             where,
-            f"commits hang: they wait for {quorum.name}, and nobody runs it",
+            f"commits hang: they wait for {quorum.name}, which is not running",
             "tuskline up; or tuskline quorum release (docs/quorum-lost.md)",
         )
     elif facts["senders"]:
