@@ -350,12 +350,12 @@ STATES = {
     "detach and init": State(detached, "the slot is gone", REATTACH, reattached, levels=ERRORS),
     "a removed log": State(log_removed, "this lake is of", REATTACH, all_reattached, levels=ERRORS),
     "a second up": State(
-        second_up, "`tuskline up` runs already", "tuskline down", downed, ("command",)
+        second_up, "`tuskline up` is already running", "tuskline down", downed, ("command",)
     ),
     "a taken port": State(
         port_taken,
         "cannot listen: Address already in use",
-        "end the program that listens there",
+        "stop the program that listens there",
         port_free,
         ("command", "doctor"),
     ),
