@@ -141,7 +141,7 @@ def test_a_server_that_waits_for_nobody_is_told(tmp_path, stack):
     stack.kill("safekeeper-0")
     hanging(stack, 1)
     report = tuskline.json("doctor", code=Cause.SERVER_SETTING)
-    assert "nobody runs it" in findings(report, "error")["proposer"][0]
+    assert "which is not running" in findings(report, "error")["proposer"][0]
     assert "does not answer" in findings(report, "warning")["safekeeper"][0]
     done = tuskline.run("down")
     assert "commits hang" in done.stderr

@@ -112,7 +112,7 @@ def test_up_runs_everything_and_down_ends_it(tuskline: Attached, shop: Database)
     assert report["slots"][0]["active"] is True
     assert report["log"]["version"] > 0
     # Once only; and nothing is taken back under a running bridge.
-    assert "runs already" in tuskline.error_plain("up", code=Cause.RUNNING)
+    assert "is already running" in tuskline.error_plain("up", code=Cause.RUNNING)
     assert tuskline.error("detach", code=Cause.RUNNING)["repair"] == "tuskline down"
     _check_lag(tuskline)
     _check_endpoint(tuskline)

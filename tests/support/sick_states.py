@@ -352,12 +352,12 @@ STATES = {
         log_removed, "this lake belongs to", REATTACH, all_reattached, levels=ERRORS
     ),
     "a second up": State(
-        second_up, "`tuskline up` runs already", "tuskline down", downed, ("command",)
+        second_up, "`tuskline up` is already running", "tuskline down", downed, ("command",)
     ),
     "a taken port": State(
         port_taken,
         "cannot listen: Address already in use",
-        "end the program that listens there",
+        "stop the program that listens there",
         port_free,
         ("command", "doctor"),
     ),

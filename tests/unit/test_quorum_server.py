@@ -69,5 +69,5 @@ def test_18_a_standby_has_no_gate_to_pass(told):
 
 def test_18_who_may_not_see_is_told_so_and_not_that_all_is_well(told):
     told.now |= {"may_see": False, "quorum_lsn": 100}
-    with pytest.raises(PrivilegeError, match="may not see"):
+    with pytest.raises(PrivilegeError, match="not allowed to see"):
         QuorumGate(NOBODY, QUORUM).poll()
