@@ -294,7 +294,7 @@ def test_a_newer_format_is_refused_by_name(chain):
     path = chain.root / "_tuskline" / "epochs" / "00000000000000000001.json"
     newer = sealed_json.FORMAT_VERSION + 1
     path.write_text(json.dumps({**json.loads(path.read_text()), "format_version": newer}))
-    with pytest.raises(NotSupportedError, match=f"format is {newer}"):
+    with pytest.raises(NotSupportedError, match=f"has format {newer}"):
         chain.head()
 
 

@@ -67,8 +67,8 @@ def _describe(step: _Step) -> str:
     lsns = "written", "flush", "commit", "restart", "served"
     state = [f"{name} {format_lsn(max(getattr(core, f'{name}_lsn'), 0))}" for name in lsns]
     return (
-        f"{', '.join(state)}, vote {control.node_id}, {len(control.history.entries)} epochs up to"
-        f" {control.history.latest_election_epoch}, membership {control.configuration.version}; before: vote"
+        f"{', '.join(state)}, vote {control.node_id}, {len(control.history.entries)} history entries up to"
+        f" election epoch {control.history.latest_election_epoch}, membership {control.configuration.version}; before: vote"
         f" {step.before.control.node_id}, commit {format_lsn(step.before.commit_lsn)}"
     )
 
