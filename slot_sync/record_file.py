@@ -30,7 +30,7 @@ from walsender_bridge.runtime import checksummed_json, record_file
 from walsender_bridge.runtime.folder import FolderDisk
 
 #: A file of an older version is renamed and kept, like a damaged one.
-VERSION: Final = 5
+VERSION: Final = 6
 
 _log = structlog.get_logger(__name__)
 
