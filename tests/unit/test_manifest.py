@@ -289,6 +289,20 @@ def test_a_lake_of_format_3_opens_and_damage_in_it_is_found(chain):
         chain.head()
 
 
+def test_quarantined_rows_of_a_lake_of_format_5_are_found(chain):
+    record = first().to_json()
+    table = record["tables"]["shop.public.t"]
+    for name in ("quarantined_rows", "quarantine_files", "retry_quarantined"):
+        del table[name]
+    table.update(unfit_rows=3, unfit_files=["unfit/a.parquet"], retry_unfit=True)
+    record["format_version"] = 5
+    path = chain.root / "_tuskline" / "epochs" / "00000000000000000001.json"
+    path.write_bytes(sealed_json.dump(record))
+    found = chain.head().tables["shop.public.t"]
+    assert (found.quarantined_rows, found.quarantine_files) == (3, ("unfit/a.parquet",))
+    assert found.retry_quarantined
+
+
 def test_a_newer_format_is_refused_by_name(chain):
     grow(chain, [1])
     path = chain.root / "_tuskline" / "epochs" / "00000000000000000001.json"

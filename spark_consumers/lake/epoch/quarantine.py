@@ -50,7 +50,8 @@ ABOUT = pa.schema(
     ]
 )
 #: What the names of a file's columns begin with.
-VALUE, UNREPRESENTABLE, ABOUT_IT = "value ", "unrepresentable ", "about "
+# On disk in lakes of all formats.
+VALUE, UNREPRESENTABLE, ABOUT_IT = "value ", "unfit ", "about "
 #: The limit of one table's quarantined rows, since every epoch that changes the table rewrites them.
 MAX_ROWS = 100_000
 

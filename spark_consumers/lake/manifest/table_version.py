@@ -28,6 +28,13 @@ STALE = "stale"
 #: A column as the log describes it: name, type OID, type modifier.
 Column = tuple[str, int, int]
 
+#: What the formats before 6 called these.
+_BEFORE_6 = {
+    "unfit_rows": "quarantined_rows",
+    "unfit_files": "quarantine_files",
+    "retry_unfit": "retry_quarantined",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class StreamPosition:
@@ -92,6 +99,7 @@ class TableVersion:
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> Self:
         """The table in a manifest's JSON. Raises `KeyError`, `TypeError` or `ValueError` for what is none."""
+        record = {_BEFORE_6.get(name, name): value for name, value in record.items()}
         lists = {
             "key": tuple(record["key"]),
             "text_columns": tuple(record["text_columns"]),
