@@ -114,9 +114,7 @@ def test_status_names_the_disk(tmp_path, disk):
     with Observer(load_config(tmp_path / "tuskline.toml")) as observer:
         found = [word for word in observer.observe().problems if word.startswith("disk: ")]
         assert len(found) == 1
-        assert found[0].startswith(
-            f"disk: the disk is full: 0 bytes are free ({disk}); free disk space"
-        )
+        assert found[0].startswith(f"disk: the disk is full: 0 bytes are free ({disk}); make room")
         (disk / "ballast").unlink()
         assert "disk" not in observer.observe().errors
 

@@ -290,7 +290,7 @@ def test_a_missing_segment_is_a_hole_and_no_trim(log: Log) -> None:
     shutil.rmtree(sorted(log.folder.glob("segment-*"))[1])
     log.host = log.hosted()
     log.host.recover()
-    silent(log, "is gone")
+    silent(log, "is missing")
     with pytest.raises(InvalidReplicaError):
         log.host.open_writer(99)
 
@@ -301,7 +301,7 @@ def test_a_missing_first_segment_is_a_loss_and_no_trim(log: Log) -> None:
     shutil.rmtree(min(log.folder.glob("segment-*")))
     log.host = log.hosted()
     log.host.recover()
-    silent(log, "is gone")
+    silent(log, "is missing")
 
 
 def test_damage_that_a_reader_meets_makes_the_replica_silent(log: Log) -> None:

@@ -207,14 +207,14 @@ def choose(choice: Choice, tables: Sequence[CatalogTable], major: int) -> Chosen
     named = choice.named
     candidates = [t for t in tables if _is_candidate(t, major) and (t.schema, t.table) not in named]
     matched = [t for t in candidates if _means(choice, t, major)]
-    judged = [(table, _failed_condition(table, major)) for table in matched]
-    wanted = {*named, *((t.schema, t.table) for t, misfit in judged if misfit is None)}
+    evaluated = [(table, _failed_condition(table, major)) for table in matched]
+    wanted = {*named, *((t.schema, t.table) for t, failed in evaluated if failed is None)}
     published = {(t.schema, t.table) for t in tables if t.published}
     return Chosen(
         named=tuple(here[name] for name in named if name in here),
         unknown=tuple(relation_name(*name) for name in named if name not in here),
-        fit=tuple(table for table, misfit in judged if misfit is None),
-        left_out=tuple(misfit for _, misfit in judged if misfit is not None),
+        fit=tuple(table for table, failed in evaluated if failed is None),
+        left_out=tuple(failed for _, failed in evaluated if failed is not None),
         idle=tuple(p.text for p in choice.patterns if _is_idle(p, choice, candidates, major)),
         others=tuple(
             t

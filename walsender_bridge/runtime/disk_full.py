@@ -50,5 +50,5 @@ def of_folder(folder: Path) -> DiskFullError | None:
     return DiskFullError(
         f"the disk is full: {free} bytes are free",
         where=os.fspath(folder),
-        repair="free disk space there; waiting parts continue by themselves",
+        repair="make room there; waiting parts continue by themselves",
     )

@@ -4,8 +4,8 @@ Keys: `at` (seconds since the Unix epoch), `decision`, `candidate`, `timeline`, 
 operator's record, and what the next session begins with: who was left out stays so until it streams again.
 
 Invariant: `add` returns once the line is on disk (`json_lines`), and a line is whole: what belongs together is in one,
-so a crash leaves either nothing of it or all. A line that a crash cut off is none: what it decided was never told, and is
-decided again. A line of a newer timeline ends the older one, whatever it decides.
+so a crash leaves either nothing of it or all. A line torn by a crash does not count: its decision never took effect, and is
+made again. A line of a newer timeline ends the older one, whatever it decides.
 """
 
 import time

@@ -1,6 +1,6 @@
 """Resolves a DSN with several hosts to the server that accepts writes, and keeps a session on that server.
 
-libpq chooses a host anew at each connection, possibly a different one after a standby is
+libpq chooses a host at each connection, possibly a different one after a standby is
 promoted. The queries and the stream of a session must be of one server: all its connections but the first go to the
 server of the first (`same_server`).
 """
