@@ -118,14 +118,18 @@ def test_5_up_hosts_the_safekeepers_and_says_when_a_quorum_is_lost(
     wait_for(lambda: _shown(tuskline) >= told["logged_lsn"], 30, "the gate is open")
 
 
-def _check_reader(tuskline, server, receive, tmp_path) -> None:
-    """A user who is added while it runs reads from a hosted WAL server, and is seen."""
-    section = load_config(tuskline.config).safekeepers
+def _reader_dsn(tuskline: Attached) -> str:
+    """Of the first WAL server, for a user who may read there from now on."""
     users = tuskline.directory / "log-server" / "safekeeper" / data_dir.USERS
     users.write_text(f'"{USER}" "{verifier(PASSWORD)}"\n')
-    host, _, port = section.wal_addresses[0].rpartition(":")
-    dsn = make_conninfo("", host=host, port=port, user=USER, password=PASSWORD)
+    address = load_config(tuskline.config).safekeepers.wal_addresses[0]
+    host, _, port = address.rpartition(":")
+    return make_conninfo("", host=host, port=port, user=USER, password=PASSWORD)
 
+
+def _check_reader(tuskline, server, receive, tmp_path) -> None:
+    """A user who is added while it runs reads from a hosted WAL server, and is seen."""
+    dsn = _reader_dsn(tuskline)
     folder = tmp_path / "received"
 
     def let_in() -> bool:
@@ -221,7 +225,9 @@ def test_1_a_part_that_is_killed_comes_back_and_everything_ends_with_up(tuskline
     assert "safekeeper-3" in done.stdout
 
 
-def test_1_commits_go_on_while_the_folder_in_memory_is_removed_and_it_comes_back(tuskline, server):
+def test_1_commits_go_on_while_the_folder_in_memory_is_removed_and_it_comes_back(
+    tuskline, server, receive, tmp_path
+):
     """As systemd-logind does (RemoveIPC=yes) when the user who started `up` logs out."""
     up(tuskline)
     folder = shared_files.folder(tuskline.run_dir)
@@ -229,6 +235,8 @@ def test_1_commits_go_on_while_the_folder_in_memory_is_removed_and_it_comes_back
     load = Load(server)
     try:
         wait_for(lambda: load.acknowledged, 30, "a commit returns")
+        receive(server, _reader_dsn(tuskline), tmp_path / "received")
+        reader = wait_for(lambda: _reader(tuskline), 60, "it reads")
         shutil.rmtree(folder.resolve())
         _heals(tuskline, load)
         assert before == {part: pids(tuskline, part) for part in before}, tuskline.logs()
@@ -240,6 +248,10 @@ def test_1_commits_go_on_while_the_folder_in_memory_is_removed_and_it_comes_back
             os.kill(pid, signal.SIGKILL)
             wait_for(lambda: pid not in _running(tuskline), 20, "it is started again")  # noqa: B023
             _heals(tuskline, load)
+            # Its WAL server was not among them: it reads on, without having to connect again.
+            lsn = current_lsn(server)
+            wait_for(lambda: (_reader(tuskline) or reader)[1] > lsn, 30, "it reads what is new")  # noqa: B023
+            assert _reader(tuskline)[0] == reader[0]
     finally:
         acknowledged = load.stop()
     assert numbers(server) >= {*acknowledged}
@@ -247,6 +259,13 @@ def test_1_commits_go_on_while_the_folder_in_memory_is_removed_and_it_comes_back
     insert(server, -1)
     wait_for(lambda: _shown(tuskline) > lsn, 30, "the gate is open")
     assert tuskline.json("safekeeper", "verify")["equal"] is True
+
+
+def _reader(tuskline: Attached) -> Any:
+    """The one reader of the first WAL server: its address, and up to where it was sent WAL; None: it is not there yet."""
+    own = status_file.read(shared_files.folder(tuskline.run_dir) / "wal-server-1.json")
+    found = [(each["address"], parse_lsn(each["sent_lsn"])) for each in own.get("readers", ())]
+    return found[0] if found else None
 
 
 def _running(tuskline: Attached) -> set[int]:
