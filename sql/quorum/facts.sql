@@ -7,7 +7,8 @@ SELECT jsonb_build_object(
     'flush_lsn', CASE WHEN pg_is_in_recovery() THEN NULL
                       ELSE (pg_current_wal_flush_lsn() - '0/0'::pg_lsn)::bigint END,
     'names', current_setting('synchronous_standby_names'),
-    -- The server-wide value. A setting of this session's role or database hides it; commit_elsewhere has that one.
+    'names_source', (SELECT source FROM pg_settings WHERE name = 'synchronous_standby_names'),
+    -- The server's own. Where this session has one by its role or database, that hides it; commit_elsewhere has it.
     'commit', (
         SELECT CASE WHEN EXISTS (
                    SELECT FROM pg_db_role_setting AS s, unnest(s.setconfig) AS c (setting)

@@ -46,6 +46,41 @@ def tuskline(tmp_path: Path, stack: QuorumStack) -> Attached:
     return configured(tmp_path, stack)
 
 
+def test_a_release_or_require_that_was_cut_before_its_reload_is_completed_or_taken_back(
+    stack, tuskline
+):
+    """ALTER SYSTEM without the reload that follows it, as a command leaves it that is killed in between."""
+
+    def pending(value: str) -> None:
+        with psycopg.connect(stack.server.dsn(), autocommit=True) as admin:
+            admin.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{value}'")
+
+    def reload() -> None:
+        with psycopg.connect(stack.server.dsn(), autocommit=True) as admin:
+            admin.execute("SELECT pg_reload_conf()")
+            assert admin.execute("SELECT pg_sleep(0.5)").fetchone()
+
+    wait_for(lambda: streams(stack), 30, "the quorum is there")
+    tuskline.json("init")
+    assert names(stack) == NEEDED
+    pending("")
+    assert names(stack) == NEEDED
+    assert tuskline.json("quorum", "show")["after_reload"] == ""
+    found = tuskline.run("doctor", "--json").stdout
+    assert "becomes '' with the server's next reload or restart" in found
+    assert tuskline.json("quorum", "require")["changed"] is True
+    assert "after_reload" not in tuskline.json("quorum", "show")
+    reload()
+    assert names(stack) == NEEDED
+    assert tuskline.json(*RELEASE)["changed"] is True
+    pending(NEEDED)
+    assert names(stack) == ""
+    assert tuskline.json(*RELEASE)["changed"] is True
+    reload()
+    assert names(stack) == ""
+    assert tuskline.json(*RELEASE)["changed"] is False
+
+
 @pytest.mark.parametrize("primary", MAJORS_IN_TURN, indirect=True)
 def test_28_release_frees_hanging_commits_and_is_recorded_until_the_quorum_is_required_again(
     stack, tuskline

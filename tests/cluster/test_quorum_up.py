@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,11 +19,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from psycopg.conninfo import make_conninfo
 
 from tests.support.attached import Attached
-from tests.support.quorum_stack import insert, load_server
+from tests.support.quorum_stack import Load, insert, load_server, numbers
 from tests.support.quorum_up import follows, hosting, pids, quorum, up
 from tests.support.servers import MakeServer
 from tests.support.waiting import wait_for
-from tests.support.wal_server import PASSWORD, USER, verifier
+from tests.support.wal_server import PASSWORD, USER, current_lsn, verifier
 from walsender_bridge.change_log.client import LogClient
 from walsender_bridge.config import load_config
 from walsender_bridge.demo.local_server import LocalServer
@@ -117,14 +118,18 @@ def test_5_up_hosts_the_safekeepers_and_says_when_a_quorum_is_lost(
     wait_for(lambda: _shown(tuskline) >= told["logged_lsn"], 30, "the gate is open")
 
 
-def _check_reader(tuskline, server, receive, tmp_path) -> None:
-    """A user who is added while it runs reads from a hosted WAL server, and is seen."""
-    section = load_config(tuskline.config).safekeepers
+def _reader_dsn(tuskline: Attached) -> str:
+    """Of the first WAL server, for a user who may read there from now on."""
     users = tuskline.directory / "log-server" / "safekeeper" / data_dir.USERS
     users.write_text(f'"{USER}" "{verifier(PASSWORD)}"\n')
-    host, _, port = section.wal_addresses[0].rpartition(":")
-    dsn = make_conninfo("", host=host, port=port, user=USER, password=PASSWORD)
+    address = load_config(tuskline.config).safekeepers.wal_addresses[0]
+    host, _, port = address.rpartition(":")
+    return make_conninfo("", host=host, port=port, user=USER, password=PASSWORD)
 
+
+def _check_reader(tuskline, server, receive, tmp_path) -> None:
+    """A user who is added while it runs reads from a hosted WAL server, and is seen."""
+    dsn = _reader_dsn(tuskline)
     folder = tmp_path / "received"
 
     def let_in() -> bool:
@@ -218,6 +223,77 @@ def test_1_a_part_that_is_killed_comes_back_and_everything_ends_with_up(tuskline
     assert done.returncode == Cause.CORRUPT
     assert segment.name in done.stderr
     assert "safekeeper-3" in done.stdout
+
+
+def test_1_commits_go_on_while_the_folder_in_memory_is_removed_and_it_comes_back(
+    tuskline, server, receive, tmp_path
+):
+    """As systemd-logind does (RemoveIPC=yes) when the user who started `up` logs out."""
+    up(tuskline)
+    folder = shared_files.folder(tuskline.run_dir)
+    before = {part: pids(tuskline, part) for part in ("log-server", "bridge")}
+    load = Load(server)
+    try:
+        wait_for(lambda: load.acknowledged, 30, "a commit returns")
+        receive(server, _reader_dsn(tuskline), tmp_path / "received")
+        reader = wait_for(lambda: _reader(tuskline), 60, "it reads")
+        shutil.rmtree(folder.resolve())
+        _heals(tuskline, load)
+        assert before == {part: pids(tuskline, part) for part in before}, tuskline.logs()
+        assert folder.resolve().stat().st_mode & 0o777 == 0o700
+        # One end of a page ends with the folder, and begins with another page than the other end has.
+        for name in ("safekeeper-1", "wal-server-2", "proposer"):
+            pid = {**before["log-server"], **before["bridge"]}[name]
+            shutil.rmtree(folder.resolve())
+            os.kill(pid, signal.SIGKILL)
+            wait_for(lambda: pid not in _running(tuskline), 20, "it is started again")  # noqa: B023
+            _heals(tuskline, load)
+            # Its WAL server was not among them: it reads on, without having to connect again.
+            lsn = current_lsn(server)
+            wait_for(lambda: (_reader(tuskline) or reader)[1] > lsn, 30, "it reads what is new")  # noqa: B023
+            assert _reader(tuskline)[0] == reader[0]
+    finally:
+        acknowledged = load.stop()
+    assert numbers(server) >= {*acknowledged}
+    lsn = current_lsn(server)
+    insert(server, -1)
+    wait_for(lambda: _shown(tuskline) > lsn, 30, "the gate is open")
+    assert tuskline.json("safekeeper", "verify")["equal"] is True
+
+
+def _reader(tuskline: Attached) -> Any:
+    """The one reader of the first WAL server: its address, and up to where it was sent WAL; None: it is not there yet."""
+    own = status_file.read(shared_files.folder(tuskline.run_dir) / "wal-server-1.json")
+    found = [(each["address"], parse_lsn(each["sent_lsn"])) for each in own.get("readers", ())]
+    return found[0] if found else None
+
+
+def _running(tuskline: Attached) -> set[int]:
+    return {pid for part in ("log-server", "bridge") for pid in pids(tuskline, part).values()}
+
+
+def _heals(tuskline: Attached, load: Load) -> None:
+    """Everything is well, both ends of each page have the one that stands, and commits return."""
+    wait_for(lambda: follows(tuskline), 60, "they follow again")
+    wait_for(lambda: not _on_removed_pages(tuskline), 30, "they share the new pages")
+    count = len(load.acknowledged)
+    wait_for(lambda: len(load.acknowledged) > count, 30, "commits return")
+
+
+def _on_removed_pages(tuskline: Attached) -> list[str]:
+    """The processes that do not have the page that stands: none yet, or one that was removed."""
+    children = pids(tuskline, "log-server")
+    del children["replicas"]
+    return [name for name, pid in children.items() if not _has_its_page(pid)]
+
+
+def _has_its_page(pid: int | None) -> bool:
+    try:
+        maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    except OSError:
+        return False
+    pages = [line for line in maps if "positions-" in line]
+    return bool(pages) and not any(line.endswith("(deleted)") for line in pages)
 
 
 def test_4_a_proposer_that_is_displaced_says_so_and_does_not_come_back(tuskline, server, tmp_path):

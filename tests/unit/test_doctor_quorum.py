@@ -31,6 +31,8 @@ def facts(**other):
         "version_text": "16.4",
         "in_recovery": False,
         "names": f"ANY 1 ({NAME})",
+        "names_source": "configuration file",
+        "names_after_reload": None,
         "commit": "on",
         "commit_elsewhere": [],
         "settings": {

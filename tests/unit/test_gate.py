@@ -20,6 +20,7 @@ from walsender_bridge.capture.gate.core import (
     Standing,
     step,
 )
+from walsender_bridge.capture.gate.invariants import check_invariants, checked
 from walsender_bridge.capture.gate.record import GateRecord, decisions
 from walsender_bridge.capture.gate.slots import GateSlot, Sender
 from walsender_bridge.doctor import gate as doctor_gate
@@ -405,6 +406,40 @@ def test_the_record_is_what_the_next_session_begins_with(tmp_path: Path) -> None
     assert [line["position"] for line in decisions(path)] == ["0/64"] * 6
     again.add(_decision(GateDecision.TIMELINE, "", 4))
     assert GateRecord(path).standings["c"] is Standing.COUNTED
+
+
+def test_42_a_list_of_members_that_lacked_the_server_is_corrected(tmp_path: Path) -> None:
+    path = tmp_path / "shop.jsonl"
+
+    def session(rule: Rule, slots: Mapping[str, GateSlot], **facts: Any) -> list[tuple[str, str]]:
+        record = GateRecord(path)
+        state = GateState(rule, record.timeline, 100, record.standings, record.streamed)
+        effects = []
+        for now in (0.0, 1.0, 2.0):
+            seen = ObservedServer(now, slots=slots, flush_lsn=END, **facts)
+            before = checked(state)
+            effects += step(state, seen)
+            check_invariants(state, before, seen)
+        for each in effects:
+            if isinstance(each, Decided):
+                record.add(each)
+        passed.append(state.position)
+        return decided(effects)
+
+    passed: list[int] = []
+    both, without_c = ({"b": follows(900), "c": c} for c in (follows(800), GateSlot(500)))
+    two, b = Rule(("a", "b")), {"b": follows(900)}
+    assert session(two, {**b, "a": follows(900)}, timeline=1) == [("timeline", "")]
+    assert session(two, b, timeline=2, was="a") == [("promoted", "a")]
+    # It lacks a, which is the server; so c, which is down, seems to be it.
+    assert session(Rule(("b", "c"), members=True), without_c, timeline=2) == [("promoted", "c")]
+    members = Rule(("a", "b", "c"), members=True)
+    assert session(members, without_c, timeline=2) == []
+    assert passed == [900, 900, 900, 0], "c may be promoted, and lacks what would pass"
+    assert session(members, both, timeline=2) == [("rejoined", "c"), ("promoted", "a")]
+    assert passed[-1] == 800
+    assert session(members, without_c, timeline=2) == []
+    assert passed[-1] == 0
 
 
 def test_42_a_kill_between_any_two_lines_of_the_record_decides_the_same_afterwards(

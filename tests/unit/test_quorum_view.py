@@ -12,6 +12,7 @@ from walsender_bridge.cli.members import unserved_wal
 from walsender_bridge.observability.quorum_view import QuorumView, SafekeeperView
 from walsender_bridge.quorum.safekeeper.status import WRITE_SECONDS, WriteTimes
 from walsender_bridge.runtime import shared_files, status_file
+from walsender_bridge.runtime.commit_page import CommitPage, CommitPageWriter
 
 MEMBERS = ("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3")
 
@@ -289,6 +290,35 @@ def test_without_memory_the_run_folder_serves(tmp_path, monkeypatch):
     (made / "a").touch()
     shared_files.clear(tmp_path / "run", "a")
     assert list((tmp_path / "run").iterdir()) == []
+
+
+def test_who_writes_into_a_folder_that_was_removed_makes_it_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(shared_files, "_MEMORY", tmp_path / "shm")
+    (tmp_path / "shm").mkdir()
+    run_dir = tmp_path / "run"
+    page, status = (shared_files.prepare(run_dir) / name for name in ("commit.page", "it.json"))
+    made = shared_files.folder(run_dir).resolve()
+    # A log server that ends, before the proposer of a bridge that begins has written there.
+    shared_files.clear(run_dir, "positions-1")
+    assert not made.exists()
+    writer = CommitPageWriter(page)
+    writer.write(CommitPage(1, 1, 5))
+    assert (writer.fault, page.exists()) == ("", True)
+    assert (made.stat().st_mode & 0o777, made.stat().st_uid) == (0o700, os.getuid())
+    shutil.rmtree(made)
+    # Another account has taken the name meanwhile.
+    made.mkdir(mode=0o777)
+    made.chmod(0o777)
+    made_again = shared_files.prepare(run_dir).resolve()
+    shutil.rmtree(made_again)
+    status_file.write(status, {"state": "x"})
+    assert status_file.read(status)["state"] == "x"
+    assert list(made.iterdir()) == []
+    # With the installation it goes for good.
+    shutil.rmtree(shared_files.folder(run_dir).resolve())
+    shutil.rmtree(run_dir)
+    status_file.write(status, {"state": "x"})
+    assert not run_dir.exists()
 
 
 def test_a_page_of_the_gates_that_cannot_be_written_is_red():

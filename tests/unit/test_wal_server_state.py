@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import select
+import shutil
 import time
 from functools import partial
 from multiprocessing.synchronize import Event
@@ -15,13 +16,16 @@ from walsender_bridge.postgres.protocol.backend import SqlErrorReply
 from walsender_bridge.postgres.protocol.replication import ServerTimelines
 from walsender_bridge.postgres.protocol.wal_page import segment_name
 from walsender_bridge.quorum.protocol import shared_page
+from walsender_bridge.quorum.protocol.history import History, HistoryEntry
 from walsender_bridge.quorum.protocol.messages import HotStandbyFeedback
 from walsender_bridge.quorum.protocol.positions import Positions, Readers
 from walsender_bridge.quorum.protocol.shared_page import PositionReader, PositionWriter
+from walsender_bridge.quorum.safekeeper.effects import ControlState
+from walsender_bridge.quorum.safekeeper.reader_page import ReaderPage
 from walsender_bridge.quorum.wal_server.slot_file import SlotFile
 from walsender_bridge.quorum.wal_server.slots import MOST_SLOTS, Slots, WalServerSlot
 from walsender_bridge.quorum.wal_server.wal_folder import PARTIAL, WalCursor, WalFolder
-from walsender_bridge.runtime import checksummed_json
+from walsender_bridge.runtime import checksummed_json, shared_files
 
 MIB = 1 << 20
 
@@ -142,6 +146,63 @@ def test_a_reader_that_waits_is_woken_and_one_that_does_not_costs_nothing(tmp_pa
         reader.drain()
         writer.publish(made(3))
         assert not poll.poll(0)
+
+
+@pytest.mark.parametrize("everything", [True, False], ids=["both", "pipe"])
+def test_a_page_that_is_removed_is_made_again_and_both_ends_go_over_to_it(
+    tmp_path: Path, everything: bool
+) -> None:
+    path = tmp_path / "positions"
+    needs = Readers(77, HotStandbyFeedback(1, 2, 3, 4), 5)
+    with PositionReader(path, ServerTimelines) as reader, PositionWriter(path) as writer:
+        writer.publish(made(1))
+        reader.publish(needs)
+        assert (writer.is_removed(), reader.is_replaced()) == (False, False)
+        path.with_name("positions.wake").unlink()
+        if everything:
+            path.unlink()
+        # Both are there still, and tell each other what there is.
+        assert (writer.is_removed(), reader.is_replaced()) == (True, False)
+        assert writer.readers() == needs
+        writer.publish(made(2))
+        assert reader.now() == made(2)
+        with PositionWriter(path) as again:
+            again.publish(made(3))
+            assert (again.is_removed(), reader.is_replaced()) == (False, True)
+            with PositionReader(path, ServerTimelines) as after:
+                assert after.now() == made(3)
+                assert not after.is_replaced()
+                after.publish(needs)
+                assert again.readers() == needs
+                poll = select.poll()
+                poll.register(after.fileno(), select.POLLIN)
+                after.arm()
+                again.publish(made(4))
+                assert poll.poll(1000)
+
+
+def test_a_hot_loop_goes_on_without_a_page_and_has_one_once_it_can_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_files, "_MEMORY", tmp_path / "shm")
+    (tmp_path / "shm").mkdir()
+    folder = shared_files.prepare(tmp_path / "run")
+    with ReaderPage(folder / "positions-1") as page:
+        page.tell(ControlState(1, history=History((HistoryEntry(1, 1, 1),))), 5, 5)
+        page.readers()
+        shutil.rmtree(folder.resolve())
+        (tmp_path / "run").rename(tmp_path / "away")
+        assert page.readers() is None
+        (tmp_path / "away").rename(tmp_path / "run")
+        assert page.readers() is None
+        made = folder.resolve()
+        assert (made.parent, made.stat().st_mode & 0o777) == (tmp_path / "shm", 0o700)
+        with PositionReader(folder / "positions-1", ServerTimelines) as reader:
+            found = reader.now()
+            assert found is not None
+            assert found.flush_lsn == 5
+            reader.publish(Readers(3))
+            assert page.readers() == Readers(3)
 
 
 def test_a_file_that_is_something_else_is_refused(tmp_path: Path) -> None:

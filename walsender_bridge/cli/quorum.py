@@ -76,6 +76,9 @@ def require(
     output = Output(as_json=as_json)
     known = _recorded(settings, output)
     with server.session(wanted, checked_admin(admin)) as connection:
+        if release_record.in_force(settings.log.data_dir) is not None:
+            # Only a superuser sees whether the release would come back with the next reload.
+            server.may_set(connection, wanted)
         changed = server.require_quorum(connection, wanted, timeout=timeout, beside=beside)
         if known.formed:
             server.record_id(connection, wanted, known.quorum)
@@ -189,11 +192,13 @@ def _recorded(settings: "Config", output: Output) -> "KnownQuorumId":
 def _shown(settings: "Config", found: dict[str, Any]) -> dict[str, Any]:
     from walsender_bridge.postgres.protocol.lsn import format_lsn
     from walsender_bridge.provisioning import release_record
+    from walsender_bridge.provisioning.quorum import will_change
 
     released = release_record.in_force(settings.log.data_dir)
     name = settings.safekeepers.application_name
     return {
         "synchronous_standby_names": found["names"],
+        **({"after_reload": found["names_after_reload"]} if will_change(found) else {}),
         "proposers": found["senders"],
         "application_name": name,
         "waiting_commits": found["waiting"],

@@ -11,7 +11,7 @@ from walsender_bridge.doctor.finding import Finding, Severity
 from walsender_bridge.errors import Cause
 from walsender_bridge.postgres.standby_names import StandbyNames
 from walsender_bridge.provisioning.fixes import fix
-from walsender_bridge.provisioning.quorum import SETTING, ConfiguredQuorum, crowded
+from walsender_bridge.provisioning.quorum import SETTING, ConfiguredQuorum, crowded, will_change
 
 OK, WARNING, ERROR = Severity.OK, Severity.WARNING, Severity.ERROR
 Facts = dict[str, Any]
@@ -58,6 +58,14 @@ def _version(facts: Facts, where: str) -> Iterator[Finding]:
 def _names(facts: Facts, quorum: ConfiguredQuorum, where: str) -> Iterator[Finding]:
     names, text = StandbyNames.parse(facts["names"]), facts["names"]
     wanted = names.joined_by(quorum.name)
+    if will_change(facts):
+        yield _error(
+            SETTING,
+            where,
+            f"{SETTING} is {text!r}, and becomes {facts['names_after_reload']!r} with the server's next reload or restart",
+            "tuskline quorum require, or tuskline quorum release: either makes both the same",
+        )
+        return
     if names.needs(quorum.name) and not names.alone(quorum.name):
         yield Finding(
             SETTING,

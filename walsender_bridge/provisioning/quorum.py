@@ -71,13 +71,31 @@ def session(quorum: ConfiguredQuorum, admin: str | None = None) -> Iterator[Conn
 
 
 def facts(connection: Connection, quorum: ConfiguredQuorum) -> dict[str, Any]:
-    """The server's answer to sql/quorum/facts.sql."""
+    """What the server says: sql/quorum/facts.sql; and `names_after_reload`, None where only a superuser may see it."""
     names = {"slot": quorum.slot, "name": quorum.name}
     with connection.cursor(row_factory=tuple_row) as cursor:
         row = cursor.execute(load("quorum/facts").encode(), names).fetchone()
-    assert row is not None
-    found: dict[str, Any] = row[0]
+        assert row is not None
+        found: dict[str, Any] = row[0]
+        found["names_after_reload"] = None
+        if found["role"]["superuser"]:
+            row = cursor.execute(
+                load("provisioning/setting_after_reload").encode(), {"name": SETTING}
+            ).fetchone()
+            found["names_after_reload"] = "" if row is None else row[0]
     return found
+
+
+def will_change(found: dict[str, Any]) -> bool:
+    """Whether a reload or restart would change what commits wait for: an ALTER SYSTEM that no reload has followed.
+
+    A command that was killed between the two leaves it so. A value of the server's command line overrides the files:
+    then it is no pending change, but `set_names` could not change it either.
+    """
+    pending = found["names_after_reload"]
+    if pending is None or found["names_source"] == "command line":
+        return False
+    return StandbyNames.parse(pending) != StandbyNames.parse(found["names"])
 
 
 def decision(
@@ -267,7 +285,7 @@ def require_quorum(
             repair="require every standby in the list, for example "
             f"{StandbyNames.all_of(quorum.name, *now.names)}",
         )
-    if wanted == now:
+    if wanted == now and not will_change(found):
         return False
     record = _record(connection, quorum)
     may_set(connection, quorum)
@@ -320,7 +338,7 @@ def release_quorum(connection: Connection, quorum: ConfiguredQuorum) -> bool:
     found = facts(connection, quorum)
     now = StandbyNames.parse(found["names"])
     left = now.left_by(quorum.name)
-    if left == now:
+    if left == now and not will_change(found):
         return False
     may_set(connection, quorum)
     set_names(connection, quorum, str(left))

@@ -5,6 +5,9 @@ installation has a folder of its own that only its account may enter, and a link
 random: no other account can create it beforehand, and an installation that replaces a removed one does not find the
 files of that one. Nothing there survives a reboot, or needs to. Where there is no such place (`/dev/shm`), or it is full
 when the folder is made, the run folder has a folder instead of the link.
+
+Others may remove the folder while it is in use: systemd-logind does when its user logs out (`RemoveIPC=yes`), and a part
+that ends (`clear`). So who writes a file there makes the folder again (`restore`), and never ends for want of it.
 """
 
 import contextlib
@@ -37,6 +40,21 @@ def folder(run_dir: Path) -> Path:
 def prepare(run_dir: Path) -> Path:
     """Make the folder, where it is not there as it should be: after a reboot, or when another account has taken its name."""
     run_dir.mkdir(parents=True, exist_ok=True)
+    return _prepared(run_dir)
+
+
+def restore(path: Path) -> bool:
+    """Make the folder of this file again, if it is one of an installation's folders in memory. Raises `OSError`.
+
+    A run folder that was removed with it stays so: the installation was removed.
+    """
+    run_dir = path.parent.parent
+    if path.parent.name != folder(run_dir).name or not run_dir.is_dir():
+        return False
+    return _prepared(run_dir).is_dir()
+
+
+def _prepared(run_dir: Path) -> Path:
     link = folder(run_dir)
     with _alone(run_dir):
         if link.is_symlink() and _make(link.readlink()):

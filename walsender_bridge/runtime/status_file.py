@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from walsender_bridge.runtime import logs
+from walsender_bridge.runtime import logs, shared_files
 
 _log = logs.logger(__name__)
 #: Files that could not be written at the last attempt.
@@ -33,8 +33,20 @@ def write(path: Path, record: Mapping[str, Any]) -> None:
 
 
 def replace(path: Path, content: bytes) -> None:
-    """Replace the file's content atomically, but not durably. Raises `OSError`, after removing the temporary file."""
-    # The name is unique to this process, so that concurrent writers cannot mix their contents.
+    """Give the file this content, for readers of now: whole, but not durable. Raises `OSError`; no draft is left then.
+
+    A folder in memory that somebody has removed is made again.
+    """
+    try:
+        _replace(path, content)
+    except FileNotFoundError:
+        if not shared_files.restore(path):
+            raise
+        _replace(path, content)
+
+
+def _replace(path: Path, content: bytes) -> None:
+    # Of this process alone, so that two that write at once leave one of both and no mixture.
     draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         draft.write_bytes(content)

@@ -4,8 +4,9 @@ Keys: `at` (seconds since the Unix epoch), `decision`, `candidate`, `timeline`, 
 operator's record, and what the next session begins with: who was left out stays so until it streams again.
 
 Invariant: `add` returns once the line is on disk (`json_lines`), and a line is whole: what belongs together is in one,
-so a crash leaves either nothing of it or all. A line torn by a crash does not count: its decision never took effect, and is
-made again. A line of a newer timeline ends the older one, whatever it decides.
+so a crash leaves either nothing of it or all. A line that a crash cut off is none: what it decided was never told, and is
+decided again. A line of a newer timeline ends the older one, whatever it decides. One server is promoted: of the lines that
+say which, the last one holds.
 """
 
 import time
@@ -52,10 +53,11 @@ class GateRecord:
         self._take(decided.decision, decided.candidate, decided.timeline)
 
     def _take(self, decision: GateDecision, candidate: str, timeline: int) -> None:
-        if timeline > self.timeline:
+        if timeline_is_new := timeline > self.timeline:
             self.timeline = timeline
             self.streamed.clear()
-            # On another timeline another candidate may be the server.
+        if timeline_is_new or decision is GateDecision.PROMOTED:
+            # Another one is the server, or may be. On one timeline, two are decided if a list lacked the server.
             for name, standing in self.standings.items():
                 if standing is Standing.PROMOTED:
                     self.standings[name] = Standing.COUNTED

@@ -15,8 +15,14 @@ The server's record holds back the removal of WAL, which survives the server wit
 which does not: readers end with their server. The server's lock on the page, which ends with its process, shows whether
 it runs.
 
-The files (`PATH` and `PATH.wake`) belong in memory (`/dev/shm`, `/run`): on a disk, a page under writeback makes the hot
-loop wait. The content of a file from an earlier run is still true: a `flush_lsn` was durable, a `commit_lsn` committed.
+Somebody may remove the files while they are in use (`shared_files`). Both ends then go on with the page that they have,
+which only they can reach. The hot loop makes another one (`PositionWriter.is_removed`) and writes its positions there
+before it does anything else to its WAL; the server keeps to the old page until the new one has positions
+(`PositionReader.is_replaced`). So a hot loop that began since is never read by what its predecessor said.
+
+The files (`PATH` and `PATH.wake`) belong into memory (`/dev/shm`, `/run`): on a disk, a page that is being
+written back makes the hot loop wait. What a file from an earlier life says is still true: a `flush_lsn` was
+durable, a `commit_lsn` committed.
 """
 
 import contextlib
@@ -35,6 +41,7 @@ from walsender_bridge.errors import CorruptError, DiskFullError
 from walsender_bridge.postgres.protocol.replication import ServerTimelines
 from walsender_bridge.quorum.protocol.messages import HotStandbyFeedback
 from walsender_bridge.quorum.protocol.positions import NO_FEEDBACK, Positions, Readers
+from walsender_bridge.runtime import shared_files
 from walsender_bridge.runtime.closing import Closing
 
 #: Seconds after which the server polls the positions without a wakeup.
@@ -55,23 +62,23 @@ class _Page(Closing):
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        #: Open as long as the page is: the server's lock is on it, and the file may have no name any more.
+        self._file = _open(path)
         try:
-            if os.fstat(descriptor).st_size != _SIZE:
-                os.ftruncate(descriptor, _SIZE)
-            # On a full disk, writing to a page that has no block yet would end the process (SIGBUS).
-            os.posix_fallocate(descriptor, 0, _SIZE)
-            self._map = mmap.mmap(descriptor, _SIZE)
-        except OSError as error:
-            if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+            self._map = _mapped(self._file, path)
+            try:
+                self._begin()
+            except BaseException:
+                self._map.close()
                 raise
-            raise DiskFullError(
-                f"could not allocate the page of positions: {error.strerror}",
-                where=str(path.resolve()),
-                repair="free disk space there; the operation is retried",
-            ) from None
-        finally:
-            os.close(descriptor)
+        except BaseException:
+            os.close(self._file)
+            raise
+        self._generation = 0
+        self._read: dict[tuple[int, int], tuple[int, ...]] = {}
+
+    def _begin(self) -> None:
+        path = self._path
         found = self._map[: len(_MAGIC)]
         if found.strip(b"\0") and found != _MAGIC:
             raise CorruptError(
@@ -85,8 +92,23 @@ class _Page(Closing):
             os.mkfifo(wake, 0o600)
         # Both ends in each process: opening never waits, and writing never meets a closed pipe.
         self._pipe = os.open(wake, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-        self._generation = 0
-        self._read: dict[tuple[int, int], tuple[int, ...]] = {}
+        self._made = [(str(path), _identity(self._file)), (str(wake), _identity(self._pipe))]
+
+    def _standing(self) -> list[bool | None]:
+        """Of the page and its pipe: whether what is under its name is what is open here; None: nothing is there.
+
+        What cannot be found out is taken to be as it was.
+        """
+        found: list[bool | None] = []
+        for path, identity in self._made:
+            try:
+                its = os.stat(path)  # noqa: PTH116  # asked for at each look, and `Path.stat` takes twice as long
+                found.append((its.st_dev, its.st_ino) == identity)
+            except FileNotFoundError:
+                found.append(None)
+            except OSError:
+                found.append(True)
+        return found
 
     def read(self, places: tuple[int, int], kind: struct.Struct) -> tuple[int, ...] | None:
         """The newest valid record: its generation and fields; None if there never was one. It never goes back."""
@@ -119,9 +141,43 @@ class _Page(Closing):
         self._map[place : place + kind.size + _CRC.size] = raw + _CRC.pack(google_crc32c.value(raw))
 
     def close(self) -> None:
+        """Give the page back; it stands as it is."""
         if not self._map.closed:
             self._map.close()
             os.close(self._pipe)
+            os.close(self._file)
+
+
+def _identity(descriptor: int) -> tuple[int, int]:
+    its = os.fstat(descriptor)
+    return its.st_dev, its.st_ino
+
+
+def _open(path: Path) -> int:
+    """The file, made if it is not there, and so is its folder."""
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    except FileNotFoundError:
+        if not shared_files.restore(path):
+            raise
+        return os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+
+
+def _mapped(descriptor: int, path: Path) -> mmap.mmap:
+    try:
+        if os.fstat(descriptor).st_size != _SIZE:
+            os.ftruncate(descriptor, _SIZE)
+        # On a full disk, writing to a page that has no block yet would end the process (SIGBUS).
+        os.posix_fallocate(descriptor, 0, _SIZE)
+        return mmap.mmap(descriptor, _SIZE)
+    except OSError as error:
+        if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+            raise
+        raise DiskFullError(
+            f"could not allocate the page of positions: {error.strerror}",
+            where=str(path.resolve()),
+            repair="free disk space there; the operation is retried",
+        ) from None
 
 
 class PositionWriter(_Page):
@@ -160,15 +216,17 @@ class PositionWriter(_Page):
         return Readers(pin_lsn, feedback, count)
 
     def _is_served(self) -> bool:
-        """Whether the server runs: it holds its lock as long as it does."""
-        descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        """Whether the server lives: it holds its lock as long as it does."""
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
-        finally:
-            os.close(descriptor)
+        fcntl.flock(self._file, fcntl.LOCK_UN)
         return False
+
+    def is_removed(self) -> bool:
+        """Whether a server that begins would not find this page: then open it again, which makes it."""
+        return self._standing() != [True, True]
 
 
 class PositionReader(_Page):
@@ -176,9 +234,8 @@ class PositionReader(_Page):
 
     def __init__(self, path: Path, history_of: Callable[[int], ServerTimelines]) -> None:
         super().__init__(path)
-        self._lock = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        # Shared, and blocking: the hot loop tests for a moment whether it is held.
-        fcntl.flock(self._lock, fcntl.LOCK_SH)
+        # Shared, and waited for: the hot loop looks whether it is held, for a moment.
+        fcntl.flock(self._file, fcntl.LOCK_SH)
         self._history_of = history_of
         self._history = ServerTimelines(0)
         self._seen: tuple[int, Positions] | None = None
@@ -197,12 +254,9 @@ class PositionReader(_Page):
         self._seen = generation, positions
         return positions
 
-    def close(self) -> None:
-        """Unmap the page; its content stays."""
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
-        super().close()
+    def is_replaced(self) -> bool:
+        """Whether the hot loop has made another page, or pipe: then open it, and use it once it has positions."""
+        return False in self._standing()
 
     def arm(self) -> None:
         """Request a wakeup at the next change. Check `now` once more before waiting."""

@@ -9,7 +9,7 @@ import gc
 import sys
 from pathlib import Path
 
-from walsender_bridge.errors import TusklineError, UsageError
+from walsender_bridge.errors import Cause, TusklineError, UsageError
 from walsender_bridge.quorum.wal_server.service import WalServer, WalServerSettings
 from walsender_bridge.quorum.wal_server.stream import TIMEOUT
 from walsender_bridge.quorum.wal_server.tls import TlsFiles
@@ -54,6 +54,9 @@ def main() -> None:
     except TusklineError as error:
         logs.say_error(error)
         sys.exit(int(error.cause))
+    except OSError as error:
+        logs.say(f"the disk failed: {error}\n")
+        sys.exit(int(Cause.INTERNAL))
 
 
 async def _serve(given: argparse.Namespace) -> None:

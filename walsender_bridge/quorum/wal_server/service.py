@@ -107,8 +107,8 @@ class WalServer:
     # -- for connections ------------------------------------------------------------------------------
 
     def positions(self) -> Positions:
-        """The current positions. Raises `SqlErrorReply` 57P03 when there is no WAL yet, `CorruptError`."""
-        found = self._page.now()
+        """The positions now. Raises `SqlErrorReply` 57P03 when there is no WAL yet, `CorruptError`."""
+        found = self._now()
         if found is None:
             raise SqlErrorReply("57P03", "the safekeeper holds no WAL yet", fatal=True)
         return found
@@ -195,6 +195,39 @@ class WalServer:
         self._logins[connection.number] = connection
         return connection
 
+    def _now(self) -> Positions | None:
+        """The positions, from the page that the hot loop has now."""
+        if self._page.is_replaced():
+            self._take_new_page()
+        return self._page.now()
+
+    def _take_new_page(self) -> None:
+        """Go over to the page that the hot loop has made in place of one that was removed; not before it has positions."""
+        what = "the page of positions was removed, and the new one cannot be read"
+        before = self._page
+        try:
+            page = PositionReader(self._settings.positions, self.folder.history)
+        except (OSError, TusklineError) as error:
+            self._complain(what, str(error))
+            return
+        self._complain(what, None)
+        try:
+            empty = page.now() is None and before.now() is not None
+        except TusklineError:
+            empty = False  # The positions of the new page are what cannot be read.
+        if empty:
+            page.close()
+            return
+        loop = asyncio.get_running_loop()
+        if loop.remove_reader(before.fileno()):
+            loop.add_reader(page.fileno(), self._moved)
+        before.close()
+        self._page = page
+        if self._told is not None:
+            page.publish(self._told)
+        # Those who wait have armed the old page.
+        self._wake()
+
     def _moved(self) -> None:
         self._page.drain()
         self._wake()
@@ -210,8 +243,8 @@ class WalServer:
             await asyncio.sleep(POLL_SECONDS)
             now = time.monotonic()
             with contextlib.suppress(TusklineError):
-                # Readers report errors of the folder themselves; here it is only polled again.
-                found = self._page.now()
+                # An error of the folder is each reader's own; here it only has to be looked at again.
+                found = self._now()
                 if found is not None and found != last:
                     last = found
                     self.slots.segment_bytes = found.segment_bytes
