@@ -500,6 +500,26 @@ def test_a_server_that_has_removed_the_last_segment_below_vcl_is_refused() -> No
     assert "removed" in stop.detail
 
 
+@pytest.mark.parametrize(("timeline", "phase"), [(1, "stopped"), (2, "leading")])
+def test_a_promoted_server_may_lack_the_segment_that_ends_with_vcl(
+    timeline: int, phase: str
+) -> None:
+    """Its first checkpoint removes it; on the quorum's own timeline the slot keeps it."""
+    lineage = Lineage(2, ((1, 208),)) if timeline == 2 else Lineage(1)
+    core = Proposer(22, INFO, Primary(lineage, 300), MEMBERS, 3)
+    for peer in (0, 1):
+        core.step(PeerConnected(peer))
+        core.step(PeerReceived(peer, held(peer + 1)))
+    for peer in (0, 1):
+        reply = m.VoteReply(core.node_id, 208, 0, 0, 100, EPOCH_1, MEMBERS)
+        core.step(PeerReceived(peer, reply))
+    assert core.vcl == 208
+    core.step(WalCompared(0, 208, None, removed=True))
+    core.step(Tick())
+    core.step(WalCompared(0, 208, None, removed=True))
+    assert core.phase == phase
+
+
 def test_removed_wal_is_no_fault_when_a_later_vote_has_more() -> None:
     core = comparing()
     core.step(PeerReceived(2, held(3)))

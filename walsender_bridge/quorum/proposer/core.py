@@ -417,6 +417,8 @@ class Proposer:
         if verdict == ComparisonVerdict.OTHER:
             return self._stop(StopReason.OTHER_BYTES, same_wal.other(self.vcl))
         if verdict == ComparisonVerdict.REMOVED:
+            if self.primary and same_wal.may_lack(self.vcl, self.primary.lineage, self.server):
+                return self._lead()
             return self._stop(StopReason.REMOVED, same_wal.removed(self.vcl))
         return self._decide_again() if verdict == ComparisonVerdict.OUTRANKED else []
 
