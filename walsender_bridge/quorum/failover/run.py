@@ -139,6 +139,9 @@ class FailoverRun:
                 done.append(step)
                 self._begin_step()
             fail_point.hit(f"failover-before-{step.name}")
+            if step in {FailoverStep.ATTACH, FailoverStep.DONE}:
+                # Here, as a run may have been killed, and the bridge have attached, right after the promotion.
+                self._server.name_slot()
             if step == FailoverStep.DONE:
                 return quorum
             self._in_time(step)
