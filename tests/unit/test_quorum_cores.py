@@ -28,6 +28,7 @@ from walsender_bridge.quorum.proposer.effects import (
     Tick,
     WalCompared,
 )
+from walsender_bridge.quorum.proposer.invariants import check_invariants, checked
 from walsender_bridge.quorum.protocol import messages as m
 from walsender_bridge.quorum.protocol.configuration import Configuration
 from walsender_bridge.quorum.protocol.history import MAX_ENTRIES, EpochEntry, History
@@ -530,6 +531,29 @@ def test_removed_wal_is_no_fault_when_a_later_vote_has_more() -> None:
     assert again == CompareWal(2, 296, 300)
     core.step(WalCompared(2, 300, equal=True))
     assert core.phase == "leading"
+
+
+def test_1_a_later_vote_that_knows_of_more_than_vcl_is_heard_before_office() -> None:
+    """Of two voters one was away, and the other's disk was rolled back while no proposer was in office."""
+    core = comparing()
+    core.step(PeerReceived(2, held(3)))
+    more = m.VoteReply(core.node_id, 240, 224, 0, 100, EPOCH_1, MEMBERS)
+    core.step(PeerReceived(2, more))
+    core.step(WalCompared(0, 200, equal=True))  # on its way when that vote came
+    core.step(WalCompared(2, 240, equal=True))
+    assert core.phase == "leading"
+    check_invariants(core, checked(core)._replace(leads=False))
+    assert core.vcl == 240
+
+
+def test_1_a_later_vote_whose_log_lacks_what_it_knows_to_be_committed_names_the_disk() -> None:
+    core = comparing()
+    core.step(PeerReceived(2, held(3)))
+    more = m.VoteReply(core.node_id, 160, 224, 0, 100, EPOCH_1, MEMBERS)
+    (stop,) = core.step(PeerReceived(2, more))
+    assert isinstance(stop, Stop)
+    assert stop.reason == StopReason.BROKEN
+    assert "was committed" in stop.detail
 
 
 def test_a_comparison_that_failed_otherwise_is_tried_again() -> None:

@@ -358,18 +358,25 @@ class Proposer:
             return self.office.take_over(peer)
         if learned := self._learn(reply.configuration, peer.identity):
             return learned
-        return self._compare() if self.phase == Phase.COMPARING else self._decide()
+        if self.phase != Phase.COMPARING:
+            return self._decide()
+        # More is committed than the first voters hold, who lost it or lag: this voter may have it.
+        return self._decide_again() if reply.commit_lsn > self.vcl else self._compare()
 
     def _replies(self) -> dict[int, m.VoteReply]:
         """The votes, by identity. One that was given stays given, but who is away cannot be read from."""
         return {peer.identity: peer.reply for peer in self.peers.values() if peer.reply}
 
+    def _voters(self) -> list[m.VoteReply]:
+        """The votes that count: a voter may be distrusted since."""
+        trusted = self.configuration.trusted
+        return [reply for member, reply in self._replies().items() if member in trusted]
+
     def _decide(self) -> list[Effect]:
         """With a quorum of votes: VCL, and whether this server may go on from there."""
-        replies = self._replies()
-        if not self.configuration.has_quorum(replies):
+        if not self.configuration.has_quorum(self._replies()):
             return [effect for peer in self.peers.values() for effect in self._ask(peer)]
-        voters = [r for member, r in replies.items() if member in self.configuration.trusted]
+        voters = self._voters()
         try:
             self.best = election.volume_complete(voters)
             return self._go_on(self.best, voters)
@@ -436,7 +443,7 @@ class Proposer:
             self.peers,
             self.membership,
             self.best,
-            self._replies().values(),
+            self._voters(),
             self.server.segment_size,
             self.limits,
             self.primary_begin if self.primary else None,
