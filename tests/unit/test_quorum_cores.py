@@ -1,6 +1,7 @@
 """Proposer and safekeeper face to face, step by step: the pictures of the design, and each refusal."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -544,6 +545,30 @@ def test_1_a_later_vote_that_knows_of_more_than_vcl_is_heard_before_office() -> 
     assert core.phase == "leading"
     check_invariants(core, checked(core)._replace(leads=False))
     assert core.vcl == 240
+
+
+def test_1_whatever_stale_logs_vote_in_any_order_vcl_is_not_below_what_they_know() -> None:
+    """Each log ends and is committed somewhere, as rolled-back disks may have it; the third votes in COMPARING."""
+    logs = [(end, commit) for end in (160, 200, 240) for commit in (0, 150, 160, 200, 240)]
+    led = 0
+    for votes in product([log for log in logs if log[1] <= log[0]], repeat=3):
+        core = proposer()
+        for peer in range(3):
+            core.step(PeerReceived(peer, held(peer + 1)))
+        before = checked(core)
+        asked: list[object] = []
+        for peer, (end, commit) in enumerate(votes):
+            reply = m.VoteReply(core.node_id, end, commit, 0, 100, EPOCH_1, MEMBERS)
+            asked += core.step(PeerReceived(peer, reply))
+            before = check_invariants(core, before)
+        for each in asked:  # answers to what is no longer asked are among them
+            if isinstance(each, CompareWal):
+                asked += core.step(WalCompared(each.peer, each.end_lsn, equal=True))
+                before = check_invariants(core, before)
+        assert core.phase == "leading", votes
+        assert core.vcl >= max(commit for _, commit in votes), votes
+        led += 1
+    assert led > 1000
 
 
 def test_1_a_later_vote_whose_log_lacks_what_it_knows_to_be_committed_names_the_disk() -> None:
