@@ -191,6 +191,45 @@ def test_16_a_commit_gate_knows_who_was_promoted_by_the_slot_that_it_had(stack, 
     assert (row[0]["was"], row[0]["slots"]) == ("standby_a", {})
 
 
+class CutError(Exception):
+    """What ends a run in the middle of a step."""
+
+
+def test_16_a_standby_whose_promotion_was_cut_streams_from_a_safekeeper_after_the_abort(
+    stack, primary
+):
+    run(primary, "SELECT pg_create_physical_replication_slot('standby_a', true)")
+    standby = stack.standby(primary_slot_name="standby_a")
+    insert(primary, 1)
+    stack.caught_up(standby)
+    stack.kill("proposer")
+
+    def before() -> None:
+        raise CutError
+
+    def after() -> None:
+        run(standby, "SELECT pg_promote()")
+        raise CutError
+
+    settings = replace(stack.settings(standby), slot="standby_a")
+    with pytest.raises(CutError):
+        FailoverRun(replace(settings, promote=before)).run()
+    assert stack.abort()
+    stack.start("proposer")
+    wait_for(stack.is_sync, 60, "the old primary's proposer is in office")
+    insert(primary, 2)
+    wait_for(lambda: 2 in numbers(standby), 30, "the standby still streams")
+    primary.kill()
+    stack.kill("proposer")
+    with pytest.raises(CutError):
+        FailoverRun(replace(settings, promote=after)).run()
+    # A commit gate is told who was promoted by the run that finds the promoted server.
+    assert FailoverRun(settings).run()[-1] == FailoverStep.DONE
+    wait_for(
+        lambda: run(standby, "SHOW primary_slot_name") == [("standby_a",)], 20, "it names its slot"
+    )
+
+
 def standby_is_untouched(standby: LocalServer) -> bool:
     with psycopg.connect(standby.dsn(), autocommit=True) as connection:
         row = connection.execute(

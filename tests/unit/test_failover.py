@@ -9,7 +9,9 @@ from walsender_bridge.errors import (
     FencedError,
     NotSupportedError,
     ServerSettingError,
+    TrimmedError,
 )
+from walsender_bridge.quorum.failover.compare import compared_range
 from walsender_bridge.quorum.failover.plan import (
     FailoverQuorum,
     FailoverStep,
@@ -55,6 +57,18 @@ def test_16_a_tail_is_committed_first_and_nothing_without_an_election() -> None:
 def test_17_bytes_are_compared_before_a_safekeeper_s_replace_them() -> None:
     unknown = replace(VCL, equal_to=None)
     assert next_step(replace(READY, follows=False, end_lsn=150), unknown) == FailoverStep.COMPARE
+
+
+def test_17_what_is_compared_begins_where_the_voters_wal_does() -> None:
+    def compared(vcl: int, held_from: int, end: int = 208) -> tuple[int, int]:
+        return compared_range(replace(STANDBY, end_lsn=end), vcl, held_from, 8, 16)
+
+    assert compared(208, 192) == (200, 208)
+    assert compared(208, 208) == (208, 208)
+    assert compared(212, 192, end=220) == (208, 212)  # a standby may lack the segment before
+    assert compared(240, 208) == (208, 208)
+    with pytest.raises(TrimmedError, match="cannot receive what it lacks"):
+        compared(240, 224)
 
 
 def test_16_a_major_that_cannot_be_told_is_promoted_with_what_it_has_or_says_what_to_do() -> None:

@@ -6,7 +6,12 @@ from typing import Any
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from walsender_bridge.postgres.client.hosts import for_reading, primary_dsn, same_server
+from walsender_bridge.postgres.client.hosts import (
+    each_host,
+    for_reading,
+    primary_dsn,
+    same_server,
+)
 
 
 @pytest.mark.parametrize(
@@ -49,3 +54,15 @@ def test_a_session_stays_on_the_address_of_its_first_connection() -> None:
         same_server("hostaddr=10.0.0.1,10.0.0.2", to("10.0.0.2", "10.0.0.2", 5432))
     )
     assert found["hostaddr"] == "10.0.0.2"
+
+
+def test_each_host_of_a_dsn_is_asked_alone() -> None:
+    def at(dsn: str) -> list[tuple[Any, Any]]:
+        found = [conninfo_to_dict(each) for each in each_host(dsn)]
+        assert all(each["user"] == "u" for each in found)
+        return [(each.get("host") or each.get("hostaddr"), each.get("port")) for each in found]
+
+    assert at("host=a,b port=1,2 user=u") == [("a", "1"), ("b", "2")]
+    assert at("host=a,b port=1 user=u") == [("a", "1"), ("b", "1")]
+    assert at("hostaddr=10.0.0.1,10.0.0.2 user=u") == [("10.0.0.1", None), ("10.0.0.2", None)]
+    assert at("host=a user=u") == [("a", None)]

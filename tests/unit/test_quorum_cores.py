@@ -1,6 +1,7 @@
 """Proposer and safekeeper face to face, step by step: the pictures of the design, and each refusal."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -28,6 +29,7 @@ from walsender_bridge.quorum.proposer.effects import (
     Tick,
     WalCompared,
 )
+from walsender_bridge.quorum.proposer.invariants import check_invariants, checked
 from walsender_bridge.quorum.protocol import messages as m
 from walsender_bridge.quorum.protocol.configuration import Configuration
 from walsender_bridge.quorum.protocol.history import MAX_ENTRIES, History, HistoryEntry
@@ -500,6 +502,26 @@ def test_a_server_that_has_removed_the_last_segment_below_vcl_is_refused() -> No
     assert "removed" in stop.detail
 
 
+@pytest.mark.parametrize(("timeline", "phase"), [(1, "stopped"), (2, "leading")])
+def test_a_promoted_server_may_lack_the_segment_that_ends_with_vcl(
+    timeline: int, phase: str
+) -> None:
+    """Its first checkpoint removes it; on the quorum's own timeline the slot keeps it."""
+    lineage = Lineage(2, ((1, 208),)) if timeline == 2 else Lineage(1)
+    core = Proposer(22, INFO, Primary(lineage, 300), MEMBERS, 3)
+    for peer in (0, 1):
+        core.step(PeerConnected(peer))
+        core.step(PeerReceived(peer, held(peer + 1)))
+    for peer in (0, 1):
+        reply = m.VoteReply(core.node_id, 208, 0, 0, 100, EPOCH_1, MEMBERS)
+        core.step(PeerReceived(peer, reply))
+    assert core.vcl == 208
+    core.step(WalCompared(0, 208, None, removed=True))
+    core.step(Tick())
+    core.step(WalCompared(0, 208, None, removed=True))
+    assert core.phase == phase
+
+
 def test_removed_wal_is_no_fault_when_a_later_vote_has_more() -> None:
     core = comparing()
     core.step(PeerReceived(2, held(3)))
@@ -510,6 +532,53 @@ def test_removed_wal_is_no_fault_when_a_later_vote_has_more() -> None:
     assert again == CompareWal(2, 296, 300)
     core.step(WalCompared(2, 300, equal=True))
     assert core.phase == "leading"
+
+
+def test_1_a_later_vote_that_knows_of_more_than_vcl_is_heard_before_office() -> None:
+    """Of two voters one was away, and the other's disk was rolled back while no proposer was in office."""
+    core = comparing()
+    core.step(PeerReceived(2, held(3)))
+    more = m.VoteReply(core.node_id, 240, 224, 0, 100, EPOCH_1, MEMBERS)
+    core.step(PeerReceived(2, more))
+    core.step(WalCompared(0, 200, equal=True))  # on its way when that vote came
+    core.step(WalCompared(2, 240, equal=True))
+    assert core.phase == "leading"
+    check_invariants(core, checked(core)._replace(leads=False))
+    assert core.vcl == 240
+
+
+def test_1_whatever_stale_logs_vote_in_any_order_vcl_is_not_below_what_they_know() -> None:
+    """Each log ends and is committed somewhere, as rolled-back disks may have it; the third votes in COMPARING."""
+    logs = [(end, commit) for end in (160, 200, 240) for commit in (0, 150, 160, 200, 240)]
+    led = 0
+    for votes in product([log for log in logs if log[1] <= log[0]], repeat=3):
+        core = proposer()
+        for peer in range(3):
+            core.step(PeerReceived(peer, held(peer + 1)))
+        before = checked(core)
+        asked: list[object] = []
+        for peer, (end, commit) in enumerate(votes):
+            reply = m.VoteReply(core.node_id, end, commit, 0, 100, EPOCH_1, MEMBERS)
+            asked += core.step(PeerReceived(peer, reply))
+            before = check_invariants(core, before)
+        for each in asked:  # answers to what is no longer asked are among them
+            if isinstance(each, CompareWal):
+                asked += core.step(WalCompared(each.peer, each.end_lsn, equal=True))
+                before = check_invariants(core, before)
+        assert core.phase == "leading", votes
+        assert core.vcl >= max(commit for _, commit in votes), votes
+        led += 1
+    assert led > 1000
+
+
+def test_1_a_later_vote_whose_log_lacks_what_it_knows_to_be_committed_names_the_disk() -> None:
+    core = comparing()
+    core.step(PeerReceived(2, held(3)))
+    more = m.VoteReply(core.node_id, 160, 224, 0, 100, EPOCH_1, MEMBERS)
+    (stop,) = core.step(PeerReceived(2, more))
+    assert isinstance(stop, Stop)
+    assert stop.reason == StopReason.BROKEN
+    assert "was committed" in stop.detail
 
 
 def test_a_comparison_that_failed_otherwise_is_tried_again() -> None:

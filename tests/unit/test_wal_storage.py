@@ -310,6 +310,12 @@ def test_10_the_horizon_is_the_least_of_all_that_needs_wal():
     assert horizon(**base, keep_bytes=3000) == 0
 
 
+def test_17_a_log_that_ends_with_a_segment_keeps_that_segment_unless_the_disk_is_full():
+    everywhere: dict[str, Any] = {"restart_lsn": 1000, "commit_lsn": 1000, "flush_lsn": 1000}
+    assert horizon(**everywhere) == 999
+    assert horizon(**everywhere, full=True) == 1000
+
+
 def test_10_slots_and_archive_hold_max_slot_wal_keep_size_at_most():
     base: dict[str, Any] = {"restart_lsn": 900, "commit_lsn": 950, "flush_lsn": 1000}
     # A reader that never comes back, and an archive that is away, hold no more than that.

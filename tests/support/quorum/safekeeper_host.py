@@ -113,7 +113,7 @@ class SafekeeperHost:
 
     def _horizon(self) -> int:
         core = self.core
-        kept_back = core.flush_lsn - (self.world.faults.keep or 0)
+        kept_back = core.flush_lsn - (self.world.faults.keep or 1)
         return max(0, min(core.restart_lsn, core.commit_lsn, kept_back))
 
     @property

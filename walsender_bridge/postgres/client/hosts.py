@@ -44,6 +44,20 @@ def one_server(dsn: str) -> str:
         raise connection_error(str(error), describe(dsn)) from None
 
 
+def each_host(dsn: str) -> list[str]:
+    """`dsn` once for each of its hosts, in their order. Raises `ConfigError`."""
+    own = parameters(dsn)
+    lists = {
+        name: str(own[name]).split(",") for name in ("host", "hostaddr", "port") if own.get(name)
+    }
+    count = max((len(each) for each in lists.values()), default=1)
+    # One port is every host's.
+    return [
+        make_conninfo(dsn, **{name: each[n % len(each)] for name, each in lists.items()})
+        for n in range(count)
+    ]
+
+
 def for_reading(dsn: str) -> str:
     """`dsn` for a session that its own options make read-only, because of which libpq would reject its server."""
     if conninfo_to_dict(dsn).get("target_session_attrs") != "read-write":

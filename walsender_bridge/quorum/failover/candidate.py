@@ -74,7 +74,7 @@ class CandidateServer:
         follows: bool | None = None
         if major >= _RELOADS:
             follows = upstream == self._upstream and self._ports.issuperset(senders or ())
-            # An earlier run may have died just before the promotion: no safekeeper has that slot.
+            # It was pointed at the safekeepers by hand, or by an earlier version: no safekeeper has that slot.
             follows = follows and (not slot or slot != self._slot)
         return PromotionCandidate(
             in_recovery=in_recovery,
@@ -97,13 +97,12 @@ class CandidateServer:
 
     def follow(self, seconds: float) -> None:
         """Stream from a safekeeper. This stays in place if the failover is aborted: safekeepers serve committed WAL only."""
-        self._set(primary_conninfo=self._upstream, primary_slot_name="")
+        # The slot first: no safekeeper has it, and a run that is killed here leaves a standby of the old primary.
+        self._set(primary_slot_name="", primary_conninfo=self._upstream)
         self._until(lambda seen: seen.follows is not False, seconds)
 
     def promote(self, seconds: float) -> None:
         """Promote it. Raises `NotSupportedError` on 11 without a `promote` command."""
-        if self._slot and self._major() >= _RELOADS:
-            self._set(primary_slot_name=self._slot)
         if self._promote is not None:
             self._promote()
             return
@@ -117,9 +116,22 @@ class CandidateServer:
             connection.execute("SELECT pg_catalog.pg_promote(false)")
         self._until(lambda seen: not seen.in_recovery, seconds)
 
-    def _major(self) -> int:
+    def name_slot(self) -> None:
+        """Once it is a primary that a failover had follow the safekeepers: name the slot that it had, for a commit gate.
+
+        Not before: a standby that names a slot which no safekeeper has would stream from nobody if the failover is taken
+        back.
+        """
+        if not self._slot:
+            return
         with self._connect() as connection:
-            return connection.info.server_version // 10000
+            major = connection.info.server_version // 10000
+            row = connection.execute(load("gate/candidate").encode()).fetchone()
+        assert row is not None
+        in_recovery, upstream, named = row[0], row[4], row[5]
+        followed = not in_recovery and upstream == self._upstream
+        if major >= _RELOADS and followed and named != self._slot:
+            self._set(primary_slot_name=self._slot)
 
     def _until(self, reached: Callable[[PromotionCandidate], bool], seconds: float) -> None:
         deadline = time.monotonic() + seconds

@@ -31,10 +31,10 @@ from walsender_bridge.errors import (
 from walsender_bridge.postgres.protocol.lsn import format_lsn
 from walsender_bridge.quorum.failover import plan as failover
 from walsender_bridge.quorum.failover.candidate import CandidateServer
+from walsender_bridge.quorum.failover.compare import compare, compared_range
 from walsender_bridge.quorum.failover.invariants import check_invariants
 from walsender_bridge.quorum.failover.plan import FailoverQuorum, FailoverStep, PromotionCandidate
 from walsender_bridge.quorum.failover.term import LeaderTerm
-from walsender_bridge.quorum.proposer.catch_up.wal_range import read_range
 from walsender_bridge.quorum.proposer.driver import ProposerSession
 from walsender_bridge.quorum.proposer.first_membership import find_membership
 from walsender_bridge.quorum.proposer.handshake import ask_all
@@ -139,6 +139,9 @@ class FailoverRun:
                 done.append(step)
                 self._begin_step()
             fail_point.hit(f"failover-before-{step.name}")
+            if step in {FailoverStep.ATTACH, FailoverStep.DONE}:
+                # Here, as a run may have been killed, and the bridge have attached, right after the promotion.
+                self._server.name_slot()
             if step == FailoverStep.DONE:
                 return quorum
             self._in_time(step)
@@ -233,27 +236,21 @@ class FailoverRun:
     def _compare(
         self, candidate: PromotionCandidate, quorum: FailoverQuorum, info: ServerInfo
     ) -> FailoverQuorum:
-        """Compare the candidate's last bytes below VCL with those that a safekeeper serves."""
+        """The candidate's last bytes below VCL, with those that a safekeeper serves; see `compare.py`."""
         assert quorum.vcl is not None
-        end = min(candidate.end_lsn, quorum.vcl)
-        # A standby may have removed the WAL before its segment.
-        segment = (end - 1) - (end - 1) % info.segment_size
-        left = [lsn for _, lsn in candidate.lineage.switches if lsn < end]
-        begin = max([end - self._proposer.limits.compare_bytes, segment, *left])
+        assert self._term is not None, "it is elected before"
+        held_from = self._term.begin_lsn
+        if held_from is None:
+            raise UnavailableError("no safekeeper that has voted is connected")
+        begin, end = compared_range(
+            candidate,
+            quorum.vcl,
+            held_from,
+            self._proposer.limits.compare_bytes,
+            info.segment_size,
+        )
         timeline = candidate.lineage.timeline_at(begin)
-        with (
-            StandbyStream.connect(self._proposer.dsn) as own,
-            StandbyStream.connect(self._settings.upstream, replication="true") as theirs,
-        ):
-            held = read_range(own, begin, end, timeline, self._check)
-            # A safekeeper that has just started does not know commit_lsn yet: it refuses, and the request is retried.
-            equal = held == read_range(theirs, begin, end, timeline, self._check)
-        if not equal:
-            raise DivergedError(
-                f"the standby's WAL below {format_lsn(end)} differs from the safekeepers' WAL",
-                where=self._server.where,
-                repair="choose another standby, or rebuild this one from a base backup",
-            )
+        compare(self._proposer.dsn, self._settings.upstream, begin, end, timeline, self._check)
         return replace(quorum, equal_to=end)
 
     def _commit(

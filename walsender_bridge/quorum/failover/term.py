@@ -54,6 +54,13 @@ class LeaderTerm:
         return self._session.core.vcl
 
     @property
+    def begin_lsn(self) -> int | None:
+        """Where the oldest WAL begins that a voter holds; None: none that holds any is connected."""
+        # A copy: the session's own thread may add to them.
+        peers = list(self._session.core.peers.values())
+        return min((p.begin_lsn for p in peers if p.reply and p.begin_lsn), default=None)
+
+    @property
     def timeline(self) -> int:
         """The log's timeline at VCL."""
         return self._session.core.history.timeline_at(self.vcl)

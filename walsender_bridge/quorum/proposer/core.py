@@ -360,18 +360,25 @@ class Proposer:
             return self.leader.take_over(peer)
         if learned := self._learn(reply.configuration, peer.identity):
             return learned
-        return self._compare() if self.phase == Phase.COMPARING else self._decide()
+        if self.phase != Phase.COMPARING:
+            return self._decide()
+        # More is committed than the first voters hold, who lost it or lag: this voter may have it.
+        return self._decide_again() if reply.commit_lsn > self.vcl else self._compare()
 
     def _replies(self) -> dict[int, m.VoteReply]:
         """The votes, by identity. A vote stays given, but a disconnected voter cannot be read from."""
         return {peer.identity: peer.reply for peer in self.peers.values() if peer.reply}
 
+    def _voters(self) -> list[m.VoteReply]:
+        """The votes that count: a voter may be distrusted since."""
+        trusted = self.configuration.trusted
+        return [reply for member, reply in self._replies().items() if member in trusted]
+
     def _decide(self) -> list[Effect]:
         """With a quorum of votes: determine VCL, and whether this server may continue from there."""
-        replies = self._replies()
-        if not self.configuration.has_quorum(replies):
+        if not self.configuration.has_quorum(self._replies()):
             return [effect for peer in self.peers.values() for effect in self._ask(peer)]
-        voters = [r for member, r in replies.items() if member in self.configuration.trusted]
+        voters = self._voters()
         try:
             self.best = election.volume_complete(voters)
             return self._go_on(self.best, voters)
@@ -419,6 +426,8 @@ class Proposer:
         if verdict == ComparisonVerdict.OTHER:
             return self._stop(StopReason.OTHER_BYTES, same_wal.other(self.vcl))
         if verdict == ComparisonVerdict.REMOVED:
+            if self.primary and same_wal.may_lack(self.vcl, self.primary.lineage, self.server):
+                return self._lead()
             return self._stop(StopReason.REMOVED, same_wal.removed(self.vcl))
         return self._decide_again() if verdict == ComparisonVerdict.OUTRANKED else []
 
@@ -436,7 +445,7 @@ class Proposer:
             self.peers,
             self.membership,
             self.best,
-            self._replies().values(),
+            self._voters(),
             self.server.segment_size,
             self.limits,
             self.primary_begin if self.primary else None,

@@ -447,8 +447,11 @@ class ProposerSession:
         self._executor.ask(ask, located)
 
     def _release_slot_wal(self, lsn: int) -> None:
-        """All have the WAL below `lsn`: release it, but for the record that continues there."""
-        keep, kept = self._clean.last_at(lsn), self.core.primary_begin
+        """All have the WAL below: up to the record that its last byte belongs to, it may go.
+
+        The next proposer compares that byte, too, so the segment that ends with it stays.
+        """
+        keep, kept = self._clean.last_at(lsn - 1), self.core.primary_begin
         if keep is None or kept is None or keep <= kept or self._advancing:
             return
         self._advancing = True

@@ -18,14 +18,15 @@ def horizon(
 
     `restart_lsn`: every safekeeper has the WAL below. `slots`: the oldest position of a slot. `archived_lsn`: the WAL below
     is in the archive (None: there is no archive). `keep_bytes`: the retention setting, counted back from `flush_lsn`; it is
-    ignored when the disk is `full`, so that commits can continue.
+    ignored when the disk is `full`, so that commits can continue. The last byte is kept as well: where the log ends with a
+    segment, a server's WAL would otherwise have nothing to be compared with at the next election.
 
     Slots and the archive retain at most `max_slot_wal_keep_size` bytes (None: no limit): a reader that never comes back, or
     an archive that is down, must not fill the disk and stop commits.
     """
     held = [*slots, *([] if archived_lsn is None else [archived_lsn])]
     limit = reserved_lsn(flush_lsn, max_slot_wal_keep_size)
-    kept_back = flush_lsn - (0 if full else keep_bytes)
+    kept_back = flush_lsn - (0 if full else max(keep_bytes, 1))
     return max(0, min([restart_lsn, commit_lsn, kept_back, *(max(lsn, limit) for lsn in held)]))
 
 

@@ -13,7 +13,7 @@ from enum import StrEnum
 
 from walsender_bridge.postgres.protocol.lsn import format_lsn
 from walsender_bridge.quorum.proposer import election
-from walsender_bridge.quorum.proposer.effects import CompareWal, Limits, WalCompared
+from walsender_bridge.quorum.proposer.effects import CompareWal, Limits, Lineage, WalCompared
 from walsender_bridge.quorum.proposer.peer import SafekeeperPeer
 from walsender_bridge.quorum.protocol.history import divergence
 from walsender_bridge.quorum.protocol.messages import ServerInfo, VoteReply
@@ -110,6 +110,15 @@ def agrees_up_to(reply: VoteReply, best: VoteReply, vcl: int) -> int:
     if election.rank(reply) == election.rank(best):
         return vcl
     return divergence(reply.history, reply.flush_lsn, best.history, vcl) or 0
+
+
+def may_lack(vcl: int, lineage: Lineage, server: ServerInfo) -> bool:
+    """Whether a server that was promoted may have removed the segment below VCL, and still have what voters lack.
+
+    It had no slot of ours as a standby, and VCL starts a segment: its first checkpoint as a primary removes the one
+    before. A failover has compared that segment before the promotion. On the quorum's own timeline the slot keeps it.
+    """
+    return vcl % server.segment_size == 0 and lineage.timeline_at(vcl - 1) != lineage.timeline
 
 
 def timeline_start(best: VoteReply, vcl: int) -> int:
