@@ -44,7 +44,7 @@ def test_every_fault_is_mended_after_it_came():
     ("pyspark", "delta", "java", "word"),
     [
         ("4.1.4", None, None, ""),
-        ("4.2.1", None, None, "Delta works there"),
+        ("4.2.1", None, None, "Delta works with it"),
         ("4.3.0", None, None, "neither Iceberg nor Delta"),
         ("3.5.8", None, None, "jars are for 4.1"),
         (None, None, None, "not installed"),

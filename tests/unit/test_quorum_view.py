@@ -142,7 +142,7 @@ def test_39_a_member_that_is_brought_older_wal_says_how_much_is_left():
     older = {"wanted_lsn": "0/10000", "why": "received WAL was rejected: it is damaged"}
     own = now(state="following", flush_lsn="0/90000", begin_lsn="0/40000", catch_up=older)
     (word,) = replace(view(first, safekeeper(1, own=own)), keep_bytes=0x80000).notes
-    assert word.endswith("have to use that one; WAL was brought and not taken: it is damaged")
+    assert word.endswith("have to use that one; received WAL was rejected: it is damaged")
 
 
 def test_39_what_one_that_joined_cannot_serve_is_told():

@@ -80,8 +80,8 @@ def test_one_with_a_changed_digit_or_letter_is_not_believed(tmp_path):
 
 def test_a_newer_one_is_refused_by_name_and_left_alone(tmp_path):
     file = RecordFile(tmp_path, "one")
-    file.path.write_text(json.dumps({"version": 6, "anything": 1}))
-    with pytest.raises(NotSupportedError, match="version 6"):
+    file.path.write_text(json.dumps({"version": 7, "anything": 1}))
+    with pytest.raises(NotSupportedError, match="version 7"):
         file.load()
     assert file.path.exists()
 
