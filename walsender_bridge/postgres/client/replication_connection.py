@@ -44,10 +44,13 @@ from walsender_bridge.runtime.closing import Closing
 #: What every connection sets, so that a value has one text, and names without a schema are those of pg_catalog:
 #: a function whose parameters fit better than `cardinality(anyarray)` does would be preferred to it, from any schema of
 #: the path. Values of `regclass` and its kind have their schema by this. extra_float_digits: 3 is exact on 11, and
-#: means shortest exact on 12 and later.
+#: means shortest exact on 12 and later. quote_all_identifiers quotes the names in values of `regclass` and its kind, and
+#: in these ADBC looks for the types that it knows. array_nulls and standard_conforming_strings decide what the literals of
+#: a publication's row filter mean.
 PINNED_OPTIONS = (
     "-c TimeZone=UTC -c DateStyle=ISO,YMD -c IntervalStyle=postgres "
-    "-c extra_float_digits=3 -c bytea_output=hex -c lc_monetary=C -c search_path=pg_catalog,pg_temp"
+    "-c extra_float_digits=3 -c bytea_output=hex -c lc_monetary=C -c search_path=pg_catalog,pg_temp "
+    "-c quote_all_identifiers=off -c array_nulls=on -c standard_conforming_strings=on"
 )
 #: Seconds for a TCP connection and the server's greeting, unless the DSN says otherwise.
 CONNECT_TIMEOUT = 10
