@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from spark_consumers.lake.epoch import rolled_back
 from spark_consumers.lake.manifest.chain import Manifest, StreamPosition, TableVersion, open_chain
 from spark_consumers.lake.policy import Policy
+from spark_consumers.lake.reader import Snapshot
 from spark_consumers.lake.status import table_rows
 from spark_consumers.lake.tables import states
 from spark_consumers.lake.tables.schema_change import (
@@ -21,6 +23,7 @@ from spark_consumers.lake.tables.schema_change import (
 from spark_consumers.lake.tables.schema_match import Layout, SchemaMismatch
 from spark_consumers.lake.writer import requests
 from spark_consumers.lake.writer.requests import Request
+from spark_consumers.lake.writer.table_work import TableWork
 from walsender_bridge.errors import (
     CorruptError,
     DeadlineError,
@@ -210,8 +213,9 @@ def test_a_reader_gets_old_rows_only_of_tables_that_somebody_has_paused():
         ("live", "", False),
         ("left", "", False),
         ("paused", "paused", False),
-        ("resuming", "paused", False),
-        ("stale", "paused; the log was trimmed up to offset 9", False),
+        ("resuming", "", True),
+        ("stale", "paused; the log was trimmed up to offset 9", True),
+        ("stale", "paused", True),
         ("stale", "it lost f", True),
         ("resuming", "it lost f", True),
         ("held", "it lost f", True),
@@ -219,9 +223,49 @@ def test_a_reader_gets_old_rows_only_of_tables_that_somebody_has_paused():
         found = replace(table(state=state, reason=reason), as_of=89)
         assert states.is_behind(start, found) == behind
         assert not states.is_behind(start, replace(found, as_of=90))
-    paused = states.pause(start, A)
-    assert not states.is_behind(paused, states.resume(paused, A, 10**6).tables[A])
-    assert not states.is_behind(paused, states.resync(paused, A, "asked for").tables[A])
+
+
+def test_a_table_that_was_paused_is_left_out_from_its_resume_on_until_it_follows():
+    """Nobody asks for its old rows any more, and they lack parts of what other tables show."""
+    paused = states.pause(head(), A)
+    later = replace(paused, epoch=90)
+    assert not states.is_behind(later, later.tables[A])
+    dropped = replace(
+        later, tables={**later.tables, A: replace(later.tables[A], resync="it lost t")}
+    )
+    for made, reason in (
+        (states.resume(later, A, 30), "resuming"),
+        (states.resume(later, A, 10**6), "the log was trimmed up to"),
+        (states.resume(dropped, A, 30), "it lost t"),
+        (states.resync(later, A, "asked for"), "asked for"),
+        (states.resync(states.resume(later, A, 30), A, "asked for"), "asked for"),
+    ):
+        assert states.is_behind(made, made.tables[A])
+        assert A not in Snapshot(Mock(), Path(), made).tables
+        with pytest.raises(LakeError, match=f"those of epoch 40, not of epoch 90: .*{reason}"):
+            Snapshot(Mock(), Path(), made)[A]
+        assert reason in Snapshot(Mock(), Path(), made).stale[A]
+
+
+def test_a_pause_keeps_the_log_from_where_a_table_stopped(tmp_path):
+    """A lease that moved to the newest epoch would lose what the table lacks, and a resume would copy it."""
+    work = TableWork(
+        *(open_chain(tmp_path), "lake", {"shop": Mock()}, Mock(), Mock(), Mock(), Policy(), Mock())
+    )
+    work._clock.now.return_value = 1.0
+    stale = replace(table(state="stale", reason="damage"), as_of=12)
+    for before, version in (
+        (table(), 40),
+        (stale, 12),
+        (replace(stale, state="resuming"), 12),
+        # It is copied in any case.
+        (replace(stale, resync="it lost t"), 40),
+    ):
+        client, status = Mock(), Mock(streams={}, version=50)
+        request = Request("1", "pause", (A,))
+        made = work._carry_out(head(tables={A: before}), request, status, client, {})
+        assert made.tables[A].state == "paused"
+        assert client.register_consumer.call_args.args[1] == version
 
 
 def test_without_the_policy_nothing_is_held():

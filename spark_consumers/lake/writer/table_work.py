@@ -358,8 +358,10 @@ class TableWork:
             before, after = head.tables.get(name), changed.tables.get(name)
             if before is not None and after is not None and before.state != after.state:
                 if after.state == PAUSED:
-                    # Before the table stops. A log that was rolled back may not have come so far.
-                    self.keep_log([name], min(head.epoch, status.version), client)
+                    # Before the table stops. A log that was rolled back may not have come so far. One that has stopped
+                    # already lacks what came since then.
+                    since = head.epoch if before.resync else before.as_of or head.epoch
+                    self.keep_log([name], min(since, status.version), client)
                 elif after.state in {RESUMING, LIVE}:
                     mark(self._sources[stream_of(name)])
             if after is not None and after.retry_unfit and stream_of(name) in self._sources:
