@@ -1,18 +1,20 @@
 """What becomes of tables: states, requests and schema changes, decided without disk or Spark."""
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import pytest
 
 from spark_consumers.lake.epoch import rolled_back
+from spark_consumers.lake.manifest import sealed_json
 from spark_consumers.lake.manifest.chain import Manifest, StreamPosition, TableVersion, open_chain
 from spark_consumers.lake.policy import Policy
 from spark_consumers.lake.reader import Snapshot
 from spark_consumers.lake.status import table_rows
-from spark_consumers.lake.tables import states
+from spark_consumers.lake.tables import noticed, states
 from spark_consumers.lake.tables.schema_change import (
     ColumnsAdded,
     FullResync,
@@ -245,6 +247,42 @@ def test_a_table_that_was_paused_is_left_out_from_its_resume_on_until_it_follows
         with pytest.raises(LakeError, match=f"those of epoch 40, not of epoch 90: .*{reason}"):
             Snapshot(Mock(), Path(), made)[A]
         assert reason in Snapshot(Mock(), Path(), made).stale[A]
+
+
+def test_a_request_waits_for_a_look_that_began_after_it_came(tmp_path):
+    """A source that is slow, or not there yet, has not said that it does not publish the table."""
+    chain, began = open_chain(tmp_path), time.monotonic()
+    looks, copies, status = Mock(), Mock(), Mock(streams={}, version=50)
+    copies.finished.return_value = []
+    work = TableWork(chain, "lake", {"shop": Mock()}, copies, Mock(), looks, Policy(), Mock())
+    work._clock.now.return_value = 1.0
+    start = head(tables={B: table()})
+
+    def round_of(*names, at):
+        shapes = {name.removeprefix("shop."): Mock(oid=7) for name in names}
+        look = [] if at is None else [("shop", at, Mock(shapes=shapes))]
+        looks.answers.return_value = look
+        return work.step(made, status, Mock(), {}).answered
+
+    def leave(number, kind, name):
+        dumped = {"id": number, "kind": kind, "tables": [name]}
+        (requests.make_room(chain) / f"{number}.json").write_bytes(sealed_json.dump(dumped))
+
+    with patch.object(noticed, "outdated", return_value=None), patch.object(noticed, "followed_by", lambda t, *_: t):  # fmt: skip
+        made = start
+        leave("1", "add", NEW)
+        leave("2", "pause", NEW)
+        leave("3", "pause", B)
+        # The first overtakes nobody who asks about the same table, and holds up nobody else.
+        assert set(round_of(at=None)) == {"3"}
+        assert set(round_of(B, at=began)) == {"3"}
+        later = time.monotonic() + 1
+        answered = round_of(B, NEW, at=later)
+        assert answered["1"]["tables"] == {NEW: "is copied"}
+        assert set(answered) == {"1", "2", "3"}
+        assert round_of(B, at=later)["1"]["tables"][NEW].startswith("refused: it is in no public")
+        # Each is looked for at once, once.
+        assert looks.soon.call_count == 1
 
 
 def test_a_pause_keeps_the_log_from_where_a_table_stopped(tmp_path):

@@ -37,6 +37,8 @@ from walsender_bridge.errors import (
 )
 
 ADD, PAUSE, RESUME, RESYNC, DROP = "add", "pause", "resume", "resync", "drop"
+#: Refused for a table that is not published.
+OF_PUBLISHED = frozenset({ADD, RESYNC})
 #: Done with the link that has the answer.
 _AT_ONCE = frozenset({PAUSE, DROP})
 #: About rows that are set aside.
@@ -185,7 +187,7 @@ def _one(
 ) -> tuple[Manifest, str]:
     table = head.tables.get(name)
     again = {n: reason for n, reason in head.set_aside.items() if n != name}
-    if kind in {ADD, RESYNC} and name not in published:
+    if kind in OF_PUBLISHED and name not in published:
         return head, "refused: it is in no publication of a source of this lake"
     if kind == ADD:
         if table is not None and table.state == LIVE:
