@@ -123,7 +123,7 @@ def flush(
 
     That is an epoch which holds it, and every table that is published now in it, as it is at its source: one that is
     being copied is waited for, one that cannot follow until somebody acts for ten seconds. Tables that somebody has
-    paused are not.
+    paused are not, nor those that are dropped meanwhile.
 
     Returns the epoch (a later one may be published already). `timeout` is in seconds; `waiting` is called, again and again, with the tables that are not
     there yet and why; `parts` may end the wait before
@@ -140,7 +140,7 @@ def flush(
             raise flush_mark.not_published(source.publication, source.stream)
         if not seen[source.stream].updates:
             raise flush_mark.without_updates(source.publication, source.stream)
-    wanted = {f"{stream}.{name}" for stream, found in seen.items() for name in found.shapes}
+    wanted = _published(seen)
     version = patience.barrier(log, _written(dsns))
     while before is not None and version <= before.epoch:
         # An epoch of that number is published, and is of another history than what was just committed.
@@ -174,10 +174,35 @@ def flush(
         time.sleep(_LOOK_AGAIN)
         head = chain.head() or head
         # A table that is as it was later than we looked is as good: it has what was committed before.
-        if time.monotonic() >= look_at and unshown(head, seen):
-            seen = _look(chain, sources, head)
+        if time.monotonic() >= look_at:
+            seen, wanted = _look_again(chain, sources, head, seen, wanted)
             look_at = time.monotonic() + _LOOK_AT_SOURCES
     return head.epoch
+
+
+def _look_again(
+    chain: Chain,
+    sources: Sequence[Source],
+    head: Manifest,
+    seen: dict[str, Publication],
+    wanted: set[str],
+) -> tuple[dict[str, Publication], set[str]]:
+    """What tables are compared with, and which are waited for: not those that are published no longer.
+
+    Raises what a look raises, if tables wait for that alone.
+    """
+    needed = unshown(head, seen)
+    try:
+        found = _look(chain, sources, head)
+    except TusklineError:
+        if needed:
+            raise
+        return seen, wanted
+    return found if needed else seen, wanted & _published(found)
+
+
+def _published(seen: Mapping[str, Publication]) -> set[str]:
+    return {f"{stream}.{name}" for stream, found in seen.items() for name in found.shapes}
 
 
 def _look(
