@@ -398,6 +398,33 @@ def test_a_request_is_finished_when_the_lake_shows_it():
     assert requests.finished(shown, request) == {A: "is copied again"}
 
 
+@pytest.mark.parametrize("kind", ["retry", "resume", "resync", "add"])
+def test_a_request_about_a_table_that_leaves_meanwhile_is_an_error_that_says_so(kind):
+    unfit = table(state="paused", unfit_rows=1, unfit_files=("f",))
+    request = Request("1", kind, (A,))
+    start = head(tables={} if kind == "add" else {A: unfit, B: table()})
+    made = ask(start, kind, A)
+    assert requests.finished(made, request) is None
+    gone = states.without(made, {B}, "shop")
+    dropped = replace(gone, tables={B: table()})
+    if kind in {"retry", "resume", "resync"}:
+        with pytest.raises(LakeError, match="left") as told:
+            requests.finished(gone, request)
+        assert told.value.where == A
+    if kind in {"retry", "resume"}:
+        with pytest.raises(LakeError, match="left"):
+            requests.finished(dropped, request)
+    else:
+        # It may be copied still: the answer's link had no version of it either.
+        assert requests.finished(dropped, request) is None
+        with pytest.raises(LakeError, match="permission denied"):
+            requests.finished(replace(dropped, set_aside={A: "permission denied"}), request)
+    if kind == "retry":
+        assert requests.finished(dropped, Request("1", "skip", (A,))) is not None
+        # A table that comes back is another one, without these rows.
+        assert requests.finished(replace(gone, tables={A: table()}), request) is not None
+
+
 @pytest.mark.parametrize("published", [(B, NEW), (A, B, NEW)], ids=["gone", "back"])
 def test_a_table_that_has_left_is_dropped(published):
     """Also one that is published again: it comes back as a new table."""

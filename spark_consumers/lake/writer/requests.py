@@ -245,23 +245,32 @@ def finished(head: Manifest, request: Request) -> dict[str, str] | None:
             raise DivergedError(
                 outcome.removeprefix("refused: "), where=name, repair=rolled_back.WAYS_OUT
             )
-        reason = _failure(head, name) if request.kind not in _AT_ONCE else None
+        reason = _failure(head, request.kind, name) if request.kind not in _AT_ONCE else None
         if outcome.startswith("refused: ") or reason:
             raise LakeError(
                 reason or outcome.removeprefix("refused: "),
                 where=name,
                 repair=f"see `tuskline {'quarantine' if request.kind in {RETRY, SKIP} else 'table'} list`",
             )
-    if request.kind in {RETRY, SKIP}:
+    if request.kind == SKIP:
+        return told
+    if request.kind == RETRY:
         return None if any(head.tables[name].retry_unfit for name in told) else told
     if request.kind not in _AT_ONCE and not all(_follows(head, name) for name in told):
         return None
     return told
 
 
-def _failure(head: Manifest, name: str) -> str | None:
+def _failure(head: Manifest, kind: str, name: str) -> str | None:
     """Why a table that was to follow does not, and will not by itself."""
     table = head.tables.get(name)
+    if table is None:
+        # A new table may be on its way.
+        left = kind in {RESUME, RETRY}
+    else:
+        left = kind in {RESUME, RETRY, RESYNC} and table.state == LEFT and not table.resync
+    if left:
+        return "it has left its publication"
     if name not in head.set_aside and table is not None and states.is_undecided(table):
         return table.reason
     return head.set_aside.get(name)
