@@ -122,7 +122,8 @@ def flush(
     """Wait until all that was committed in `sources` before this call is readable in `lake`.
 
     That is: an epoch holds it, with every table that is published now, as it is at its source. A table that is being
-    copied is waited for; one that is suspended until an operator acts, for ten seconds; a paused one is not.
+    copied is waited for; one that is suspended until an operator acts, for ten seconds; paused tables are not waited for, nor
+    those that are dropped meanwhile.
 
     Returns the epoch (a later one may be published already). `timeout` is in seconds; `waiting` is called repeatedly with
     the missing tables and the reasons; `parts` may end the wait early, and lets it begin before the log can answer. Raises
@@ -140,7 +141,7 @@ def flush(
             raise flush_mark.not_published(source.publication, source.stream)
         if not seen[source.stream].updates:
             raise flush_mark.without_updates(source.publication, source.stream)
-    wanted = {f"{stream}.{name}" for stream, found in seen.items() for name in found.shapes}
+    wanted = _published(seen)
     version = patience.barrier(log, _written(dsns))
     while before is not None and version <= before.epoch:
         # An epoch of that number is published, and is of another history than what was just committed.
@@ -174,10 +175,35 @@ def flush(
         time.sleep(_POLL_SECONDS)
         head = chain.head() or head
         # A table that matches a later state of its source is sufficient too: it has all that was committed before.
-        if time.monotonic() >= poll_at and unshown(head, seen):
-            seen = _poll_sources(chain, sources, head)
+        if time.monotonic() >= poll_at:
+            seen, wanted = _poll_again(chain, sources, head, seen, wanted)
             poll_at = time.monotonic() + _POLL_SOURCES_SECONDS
     return head.epoch
+
+
+def _poll_again(
+    chain: Chain,
+    sources: Sequence[Source],
+    head: Manifest,
+    seen: dict[str, Publication],
+    wanted: set[str],
+) -> tuple[dict[str, Publication], set[str]]:
+    """What tables are compared with, and which are waited for: not those that are published no longer.
+
+    Raises the errors of a poll, if tables wait for that alone.
+    """
+    needed = unshown(head, seen)
+    try:
+        found = _poll_sources(chain, sources, head)
+    except TusklineError:
+        if needed:
+            raise
+        return seen, wanted
+    return found if needed else seen, wanted & _published(found)
+
+
+def _published(seen: Mapping[str, Publication]) -> set[str]:
+    return {f"{stream}.{name}" for stream, found in seen.items() for name in found.shapes}
 
 
 def _poll_sources(

@@ -208,9 +208,10 @@ class Snapshot(Mapping[str, "DataFrame"]):
             )
         stale = _matching(name, self._withheld)
         if stale:
+            held = self._withheld[stale[0]]
             raise LakeError(
-                f"the rows are those of epoch {self._withheld[stale[0]].as_of}, not of epoch {self.epoch}: "
-                f"{self._withheld[stale[0]].reason}",
+                f"the rows are those of epoch {held.as_of}, not of epoch {self.epoch}: "
+                f"{held.reason or held.state}",
                 where=stale[0],
                 repair="check `tuskline status`; read(..., allow_stale=True) returns these rows",
             )
@@ -233,6 +234,7 @@ class Snapshot(Mapping[str, "DataFrame"]):
         With several streams the stream is in the name: `prefix_stream_schema_table`. Dots become underscores, and where
         two names are one to Spark, which ignores case, each gets a few characters of its own. The views stay at this
         epoch. Views of an earlier snapshot that this one does not make again are dropped: they would be of another epoch.
+        So is any temporary view that has the name of a table which is left out, as it is replaced where the table is not.
         """
         readable = view_names(self.manifest.readable, prefix)
         names = {view: full for view, full in readable.items() if full not in self._withheld}

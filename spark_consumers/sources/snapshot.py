@@ -25,6 +25,7 @@ from pyspark.sql.types import StructType
 
 from spark_consumers.decode import types
 from spark_consumers.decode.types import (
+    ColumnType,
     apart,
     arrow_schema,
     checked_utf8,
@@ -337,12 +338,15 @@ def _query(
 def converted(
     array: pa.Array, type_oid: int, typmod: int, binary: frozenset[int] = _BINARY
 ) -> pa.Array:
-    """A column as ADBC gives it, as the stream has it; `binary` types are no text. Raises `UnrepresentableValueError`."""
+    """A column as ADBC gives it, as the stream has it; `binary` types are no text.
+
+    Raises `UnrepresentableValueError`, and `SnapshotError` for a column that ADBC did not recognize.
+    """
     kind = column_type(type_oid, typmod)
     if type_oid not in binary:
         return from_text(array, kind)
     if array.type != kind.arrow:
-        array = array.cast(kind.arrow)
+        array = _known(array, kind).cast(kind.arrow)
     if pa.types.is_string(kind.arrow):
         return checked_utf8(array)
     if pa.types.is_floating(kind.arrow):
@@ -353,6 +357,24 @@ def converted(
     if pa.types.is_timestamp(kind.arrow):
         return _within(array, pa.int64(), _MICROSECONDS)
     return array
+
+
+def _known(array: pa.Array, kind: ColumnType) -> pa.Array:
+    """The array, whose type is not the one that is expected, if a cast keeps its values. Raises `SnapshotError`.
+
+    ADBC gives the bytes of a type that it does not recognize. Those of a text are the text; those of a number would be
+    parsed as one, and may be the digits of another.
+    """
+    if pa.types.is_string(kind.arrow) and (
+        pa.types.is_binary(array.type) or pa.types.is_large_string(array.type)
+    ):
+        return array
+    raise SnapshotError(
+        f"the driver gave {array.type} for a value of type OID {kind.type_oid}, which is read as {kind.arrow}",
+        where="adbc-driver-postgresql",
+        repair="see that no setting, pooler or login trigger changes what sessions see of pg_type, and that the "
+        "installed version is one that Tuskline supports",
+    )
 
 
 def _within(array: pa.Array, plain: pa.DataType, limits: tuple[int, int]) -> pa.Array:

@@ -152,6 +152,25 @@ UNREPRESENTABLE = [
     ("boolean[]", "{{t},{f}}"),
 ]
 
+#: Settings of a database that determine what a value or a name is as text, or how a literal is read. Those that a
+#: server does not have are left out. Nothing else of pg_settings in 11 to 18 has part in that: lc_messages,
+#: lc_numeric, lc_time, xmlbinary, xmloption and the like are read by functions that no type's output calls.
+HOSTILE = {
+    "quote_all_identifiers": "on",
+    "DateStyle": "SQL, DMY",
+    "IntervalStyle": "iso_8601",
+    "TimeZone": "Asia/Tokyo",
+    "extra_float_digits": "-15",
+    "bytea_output": "escape",
+    "search_path": "public",
+    "client_encoding": "LATIN1",
+    "standard_conforming_strings": "off",
+    "xmlbinary": "hex",
+    "xmloption": "document",
+    "timezone_abbreviations": "Australia",
+    "default_text_search_config": "german",
+}
+
 
 def table(database: Database, kinds: dict[str, list[str]]) -> None:
     """A published table with a column a type."""
@@ -288,6 +307,51 @@ def test_23_every_other_type_is_its_own_text_through_stream_and_snapshot(
     with ExportedSnapshot(database.dsn) as exported:
         (found,) = exported.tables(PUBLICATION)
     assert all(column_type(c.type_oid, c.typmod).kept_as_text for c in found.columns[1:])
+
+
+@each_major
+def test_23_no_setting_of_the_database_changes_a_value(database: Database) -> None:
+    """Nor how the driver finds a type: with quoted names of functions it gives an integer's bytes."""
+    kinds = {**TYPED, **TEXTUAL}
+    table(database, kinds)
+    fill(database, kinds)
+    with connect_pinned(database.dsn) as connection:
+        before = own_text(database, list(kinds))
+        expected, _ = snapshot_columns(database.dsn)
+        known = {
+            str(name).lower() for (name,) in connection.execute("SELECT name FROM pg_settings")
+        }
+    database.execute("TRUNCATE t")
+    hostile = {name: value for name, value in HOSTILE.items() if name.lower() in known}
+    database.execute(
+        *(f"ALTER DATABASE {database.name} SET {n} = '{v}'" for n, v in hostile.items())
+    )
+    with changes_of(database.dsn) as changes:
+        fill(database, kinds)
+        log = changes()
+    texts = stream_columns(list(decode_entries(log.entries, log.schemas, as_text=True)))
+    stream = stream_columns(list(decode_entries(log.entries, log.schemas)))
+    snapshot, _ = snapshot_columns(database.dsn)
+    for i, kind in enumerate(kinds):
+        assert texts[f"c{i}"].to_pylist() == before[i], kind
+        assert bits(stream[f"c{i}"]) == bits(expected[f"c{i}"]), kind
+        assert bits(snapshot[f"c{i}"]) == bits(expected[f"c{i}"]), kind
+
+
+@pytest.mark.parametrize("pg_server", [15], indirect=True)
+def test_a_row_filter_means_the_same_whatever_the_settings_of_the_database_are(
+    database: Database,
+) -> None:
+    """The copy reads its text again: with `array_nulls = off`, NULL in an array's literal is the word."""
+    database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, c0 text)",
+        f"CREATE PUBLICATION {PUBLICATION} FOR TABLE t WHERE (c0 = ANY ('{{a,NULL}}'::text[]))",
+        "INSERT INTO t VALUES (1, 'a'), (2, 'NULL'), (3, NULL)",
+        *(f"ALTER DATABASE {database.name} SET {name} = on" for name in ("quote_all_identifiers", "transform_null_equals")),
+        f"ALTER DATABASE {database.name} SET array_nulls = off",
+    )  # fmt: skip
+    snapshot, _ = snapshot_columns(database.dsn)
+    assert snapshot["c0"].to_pylist() == ["a"]
 
 
 @pytest.mark.parametrize(("kind", "value"), UNREPRESENTABLE)

@@ -267,6 +267,20 @@ def test_a_copy_that_failed_is_made_with_the_columns_that_the_table_has_by_then(
     assert_equal(database.dsn, shown)
 
 
+def test_a_copy_has_the_integers_of_a_database_that_quotes_all_identifiers(pipeline, database):
+    """The driver looks for a type by its function's name, and the bytes of these integers are digits."""
+    database.execute(
+        f"ALTER DATABASE {database.name} SET quote_all_identifiers = on",
+        "CREATE TABLE codes (id smallint PRIMARY KEY, n int, t text)",
+        "INSERT INTO codes VALUES (12337, 892745528, 'x')",
+        f"ALTER PUBLICATION {PUBLICATION} ADD TABLE codes",
+    )
+    pipeline.wait_for_tables("codes")
+    shown = pipeline.flush()
+    assert [tuple(row) for row in shown["codes"].collect()] == [(12337, 892745528, "x")]
+    assert_equal(database.dsn, shown)
+
+
 def test_34_a_flush_waits_for_a_table_that_is_copied_or_names_it(pipeline, database):
     sources = [Source(STREAM, database.dsn, PUBLICATION)]
     where = str(pipeline.lake), pipeline.log.address, sources

@@ -1,16 +1,20 @@
 """What becomes of tables: states, requests and schema changes, decided without disk or Spark."""
 
 import json
+import time
 from dataclasses import replace
-from unittest.mock import Mock
+from pathlib import Path
+from unittest.mock import Mock, patch
 
 import pytest
 
 from spark_consumers.lake.epoch import rolled_back
+from spark_consumers.lake.manifest import sealed_json
 from spark_consumers.lake.manifest.chain import Manifest, StreamPosition, TableVersion, open_chain
 from spark_consumers.lake.policy import Policy
+from spark_consumers.lake.reader import Snapshot
 from spark_consumers.lake.status import table_rows
-from spark_consumers.lake.tables import states
+from spark_consumers.lake.tables import noticed, states
 from spark_consumers.lake.tables.schema_change import (
     ColumnsAdded,
     FullResync,
@@ -21,6 +25,7 @@ from spark_consumers.lake.tables.schema_change import (
 from spark_consumers.lake.tables.schema_match import Layout, SchemaMismatch
 from spark_consumers.lake.writer import requests
 from spark_consumers.lake.writer.requests import Request
+from spark_consumers.lake.writer.table_work import TableWork
 from walsender_bridge.errors import (
     CorruptError,
     DeadlineError,
@@ -212,8 +217,9 @@ def test_a_reader_gets_old_rows_only_of_tables_that_somebody_has_paused():
         ("live", "", False),
         ("left", "", False),
         ("paused", "paused", False),
-        ("resuming", "paused", False),
-        ("stale", "paused; the log was trimmed up to offset 9", False),
+        ("resuming", "", True),
+        ("stale", "paused; the log was trimmed up to offset 9", True),
+        ("stale", "paused", True),
         ("stale", "it lost f", True),
         ("resuming", "it lost f", True),
         ("held", "it lost f", True),
@@ -221,9 +227,85 @@ def test_a_reader_gets_old_rows_only_of_tables_that_somebody_has_paused():
         found = replace(table(state=state, reason=reason), as_of=89)
         assert states.is_behind(start, found) == behind
         assert not states.is_behind(start, replace(found, as_of=90))
-    paused = states.pause(start, A)
-    assert not states.is_behind(paused, states.resume(paused, A, 10**6).tables[A])
-    assert not states.is_behind(paused, states.resync(paused, A, "asked for").tables[A])
+
+
+def test_a_table_that_was_paused_is_left_out_from_its_resume_on_until_it_follows():
+    """Nobody asks for its old rows any more, and they lack parts of what other tables show."""
+    paused = states.pause(head(), A)
+    later = replace(paused, epoch=90)
+    assert not states.is_behind(later, later.tables[A])
+    dropped = replace(
+        later, tables={**later.tables, A: replace(later.tables[A], resync="it lost t")}
+    )
+    for made, reason in (
+        (states.resume(later, A, 30), "resuming"),
+        (states.resume(later, A, 10**6), "the log is trimmed up to"),
+        (states.resume(dropped, A, 30), "it lost t"),
+        (states.resync(later, A, "asked for"), "asked for"),
+        (states.resync(states.resume(later, A, 30), A, "asked for"), "asked for"),
+    ):
+        assert states.is_behind(made, made.tables[A])
+        assert A not in Snapshot(Mock(), Path(), made).tables
+        with pytest.raises(LakeError, match=f"those of epoch 40, not of epoch 90: .*{reason}"):
+            Snapshot(Mock(), Path(), made)[A]
+        assert reason in Snapshot(Mock(), Path(), made).stale[A]
+
+
+def test_a_request_waits_for_a_look_that_began_after_it_came(tmp_path):
+    """A source that is slow, or not there yet, has not said that it does not publish the table."""
+    chain, began = open_chain(tmp_path), time.monotonic()
+    looks, copies, status = Mock(), Mock(), Mock(streams={}, version=50)
+    copies.finished.return_value = []
+    work = TableWork(chain, "lake", {"shop": Mock()}, copies, Mock(), looks, Policy(), Mock())
+    work._clock = Mock(now=Mock(return_value=1.0))
+    start = head(tables={B: table()})
+
+    def round_of(*names, at):
+        shapes = {name.removeprefix("shop."): Mock(oid=7) for name in names}
+        look = [] if at is None else [("shop", at, Mock(shapes=shapes))]
+        looks.answers.return_value = look
+        return work.step(made, status, Mock(), {}).answered
+
+    def leave(number, kind, name):
+        dumped = {"id": number, "kind": kind, "tables": [name]}
+        (requests.make_room(chain) / f"{number}.json").write_bytes(sealed_json.dump(dumped))
+
+    with patch.object(noticed, "outdated", return_value=None), patch.object(noticed, "followed_by", lambda t, *_: t):  # fmt: skip
+        made = start
+        leave("1", "add", NEW)
+        leave("2", "pause", NEW)
+        leave("3", "pause", B)
+        # The first overtakes nobody who asks about the same table, and holds up nobody else.
+        assert set(round_of(at=None)) == {"3"}
+        assert set(round_of(B, at=began)) == {"3"}
+        later = time.monotonic() + 1
+        answered = round_of(B, NEW, at=later)
+        assert answered["1"]["tables"] == {NEW: "is copied"}
+        assert set(answered) == {"1", "2", "3"}
+        assert round_of(B, at=later)["1"]["tables"][NEW].startswith("refused: no source")
+        # Each is looked for at once, once.
+        assert looks.soon.call_count == 1
+
+
+def test_a_pause_keeps_the_log_from_where_a_table_stopped(tmp_path):
+    """A lease that moved to the newest epoch would lose what the table lacks, and a resume would copy it."""
+    work = TableWork(
+        *(open_chain(tmp_path), "lake", {"shop": Mock()}, Mock(), Mock(), Mock(), Policy(), Mock())
+    )
+    work._clock = Mock(now=Mock(return_value=1.0))
+    stale = replace(table(state="stale", reason="damage"), as_of=12)
+    for before, version in (
+        (table(), 40),
+        (stale, 12),
+        (replace(stale, state="resuming"), 12),
+        # It is copied in any case.
+        (replace(stale, resync="it lost t"), 40),
+    ):
+        client, status = Mock(), Mock(streams={}, version=50)
+        request = Request("1", "pause", (A,))
+        made = work._carry_out(head(tables={A: before}), request, status, client, {})
+        assert made.tables[A].state == "paused"
+        assert client.register_consumer.call_args.args[1] == version
 
 
 def test_without_the_policy_nothing_is_held():
@@ -318,6 +400,33 @@ def test_a_request_is_finished_when_the_lake_shows_it():
         requests.finished(replace(asked, set_aside={A: "permission denied"}), request)
     shown = replace(asked, tables={**asked.tables, A: table(path="new")})
     assert requests.finished(shown, request) == {A: "is copied again"}
+
+
+@pytest.mark.parametrize("kind", ["retry", "resume", "resync", "add"])
+def test_a_request_about_a_table_that_leaves_meanwhile_is_an_error_that_says_so(kind):
+    unfit = table(state="paused", unfit_rows=1, unfit_files=("f",))
+    request = Request("1", kind, (A,))
+    start = head(tables={} if kind == "add" else {A: unfit, B: table()})
+    made = ask(start, kind, A)
+    assert requests.finished(made, request) is None
+    gone = states.without(made, {B}, "shop")
+    dropped = replace(gone, tables={B: table()})
+    if kind in {"retry", "resume", "resync"}:
+        with pytest.raises(LakeError, match="left") as told:
+            requests.finished(gone, request)
+        assert told.value.where == A
+    if kind in {"retry", "resume"}:
+        with pytest.raises(LakeError, match="left"):
+            requests.finished(dropped, request)
+    else:
+        # It may be copied still: the answer's link had no version of it either.
+        assert requests.finished(dropped, request) is None
+        with pytest.raises(LakeError, match="permission denied"):
+            requests.finished(replace(dropped, set_aside={A: "permission denied"}), request)
+    if kind == "retry":
+        assert requests.finished(dropped, Request("1", "skip", (A,))) is not None
+        # A table that comes back is another one, without these rows.
+        assert requests.finished(replace(gone, tables={A: table()}), request) is not None
 
 
 @pytest.mark.parametrize("published", [(B, NEW), (A, B, NEW)], ids=["gone", "back"])

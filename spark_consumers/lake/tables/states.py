@@ -113,6 +113,8 @@ def resume(head: Manifest, name: str, low_offset: int) -> Manifest:
         reason = f"the log is trimmed up to offset {low_offset}, but it stopped at {table.offset}"
         table = replace(table, reason=f"{table.reason}; {reason}", resync=reason)
     state = STALE if table.resync else RESUMING
+    if table.reason == PAUSED:
+        table = replace(table, reason=table.resync)
     if table.state == HELD:
         # Epochs have waited for it, so it lacks nothing.
         state = HELD if table.resync else LIVE
@@ -128,7 +130,10 @@ def resync(head: Manifest, name: str, reason: str) -> Manifest:
     if name in tables:
         table = tables[name]
         state = STALE if table.state in {PAUSED, RESUMING} else table.state
-        tables[name] = replace(table, state=state, resync=reason)
+        why = table.reason
+        if state == STALE and why in {"", PAUSED}:
+            why = f"it is copied again: {reason}"
+        tables[name] = replace(table, state=state, reason=why, resync=reason)
     return replace(head, tables=tables, copies=copies)
 
 
@@ -154,9 +159,11 @@ def unreadable(head: Manifest, names: Collection[str]) -> dict[str, str]:
 
 
 def is_behind(head: Manifest, table: TableVersion) -> bool:
-    """Whether the rows are of an earlier epoch for another reason than a pause or the table's removal."""
-    asked = table.state in {LIVE, LEFT} or table.reason.startswith(PAUSED)
-    return not asked and table.as_of != head.epoch
+    """Whether the rows are of an earlier epoch for another reason than a pause that lasts or the table's removal.
+
+    The state alone says so: the reason why a table stopped outlasts the request that it follows again.
+    """
+    return table.state not in {LIVE, PAUSED, LEFT} and table.as_of != head.epoch
 
 
 def is_undecided(table: TableVersion) -> bool:

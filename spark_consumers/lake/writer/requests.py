@@ -37,6 +37,8 @@ from walsender_bridge.errors import (
 )
 
 ADD, PAUSE, RESUME, RESYNC, DROP = "add", "pause", "resume", "resync", "drop"
+#: Refused for a table that is not published.
+OF_PUBLISHED = frozenset({ADD, RESYNC})
 #: Done with the link that has the answer.
 _AT_ONCE = frozenset({PAUSE, DROP})
 #: About quarantined rows.
@@ -185,7 +187,7 @@ def _one(
 ) -> tuple[Manifest, str]:
     table = head.tables.get(name)
     again = {n: reason for n, reason in head.set_aside.items() if n != name}
-    if kind in {ADD, RESYNC} and name not in published:
+    if kind in OF_PUBLISHED and name not in published:
         return head, "refused: no source of this lake publishes it"
     if kind == ADD:
         if table is not None and table.state == LIVE:
@@ -243,23 +245,32 @@ def finished(head: Manifest, request: Request) -> dict[str, str] | None:
             raise DivergedError(
                 outcome.removeprefix("refused: "), where=name, repair=rolled_back.WAYS_OUT
             )
-        reason = _failure(head, name) if request.kind not in _AT_ONCE else None
+        reason = _failure(head, request.kind, name) if request.kind not in _AT_ONCE else None
         if outcome.startswith("refused: ") or reason:
             raise LakeError(
                 reason or outcome.removeprefix("refused: "),
                 where=name,
                 repair=f"check `tuskline {'quarantine' if request.kind in {RETRY, SKIP} else 'table'} list`",
             )
-    if request.kind in {RETRY, SKIP}:
+    if request.kind == SKIP:
+        return outcomes
+    if request.kind == RETRY:
         return None if any(head.tables[name].retry_quarantined for name in outcomes) else outcomes
     if request.kind not in _AT_ONCE and not all(_follows(head, name) for name in outcomes):
         return None
     return outcomes
 
 
-def _failure(head: Manifest, name: str) -> str | None:
+def _failure(head: Manifest, kind: str, name: str) -> str | None:
     """Why a table that was to follow does not, and will not by itself."""
     table = head.tables.get(name)
+    if table is None:
+        # A new table may be on its way.
+        left = kind in {RESUME, RETRY}
+    else:
+        left = kind in {RESUME, RETRY, RESYNC} and table.state == LEFT and not table.resync
+    if left:
+        return "it has left its publication"
     if name not in head.set_aside and table is not None and states.is_undecided(table):
         return table.reason
     return head.set_aside.get(name)

@@ -7,7 +7,7 @@ epoch that there is: a table's state is durable before anything is done by it. A
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -87,6 +87,9 @@ class TableWork:
         #: What came of copies and is in no link yet; requests that a link may have answered.
         self._arrived: dict[str, Result] = {}
         self._asked: list[requests.Request] = []
+        #: When requests without an answer were first seen, by id, and when each stream's last look began (monotonic seconds).
+        self._seen_at: dict[str, float] = {}
+        self._polled_at: dict[str, float] = {}
         self._hears = True
         requests.make_room(chain)
         #: For tables by path: which columns they got in the epoch that is being written.
@@ -108,13 +111,15 @@ class TableWork:
         """
         self._read_requests()
         new = [request for request in self._asked if request.id not in head.answered]
-        if new:
+        if any(request.id not in self._seen_at for request in new):
             self._poller.soon()
+        now = time.monotonic()
+        self._seen_at = {request.id: self._seen_at.get(request.id, now) for request in new}
         publications = self._poll(head)
         changed = without_departed(head, self._sources)
         for stream, names in self._published.items():
             changed = states.without(changed, names, stream)
-        for request in new:
+        for request in self._ready(new):
             changed = self._carry_out(changed, request, status, client, apart)
         for name, result in self._copies.finished():
             if isinstance(result, TableVersion):
@@ -145,6 +150,26 @@ class TableWork:
             )
         self._hears = hears
         self._asked = list(requests.waiting(self._chain))
+
+    def _ready(self, new: Sequence[requests.Request]) -> Iterator[requests.Request]:
+        """Those that can be decided: whether a table is published takes a poll that began after the request was seen.
+
+        What waits for one keeps its place before later requests about its tables.
+        """
+        published = {name for found in self._published.values() for name in found}
+        waiting: set[str] = set()
+        for request in new:
+            unknown = {
+                name
+                for name in request.tables
+                if name not in published
+                and (stream := stream_of(name)) in self._sources
+                and self._polled_at.get(stream, float("-inf")) < self._seen_at[request.id]
+            }
+            if (request.kind in requests.OF_PUBLISHED and unknown) or waiting & set(request.tables):
+                waiting |= set(request.tables)
+            else:
+                yield request
 
     def poll_again(self, head: Manifest) -> tuple[Manifest, bool]:
         """The head after the sources were looked at, as far as they answer; whether all tables follow as before.
@@ -318,7 +343,8 @@ class TableWork:
         found = list(
             self._poller.answers(streams, lambda s: noticed.known(head, s), at_once=at_once)
         )
-        for stream, _, publication in found:
+        for stream, began, publication in found:
+            self._polled_at[stream] = began
             self._published[stream] = {f"{stream}.{relation}" for relation in publication.shapes}
         return found
 
@@ -358,8 +384,10 @@ class TableWork:
             before, after = head.tables.get(name), changed.tables.get(name)
             if before is not None and after is not None and before.state != after.state:
                 if after.state == PAUSED:
-                    # Before the table stops. A log that was rolled back may not have come so far.
-                    self.keep_log([name], min(head.epoch, status.version), client)
+                    # Before the table stops. A log that was rolled back may not have come so far. One that has stopped
+                    # already lacks what came since then.
+                    since = head.epoch if before.resync else before.as_of or head.epoch
+                    self.keep_log([name], min(since, status.version), client)
                 elif after.state in {RESUMING, LIVE}:
                     mark(self._sources[stream_of(name)])
             if after is not None and after.retry_quarantined and stream_of(name) in self._sources:

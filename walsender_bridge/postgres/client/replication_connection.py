@@ -44,10 +44,13 @@ from walsender_bridge.runtime.closing import Closing
 #: Settings of every connection, so that each value has one text form, and unqualified names are those of pg_catalog:
 #: otherwise a function that matches better than `cardinality(anyarray)` would be preferred to it, from any schema in
 #: the path. `regclass` and similar values are schema-qualified because of this. extra_float_digits: 3 is exact on 11, and
-#: means shortest exact on 12 and later.
+#: means shortest exact on 12 and later. quote_all_identifiers quotes the names in values of
+#: `regclass` and similar types, and the names by which ADBC finds the types that it knows. array_nulls and
+#: standard_conforming_strings determine what the literals of a publication's row filter mean.
 PINNED_OPTIONS = (
     "-c TimeZone=UTC -c DateStyle=ISO,YMD -c IntervalStyle=postgres "
-    "-c extra_float_digits=3 -c bytea_output=hex -c lc_monetary=C -c search_path=pg_catalog,pg_temp"
+    "-c extra_float_digits=3 -c bytea_output=hex -c lc_monetary=C -c search_path=pg_catalog,pg_temp "
+    "-c quote_all_identifiers=off -c array_nulls=on -c standard_conforming_strings=on"
 )
 #: Seconds for the TCP connection and the server's first answer, unless set in the DSN.
 CONNECT_TIMEOUT = 10

@@ -1,0 +1,53 @@
+"""What `flush` waits for, decided without servers."""
+
+import itertools
+from types import SimpleNamespace
+from unittest.mock import Mock
+
+import pytest
+
+from spark_consumers.lake import flush as module
+from spark_consumers.lake.flush import flush
+from spark_consumers.lake.manifest.chain import Manifest, StreamPosition
+from spark_consumers.lake.tables.shape import Publication
+from spark_consumers.lake.tables.sources import Source
+from walsender_bridge.errors import ConnectionFailedError, DeadlineError
+
+GONE = "shop.public.gone"
+
+
+def flushed(monkeypatch, looks, **changes):
+    """Flush a lake that stays as it is, while the looks at its source are these; the last one stays."""
+    streams = {"shop": StreamPosition(1, 100, 7, 30)}
+    head = Manifest("lake", 9, 40, 39, 2, 0.0, **{"streams": streams, "tables": {}, **changes})
+    found = itertools.chain(looks, itertools.repeat(looks[-1]))
+
+    def look(*_):
+        names = next(found)
+        if isinstance(names, Exception):
+            raise names
+        return {"shop": Publication({name: Mock() for name in names}, frozenset())}
+
+    monkeypatch.setattr(module, "open_chain", lambda _: Mock(head=lambda: head))
+    monkeypatch.setattr(module, "_look", look)
+    monkeypatch.setattr(module, "_LOOK_AT_SOURCES", 0.0)
+    monkeypatch.setattr(module, "_LOOK_AGAIN", 0.01)
+    monkeypatch.setattr(module, "_written", lambda _: {})
+    monkeypatch.setattr(module._Patience, "barrier", lambda *_: 41)
+    monkeypatch.setattr(module._Patience, "epoch", lambda *_: SimpleNamespace(**{
+        name: getattr(head, name) for name in ("epoch", "tables", "copies", "set_aside")
+    }))  # fmt: skip
+    return flush("lake", "log", [Source("shop", "", "pub")], timeout=5.0)
+
+
+@pytest.mark.parametrize("set_aside", [{}, {GONE: "its key is an array"}], ids=["new", "refused"])
+def test_a_table_that_is_dropped_while_flush_waits_for_it_is_waited_for_no_more(
+    monkeypatch, set_aside
+):
+    looks = [["public.gone"], ["public.gone"], ConnectionFailedError("busy"), []]
+    assert flushed(monkeypatch, looks, set_aside=set_aside) == 40
+
+
+def test_a_table_that_stays_published_is_waited_for_to_the_end_of_the_time(monkeypatch):
+    with pytest.raises(DeadlineError, match=f"without {GONE}"):
+        flushed(monkeypatch, [["public.gone"], ["public.gone", "public.later"]])
