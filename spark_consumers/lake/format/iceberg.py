@@ -46,6 +46,7 @@ from spark_consumers.lake.format.iceberg_refs import (
     free_tag,
     is_epoch,
     of_users,
+    term_of,
     unpublished,
 )
 from spark_consumers.lake.format.iceberg_schema import (
@@ -366,6 +367,11 @@ class IcebergFormat:
             return table.operations().current().ref(branch_of(term)) is not None
 
         return takeover.carry_out(leaks.sweep(listed, is_ours, path), partial(self._do, path))
+
+    def terms(self, path: str) -> list[int]:
+        """The terms of the writers that have a branch in the table; [] for a folder without a table."""
+        found = [term_of(name, ref) for name, ref in refs_in(path).items()]
+        return [term for term in found if term is not None]
 
     def users_refs(self, path: str) -> list[str]:
         """Branches and tags that are not ours; [] for a folder without a table."""

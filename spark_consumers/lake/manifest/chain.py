@@ -349,7 +349,7 @@ class Chain:
         path = self._path(manifest.link)
         taken = not create_exclusively(path, dump(manifest.to_json()))
         newest = self.numbers()[-1]
-        retired = not self._path(head.link).exists() if head is not None else newest > manifest.link
+        retired = not self._follows(head) if head is not None else newest > manifest.link
         if retired and not taken:
             path.unlink()
         if taken or retired:
@@ -362,6 +362,14 @@ class Chain:
             )
 
         self._told.tell(manifest)
+
+    def _follows(self, head: Manifest) -> bool:
+        """Whether this link is there: not removed by retention, nor lost, and its number another writer's by now."""
+        try:
+            there = self._read(head.link)
+        except CorruptError:
+            return True
+        return there is not None and there.term == head.term
 
     def told(self) -> PublishedLink | None:
         """The newest link that a writer has told of, which may not be the newest. Raises `CorruptError`.
