@@ -348,9 +348,13 @@ class IcebergFormat:
             log.warning("nothing expires: the table is damaged", error=str(error))
             self._tables.forget(path)
             return 0
-        for file in doomed:
-            checksums.remove(local(str(file)))
-        return len(doomed)
+        files = [local(str(file)) for file in doomed]
+        others = [str(file) for file in files if not checksums.remove_of(Path(path), file)]
+        if others:
+            log.warning(
+                "files of another folder stay", path=path, files=others[:10], count=len(others)
+            )
+        return len(files) - len(others)
 
     @of_table
     def sweep(self, path: str, term: int, listed: frozenset[str]) -> int:
@@ -441,7 +445,7 @@ class IcebergFormat:
             case takeover.ReadNamed(files):
                 return needed(self._spark, self._tables.current(path), files)
             case takeover.RemovePrepared(file):
-                return checksums.remove(Path(file))
+                return checksums.remove_of(Path(path), Path(file))
         raise AssertionError(f"{effect} is of the lake")
 
     def _link(self, path: str, number: int, metadata: Any) -> bool:
